@@ -1,0 +1,55 @@
+# Two commands on a fresh machine: `make run` and `make test`. Each sets everything up first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PICTURE := attractor.html
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint types layers unit docs format clean
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## create the environment (.venv) and install the pinned versions
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "attractor needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+	  || { echo "could not create $(VENV); on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet -c constraints.txt hatchling
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[all,dev,docs]'
+	@touch $@
+
+run: $(STAMP)  ## simulate 256 tokens on the sphere and draw them
+	$(BIN)/attractor simulate --tokens 256 --dim 3 --beta 9 --space sphere --until 1e6 --merge 1e-3 --plot $(PICTURE)
+	@echo "The picture is $(CURDIR)/$(PICTURE): open it in a browser."
+
+test: lint types layers unit docs  ## everything that CI checks
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/pyright
+
+layers: $(STAMP)
+	$(BIN)/lint-imports
+
+# One thread for each of the two workers: more of them would only fight for the cores.
+unit: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+docs: $(STAMP)  ## build the documentation into docs/_build/html, warnings as errors
+	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
+	@echo "The documentation is $(CURDIR)/docs/_build/html/index.html"
+
+format: $(STAMP)  ## sort imports and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and everything generated
+	rm -rf $(VENV) docs/_build docs/generated dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache $(PICTURE)
