@@ -1,0 +1,92 @@
+"""Linear memory: blocks of queries against blocks of keys with a running maximum (online softmax)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attractor.engines.contract import Problem
+
+QUERIES = 256  # rows of a block
+PAIRS = 1 << 20  # pairs of a block, over all batch axes
+
+
+def rank(problem: Problem) -> float:
+    """Always possible; chosen above the reference when all pairs at once are too many."""
+    return 1.0
+
+
+def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+    lanes = max(1, problem.batch.numel())
+    rows = max(1, min(problem.queries, QUERIES, PAIRS // lanes))
+    columns = max(1, min(problem.keys, PAIRS // (lanes * rows)))
+    outputs: list[Tensor] = []
+    logsumexps: list[Tensor] = []
+    for start in range(0, problem.queries, rows):
+        output, logsumexp = _rows(problem, slice(start, min(start + rows, problem.queries)), columns)
+        outputs += [] if output is None else [output]
+        logsumexps += [] if logsumexp is None else [logsumexp]
+    return (
+        torch.cat(outputs, dim=-2) if outputs else None,
+        torch.cat(logsumexps, dim=-1) if logsumexps else None,
+    )
+
+
+def _rows(problem: Problem, rows: slice, width: int) -> tuple[Tensor | None, Tensor | None]:
+    q = problem.q[..., rows, :]
+    normalised = problem.mode in ("softmax", "exponential")
+    peak = q.new_full((*problem.batch, q.shape[-2]), -torch.inf)
+    total = torch.zeros_like(peak)
+    output = None if problem.v is None else q.new_zeros((*problem.batch, q.shape[-2], problem.v.shape[-1]))
+    for start in range(0, problem.keys, width):
+        columns = slice(start, min(start + width, problem.keys))
+        scores = _scores(problem, q, rows, columns)
+        if not normalised:
+            output = _add(problem, output, _plain_weights(problem, scores, rows, columns), rows, columns)
+            continue
+        # the result does not depend on the peak, so no gradient goes through it
+        new_peak = torch.maximum(peak, scores.detach().amax(dim=-1))
+        shift = torch.where(new_peak == -torch.inf, 0.0, new_peak)
+        weights = (scores - shift.unsqueeze(-1)).exp()
+        keep = (peak - shift).exp()
+        total = total * keep + weights.sum(dim=-1)
+        if problem.mode == "exponential":
+            # not shifted: a huge term that skip_self leaves out must not touch the others
+            output = _add(problem, output, scores.exp(), rows, columns)
+        elif output is not None:
+            output = _add(problem, output * keep.unsqueeze(-1), weights, rows, columns)
+        peak = new_peak
+    if not normalised:
+        return output, None
+    # a row that sees nothing has total 0; dividing by 1 instead leaves its output and its gradient 0, not NaN
+    total = torch.where(peak == -torch.inf, 1.0, total)
+    logsumexp = peak + total.log()
+    if output is not None and problem.mode == "softmax":
+        output = output / total.unsqueeze(-1)
+    return output, logsumexp
+
+
+def _scores(problem: Problem, q: Tensor, rows: slice, columns: slice) -> Tensor:
+    scores = q @ problem.k[..., columns, :].transpose(-1, -2)
+    if problem.key_bias is not None:
+        scores = scores + problem.key_bias[..., columns].unsqueeze(-2)
+    if problem.mode in ("softmax", "exponential"):
+        hidden = problem.hidden(rows, columns)
+        scores = scores if hidden is None else scores.masked_fill(hidden, -torch.inf)
+    return scores
+
+
+def _plain_weights(problem: Problem, scores: Tensor, rows: slice, columns: slice) -> Tensor:
+    weights = torch.sigmoid(scores) if problem.mode == "sigmoid" else scores
+    hidden = problem.hidden(rows, columns)
+    return weights if hidden is None else weights.masked_fill(hidden, 0.0)
+
+
+def _add(problem: Problem, output: Tensor | None, weights: Tensor, rows: slice, columns: slice) -> Tensor | None:
+    if output is None or problem.v is None:
+        return output
+    if problem.skip_self:
+        i = torch.arange(rows.start, rows.stop, device=weights.device).unsqueeze(-1)
+        j = torch.arange(columns.start, columns.stop, device=weights.device)
+        weights = weights.masked_fill(i == j, 0.0)
+    return output + weights @ problem.v[..., columns, :]

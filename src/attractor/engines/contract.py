@@ -1,0 +1,90 @@
+r"""What an engine is asked.
+
+With scores :math:`s_{ij} = \langle q_i, k_j\rangle + b_j` over the visible keys j, the modes are
+
+=============  ===========================================================
+softmax        :math:`o_i = \sum_j e^{s_{ij}} v_j / \sum_j e^{s_{ij}}`
+exponential    :math:`o_i = \sum_j e^{s_{ij}} v_j`
+sigmoid        :math:`o_i = \sum_j \sigma(s_{ij}) v_j`
+linear         :math:`o_i = \sum_j s_{ij} v_j`
+=============  ===========================================================
+
+and the second result is :math:`\log\sum_j e^{s_{ij}}` (softmax and exponential modes only).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Mode = Literal["softmax", "exponential", "sigmoid", "linear"]
+MODES: tuple[Mode, ...] = ("softmax", "exponential", "sigmoid", "linear")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call of ``attend``. Shapes: q (..., n, e), k (..., m, e), v (..., m, c) or None, key_bias (..., m).
+
+    ``window`` w leaves keys with \\|i - j\\| < w visible, ``causal`` those with j <= i, ``visible`` (..., n, m) those that
+    are True; they combine. ``skip_self`` leaves key i out of output i but keeps it in the normaliser: on a sphere with
+    value c I the self term has no tangent part, and dropping it saves the small rates of far clusters from rounding.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor | None
+    key_bias: Tensor | None
+    mode: Mode
+    causal: bool
+    window: int | None
+    visible: Tensor | None
+    skip_self: bool
+
+    @property
+    def queries(self) -> int:
+        return self.q.shape[-2]
+
+    @property
+    def keys(self) -> int:
+        return self.k.shape[-2]
+
+    @property
+    def masked(self) -> bool:
+        return self.causal or self.window is not None or self.visible is not None
+
+    @property
+    def batch(self) -> torch.Size:
+        """Leading axes of the result."""
+        shapes = [self.q.shape[:-2], self.k.shape[:-2]]
+        shapes += [self.v.shape[:-2]] if self.v is not None else []
+        shapes += [self.key_bias.shape[:-1]] if self.key_bias is not None else []
+        shapes += [self.visible.shape[:-2]] if self.visible is not None else []
+        return torch.broadcast_shapes(*shapes)
+
+    @property
+    def pairs(self) -> int:
+        """How many (query, key) pairs the whole batch has."""
+        return self.batch.numel() * self.queries * self.keys
+
+    @property
+    def needs_gradient(self) -> bool:
+        parts = (self.q, self.k, self.v, self.key_bias)
+        return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in parts)
+
+    def hidden(self, rows: slice, columns: slice) -> Tensor | None:
+        """True where the key is hidden from the query, for a block; None if nothing is hidden."""
+        if not self.masked:
+            return None
+        i = torch.arange(rows.start, rows.stop, device=self.q.device).unsqueeze(-1)
+        j = torch.arange(columns.start, columns.stop, device=self.q.device)
+        hidden = torch.zeros((), dtype=torch.bool, device=self.q.device)
+        if self.causal:
+            hidden = hidden | (j > i)
+        if self.window is not None:
+            hidden = hidden | ((i - j).abs() >= self.window)
+        if self.visible is not None:
+            hidden = hidden | ~self.visible[..., rows, columns]
+        return hidden

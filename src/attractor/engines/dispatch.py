@@ -1,0 +1,109 @@
+"""Engines register themselves; ``attend`` picks one by device, dtype, size and need of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from attractor.engines import blockwise, reference
+from attractor.engines.contract import MODES, Mode, Problem
+from attractor.errors import InputError, UnsupportedError
+
+Run = Callable[[Problem], tuple[Tensor | None, Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An implementation of ``attend``: ``reason`` says why it does not work here, or is empty."""
+
+    name: str
+    run: Run
+    accepts: Callable[[Problem], bool]
+    rank: Callable[[Problem], float]
+    reason: str = ""
+
+    @property
+    def works(self) -> bool:
+        return not self.reason
+
+
+_engines: dict[str, Engine] = {}
+_asked: ContextVar[str | None] = ContextVar("attractor_engine", default=None)
+_seen: ContextVar[set[str] | None] = ContextVar("attractor_engines_seen", default=None)
+
+
+def register(engine: Engine) -> None:
+    """Make an engine known; the one with the highest rank that accepts a problem runs it."""
+    _engines[engine.name] = engine
+
+
+def available() -> list[Engine]:
+    """All engines, those that work first."""
+    return sorted(_engines.values(), key=lambda engine: (not engine.works, engine.name))
+
+
+@contextmanager
+def using(name: str | None) -> Iterator[set[str]]:
+    """Ask for one engine by name inside the block (None: choose freely); yields the names of those that ran."""
+    if name is not None and name not in _engines:
+        raise InputError(f"engine {name!r} is not known; the engines are {', '.join(sorted(_engines))}")
+    if name is not None and not _engines[name].works:
+        raise UnsupportedError(f"engine {name!r} does not work here: {_engines[name].reason}")
+    seen: set[str] = set()
+    asked, collected = _asked.set(name), _seen.set(seen)
+    try:
+        yield seen
+    finally:
+        _asked.reset(asked)
+        _seen.reset(collected)
+
+
+def choose(problem: Problem, name: str | None = None) -> Engine:
+    """The engine that would run this problem."""
+    name = name or _asked.get()
+    if name is not None:
+        if name not in _engines:
+            raise InputError(f"engine {name!r} is not known; the engines are {', '.join(sorted(_engines))}")
+        engine = _engines[name]
+        if not engine.works:
+            raise UnsupportedError(f"engine {name!r} does not work here: {engine.reason}")
+        if not engine.accepts(problem):
+            raise UnsupportedError(f"engine {name!r} cannot run this problem (mode {problem.mode}, {problem.q.dtype})")
+        return engine
+    able = [engine for engine in _engines.values() if engine.works and engine.accepts(problem)]
+    return max(able, key=lambda engine: engine.rank(problem))
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    key_bias: Tensor | None = None,
+    mode: Mode = "softmax",
+    causal: bool = False,
+    *,
+    window: int | None = None,
+    visible: Tensor | None = None,
+    skip_self: bool = False,
+    engine: str | None = None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Attention of queries over keys: ``(output (..., n, c), logsumexp (..., n))``; see ``engines.contract``.
+
+    ``v=None`` asks for the logsumexp alone.
+    """
+    if mode not in MODES:
+        raise InputError(f"mode {mode!r} is not known; the modes are {', '.join(MODES)}")
+    problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self)
+    chosen = choose(problem, engine)
+    seen = _seen.get()
+    if seen is not None:
+        seen.add(chosen.name)
+    return chosen.run(problem)
+
+
+register(Engine("reference", reference.run, lambda problem: True, reference.rank))
+register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank))

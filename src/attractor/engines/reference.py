@@ -1,0 +1,51 @@
+"""The truth: every pair at once, differentiable, any device. The other engines are tested against it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attractor.engines.contract import Problem
+
+LARGEST = 1 << 22  # pairs held at once before the blockwise engine is the better choice
+
+
+def rank(problem: Problem) -> float:
+    """Preferred where all pairs fit in cache-friendly memory, or where a gradient is needed."""
+    return 2.0 if problem.pairs <= LARGEST or problem.needs_gradient else 0.0
+
+
+def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+    scores = problem.q @ problem.k.transpose(-1, -2)
+    if problem.key_bias is not None:
+        scores = scores + problem.key_bias.unsqueeze(-2)
+    hidden = problem.hidden(slice(0, problem.queries), slice(0, problem.keys))
+    if problem.mode in ("softmax", "exponential"):
+        return _exponential(problem, scores, hidden)
+    weights = torch.sigmoid(scores) if problem.mode == "sigmoid" else scores
+    if hidden is not None:
+        weights = weights.masked_fill(hidden, 0.0)
+    return (None if problem.v is None else _without_self(problem, weights) @ problem.v), None
+
+
+def _exponential(problem: Problem, scores: Tensor, hidden: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+    # the result does not depend on the peak, so no gradient goes through it
+    peak = scores.detach().amax(dim=-1)
+    # a row that sees nothing has peak -inf; shifting it by 0 and dividing by 1 leaves output and gradient 0, not NaN
+    blind = peak == -torch.inf
+    shifted = (scores - torch.where(blind, 0.0, peak).unsqueeze(-1)).exp()
+    total = torch.where(blind, 1.0, shifted.sum(dim=-1))
+    logsumexp = (peak + total.log()).expand(*problem.batch, problem.queries)
+    if problem.v is None:
+        return None, logsumexp
+    weights = scores.exp() if problem.mode == "exponential" else shifted / total.unsqueeze(-1)
+    return _without_self(problem, weights) @ problem.v, logsumexp
+
+
+def _without_self(problem: Problem, weights: Tensor) -> Tensor:
+    if not problem.skip_self:
+        return weights
+    own = torch.eye(problem.queries, problem.keys, dtype=torch.bool, device=weights.device)
+    return weights.masked_fill(own, 0.0)

@@ -1,0 +1,28 @@
+"""One family of errors: each says what was given, what was expected and what to do."""
+
+from __future__ import annotations
+
+
+class AttractorError(Exception):
+    """Any error that attractor raises on purpose."""
+
+
+class InputError(AttractorError, ValueError):
+    """An argument is wrong: a shape, a value, a name."""
+
+
+class UnsupportedError(AttractorError):
+    """A sound request that this law, state or space cannot serve; the message says why."""
+
+
+class StoreError(AttractorError, OSError):
+    """A store cannot be read, written or resumed."""
+
+
+class MissingExtraError(AttractorError, ImportError):
+    """An optional dependency is not installed."""
+
+
+def missing(package: str, extra: str) -> MissingExtraError:
+    """The error for an optional ``package`` that comes with ``attractor[extra]``."""
+    return MissingExtraError(f"this needs {package}, which is not installed: pip install 'attractor[{extra}]'")

@@ -1,0 +1,105 @@
+"""Records: frozen dataclasses that can be written to a store and read back, without pickle.
+
+A record is encoded as JSON plus named arrays. Reading looks the class up by name among the
+registered records, so a file can only ever build objects that attractor defines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from attractor.errors import StoreError, UnsupportedError
+
+_registry: dict[str, type[Record]] = {}
+
+
+class Record:
+    """A dataclass that ``encode`` and ``decode`` understand; subclasses register themselves by name."""
+
+    kind: ClassVar[str] = "Record"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.kind = cls.__name__
+        _registry[cls.__name__] = cls
+
+    def citations(self) -> tuple[str, ...]:
+        """Keys in ``references.bib`` of the work this object implements."""
+        return ()
+
+
+def encode(value: Any, arrays: dict[str, np.ndarray] | None = None) -> tuple[Any, dict[str, np.ndarray]]:
+    """Turn a record (or a container of records) into JSON-ready data and a table of arrays."""
+    arrays = {} if arrays is None else arrays
+    return _encode(value, arrays), arrays
+
+
+def _encode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(value, Record):
+        fields = {field.name: _encode(getattr(value, field.name), arrays) for field in _fields(value)}
+        return {"record": value.kind, "fields": fields}
+    if isinstance(value, torch.Tensor):
+        name = f"array{len(arrays)}"
+        arrays[name] = value.detach().cpu().numpy()
+        return {"array": name}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, (list, tuple)):
+        return {"list": [_encode(item, arrays) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": {str(key): _encode(item, arrays) for key, item in value.items()}}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UnsupportedError(
+        f"a {type(value).__name__} cannot be written to a store; laws given as Python functions must be passed again on resume"
+    )
+
+
+def decode(data: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Rebuild what ``encode`` wrote."""
+    if not isinstance(data, dict):
+        return data
+    if "array" in data:
+        return torch.from_numpy(np.array(arrays[data["array"]]))
+    if "dtype" in data:
+        return getattr(torch, data["dtype"])
+    if "list" in data:
+        return tuple(decode(item, arrays) for item in data["list"])
+    if "dict" in data:
+        return {key: decode(item, arrays) for key, item in data["dict"].items()}
+    name = data.get("record")
+    if name not in _registry:
+        raise StoreError(f"the store holds a {name!r}, which this version of attractor does not know")
+    return _registry[name](**{key: decode(item, arrays) for key, item in data["fields"].items()})
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Every tensor a record holds, nested records included."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Record):
+        return [tensor for field in _fields(value) for tensor in tensors(getattr(value, field.name))]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors(item)]
+    return []
+
+
+def citations(value: Any) -> list[str]:
+    """Citation keys of a record and of every record inside it, in order of appearance."""
+    keys: list[str] = []
+    if isinstance(value, Record):
+        keys += value.citations()
+        for field in _fields(value):
+            keys += citations(getattr(value, field.name))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            keys += citations(item)
+    return list(dict.fromkeys(keys))
+
+
+def _fields(value: Record) -> tuple[dataclasses.Field[Any], ...]:
+    return tuple(field for field in dataclasses.fields(value) if field.init)  # type: ignore[arg-type]
