@@ -1,0 +1,47 @@
+"""Array-likes become finite floating tensors, or one clear sentence."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attractor.errors import InputError
+
+
+def floating(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    """A floating tensor: torch floats keep their dtype unless ``dtype`` is given, everything else becomes float64."""
+    if isinstance(value, np.ndarray) and np.iscomplexobj(value):
+        raise InputError(f"{name} must be real, got dtype {value.dtype}")
+    if not isinstance(value, Tensor):
+        try:
+            value = torch.from_numpy(np.array(value, dtype=np.float64))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{name} must be numbers in a rectangular array, got {type(value).__name__}: {error}") from None
+    if value.is_complex():
+        raise InputError(f"{name} must be real, got dtype {value.dtype}")
+    if dtype is None:
+        dtype = value.dtype if value.is_floating_point() else torch.float64
+    return value.to(dtype)
+
+
+def finite(value: Tensor, name: str) -> Tensor:
+    """The same tensor, refused if it holds NaN or infinity."""
+    bad = ~torch.isfinite(value.detach())
+    if bool(bad.any()):
+        where = tuple(int(index) for index in torch.nonzero(bad)[0])
+        kind = "NaN" if bool(torch.isnan(value[where])) else "an infinite value"
+        raise InputError(f"{name} holds {kind} at index {where}; every entry must be finite")
+    return value
+
+
+def alike(record: object, names: tuple[str, ...]) -> None:
+    """Store the named parameters of a frozen record as finite tensors of one dtype, the widest that was given."""
+    given = {name: getattr(record, name) for name in names if getattr(record, name) is not None}
+    parts = {name: finite(floating(value, f"the {name}"), f"the {name}") for name, value in given.items()}
+    dtype = reduce(torch.promote_types, (part.dtype for part in parts.values()))
+    for name, part in parts.items():
+        object.__setattr__(record, name, part.to(dtype))

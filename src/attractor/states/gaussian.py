@@ -1,0 +1,70 @@
+"""Gaussian measures: a mean and a covariance, kept as a factor so that it stays positive semi-definite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attractor.errors import InputError
+from attractor.records import Record
+from attractor.states.arrays import finite, floating
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian(Record):
+    r"""The measure :math:`N(\alpha, \Sigma)`: ``mean`` (..., d), ``covariance`` (..., d, d) symmetric positive semi-definite."""
+
+    mean: Tensor
+    covariance: Tensor
+
+    def __post_init__(self) -> None:
+        mean = finite(floating(self.mean, "the mean", torch.float64), "the mean")
+        covariance = finite(floating(self.covariance, "the covariance", torch.float64), "the covariance")
+        if mean.ndim < 1 or mean.shape[-1] == 0:
+            raise InputError(f"the mean must have shape (..., d), got {tuple(mean.shape)}")
+        dim = mean.shape[-1]
+        if covariance.ndim < 2 or tuple(covariance.shape[-2:]) != (dim, dim):
+            raise InputError(f"the covariance must have shape (..., {dim}, {dim}) like the mean, got {tuple(covariance.shape)}")
+        if covariance.shape[:-2] != mean.shape[:-1]:
+            raise InputError(f"mean {tuple(mean.shape)} and covariance {tuple(covariance.shape)} have different ensemble axes")
+        size = covariance.detach().abs().amax().clamp_min(1e-300)
+        asymmetry = float((covariance - covariance.mT).detach().abs().amax() / size)
+        if asymmetry > 1e-10:
+            raise InputError(f"a covariance must be symmetric; this one is asymmetric by {asymmetry:.2g} of its size")
+        covariance = (covariance + covariance.mT) / 2
+        smallest = float(torch.linalg.eigvalsh(covariance.detach())[..., 0].min())
+        if smallest < -1e-12 * float(size):
+            raise InputError(f"a covariance must be positive semi-definite; the smallest eigenvalue is {smallest:.6g}")
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "covariance", covariance)
+
+    @property
+    def dim(self) -> int:
+        return self.mean.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The ensemble axes."""
+        return self.mean.shape[:-1]
+
+    @property
+    def factor(self) -> Tensor:
+        r"""L (..., d, d) with :math:`LL^\top = \Sigma`, from the spectral decomposition (rank kept)."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        return vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
+
+    def rows(self) -> Tensor:
+        """The mean, then the columns of the factor, (..., 1 + d, d): what a flow integrates."""
+        return torch.cat((self.mean.unsqueeze(-2), self.factor.mT), dim=-2)
+
+    def moved(self, rows: Tensor) -> Gaussian:
+        """The Gaussian that rows stand for; trusts its argument."""
+        gaussian = object.__new__(Gaussian)
+        object.__setattr__(gaussian, "mean", rows[..., 0, :])
+        object.__setattr__(gaussian, "covariance", rows[..., 1:, :].mT @ rows[..., 1:, :])
+        return gaussian
+
+    def __repr__(self) -> str:
+        return f"Gaussian(dim={self.dim}, ensemble={tuple(self.batch_shape)})"
