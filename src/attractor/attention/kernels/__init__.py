@@ -1,0 +1,17 @@
+"""How scores become weights: one kernel a file; a new file in this folder is a new kernel."""
+
+import importlib
+import pkgutil
+
+from attractor.attention.kernels.exponential import Exponential
+from attractor.attention.kernels.kernel import Kernel, Pairing, kernel_named
+from attractor.attention.kernels.l2 import L2
+from attractor.attention.kernels.linear import Linear
+from attractor.attention.kernels.sigmoid import Sigmoid
+from attractor.attention.kernels.sinkhorn import Sinkhorn
+from attractor.attention.kernels.softmax import Softmax
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["L2", "Exponential", "Kernel", "Linear", "Pairing", "Sigmoid", "Sinkhorn", "Softmax", "kernel_named"]

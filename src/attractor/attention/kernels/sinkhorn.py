@@ -1,0 +1,110 @@
+"""Sinkhorn attention: rows and columns both carry the masses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attractor.attention.kernels.kernel import Kernel, Pairing
+from attractor.engines import attend
+from attractor.errors import AttractorError, InputError
+
+
+@dataclass(frozen=True)
+class Sinkhorn(Kernel):
+    r"""The coupling of (mu, mu) of the form :math:`\pi_{ij} = m_i m_j e^{f_i + s_{ij}/\varepsilon + g_j}`; weights
+    :math:`w_{ij} = \pi_{ij}/m_i` [sander2022sinkformers; cuturi2013sinkhorn].
+
+    Potentials are found by alternating logsumexp rounds,
+    :math:`f_i = -\log\sum_j m_j e^{s_{ij}/\varepsilon + g_j}` and likewise g, until they change by less than ``tolerance``
+    (the relative error of the marginals); where the score matrix is symmetric positive semi-definite f = g and averaged
+    half-steps halve the error each round. First derivatives come from the equations of the potentials, not from the rounds.
+    A mask acts on the finished coupling: hidden keys are dropped and rows renormalised (a causal pattern carries no
+    coupling with equal marginals but the identity).
+    """
+
+    eps: float = 1.0
+    tolerance: float = 1e-13
+    rounds: int = 20_000
+    name: ClassVar[str] = "sinkhorn"
+
+    def __post_init__(self) -> None:
+        if not self.eps > 0:
+            raise InputError(f"sinkhorn needs eps > 0, got {self.eps}")
+        object.__setattr__(self, "eps", float(self.eps))
+
+    def attend(self, pairing: Pairing, v: Tensor) -> Tensor:
+        q = pairing.scaled_query / self.eps
+        log_masses = pairing.log_masses
+        if log_masses is None:
+            log_masses = q.new_full((pairing.k.shape[-2],), -math.log(pairing.k.shape[-2]))
+        return pairing.meet(q, v, self.potential(pairing, q, log_masses) + log_masses, "softmax")
+
+    def potential(self, pairing: Pairing, q: Tensor, log_masses: Tensor) -> Tensor:
+        """The key potential g (..., h, n), with its first derivative."""
+        k = pairing.k
+        with torch.no_grad():
+            f, g = self._potentials(q, k, log_masses, pairing.symmetric)
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or log_masses.requires_grad):
+            g = g + _response(q, k, log_masses, f, g)
+        return g
+
+    def _potentials(self, q: Tensor, k: Tensor, log_masses: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
+        """The query potential f and the key potential g, by rounds of logsumexp."""
+        g = torch.zeros(torch.broadcast_shapes(q.shape[:-1], k.shape[:-1]), dtype=q.dtype, device=q.device)
+        f = g
+        change = tolerance = float("inf")
+        for _ in range(self.rounds):
+            update = -_logsumexp(q, k, g + log_masses)
+            if symmetric:
+                change, size = _change(update, g)
+                f = g = (g + update) / 2
+            else:
+                change, size = _change(update, f)
+                f = update
+                g = -_logsumexp(k, q, f + log_masses)
+            # the change of a potential is the relative error of a marginal; rounding sets a floor that grows with its size
+            tolerance = max(self.tolerance, 4 * torch.finfo(q.dtype).eps * max(1.0, size))
+            if change < tolerance:
+                return f, g
+        raise AttractorError(
+            f"sinkhorn did not converge in {self.rounds} rounds (change {change:.2g}, wanted {tolerance:.2g}); "
+            f"raise eps (now {self.eps:g}) or rounds"
+        )
+
+    def citations(self) -> tuple[str, ...]:
+        return ("sander2022sinkformers", "cuturi2013sinkhorn")
+
+
+def _logsumexp(q: Tensor, k: Tensor, key_bias: Tensor) -> Tensor:
+    _, logsumexp = attend(q, k, None, key_bias)
+    assert logsumexp is not None
+    return logsumexp
+
+
+def _response(q: Tensor, k: Tensor, log_masses: Tensor, f: Tensor, g: Tensor) -> Tensor:
+    r"""Zero, with the first derivative of the key potential: the two equations of the potentials, differentiated.
+
+    With the row-stochastic :math:`A_{ij} = p_{ij} m_j` and :math:`B_{ji} = p_{ij} m_i`, where :math:`p_{ij} = e^{f_i + s_{ij} + g_j}`,
+    and a, b the right sides of the equations of f and g: :math:`df = da - A\,dg` and :math:`dg = db - B\,df`, so
+    :math:`(I - BA)\,dg = db - B\,da`. Constants solve the homogeneous equation and change no weight; m . dg = 0 fixes them.
+    """
+    a, b = -_logsumexp(q, k, g + log_masses), -_logsumexp(k, q, f + log_masses)
+    with torch.no_grad():
+        density = (q @ k.mT + f.unsqueeze(-1) + g.unsqueeze(-2)).exp()
+        masses = log_masses.exp().unsqueeze(-2)
+        rows, columns = density * masses, density.mT * masses
+        identity = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
+        system = identity - columns @ rows + masses / masses.sum(dim=-1, keepdim=True)
+    right = (b - b.detach()).unsqueeze(-1) - columns @ (a - a.detach()).unsqueeze(-1)
+    return torch.linalg.solve(system, right).squeeze(-1)
+
+
+def _change(new: Tensor, old: Tensor) -> tuple[float, float]:
+    """Largest change of a potential, and its largest absolute value."""
+    change, size = torch.stack(((new - old).abs().max(), new.abs().max())).tolist()
+    return change, size
