@@ -1,0 +1,84 @@
+r"""Dense output without extra evaluations: Hermite interpolation through the last step ends.
+
+Through k step ends with values and slopes goes one polynomial of degree 2k - 1; its error is of order 2k in the step. Four
+ends serve DOP853 (order 8), three serve Dormand-Prince 5 and RK4 (order 6). The interpolant is retracted to the space.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def hermite_weights(nodes: np.ndarray, valid: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    r"""Weights of values and of slopes at time t, for each member: nodes, valid (k, members), t (members,).
+
+    :math:`p(t) = \sum_i [1 - 2(t-t_i)\ell_i'(t_i)]\,\ell_i(t)^2 y_i + (t-t_i)\,\ell_i(t)^2 f_i` with Lagrange's
+    :math:`\ell_i`.
+    """
+    count = len(nodes)
+    values, slopes = np.zeros(nodes.shape), np.zeros(nodes.shape)
+    for i in range(count):
+        basis, derivative = np.ones(len(t)), np.zeros(len(t))
+        for j in range(count):
+            use = valid[i] & valid[j] & (j != i)
+            gap = np.where(use, nodes[i] - nodes[j], 1.0)
+            basis = np.where(use, basis * (t - nodes[j]) / gap, basis)
+            derivative = np.where(use, derivative + 1.0 / gap, derivative)
+        square = np.where(valid[i], basis**2, 0.0)
+        values[i] = (1.0 - 2.0 * (t - nodes[i]) * derivative) * square
+        slopes[i] = (t - nodes[i]) * square
+    return values, slopes
+
+
+class History:
+    """The last step ends of every member: times (k, members), points and slopes (k, members, n, d), newest last.
+
+    Times are counted back from the newest end, so that steps far below the spacing of floating numbers at a late time (1 at
+    1e16) are still told apart.
+    """
+
+    def __init__(self, nodes: int, y: Tensor, f: Tensor) -> None:
+        self.size = nodes
+        self.restart(y, f)
+
+    def restart(self, y: Tensor, f: Tensor) -> None:
+        """Forget the past: the field is not smooth across this time."""
+        self.times = np.zeros((self.size, len(y)))
+        self.points = torch.stack([y] * self.size)
+        self.slopes = torch.stack([f] * self.size)
+        self.count = np.ones(len(y), dtype=np.int64)
+
+    def push(self, accepted: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> None:
+        """A new step end for the members that accepted a step of length h."""
+        times = np.concatenate([self.times[1:] - h, np.zeros((1, len(h)))])
+        points, slopes = torch.cat([self.points[1:], y[None]]), torch.cat([self.slopes[1:], f[None]])
+        if accepted.all():
+            self.times, self.points, self.slopes = times, points, slopes
+        else:
+            chosen = torch.from_numpy(accepted).to(y.device).view(1, -1, 1, 1)
+            self.times = np.where(accepted, times, self.times)
+            self.points, self.slopes = torch.where(chosen, points, self.points), torch.where(chosen, slopes, self.slopes)
+        self.count = np.minimum(self.count + accepted, self.size)
+
+    @property
+    def full(self) -> np.ndarray:
+        """Which members have as many ends as the method wants."""
+        return self.count >= self.size
+
+    def at(self, members: np.ndarray, t: np.ndarray) -> Tensor:
+        """Points of some members at times (<= 0) before their newest end, (len(members), n, d), not retracted."""
+        nodes = self.times[:, members]
+        valid = np.arange(self.size)[:, None] >= self.size - self.count[members]
+        values, slopes = hermite_weights(nodes, valid, t)
+        index = torch.from_numpy(members).to(self.points.device)
+        column = torch.from_numpy(values).to(self.points)[..., None, None]
+        slope_column = torch.from_numpy(slopes).to(self.points)[..., None, None]
+        return (column * self.points[:, index]).sum(0) + (slope_column * self.slopes[:, index]).sum(0)
+
+    def keep(self, index: Tensor) -> None:
+        """Go on with some members only."""
+        chosen = index.cpu().numpy()
+        self.times, self.count = self.times[:, chosen], self.count[chosen]
+        self.points, self.slopes = self.points[:, index], self.slopes[:, index]

@@ -1,0 +1,263 @@
+"""The march through time: every member of an ensemble with its own step and its own end."""
+
+from __future__ import annotations
+
+import time as clock
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attractor.attention import Law
+from attractor.flow.control import Control
+from attractor.flow.dense import History
+from attractor.flow.field import Field
+from attractor.flow.merging import Merger
+from attractor.flow.outcome import Outcome
+from attractor.flow.saving import Recorder
+from attractor.flow.steppers.stepper import Stepper
+from attractor.flow.stops import Rule
+from attractor.flow.stops import Event as UserEvent
+from attractor.flow.watch import Watch
+from attractor.spaces import Space
+from attractor.states import Tokens
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a run that does not change while it runs."""
+
+    law: Law
+    space: Space
+    start: float
+    until: float
+    stepper: Stepper
+    rtol: float
+    atol: float
+    step: float | None
+    adaptive: bool
+    rules: tuple[Rule, ...]
+    bound: float
+    events: tuple[UserEvent, ...] = ()
+    max_seconds: float = float("inf")
+    max_evaluations: float = float("inf")
+
+
+class Integration:
+    """A run in progress.
+
+    Arrays hold the members that still march; ``who`` maps their rows to members of the ensemble. A member that ends leaves
+    its outcome, end time and last state behind.
+    """
+
+    def __init__(self, plan: Plan, tokens: Tokens, recorder: Recorder, merger: Merger | None) -> None:
+        self.plan, self.recorder, self.merger = plan, recorder, merger
+        self.field = Field(plan.law, plan.space, tokens, skip_self=merger is not None and plan.space.curved)
+        self.control = Control(plan.stepper, plan.rtol, plan.atol)
+        members = tokens.points.shape[0]
+        self.who = np.arange(members)
+        self.t = np.full(members, plan.start)
+        self.t_low = np.zeros(members)  # what the sum of steps exceeds t by: late times need more digits than one number has
+        self.h = np.zeros(members)
+        self.y, self.f = tokens.points, torch.zeros_like(tokens.points)
+        self.retried = np.zeros(members, dtype=bool)
+        self.ended = np.zeros(members, dtype=bool)
+        self.history = History(plan.stepper.nodes, self.y, self.f)
+        self.watch = Watch(plan.rules, plan.events, plan.bound, self)
+        self.outcomes: list[Outcome | None] = [None] * members
+        self.finals: list[Tensor | None] = [None] * members
+        self.segment = 0
+        self.accepted = self.rejected = 0
+        self.seconds = 0.0
+        if merger is not None:
+            self.field.masses = merger.masses
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self, after_step: Callable[[Integration], None] = lambda run: None) -> None:
+        """March until every member has ended or the budget is spent."""
+        self.march(after_step)
+        self.conclude()
+
+    def march(self, after_step: Callable[[Integration], None]) -> None:
+        """Step after step; ``after_step`` may look at the run and take a snapshot."""
+        began, counted = clock.perf_counter() - self.seconds, self.field.evaluations
+        self.watch.open_budget(clock.perf_counter(), counted)
+        edges = [self.plan.start, *self.plan.law.breaks(self.plan.start, self.plan.until), self.plan.until]
+        while self.segment < len(edges) - 1 and len(self.who):
+            begin, end = edges[self.segment], edges[self.segment + 1]
+            self.field.law = self.plan.law.between(begin, end).member(torch.from_numpy(self.who))
+            if not self.h.any():
+                self._enter_segment(begin, end)
+            while len(self.who) and ((end - self.t) - self.t_low > 0).any():
+                self._advance(begin, end)
+                self.seconds = clock.perf_counter() - began
+                after_step(self)
+                if self.watch.spent():
+                    return
+            self._emit(flush=True)
+            self.h = np.zeros(len(self.who))
+            self.segment += 1
+
+    def conclude(self) -> None:
+        """Members that still march when the budget is spent end where they are."""
+        for row in range(len(self.who)):
+            outcome = Outcome("budget", float(self.t[row]), f"the budget of {self.watch.spent()} was spent")
+            self.finish(row, outcome, self.y[row], float(self.t[row]))
+        self._drop_ended()
+
+    def _enter_segment(self, begin: float, end: float) -> None:
+        first = self.segment == 0
+        everyone = np.ones(len(self.who), dtype=bool)
+        if self.merger is not None and first:
+            self._merge(everyone)
+        # the field jumps at a break, so slopes are taken anew and dense output does not look across
+        if self.plan.stepper.name != "layers":
+            self.f = self.field.lifted(self.t, self.y)
+        self.history.restart(self.y, self.f)
+        longest = np.full(len(self.who), self._longest(begin, end))
+        if self.plan.step is not None:
+            self.h = np.minimum(self.plan.step, longest)
+        else:
+            self.h = self.control.first(self.field, self.t, self.y, self.f, longest)
+        self._emit(flush=False)
+        if first:
+            self.watch.consider(everyone, np.zeros(len(self.who)), first=True)
+            self._drop_ended()
+
+    def _longest(self, begin: float, end: float) -> float:
+        """Dense output wants as many steps as it has nodes, if a save time lies inside."""
+        inside = ((self.recorder.times > begin) & (self.recorder.times < end)).any()
+        return (end - begin) / (self.plan.stepper.nodes if inside and self.plan.adaptive else 1)
+
+    def _advance(self, begin: float, end: float) -> None:
+        left = (end - self.t) - self.t_low
+        moving = left > 0  # members at the end of a segment wait there for the others
+        h = np.minimum(self.h, left)
+        h = np.where(left < 1.000001 * h, left, h)
+        step = self.plan.stepper.attempt(self.field, self.t, h, self.y, self.f)
+        if self.plan.adaptive:
+            error = self.control.error(step, self.y, self.alive)
+            accepted = (error <= 1.0) & moving
+            grown = h * self.control.factor(error, accepted, self.retried)
+            # a step cut short by the end says nothing about the step to use next
+            grown = np.where(accepted & (h < self.h), np.maximum(grown, self.h), grown)
+            self.h = np.where(moving, np.minimum(grown, self._longest(begin, end)), self.h)
+        else:
+            accepted = moving & torch.isfinite(step.y.detach()).flatten(1).all(-1).cpu().numpy()
+        rejected = moving & ~accepted
+        self.retried = rejected
+        self.accepted += int(accepted.sum())
+        self.rejected += int(rejected.sum())
+        if accepted.any():
+            self._tick(accepted, h, h == left, end)
+            self._accept(accepted, h, step.y, step.f)
+        self.watch.fail(rejected)
+        if end == self.plan.until:
+            self._finish_reached(accepted)
+        self._drop_ended()
+
+    def _tick(self, accepted: np.ndarray, h: np.ndarray, arrived: np.ndarray, end: float) -> None:
+        """The clock, with the rounding of every sum carried on; it shows the end exactly."""
+        move = h + self.t_low
+        total = self.t + move
+        low = (self.t - (total - (total - self.t))) + (move - (total - self.t))
+        self.t = np.where(accepted, np.where(arrived, end, total), self.t)
+        self.t_low = np.where(accepted, np.where(arrived, 0.0, low), self.t_low)
+
+    def _accept(self, accepted: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> None:
+        if self.plan.space.curved and self.plan.stepper.name != "layers":
+            stretch = self.plan.space.stretch(y)
+            y, f = y / stretch, f / stretch
+        if not accepted.all():
+            chosen = torch.from_numpy(accepted).to(y.device).view(-1, 1, 1)
+            y, f = torch.where(chosen, y, self.y), torch.where(chosen, f, self.f)
+        self.y, self.f = y, f
+        self.history.push(accepted, h, y, f)
+        self._emit(flush=False)
+        if self.merger is not None:
+            self._merge(accepted)
+        self.watch.consider(accepted, h)
+
+    # ------------------------------------------------------------------ saving and merging
+
+    @property
+    def alive(self) -> Tensor | None:
+        """Which rows stand for tokens; None if all do."""
+        return None if self.merger is None else self.merger.alive
+
+    def dense(self, rows: np.ndarray, times: np.ndarray) -> Tensor:
+        """Points of some rows at times of their last steps, on the space."""
+        return self.back(rows, (times - self.t[rows]) - self.t_low[rows])
+
+    def back(self, rows: np.ndarray, lag: np.ndarray) -> Tensor:
+        """Points of some rows a (negative) time before their last step ended, on the space."""
+        return self.plan.space.retract(self.history.at(rows, lag))
+
+    def original(self, points: Tensor, rows: np.ndarray) -> Tensor:
+        """Points of all original tokens, merged ones at the point they share."""
+        return points if self.merger is None else self.merger.expand(points, rows)
+
+    def _emit(self, flush: bool) -> None:
+        """Write the saved states that dense output can give by now."""
+        ready = self.history.full | flush | (self.t == self.plan.start)
+        while (due := self.recorder.due(self.who, self.t) & ready).any():
+            rows = np.flatnonzero(due)
+            times = self.recorder.times[self.recorder.next[self.who[rows]]]
+            self.recorder.write(self.who[rows], self.original(self.dense(rows, times), rows))
+
+    def _merge(self, accepted: np.ndarray) -> None:
+        """Let coinciding tokens become one, round after round; past steps are averaged alike, so dense output goes on."""
+        assert self.merger is not None
+        found = self.merger.find(self.y, np.flatnonzero(accepted))
+        if not found:
+            return
+        self._emit(flush=True)
+        retract, history = self.plan.space.retract, self.history
+        while found:
+            shrink = self.merger.apply(found, self.t)
+            self.y = retract(shrink(self.y))
+            history.points = torch.stack([retract(shrink(points)) for points in history.points])
+            history.slopes = torch.stack([shrink(slopes) for slopes in history.slopes])
+            found = self.merger.find(self.y, np.flatnonzero(accepted))
+        self.field.masses = self.merger.masses
+        self.f = self.field.lifted(self.t, self.y)
+        history.points = torch.cat([history.points[:-1], self.y[None]])
+        history.slopes = torch.cat([history.slopes[:-1], self.f[None]])
+
+    # ------------------------------------------------------------------ ending
+
+    def _finish_reached(self, accepted: np.ndarray) -> None:
+        reached = Outcome("reached", self.plan.until, f"the requested time {self.plan.until:g} was reached")
+        for row in np.flatnonzero(accepted & ((self.plan.until - self.t) - self.t_low <= 0) & ~self.ended):
+            self.finish(int(row), self.watch.noted.get(int(self.who[row]), reached), self.y[row], self.plan.until)
+
+    def finish(self, row: int, outcome: Outcome, points: Tensor, end: float) -> None:
+        """A member ends: write what is due by then, keep its last state."""
+        member, rows = int(self.who[row]), np.array([row])
+        while self.recorder.due(self.who[rows], np.array([end]))[0]:
+            time = self.recorder.times[self.recorder.next[member]]
+            self.recorder.write(self.who[rows], self.original(self.dense(rows, np.array([time])), rows))
+        self.outcomes[member] = outcome
+        final = self.original(points[None], rows)[0]
+        self.finals[member] = final
+        self.recorder.end(member, end, final)
+        self.ended[row] = True
+
+    def _drop_ended(self) -> None:
+        """Go on with the members that have not ended."""
+        if not self.ended.any():
+            return
+        going = ~self.ended
+        index = torch.from_numpy(np.flatnonzero(going)).to(self.y.device)
+        for name in ("who", "t", "t_low", "h", "retried", "ended"):
+            setattr(self, name, getattr(self, name)[going])
+        self.y, self.f = self.y[index], self.f[index]
+        self.history.keep(index)
+        self.field.keep(index)
+        self.watch.keep(going)
+        if self.merger is not None:
+            self.merger.keep(index)
+            self.field.masses = self.merger.masses

@@ -1,0 +1,42 @@
+"""Dormand-Prince 8(5,3)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from scipy.integrate import DOP853
+from torch import Tensor
+
+from attractor.flow.field import Field
+from attractor.flow.steppers.stepper import RungeKutta, Step
+
+
+class Dop853(RungeKutta):
+    """Order 8 with Hairer's combined fifth- and third-order error estimate; the coefficients are scipy's [hairer1993solving]."""
+
+    name: ClassVar[str] = "dop853"
+    order: ClassVar[int] = 8
+    error_order: ClassVar[int] = 8
+    adaptive: ClassVar[bool] = True
+    nodes: ClassVar[int] = 4
+    cites: ClassVar[tuple[str, ...]] = ("hairer1993solving",)
+    A = DOP853.A
+    B = DOP853.B
+    C = DOP853.C
+    E3: ClassVar[np.ndarray] = DOP853.E3
+    E5: ClassVar[np.ndarray] = DOP853.E5
+
+    def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
+        end, slope, slopes = self.stages(field, t, h, y, f)
+        column = torch.from_numpy(h).to(y).view(-1, 1, 1)
+        third = column * torch.tensordot(torch.from_numpy(self.E3).to(y), slopes, 1)
+        fifth = column * torch.tensordot(torch.from_numpy(self.E5).to(y), slopes, 1)
+        return Step(end, slope, (third, fifth))
+
+    def error(self, step: Step, scale: Tensor) -> Tensor:
+        third = torch.linalg.vector_norm(step.errors[0], dim=-1) / scale
+        fifth = torch.linalg.vector_norm(step.errors[1], dim=-1) / scale
+        both = torch.sqrt(fifth**2 + 0.01 * third**2)
+        return torch.where(both > 0, fifth**2 / both.clamp_min(torch.finfo(both.dtype).tiny), both)

@@ -1,0 +1,243 @@
+"""Runs on disk: a Zarr group that receives a run while it runs, and from which a killed run resumes.
+
+A store holds the definition of the run (law, state, space, options), the saved states one chunk a time, and
+``checkpoint.npz``, the state of the march. Every file is replaced as a whole, rows before the checkpoint that counts them, so that
+a kill at any moment leaves the last checkpoint and all it refers to.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import time as clock
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+import torch
+
+from attractor._version import __version__
+from attractor.errors import StoreError, UnsupportedError, missing
+from attractor.flow import snapshot
+from attractor.flow.integration import Integration
+from attractor.records import decode, encode
+
+SCHEMA = "attractor.run/1"
+INTERVAL = 1.0  # seconds between checkpoints
+SHARE = 0.05  # of the time that checkpoints may take
+
+
+class Store:
+    """One run on disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "zarr.json").is_file()
+
+    def create(self, definition: Any, arrays: dict[str, np.ndarray], times: np.ndarray, shape: tuple[int, ...], dtype: Any) -> None:
+        """Make an empty store: beside its place first, then moved there whole."""
+        zarr = _zarr()
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            kind = "holds a run already: resume it or choose another path" if self.exists else "exists and is not a store"
+            raise StoreError(f"{self.path} {kind}")
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+        with _explained(self.path, "created"):
+            try:
+                group = zarr.create_group(store=str(draft), attributes=definition)
+                for name, array in arrays.items():
+                    group.create_array(f"definition/{name}", data=array)
+                group.create_array("times", data=times)
+                group.create_array("points", shape=(len(times), *shape), chunks=(1, *shape), dtype=dtype, fill_value=np.nan)
+                os.replace(draft, self.path)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+
+    def open(self, mode: str = "r") -> Any:
+        """The Zarr group, known to be a run of ours."""
+        zarr = _zarr()
+        if not self.exists:
+            raise StoreError(f"{self.path} is not a run of attractor: there is no zarr.json in it")
+        try:
+            group = zarr.open_group(str(self.path), mode=mode)
+            schema = group.attrs.get("schema")
+        except Exception as error:
+            raise StoreError(f"{self.path} cannot be read as a Zarr store: {_one_line(error)}") from None
+        if schema != SCHEMA:
+            raise StoreError(f"{self.path} is a store of {schema or 'something else'}, this version reads {SCHEMA}")
+        return group
+
+    def write_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
+        """Replace the checkpoint as a whole."""
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        target, draft = self.path / "checkpoint.npz", self.path / f".checkpoint.{os.getpid()}.partial"
+        try:
+            with open(draft, "wb") as file:
+                file.write(buffer.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def read_checkpoint(self) -> dict[str, np.ndarray] | None:
+        """The checkpoint, or None if the run was killed before its first."""
+        path = self.path / "checkpoint.npz"
+        if not path.exists():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except Exception as error:
+            raise StoreError(f"the checkpoint {path} is damaged: {_one_line(error)}") from None
+
+
+class Keeper:
+    """Writes a run to its store from time to time."""
+
+    def __init__(self, store: Store, run: Integration, show: Callable[[Integration], None]) -> None:
+        self.store, self.run, self.show = store, run, show
+        self.group = store.open("r+")
+        self.written = 0
+        self.next = clock.perf_counter() + INTERVAL
+
+    def restore(self) -> None:
+        """Set the run to the last checkpoint, if there is one."""
+        arrays = self.store.read_checkpoint()
+        if arrays is None:
+            return
+        snapshot.put(self.run, arrays)
+        recorder = self.run.recorder
+        self.written = recorder.complete
+        if self.written:
+            rows = torch.from_numpy(np.asarray(self.group["points"][: self.written]))
+            recorder.points[: self.written] = rows.reshape(recorder.points[: self.written].shape).to(recorder.points)
+
+    def after_step(self, run: Integration) -> None:
+        self.show(run)
+        if clock.perf_counter() >= self.next:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Complete rows first, then the checkpoint that counts them."""
+        began = clock.perf_counter()
+        recorder = self.run.recorder
+        with _explained(self.store.path, "written", f"the run is kept up to its last checkpoint (now at t = {self._time():.6g})"):
+            if recorder.complete > self.written:
+                rows = recorder.points[self.written : recorder.complete].detach().cpu().numpy()
+                target = self.group["points"]
+                target[self.written : recorder.complete] = rows.reshape(len(rows), *target.shape[1:])
+                self.written = recorder.complete
+            self.store.write_checkpoint(snapshot.take(self.run))
+        now = clock.perf_counter()
+        self.next = now + max(INTERVAL, (now - began) / SHARE)
+
+    def _time(self) -> float:
+        return float(self.run.t.min()) if len(self.run.t) else self.run.plan.until
+
+
+def keep(run: Integration, path: str | Path, definition: dict[str, Any], resume: bool, show: Callable[[Integration], None]) -> None:
+    """March with a store beside; with ``resume`` go on from its last checkpoint."""
+    store = Store(path)
+    if resume and store.exists:
+        _check_same(store, describe(definition)[0])
+    else:
+        make(store, run, definition)
+    keeper = Keeper(store, run, show)
+    keeper.restore()
+    run.march(keeper.after_step)
+    keeper.checkpoint()
+    run.conclude()
+
+
+def make(store: Store, run: Integration, definition: dict[str, Any]) -> None:
+    """An empty store for a run."""
+    words, arrays = describe(definition)
+    shape, dtype = (*definition["state"].batch_shape, *run.recorder.points.shape[2:]), str(run.y.dtype).removeprefix("torch.")
+    store.create(words, arrays, run.recorder.times, shape, dtype)
+
+
+def describe(definition: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The definition of a run as attributes and arrays, with a fingerprint of all of it."""
+    arrays: dict[str, np.ndarray] = {}
+    words: dict[str, Any] = {}
+    prints: dict[str, str] = {}
+    for name, value in definition.items():
+        own: dict[str, np.ndarray] = {}
+        try:
+            data = encode(value, own)[0]
+        except UnsupportedError:
+            data, own = {"opaque": type(value).__name__}, {}
+        digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode())
+        for key in sorted(own):
+            digest.update(str(own[key].dtype).encode() + str(own[key].shape).encode() + own[key].tobytes())
+        words[name], prints[name] = _renamed(data, name), digest.hexdigest()
+        arrays |= {f"{name}_{key}": array for key, array in own.items()}
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "scipy": scipy.__version__}
+    attributes = {"schema": SCHEMA, "attractor": __version__, "versions": versions, "definition": words, "fingerprints": prints}
+    return attributes, arrays
+
+
+def read_definition(group: Any) -> dict[str, Any]:
+    """Law, state, space and options of a stored run; what was a Python function comes back as None."""
+    arrays = {name: np.asarray(array) for name, array in group["definition"].arrays()} if "definition" in group else {}
+    words = group.attrs["definition"]
+    return {name: None if _opaque(data) else decode(data, arrays) for name, data in words.items()}
+
+
+def _opaque(data: Any) -> bool:
+    return isinstance(data, dict) and "opaque" in data
+
+
+def _renamed(data: Any, prefix: str) -> Any:
+    """Array names made unique to their part of the definition."""
+    if isinstance(data, dict):
+        if set(data) == {"array"}:
+            return {"array": f"{prefix}_{data['array']}"}
+        return {key: _renamed(value, prefix) for key, value in data.items()}
+    return [_renamed(item, prefix) for item in data] if isinstance(data, list) else data
+
+
+def _check_same(store: Store, words: dict[str, Any]) -> None:
+    """A store may only be resumed by the run that made it."""
+    stored = store.open().attrs["fingerprints"]
+    different = sorted(name for name in {*stored, *words["fingerprints"]} if stored.get(name) != words["fingerprints"].get(name))
+    if different:
+        raise StoreError(f"{store.path} is the store of another run: its {', '.join(different)} differ(s) from what was asked for")
+
+
+def _zarr() -> Any:
+    try:
+        import zarr
+    except ImportError:
+        raise missing("zarr", "store") from None
+    return zarr
+
+
+@contextmanager
+def _explained(path: Path, verb: str, more: str = "") -> Iterator[None]:
+    """Errors of the file system as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        reason = "the disk is full" if full else (error.strerror or _one_line(error))
+        advice = f"; {more}; make room and resume" if more else ""
+        raise StoreError(f"the store {path} cannot be {verb}: {reason}{advice}") from None
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

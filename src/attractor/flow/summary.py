@@ -1,0 +1,91 @@
+"""A run in numbers, ready for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attractor import observables
+from attractor.flow.outcome import Event
+from attractor.states import Tokens
+
+if TYPE_CHECKING:
+    from attractor.flow.trajectory import Trajectory
+
+LOOKED_AT = ("clusters", "token_norm", "pairwise_distance", "cosine", "effective_rank")  # none of them costs n^2
+LISTED = 64  # original tokens of a merge that are listed one by one
+
+
+def summary(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, Any]:
+    """How a run ended, what it cost, what happened on the way, and observables at its start and end.
+
+    ``observe`` names further observables; those are given at every saved time too, under ``values``. Ensemble axes
+    become nested lists. A number that JSON cannot hold (an infinite norm) is None.
+    """
+    ensemble = list(run.initial.batch_shape)
+    report: dict[str, Any] = {
+        "outcome": asdict(run.outcome),
+        "sizes": {"tokens": run.n, "dim": run.dim, "ensemble": ensemble, "saved": len(run.times)},
+        "law": None if run.law is None else repr(run.law),
+        "space": run.space.name,
+        "stats": asdict(run.stats),
+        "events": [described(event) for event in run.events],
+        "times": plain(run.times),
+        "observables": measured(run, observe),
+    }
+    if ensemble:
+        report["outcomes"] = dict(Counter(outcome.name for outcome in run.outcomes).most_common())
+        report["members"] = [asdict(outcome) for outcome in run.outcomes]
+    return strict(report)
+
+
+def measured(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Observables at the start and the end, and those of ``observe`` at every saved time."""
+    start, end = entered(run), run.final
+    report: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys((*LOOKED_AT, *observe)):
+        function = observables.named(name)
+        values = (None if not finite(state) else function(state, law=run.law, space=run.space) for state in (start, end))
+        report[name] = dict(zip(("start", "end"), map(plain, values), strict=True))
+        if name in observe and len(run.times):
+            report[name]["values"] = plain(run.observe(function))
+    return report
+
+
+def entered(run: Trajectory) -> Tokens:
+    """The tokens as the flow began with them: positions of the input added, put on the space."""
+    state = run.initial if run.law is None else run.law.enter(run.initial)
+    return state.moved(run.space.enter(state.points))
+
+
+def finite(state: Tokens) -> bool:
+    return bool(torch.isfinite(state.points).all())
+
+
+def described(event: Event) -> dict[str, Any]:
+    """An event; the members of a large merge are not listed, ``size`` says how many they are."""
+    words: dict[str, Any] = {"kind": event.kind, "time": event.time, "member": event.member}
+    if event.kind == "merge":
+        members = list(event.members) if event.size <= LISTED else None
+        words |= {"size": event.size, "mass": event.mass, "members": members}
+    return words
+
+
+def plain(value: Tensor | None) -> Any:
+    """A tensor as numbers and nested lists."""
+    return None if value is None else torch.as_tensor(value).detach().cpu().tolist()
+
+
+def strict(value: Any) -> Any:
+    """The same with None for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
