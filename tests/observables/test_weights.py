@@ -1,0 +1,92 @@
+"""Entropy and self-weight against the weights themselves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from attractor.attention import Attention, Rotary
+from attractor.attention.kernels import Sigmoid, Sinkhorn
+from attractor.errors import UnsupportedError
+from attractor.observables import attention_entropy, self_weight, weights
+from attractor.states import Tokens
+
+KERNELS = ["softmax", "l2", Sinkhorn(0.7), Sigmoid(-1.0), "exponential"]
+
+
+def heads(rng: np.random.Generator, **options: object) -> Attention:
+    query, key = rng.standard_normal((2, 3, 2, 4))
+    return Attention(query, key, rng.standard_normal((3, 4, 4)), **options)
+
+
+@pytest.mark.parametrize("mask", [None, "causal", "window:3"])
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_against_the_weights(rng: np.random.Generator, kernel: object, mask: str | None) -> None:
+    law = heads(rng, kernel=kernel, mask=mask, positions=Rotary())
+    masses = rng.random(6)
+    tokens = Tokens(rng.standard_normal((2, 6, 4)), masses)
+    table = law.weights(tokens).numpy()
+    rows = table / table.sum(-1, keepdims=True)
+    entropy = -(rows * np.log(np.where(rows > 0, rows, 1.0))).sum(-1)
+    np.testing.assert_allclose(attention_entropy(tokens, law).numpy(), entropy @ masses / masses.sum(), rtol=1e-12)
+    diagonal = np.diagonal(table, axis1=-2, axis2=-1)
+    np.testing.assert_allclose(self_weight(tokens, law).numpy(), diagonal @ masses / masses.sum(), rtol=1e-13)
+
+
+@pytest.mark.parametrize("entries", [40, 300])
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_large_tables_come_in_pieces(
+    rng: np.random.Generator, mask: str | None, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    law = heads(rng, mask=mask)
+    tokens = Tokens(rng.standard_normal((3, 2, 8, 4)), rng.random((3, 2, 8)), np.tile(np.arange(8), (3, 2, 1)))
+    entropy, own = attention_entropy(tokens, law), self_weight(tokens, law)
+    monkeypatch.setattr(weights, "ENTRIES", entries)
+    torch.testing.assert_close(attention_entropy(tokens, law), entropy, rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(self_weight(tokens, law), own, rtol=1e-13, atol=1e-15)
+
+
+def test_members_with_their_own_parameters(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = rng.standard_normal((3, 2, 1, 4, 4))
+    law = Attention(query, key, value)
+    run = Tokens(rng.standard_normal((3, 2, 5, 4)))
+    together = attention_entropy(run, law)
+    for member in range(2):
+        alone = Attention(query[member], key[member], value[member])
+        torch.testing.assert_close(together[:, member], attention_entropy(Tokens(run.points[:, member]), alone))
+    monkeypatch.setattr(weights, "ENTRIES", 20)
+    torch.testing.assert_close(attention_entropy(run, law), together)
+
+
+def test_limits() -> None:
+    tokens = Tokens.uniform(7, 3)
+    flat, sharp = Attention.isotropic(3, 0.0), Attention.isotropic(3, 1e6)
+    assert float(attention_entropy(tokens, flat)) == pytest.approx(math.log(7), rel=1e-14)
+    assert float(self_weight(tokens, flat)) == pytest.approx(1 / 7, rel=1e-14)
+    assert float(attention_entropy(tokens, sharp)) == 0.0
+    assert float(self_weight(tokens, sharp)) == 1.0
+    unnormalised = Attention.isotropic(3, 1e6, kernel="exponential")
+    assert float(attention_entropy(tokens, unnormalised)) == 0.0
+
+
+def test_a_causal_row_of_equal_scores_has_the_entropy_of_its_length() -> None:
+    law = Attention.isotropic(3, 0.0, mask="causal")
+    wanted = sum(math.log(i) for i in range(1, 6)) / 5
+    assert float(attention_entropy(Tokens.uniform(5, 3), law)) == pytest.approx(wanted, rel=1e-14)
+
+
+def test_linear_weights_have_no_entropy() -> None:
+    law = Attention.isotropic(3, 1.0, kernel="linear")
+    with pytest.raises(UnsupportedError, match="both signs"):
+        attention_entropy(Tokens.uniform(4, 3), law)
+    assert float(self_weight(Tokens.uniform(4, 3), law)) == pytest.approx(1 / 4, rel=1e-14)
+
+
+def test_gradient(rng: np.random.Generator) -> None:
+    law = heads(rng)
+    points = torch.tensor(rng.standard_normal((4, 4)), requires_grad=True)
+    for function in (attention_entropy, self_weight):
+        assert torch.autograd.gradcheck(lambda x, f=function: f(Tokens.trusted(x), law), (points,))
