@@ -1,0 +1,95 @@
+"""The engine is chosen by size and need of gradients, and can be asked for by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attractor import engines
+from attractor.engines import Engine, Problem, attend, available, choose, dispatch, reference, using
+from attractor.errors import AttractorError, InputError, UnsupportedError
+
+
+def problem(n: int, gradient: bool = False, heads: int = 1) -> Problem:
+    x = torch.zeros(heads, 1, 1, dtype=torch.float64).expand(heads, n, 1)
+    q = torch.zeros(heads, 1, 1, dtype=torch.float64, requires_grad=gradient).expand(heads, n, 1)
+    return Problem(q, x, x, None, "softmax", False, None, None, False)
+
+
+def test_small_problems_and_gradients_go_to_the_reference() -> None:
+    side = int(reference.LARGEST**0.5)
+    assert choose(problem(side)).name == "reference"
+    assert choose(problem(side + 1)).name != "reference"
+    assert choose(problem(side, heads=2)).name != "reference"
+    assert choose(problem(side + 1, gradient=True)).name == "reference"
+    with torch.no_grad():
+        assert choose(problem(side + 1, gradient=True)).name != "reference"
+
+
+def test_a_name_decides() -> None:
+    assert choose(problem(3), "blockwise").name == "blockwise"
+    with using("blockwise") as seen:
+        assert choose(problem(3)).name == "blockwise"
+        assert choose(problem(3), "reference").name == "reference"
+        assert seen == set()
+        x = torch.ones(2, 1)
+        attend(x, x, x)
+        attend(x, x, x, engine="reference")
+        with using("reference") as inner:
+            attend(x, x, x)
+        with using(None):
+            assert choose(problem(3)).name == "reference"
+        assert inner == {"reference"}
+    assert seen == {"blockwise", "reference"}
+    assert choose(problem(3)).name == "reference"
+
+
+def test_a_failure_inside_leaves_no_trace() -> None:
+    with pytest.raises(RuntimeError, match="stop"), using("blockwise"):
+        raise RuntimeError("stop")
+    assert choose(problem(3)).name == "reference"
+
+
+def test_unknown_engines_are_named_with_the_known_ones() -> None:
+    x = torch.ones(2, 1)
+    for call in (lambda: attend(x, x, x, engine="quantum"), lambda: using("quantum").__enter__()):
+        with pytest.raises(InputError, match=r"'quantum' is not known.*blockwise, reference"):
+            call()
+
+
+def test_unknown_modes_are_refused() -> None:
+    x = torch.ones(2, 1)
+    with pytest.raises(
+        InputError, match="mode 'cubic' is not known; the modes are softmax, exponential, sigmoid, linear"
+    ):
+        attend(x, x, x, mode="cubic")  # type: ignore[arg-type]
+
+
+def test_an_engine_that_does_not_work_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Engine("broken", reference.run, lambda problem: True, lambda problem: 99.0, reason="no such chip")
+    monkeypatch.setitem(dispatch._engines, "broken", broken)
+    assert choose(problem(3)).name == "reference"
+    assert available()[-1] is broken
+    assert not broken.works
+    x = torch.ones(2, 1)
+    for call in (lambda: attend(x, x, x, engine="broken"), lambda: using("broken").__enter__()):
+        with pytest.raises(UnsupportedError, match="does not work here: no such chip"):
+            call()
+
+
+def test_a_registered_engine_runs_when_it_ranks_highest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_engines", dict(dispatch._engines))
+    picky = Engine("picky", reference.run, lambda problem: problem.mode == "linear", lambda problem: 99.0)
+    engines.register(picky)
+    x = torch.ones(2, 1)
+    with using(None) as seen:
+        attend(x, x, x, mode="linear")
+        attend(x, x, x)
+    assert seen == {"picky", "reference"}
+    with pytest.raises(UnsupportedError, match=r"'picky' cannot run this problem .mode softmax"):
+        attend(x, x, x, engine="picky")
+
+
+def test_the_engines_that_work_everywhere() -> None:
+    assert {"blockwise", "reference"} <= {engine.name for engine in available() if engine.works}
+    assert issubclass(InputError, AttractorError)
