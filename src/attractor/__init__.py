@@ -3,7 +3,7 @@
 A law moves a state over a space, along depth. Everything else observes, predicts, audits or trains laws.
 """
 
-from attractor import engines, errors
+from attractor import engines, errors, observables
 from attractor._version import __version__
 from attractor.attention import (
     L2,
@@ -29,5 +29,86 @@ from attractor.attention import (
 )
 from attractor.errors import AttractorError
 from attractor.flow import Event, Outcome, Trajectory, flow, load, resume, velocity
+from attractor.observables import (
+    attention_entropy,
+    cluster_sizes,
+    clusters,
+    consensus_gap,
+    consensus_metric,
+    cosine,
+    cosine_min,
+    covariance,
+    diameter,
+    effective_rank,
+    energy,
+    energy_rate,
+    hemisphere_margin,
+    mean,
+    pairwise_distance,
+    partition,
+    self_weight,
+    sharpness,
+    token_norm,
+)
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Gaussian, Tokens
+
+__all__ = [
+    "L2",
+    "MLP",
+    "Absolute",
+    "Affine",
+    "Attention",
+    "AttractorError",
+    "Block",
+    "Causal",
+    "Ellipsoid",
+    "Euclidean",
+    "Event",
+    "Exponential",
+    "Gaussian",
+    "Kernel",
+    "Law",
+    "LayerNorm",
+    "Linear",
+    "Outcome",
+    "RMSNorm",
+    "Rotary",
+    "Schedule",
+    "Sigmoid",
+    "Sinkhorn",
+    "Softmax",
+    "Space",
+    "Sphere",
+    "Stack",
+    "Tokens",
+    "Trajectory",
+    "Window",
+    "__version__",
+    "attention_entropy",
+    "cluster_sizes",
+    "clusters",
+    "consensus_gap",
+    "consensus_metric",
+    "cosine",
+    "cosine_min",
+    "covariance",
+    "diameter",
+    "effective_rank",
+    "energy",
+    "energy_rate",
+    "engines",
+    "errors",
+    "flow",
+    "hemisphere_margin",
+    "load",
+    "mean",
+    "observables",
+    "pairwise_distance",
+    "partition",
+    "resume",
+    "self_weight",
+    "sharpness",
+    "token_norm",
+    "velocity",
+]

@@ -14,6 +14,7 @@ import torch
 
 from attractor.errors import StoreError, UnsupportedError
 
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _registry: dict[str, type[Record]] = {}
 
 
@@ -61,20 +62,27 @@ def _encode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 def decode(data: Any, arrays: dict[str, np.ndarray]) -> Any:
     """Rebuild what ``encode`` wrote."""
+    try:
+        return _decode(data, arrays)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"the store is damaged: {type(error).__name__}: {error}") from error
+
+
+def _decode(data: Any, arrays: dict[str, np.ndarray]) -> Any:
     if not isinstance(data, dict):
         return data
     if "array" in data:
         return torch.from_numpy(np.array(arrays[data["array"]]))
     if "dtype" in data:
-        return getattr(torch, data["dtype"])
+        return _DTYPES[data["dtype"]]
     if "list" in data:
-        return tuple(decode(item, arrays) for item in data["list"])
+        return tuple(_decode(item, arrays) for item in data["list"])
     if "dict" in data:
-        return {key: decode(item, arrays) for key, item in data["dict"].items()}
+        return {key: _decode(item, arrays) for key, item in data["dict"].items()}
     name = data.get("record")
     if name not in _registry:
         raise StoreError(f"the store holds a {name!r}, which this version of attractor does not know")
-    return _registry[name](**{key: decode(item, arrays) for key, item in data["fields"].items()})
+    return _registry[name](**{key: _decode(item, arrays) for key, item in data["fields"].items()})
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

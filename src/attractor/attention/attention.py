@@ -73,11 +73,15 @@ class Attention(Law):
             raise InputError(f"query and key must both be (k, d) or (h, k, d), got {tuple(query)} and {tuple(key)}")
         d, heads = query[-1], query[:-2]
         if self.output is None and (value[-2:] != (d, d) or value[:-2] != heads):
-            raise InputError(f"value must be {(*heads, d, d)} to go with a query of shape {tuple(query)}, got {tuple(value)}")
+            raise InputError(
+                f"value must be {(*heads, d, d)} to go with a query of shape {tuple(query)}, got {tuple(value)}"
+            )
         if self.output is not None:
             wanted = (*heads, d, value[-2])
             if value[:-2] != heads or value[-1] != d or tuple(self.output.shape) != wanted:
-                raise InputError(f"a factored value is (h, r, d) with output (h, d, r), got {tuple(value)} and {tuple(self.output.shape)}")
+                raise InputError(
+                    f"a factored value is (h, r, d) with output (h, d, r), got {tuple(value)} and {tuple(self.output.shape)}"
+                )
         sizes = {"query_bias": query[-2], "key_bias": query[-2], "value_bias": value[-2]}
         for name, size in sizes.items():
             bias = getattr(self, name)

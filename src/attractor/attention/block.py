@@ -55,7 +55,9 @@ class Block(Law):
             raise InputError(f"attention and feed-forward move tokens of different dimensions: {sorted(dims)}")
         for norm in norms:
             if None not in (norm.dim, self.dim) and norm.dim != self.dim:
-                raise InputError(f"a norm of the block has dimension {norm.dim}, its laws move tokens of dimension {self.dim}")
+                raise InputError(
+                    f"a norm of the block has dimension {norm.dim}, its laws move tokens of dimension {self.dim}"
+                )
         if self.parallel and self.placement == "post":
             raise InputError("a parallel block has no post placement: both parts read the same input")
 
@@ -118,7 +120,12 @@ class Block(Law):
         return sorted({time for law in self._parts for time in law.breaks(start, end)})
 
     def member(self, index: Tensor) -> Law:
-        return Block(*(law.member(index) for law in self._parts), placement=self.placement, norms=self.norms, parallel=self.parallel)
+        return Block(
+            *(law.member(index) for law in self._parts),
+            placement=self.placement,
+            norms=self.norms,
+            parallel=self.parallel,
+        )
 
     def merge_obstacle(self) -> str | None:
         return next((reason for law in self._parts if (reason := law.merge_obstacle())), None)

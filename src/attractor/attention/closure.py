@@ -61,7 +61,8 @@ class Closure(Law):
         for part in _parts(self.law):
             B, velocity = moments(part, mean, factor)
             slope, drift = (B, velocity) if slope is None or drift is None else (slope + B, drift + velocity)
-        assert slope is not None and drift is not None
+        assert slope is not None
+        assert drift is not None
         return torch.cat((drift.unsqueeze(-2), (slope @ factor).mT), dim=-2)
 
 
@@ -90,8 +91,11 @@ def moments(law: Law, mean: Tensor, factor: Tensor) -> Moments:
     if isinstance(law, Affine):
         matrix = law.matrix.to(mean)
         velocity = (matrix @ mean.unsqueeze(-1)).squeeze(-1)
-        return matrix.expand(*mean.shape[:-1], *matrix.shape), velocity if law.offset is None else velocity + law.offset.to(mean)
-    assert isinstance(law, Attention) and isinstance(law.kernel, Kernel)
+        return matrix.expand(
+            *mean.shape[:-1], *matrix.shape
+        ), velocity if law.offset is None else velocity + law.offset.to(mean)
+    assert isinstance(law, Attention)
+    assert isinstance(law.kernel, Kernel)
     B, velocity = CLOSURES[law.kernel.name](law, mean.unsqueeze(-2).unsqueeze(-1), factor.unsqueeze(-3))
     return B.sum(-3), velocity.squeeze(-1).sum(-2)
 
@@ -115,7 +119,9 @@ def _l2(law: Attention, mean: Tensor, factor: Tensor) -> Moments:
     identity = torch.eye(law.dim, dtype=mean.dtype, device=mean.device)
     posterior = identity + 2.0 * law.scale * covariance @ (key.mT @ key)
     tilted = torch.linalg.solve(posterior, covariance @ A)
-    return 2.0 * V @ tilted, V @ (torch.linalg.solve(posterior, mean.expand(*posterior.shape[:-1], 1)) + 2.0 * tilted @ mean)
+    return 2.0 * V @ tilted, V @ (
+        torch.linalg.solve(posterior, mean.expand(*posterior.shape[:-1], 1)) + 2.0 * tilted @ mean
+    )
 
 
 def _sinkhorn(law: Attention, mean: Tensor, factor: Tensor) -> Moments:

@@ -66,7 +66,9 @@ class MLP(Law):
     def __post_init__(self) -> None:
         alike(self, ("w1", "b1", "w2", "b2", "gate"))
         if self.activation not in ACTIVATIONS:
-            raise InputError(f"activation {self.activation!r} is not known; the activations are {', '.join(ACTIVATIONS)}")
+            raise InputError(
+                f"activation {self.activation!r} is not known; the activations are {', '.join(ACTIVATIONS)}"
+            )
         if self.w1.ndim != 2:
             raise InputError(f"w1 must be (m, d), got {tuple(self.w1.shape)}")
         m, d = self.w1.shape

@@ -67,7 +67,9 @@ class Visible(Mask):
             raise InputError(f"a mask matrix must be boolean (n, n), got {matrix.dtype} {tuple(matrix.shape)}")
         blind = ~matrix.any(dim=-1)
         if bool(blind.any()):
-            raise InputError(f"row {int(torch.nonzero(blind)[0])} of the mask sees no key; every token must see at least one")
+            raise InputError(
+                f"row {int(torch.nonzero(blind)[0])} of the mask sees no key; every token must see at least one"
+            )
         object.__setattr__(self, "matrix", matrix)
 
     def hide(self, tokens: Tokens) -> dict[str, Any]:
@@ -87,7 +89,9 @@ def mask_from(mask: Any) -> Mask | None:
             return Causal()
         if mask.startswith("window:") and mask.removeprefix("window:").isdigit():
             return Window(int(mask.removeprefix("window:")))
-        raise InputError(f"mask {mask!r} is not known; give None, 'causal', 'window:64', a boolean (n, n) matrix or a Mask")
+        raise InputError(
+            f"mask {mask!r} is not known; give None, 'causal', 'window:64', a boolean (n, n) matrix or a Mask"
+        )
     try:
         return Visible(torch.as_tensor(mask))
     except (TypeError, ValueError, RuntimeError) as error:

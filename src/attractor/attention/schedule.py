@@ -38,7 +38,9 @@ class Schedule(Law):
         if any(later <= earlier for earlier, later in zip(self.times, self.times[1:], strict=False)):
             raise InputError(f"the times of a schedule must increase, got {self.times}")
         if self.function is not None and not isinstance(self.function(0.0), Law):
-            raise InputError(f"a schedule's function must return a law, it returned {type(self.function(0.0)).__name__}")
+            raise InputError(
+                f"a schedule's function must return a law, it returned {type(self.function(0.0)).__name__}"
+            )
 
     @classmethod
     def interpolate(cls, times: Sequence[float], laws: Sequence[Law]) -> Schedule:
@@ -98,7 +100,9 @@ def _blend(first: Any, second: Any, share: float) -> Any:
         return tuple(_blend(a, b, share) for a, b in zip(first, second, strict=True))
     if isinstance(first, Record) and type(first) is type(second) and dataclasses.is_dataclass(first):
         names = [field.name for field in dataclasses.fields(first) if field.init]
-        return dataclasses.replace(first, **{name: _blend(getattr(first, name), getattr(second, name), share) for name in names})
+        return dataclasses.replace(
+            first, **{name: _blend(getattr(first, name), getattr(second, name), share) for name in names}
+        )
     if first == second:
         return first
     raise InputError(f"laws of a schedule must have the same form to be interpolated; got {first!r} and {second!r}")

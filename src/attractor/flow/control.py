@@ -54,6 +54,10 @@ class Control:
         bend = size(field.lifted(t + guess, y + column * f) - f) / guess
         steep = np.maximum(slope, bend)
         with np.errstate(divide="ignore"):
-            second = np.where(steep <= 1e-15, np.maximum(1e-6, guess * 1e-3), (0.01 / np.maximum(steep, 1e-300)) ** (1.0 / self.stepper.error_order))
+            second = np.where(
+                steep <= 1e-15,
+                np.maximum(1e-6, guess * 1e-3),
+                (0.01 / np.maximum(steep, 1e-300)) ** (1.0 / self.stepper.error_order),
+            )
         step = np.minimum(np.minimum(100.0 * guess, second), longest)
         return np.where(np.isfinite(step) & (step > 0), step, np.minimum(1e-6, longest))

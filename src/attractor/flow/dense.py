@@ -59,7 +59,10 @@ class History:
         else:
             chosen = torch.from_numpy(accepted).to(y.device).view(1, -1, 1, 1)
             self.times = np.where(accepted, times, self.times)
-            self.points, self.slopes = torch.where(chosen, points, self.points), torch.where(chosen, slopes, self.slopes)
+            self.points, self.slopes = (
+                torch.where(chosen, points, self.points),
+                torch.where(chosen, slopes, self.slopes),
+            )
         self.count = np.minimum(self.count + accepted, self.size)
 
     @property

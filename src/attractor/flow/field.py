@@ -38,7 +38,9 @@ class Field:
         if self.law.autonomous or len(t) == 1:
             return self.law.velocity(self._tokens(x), float(t[0]), skip_self=self.skip_self)
         # members stand at different times, so a time-varying law is a different law for each
-        return torch.cat([self._one(index)._drive(t[index : index + 1], x[index : index + 1]) for index in range(len(t))])
+        return torch.cat(
+            [self._one(index)._drive(t[index : index + 1], x[index : index + 1]) for index in range(len(t))]
+        )
 
     def lifted(self, t: np.ndarray, y: Tensor) -> Tensor:
         """The field in retraction coordinates."""

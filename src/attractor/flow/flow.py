@@ -113,7 +113,9 @@ def flow(
         return finished(run, definition, used)
 
 
-def prepare(definition: dict[str, Any], budget: tuple[float | None, float | None], differentiable: bool = False) -> Integration:
+def prepare(
+    definition: dict[str, Any], budget: tuple[float | None, float | None], differentiable: bool = False
+) -> Integration:
     """A run that is checked and ready to march."""
     law, state, space, options = (definition[name] for name in ("law", "state", "space", "options"))
     if not isinstance(law, Law):
@@ -128,11 +130,13 @@ def prepare(definition: dict[str, Any], budget: tuple[float | None, float | None
     space.check_dimension(state.dim)
     plan = _plan(law, state, space, options, definition["events"] or (), budget)
     tolerance = _merge_tolerance(law, plan, options["merge"], differentiable)
-    times, explicit = save_times(options["save"], plan.start, plan.until, state.points.numel() * state.points.element_size())
+    times, explicit = save_times(
+        options["save"], plan.start, plan.until, state.points.numel() * state.points.element_size()
+    )
     times = _layer_times(times, explicit, plan) if plan.stepper.name == "layers" else times
     entered = _entered(law, state, space)
     recorder = Recorder(times, explicit, entered.points.shape[0], entered.points)
-    merger = None if tolerance is None else Merger(tolerance, *entered.points.shape[:2], _explicit_masses(entered))
+    merger = None if tolerance is None else Merger(tolerance, _explicit_masses(entered))
     return Integration(plan, entered, recorder, merger)
 
 
@@ -243,7 +247,9 @@ def _layer_times(times: np.ndarray, explicit: bool, plan: Plan) -> np.ndarray:
     layers = np.round((times - plan.start) / plan.step)
     snapped = np.minimum(plan.start + layers * plan.step, plan.until)
     if explicit and len(times) and (np.abs(snapped - times) > 1e-9 * max(plan.step, abs(plan.until))).any():
-        raise InputError(f"along layers of size {plan.step:g} states exist only at whole layers; save times must be multiples of it")
+        raise InputError(
+            f"along layers of size {plan.step:g} states exist only at whole layers; save times must be multiples of it"
+        )
     return np.unique(snapped)
 
 
@@ -251,7 +257,10 @@ def _entered(law: Law, state: Tokens, space: Space) -> Tokens:
     """Tokens on the space, ensemble axes flattened to one."""
     state = law.enter(state)
     points = space.enter(state.points.reshape(-1, state.n, state.dim))
-    flat = [None if row is None else row.reshape(-1, state.n) if row.ndim > 1 else row for row in (state.masses, state.positions)]
+    flat = [
+        None if row is None else row.reshape(-1, state.n) if row.ndim > 1 else row
+        for row in (state.masses, state.positions)
+    ]
     return Tokens.trusted(points, *flat)
 
 
@@ -274,7 +283,9 @@ def finished(run: Integration, definition: dict[str, Any], used: set[str]) -> Tr
     shape = (*state.batch_shape, *finals.shape[1:])
     engine = "+".join(sorted(used))
     merges = sum(map(len, forests))
-    stats = Statistics(run.field.evaluations, run.accepted, run.rejected, run.seconds, plan.stepper.name, engine, merges)
+    stats = Statistics(
+        run.field.evaluations, run.accepted, run.rejected, run.seconds, plan.stepper.name, engine, merges
+    )
     return Trajectory(
         times=torch.from_numpy(np.array(times)),
         points=points.reshape(len(times), *shape),

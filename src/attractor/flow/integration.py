@@ -18,8 +18,8 @@ from attractor.flow.merging import Merger
 from attractor.flow.outcome import Outcome
 from attractor.flow.saving import Recorder
 from attractor.flow.steppers.stepper import Stepper
-from attractor.flow.stops import Rule
 from attractor.flow.stops import Event as UserEvent
+from attractor.flow.stops import Rule
 from attractor.flow.watch import Watch
 from attractor.spaces import Space
 from attractor.states import Tokens
@@ -59,7 +59,9 @@ class Integration:
         members = tokens.points.shape[0]
         self.who = np.arange(members)
         self.t = np.full(members, plan.start)
-        self.t_low = np.zeros(members)  # what the sum of steps exceeds t by: late times need more digits than one number has
+        self.t_low = np.zeros(
+            members
+        )  # what the sum of steps exceeds t by: late times need more digits than one number has
         self.h = np.zeros(members)
         self.y, self.f = tokens.points, torch.zeros_like(tokens.points)
         self.retried = np.zeros(members, dtype=bool)

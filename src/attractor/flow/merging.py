@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 from torch import Tensor
 
 from attractor.flow.outcome import Event
@@ -19,7 +19,8 @@ class Merger:
     n; the members of a node are found by walking down.
     """
 
-    def __init__(self, tolerance: float, members: int, n: int, masses: Tensor) -> None:
+    def __init__(self, tolerance: float, masses: Tensor) -> None:
+        members, n = masses.shape
         self.tolerance = tolerance
         self.n = n
         self.masses = masses  # (members, rows); zero where a row stands for nothing
@@ -137,7 +138,7 @@ def nearest_pairs(points: np.ndarray, tolerance: float) -> tuple[np.ndarray, flo
 
     Only mutual neighbours merge, so that a chain of tokens does not fall together at once; repeated rounds do the rest.
     """
-    distance, neighbour = cKDTree(points).query(points, k=2)
+    distance, neighbour = KDTree(points).query(points, k=2)
     own = np.arange(len(points))
     # among coinciding points the query may list the point itself second, or not at all
     first = neighbour[:, 0] != own

@@ -51,7 +51,9 @@ class Progress:
         elif self.bar is not None and clock.perf_counter() >= self.next:
             self.next = clock.perf_counter() + INTERVAL
             slowest = float(run.t.min()) if len(run.t) else self.plan.until
-            note = f"t = {slowest:.4g} of {self.plan.until:.4g}, {run.accepted} steps, {run.field.evaluations} evaluations"
+            note = (
+                f"t = {slowest:.4g} of {self.plan.until:.4g}, {run.accepted} steps, {run.field.evaluations} evaluations"
+            )
             self.bar.update(self.task, completed=self._share(slowest), note=note)
 
     def _share(self, time: float) -> float:

@@ -43,7 +43,9 @@ def save_times(save: Any, start: float, until: float, row_bytes: int) -> tuple[n
     if not np.isfinite(times).all() or (np.diff(times) <= 0).any():
         raise InputError("save times must be finite and increasing")
     if times[0] < start or times[-1] > until:
-        raise InputError(f"save times must lie between the start {start:g} and until {until:g}, got {times[0]:g} to {times[-1]:g}")
+        raise InputError(
+            f"save times must lie between the start {start:g} and until {until:g}, got {times[0]:g} to {times[-1]:g}"
+        )
     return times, True
 
 

@@ -21,7 +21,14 @@ def take(run: Integration) -> dict[str, np.ndarray]:
     history, recorder, watch = run.history, run.recorder, run.watch
     arrays |= {"history_times": history.times, "history_count": history.count}
     arrays |= {"history_points": _numpy(history.points), "history_slopes": _numpy(history.slopes)}
-    arrays |= {"next": recorder.next, "reached": recorder.reached, "ends": recorder.ends, "streak": watch.streak, "last": watch.last, "size": watch.size}
+    arrays |= {
+        "next": recorder.next,
+        "reached": recorder.reached,
+        "ends": recorder.ends,
+        "streak": watch.streak,
+        "last": watch.last,
+        "size": watch.size,
+    }
     arrays["rows"] = _numpy(recorder.points[recorder.complete : recorder.rows])
     arrays |= {f"final{member}": _numpy(final) for member, final in enumerate(run.finals) if final is not None}
     if run.merger is not None:
@@ -38,14 +45,19 @@ def put(run: Integration, arrays: dict[str, np.ndarray]) -> None:
     run.y, run.f = _tensor(arrays["y"], device), _tensor(arrays["f"], device)
     history, recorder, watch = run.history, run.recorder, run.watch
     history.times, history.count = arrays["history_times"], arrays["history_count"]
-    history.points, history.slopes = _tensor(arrays["history_points"], device), _tensor(arrays["history_slopes"], device)
+    history.points, history.slopes = (
+        _tensor(arrays["history_points"], device),
+        _tensor(arrays["history_slopes"], device),
+    )
     recorder.next, recorder.reached, recorder.ends = arrays["next"], arrays["reached"], arrays["ends"]
     watch.streak, watch.last, watch.size = arrays["streak"], arrays["last"], arrays["size"]
     rows = _tensor(arrays["rows"], device)
     recorder.points[recorder.complete : recorder.complete + len(rows)] = rows
     words = json.loads(str(arrays["json"]))
     run.outcomes = [None if outcome is None else Outcome(**outcome) for outcome in words["outcomes"]]
-    run.finals = [_tensor(arrays[f"final{k}"], device) if f"final{k}" in arrays else None for k in range(len(run.outcomes))]
+    run.finals = [
+        _tensor(arrays[f"final{k}"], device) if f"final{k}" in arrays else None for k in range(len(run.outcomes))
+    ]
     for member, final in enumerate(run.finals):
         if final is not None:
             recorder.points[int(recorder.reached[member]) :, member] = final

@@ -95,11 +95,16 @@ class Steady(Rule):
     name: ClassVar[str] = "steady"
 
     def measure(self, view: View) -> np.ndarray:
-        return view.speeds() * np.maximum(view.until - view.t, 1.0) / (self.tolerance * np.maximum(view.norms(), 1e-300))
+        return (
+            view.speeds() * np.maximum(view.until - view.t, 1.0) / (self.tolerance * np.maximum(view.norms(), 1e-300))
+        )
 
     def message(self, view: View, index: int) -> str:
         speed = float(view.speeds()[index])
-        return f"no token moves any more: at the present speed of {speed:.3g} nothing changes by more than {self.tolerance:.3g} before t = {view.until:g}"
+        return (
+            f"no token moves any more: at the present speed of {speed:.3g} nothing changes by more than "
+            f"{self.tolerance:.3g} before t = {view.until:g}"
+        )
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,9 @@ class Event(Rule):
         return float(self.function(tokens, time))
 
 
-def rules_from(stop: Sequence[str | Rule] | None, space: Space, autonomous: bool, rtol: float, atol: float, n: int) -> list[Rule]:
+def rules_from(
+    stop: Sequence[str | Rule] | None, space: Space, autonomous: bool, rtol: float, atol: float, n: int
+) -> list[Rule]:
     """The rules that apply: the space's own by default, or those named.
 
     Below the tolerance of the integrator distances are noise, so the defaults stay above it.

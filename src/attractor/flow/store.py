@@ -45,11 +45,15 @@ class Store:
     def exists(self) -> bool:
         return (self.path / "zarr.json").is_file()
 
-    def create(self, definition: Any, arrays: dict[str, np.ndarray], times: np.ndarray, shape: tuple[int, ...], dtype: Any) -> None:
+    def create(
+        self, definition: Any, arrays: dict[str, np.ndarray], times: np.ndarray, shape: tuple[int, ...], dtype: Any
+    ) -> None:
         """Make an empty store: beside its place first, then moved there whole."""
         zarr = _zarr()
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            kind = "holds a run already: resume it or choose another path" if self.exists else "exists and is not a store"
+            kind = (
+                "holds a run already: resume it or choose another path" if self.exists else "exists and is not a store"
+            )
             raise StoreError(f"{self.path} {kind}")
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
         with _explained(self.path, "created"):
@@ -58,7 +62,9 @@ class Store:
                 for name, array in arrays.items():
                     group.create_array(f"definition/{name}", data=array)
                 group.create_array("times", data=times)
-                group.create_array("points", shape=(len(times), *shape), chunks=(1, *shape), dtype=dtype, fill_value=np.nan)
+                group.create_array(
+                    "points", shape=(len(times), *shape), chunks=(1, *shape), dtype=dtype, fill_value=np.nan
+                )
                 os.replace(draft, self.path)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -133,7 +139,9 @@ class Keeper:
         """Complete rows first, then the checkpoint that counts them."""
         began = clock.perf_counter()
         recorder = self.run.recorder
-        with _explained(self.store.path, "written", f"the run is kept up to its last checkpoint (now at t = {self._time():.6g})"):
+        with _explained(
+            self.store.path, "written", f"the run is kept up to its last checkpoint (now at t = {self._time():.6g})"
+        ):
             if recorder.complete > self.written:
                 rows = recorder.points[self.written : recorder.complete].detach().cpu().numpy()
                 target = self.group["points"]
@@ -147,7 +155,9 @@ class Keeper:
         return float(self.run.t.min()) if len(self.run.t) else self.run.plan.until
 
 
-def keep(run: Integration, path: str | Path, definition: dict[str, Any], resume: bool, show: Callable[[Integration], None]) -> None:
+def keep(
+    run: Integration, path: str | Path, definition: dict[str, Any], resume: bool, show: Callable[[Integration], None]
+) -> None:
     """March with a store beside; with ``resume`` go on from its last checkpoint."""
     store = Store(path)
     if resume and store.exists:
@@ -164,7 +174,10 @@ def keep(run: Integration, path: str | Path, definition: dict[str, Any], resume:
 def make(store: Store, run: Integration, definition: dict[str, Any]) -> None:
     """An empty store for a run."""
     words, arrays = describe(definition)
-    shape, dtype = (*definition["state"].batch_shape, *run.recorder.points.shape[2:]), str(run.y.dtype).removeprefix("torch.")
+    shape, dtype = (
+        (*definition["state"].batch_shape, *run.recorder.points.shape[2:]),
+        str(run.y.dtype).removeprefix("torch."),
+    )
     store.create(words, arrays, run.recorder.times, shape, dtype)
 
 
@@ -184,8 +197,19 @@ def describe(definition: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.n
             digest.update(str(own[key].dtype).encode() + str(own[key].shape).encode() + own[key].tobytes())
         words[name], prints[name] = _renamed(data, name), digest.hexdigest()
         arrays |= {f"{name}_{key}": array for key, array in own.items()}
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "scipy": scipy.__version__}
-    attributes = {"schema": SCHEMA, "attractor": __version__, "versions": versions, "definition": words, "fingerprints": prints}
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+    }
+    attributes = {
+        "schema": SCHEMA,
+        "attractor": __version__,
+        "versions": versions,
+        "definition": words,
+        "fingerprints": prints,
+    }
     return attributes, arrays
 
 
@@ -212,9 +236,13 @@ def _renamed(data: Any, prefix: str) -> Any:
 def _check_same(store: Store, words: dict[str, Any]) -> None:
     """A store may only be resumed by the run that made it."""
     stored = store.open().attrs["fingerprints"]
-    different = sorted(name for name in {*stored, *words["fingerprints"]} if stored.get(name) != words["fingerprints"].get(name))
+    different = sorted(
+        name for name in {*stored, *words["fingerprints"]} if stored.get(name) != words["fingerprints"].get(name)
+    )
     if different:
-        raise StoreError(f"{store.path} is the store of another run: its {', '.join(different)} differ(s) from what was asked for")
+        raise StoreError(
+            f"{store.path} is the store of another run: its {', '.join(different)} differ(s) from what was asked for"
+        )
 
 
 def _zarr() -> Any:

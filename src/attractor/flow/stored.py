@@ -48,7 +48,9 @@ def resume(
     if definition["law"] is None:
         raise StoreError(f"the law of {store.path} is a Python function, which a store cannot hold: give law=... again")
     if definition["events"] is None:
-        raise StoreError(f"the events of {store.path} are Python functions, which a store cannot hold: give events=... again")
+        raise StoreError(
+            f"the events of {store.path} are Python functions, which a store cannot hold: give events=... again"
+        )
     return flow(
         definition["law"],
         definition["state"],

@@ -6,17 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attractor import observables
+from attractor.attention import Law
 from attractor.flow.outcome import Event
-from attractor.states import Tokens
-
-if TYPE_CHECKING:
-    from attractor.flow.trajectory import Trajectory
+from attractor.flow.trajectory import Trajectory, law_at
+from attractor.states import Gaussian, Tokens
 
 LOOKED_AT = ("clusters", "token_norm", "pairwise_distance", "cosine", "effective_rank")  # none of them costs n^2
 LISTED = 64  # original tokens of a merge that are listed one by one
@@ -28,10 +27,10 @@ def summary(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, Any]:
     ``observe`` names further observables; those are given at every saved time too, under ``values``. Ensemble axes
     become nested lists. A number that JSON cannot hold (an infinite norm) is None.
     """
-    ensemble = list(run.initial.batch_shape)
+    ensemble, gaussian = list(run.initial.batch_shape), isinstance(run.initial, Gaussian)
     report: dict[str, Any] = {
         "outcome": asdict(run.outcome),
-        "sizes": {"tokens": run.n, "dim": run.dim, "ensemble": ensemble, "saved": len(run.times)},
+        "sizes": {"tokens": None if gaussian else run.n, "dim": run.dim, "ensemble": ensemble, "saved": len(run.times)},
         "law": None if run.law is None else repr(run.law),
         "space": run.space.name,
         "stats": asdict(run.stats),
@@ -46,26 +45,35 @@ def summary(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def measured(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Observables at the start and the end, and those of ``observe`` at every saved time."""
-    start, end = entered(run), run.final
+    """Observables of tokens at the start and the end, and those of ``observe`` at every saved time."""
+    if not isinstance(run.initial, Tokens) or not isinstance(run.final, Tokens):
+        return {}
+    first = float(run.times[0]) if len(run.times) else 0.0
+    moments = {"start": (entered(run, run.initial), first), "end": (run.final, run.outcome.time)}
     report: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys((*LOOKED_AT, *observe)):
         function = observables.named(name)
-        values = (None if not finite(state) else function(state, law=run.law, space=run.space) for state in (start, end))
-        report[name] = dict(zip(("start", "end"), map(plain, values), strict=True))
+        report[name] = {
+            when: plain(function(tokens, law=_law(run, time), space=run.space)) if finite(tokens) else None
+            for when, (tokens, time) in moments.items()
+        }
         if name in observe and len(run.times):
             report[name]["values"] = plain(run.observe(function))
     return report
 
 
-def entered(run: Trajectory) -> Tokens:
+def entered(run: Trajectory, tokens: Tokens) -> Tokens:
     """The tokens as the flow began with them: positions of the input added, put on the space."""
-    state = run.initial if run.law is None else run.law.enter(run.initial)
-    return state.moved(run.space.enter(state.points))
+    tokens = tokens if run.law is None else run.law.enter(tokens)
+    return tokens.moved(run.space.enter(tokens.points))
 
 
-def finite(state: Tokens) -> bool:
-    return bool(torch.isfinite(state.points).all())
+def _law(run: Trajectory, time: float) -> Law | None:
+    return None if run.law is None else law_at(run.law, time)
+
+
+def finite(tokens: Tokens) -> bool:
+    return bool(torch.isfinite(tokens.points).all())
 
 
 def described(event: Event) -> dict[str, Any]:

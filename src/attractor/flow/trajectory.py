@@ -13,6 +13,7 @@ from torch import Tensor
 from attractor.attention import Law
 from attractor.errors import InputError, UnsupportedError
 from attractor.flow.outcome import Event, Outcome, Statistics
+from attractor.observables import named
 from attractor.spaces import Space
 from attractor.states import Gaussian, Tokens
 
@@ -76,7 +77,9 @@ class Trajectory:
     @property
     def _gaussian(self) -> Tensor:
         if not isinstance(self.initial, Gaussian):
-            raise UnsupportedError("this run moved tokens; means and covariances along time belong to runs of a Gaussian")
+            raise UnsupportedError(
+                "this run moved tokens; means and covariances along time belong to runs of a Gaussian"
+            )
         return self.points
 
     @property
@@ -86,6 +89,24 @@ class Trajectory:
     @property
     def dim(self) -> int:
         return self.points.shape[-1]
+
+    def member(self, index: int) -> Trajectory:
+        """One member of an ensemble as a run of its own; ``index`` counts through the flattened ensemble axes."""
+        if not self.initial.batch_shape:
+            return self
+        flat = self.points.reshape(len(self.times), -1, *self.points.shape[-2:])[:, index]
+        law = self.law if self.law is None else self.law.member(torch.tensor([index]))
+        initial = self.tokens if isinstance(self.initial, Tokens) else None
+        if initial is None:
+            raise UnsupportedError("members of an ensemble of Gaussians are read from means and covariances")
+        rows = [
+            row if row is None or row.ndim == 1 else row.reshape(-1, self.n)[index]
+            for row in (initial.masses, initial.positions)
+        ]
+        start = Tokens.trusted(initial.points.reshape(-1, *initial.points.shape[-2:])[index], *rows)
+        final = Tokens.trusted(self.final.points.reshape(-1, self.n, self.dim)[index], *rows)  # type: ignore[union-attr]
+        events = [event for event in self.events if event.member == index]
+        return Trajectory(self.times, flat, final, (self.outcomes[index],), self.stats, law, self.space, start, events)
 
     def state(self, index: int) -> Tokens | Gaussian:
         """The state at one saved time."""
@@ -102,13 +123,14 @@ class Trajectory:
 
     def observe(self, observable: str | Callable[..., Tensor], **options: Any) -> Tensor:
         """An observable along time, (S, ...): a function of ``attractor.observables``, its name, or your own f(tokens, law, space)."""
-        from attractor.observables import named
-
         function = named(observable) if isinstance(observable, str) else observable
         if len(self.times) == 0:
             raise InputError("the run has no saved states to observe; give save times")
         if self.law is not None and not self.law.autonomous:
-            states = [function(self.state(k), law=law_at(self.law, float(t)), space=self.space, **options) for k, t in enumerate(self.times)]
+            states = [
+                function(self.state(k), law=law_at(self.law, float(t)), space=self.space, **options)
+                for k, t in enumerate(self.times)
+            ]
             return torch.stack([torch.as_tensor(state) for state in states])
         step = max(1, PAIRS // (self.n * self.n * max(1, self.initial.batch_shape.numel())))
         parts = [

@@ -141,10 +141,18 @@ class Watch:
         x, v = run.y[row].detach(), run.f[row].detach()
         growth = float(((x * v).sum(-1) / (x * x).sum(-1).clamp_min(1e-300)).max())
         if not run.plan.space.curved and growth * max(abs(time), 1e-6) > 1e6:
-            return Outcome("blow_up", time, f"token norms go to infinity in finite time: at the end they grow at rate {growth:.3g}")
+            return Outcome(
+                "blow_up", time, f"token norms go to infinity in finite time: at the end they grow at rate {growth:.3g}"
+            )
         if not run.plan.adaptive:
-            return Outcome("stalled", time, f"the fixed step {run.plan.step:g} left the finite numbers; use a smaller one")
-        return Outcome("stalled", time, "the step size fell to rounding before the tolerance was met; the law may not be smooth here")
+            return Outcome(
+                "stalled", time, f"the fixed step {run.plan.step:g} left the finite numbers; use a smaller one"
+            )
+        return Outcome(
+            "stalled",
+            time,
+            "the step size fell to rounding before the tolerance was met; the law may not be smooth here",
+        )
 
     def open_budget(self, now: float, evaluations: int) -> None:
         """Budgets count from here: a resumed run gets a new one."""

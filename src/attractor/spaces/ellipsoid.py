@@ -35,11 +35,16 @@ class Ellipsoid(Space):
             raise InputError(f"an ellipsoid needs a square matrix, got shape {tuple(W.shape)}")
         asymmetry = float(((W - W.T).abs().max() / W.abs().max().clamp_min(1e-300)).detach())
         if asymmetry > 1e-10:
-            raise InputError(f"an ellipsoid needs a symmetric matrix; this one is asymmetric by {asymmetry:.2g} of its size")
+            raise InputError(
+                f"an ellipsoid needs a symmetric matrix; this one is asymmetric by {asymmetry:.2g} of its size"
+            )
         W = (W + W.T) / 2
-        smallest = float(torch.linalg.eigvalsh(W.detach())[0])
-        if smallest <= 0:
-            raise InputError(f"an ellipsoid needs a positive definite matrix; the smallest eigenvalue is {smallest:.6g}")
+        values = torch.linalg.eigvalsh(W.detach())
+        smallest, rounding = float(values[0]), len(W) * torch.finfo(W.dtype).eps * float(values[-1])
+        if smallest <= max(0.0, rounding):
+            raise InputError(
+                f"an ellipsoid needs a positive definite matrix; the smallest eigenvalue is {smallest:.6g}"
+            )
         object.__setattr__(self, "W", W)
 
     def _quadratic(self, x: Tensor, v: Tensor) -> Tensor:

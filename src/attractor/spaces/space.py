@@ -62,10 +62,11 @@ class Space(Record):
         """Put tokens on the space before a flow; a zero vector has no direction and is refused."""
         length = self.norm(x)
         if self.curved and bool((length == 0).any()):
-            index = tuple(int(i) for i in torch.nonzero(length == 0)[0])
-            raise InputError(f"token {index if len(index) > 1 else index[0]} is the zero vector, which has no place on the {self.name}")
+            where = torch.nonzero(length == 0)[0].tolist()
+            raise InputError(f"token {where[-1]} is the zero vector, which has no place on the {self.name}")
         # points already on the space are kept bit for bit, so that a flow can continue another
-        return torch.where(self.contains(x, 1e-15).unsqueeze(-1), x, self.retract(x)) if self.curved else x
+        rounding = 16 * torch.finfo(x.dtype).eps
+        return torch.where(self.contains(x, rounding).unsqueeze(-1), x, self.retract(x)) if self.curved else x
 
 
 def space_named(name: str) -> Space:

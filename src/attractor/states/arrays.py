@@ -20,7 +20,9 @@ def floating(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
         try:
             value = torch.from_numpy(np.array(value, dtype=np.float64))
         except (TypeError, ValueError) as error:
-            raise InputError(f"{name} must be numbers in a rectangular array, got {type(value).__name__}: {error}") from None
+            raise InputError(
+                f"{name} must be numbers in a rectangular array, got {type(value).__name__}: {error}"
+            ) from None
     if value.is_complex():
         raise InputError(f"{name} must be real, got dtype {value.dtype}")
     if dtype is None:

@@ -26,9 +26,13 @@ class Gaussian(Record):
             raise InputError(f"the mean must have shape (..., d), got {tuple(mean.shape)}")
         dim = mean.shape[-1]
         if covariance.ndim < 2 or tuple(covariance.shape[-2:]) != (dim, dim):
-            raise InputError(f"the covariance must have shape (..., {dim}, {dim}) like the mean, got {tuple(covariance.shape)}")
+            raise InputError(
+                f"the covariance must have shape (..., {dim}, {dim}) like the mean, got {tuple(covariance.shape)}"
+            )
         if covariance.shape[:-2] != mean.shape[:-1]:
-            raise InputError(f"mean {tuple(mean.shape)} and covariance {tuple(covariance.shape)} have different ensemble axes")
+            raise InputError(
+                f"mean {tuple(mean.shape)} and covariance {tuple(covariance.shape)} have different ensemble axes"
+            )
         size = covariance.detach().abs().amax().clamp_min(1e-300)
         asymmetry = float((covariance - covariance.mT).detach().abs().amax() / size)
         if asymmetry > 1e-10:

@@ -41,7 +41,9 @@ class Tokens(Record):
         if points.ndim < 2:
             raise InputError(f"tokens must have shape (..., n, d), got {tuple(points.shape)}")
         if points.shape[-2] == 0 or points.shape[-1] == 0:
-            raise InputError(f"there must be at least one token of at least one dimension, got shape {tuple(points.shape)}")
+            raise InputError(
+                f"there must be at least one token of at least one dimension, got shape {tuple(points.shape)}"
+            )
         if points.numel() == 0:
             raise InputError(f"an ensemble axis is empty: tokens have shape {tuple(points.shape)}")
         object.__setattr__(self, "points", finite(points, "tokens"))

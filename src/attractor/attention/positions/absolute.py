@@ -38,7 +38,11 @@ class Absolute(Positions):
 
     def _rows(self, tokens: Tokens) -> Tensor:
         places = indices(tokens)
-        if bool((places < 0).any()) or bool((places >= self.table.shape[0]).any()) or bool((places != places.round()).any()):
+        if (
+            bool((places < 0).any())
+            or bool((places >= self.table.shape[0]).any())
+            or bool((places != places.round()).any())
+        ):
             raise InputError(
                 f"the position table has places 0 to {self.table.shape[0] - 1}; the tokens stand at "
                 f"{float(places.min()):g} to {float(places.max()):g}"

@@ -29,11 +29,15 @@ class Rotary(Positions):
         if not self.theta > 0:
             raise InputError(f"rotary positions need theta > 0, got {self.theta}")
         if self.dim is not None and (self.dim < 2 or self.dim % 2):
-            raise InputError(f"rotary positions turn pairs of coordinates: dim must be even and at least 2, got {self.dim}")
+            raise InputError(
+                f"rotary positions turn pairs of coordinates: dim must be even and at least 2, got {self.dim}"
+            )
 
     def check(self, dim: int, head_dim: int) -> None:
         if self.dim is None and head_dim % 2:
-            raise InputError(f"rotary positions turn pairs of coordinates: the head dimension must be even, got {head_dim}")
+            raise InputError(
+                f"rotary positions turn pairs of coordinates: the head dimension must be even, got {head_dim}"
+            )
         if self.dim is not None and self.dim > head_dim:
             raise InputError(f"rotary positions turn {self.dim} coordinates but the head has {head_dim}")
 

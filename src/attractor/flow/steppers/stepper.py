@@ -85,7 +85,9 @@ def stepper_named(name: str) -> Stepper:
     """A method by name."""
     from attractor.flow import steppers
 
-    methods = {found.name: found for found in (steppers.Dopri5, steppers.Dop853, steppers.RK4, steppers.Euler, steppers.Layers)}
+    methods = {
+        found.name: found for found in (steppers.Dopri5, steppers.Dop853, steppers.RK4, steppers.Euler, steppers.Layers)
+    }
     if name not in methods:
         raise InputError(f"method {name!r} is not known; the methods are {', '.join(methods)}")
     return methods[name]()
