@@ -211,7 +211,8 @@ class Attention(Law):
         if self.mask is not None:
             self.mask.hide(tokens)
         if self.positions is not None:
-            self.positions.enter(tokens), self.positions.shift(tokens)
+            self.positions.enter(tokens)
+            self.positions.shift(tokens)
         if self.query.ndim == 4 and tokens.points.shape[:-2].numel() != self.query.shape[0]:
             raise InputError(
                 f"the law has parameters for {self.query.shape[0]} ensemble members, the state has {tokens.points.shape[:-2].numel()}"

@@ -103,7 +103,7 @@ class Store:
         if not path.exists():
             return None
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
         except Exception as error:
             raise StoreError(f"the checkpoint {path} is damaged: {_one_line(error)}") from None

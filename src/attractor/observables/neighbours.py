@@ -11,6 +11,7 @@ from torch import Tensor
 
 PAIRS = 1 << 22  # pairs held at once
 SMALL = 1 << 9  # tokens up to which all pairs of a state are compared at once
+EDGES = 1 << 24  # pairs of close tokens that a graph may hold
 FLAT = 8  # dimensions up to which a tree of cells pays
 Array = np.ndarray
 
@@ -44,12 +45,27 @@ def _batch(points: Tensor, taking_part: Array, reach: Array) -> Array:
 
 
 def _large(points: Tensor, reach: float) -> Array:
+    pairs = _close_pairs(points, reach)
+    # where most tokens are close to each other there are too many pairs to list, but a flood ends after few waves
+    return _flood(points, reach) if pairs is None else _first_members(pairs[:, 0], pairs[:, 1], len(points))
+
+
+def _close_pairs(points: Tensor, reach: float) -> Array | None:
+    """All pairs (p, 2) within reach, each once; None if there are too many."""
+    n = len(points)
     if points.shape[-1] <= FLAT:
         tree = KDTree(points.numpy())
-        if tree.count_neighbors(tree, reach) <= 4 * PAIRS:
-            pairs = tree.query_pairs(reach, output_type="ndarray")
-            return _first_members(pairs[:, 0], pairs[:, 1], len(points))
-    return _flood(points, reach)
+        if tree.count_neighbors(tree, reach) > EDGES:
+            return None
+        return tree.query_pairs(reach, output_type="ndarray")
+    found, count, height = [], 0, max(1, PAIRS // n)
+    for start in range(0, n, height):
+        i, j = np.nonzero(np.triu(_close(points[start : start + height], points[start:], reach).numpy(), 1))
+        found.append(np.stack((i, j), -1) + start)
+        count += len(i)
+        if count > EDGES:
+            return None
+    return np.concatenate(found)
 
 
 def _flood(points: Tensor, reach: float) -> Array:
