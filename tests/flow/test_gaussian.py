@@ -107,7 +107,9 @@ def test_rank_stays_and_covariances_stay_positive():
 def test_an_ensemble_of_gaussians_equals_its_members():
     starts = [random_gaussian(seed) for seed in (1, 2, 3)]
     law = random_law(10)
-    together = at.flow(law, at.Gaussian(torch.stack([s.mean for s in starts]), torch.stack([s.covariance for s in starts])), until=0.2)
+    together = at.flow(
+        law, at.Gaussian(torch.stack([s.mean for s in starts]), torch.stack([s.covariance for s in starts])), until=0.2
+    )
     for index, start in enumerate(starts):
         alone = at.flow(law, start, until=0.2)
         torch.testing.assert_close(together.covariances[-1][index], alone.covariances[-1], rtol=1e-7, atol=1e-9)

@@ -80,7 +80,8 @@ def same(run: at.Trajectory, other: at.Trajectory) -> bool:
     return (
         torch.equal(run.points, other.points)
         and torch.equal(run.times, other.times)
-        and [[getattr(o, k) for k in keys] for o in run.outcomes] == [[getattr(o, k) for k in keys] for o in other.outcomes]
+        and [[getattr(o, k) for k in keys] for o in run.outcomes]
+        == [[getattr(o, k) for k in keys] for o in other.outcomes]
         and [(e.time, e.mass, e.members) for e in run.events] == [(e.time, e.mass, e.members) for e in other.events]
         and (run.stats.evaluations, run.stats.accepted) == (other.stats.evaluations, other.stats.accepted)
     )
@@ -169,7 +170,12 @@ def test_a_law_that_is_a_function_must_be_given_again(tmp_path):
 
 def run_short(path, seed=0, **options):
     return at.flow(
-        at.Attention.isotropic(3, 1.0), at.Tokens.uniform(4, 3, seed=seed), space=at.Sphere(), until=1.0, store=path, **options
+        at.Attention.isotropic(3, 1.0),
+        at.Tokens.uniform(4, 3, seed=seed),
+        space=at.Sphere(),
+        until=1.0,
+        store=path,
+        **options,
     )
 
 
@@ -222,7 +228,7 @@ def test_a_store_of_another_schema_is_refused(tmp_path):
     words = json.loads(path.read_text())
     words["attributes"]["schema"] = "attractor.run/99"
     path.write_text(json.dumps(words))
-    with pytest.raises(StoreError, match="attractor.run/99"):
+    with pytest.raises(StoreError, match=r"attractor\.run/99"):
         at.load(tmp_path / "run")
 
 
@@ -270,7 +276,10 @@ FULL = """
 
 def test_a_real_limit_on_file_size_is_one_clear_sentence(tmp_path):
     process = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path / "run")], capture_output=True, text=True, check=False
+        [sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert process.stdout.count("\n") == 1
     assert "the disk is full" in process.stdout

@@ -81,7 +81,8 @@ class Collapse(Rule):
     name: ClassVar[str] = "collapsed"
 
     def measure(self, view: View) -> np.ndarray:
-        return view.norms() / (self.tolerance * np.maximum(view.size, 1e-300))
+        with np.errstate(invalid="ignore"):  # both are infinite once squares overflow; NaN does not stop a run
+            return view.norms() / (self.tolerance * np.maximum(view.size, 1e-300))
 
     def message(self, view: View, index: int) -> str:
         return f"all tokens went to zero: no norm is above {self.tolerance:.3g} of the largest at the start"

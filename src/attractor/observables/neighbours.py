@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial import KDTree
 from torch import Tensor
 
 PAIRS = 1 << 22  # pairs held at once
@@ -54,6 +51,8 @@ def _close_pairs(points: Tensor, reach: float) -> Array | None:
     """All pairs (p, 2) within reach, each once; None if there are too many."""
     n = len(points)
     if points.shape[-1] <= FLAT:
+        from scipy.spatial import KDTree  # scipy's parts are slow to import, so they are met where they are used
+
         tree = KDTree(points.numpy())
         if tree.count_neighbors(tree, reach) > EDGES:
             return None
@@ -85,6 +84,9 @@ def _flood(points: Tensor, reach: float) -> Array:
 
 def _first_members(i: Array, j: Array, nodes: int) -> Array:
     """For every node the smallest node of its component."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     graph = coo_array((np.ones(len(i), dtype=np.int8), (i, j)), shape=(nodes, nodes))
     _, labels = connected_components(graph, directed=False)
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
