@@ -172,7 +172,7 @@ def test_too_few_rounds_is_an_error_that_says_what_to_do() -> None:
 
 
 @pytest.mark.theorem
-@pytest.mark.parametrize("spread", [20.0, 200.0, 2000.0])
+@pytest.mark.parametrize("spread", [20.0, 200.0, 600.0])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_scores_far_above_eps_still_have_both_marginals(spread, weighted):
     """Alternating rounds alone would need about e^(spread/2) of them."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import attractor as at
-from attractor.flow import Collapse, Consensus, Steady
+from attractor.flow import Collapse, Consensus, Rule, Steady
 from attractor.flow.outcome import MEANINGS
 
 SPHERE = at.Sphere()
@@ -312,7 +312,7 @@ def test_a_budget_of_seconds() -> None:
 
 
 @pytest.mark.parametrize("rule", [Consensus(1e-2), Steady(1e-3)], ids=["consensus", "steady"])
-def test_rules_have_tolerances_of_the_user(rule: at.flow.Rule) -> None:  # type: ignore[name-defined]
+def test_rules_have_tolerances_of_the_user(rule: Rule) -> None:
     run = at.flow(at.Attention.isotropic(3, 1.0), at.Tokens.uniform(6, 3, seed=1), space=SPHERE, until=20.0, stop=[rule])
     assert_says(run, rule.name)
     assert run.outcome.time < 18
