@@ -143,7 +143,9 @@ def test_masses_and_places_of_every_member() -> None:
     assert_members_are_single_runs(lambda number: law, tokens, at.flow(law, tokens, **options), 1e-9, **options)
 
 
-@pytest.mark.parametrize("kernel", [at.Softmax(), at.Sinkhorn(eps=8.0), at.Exponential()], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel", [at.Softmax(), at.Sinkhorn(eps=8.0), at.Exponential()], ids=lambda kernel: kernel.name
+)
 def test_members_merge_by_themselves(kernel: at.Kernel) -> None:
     """Rows left over by a member with fewer tokens carry no mass and change nothing."""
     law = at.Attention.isotropic(2, 6.0 if kernel.normalised else 1.0, kernel=kernel)

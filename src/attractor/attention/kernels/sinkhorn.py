@@ -26,7 +26,8 @@ class Sinkhorn(Kernel):
     Potentials are found by alternating logsumexp rounds,
     :math:`f_i = -\log\sum_j m_j e^{s_{ij}/\varepsilon + g_j}` and likewise g, until they change by less than ``tolerance``
     (the relative error of the marginals); where the score matrix is symmetric positive semi-definite f = g and averaged
-    half-steps halve the error each round. What has not settled after 50 rounds is finished by Newton's method. First derivatives come from the equations of the potentials, not from the rounds.
+    half-steps halve the error each round. What has not settled after 50 rounds is finished by Newton's method. First
+    derivatives come from the equations of the potentials, not from the rounds.
     A mask acts on the finished coupling: hidden keys are dropped and rows renormalised (a causal pattern carries no
     coupling with equal marginals but the identity).
     """
