@@ -31,12 +31,12 @@ def test_a_merged_run_is_the_run(kernel: str | at.Kernel) -> None:
     """Against the same run unmerged: within a small multiple of the tolerance, for masses that differ."""
     law = at.Attention.isotropic(3, 3.0 if kernel != "exponential" else 1.0, kernel=kernel)
     tokens = at.Tokens(SPHERE.random(10, 3, seed=4), masses=np.linspace(0.05, 0.2, 10))
-    options = {"space": SPHERE, "save": [1.0, 6.0, 12.0], "rtol": 1e-5, "atol": 1e-7, "stop": ()}
-    merged, plain = (at.flow(law, tokens, merge=merge, **options) for merge in (1e-4, False))
+    options = {"space": SPHERE, "save": [1.0, 5.0, 10.0], "rtol": 1e-4, "atol": 1e-6, "stop": ()}
+    merged, plain = (at.flow(law, tokens, merge=merge, **options) for merge in (1e-3, False))
     if kernel == "softmax":
         assert merged.stats.merges > 0
     assert plain.stats.merges == 0
-    torch.testing.assert_close(merged.points, plain.points, rtol=0, atol=1e-4)
+    torch.testing.assert_close(merged.points, plain.points, rtol=0, atol=1e-3)
 
 
 def test_merging_adds_an_error_of_second_order() -> None:
@@ -174,7 +174,7 @@ def test_tokens_merge_in_flat_space_when_asked_for() -> None:
     law = at.Attention(np.zeros((2, 2)), np.zeros((2, 2)), np.eye(2)) + at.Affine(-np.eye(2))
     run = at.flow(law, at.Tokens.gaussian(6, 2, seed=1), until=20.0, merge=1e-4, stop=())
     assert run.stats.merges == 5
-    torch.testing.assert_close(run.final.points[0], run.initial.points.mean(0), rtol=0, atol=1e-4)
+    torch.testing.assert_close(run.final.points[0], run.initial.points.mean(0), rtol=0, atol=1e-3)
 
 
 @pytest.mark.theorem

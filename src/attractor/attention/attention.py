@@ -102,7 +102,7 @@ class Attention(Law):
         """Independent normal entries of variance 1/dim in Q, K (h, k, d) and V (h, d, d); k is dim / heads unless given."""
         if head_dim is None:
             if heads < 1 or dim % heads:
-                raise InputError(f"dimension {dim} does not split into {heads} heads: give head_dim too")
+                raise InputError(f"dimension {dim} does not split into {heads} heads: give head_dim=... too")
             head_dim = dim // heads
         draw = np.random.default_rng(seed).standard_normal
         shapes = ((heads, head_dim, dim), (heads, head_dim, dim), (heads, dim, dim))
