@@ -159,7 +159,7 @@ class Integration:
         self.accepted += int(accepted.sum())
         self.rejected += int(rejected.sum())
         if accepted.any():
-            self.interpolant = self._interpolant(accepted, h, step)
+            self.interpolant = self._interpolant(h, step)
             self._tick(accepted, h, h == left, end)
             self._accept(accepted, h, step.y, step.f)
         self.watch.fail(rejected)
@@ -167,12 +167,23 @@ class Integration:
             self._finish_reached(accepted)
         self._drop_ended()
 
-    def _interpolant(self, accepted: np.ndarray, h: np.ndarray, step: Step) -> Callable[[], Inside] | None:
+    def _interpolant(self, h: np.ndarray, step: Step) -> Callable[[], Inside] | None:
         """The method's own interpolant of the step, evaluated when it is first asked for."""
         if step.slopes is None:
             return None
-        t, y, f, field = self.t, self.y, self.f, self.field
-        return cache(lambda: self.plan.stepper.inside(field, t, h, y, f, step))  # type: ignore[arg-type, return-value]
+        t, y, f, masses = self.t, self.y, self.f, self.field.masses
+
+        def evaluate() -> Inside:
+            # tokens may have merged at the end of the step; inside it they had not
+            now, self.field.masses = self.field.masses, masses
+            try:
+                inside = self.plan.stepper.inside(self.field, t, h, y, f, step)
+            finally:
+                self.field.masses = now
+            assert inside is not None
+            return inside
+
+        return cache(evaluate)
 
     def _tick(self, accepted: np.ndarray, h: np.ndarray, arrived: np.ndarray, end: float) -> None:
         """The clock, with the rounding of every sum carried on; it shows the end exactly."""

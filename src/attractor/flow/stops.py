@@ -55,6 +55,10 @@ class Rule(Record):
     def message(self, view: View, index: int) -> str:
         raise NotImplementedError
 
+    def limit(self, view: View) -> Tensor | None:
+        """The state (members, n, d) that a run approaches when the rule holds, if it may still travel; else None."""
+        return None
+
 
 @dataclass(frozen=True)
 class Consensus(Rule):
@@ -72,6 +76,9 @@ class Consensus(Rule):
     def message(self, view: View, index: int) -> str:
         return f"all tokens came together, within {self.tolerance:.3g} of each other"
 
+    def limit(self, view: View) -> Tensor:
+        return view.points.detach()[:, :1].expand_as(view.points)
+
 
 @dataclass(frozen=True)
 class Collapse(Rule):
@@ -88,11 +95,14 @@ class Collapse(Rule):
     def message(self, view: View, index: int) -> str:
         return f"all tokens went to zero: no norm is above {self.tolerance:.3g} of the largest at the start"
 
+    def limit(self, view: View) -> Tensor:
+        return torch.zeros_like(view.points)
+
 
 @dataclass(frozen=True)
 class Steady(Rule):
     """No token moves any more: at its present speed none moves by ``tolerance`` of its size before the end and speeds do not
-    grow; or all have stayed within the integrator's own noise for a tenth of the time that is left."""
+    grow; or all have stayed within the integrator's own noise for as long as there is time left."""
 
     tolerance: float = 1e-10
     name: ClassVar[str] = "steady"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 5  # steps in a row a run must look steady
 BISECTIONS = 60
+ROUNDING = 1e-14  # speed that cannot be told from rest
+STILL = 1e-9  # way, relative to its size, that a limit at rest may still go
 REST = 50  # steps for which a run must have stayed in one place to be called steady
 NOISE = 10.0  # what counts as one place, in tolerances
 
@@ -53,7 +55,7 @@ class Watch:
         """Ask the bound, the user's events and the rules, in that order, after steps of length ``taken``."""
         run, view = self.run, self.view()
         if not run.plan.space.curved:
-            self._check_bound(view, accepted)
+            self._check_bound(view, accepted, taken)
         for number, event in enumerate(self.events):
             for row in np.flatnonzero(accepted & ~run.ended):
                 self._user_event(number, event, int(row), float(taken[row]))
@@ -79,9 +81,10 @@ class Watch:
         return self.streak >= PATIENCE
 
     def _resting(self, accepted: np.ndarray) -> np.ndarray:
-        """Members whose tokens have stayed within the integrator's own noise for a tenth of the time that is left.
+        """Members whose tokens have stayed within the integrator's own noise for as long as there is time left.
 
-        Near a stable equilibrium an explicit method takes steps at its limit of stability, and speeds stay at its tolerance.
+        Near a stable equilibrium an explicit method takes steps at its limit of stability, and speeds stay at its tolerance. The
+        noise excites whatever is unstable, and what did not grow tenfold in that time does not in as long again.
         """
         run = self.run
         points = run.y.detach()
@@ -96,7 +99,7 @@ class Watch:
             self.anchor = torch.where(torch.from_numpy(moved).to(points.device).view(-1, 1, 1), points, self.anchor)
             self.anchor_t = np.where(moved, run.t, self.anchor_t)
         self.rest = np.where(moved, 0, self.rest + accepted)
-        return accepted & (self.rest >= REST) & (run.t - self.anchor_t >= 0.1 * (run.plan.until - run.t))
+        return accepted & (self.rest >= REST) & (run.t - self.anchor_t >= run.plan.until - run.t)
 
     def _met(self, rule: Rule, view: View, row: int, taken: float) -> None:
         """A rule holds; a run that owes saved states goes on and remembers it."""
@@ -104,10 +107,26 @@ class Watch:
         noted = self.noted.get(member)
         when, points = (float(run.t[row]), run.y[row]) if noted else self._locate(rule, row, taken)
         outcome = noted or Outcome(rule.name, when, rule.message(view, row))
-        if run.recorder.pending(run.who[row : row + 1])[0]:
+        if run.recorder.pending(run.who[row : row + 1])[0] or not self._final(rule, row):
             self.noted[member] = outcome
         else:
             run.finish(row, outcome, points, when)
+
+    def _final(self, rule: Rule, row: int) -> bool:
+        """Whether the limit a rule sees is a state of rest: tokens that agree may still travel together."""
+        run = self.run
+        limit = rule.limit(self.view(rows=np.array([row])))
+        if limit is None:
+            return True
+        if not run.plan.law.autonomous:
+            return False
+        points = run.y.detach().clone()
+        points[row] = limit[0]
+        drift = run.field.velocity(run.t, points)[row]
+        speed = float(torch.linalg.vector_norm(drift, dim=-1).max())
+        return speed <= ROUNDING or speed * (run.plan.until - float(run.t[row])) <= STILL * float(
+            limit.norm(dim=-1).max()
+        )
 
     def _locate(self, rule: Rule, row: int, taken: float) -> tuple[float, Tensor]:
         """The time inside the last step when a rule began to hold."""
@@ -135,15 +154,21 @@ class Watch:
         self.values[number, member] = now
         if last <= 0 or now > 0:
             return
-        lag = _first(lambda back: value(back) <= 0, taken)
+        lag = 0.0 if run.plan.stepper.name == "layers" else _first(lambda back: value(back) <= 0, taken)
         when = float(run.t[row]) + lag
         self.log.append(Event(event.label, when, member=member))
         if event.terminal:
-            points = run.back(rows, np.array([lag]))[0]
+            points = run.y[row] if lag == 0.0 else run.back(rows, np.array([lag]))[0]
             run.finish(row, Outcome("event", when, f"the event {event.label!r} happened"), points, when)
 
-    def _check_bound(self, view: View, accepted: np.ndarray) -> None:
+    def _check_bound(self, view: View, accepted: np.ndarray, taken: np.ndarray) -> None:
         run = self.run
+        unresolved = (taken > 0) & (taken < 4.0 * np.spacing(np.maximum(np.abs(run.t), 1e-12)))
+        for row in np.flatnonzero(accepted & unresolved):
+            outcome = self._blow_up(int(row))
+            if outcome is not None:
+                run.finish(int(row), outcome, run.y[row], float(run.t[row]))
+        accepted = accepted & ~run.ended
         for row in np.flatnonzero(accepted & ~(view.norms() <= self.bound)):
             message = f"token norms grew past {self.bound:.3g}, without a sign of blow-up in finite time"
             outcome = self._blow_up(int(row)) or Outcome("diverged", float(run.t[row]), message)
