@@ -10,7 +10,6 @@ from attractor.engines.contract import Problem
 from attractor.engines.fused import kernels
 from attractor.engines.fused.gradient import Attend
 from attractor.engines.fused.layout import adjacent, column, operand, options, scaled_bias
-from attractor.engines.reference import LARGEST
 
 AXES = 16  # batch axes that the kernels can walk
 TYPES = (torch.float32, torch.float64)
@@ -33,8 +32,8 @@ def accepts(problem: Problem) -> bool:
 
 
 def rank(problem: Problem) -> float:
-    """Above all others, but for small problems with gradients: the reference has second derivatives too."""
-    return 1.5 if problem.needs_gradient and problem.pairs <= LARGEST else 3.0
+    """Above all others."""
+    return 3.0
 
 
 def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
@@ -48,6 +47,8 @@ def forward(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
     batch, q = problem.batch, problem.q
     k, v, bias = adjacent(problem.k), problem.v, scaled_bias(problem)
     output = logsumexp = None
+    if not problem.keys:  # an empty tensor has no address
+        return _nothing(problem)
     if v is not None:
         v = adjacent(v)
         output = torch.empty((*batch, problem.queries, v.shape[-1]), dtype=q.dtype)
@@ -64,3 +65,11 @@ def forward(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
         column(logsumexp, batch),
     )
     return output, logsumexp
+
+
+def _nothing(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+    """Every row sees nothing."""
+    rows, q = (*problem.batch, problem.queries), problem.q
+    output = None if problem.v is None else torch.zeros((*rows, problem.v.shape[-1]), dtype=q.dtype)
+    sums = problem.mode in ("softmax", "exponential")
+    return output, torch.full(rows, -torch.inf, dtype=q.dtype) if sums else None

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from attractor.engines import blockwise
 from attractor.engines.contract import Problem
 from attractor.engines.fused import kernels
 from attractor.engines.fused.layout import LOG2E, adjacent, column, operand, options, scaled_bias
 
 
 class Attend(torch.autograd.Function):
-    """``attend`` with first derivatives; for second ones ask for the engine ``reference`` or ``blockwise``."""
+    """``attend`` with analytic first derivatives; where second ones may follow, the gradient is that of ``blockwise``."""
 
     @staticmethod
     def forward(
@@ -29,12 +29,23 @@ class Attend(torch.autograd.Function):
         return output, logsumexp
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor | None, grad_logsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, key_bias, visible, output, logsumexp = ctx.saved_tensors
         mode, causal, window, skip_self = ctx.options
         problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self)
+        if torch.is_grad_enabled():  # create_graph=True
+            return None, *_differentiable(problem, grad_output, grad_logsumexp)
         return None, *_gradients(problem, output, logsumexp, grad_output, grad_logsumexp, ctx.needs_input_grad[1:])
+
+
+def _differentiable(problem: Problem, *directions: Tensor | None) -> list[Tensor | None]:
+    # views, so that one tensor in two roles gets the gradient of each
+    parts = [None if part is None else part.view_as(part) for part in (problem.q, problem.k, problem.v, problem.key_bias)]
+    results = blockwise.run(Problem(*parts, problem.mode, problem.causal, problem.window, problem.visible, problem.skip_self))  # type: ignore[arg-type]
+    pairs = [(one, two) for one, two in zip(results, directions, strict=True) if one is not None and two is not None]
+    wanted = [part for part in parts if part is not None and part.requires_grad]
+    found = iter(torch.autograd.grad([one for one, _ in pairs], wanted, [two for _, two in pairs], create_graph=True))
+    return [next(found) if part is not None and part.requires_grad else None for part in parts]
 
 
 def _gradients(
@@ -89,8 +100,8 @@ def _row_terms(
     if logsumexp is None:
         return None, None
     blind = logsumexp == -torch.inf
-    level = torch.where(blind, torch.inf, logsumexp * LOG2E)
+    level = adjacent(torch.where(blind, torch.inf, logsumexp * LOG2E))
     term = torch.zeros_like(logsumexp) if grad_logsumexp is None else grad_logsumexp
     if problem.mode == "softmax" and output is not None and grad_output is not None:
         term = term - (grad_output * output).sum(-1)
-    return level, torch.where(blind, 0.0, term)
+    return level, adjacent(torch.where(blind, 0.0, term))

@@ -31,8 +31,8 @@ def operand(tensor: Tensor | None, batch: torch.Size) -> Operand:
 
 
 def column(tensor: Tensor | None, batch: torch.Size) -> Operand:
-    """The same for one number per row, (..., rows); these lie beside each other."""
-    return [] if tensor is None else operand(adjacent(tensor).unsqueeze(-2), batch)
+    """The same for one number per row, (..., rows); these must lie beside each other."""
+    return [] if tensor is None else operand(tensor.unsqueeze(-2), batch)
 
 
 def scaled_bias(problem: Problem) -> Tensor | None:
@@ -40,7 +40,7 @@ def scaled_bias(problem: Problem) -> Tensor | None:
     bias = problem.key_bias
     if bias is None:
         return None
-    return bias.detach() if problem.mode == "linear" else bias.detach() * LOG2E
+    return adjacent(bias.detach() if problem.mode == "linear" else bias.detach() * LOG2E)
 
 
 def options(problem: Problem, batch: torch.Size) -> Options:
