@@ -54,9 +54,11 @@ def blockwise_in_jax(x: Tensor, rows: int = 256) -> Contender | None:
     points = jnp.asarray(x.numpy())
 
     @jax.jit
-    def evaluate(points):  # noqa: ANN001, ANN202
+    def evaluate(points):
         blocks = points.reshape(-1, rows, points.shape[-1])
-        return jax.lax.map(lambda block: jax.nn.softmax(block @ points.T, axis=-1) @ points, blocks).reshape(points.shape)
+        return jax.lax.map(lambda block: jax.nn.softmax(block @ points.T, axis=-1) @ points, blocks).reshape(
+            points.shape
+        )
 
     return lambda: torch.from_numpy(__import__("numpy").array(evaluate(points).block_until_ready()))
 
@@ -96,7 +98,8 @@ def main() -> None:
             some = slice(0, min(512, given.tokens))
             exact, _ = attend(x[some].double(), x.double(), x.double(), engine="reference")
             got, _ = attend(x, x, x, engine="fused")
-            assert exact is not None and got is not None
+            assert exact is not None
+            assert got is not None
             for name, seconds in times.items():
                 ratios = [other / own for other, own in zip(seconds, times["fused"], strict=True)]
                 rows.append(

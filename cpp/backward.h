@@ -49,12 +49,12 @@ void slope(Vector<T>* tile, Vector<T>* slopes, int64_t count, const Vector<T>* l
             const Vector<T> x = tile[j * NQ + column], g = slopes[j * NQ + column];
             const Vector<T> t = swapped ? splat<T>(term ? term[j] : 0) : lane_term[column];
             if constexpr (mode == Mode::softmax) {
-                tile[j * NQ + column] = exp2<false>(x);
+                tile[j * NQ + column] = exp2<Domain::any>(x);
                 slopes[j * NQ + column] = tile[j * NQ + column] * (g + t);
             } else if constexpr (mode == Mode::exponential) {
                 const Vector<T> normaliser = swapped ? splat<T>(level[j]) : lane_level[column];
-                tile[j * NQ + column] = exp2<false>(x);
-                slopes[j * NQ + column] = tile[j * NQ + column] * g + exp2<false>(x - normaliser) * t;
+                tile[j * NQ + column] = exp2<Domain::any>(x);
+                slopes[j * NQ + column] = tile[j * NQ + column] * g + exp2<Domain::any>(x - normaliser) * t;
             } else if constexpr (mode == Mode::sigmoid) {
                 const Vector<T> weight = sigmoid2(x);
                 tile[j * NQ + column] = weight;

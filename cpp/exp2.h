@@ -3,12 +3,15 @@
 // Largest relative error where the result is a normal number, measured by tests/engines/test_fused.py over the whole range:
 // float32 2e-7 (degree 5, 9.3e-8 in exact arithmetic), float64 3e-16 (degree 11, 2.0e-17; with a table of 16 entries degree
 // 6, 1.5e-17). Below 2^-126 (2^-1022) the result goes to 0 with absolute error below the smallest normal number; 2^-inf = 0.
-// Above the largest number `bounded = false` gives infinity; `bounded = true` promises that there is no such x.
+// Above the largest number it is infinity. What is known of x saves the comparisons: see `Domain`.
 #pragma once
 
 #include "simd.h"
 
 namespace attractor::ATTRACTOR_ISA {
+
+// `inside`: the result is a normal number; `below`: it does not overflow.
+enum class Domain { any, below, inside };
 
 template <class T>
 struct Exponent;
@@ -52,10 +55,10 @@ struct Exponent<double> {
 #if defined(ATTRACTOR_HAS_SCALE)
 
 // The scaling instruction overflows and underflows by itself; only -inf, whose r is no number, must be kept away.
-template <bool bounded>
+template <Domain domain>
 ATTRACTOR_INLINE Vector<float> exp2(Vector<float> x) {
-    x = larger(splat<float>(-200.0f), x);
-    if constexpr (!bounded) x = smaller(splat<float>(200.0f), x);
+    if constexpr (domain != Domain::inside) x = larger(splat<float>(-200.0f), x);
+    if constexpr (domain == Domain::any) x = smaller(splat<float>(200.0f), x);
     Vector<float> n = (x + Exponent<float>::magic) - Exponent<float>::magic;
     return scale(Exponent<float>::polynomial(x - n), n);
 }
@@ -66,11 +69,11 @@ alignas(64) constexpr double sixteenths[16] = {
     0x1.6a09e667f3bcdp+0, 0x1.7a11473eb0187p+0, 0x1.8ace5422aa0dbp+0, 0x1.9c49182a3f090p+0,
     0x1.ae89f995ad3adp+0, 0x1.c199bdd85529cp+0, 0x1.d5818dcfba487p+0, 0x1.ea4afa2a490dap+0};
 
-template <bool bounded>
+template <Domain domain>
 ATTRACTOR_INLINE Vector<double> exp2(Vector<double> x) {
     constexpr double magic = 0x1.8p48;  // rounds to sixteenths
-    x = larger(splat<double>(-1200.0), x);
-    if constexpr (!bounded) x = smaller(splat<double>(1200.0), x);
+    if constexpr (domain != Domain::inside) x = larger(splat<double>(-1200.0), x);
+    if constexpr (domain == Domain::any) x = smaller(splat<double>(1200.0), x);
     Vector<double> rounded = x + magic, n = rounded - magic, r = x - n;
     Vector<double> p = r * 1.54037239807492565e-04 + 1.33337815767842682e-03;
     p = p * r + 9.61812910691953703e-03;
@@ -84,24 +87,24 @@ ATTRACTOR_INLINE Vector<double> exp2(Vector<double> x) {
 #else
 
 // At the bounds r = 0, so the polynomial is exactly 1, and adding n to its exponent gives exactly 0 or infinity.
-template <class T, bool bounded>
+template <class T, Domain domain>
 ATTRACTOR_INLINE Vector<T> power(Vector<T> x) {
     using E = Exponent<T>;
-    x = larger(splat<T>(E::lowest), x);
-    if constexpr (!bounded) x = smaller(splat<T>(E::highest), x);
+    if constexpr (domain != Domain::inside) x = larger(splat<T>(E::lowest), x);
+    if constexpr (domain == Domain::any) x = smaller(splat<T>(E::highest), x);
     Vector<T> rounded = x + E::magic;
     Vector<T> p = E::polynomial(x - (rounded - E::magic));
     return (Vector<T>)((Integers<T>)p + ((Integers<T>)rounded << E::mantissa));
 }
 
-template <bool bounded>
+template <Domain domain>
 ATTRACTOR_INLINE Vector<float> exp2(Vector<float> x) {
-    return power<float, bounded>(x);
+    return power<float, domain>(x);
 }
 
-template <bool bounded>
+template <Domain domain>
 ATTRACTOR_INLINE Vector<double> exp2(Vector<double> x) {
-    return power<double, bounded>(x);
+    return power<double, domain>(x);
 }
 
 #endif
@@ -109,7 +112,7 @@ ATTRACTOR_INLINE Vector<double> exp2(Vector<double> x) {
 // 1 / (1 + 2^-x): 0 at -inf, 1 at +inf, and accurate relative to itself between.
 template <class V>
 ATTRACTOR_INLINE V sigmoid2(V x) {
-    return 1 / (1 + exp2<false>(-x));
+    return 1 / (1 + exp2<Domain::any>(-x));
 }
 
 }  // namespace attractor::ATTRACTOR_ISA

@@ -51,7 +51,7 @@ bool raise(Sums<T, NQ>& sums, const Vector<T>* peak, int64_t count, Vector<T>* t
         const Integers<T> over = peak[column] > sums.limit[column];
         const Integers<T> fresh = sums.limit[column] < 0;
         const Vector<T> rise = over ? peak[column] : Vector<T>{};
-        const Vector<T> factor = fresh ? Vector<T>{} + 1 : exp2<false>(-rise);
+        const Vector<T> factor = fresh ? Vector<T>{} + 1 : exp2<Domain::any>(-rise);
         for (int64_t feature = 0; feature < sums.features; feature++) sums.whole[feature * NQ + column] *= factor;
         sums.total[column] *= factor;
         sums.shift[column] += rise;
@@ -77,7 +77,7 @@ void weigh(Vector<T>* tile, int64_t count, Vector<T>* total) {
 #pragma GCC unroll 8
         for (int column = 0; column < NQ; column++) {
             const Vector<T> x = tile[j * NQ + column];
-            const Vector<T> weight = mode == Mode::sigmoid ? sigmoid2(x) : exp2<mode == Mode::softmax>(x);
+            const Vector<T> weight = mode == Mode::sigmoid ? sigmoid2(x) : exp2<mode == Mode::softmax ? Domain::below : Domain::any>(x);
             sum[column] += weight;
             tile[j * NQ + column] = weight;
         }

@@ -61,7 +61,7 @@ template <class T>
 void powers(const void* from, void* to, int64_t count) {
     for (int64_t index = 0; index < count; index++) {
         const Vector<T> x = splat<T>(((const T*)from)[index]);
-        ((T*)to)[index] = exp2<false>(x)[0];
+        ((T*)to)[index] = exp2<Domain::any>(x)[0];
     }
 }
 

@@ -141,7 +141,9 @@ def test_the_reference_and_the_kernels_agree(instruction_set: str, dtype: torch.
 def test_large_awkward_sizes(instruction_set: str, dtype: torch.dtype) -> None:
     for seed in range(12):
         tensors, options, size = question(1000 + seed, dtype, large=True)
-        agree(tensors, options, size, seed % 3 == 0 and size <= 30, f"seed {1000 + seed}, {options['mode']}, size {size}")
+        agree(
+            tensors, options, size, seed % 3 == 0 and size <= 30, f"seed {1000 + seed}, {options['mode']}, size {size}"
+        )
 
 
 @built
@@ -171,10 +173,12 @@ def test_only_the_gradients_that_are_asked_for() -> None:
     for leaf in (q, k, v):
         leaf.requires_grad_()
         output, logsumexp = attend(q, k, v, engine="fused")
-        assert output is not None and logsumexp is not None
+        assert output is not None
+        assert logsumexp is not None
         (got,) = torch.autograd.grad(logsumexp.sum() + output.square().sum(), leaf)
         output, logsumexp = attend(q, k, v, engine="reference")
-        assert output is not None and logsumexp is not None
+        assert output is not None
+        assert logsumexp is not None
         (wanted,) = torch.autograd.grad(logsumexp.sum() + output.square().sum(), leaf)
         torch.testing.assert_close(got, wanted)
         leaf.requires_grad_(False)
@@ -249,7 +253,8 @@ def test_many_keys_do_not_wear_float32_down(instruction_set: str) -> None:
         y = x.to(dtype)
         for beta in (1.0, 9.0):
             got, logsumexp = attend(beta * y[:16], y, y, engine="fused")
-            assert got is not None and logsumexp is not None
+            assert got is not None
+            assert logsumexp is not None
             exact = y.numpy().astype(np.longdouble)
             powers = np.exp((beta * y[:16]).numpy().astype(np.longdouble) @ exact.T)
             total = powers.sum(-1, keepdims=True)
@@ -298,9 +303,11 @@ def test_nothing_to_do() -> None:
     empty = torch.zeros(0, 3)
     some = torch.ones(4, 3)
     output, logsumexp = attend(empty, some, some, engine="fused")
-    assert output is not None and output.shape == (0, 3)
+    assert output is not None
+    assert output.shape == (0, 3)
     output, logsumexp = attend(some, empty, empty, engine="fused")
-    assert output is not None and logsumexp is not None
+    assert output is not None
+    assert logsumexp is not None
     assert output.tolist() == [[0.0] * 3] * 4
     assert bool((logsumexp == -torch.inf).all())
 
@@ -328,13 +335,17 @@ def test_what_it_accepts() -> None:
 @built
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kernels.VARIABLE, "mmx")
-    with pytest.raises(InputError, match=r"ATTRACTOR_ISA is 'mmx', but the instruction sets that run here are .*scalar"):
+    with pytest.raises(
+        InputError, match=r"ATTRACTOR_ISA is 'mmx', but the instruction sets that run here are .*scalar"
+    ):
         attend(torch.ones(2, 1), torch.ones(2, 1), None, engine="fused")
 
 
 def test_without_the_extension_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing was compiled the engine says why, and the reference does the work."""
-    gone = engines.Engine("fused", fused.run, fused.accepts, fused.rank, reason="the compiled extension is not built: test")
+    gone = engines.Engine(
+        "fused", fused.run, fused.accepts, fused.rank, reason="the compiled extension is not built: test"
+    )
     monkeypatch.setitem(engines.dispatch._engines, "fused", gone)
     x = torch.ones(3, 2)
     with using(None) as seen:

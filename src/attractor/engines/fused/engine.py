@@ -26,7 +26,7 @@ def accepts(problem: Problem) -> bool:
         and all(type(part) in (Tensor, torch.nn.Parameter) and part.layout == torch.strided for part in parts)
         and len(problem.batch) <= AXES
         and not torch.compiler.is_compiling()
-        and torch._C._functorch.maybe_current_level() is None
+        and torch._C._functorch.maybe_current_level() is None  # type: ignore[attr-defined]
         and forward_ad._current_level < 0
     )
 

@@ -29,7 +29,8 @@ class Attend(torch.autograd.Function):
         return output, logsumexp
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None, grad_logsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_output, grad_logsumexp = grad_outputs
         q, k, v, key_bias, visible, output, logsumexp = ctx.saved_tensors
         mode, causal, window, skip_self = ctx.options
         problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self)
@@ -40,8 +41,11 @@ class Attend(torch.autograd.Function):
 
 def _differentiable(problem: Problem, *directions: Tensor | None) -> list[Tensor | None]:
     # views, so that one tensor in two roles gets the gradient of each
-    parts = [None if part is None else part.view_as(part) for part in (problem.q, problem.k, problem.v, problem.key_bias)]
-    results = blockwise.run(Problem(*parts, problem.mode, problem.causal, problem.window, problem.visible, problem.skip_self))  # type: ignore[arg-type]
+    parts = [
+        None if part is None else part.view_as(part) for part in (problem.q, problem.k, problem.v, problem.key_bias)
+    ]
+    q, k, v, key_bias = parts
+    results = blockwise.run(replace(problem, q=q, k=k, v=v, key_bias=key_bias))  # type: ignore[arg-type]
     pairs = [(one, two) for one, two in zip(results, directions, strict=True) if one is not None and two is not None]
     wanted = [part for part in parts if part is not None and part.requires_grad]
     found = iter(torch.autograd.grad([one for one, _ in pairs], wanted, [two for _, two in pairs], create_graph=True))
@@ -61,7 +65,7 @@ def _gradients(
         problem, q=adjacent(problem.q), k=adjacent(problem.k), v=None if problem.v is None else adjacent(problem.v)
     )
     bias = scaled_bias(problem)
-    if problem.v is not None:
+    if output is not None:
         grad_output = torch.zeros_like(output) if grad_output is None else adjacent(grad_output)
     level, term = _row_terms(problem, output, logsumexp, grad_output, grad_logsumexp)
     parts = (problem.q, problem.k, problem.v, problem.key_bias)
