@@ -78,7 +78,7 @@ void backward_rows(const Problem& problem, const uint8_t* visible, const Side<T>
     const T factor = mode == Mode::linear ? T(1) : T(log2e);
     Vector<T>*points = memory, *values = points + e * NQ, *tile = values + c * NQ, *slopes = tile + depth * NQ;
     Vector<T>* offsets = slopes + depth * NQ;
-    Vector<T> level[NQ], term[NQ], zero[NQ] = {}, peak[NQ];
+    Vector<T> level[NQ], term[NQ], zero[NQ] = {};
     pack<T, NQ>(own.points + lanes.start * own.points_row, own.points_row, rows, e, factor, points);
     if (c) pack<T, NQ>(own.values + lanes.start * own.values_row, own.values_row, rows, c, T(1), values);
     pack_column<T, NQ>(own.level ? own.level + lanes.start : nullptr, rows, swapped ? T(-1) : T(1), T(0), level);
@@ -96,9 +96,9 @@ void backward_rows(const Problem& problem, const uint8_t* visible, const Side<T>
             for (int64_t j = 0; j < count; j++) ((T*)offsets)[j] = -offset[j];
             offset = (const T*)offsets;
         }
-        scores<T, NQ>(points, other.points + start * other.points_row, other.points_row, e, count, offset, shift, tile, peak);
-        scores<T, NQ>(values, c ? other.values + start * other.values_row : nullptr, other.values_row, c, count, nullptr,
-                      zero, slopes, peak);
+        scores<T, NQ, false>(points, other.points + start * other.points_row, other.points_row, e, count, offset, shift, tile, nullptr);
+        scores<T, NQ, false>(values, c ? other.values + start * other.values_row : nullptr, other.values_row, c, count, nullptr,
+                             zero, slopes, nullptr);
         if (!(swapped ? all_visible(problem, here, lanes) : all_visible(problem, lanes, here))) {
             hide<T, NQ>(problem, visible, lanes, here, swapped, mode == Mode::linear ? 0 : -infinity<T>, tile);
             hide<T, NQ>(problem, visible, lanes, here, swapped, 0, slopes);

@@ -67,7 +67,7 @@ void powers(const void* from, void* to, int64_t count) {
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {[] { return group<T>; }, scratch<T>, forward<T>, backward<T, false>, backward<T, true>, powers<T>};
+    return {[] { return group<T>; }, scratch<T>, measure<T>, forward<T>, backward<T, false>, backward<T, true>, powers<T>};
 }
 
 }  // namespace attractor::ATTRACTOR_ISA

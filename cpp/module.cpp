@@ -68,13 +68,14 @@ Operand operand(const Numbers& numbers, int axes) {
 
 struct Call {
     Problem problem;
-    const Kernels* kernels;
+    const Kernels *kernels, *float64;
     int threads;
 
     Call(const std::string& set, bool is_double, int threads_, const Numbers& shape, const Numbers& sizes, int mode,
          bool causal, int64_t window, bool skip_self)
         : threads(threads_) {
         const InstructionSet& chosen = named(set);
+        float64 = &chosen.float64;
         kernels = is_double ? &chosen.float64 : &chosen.float32;
         if (shape.size() > max_axes) throw std::invalid_argument("too many batch axes");
         if (sizes.size() != 4) throw std::invalid_argument("sizes are (n, m, e, c)");
@@ -88,6 +89,17 @@ struct Call {
         problem.causal = causal;
         problem.window = window;
         problem.skip_self = skip_self;
+    }
+
+    // Bounds of all members, two numbers each; nothing if reading the keys once more would not pay.
+    std::vector<double> measure() const {
+        if (problem.n < 8 || (problem.mode != Mode::softmax && problem.mode != Mode::exponential)) return {};
+        std::vector<double> reach(2 * size_t(problem.members));
+        const size_t bytes = 2 * (kernels == float64 ? sizeof(double) : sizeof(float));
+        parallel(problem.members, problem.members * problem.m > 20000 ? threads : 1, [&](int64_t member, int) {
+            kernels->measure(problem, member, reinterpret_cast<char*>(reach.data()) + bytes * member);
+        });
+        return reach;
     }
 
     void run(void (*kernel)(const Problem&, int64_t, void*), int64_t rows) const {
@@ -113,6 +125,8 @@ void forward(const std::string& set, bool is_double, int threads, const Numbers&
     problem.bias = operand(bias, problem.axes), problem.visible = operand(visible, problem.axes);
     problem.output = operand(output, problem.axes), problem.logsumexp = operand(logsumexp, problem.axes);
     nb::gil_scoped_release released;
+    const std::vector<double> reach = call.measure();
+    if (!reach.empty()) problem.reach = reach.data();
     call.run(call.kernels->forward, problem.n);
 }
 

@@ -29,6 +29,8 @@ struct Problem {
     bool causal = false;
     int64_t window = 0;  // 0: none
     bool skip_self = false;
+    // For each member, a bound on |k_j| and one on |bias_j|, of the problem's number type; null: not known.
+    const void* reach = nullptr;
     Operand q, k, v, bias, visible, output, logsumexp;
     // Backward: the gradient of the output, log2 of the normaliser (+inf for a row that sees nothing), and the number
     // added to <grad output_i, v_j> in ds_ij: see backward.h. Then the results.
@@ -39,6 +41,7 @@ struct Problem {
 struct Kernels {
     int64_t (*group)();                                     // rows of a task
     size_t (*scratch)(const Problem&);                      // bytes a worker needs
+    void (*measure)(const Problem&, int64_t member, void* reach);  // writes the two bounds of a member
     void (*forward)(const Problem&, int64_t task, void* scratch);
     void (*backward_queries)(const Problem&, int64_t task, void* scratch);
     void (*backward_keys)(const Problem&, int64_t task, void* scratch);
