@@ -21,14 +21,9 @@ struct Exponent<float> {
     static constexpr float magic = 0x1.8p23f;  // adding it rounds to an integer, which then stands in the low bits
     static constexpr float lowest = -127.0f, highest = 128.0f;
     static constexpr int mantissa = 23;
-    template <class V>
-    static ATTRACTOR_INLINE V polynomial(V r) {
-        V p = r * 1.326953527e-03f + 9.671292268e-03f;
-        p = p * r + 5.550710857e-02f;
-        p = p * r + 2.402224690e-01f;
-        p = p * r + 6.931470037e-01f;
-        return p * r + 1.0f;
-    }
+    static constexpr int degree = 5;
+    static constexpr float coefficients[degree + 1] = {1.326953527e-03f, 9.671292268e-03f, 5.550710857e-02f,
+                                                       2.402224690e-01f, 6.931470037e-01f, 1.0f};
 };
 
 template <>
@@ -36,21 +31,20 @@ struct Exponent<double> {
     static constexpr double magic = 0x1.8p52;
     static constexpr double lowest = -1023.0, highest = 1024.0;
     static constexpr int mantissa = 52;
-    template <class V>
-    static ATTRACTOR_INLINE V polynomial(V r) {
-        V p = r * 4.45496059818651856e-10 + 7.07258594926922339e-09;
-        p = p * r + 1.01780624458457737e-07;
-        p = p * r + 1.32154425879216893e-06;
-        p = p * r + 1.52527338298361192e-05;
-        p = p * r + 1.54035304417360499e-04;
-        p = p * r + 1.33335581464169356e-03;
-        p = p * r + 9.61812910760688825e-03;
-        p = p * r + 5.55041086648215970e-02;
-        p = p * r + 2.40226506959100972e-01;
-        p = p * r + 6.93147180559945286e-01;
-        return p * r + 1.0;
-    }
+    static constexpr int degree = 11;
+    static constexpr double coefficients[degree + 1] = {
+        4.45496059818651856e-10, 7.07258594926922339e-09, 1.01780624458457737e-07, 1.32154425879216893e-06,
+        1.52527338298361192e-05, 1.54035304417360499e-04, 1.33335581464169356e-03, 9.61812910760688825e-03,
+        5.55041086648215970e-02, 2.40226506959100972e-01, 6.93147180559945286e-01, 1.0};
 };
+
+template <class T>
+ATTRACTOR_INLINE Vector<T> polynomial(Vector<T> r) {
+    Vector<T> p = splat<T>(Exponent<T>::coefficients[0]);
+#pragma GCC unroll 16
+    for (int power = 1; power <= Exponent<T>::degree; power++) p = p * r + Exponent<T>::coefficients[power];
+    return p;
+}
 
 #if defined(ATTRACTOR_HAS_SCALE)
 
@@ -60,7 +54,7 @@ ATTRACTOR_INLINE Vector<float> exp2(Vector<float> x) {
     if constexpr (domain != Domain::inside) x = larger(splat<float>(-200.0f), x);
     if constexpr (domain == Domain::any) x = smaller(splat<float>(200.0f), x);
     Vector<float> n = (x + Exponent<float>::magic) - Exponent<float>::magic;
-    return scale(Exponent<float>::polynomial(x - n), n);
+    return scale(polynomial<float>(x - n), n);
 }
 
 alignas(64) constexpr double sixteenths[16] = {
@@ -93,7 +87,7 @@ ATTRACTOR_INLINE Vector<T> power(Vector<T> x) {
     if constexpr (domain != Domain::inside) x = larger(splat<T>(E::lowest), x);
     if constexpr (domain == Domain::any) x = smaller(splat<T>(E::highest), x);
     Vector<T> rounded = x + E::magic;
-    Vector<T> p = E::polynomial(x - (rounded - E::magic));
+    Vector<T> p = polynomial<T>(x - (rounded - E::magic));
     return (Vector<T>)((Integers<T>)p + ((Integers<T>)rounded << E::mantissa));
 }
 
@@ -105,6 +99,61 @@ ATTRACTOR_INLINE Vector<float> exp2(Vector<float> x) {
 template <Domain domain>
 ATTRACTOR_INLINE Vector<double> exp2(Vector<double> x) {
     return power<double, domain>(x);
+}
+
+#endif
+
+#if defined(__x86_64__) && !defined(ATTRACTOR_HAS_SCALE)
+
+// Keeps a value where it is in the order of the program.
+template <class V>
+ATTRACTOR_INLINE void pin(V& value) {
+    __asm__ volatile("" : "+x"(value));
+}
+
+// 2^x of many vectors in place, four side by side: the chains of one vector are long, and the processor looks ahead over too
+// few instructions to find the next by itself. The coefficients stay in memory, for there are 16 registers.
+template <class T, Domain domain>
+ATTRACTOR_INLINE void exp2_all(Vector<T>* x, int64_t count) {
+    using E = Exponent<T>;
+    constexpr int abreast = 4;
+    Vector<T> table[E::degree + 1];
+    for (int power = 0; power <= E::degree; power++) table[power] = splat<T>(E::coefficients[power]);
+    const Vector<T>* coefficients = table;
+    const Vector<T> magic = splat<T>(E::magic);
+    int64_t index = 0;
+    for (; index + abreast <= count; index += abreast, x += abreast) {
+        __asm__ volatile("" : "+r"(coefficients) : : "memory");
+        Vector<T> rounded[abreast], r[abreast], p[abreast];
+#pragma GCC unroll 4
+        for (int i = 0; i < abreast; i++) {
+            r[i] = x[i];
+            if constexpr (domain != Domain::inside) r[i] = larger(splat<T>(E::lowest), r[i]);
+            if constexpr (domain == Domain::any) r[i] = smaller(splat<T>(E::highest), r[i]);
+            rounded[i] = r[i] + magic;
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < abreast; i++) p[i] = rounded[i] - magic;
+#pragma GCC unroll 4
+        for (int i = 0; i < abreast; i++) pin(r[i] -= p[i]);
+#pragma GCC unroll 4
+        for (int i = 0; i < abreast; i++) pin(p[i] = coefficients[0] * r[i] + coefficients[1]);
+#pragma GCC unroll 16
+        for (int power = 2; power <= E::degree; power++)
+#pragma GCC unroll 4
+            for (int i = 0; i < abreast; i++) pin(p[i] = p[i] * r[i] + coefficients[power]);
+#pragma GCC unroll 4
+        for (int i = 0; i < abreast; i++)
+            x[i] = (Vector<T>)((Integers<T>)p[i] + ((Integers<T>)rounded[i] << E::mantissa));
+    }
+    for (; index < count; index++, x++) *x = exp2<domain>(*x);
+}
+
+#else
+
+template <class T, Domain domain>
+ATTRACTOR_INLINE void exp2_all(Vector<T>* x, int64_t count) {
+    for (int64_t index = 0; index < count; index++) x[index] = exp2<domain>(x[index]);
 }
 
 #endif

@@ -79,12 +79,8 @@ ATTRACTOR_INLINE void peaks(const Vector<T>* tile, int64_t count, Vector<T>* pea
 template <class T, int NQ, Mode mode, Domain domain>
 void weigh(Vector<T>* tile, int64_t count) {
     if constexpr (mode == Mode::linear) return;
-    for (int64_t j = 0; j < count * NQ; j += NQ)
-#pragma GCC unroll 8
-        for (int column = 0; column < NQ; column++) {
-            const Vector<T> x = tile[j + column];
-            tile[j + column] = mode == Mode::sigmoid ? sigmoid2(x) : exp2<domain>(x);
-        }
+    if constexpr (mode == Mode::softmax || mode == Mode::exponential) return exp2_all<T, domain>(tile, count * NQ);
+    for (int64_t index = 0; index < count * NQ; index++) tile[index] = sigmoid2(tile[index]);
 }
 
 template <class T, int NQ, Mode mode, Scores known>
