@@ -3,8 +3,8 @@
     python benchmarks/evaluation.py [--tokens 16384] [--rounds 5] [--json]
 
 Prints the median time of each contender, the ratio to the fused engine (the median over rounds of the ratio within a round,
-since the machine may be shared), and the largest error of a coordinate against the reference in float64. Takes about four minutes on two quiet cores; JAX joins in
-if it is installed.
+since the machine may be shared), and the largest error of a coordinate against the reference in float64. Takes about four
+minutes on two quiet cores; JAX joins in if it is installed.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def accepts(problem: Problem) -> bool:
         and (problem.visible is None or (problem.visible.device.type == "cpu" and problem.visible.dtype == torch.bool))
         and (problem.window is None or problem.window > 0)
         and all(type(part) in (Tensor, torch.nn.Parameter) and part.layout == torch.strided for part in parts)
-        and len(problem.batch) <= AXES
+        and max(part.ndim for part in parts) - 2 <= AXES
         and not torch.compiler.is_compiling()
         and torch._C._functorch.maybe_current_level() is None  # type: ignore[attr-defined]
         and forward_ad._current_level < 0
