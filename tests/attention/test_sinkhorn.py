@@ -137,6 +137,19 @@ def test_single_precision_converges_to_its_own_floor() -> None:
         torch.testing.assert_close(single.double(), attention.velocity(Tokens(points)), rtol=0, atol=2e-4)
 
 
+def test_a_law_that_learns_is_not_remembered_as_symmetric() -> None:
+    """Shortcuts for symmetric scores and scalar values must not outlive an optimiser's step in place."""
+    tokens = Tokens.uniform(6, 3, seed=2)
+    parts = [torch.eye(3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    learning = Attention(*parts, kernel=Sinkhorn(1.0))
+    learning.velocity(tokens)
+    with torch.no_grad():
+        for seed, part in enumerate(parts):
+            part.add_(torch.from_numpy(0.5 * np.random.default_rng(seed).standard_normal((3, 3))))
+        fresh = Attention(*(part.detach().clone() for part in parts), kernel=Sinkhorn(1.0))
+        torch.testing.assert_close(learning.velocity(tokens), fresh.velocity(tokens), rtol=0, atol=1e-12)
+
+
 def test_a_mask_cuts_the_finished_coupling() -> None:
     """Hidden keys are dropped from the coupling of all tokens, then rows are renormalised."""
     points = np.random.default_rng(7).standard_normal((6, 3))
@@ -156,3 +169,18 @@ def test_too_few_rounds_is_an_error_that_says_what_to_do() -> None:
     attention = law(Sinkhorn(eps=0.05, rounds=5), False)
     with pytest.raises(AttractorError, match=r"did not converge in 5 rounds .*raise eps \(now 0.05\) or rounds"):
         attention.velocity(Tokens(np.random.default_rng(8).standard_normal((9, 3))))
+
+
+@pytest.mark.theorem
+@pytest.mark.parametrize("spread", [20.0, 200.0, 600.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scores_far_above_eps_still_have_both_marginals(spread, weighted):
+    """Alternating rounds alone would need about e^(spread/2) of them."""
+    rng = np.random.default_rng(0)
+    query, key, points = rng.standard_normal((3, 3)), rng.standard_normal((3, 3)), rng.standard_normal((7, 3))
+    scores = points @ query.T @ key @ points.T
+    law = Attention(query, key, np.eye(3), kernel=Sinkhorn(eps=float(np.ptp(scores)) / spread))
+    masses = rng.dirichlet(np.ones(7)) if weighted else np.full(7, 1 / 7)
+    weights = law.weights(Tokens(points, masses=masses))[0].numpy()
+    np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-12)
+    np.testing.assert_allclose(masses @ weights, masses, atol=1e-11)

@@ -74,6 +74,7 @@ class Shape:
     r: int | None = None
     biases: bool = False
     scale: float = 1.0
+    isotropic: bool = False  # values c_h I
 
 
 SHAPES = {
@@ -82,6 +83,7 @@ SHAPES = {
     "small heads": Shape(3, 2, scale=0.5),
     "factored": Shape(2, 2, r=3, scale=0.7),
     "biases": Shape(2, 4, biases=True, scale=0.3),
+    "isotropic values": Shape(2, 4, isotropic=True),
     "factored with biases": Shape(2, 2, r=2, biases=True),
 }
 
@@ -97,6 +99,8 @@ def build(shape: Shape, seed: int) -> tuple[dict[str, Any], list[Head], np.ndarr
     if shape.biases:
         sizes |= {"query_bias": (shape.k,), "key_bias": (shape.k,), "value_bias": (rows,)}
     parameters = {name: 0.5 * rng.standard_normal((*axis, *size)) for name, size in sizes.items()}
+    if shape.isotropic:
+        parameters["value"] = np.array([1.5, -0.7])[:, None, None] * np.eye(DIM)
     heads = [
         Head(**{name: part[h] if axis else part for name, part in parameters.items()}) for h in range(shape.heads or 1)
     ]

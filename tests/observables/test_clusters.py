@@ -55,10 +55,11 @@ def test_every_route_gives_the_same_components(dim: int, radius: float, monkeypa
     monkeypatch.setattr(neighbours, "SMALL", 1)
     assert torch.equal(clusters(tokens, radius=radius), batch)
     torch.testing.assert_close(cluster_sizes(tokens, radius=radius), sizes, rtol=1e-14, atol=0.0)
-    monkeypatch.setattr(neighbours, "FLAT", 0)
-    monkeypatch.setattr(neighbours, "PAIRS", 100)
-    assert torch.equal(clusters(tokens, radius=radius), batch)
-    torch.testing.assert_close(cluster_sizes(tokens, radius=radius), sizes, rtol=1e-14, atol=0.0)
+    for limits in ({"FLAT": 0}, {"PAIRS": 100}, {"EDGES": 3}):  # blocks of pairs, smaller ones, then a flood
+        for limit, value in limits.items():
+            monkeypatch.setattr(neighbours, limit, value)
+        assert torch.equal(clusters(tokens, radius=radius), batch)
+        torch.testing.assert_close(cluster_sizes(tokens, radius=radius), sizes, rtol=1e-14, atol=0.0)
 
 
 def test_the_default_radius_is_a_tenth_of_the_longest_token() -> None:
@@ -90,6 +91,7 @@ def test_many_coinciding_tokens_of_many_dimensions() -> None:
 
 def test_many_tokens_in_one_cluster_need_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "PAIRS", 1 << 14)
+    monkeypatch.setattr(neighbours, "EDGES", 1 << 14)
     points = np.random.default_rng(0).standard_normal((3000, 3)) * 1e-3 + np.eye(3)[np.arange(3000) % 3]
     assert int(clusters(Tokens(points))) == 3
 

@@ -11,7 +11,7 @@ import torch
 from attractor.attention import Attention, Rotary
 from attractor.attention.kernels import Sigmoid, Sinkhorn
 from attractor.errors import UnsupportedError
-from attractor.observables import attention_entropy, self_weight, weights
+from attractor.observables import attention_entropy, energy, energy_rate, logits, partition, self_weight
 from attractor.states import Tokens
 
 KERNELS = ["softmax", "l2", Sinkhorn(0.7), Sigmoid(-1.0), "exponential"]
@@ -27,38 +27,46 @@ def heads(rng: np.random.Generator, **options: object) -> Attention:
 def test_against_the_weights(rng: np.random.Generator, kernel: object, mask: str | None) -> None:
     law = heads(rng, kernel=kernel, mask=mask, positions=Rotary())
     masses = rng.random(6)
-    tokens = Tokens(rng.standard_normal((2, 6, 4)), masses)
+    tokens = Tokens(rng.standard_normal((2, 6, 4)) / 2, masses)
     table = law.weights(tokens).numpy()
     rows = table / table.sum(-1, keepdims=True)
     entropy = -(rows * np.log(np.where(rows > 0, rows, 1.0))).sum(-1)
     np.testing.assert_allclose(attention_entropy(tokens, law).numpy(), entropy @ masses / masses.sum(), rtol=1e-12)
     diagonal = np.diagonal(table, axis1=-2, axis2=-1)
-    np.testing.assert_allclose(self_weight(tokens, law).numpy(), diagonal @ masses / masses.sum(), rtol=1e-13)
+    np.testing.assert_allclose(self_weight(tokens, law).numpy(), diagonal @ masses / masses.sum(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("entries", [40, 300])
+@pytest.mark.parametrize("pairs", [1, 40, 300])
 @pytest.mark.parametrize("mask", [None, "causal"])
+@pytest.mark.parametrize("kernel", ["softmax", Sigmoid(-1.0)], ids=str)
 def test_large_tables_come_in_pieces(
-    rng: np.random.Generator, mask: str | None, entries: int, monkeypatch: pytest.MonkeyPatch
+    rng: np.random.Generator, kernel: object, mask: str | None, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    law = heads(rng, mask=mask)
+    law = heads(rng, kernel=kernel, mask=mask)
     tokens = Tokens(rng.standard_normal((3, 2, 8, 4)), rng.random((3, 2, 8)), np.tile(np.arange(8), (3, 2, 1)))
-    entropy, own = attention_entropy(tokens, law), self_weight(tokens, law)
-    monkeypatch.setattr(weights, "ENTRIES", entries)
-    torch.testing.assert_close(attention_entropy(tokens, law), entropy, rtol=1e-13, atol=1e-15)
-    torch.testing.assert_close(self_weight(tokens, law), own, rtol=1e-13, atol=1e-15)
+    whole = attention_entropy(tokens, law)
+    monkeypatch.setattr(logits, "PAIRS", pairs)
+    torch.testing.assert_close(attention_entropy(tokens, law), whole, rtol=1e-13, atol=1e-15)
 
 
-def test_members_with_their_own_parameters(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_of_which_only_the_weights_are_known(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    law, tokens = heads(rng), Tokens(rng.standard_normal((6, 4)))
+    known = attention_entropy(tokens, law)
+    monkeypatch.setattr(logits, "_logits", lambda law, pairing, log_masses: None)
+    torch.testing.assert_close(attention_entropy(tokens, law), known, rtol=1e-12, atol=1e-14)
+
+
+def test_members_with_their_own_parameters(rng: np.random.Generator) -> None:
     query, key, value = rng.standard_normal((3, 2, 1, 4, 4))
     law = Attention(query, key, value)
     run = Tokens(rng.standard_normal((3, 2, 5, 4)))
-    together = attention_entropy(run, law)
-    for member in range(2):
-        alone = Attention(query[member], key[member], value[member])
-        torch.testing.assert_close(together[:, member], attention_entropy(Tokens(run.points[:, member]), alone))
-    monkeypatch.setattr(weights, "ENTRIES", 20)
-    torch.testing.assert_close(attention_entropy(run, law), together)
+    for function in (attention_entropy, self_weight, energy, energy_rate, partition):
+        together = function(run, law)
+        for member in range(2):
+            alone = Attention(query[member], key[member], value[member])
+            torch.testing.assert_close(together[:, member], function(Tokens(run.points[:, member]), alone))
 
 
 def test_limits() -> None:
@@ -66,10 +74,10 @@ def test_limits() -> None:
     flat, sharp = Attention.isotropic(3, 0.0), Attention.isotropic(3, 1e6)
     assert float(attention_entropy(tokens, flat)) == pytest.approx(math.log(7), rel=1e-14)
     assert float(self_weight(tokens, flat)) == pytest.approx(1 / 7, rel=1e-14)
-    assert float(attention_entropy(tokens, sharp)) == 0.0
+    assert float(attention_entropy(tokens, sharp)) == pytest.approx(0.0, abs=1e-15)
     assert float(self_weight(tokens, sharp)) == 1.0
     unnormalised = Attention.isotropic(3, 1e6, kernel="exponential")
-    assert float(attention_entropy(tokens, unnormalised)) == 0.0
+    assert float(attention_entropy(tokens, unnormalised)) == pytest.approx(0.0, abs=1e-15)
 
 
 def test_a_causal_row_of_equal_scores_has_the_entropy_of_its_length() -> None:

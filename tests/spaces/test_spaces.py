@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import oracles
 from attractor.errors import InputError
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere, space_named
 
@@ -50,6 +51,17 @@ def test_projections_project(space: Space) -> None:
     assert space.contains(x).shape == (5,)
     assert bool(space.contains(2.0 * x).any()) != space.curved
     torch.testing.assert_close(x * space.stretch(y), y, rtol=0, atol=1e-14)
+
+
+@pytest.mark.theorem
+@every_curved_space
+def test_the_projection_depends_on_the_direction_alone(space: Space) -> None:
+    """Off the space too: the denominator x'Wx keeps the sphere from repelling where <x, b> < 0 (consensus 5)."""
+    y, v = draw(5, DIM), draw(5, DIM, seed=2)
+    W = space.W.numpy() if isinstance(space, Ellipsoid) else np.eye(DIM)
+    for factor in (0.1, 1.0, 7.0):
+        expected = oracles.tangent(W, factor * y.numpy(), v.numpy())
+        np.testing.assert_allclose(space.tangent(factor * y, v).numpy(), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.theorem

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,6 +96,18 @@ class Attention(Law):
         """Q'K = beta I and V = I: the model whose clustering the theory knows best."""
         root = abs(float(beta)) ** 0.5 * torch.eye(dim, dtype=torch.float64)
         return cls(root if beta >= 0 else -root, root, torch.eye(dim, dtype=torch.float64), **options)
+
+    @classmethod
+    def random(cls, dim: int, heads: int = 1, head_dim: int | None = None, seed: int = 0, **options: Any) -> Attention:
+        """Independent normal entries of variance 1/dim in Q, K (h, k, d) and V (h, d, d); k is dim / heads unless given."""
+        if head_dim is None:
+            if heads < 1 or dim % heads:
+                raise InputError(f"dimension {dim} does not split into {heads} heads: give head_dim too")
+            head_dim = dim // heads
+        draw = np.random.default_rng(seed).standard_normal
+        shapes = ((heads, head_dim, dim), (heads, head_dim, dim), (heads, dim, dim))
+        query, key, value = (torch.from_numpy(draw(shape) / dim**0.5) for shape in shapes)
+        return cls(query, key, value, **options)
 
     @property
     def dim(self) -> int:
@@ -211,7 +224,8 @@ class Attention(Law):
         if self.mask is not None:
             self.mask.hide(tokens)
         if self.positions is not None:
-            self.positions.enter(tokens), self.positions.shift(tokens)
+            self.positions.enter(tokens)
+            self.positions.shift(tokens)
         if self.query.ndim == 4 and tokens.points.shape[:-2].numel() != self.query.shape[0]:
             raise InputError(
                 f"the law has parameters for {self.query.shape[0]} ensemble members, the state has {tokens.points.shape[:-2].numel()}"

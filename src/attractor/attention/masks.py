@@ -64,7 +64,9 @@ class Visible(Mask):
     def __post_init__(self) -> None:
         matrix = torch.as_tensor(self.matrix)
         if matrix.dtype != torch.bool or matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-            raise InputError(f"a mask matrix must be boolean (n, n), got {matrix.dtype} {tuple(matrix.shape)}")
+            raise InputError(
+                f"a mask matrix must be boolean and square, (n, n), got {matrix.dtype} of shape {tuple(matrix.shape)}"
+            )
         blind = ~matrix.any(dim=-1)
         if bool(blind.any()):
             raise InputError(

@@ -78,7 +78,9 @@ class History:
         index = torch.from_numpy(members).to(self.points.device)
         column = torch.from_numpy(values).to(self.points)[..., None, None]
         slope_column = torch.from_numpy(slopes).to(self.points)[..., None, None]
-        return (column * self.points[:, index]).sum(0) + (slope_column * self.slopes[:, index]).sum(0)
+        newest = self.points[-1, index]  # weights of values add up to one: a token at rest stays, to the bit
+        moved = (column * (self.points[:, index] - newest)).sum(0) + (slope_column * self.slopes[:, index]).sum(0)
+        return newest + moved
 
     def keep(self, index: Tensor) -> None:
         """Go on with some members only."""

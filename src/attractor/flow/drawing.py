@@ -56,12 +56,10 @@ def scene(run: Trajectory, member: int = 0, curves: Sequence[str] | None = None,
         ellipsoid=space.W.detach().cpu().double().numpy() if isinstance(space, Ellipsoid) else None,
         space_radius=space.radius if isinstance(space, Sphere) else 1.0,
         curves={name.replace("_", " "): _curve(single, name) for name in curves},
-        title=title or f"{run.n} tokens under {_law(run)} on the {space.name}"
-        if space.curved
-        else title or f"{run.n} tokens under {_law(run)}",
+        title=title or f"{run.n} tokens under {_law(run)}" + (f" on the {space.name}" if space.curved else ""),
         caption=_caption(single, len(merges)),
         events=merges + others,
-        outcome=str(outcome),
+        outcome=outcome.name,
         outcome_time=outcome.time,
     )
 
@@ -88,5 +86,9 @@ def _caption(run: Trajectory, merges: int) -> str:
     first, last = float(run.times[0]), float(run.times[-1])
     count = int(run.observe("clusters")[-1]) if run.n <= LARGE else None
     end = "" if count is None else f", where {'one cluster is' if count == 1 else f'{count} clusters are'} left"
+    if run.outcome.name not in ("reached", "consensus"):
+        end += f"; {run.outcome.message}"
     merged = f" {merges} merges of coinciding tokens are marked." if merges else ""
-    return f"Each dot is a token; it moves with the velocity that attention gives it, from t = {first:g} to t = {last:.6g}{end}.{merged}"
+    return (
+        f"Tokens move with the velocity that attention gives them, from t = {first:g} to t = {last:.6g}{end}.{merged}"
+    )

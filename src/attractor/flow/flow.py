@@ -103,6 +103,7 @@ def flow(
         raise UnsupportedError("gradients do not flow through a store; detach the law and the tokens first")
     with engines.using(engine) as used, nullcontext() if differentiable else torch.no_grad():
         run = prepare(definition, budget, differentiable)
+        run.engines = used
         with Progress(progress, run.plan) as bar:
             if store is None:
                 run.run(bar.show)
@@ -110,7 +111,7 @@ def flow(
                 from attractor.flow.store import keep
 
                 keep(run, store, definition, resume, bar.show)
-        return finished(run, definition, used)
+        return finished(run, definition)
 
 
 def prepare(
@@ -268,7 +269,7 @@ def _explicit_masses(tokens: Tokens) -> Tensor:
     return tokens.weights.expand(tokens.points.shape[:2]).clone()
 
 
-def finished(run: Integration, definition: dict[str, Any], used: set[str]) -> Trajectory:
+def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
     """The run as the user sees it, with the ensemble axes restored."""
     recorder, plan, state = run.recorder, run.plan, definition["state"]
     finals = torch.stack([final for final in run.finals if final is not None])
@@ -281,7 +282,7 @@ def finished(run: Integration, definition: dict[str, Any], used: set[str]) -> Tr
     for member, forest in enumerate(forests):
         log += merge_events(forest, state.n, member)
     shape = (*state.batch_shape, *finals.shape[1:])
-    engine = "+".join(sorted(used))
+    engine = "+".join(sorted(run.engines))
     merges = sum(map(len, forests))
     stats = Statistics(
         run.field.evaluations, run.accepted, run.rejected, run.seconds, plan.stepper.name, engine, merges

@@ -73,6 +73,7 @@ class Integration:
         self.segment = 0
         self.accepted = self.rejected = 0
         self.seconds = 0.0
+        self.engines: set[str] = set()
         if merger is not None:
             self.field.masses = merger.masses
 

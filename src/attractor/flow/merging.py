@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from scipy.spatial import KDTree
 from torch import Tensor
 
 from attractor.flow.outcome import Event
@@ -138,7 +137,9 @@ def nearest_pairs(points: np.ndarray, tolerance: float) -> tuple[np.ndarray, flo
 
     Only mutual neighbours merge, so that a chain of tokens does not fall together at once; repeated rounds do the rest.
     """
-    distance, neighbour = KDTree(points).query(points, k=2)
+    from scipy.spatial import KDTree  # slow to import, and not every run merges
+
+    distance, neighbour = (np.asarray(found) for found in KDTree(points).query(points, k=2))
     own = np.arange(len(points))
     # among coinciding points the query may list the point itself second, or not at all
     first = neighbour[:, 0] != own

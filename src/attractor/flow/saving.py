@@ -85,6 +85,9 @@ class Recorder:
     def end(self, member: int, time: float, points: Tensor) -> None:
         """A member ends; its last state stands for the rest of its rows."""
         self.ends[member] = time
+        if not self.explicit:  # its end was found inside a step, after rows up to the end of the step were written
+            self.next[member] = min(int(self.next[member]), int(np.searchsorted(self.times, time, side="right")))
+            self.reached[member] = self.next[member]
         self.points[int(self.next[member]) :, member] = points
         self.next[member] = len(self.times)
 

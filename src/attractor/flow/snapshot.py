@@ -66,6 +66,7 @@ def put(run: Integration, arrays: dict[str, np.ndarray]) -> None:
     watch.log = [Event(kind, time, member=member) for kind, time, member in words["log"]]
     run.segment, run.accepted, run.rejected = words["segment"], words["accepted"], words["rejected"]
     run.seconds, run.field.evaluations = words["seconds"], words["evaluations"]
+    run.engines |= set(words["engines"])
     run.field.keep(torch.from_numpy(run.who))
     if run.merger is not None:
         _put_merger(run, arrays)
@@ -83,6 +84,7 @@ def _words(run: Integration) -> dict[str, Any]:
         "rejected": run.rejected,
         "seconds": run.seconds,
         "evaluations": run.field.evaluations,
+        "engines": sorted(run.engines),
     }
 
 

@@ -81,7 +81,8 @@ class Collapse(Rule):
     name: ClassVar[str] = "collapsed"
 
     def measure(self, view: View) -> np.ndarray:
-        return view.norms() / (self.tolerance * np.maximum(view.size, 1e-300))
+        with np.errstate(invalid="ignore"):  # both are infinite once squares overflow; NaN does not stop a run
+            return view.norms() / (self.tolerance * np.maximum(view.size, 1e-300))
 
     def message(self, view: View, index: int) -> str:
         return f"all tokens went to zero: no norm is above {self.tolerance:.3g} of the largest at the start"
@@ -143,5 +144,9 @@ def rules_from(
     for rule in [stop] if isinstance(stop, (str, Rule)) else stop:
         if isinstance(rule, str) and rule not in named:
             raise InputError(f"stop {rule!r} is not known; the stops are {', '.join(named)} (or a Rule)")
+        if isinstance(rule, Event):
+            raise InputError(f"the event {rule.label!r} was given as a stop; give it as events=[...]")
+        if not isinstance(rule, (str, Rule)):
+            raise InputError(f"a stop is one of {', '.join(named)} or a Rule, got {type(rule).__name__}")
         rules.append(named[rule] if isinstance(rule, str) else rule)
     return rules

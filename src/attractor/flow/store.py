@@ -17,11 +17,11 @@ import shutil
 import time as clock
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy
 import torch
 
 from attractor._version import __version__
@@ -103,7 +103,7 @@ class Store:
         if not path.exists():
             return None
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
         except Exception as error:
             raise StoreError(f"the checkpoint {path} is damaged: {_one_line(error)}") from None
@@ -201,7 +201,7 @@ def describe(definition: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.n
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "scipy": scipy.__version__,
+        "scipy": version("scipy"),
     }
     attributes = {
         "schema": SCHEMA,

@@ -27,7 +27,7 @@ def load(path: str | Path) -> Trajectory:
         for row in range(len(run.who)):
             message = "the stored run has not ended: resume it to go on"
             run.finish(row, Outcome("unfinished", float(run.t[row]), message), run.y[row], float(run.t[row]))
-        return finished(run, definition, set())
+        return finished(run, definition)
 
 
 def resume(

@@ -12,7 +12,7 @@ from attractor.observables.registry import observable
 from attractor.spaces import Euclidean, Space
 from attractor.states import Tokens
 
-PAIRS = 1 << 22  # pairs held at once
+PAIRS = 1 << 18  # pairs held at once: they stay in the cache
 SMALL = 1 << 10  # tokens up to which all pairs of a state are compared at once
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import LinAlgError, qr, qr_delete, qr_insert, solve_triangular  # type: ignore[attr-defined]
-from scipy.optimize import nnls
 
 Array = np.ndarray
 ROUNDING = 2e-15  # of the largest token: what cannot be told from rounding
@@ -48,6 +46,8 @@ class Corral:
 
     def add(self, vertex: int, point: Array) -> bool:
         """Take a vertex in, unless rounding cannot tell it from the affine hull."""
+        from scipy.linalg import LinAlgError, qr_insert  # type: ignore[attr-defined]
+
         column, last = np.append(point, 1.0), len(self.vertices)
         try:
             basis, triangle = qr_insert(self.basis, self.triangle, column, last, which="col")
@@ -61,6 +61,8 @@ class Corral:
         return True
 
     def drop(self, place: int) -> None:
+        from scipy.linalg import qr_delete  # type: ignore[attr-defined]
+
         self.vertices.pop(place)
         kept = len(self.vertices)
         # a square basis counts as a full factorisation for scipy, which then keeps the surplus column
@@ -70,6 +72,8 @@ class Corral:
 
     def settle(self) -> None:
         """Go to the nearest point of the affine hull, dropping the vertices that lose their weight on the way."""
+        from scipy.linalg import solve_triangular
+
         while True:
             wanted = solve_triangular(self.triangle, self.basis[-1])
             wanted = wanted / wanted.sum()
@@ -134,6 +138,8 @@ def nearest(points: Array) -> tuple[Array, Array]:
 
 
 def _factors(columns: Array) -> tuple[Array, Array]:
+    from scipy.linalg import qr
+
     basis, triangle = qr(columns, mode="economic")  # type: ignore[misc]
     return np.asarray(basis), np.asarray(triangle)
 
@@ -163,6 +169,8 @@ def _search(points: Array) -> Nearest:
 
 def _guess(points: Array) -> Corral:
     """The vertices that scipy's compiled solver finds; the shortest token where it fails or they are dependent."""
+    from scipy.optimize import nnls
+
     target = np.append(np.zeros(points.shape[1]), 1.0)
     shortest = int(np.argmin(np.linalg.norm(points, axis=1)))
     alone = Corral.around([shortest], np.ones(1), points)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial import KDTree
 from torch import Tensor
 
 PAIRS = 1 << 22  # pairs held at once
 SMALL = 1 << 9  # tokens up to which all pairs of a state are compared at once
+EDGES = 1 << 24  # pairs of close tokens that a graph may hold
 FLAT = 8  # dimensions up to which a tree of cells pays
 Array = np.ndarray
 
@@ -44,12 +42,29 @@ def _batch(points: Tensor, taking_part: Array, reach: Array) -> Array:
 
 
 def _large(points: Tensor, reach: float) -> Array:
+    pairs = _close_pairs(points, reach)
+    # where most tokens are close to each other there are too many pairs to list, but a flood ends after few waves
+    return _flood(points, reach) if pairs is None else _first_members(pairs[:, 0], pairs[:, 1], len(points))
+
+
+def _close_pairs(points: Tensor, reach: float) -> Array | None:
+    """All pairs (p, 2) within reach, each once; None if there are too many."""
+    n = len(points)
     if points.shape[-1] <= FLAT:
+        from scipy.spatial import KDTree  # scipy's parts are slow to import, so they are met where they are used
+
         tree = KDTree(points.numpy())
-        if tree.count_neighbors(tree, reach) <= 4 * PAIRS:
-            pairs = tree.query_pairs(reach, output_type="ndarray")
-            return _first_members(pairs[:, 0], pairs[:, 1], len(points))
-    return _flood(points, reach)
+        if tree.count_neighbors(tree, reach) > EDGES:
+            return None
+        return tree.query_pairs(reach, output_type="ndarray")
+    found, count, height = [], 0, max(1, PAIRS // n)
+    for start in range(0, n, height):
+        i, j = np.nonzero(np.triu(_close(points[start : start + height], points[start:], reach).numpy(), 1))
+        found.append(np.stack((i, j), -1) + start)
+        count += len(i)
+        if count > EDGES:
+            return None
+    return np.concatenate(found)
 
 
 def _flood(points: Tensor, reach: float) -> Array:
@@ -69,6 +84,9 @@ def _flood(points: Tensor, reach: float) -> Array:
 
 def _first_members(i: Array, j: Array, nodes: int) -> Array:
     """For every node the smallest node of its component."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     graph = coo_array((np.ones(len(i), dtype=np.int8), (i, j)), shape=(nodes, nodes))
     _, labels = connected_components(graph, directed=False)
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)

@@ -136,7 +136,8 @@ class Tokens(Record):
 def _check_row(values: Tensor, points: Tensor, name: str) -> None:
     shape, wanted = tuple(values.shape), tuple(points.shape[:-1])
     if not shape or shape[-1] != wanted[-1] or shape not in (wanted[-1:], wanted):
-        raise InputError(f"{name} must have one entry a token, shape {wanted[-1:]} or {wanted}, got {shape}")
+        shapes = f"{wanted[-1:]}" if len(wanted) == 1 else f"{wanted[-1:]} or {wanted}"
+        raise InputError(f"{name} must have one entry a token, shape {shapes}, got {shape}")
 
 
 def _normal(n: int, dim: int, seed: int, ensemble: int | Sequence[int]) -> Tensor:

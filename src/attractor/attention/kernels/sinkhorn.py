@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 
 from attractor.attention.kernels.kernel import Kernel, Pairing
+from attractor.attention.kernels.newton import settle
 from attractor.engines import attend
 from attractor.errors import AttractorError, InputError
+
+ROUNDS = 50  # after which Newton's method is tried
+LARGEST = 2048  # tokens for which its linear systems are solved
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Sinkhorn(Kernel):
     Potentials are found by alternating logsumexp rounds,
     :math:`f_i = -\log\sum_j m_j e^{s_{ij}/\varepsilon + g_j}` and likewise g, until they change by less than ``tolerance``
     (the relative error of the marginals); where the score matrix is symmetric positive semi-definite f = g and averaged
-    half-steps halve the error each round. First derivatives come from the equations of the potentials, not from the rounds.
+    half-steps halve the error each round. What has not settled after 50 rounds is finished by Newton's method. First
+    derivatives come from the equations of the potentials, not from the rounds.
     A mask acts on the finished coupling: hidden keys are dropped and rows renormalised (a causal pattern carries no
     coupling with equal marginals but the identity).
     """
@@ -58,7 +63,11 @@ class Sinkhorn(Kernel):
         g = torch.zeros(torch.broadcast_shapes(q.shape[:-1], k.shape[:-1]), dtype=q.dtype, device=q.device)
         f = g
         change = tolerance = float("inf")
-        for _ in range(self.rounds):
+        for count in range(self.rounds):
+            if count == ROUNDS and k.shape[-2] <= LARGEST:
+                found = settle(q @ k.mT, log_masses, tolerance)
+                if found is not None:
+                    return found
             update = -_logsumexp(q, k, g + log_masses)
             if symmetric:
                 change, size = _change(update, g)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from attractor.attention.positions.position import Positions, indices
@@ -35,6 +36,15 @@ class Absolute(Positions):
         if self.on not in ("qkv", "qk"):
             raise InputError(f"absolute positions act on='qkv' or on='qk', not {self.on!r}")
         object.__setattr__(self, "table", table)
+
+    @classmethod
+    def sinusoidal(cls, places: int, dim: int, theta: float = 1e4, **options: Any) -> Absolute:
+        r"""The table with :math:`\sin(p\,\theta^{-2i/d})` and :math:`\cos(p\,\theta^{-2i/d})` in columns 2i and 2i+1."""
+        if not theta > 0:
+            raise InputError(f"sinusoidal positions need theta > 0, got {theta:g}")
+        column = torch.arange(dim)
+        angles = torch.arange(places, dtype=torch.float64).unsqueeze(-1) * theta ** (-2.0 * (column // 2) / dim)
+        return cls(torch.where(column % 2 == 0, angles.sin(), angles.cos()), **options)
 
     def _rows(self, tokens: Tokens) -> Tensor:
         places = indices(tokens)

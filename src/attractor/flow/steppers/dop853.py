@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 import torch
-from scipy.integrate import DOP853
 from torch import Tensor
 
 from attractor.flow.field import Field
@@ -22,17 +22,25 @@ class Dop853(RungeKutta):
     adaptive: ClassVar[bool] = True
     nodes: ClassVar[int] = 4
     cites: ClassVar[tuple[str, ...]] = ("hairer1993solving",)
-    A = DOP853.A
-    B = DOP853.B
-    C = DOP853.C
-    E3: ClassVar[np.ndarray] = DOP853.E3
-    E5: ClassVar[np.ndarray] = DOP853.E5
+
+    @cached_property
+    def tableau(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        from scipy.integrate import DOP853  # slow to import
+
+        return DOP853.A, DOP853.B, DOP853.C
+
+    @cached_property
+    def E(self) -> tuple[Tensor, Tensor]:
+        """Weights of the third- and of the fifth-order error estimate."""
+        from scipy.integrate import DOP853
+
+        return torch.from_numpy(DOP853.E3), torch.from_numpy(DOP853.E5)
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         end, slope, slopes = self.stages(field, t, h, y, f)
         column = torch.from_numpy(h).to(y).view(-1, 1, 1)
-        third = column * torch.tensordot(torch.from_numpy(self.E3).to(y), slopes, 1)
-        fifth = column * torch.tensordot(torch.from_numpy(self.E5).to(y), slopes, 1)
+        third = column * torch.tensordot(self.E[0].to(y), slopes, 1)
+        fifth = column * torch.tensordot(self.E[1].to(y), slopes, 1)
         return Step(end, slope, (third, fifth))
 
     def error(self, step: Step, scale: Tensor) -> Tensor:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 import torch
-from scipy.integrate import RK45
 from torch import Tensor
 
 from attractor.flow.field import Field
@@ -22,15 +22,24 @@ class Dopri5(RungeKutta):
     adaptive: ClassVar[bool] = True
     nodes: ClassVar[int] = 3
     cites: ClassVar[tuple[str, ...]] = ("dormand1980family", "hairer1993solving")
-    A = np.pad(RK45.A, ((0, 0), (0, 1)))
-    B = RK45.B
-    C = RK45.C
-    E: ClassVar[np.ndarray] = RK45.E
+
+    @cached_property
+    def tableau(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        from scipy.integrate import RK45  # slow to import
+
+        return np.pad(RK45.A, ((0, 0), (0, 1))), RK45.B, RK45.C
+
+    @cached_property
+    def E(self) -> Tensor:
+        """Weights of the error estimate."""
+        from scipy.integrate import RK45
+
+        return torch.from_numpy(RK45.E)
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         end, slope, slopes = self.stages(field, t, h, y, f)
         column = torch.from_numpy(h).to(y).view(-1, 1, 1)
-        return Step(end, slope, (column * torch.tensordot(torch.from_numpy(self.E).to(y), slopes, 1),))
+        return Step(end, slope, (column * torch.tensordot(self.E.to(y), slopes, 1),))
 
     def error(self, step: Step, scale: Tensor) -> Tensor:
         return torch.linalg.vector_norm(step.errors[0], dim=-1) / scale

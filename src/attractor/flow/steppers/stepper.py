@@ -46,33 +46,27 @@ class Stepper:
 
 
 class RungeKutta(Stepper):
-    """An explicit method with rows A (strictly lower), weights B, nodes C, in retraction coordinates."""
-
-    A: ClassVar[np.ndarray]
-    B: ClassVar[np.ndarray]
-    C: ClassVar[np.ndarray]
+    """An explicit method from its tableau, in retraction coordinates."""
 
     @cached_property
-    def _rows(self) -> list[Tensor]:
-        return [torch.from_numpy(np.array(self.A[i, :i], dtype=np.float64)) for i in range(len(self.C))]
-
-    @cached_property
-    def _weights(self) -> Tensor:
-        return torch.from_numpy(np.array(self.B, dtype=np.float64))
+    def tableau(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows A (strictly lower), weights B, nodes C."""
+        raise NotImplementedError
 
     def stages(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """End points, the lifted field there, and all slopes (stages + 1, members, n, d)."""
+        A, B, C = self.tableau
         column = torch.from_numpy(h).to(y).view(-1, 1, 1)
         slopes = [f]
-        for i in range(1, len(self.C)):
-            inner = y + column * _combine(self._rows[i], slopes)
-            slopes.append(field.lifted(t + self.C[i] * h, inner))
-        end = y + column * _combine(self._weights, slopes)
+        for i in range(1, len(C)):
+            inner = y + column * _combine(A[i, :i], slopes)
+            slopes.append(field.lifted(t + C[i] * h, inner))
+        end = y + column * _combine(B, slopes)
         slopes.append(field.lifted(t + h, end))
         return end, slopes[-1], torch.stack(slopes)
 
 
-def _combine(coefficients: Tensor, slopes: list[Tensor]) -> Tensor:
+def _combine(coefficients: np.ndarray, slopes: list[Tensor]) -> Tensor:
     """Sum of coefficients times slopes; zero coefficients cost nothing."""
     used = [(float(c), k) for c, k in zip(coefficients.tolist(), slopes, strict=True) if c != 0.0]
     total = used[0][0] * used[0][1]

@@ -1,0 +1,28 @@
+"""Consensus from a hemisphere: with V = I, tokens that start in an open hemisphere agree, whatever Q and K are.
+
+Consensus is a theorem of [abella2024asymptotic]. That the margin rho (distance from the origin to the hull of the tokens)
+never decreases, and that 1 - rho^2 falls like exp(-2 t) in the end, was derived for this project. Run: python examples/hemisphere.py
+"""
+
+import math
+
+import torch
+
+import attractor as at
+
+torch.manual_seed(0)
+Q, K = torch.randn(3, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
+law = at.Attention(Q, K, torch.eye(3, dtype=torch.float64))
+
+save = [0.5 * k for k in range(17)]
+run = at.flow(law, at.Tokens.hemisphere(10, 3, seed=1), space=at.Sphere(), until=8.0, save=save, rtol=1e-10, atol=1e-12)
+rho = run.observe(at.hemisphere_margin)
+
+print("   t      rho            log(rho^2 / (1 - rho^2)), slope")
+odds = (rho**2 / (1 - rho**2)).log()
+for t, margin, change in zip(run.times[1:].tolist(), rho[1:].tolist(), odds.diff().tolist(), strict=True):
+    print(f"{t:5.1f}  {margin:.10f}  {change / 0.5:8.4f}")
+
+assert bool((rho.diff() >= -1e-12).all()), "the margin decreased"
+assert math.isclose(float(odds.diff()[-1]) / 0.5, 2.0, abs_tol=0.05), "the last slope is not 2"
+print("the margin never decreased; the slope tends to 2")

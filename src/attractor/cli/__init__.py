@@ -1,0 +1,68 @@
+"""The command line: it parses, prints and calls; the mathematics is below."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from attractor._version import __version__
+from attractor.cli.doctor import doctor
+from attractor.cli.ending import complain
+from attractor.cli.groups import paragraphs
+from attractor.cli.simulate import simulate
+
+app = typer.Typer(
+    name="attractor",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+for command in (simulate, doctor):
+    app.command(help=paragraphs(command.__doc__ or ""))(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"attractor {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def attractor(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version and stop."),
+    ] = False,
+) -> None:
+    """Where do a Transformer's tokens go? Attention as an interacting particle system."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code: 0, 1 for a failed run, 2 for a bad argument, 130 if interrupted."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of one command."""
+    command = typer.main.get_command(app)
+    try:
+        return command.main(args=list(arguments), prog_name="attractor", standalone_mode=False) or 0
+    except typer.Abort:
+        complain("interrupted")
+        return 130
+    except Exception as error:
+        # typer's own complaints; their class lives in click or inside typer, depending on its version
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        context = getattr(error, "ctx", None)
+        command_path = context.command_path if context is not None else "attractor"
+        complain(f"{message().strip().rstrip('.')}; see {command_path} --help", command_path)
+        return int(getattr(error, "exit_code", 2))

@@ -1,0 +1,141 @@
+"""Arrays from files (never from pickles), and places that results can be written to."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attractor.errors import InputError, missing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+READABLE = ".npy, .safetensors or .csv"
+PICTURES = {  # what each kind of picture needs
+    ".html": ("plotly",),
+    ".png": ("matplotlib",),
+    ".pdf": ("matplotlib",),
+    ".svg": ("matplotlib",),
+    ".gif": ("matplotlib", "PIL"),
+    ".mp4": ("matplotlib", "imageio_ffmpeg"),
+}
+
+
+def read_array(path: Path, option: str) -> Tensor:
+    """The numbers in a file, as a tensor; bool stays bool."""
+    readers = {".npy": _npy, ".safetensors": _safetensors, ".csv": _csv, ".txt": _csv}
+    if path.suffix.lower() not in readers:
+        raise InputError(f"{option} {path}: attractor reads {READABLE} files, and never pickles")
+    if not path.is_file():
+        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise InputError(f"{option} {path} {kind}; give a {READABLE} file")
+    try:
+        return readers[path.suffix.lower()](path, option)
+    except OSError as error:
+        raise InputError(f"{option} {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def _npy(path: Path, option: str) -> Tensor:
+    import numpy as np
+    import torch
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        if "pickle" in str(error):
+            raise InputError(
+                f"{option} {path} holds pickled objects, which are never read; save plain numbers with numpy.save"
+            ) from None
+        raise InputError(
+            f"{option} {path} is not a whole .npy file ({' '.join(str(error).split())}); write it again"
+        ) from None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+        kind = array.dtype if isinstance(array, np.ndarray) else "an archive"
+        raise InputError(f"{option} {path} must hold an array of real numbers, got {kind}")
+    return torch.from_numpy(array if array.dtype.kind in "b" else array.astype(np.float64))
+
+
+def _csv(path: Path, option: str) -> Tensor:
+    import numpy as np
+    import torch
+
+    try:
+        with warnings.catch_warnings(action="ignore"):  # an empty file is an error of ours, not a warning
+            array = np.loadtxt(path, delimiter=",", ndmin=2, encoding="utf-8")
+    except (ValueError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{option} {path} must be rows of numbers separated by commas: {' '.join(str(error).split())}"
+        ) from None
+    if array.size == 0:
+        raise InputError(f"{option} {path} is empty; give one row of numbers for each token")
+    return torch.from_numpy(array)
+
+
+def _safetensors(path: Path, option: str) -> Tensor:
+    try:
+        from safetensors import SafetensorError  # pyright: ignore[reportMissingImports]
+        from safetensors.torch import load_file  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise missing("safetensors", "checkpoints") from None
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"{option} {path} is not a whole .safetensors file ({error})") from None
+    wanted = option.lstrip("-").removesuffix("-file")
+    if wanted not in tensors and len(tensors) != 1:
+        names = ", ".join(sorted(tensors)) or "nothing"
+        raise InputError(f"{option} {path} holds {names}; it must hold one tensor, or one called {wanted!r}")
+    tensor = tensors[wanted] if wanted in tensors else next(iter(tensors.values()))
+    return tensor if not tensor.is_floating_point() else tensor.double()
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a picture that could not be written at the end of the run."""
+    from attractor.pictures.draw import known_suffix
+    from attractor.pictures.writing import target
+
+    for package in PICTURES.get(known_suffix(target(path)), ()):
+        if find_spec(package) is None:
+            raise missing("pillow" if package == "PIL" else package, "plot")
+    _check_folder(target(path).parent, f"--plot {path}")
+
+
+def check_store(path: Path) -> None:
+    """Refuse a store that could not be made."""
+    if find_spec("zarr") is None:
+        raise missing("zarr", "store")
+    if path.exists():
+        raise InputError(
+            f"--out {path} exists already: choose another path, or go on with the run in it with --resume {path}"
+        )
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise InputError(f"--out {path} cannot be written: {folder} is not a folder")
+    _check_folder(folder, f"--out {path}")
+
+
+def _check_folder(folder: Path, what: str) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InputError(f"{what} cannot be written: {reason} in {folder}; choose a folder you may write to") from None
+
+
+def write_pictures(run: Any, paths: list[Path], member: int) -> tuple[list[Path], Exception | None]:
+    """Draw one member of the run into every file; the files written, and what stopped the next one.
+
+    A picture that fails must not cost the report of a long run, so its error waits.
+    """
+    written: list[Path] = []
+    for path in paths:
+        try:
+            run.plot(path, member=member)
+        except Exception as error:
+            return written, error
+        written.append(path)
+    return written, None

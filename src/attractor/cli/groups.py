@@ -1,0 +1,115 @@
+"""Options in groups: frozen dataclasses whose fields are the options of a command."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import typer
+
+from attractor.errors import InputError
+
+
+def panel(title: str) -> Callable[..., Any]:
+    """Options under one heading of the help: ``option(metavar, help, *names, default=what the help says of it)``."""
+
+    def option(metavar: str, help: str, *names: str, default: str | None = None, **limits: Any) -> Any:
+        shown = default if default is not None else bool(metavar)
+        return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=title, show_default=shown, **limits)
+
+    return option
+
+
+def grouped(*groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let ``command(context, *values of the groups)`` take every field of the groups as an option."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints: dict[str, Any] = {"context": typer.Context}
+        parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+        for group in groups:
+            annotations = get_type_hints(group, include_extras=True)
+            for field in fields(group):
+                kind, default = inspect.Parameter.KEYWORD_ONLY, field.default
+                parameters.append(
+                    inspect.Parameter(field.name, kind, default=default, annotation=annotations[field.name])
+                )
+                hints[field.name] = annotations[field.name]
+
+        @functools.wraps(command)
+        def parsed(*, context: typer.Context, **values: Any) -> None:
+            parts = [group(**{field.name: values[field.name] for field in fields(group)}) for group in groups]
+            command(context, *parts)
+
+        # typer reads options from the signature; a wrapped function would show the inner one
+        del parsed.__wrapped__  # type: ignore[attr-defined]
+        parsed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        parsed.__annotations__ = hints
+        return parsed
+
+    return decorate
+
+
+def given(context: typer.Context) -> dict[str, str]:
+    """Options named on this command line: their parameter names and how they are spelled."""
+    spelled: dict[str, str] = {}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name and source is not None and source.name == "COMMANDLINE":
+            value = context.params[parameter.name]
+            negative = value is False and parameter.secondary_opts
+            spelled[parameter.name] = (parameter.secondary_opts if negative else parameter.opts)[0]
+    return spelled
+
+
+def replay(context: typer.Context, without: tuple[str, ...] = ()) -> str:
+    """The command line again, in the words of the shell."""
+    words = ["attractor", str(context.info_name)]
+    for name, option in given(context).items():
+        value = context.params[name]
+        if name in without:
+            continue
+        if isinstance(value, bool):
+            words.append(option)
+            continue
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            words += [option, _word(item)]
+    return shlex.join(words)
+
+
+def _word(value: Any) -> str:
+    """A value as it may be typed: 1e+06 rather than 1000000.0 where that is the same number."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def check_numbers(context: typer.Context) -> None:
+    """Refuse NaN and infinity wherever a number is given."""
+    for name, option in given(context).items():
+        value = context.params[name]
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{option} must be a finite number, got {value}")
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """Numbers from a comma-separated list."""
+    values: list[float] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            values.append(float(part))
+        except ValueError:
+            raise InputError(
+                f"{option} must be numbers separated by commas, such as 1,2.5,10; {part!r} is none"
+            ) from None
+    if not all(math.isfinite(value) for value in values):
+        raise InputError(f"{option} must be finite numbers, got {text}")
+    return values
+
+
+def paragraphs(text: str) -> str:
+    """A docstring with one line for each paragraph, so that help wraps it by itself."""
+    return "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", inspect.cleandoc(text)))

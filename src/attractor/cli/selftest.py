@@ -1,0 +1,51 @@
+r"""A second's worth of proof that flows are right here.
+
+Two tokens on the circle that see each other equally (beta = 0, V = I) approach at the rate :math:`\dot\theta = -\sin\theta`
+of the angle between them, so :math:`\tan(\theta/2)` falls as :math:`e^{-t}`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+ANGLE, UNTIL, TOLERANCE = 2.5, 3.0, 1e-7
+
+
+def engines_checked() -> list[dict[str, Any]]:
+    """Every engine: whether it works, whether its flow agrees with the closed form, and a sentence."""
+    from attractor import engines
+
+    return [_checked(engine) for engine in engines.available()]
+
+
+def _checked(engine: Any) -> dict[str, Any]:
+    from attractor.errors import UnsupportedError
+
+    words: dict[str, Any] = {"name": engine.name, "works": engine.works, "passed": None, "error": None}
+    if not engine.works:
+        return words | {"message": f"does not work here: {engine.reason}"}
+    try:
+        error = closed_form_error(engine.name)
+    except UnsupportedError as refusal:
+        return words | {"message": f"works; no self test: {refusal}"}
+    passed = error < TOLERANCE
+    message = f"{'works' if passed else 'FAILS'}; a flow differs from its closed form by {error:.1e}"
+    return words | {"passed": passed, "error": error if math.isfinite(error) else None, "message": message}
+
+
+def closed_form_error(engine: str) -> float:
+    """How far the angle of two tokens is from the closed form."""
+    import torch
+
+    from attractor.attention import Attention
+    from attractor.flow import flow
+    from attractor.spaces import Sphere
+    from attractor.states import Tokens
+
+    tokens = Tokens(torch.tensor([[1.0, 0.0], [math.cos(ANGLE), math.sin(ANGLE)]], dtype=torch.float64))
+    run = flow(
+        Attention.isotropic(2, 0.0), tokens, space=Sphere(), until=UNTIL, save=[UNTIL], merge=False, engine=engine
+    )
+    angle = float(Sphere().distance(*run.points[-1].unbind(-2)))
+    return abs(angle - 2.0 * math.atan(math.tan(ANGLE / 2.0) * math.exp(-UNTIL)))

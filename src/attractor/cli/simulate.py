@@ -1,0 +1,164 @@
+"""``attractor simulate``: the verb ``flow`` from the shell."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from attractor.cli.ending import FAILED, complain, ending
+from attractor.cli.files import write_pictures
+from attractor.cli.groups import check_numbers, grouped, replay
+from attractor.cli.law import BETA, LawOptions, build_law, read_law
+from attractor.cli.output import OutputOptions, check_output
+from attractor.cli.running import RunOptions, flow_options
+from attractor.cli.space import SpaceOptions, build_space
+from attractor.cli.tokens import DIM, TokenOptions, random_tokens, read_tokens
+from attractor.errors import InputError
+
+if TYPE_CHECKING:
+    from attractor.attention import Attention
+    from attractor.flow import Trajectory
+    from attractor.spaces import Space
+    from attractor.states import Tokens
+
+SCHEMA = "attractor.simulate/1"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What flow needs: a law, tokens and a space."""
+
+    law: Attention
+    tokens: Tokens
+    space: Space
+
+
+@grouped(TokenOptions, LawOptions, SpaceOptions, RunOptions, OutputOptions)
+def simulate(
+    context: typer.Context,
+    tokens: TokenOptions,
+    law: LawOptions,
+    space: SpaceOptions,
+    run: RunOptions,
+    output: OutputOptions,
+) -> None:
+    """Follow tokens under attention, and say where they go.
+
+    Without options: 64 random tokens in R^3 under isotropic attention, until t = 10. Results go to stdout, progress and
+    errors to stderr. Exit code 0; 1 if the run failed or stalled, 2 for a bad argument, 130 if interrupted.
+    """
+    with ending("attractor simulate", output.debug, interrupted=lambda: interrupted(output.out or output.resume)):
+        check_numbers(context)
+        check_output(output, context)
+        if output.resume is None:
+            problem = build(tokens, law, space)
+            result = follow(problem, run, output)
+            arguments = resolved(problem, tokens, law, space, run, output)
+        else:
+            result = go_on(output.resume, run, output)
+            arguments = _words({**result.definition["options"], **asdict(output)})
+        pictures, failure = write_pictures(result, output.plot or [], output.member)
+        tell(context, result, arguments, output, [str(path) for path in pictures])
+        if failure is not None:
+            raise failure
+        stalled = [outcome for outcome in result.outcomes if outcome.name == "stalled"]
+        if stalled:
+            complain(f"the run stalled at t = {stalled[0].time:.6g}: {stalled[0].message}", "attractor simulate")
+            raise typer.Exit(FAILED)
+
+
+def interrupted(store: Path | None) -> str:
+    """What is left of a run that was stopped by hand."""
+    if store is None or not store.exists():
+        return "interrupted; nothing was kept (a run with --out PATH can be resumed)"
+    return f"interrupted; go on with: {shlex.join(['attractor', 'simulate', '--resume', str(store)])}"
+
+
+def build(tokens: TokenOptions, law: LawOptions, space: SpaceOptions) -> Problem:
+    """Files first, since they know the dimension; then what is made to fit them."""
+    from attractor.spaces import Ellipsoid
+
+    where = build_space(space)
+    state, matrices = read_tokens(tokens), read_law(law)
+    dim = state.dim if state is not None else tokens.dim
+    if dim is None and "query" in matrices:
+        dim = matrices["query"].shape[-1]
+    if dim is None and isinstance(where, Ellipsoid):
+        dim = where.W.shape[0]
+    state = random_tokens(tokens, DIM if dim is None else dim) if state is None else state
+    return Problem(build_law(law, matrices, state.dim, state.n), state, where)
+
+
+def follow(problem: Problem, run: RunOptions, output: OutputOptions) -> Trajectory:
+    """Run the flow, after a look at whether the observables that are asked for can be had."""
+    from attractor.flow import flow
+    from attractor.observables import named
+
+    options = flow_options(run)
+    problem.law.check(problem.tokens)
+    problem.space.check_dimension(problem.tokens.dim)
+    members = problem.tokens.batch_shape.numel()
+    if output.plot and output.member >= members:
+        raise InputError(f"--member {output.member} does not exist: members are numbered from 0 to {members - 1}")
+    for name in output.observe or ():
+        named(name)(problem.tokens, law=problem.law, space=problem.space)
+    progress = output.shows_progress
+    return flow(problem.law, problem.tokens, space=problem.space, store=output.out, progress=progress, **options)
+
+
+def go_on(path: Path, run: RunOptions, output: OutputOptions) -> Trajectory:
+    from attractor.flow import resume
+
+    return resume(
+        path, max_seconds=run.max_seconds, max_evaluations=run.max_evaluations, progress=output.shows_progress
+    )
+
+
+def resolved(problem: Problem, *groups: Any) -> dict[str, Any]:
+    """All options with the values that were used, ready for JSON."""
+    arguments: dict[str, Any] = {}
+    for group in groups:
+        arguments |= asdict(
+            replace(group, until=flow_options(group)["until"]) if isinstance(group, RunOptions) else group
+        )
+    arguments |= {"tokens": problem.tokens.n, "dim": problem.tokens.dim}
+    if arguments["query"] is None and arguments["random_law"] is None and arguments["beta"] is None:
+        arguments["beta"] = BETA
+    if arguments["random_law"] is not None:
+        arguments |= {"heads": problem.law.heads, "head_dim": problem.law.query.shape[-2]}
+    return _words(arguments)
+
+
+def _words(value: Any) -> Any:
+    """The same for JSON: paths, rules and the like by what they are called."""
+    if isinstance(value, dict):
+        return {str(name): _words(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_words(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def tell(
+    context: typer.Context, run: Trajectory, arguments: dict[str, Any], output: OutputOptions, pictures: list[str]
+) -> None:
+    """Print the result: one JSON object, or a summary for people."""
+    from attractor.cli.printing import print_json, print_run, versions
+    from attractor.flow.summary import summary
+
+    if output.quiet and not output.json:
+        return
+    observe = tuple(dict.fromkeys(output.observe or ()))
+    report = summary(run, observe)
+    store = output.out or output.resume
+    written = {"store": None if store is None else str(store), "pictures": pictures}
+    # the store exists by now, so the same run again must do without it
+    command = replay(context, without=("out", "json", "quiet", "progress", "debug"))
+    if output.json:
+        head = {"schema": SCHEMA, "command": command, "arguments": arguments}
+        print_json({**head, **report, "written": written, "versions": versions()})
+    else:
+        print_run(report, written, command)

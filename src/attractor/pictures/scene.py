@@ -1,0 +1,92 @@
+"""What a picture is drawn from: arrays, and the words that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from attractor.errors import InputError
+
+SPACES = ("euclidean", "sphere", "ellipsoid")
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """Tokens along time, with observables and events; S saved times, n tokens, dimension d.
+
+    times (S,), points (S, n, d), masses (n,); ``curves`` maps a label to values (S,); ``events`` are (time, label) pairs;
+    ``ellipsoid`` is the matrix W of {x : x'Wx = 1} and ``space_radius`` the radius of the sphere.
+    """
+
+    times: np.ndarray
+    points: np.ndarray
+    masses: np.ndarray
+    space_name: str = "euclidean"
+    ellipsoid: np.ndarray | None = None
+    curves: Mapping[str, np.ndarray] = field(default_factory=dict)
+    title: str = ""
+    caption: str = ""
+    events: Sequence[tuple[float, str]] = ()
+    outcome: str = ""
+    outcome_time: float = float("nan")
+    space_radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("times", "points", "masses"):
+            object.__setattr__(self, name, numbers(getattr(self, name), name))
+        saved = self.times.shape[0] if self.times.ndim == 1 else 0
+        if self.points.ndim != 3 or saved == 0 or self.points.shape[0] != saved or 0 in self.points.shape:
+            raise InputError(
+                "a picture needs times (S,) and points (S, n, d) of one ensemble member, "
+                f"got times {self.times.shape} and points {self.points.shape}"
+            )
+        if not np.isfinite(self.times).all():
+            raise InputError("the times of a picture must be finite")
+        self._check_masses()
+        self._check_space()
+        curves = {str(label): numbers(values, f"curve {label!r}") for label, values in self.curves.items()}
+        for label, values in curves.items():
+            if values.shape != (saved,):
+                raise InputError(
+                    f"curve {label!r} has shape {values.shape}; one value per saved time is needed: ({saved},)"
+                )
+        object.__setattr__(self, "curves", curves)
+        object.__setattr__(self, "events", tuple((float(time), str(label)) for time, label in self.events))
+
+    def _check_masses(self) -> None:
+        masses = self.masses
+        if masses.shape != self.points.shape[1:2]:
+            raise InputError(
+                f"masses have shape {masses.shape}; one mass per token is needed: {self.points.shape[1:2]}"
+            )
+        if not (np.isfinite(masses).all() and (masses >= 0).all() and masses.sum() > 0):
+            raise InputError("masses must be finite, not negative and not all zero")
+
+    def _check_space(self) -> None:
+        dim = self.points.shape[2]
+        if self.space_name not in SPACES:
+            raise InputError(f"space {self.space_name!r} cannot be drawn; give one of {', '.join(SPACES)}")
+        if not (np.isfinite(self.space_radius) and self.space_radius > 0):
+            raise InputError(f"the radius of a sphere must be positive, got {self.space_radius}")
+        if self.space_name != "ellipsoid":
+            return
+        if self.ellipsoid is None:
+            raise InputError("an ellipsoid is drawn from its matrix: give ellipsoid=W")
+        matrix = numbers(self.ellipsoid, "the ellipsoid's matrix")
+        if matrix.shape != (dim, dim) or not np.isfinite(matrix).all():
+            raise InputError(f"the ellipsoid's matrix must be a finite ({dim}, {dim}) array, got shape {matrix.shape}")
+        if np.linalg.eigvalsh(matrix)[0] <= 0:
+            raise InputError("the ellipsoid's matrix must be positive definite")
+        object.__setattr__(self, "ellipsoid", matrix)
+
+
+def numbers(value: object, name: str) -> np.ndarray:
+    """A float64 array, or one clear sentence."""
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{name} must be numbers in a rectangular array, got {type(value).__name__}: {error}"
+        ) from None

@@ -1,0 +1,45 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from attractor.errors import InputError, StoreError
+
+
+def target(path: str | os.PathLike[str]) -> Path:
+    """The path of a picture, in a folder that exists."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        raise InputError(f"{place} is a folder; give the name of a file in it, such as {place / 'tokens.html'}")
+    if not place.parent.is_dir():
+        raise InputError(f"the folder {place.parent} does not exist; create it before a picture is written there")
+    return place
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary name in the same folder that takes the place of ``path`` if all goes well and vanishes otherwise."""
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
+    try:
+        temporary.touch(exist_ok=False)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {reason(error)}; choose a folder you may write to") from None
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{path} cannot be written: {reason(error)}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,60 @@
+"""The doctor tells what works, and notices what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import attractor as at
+from attractor.cli import selftest
+
+Command = Callable[[str], Any]
+
+
+def test_the_report(command: Command) -> None:
+    report = command("doctor --json").json
+    assert report["schema"] == "attractor.doctor/1"
+    assert {"python", "attractor", "torch", "numpy", "scipy", "typer", "rich"} <= report["packages"].keys()
+    assert report["extras"]["store"] == {
+        "packages": {"zarr": report["extras"]["store"]["packages"]["zarr"]},
+        "install": "pip install 'attractor[store]'",
+    }
+    assert {"cores", "threads", "gpu"} <= report["machine"].keys()
+    assert set(report["programs"]) == {"chromium", "ffmpeg"}
+    engines = {engine["name"]: engine for engine in report["engines"]}
+    assert set(engines) == {engine.name for engine in at.engines.available()}
+    assert engines["reference"]["passed"] is True
+    assert engines["reference"]["error"] < 1e-8
+
+
+def test_people_are_told_how_to_get_what_is_missing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attractor.cli.installed.version", lambda name: None if name == "zarr" else "1.0")
+    done = command("doctor")
+    assert done.code == 0
+    assert done.err == ""
+    assert "extra store (get it with pip install 'attractor[store]')\n  zarr  not installed" in done.out
+
+
+def test_an_engine_that_does_not_work_says_why(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = at.engines.Engine(
+        "broken", lambda problem: (None, None), lambda problem: True, lambda problem: 0.0, "no such device"
+    )
+    monkeypatch.setattr("attractor.engines.available", lambda: [broken])
+    done = command("doctor")
+    assert done.code == 0
+    assert "broken  does not work here: no such device" in done.out
+
+
+def test_a_wrong_engine_fails_the_self_test(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "closed_form_error", lambda engine: 1e-3)
+    done = command("doctor")
+    assert done.code == 1
+    assert done.err.count("\n") == 1
+    assert "FAILS" in done.out
+
+
+@pytest.mark.theorem
+def test_the_closed_form(engine: str) -> None:
+    assert selftest.closed_form_error(engine) < 1e-8
