@@ -46,8 +46,8 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"mask": "diagonal"}, r"mask 'diagonal' is not known; give None, 'causal', 'window:64', a boolean"),
     ({"mask": "window:many"}, r"mask 'window:many' is not known"),
     ({"mask": "window:0"}, r"a window needs a whole width of at least 1, got 0"),
-    ({"mask": np.ones((3, 3))}, r"a mask matrix must be boolean \(n, n\), got torch.float64 \(3, 3\)"),
-    ({"mask": np.ones((3, 2), dtype=bool)}, r"a mask matrix must be boolean \(n, n\), got torch.bool \(3, 2\)"),
+    ({"mask": np.ones((3, 3))}, r"boolean and square, \(n, n\), got torch.float64 of shape \(3, 3\)"),
+    ({"mask": np.ones((3, 2), dtype=bool)}, r"boolean and square, \(n, n\), got torch.bool of shape \(3, 2\)"),
     (
         {"mask": np.array([[1, 0], [0, 0]], dtype=bool)},
         r"row 1 of the mask sees no key; every token must see at least one",

@@ -109,7 +109,7 @@ def test_flow_is_the_solution(kernel: str, mask: str, encoding: str, space: str,
     masses = rng.uniform(0.1, 0.3, N)
     start = law_space.random(N, DIM, seed=seed).numpy() * (0.3 if matrix is None else 1.0)  # no blow-up in flat space
     law = at.Attention(query, key, value, kernel=law_kernel, mask=law_mask, positions=law_positions, scale=0.6)
-    run = at.flow(law, at.Tokens(start, masses), space=law_space, save=SAVED, rtol=1e-12, atol=1e-14, stop=())
+    run = at.flow(law, at.Tokens(start, masses), space=law_space, save=SAVED, rtol=1e-11, atol=1e-13, stop=())
     each = [Head(query[h], key[h], value[h]) for h in range(count)]
     visible = oracles.sees(mask_formula, np.arange(N))
     truth = solution(Formula(each, kernel_formula, masses, visible, encoding_formula, matrix, 0.6), start)

@@ -122,19 +122,19 @@ def test_steady_at_an_equilibrium() -> None:
     """With V = -I tokens flee each other: two come to rest at opposite poles, four at a regular tetrahedron."""
     law = at.Attention(np.eye(3), np.eye(3), -np.eye(3))
     for count in (2, 4):
-        run = at.flow(law, at.Tokens.uniform(count, 3, seed=2), space=SPHERE, until=100.0, rtol=1e-12, atol=1e-14)
+        run = at.flow(law, at.Tokens.uniform(count, 3, seed=2), space=SPHERE, until=1e4)
         assert_says(run, "steady")
-        assert run.outcome.time < 90
+        assert run.outcome.time < 2e3
         cosines = (run.final.points @ run.final.points.T)[np.triu_indices(count, 1)]
-        np.testing.assert_allclose(cosines.numpy(), -1 / (count - 1), atol=1e-9)
+        np.testing.assert_allclose(cosines.numpy(), -1 / (count - 1), atol=1e-7)  # ten times rtol
 
 
 def test_steady_in_flat_space() -> None:
     """x' = c - x rests at c, away from zero."""
     law = at.Affine(-np.eye(2), np.array([1.0, 2.0]))
-    run = at.flow(law, at.Tokens.gaussian(3, 2), until=100.0, rtol=1e-12, atol=1e-14)
+    run = at.flow(law, at.Tokens.gaussian(3, 2), until=1e4)
     assert_says(run, "steady")
-    torch.testing.assert_close(run.final.points, torch.tensor([[1.0, 2.0]] * 3, dtype=torch.float64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(run.final.points, torch.tensor([[1.0, 2.0]] * 3, dtype=torch.float64), rtol=0, atol=1e-7)
 
 
 @pytest.mark.theorem
@@ -147,6 +147,20 @@ def test_a_saddle_is_left(push: float, beta: float) -> None:
     assert_says(run, "consensus")
     rate = 2 / (1 + exp(2 * beta))  # of the angle that is missing to pi
     assert run.outcome.time > log(0.1 / push) / rate
+
+
+@pytest.mark.theorem
+def test_a_saddle_is_left_while_others_rest() -> None:
+    """Causal: token 2 starts 1e-10 beside the antipode of token 1 and leaves it at rate 1/(1 + e^{2 beta}) = 0.0067.
+
+    The others have long come to rest, and explicit steps are at the limit of their stability, when it does.
+    """
+    push, beta = 1e-10, 2.5
+    points = np.array([[1.0, 0.0, 0.0], [-np.cos(push), np.sin(push), 0.0], [0.5, 0.5, 0.7], [0.3, -0.8, 0.1]])
+    law = at.Attention.isotropic(3, beta, mask="causal")
+    run = at.flow(law, at.Tokens(points), space=SPHERE, until=1e4)
+    assert_says(run, "consensus")
+    assert run.outcome.time > log(0.1 / push) * (1 + exp(2 * beta))
 
 
 def test_an_exact_saddle_is_steady() -> None:

@@ -128,10 +128,10 @@ def test_a_dominant_value_direction_attracts(spectrum: tuple[float, ...], rate: 
     law = at.Attention(*0.5 * rng.standard_normal((2, 4, 4)), np.diag(spectrum).astype(float), mask="causal")
     points = rng.standard_normal((4, 4))
     points[:, 0] = np.abs(points[:, 0]) + 0.2
-    times = np.linspace(8, 14, 7) / -rate
+    times = np.linspace(13, 20, 8) / -rate
     run = at.flow(law, at.Tokens(points), space="sphere", save=times, **TIGHT)
     deviation = run.points[..., 1:].norm(dim=-1).amax(dim=-1).numpy()
-    assert slope(times, deviation) == pytest.approx(rate, rel=0.01)
+    assert slope(times, deviation) == pytest.approx(rate, rel=0.02)
 
 
 @pytest.mark.theorem

@@ -18,11 +18,12 @@ def go(**options: object) -> at.Trajectory:
     return at.flow(ISOTROPIC, TOKENS, space="sphere", stop=(), **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("method", ["dopri5", "dop853"])
-def test_saved_times_cost_nothing(method: str) -> None:
-    """The steps do not know how many times are saved."""
+@pytest.mark.parametrize(("method", "extra"), [("dopri5", 0), ("dop853", 3)])
+def test_saved_times_cost_no_steps(method: str, extra: int) -> None:
+    """The steps do not know how many times are saved; DOP853 adds three evaluations to a step that holds any."""
     few, many = (go(save=np.linspace(0, 20, count), method=method) for count in (3, 300))
-    assert few.stats.evaluations == many.stats.evaluations
+    assert few.stats.accepted == many.stats.accepted
+    assert many.stats.evaluations - few.stats.evaluations <= extra * many.stats.accepted
     assert torch.equal(few.final.points, many.final.points)
     assert torch.equal(few.points[-1], many.points[-1])
     bare = go(until=20.0, save=[], method=method)

@@ -57,9 +57,7 @@ class Attention(Law):
 
     def __post_init__(self) -> None:
         alike(self, ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias", "output_bias"))
-        if not isinstance(self.scale, (int, float)) or not abs(float(self.scale)) < float("inf"):
-            raise InputError(f"scale must be a finite number, got {self.scale!r}")
-        object.__setattr__(self, "scale", float(self.scale))
+        object.__setattr__(self, "scale", _number(self.scale))
         object.__setattr__(self, "kernel", kernel_named(self.kernel))
         object.__setattr__(self, "mask", mask_from(self.mask))
         self._check_shapes()
@@ -102,7 +100,7 @@ class Attention(Law):
         """Independent normal entries of variance 1/dim in Q, K (h, k, d) and V (h, d, d); k is dim / heads unless given."""
         if head_dim is None:
             if heads < 1 or dim % heads:
-                raise InputError(f"dimension {dim} does not split into {heads} heads: give head_dim too")
+                raise InputError(f"dimension {dim} does not split into {heads} heads: give head_dim=... too")
             head_dim = dim // heads
         draw = np.random.default_rng(seed).standard_normal
         shapes = ((heads, head_dim, dim), (heads, head_dim, dim), (heads, dim, dim))
@@ -210,6 +208,11 @@ class Attention(Law):
             return f"{self.positions.name} positions make tokens at the same point different"
         return None
 
+    def gathers(self) -> bool:
+        scalars = self._value_scalars
+        assert isinstance(self.kernel, Kernel)
+        return scalars is not None and bool((scalars > 0).all()) and self.kernel.name != "linear"
+
     def member(self, index: Tensor) -> Attention:
         if self.query.ndim < 4:
             return self
@@ -239,6 +242,17 @@ class Attention(Law):
         positions = "" if self.positions is None else f", positions={self.positions.name}"
         assert isinstance(self.kernel, Kernel)
         return f"Attention(dim={self.dim}, heads={self.heads}, head_dim={self.query.shape[-2]}, kernel={self.kernel.name}{mask}{positions})"
+
+
+def _number(scale: Any) -> Any:
+    """A finite number as a float; a tensor that needs a gradient stays one."""
+    try:
+        finite_number = abs(float(scale)) < float("inf")
+    except (TypeError, ValueError):
+        finite_number = False
+    if not finite_number:
+        raise InputError(f"scale must be a finite number, got {scale!r}")
+    return scale if isinstance(scale, Tensor) and scale.requires_grad else float(scale)
 
 
 def _with_heads(matrix: Tensor) -> Tensor:

@@ -54,6 +54,9 @@ class Closure(Law):
     def dim(self) -> int | None:
         return self.law.dim
 
+    def member(self, index: Tensor) -> Closure:
+        return Closure(self.law.member(index))
+
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         mean, factor = tokens.points[..., 0, :], tokens.points[..., 1:, :].mT
         slope: Tensor | None = None

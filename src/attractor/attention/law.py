@@ -54,6 +54,10 @@ class Law(Record):
         """Why coinciding tokens may not be replaced by one weighted token, or None if they may."""
         return None
 
+    def gathers(self) -> bool:
+        """Whether tokens that are close to each other come closer, so that it is safe to merge them unasked."""
+        return False
+
     def member(self, index: Tensor) -> Law:
         """The law restricted to some ensemble members, for laws with an ensemble axis of their own."""
         return self

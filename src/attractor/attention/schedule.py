@@ -79,8 +79,12 @@ class Schedule(Law):
         return Schedule(lambda time: whole(time).member(index))
 
     def merge_obstacle(self) -> str | None:
-        probes = self.laws or (self.at(0.0),)
-        return next((reason for law in probes if (reason := law.merge_obstacle())), None)
+        if self.function is not None:
+            return "a schedule given as a function may become masked at any time; use Schedule.interpolate or a Stack"
+        return next((reason for law in self.laws if (reason := law.merge_obstacle())), None)
+
+    def gathers(self) -> bool:
+        return self.function is None and all(law.gathers() for law in self.laws)
 
     def check(self, tokens: Tokens) -> None:
         self.at(self.times[0] if self.times else 0.0).check(tokens)

@@ -72,6 +72,9 @@ class Stack(Law):
     def merge_obstacle(self) -> str | None:
         return next((reason for law in self.laws if (reason := law.merge_obstacle())), None)
 
+    def gathers(self) -> bool:
+        return all(law.gathers() for law in self.laws)
+
     def check(self, tokens: Tokens) -> None:
         for law in self.laws:
             law.check(tokens)

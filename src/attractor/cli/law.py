@@ -121,6 +121,10 @@ def _positions(options: LawOptions, dim: int, n: int) -> Any:
         raise InputError("--position-table belongs to --positions absolute")
     if options.positions != "rotary" and options.rotary_dim is not None:
         raise InputError("--rotary-dim belongs to --positions rotary")
+    if options.positions != "absolute" and (options.when, options.on) != (LawOptions.when, LawOptions.on):
+        raise InputError("--when and --on belong to --positions absolute")
+    if options.positions == "none" and options.theta != LawOptions.theta:
+        raise InputError("--theta belongs to --positions rotary or absolute")
     if options.positions == "none":
         return None
     if options.positions == "rotary":

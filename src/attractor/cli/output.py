@@ -61,6 +61,8 @@ def check_output(options: OutputOptions, context: typer.Context) -> None:
     """Everything about the results that can be known to fail, before the run starts."""
     from attractor.observables import named
 
+    if options.resume is not None and not options.resume.exists():
+        raise InputError(f"--resume {options.resume}: there is no such store")
     if options.resume is not None:
         other = [option for name, option in given(context).items() if name not in WITH_RESUME]
         if other:

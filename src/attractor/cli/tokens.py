@@ -69,6 +69,8 @@ def random_tokens(options: TokenOptions, dim: int) -> Tokens:
     attributes = _attributes(options)
     if options.start not in STARTS:
         raise InputError(f"--start {options.start!r} is not known; the starts are {', '.join(STARTS)}")
+    if options.start != "gaussian" and options.spread != TokenOptions.spread:
+        raise InputError("--spread belongs to --start gaussian")
     if options.start == "orthonormal":
         if options.ensemble is not None:
             raise InputError("--start orthonormal has nothing random in it: leave --ensemble out")

@@ -68,12 +68,13 @@ def flow(
     law, state, space : what moves what where; the space defaults to R^d.
     until : the time to reach; may be left out for a Stack (its depth) or with explicit save times (the last).
     save : times to keep; None for a grid chosen for you, a number of equal intervals, or a list. Named times are always
-        served (by dense output, without extra evaluations); consensus, collapse and rest then end the run after the last.
+        served by dense output, without further steps (and without further evaluations, but for three in a step of DOP853 that holds
+        any); consensus, collapse and rest then end the run after the last.
     method : "dop853", "dopri5" (adaptive), "rk4", "euler" (fixed ``step``), "layers" (the discrete layer of size ``step``).
     rtol, atol : error allowed for each token and step; defaults 1e-8 and 1e-10 (float32: 1e-5 and 1e-7).
     step, adaptive : the step of a fixed method, or the first step of an adaptive one; ``adaptive=False`` keeps it.
-    merge : tokens closer than this become one weighted token. None merges at a tenth of ``rtol`` wherever it is exact (full
-        attention without positions on a curved space, an adaptive method); False never merges.
+    merge : tokens closer than this become one weighted token. None merges at a tenth of ``rtol`` where close tokens are
+        known to come closer (full attention with value c I, c > 0, on a curved space, an adaptive method); False never merges.
     stop : rules that may end the run early: names ("consensus", "collapsed", "steady"), Rule objects, () for none.
     events : ``Event(function)`` objects, logged or terminal.
     max_seconds, max_evaluations : budgets.
@@ -85,7 +86,7 @@ def flow(
     """
     options = {
         "until": until,
-        "start": float(start),
+        "start": start,
         "save": _plain(save),
         "method": method,
         "rtol": rtol,
@@ -167,7 +168,10 @@ def _interval(law: Law, start: float, until: float | None, save: Any) -> tuple[f
         until = law.depth
     if until is None:
         raise InputError("flow needs a time to reach: give until=...")
-    start, until = float(start), float(until)
+    try:
+        start, until = float(start), float(until)
+    except (TypeError, ValueError):
+        raise InputError(f"start and until must be numbers, got {start!r} and {until!r}") from None
     if not math.isfinite(start) or not math.isfinite(until):
         raise InputError(f"start and until must be finite times, got {start:g} and {until:g}")
     if until <= start:
@@ -227,7 +231,7 @@ def _merge_tolerance(law: Law, plan: Plan, merge: float | bool | None, different
     """The distance below which tokens are one, or None for no merging."""
     obstacle = law.merge_obstacle()
     if merge is None:
-        fits = obstacle is None and plan.space.curved and plan.adaptive and not differentiable
+        fits = obstacle is None and law.gathers() and plan.space.curved and plan.adaptive and not differentiable
         return 0.1 * plan.rtol if fits else None
     if merge is False:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time as clock
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -14,10 +15,10 @@ from attractor.attention import Law
 from attractor.flow.control import Control
 from attractor.flow.dense import History
 from attractor.flow.field import Field
-from attractor.flow.merging import Merger
+from attractor.flow.merging import Merger, Shrink
 from attractor.flow.outcome import Outcome
 from attractor.flow.saving import Recorder
-from attractor.flow.steppers.stepper import Stepper
+from attractor.flow.steppers.stepper import Inside, Step, Stepper
 from attractor.flow.stops import Event as UserEvent
 from attractor.flow.stops import Rule
 from attractor.flow.watch import Watch
@@ -53,7 +54,7 @@ class Integration:
     """
 
     def __init__(self, plan: Plan, tokens: Tokens, recorder: Recorder, merger: Merger | None) -> None:
-        self.plan, self.recorder, self.merger = plan, recorder, merger
+        self.plan, self.recorder, self.merger, self.tokens = plan, recorder, merger, tokens
         self.field = Field(plan.law, plan.space, tokens, skip_self=merger is not None and plan.space.curved)
         self.control = Control(plan.stepper, plan.rtol, plan.atol)
         members = tokens.points.shape[0]
@@ -66,6 +67,7 @@ class Integration:
         self.y, self.f = tokens.points, torch.zeros_like(tokens.points)
         self.retried = np.zeros(members, dtype=bool)
         self.ended = np.zeros(members, dtype=bool)
+        self.interpolant: Callable[[], Inside] | None = None  # of the last step, if the method has its own
         self.history = History(plan.stepper.nodes, self.y, self.f)
         self.watch = Watch(plan.rules, plan.events, plan.bound, self)
         self.outcomes: list[Outcome | None] = [None] * members
@@ -131,9 +133,11 @@ class Integration:
             self._drop_ended()
 
     def _longest(self, begin: float, end: float) -> float:
-        """Dense output wants as many steps as it has nodes, if a save time lies inside."""
+        """Interpolation through step ends wants as many steps as it has nodes, if a save time lies inside."""
+        if not self.plan.adaptive or self.plan.stepper.interpolates:
+            return end - begin
         inside = ((self.recorder.times > begin) & (self.recorder.times < end)).any()
-        return (end - begin) / (self.plan.stepper.nodes if inside and self.plan.adaptive else 1)
+        return (end - begin) / (self.plan.stepper.nodes if inside else 1)
 
     def _advance(self, begin: float, end: float) -> None:
         left = (end - self.t) - self.t_low
@@ -155,12 +159,31 @@ class Integration:
         self.accepted += int(accepted.sum())
         self.rejected += int(rejected.sum())
         if accepted.any():
+            self.interpolant = self._interpolant(h, step)
             self._tick(accepted, h, h == left, end)
             self._accept(accepted, h, step.y, step.f)
         self.watch.fail(rejected)
         if end == self.plan.until:
             self._finish_reached(accepted)
         self._drop_ended()
+
+    def _interpolant(self, h: np.ndarray, step: Step) -> Callable[[], Inside] | None:
+        """The method's own interpolant of the step, evaluated when it is first asked for."""
+        if step.slopes is None:
+            return None
+        t, y, f, masses = self.t, self.y, self.f, self.field.masses
+
+        def evaluate() -> Inside:
+            # tokens may have merged at the end of the step; inside it they had not
+            now, self.field.masses = self.field.masses, masses
+            try:
+                inside = self.plan.stepper.inside(self.field, t, h, y, f, step)
+            finally:
+                self.field.masses = now
+            assert inside is not None
+            return inside
+
+        return cache(evaluate)
 
     def _tick(self, accepted: np.ndarray, h: np.ndarray, arrived: np.ndarray, end: float) -> None:
         """The clock, with the rounding of every sum carried on; it shows the end exactly."""
@@ -197,15 +220,24 @@ class Integration:
 
     def back(self, rows: np.ndarray, lag: np.ndarray) -> Tensor:
         """Points of some rows a (negative) time before their last step ended, on the space."""
-        return self.plan.space.retract(self.history.at(rows, lag))
+        source = self.history if self.interpolant is None or not lag.any() else self.interpolant()
+        return self.plan.space.retract(source.at(rows, lag))
 
     def original(self, points: Tensor, rows: np.ndarray) -> Tensor:
         """Points of all original tokens, merged ones at the point they share."""
         return points if self.merger is None else self.merger.expand(points, rows)
 
+    def original_tokens(self, points: Tensor, row: int) -> Tokens:
+        """The state of one row as the user knows it."""
+        member = int(self.who[row])
+        given = (self.tokens.masses, self.tokens.positions)
+        rows = (part if part is None or part.ndim == 1 else part[member] for part in given)
+        return Tokens.trusted(self.original(points[None], np.array([row]))[0], *rows)
+
     def _emit(self, flush: bool) -> None:
         """Write the saved states that dense output can give by now."""
-        ready = self.history.full | flush | (self.t == self.plan.start)
+        own = self.interpolant is not None
+        ready = self.history.full | flush | own | (self.t == self.plan.start)
         while (due := self.recorder.due(self.who, self.t) & ready).any():
             rows = np.flatnonzero(due)
             times = self.recorder.times[self.recorder.next[self.who[rows]]]
@@ -224,6 +256,9 @@ class Integration:
             self.y = retract(shrink(self.y))
             history.points = torch.stack([retract(shrink(points)) for points in history.points])
             history.slopes = torch.stack([shrink(slopes) for slopes in history.slopes])
+            interpolant = self.interpolant
+            if interpolant is not None:
+                self.interpolant = cache(partial(_merged, interpolant, shrink))
             found = self.merger.find(self.y, np.flatnonzero(accepted))
         self.field.masses = self.merger.masses
         self.f = self.field.lifted(self.t, self.y)
@@ -258,9 +293,15 @@ class Integration:
         for name in ("who", "t", "t_low", "h", "retried", "ended"):
             setattr(self, name, getattr(self, name)[going])
         self.y, self.f = self.y[index], self.f[index]
+        self.interpolant = None
         self.history.keep(index)
         self.field.keep(index)
         self.watch.keep(going)
         if self.merger is not None:
             self.merger.keep(index)
             self.field.masses = self.merger.masses
+
+
+def _merged(interpolant: Callable[[], Inside], shrink: Shrink) -> Inside:
+    """The interpolant of a step after tokens have merged at its end."""
+    return interpolant().mapped(shrink)

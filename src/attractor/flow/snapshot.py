@@ -29,6 +29,7 @@ def take(run: Integration) -> dict[str, np.ndarray]:
         "last": watch.last,
         "size": watch.size,
     }
+    arrays |= {"anchor_points": _numpy(watch.anchor), "anchor_t": watch.anchor_t, "rest": watch.rest}
     arrays["rows"] = _numpy(recorder.points[recorder.complete : recorder.rows])
     arrays |= {f"final{member}": _numpy(final) for member, final in enumerate(run.finals) if final is not None}
     if run.merger is not None:
@@ -51,6 +52,11 @@ def put(run: Integration, arrays: dict[str, np.ndarray]) -> None:
     )
     recorder.next, recorder.reached, recorder.ends = arrays["next"], arrays["reached"], arrays["ends"]
     watch.streak, watch.last, watch.size = arrays["streak"], arrays["last"], arrays["size"]
+    watch.anchor, watch.anchor_t, watch.rest = (
+        _tensor(arrays["anchor_points"], device),
+        arrays["anchor_t"],
+        arrays["rest"],
+    )
     rows = _tensor(arrays["rows"], device)
     recorder.points[recorder.complete : recorder.complete + len(rows)] = rows
     words = json.loads(str(arrays["json"]))

@@ -55,6 +55,10 @@ class Rule(Record):
     def message(self, view: View, index: int) -> str:
         raise NotImplementedError
 
+    def limit(self, view: View) -> Tensor | None:
+        """The state (members, n, d) that a run approaches when the rule holds, if it may still travel; else None."""
+        return None
+
 
 @dataclass(frozen=True)
 class Consensus(Rule):
@@ -72,40 +76,44 @@ class Consensus(Rule):
     def message(self, view: View, index: int) -> str:
         return f"all tokens came together, within {self.tolerance:.3g} of each other"
 
+    def limit(self, view: View) -> Tensor:
+        return view.points.detach()[:, :1].expand_as(view.points)
+
 
 @dataclass(frozen=True)
 class Collapse(Rule):
-    """All tokens within ``tolerance`` times the initial size of zero."""
+    """All tokens within ``tolerance`` times the initial size of zero, and as slow."""
 
     tolerance: float = 1e-6
     name: ClassVar[str] = "collapsed"
 
     def measure(self, view: View) -> np.ndarray:
         with np.errstate(invalid="ignore"):  # both are infinite once squares overflow; NaN does not stop a run
-            return view.norms() / (self.tolerance * np.maximum(view.size, 1e-300))
+            # tokens that pass through zero, or start there, are on their way elsewhere: they must be slow as well
+            return np.maximum(view.norms(), view.speeds()) / (self.tolerance * np.maximum(view.size, 1e-300))
 
     def message(self, view: View, index: int) -> str:
         return f"all tokens went to zero: no norm is above {self.tolerance:.3g} of the largest at the start"
 
+    def limit(self, view: View) -> Tensor:
+        return torch.zeros_like(view.points)
+
 
 @dataclass(frozen=True)
 class Steady(Rule):
-    """At its present speed no token moves by ``tolerance`` of its size before the end, and speeds do not grow."""
+    """No token moves any more: at its present speed none moves by ``tolerance`` of its size before the end and speeds do not
+    grow; or all have stayed within the integrator's own noise for as long as there is time left."""
 
     tolerance: float = 1e-10
     name: ClassVar[str] = "steady"
 
     def measure(self, view: View) -> np.ndarray:
-        return (
-            view.speeds() * np.maximum(view.until - view.t, 1.0) / (self.tolerance * np.maximum(view.norms(), 1e-300))
-        )
+        left = np.maximum(view.until - view.t, 1.0)
+        return view.speeds() * left / (self.tolerance * np.maximum(view.norms(), 1e-300))
 
     def message(self, view: View, index: int) -> str:
-        speed = float(view.speeds()[index])
-        return (
-            f"no token moves any more: at the present speed of {speed:.3g} nothing changes by more than "
-            f"{self.tolerance:.3g} before t = {view.until:g}"
-        )
+        speed, time = float(view.speeds()[index]), float(view.t[index])
+        return f"no token moves any more: the largest speed is {speed:.3g} at t = {time:.6g}, of t = {view.until:g} asked for"
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,8 @@ class Keeper:
         self.written = recorder.complete
         if self.written:
             rows = torch.from_numpy(np.asarray(self.group["points"][: self.written]))
+            if bool(torch.isnan(rows).any()):
+                raise StoreError(f"{self.store.path} is damaged: saved states are missing from it")
             recorder.points[: self.written] = rows.reshape(recorder.points[: self.written].shape).to(recorder.points)
 
     def after_step(self, run: Integration) -> None:

@@ -13,13 +13,16 @@ from torch import Tensor
 from attractor.flow.outcome import Event, Outcome
 from attractor.flow.stops import Event as UserEvent
 from attractor.flow.stops import Rule, Steady, View
-from attractor.states import Tokens
 
 if TYPE_CHECKING:
     from attractor.flow.integration import Integration
 
 PATIENCE = 5  # steps in a row a run must look steady
 BISECTIONS = 60
+ROUNDING = 1e-14  # speed that cannot be told from rest
+STILL = 1e-9  # way, relative to its size, that a limit at rest may still go
+REST = 50  # steps for which a run must have stayed in one place to be called steady
+NOISE = 10.0  # what counts as one place, in tolerances
 
 
 class Watch:
@@ -31,6 +34,9 @@ class Watch:
         self.size = torch.linalg.vector_norm(run.y.detach(), dim=-1).amax(-1).cpu().double().numpy()
         self.streak = np.zeros(members, dtype=np.int64)
         self.last = np.full(members, np.inf)
+        self.anchor = run.y.detach().clone()
+        self.anchor_t = run.t.copy()
+        self.rest = np.zeros(members, dtype=np.int64)
         self.noted: dict[int, Outcome] = {}
         self.values: dict[tuple[int, int], float] = {}
         self.log: list[Event] = []
@@ -49,7 +55,7 @@ class Watch:
         """Ask the bound, the user's events and the rules, in that order, after steps of length ``taken``."""
         run, view = self.run, self.view()
         if not run.plan.space.curved:
-            self._check_bound(view, accepted)
+            self._check_bound(view, accepted, taken)
         for number, event in enumerate(self.events):
             for row in np.flatnonzero(accepted & ~run.ended):
                 self._user_event(number, event, int(row), float(taken[row]))
@@ -57,7 +63,9 @@ class Watch:
             measure = rule.measure(view)
             met = (measure <= 1.0) & accepted & ~run.ended
             if isinstance(rule, Steady):
-                met &= self._patient(measure, accepted & (not first))
+                met = (met & self._patient(measure, accepted & (not first))) | (
+                    self._resting(accepted) & ~run.ended & (not first)
+                )
             for row in np.flatnonzero(accepted & ~met & ~run.ended):
                 noted = self.noted.get(int(run.who[row]))
                 if noted is not None and noted.name == rule.name:
@@ -72,16 +80,53 @@ class Watch:
         self.last = np.where(accepted, measure, self.last)
         return self.streak >= PATIENCE
 
+    def _resting(self, accepted: np.ndarray) -> np.ndarray:
+        """Members whose tokens have stayed within the integrator's own noise for as long as there is time left.
+
+        Near a stable equilibrium an explicit method takes steps at its limit of stability, and speeds stay at its tolerance. The
+        noise excites whatever is unstable, and what did not grow tenfold in that time does not in as long again.
+        """
+        run = self.run
+        points = run.y.detach()
+        if self.anchor.shape != points.shape:
+            self.anchor, self.anchor_t = points.clone(), run.t.copy()
+            self.rest = np.zeros(len(run.who), dtype=np.int64)
+        allowed = NOISE * run.control.scale(points)
+        away = torch.linalg.vector_norm(points - self.anchor, dim=-1) > allowed
+        away = (away if run.alive is None else away & run.alive).any(-1)
+        moved = away.cpu().numpy() & accepted
+        if moved.any():
+            self.anchor = torch.where(torch.from_numpy(moved).to(points.device).view(-1, 1, 1), points, self.anchor)
+            self.anchor_t = np.where(moved, run.t, self.anchor_t)
+        self.rest = np.where(moved, 0, self.rest + accepted)
+        return accepted & (self.rest >= REST) & (run.t - self.anchor_t >= run.plan.until - run.t)
+
     def _met(self, rule: Rule, view: View, row: int, taken: float) -> None:
         """A rule holds; a run that owes saved states goes on and remembers it."""
         run, member = self.run, int(self.run.who[row])
         noted = self.noted.get(member)
         when, points = (float(run.t[row]), run.y[row]) if noted else self._locate(rule, row, taken)
         outcome = noted or Outcome(rule.name, when, rule.message(view, row))
-        if run.recorder.pending(run.who[row : row + 1])[0]:
+        if run.recorder.pending(run.who[row : row + 1])[0] or not self._final(rule, row):
             self.noted[member] = outcome
         else:
             run.finish(row, outcome, points, when)
+
+    def _final(self, rule: Rule, row: int) -> bool:
+        """Whether the limit a rule sees is a state of rest: tokens that agree may still travel together."""
+        run = self.run
+        limit = rule.limit(self.view(rows=np.array([row])))
+        if limit is None:
+            return True
+        if not run.plan.law.autonomous:
+            return False
+        points = run.y.detach().clone()
+        points[row] = limit[0]
+        drift = run.field.velocity(run.t, points)[row]
+        speed = float(torch.linalg.vector_norm(drift, dim=-1).max())
+        return speed <= ROUNDING or speed * (run.plan.until - float(run.t[row])) <= STILL * float(
+            limit.norm(dim=-1).max()
+        )
 
     def _locate(self, rule: Rule, row: int, taken: float) -> tuple[float, Tensor]:
         """The time inside the last step when a rule began to hold."""
@@ -91,7 +136,8 @@ class Watch:
         def holds(lag: float) -> bool:
             return bool(rule.measure(self.view(run.back(rows, np.array([lag])), rows))[0] <= 1.0)
 
-        if isinstance(rule, Steady) or alone or taken == 0.0 or holds(-taken):
+        discrete = run.plan.stepper.name == "layers"
+        if isinstance(rule, Steady) or alone or discrete or taken == 0.0 or holds(-taken):
             return float(run.t[row]), run.y[row]
         lag = _first(holds, taken)
         return float(run.t[row]) + lag, run.back(rows, np.array([lag]))[0]
@@ -101,25 +147,44 @@ class Watch:
 
         def value(lag: float) -> float:
             points = run.y[row] if lag == 0.0 else run.back(rows, np.array([lag]))[0]
-            return event.value(Tokens.trusted(run.original(points[None], rows)[0]), float(run.t[row]) + lag)
+            return event.value(run.original_tokens(points, row), float(run.t[row]) + lag)
 
         now = value(0.0)
         last = self.values.get((number, member), now)
         self.values[number, member] = now
         if last <= 0 or now > 0:
             return
-        lag = _first(lambda back: value(back) <= 0, taken)
+        lag = 0.0 if run.plan.stepper.name == "layers" else _first(lambda back: value(back) <= 0, taken)
         when = float(run.t[row]) + lag
         self.log.append(Event(event.label, when, member=member))
         if event.terminal:
-            points = run.back(rows, np.array([lag]))[0]
+            points = run.y[row] if lag == 0.0 else run.back(rows, np.array([lag]))[0]
             run.finish(row, Outcome("event", when, f"the event {event.label!r} happened"), points, when)
 
-    def _check_bound(self, view: View, accepted: np.ndarray) -> None:
+    def _check_bound(self, view: View, accepted: np.ndarray, taken: np.ndarray) -> None:
         run = self.run
-        for row in np.flatnonzero(accepted & (view.norms() > self.bound)):
+        unresolved = (taken > 0) & (taken < 4.0 * np.spacing(np.maximum(np.abs(run.t), 1e-12)))
+        for row in np.flatnonzero(accepted & unresolved):
+            outcome = self._blow_up(int(row))
+            if outcome is not None:
+                run.finish(int(row), outcome, run.y[row], float(run.t[row]))
+        accepted = accepted & ~run.ended
+        for row in np.flatnonzero(accepted & ~(view.norms() <= self.bound)):
             message = f"token norms grew past {self.bound:.3g}, without a sign of blow-up in finite time"
-            run.finish(int(row), Outcome("diverged", float(run.t[row]), message), run.y[row], float(run.t[row]))
+            outcome = self._blow_up(int(row)) or Outcome("diverged", float(run.t[row]), message)
+            run.finish(int(row), outcome, run.y[row], float(run.t[row]))
+
+    def _blow_up(self, row: int) -> Outcome | None:
+        """Blow-up, if norms grow at a rate that time cannot resolve."""
+        run, time = self.run, float(self.run.t[row])
+        x, v = run.y[row].detach(), run.f[row].detach()
+        size = x.abs().amax().clamp_min(1e-300)
+        growth = float((((x / size) * (v / size)).sum(-1) / ((x / size) ** 2).sum(-1).clamp_min(1e-300)).max())
+        if run.plan.space.curved or not growth * max(abs(time), 1e-6) > 1e6:
+            return None
+        return Outcome(
+            "blow_up", time, f"token norms go to infinity in finite time: at the end they grow at rate {growth:.3g}"
+        )
 
     def fail(self, rejected: np.ndarray) -> None:
         """End members whose steps fell to rounding, or whose fixed step left the finite numbers."""
@@ -136,23 +201,17 @@ class Watch:
             run.finish(int(row), self._verdict(int(row)), run.y[row], float(run.t[row]))
 
     def _verdict(self, row: int) -> Outcome:
-        """Blow-up if norms grow at a rate that time cannot resolve."""
+        """Why a step fell to rounding."""
         run, time = self.run, float(self.run.t[row])
-        x, v = run.y[row].detach(), run.f[row].detach()
-        growth = float(((x * v).sum(-1) / (x * x).sum(-1).clamp_min(1e-300)).max())
-        if not run.plan.space.curved and growth * max(abs(time), 1e-6) > 1e6:
-            return Outcome(
-                "blow_up", time, f"token norms go to infinity in finite time: at the end they grow at rate {growth:.3g}"
-            )
+        blow_up = self._blow_up(row)
+        if blow_up is not None:
+            return blow_up
         if not run.plan.adaptive:
             return Outcome(
                 "stalled", time, f"the fixed step {run.plan.step:g} left the finite numbers; use a smaller one"
             )
-        return Outcome(
-            "stalled",
-            time,
-            "the step size fell to rounding before the tolerance was met; the law may not be smooth here",
-        )
+        message = "the step size fell to rounding before the tolerance was met; the law may not be smooth here"
+        return Outcome("stalled", time, message)
 
     def open_budget(self, now: float, evaluations: int) -> None:
         """Budgets count from here: a resumed run gets a new one."""
@@ -170,6 +229,8 @@ class Watch:
     def keep(self, going: np.ndarray) -> None:
         """Go on with some rows only."""
         self.streak, self.last = self.streak[going], self.last[going]
+        self.anchor_t, self.rest = self.anchor_t[going], self.rest[going]
+        self.anchor = self.anchor[torch.from_numpy(np.flatnonzero(going)).to(self.anchor.device)]
 
 
 def _first(holds: Callable[[float], bool], taken: float) -> float:

@@ -127,6 +127,10 @@ class Tokens(Record):
             raise InputError(f"at most dim orthonormal tokens exist: asked for {n} in dimension {dim}")
         return cls(torch.eye(dim, dtype=torch.float64)[:n], **options)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The points as an array, so that numpy functions take tokens."""
+        return np.asarray(self.points.detach().cpu().numpy(), dtype=dtype)
+
     def __repr__(self) -> str:
         shape = "x".join(str(size) for size in self.points.shape)
         masses = "" if self.masses is None else ", weighted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -19,21 +20,51 @@ class Step:
     """A tried step of every member: ambient end points, lifted field there, and local errors of each token or None.
 
     ``y`` is not yet retracted. ``errors`` are vectors (members, n, d), the last entry the one to control; DOP853 gives two.
+    ``slopes`` (stages + 1, members, n, d) are kept by methods that interpolate inside their own steps.
     """
 
     y: Tensor
     f: Tensor
     errors: tuple[Tensor, ...]
+    slopes: Tensor | None = None
+
+
+class Inside:
+    r"""A polynomial inside a step of every member: :math:`y + x(F_0 + (1-x)(F_1 + x(F_2 + (1-x)(F_3 + \dots))))`.
+
+    ``parts`` (k, members, n, d) are the F, x runs from 0 to 1 over the step.
+    """
+
+    def __init__(self, h: np.ndarray, y: Tensor, parts: Tensor) -> None:
+        self.h, self.y, self.parts = h, y, parts
+
+    def at(self, members: np.ndarray, lag: np.ndarray) -> Tensor:
+        """Points of some members at times (<= 0) before the end of the step, not retracted."""
+        index = torch.from_numpy(members).to(self.y.device)
+        x = torch.from_numpy(1.0 + lag / self.h[members]).to(self.y).view(-1, 1, 1)
+        total = torch.zeros_like(self.y[index])
+        for count, part in enumerate(reversed(self.parts[:, index])):
+            total = (total + part) * (x if (len(self.parts) - count) % 2 else 1.0 - x)
+        return self.y[index] + total
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Inside:
+        """The same after a linear change of rows, such as a merge."""
+        return Inside(self.h, change(self.y), torch.stack([change(part) for part in self.parts]))
 
 
 class Stepper:
-    """One method. ``nodes`` is how many step ends its dense output uses, ``error_order`` the order that controls steps."""
+    """One method.
+
+    ``error_order`` is the order that controls its steps; ``nodes`` is how many step ends dense output uses, unless the method
+    ``interpolates`` inside its own steps.
+    """
 
     name: ClassVar[str] = ""
     order: ClassVar[int] = 1
     error_order: ClassVar[int] = 1
     adaptive: ClassVar[bool] = False
     nodes: ClassVar[int] = 2
+    interpolates: ClassVar[bool] = False
     cites: ClassVar[tuple[str, ...]] = ()
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
@@ -43,6 +74,10 @@ class Stepper:
     def error(self, step: Step, scale: Tensor) -> Tensor:
         """Error of each token relative to what is tolerated, (members, n)."""
         raise NotImplementedError
+
+    def inside(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor, step: Step) -> Inside | None:
+        """The method's own interpolant of a step, or None: then step ends are interpolated."""
+        return None
 
 
 class RungeKutta(Stepper):
@@ -59,14 +94,14 @@ class RungeKutta(Stepper):
         column = torch.from_numpy(h).to(y).view(-1, 1, 1)
         slopes = [f]
         for i in range(1, len(C)):
-            inner = y + column * _combine(A[i, :i], slopes)
+            inner = y + column * combine(A[i, :i], slopes)
             slopes.append(field.lifted(t + C[i] * h, inner))
-        end = y + column * _combine(B, slopes)
+        end = y + column * combine(B, slopes)
         slopes.append(field.lifted(t + h, end))
         return end, slopes[-1], torch.stack(slopes)
 
 
-def _combine(coefficients: np.ndarray, slopes: list[Tensor]) -> Tensor:
+def combine(coefficients: np.ndarray, slopes: list[Tensor]) -> Tensor:
     """Sum of coefficients times slopes; zero coefficients cost nothing."""
     used = [(float(c), k) for c, k in zip(coefficients.tolist(), slopes, strict=True) if c != 0.0]
     total = used[0][0] * used[0][1]
