@@ -124,7 +124,7 @@ def test_steady_at_an_equilibrium() -> None:
     for count in (2, 4):
         run = at.flow(law, at.Tokens.uniform(count, 3, seed=2), space=SPHERE, until=1e4)
         assert_says(run, "steady")
-        assert run.outcome.time < 2e3
+        assert run.outcome.time < 6e3  # tokens must have rested for as long as there is time left
         cosines = (run.final.points @ run.final.points.T)[np.triu_indices(count, 1)]
         np.testing.assert_allclose(cosines.numpy(), -1 / (count - 1), atol=1e-7)  # ten times rtol
 

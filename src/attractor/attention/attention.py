@@ -247,7 +247,7 @@ class Attention(Law):
 def _number(scale: Any) -> Any:
     """A finite number as a float; a tensor that needs a gradient stays one."""
     try:
-        finite_number = abs(float(scale)) < float("inf")
+        finite_number = abs(float(scale.detach() if isinstance(scale, Tensor) else scale)) < float("inf")
     except (TypeError, ValueError):
         finite_number = False
     if not finite_number:

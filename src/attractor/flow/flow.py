@@ -33,6 +33,10 @@ from attractor.states import Gaussian, Tokens
 def velocity(law: Law, state: Tokens, space: Space | str | None = None, time: float = 0.0) -> Tensor:
     """One evaluation: the velocity of every token (..., n, d), tangent to the space at the token."""
     space = _space(space)
+    if not isinstance(law, Law):
+        raise InputError(f"velocity needs a law such as Attention(...), got {type(law).__name__}")
+    if not isinstance(state, Tokens):
+        raise InputError(f"velocity is that of Tokens(...), got {type(state).__name__}")
     law.check(state)
     space.check_dimension(state.dim)
     return space.tangent(state.points, law.velocity(state, time))
@@ -187,6 +191,12 @@ def _plan(
     events: Sequence[UserEvent],
     budget: tuple[float | None, float | None],
 ) -> Plan:
+    for event in events:
+        if not isinstance(event, UserEvent):
+            raise InputError(f"events are Event(function) objects, got {type(event).__name__}")
+    for name, amount in zip(("max_seconds", "max_evaluations"), budget, strict=True):
+        if amount is not None and not amount > 0:
+            raise InputError(f"{name} must be positive, got {amount}")
     start, until = _interval(law, options["start"], options["until"], options["save"])
     rtol, atol = _tolerances(state.points.dtype, options["rtol"], options["atol"])
     stepper = stepper_named(options["method"] or ("dop853" if rtol <= 1e-7 else "dopri5"))
