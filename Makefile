@@ -14,12 +14,12 @@ help:  ## list the commands
 
 install: $(STAMP)  ## create the environment (.venv) and install the pinned versions
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard cpp/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "attractor needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 	  || { echo "could not create $(VENV); on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet -c constraints.txt hatchling
+	$(BIN)/python -m pip install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[all,dev,docs]'
 	@touch $@
 

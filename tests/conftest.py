@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from attractor.engines import fused
+
 sys.path.insert(0, str(Path(__file__).parent))  # `from oracles import ...` under --import-mode=importlib
 
 settings.register_profile("attractor", deadline=None, derandomize=True, max_examples=40)
@@ -21,7 +23,9 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(20260101)
 
 
-@pytest.fixture(params=["reference", "blockwise"])
+@pytest.fixture(params=["reference", "blockwise", "fused"])
 def engine(request: pytest.FixtureRequest) -> str:
-    """Every engine that runs everywhere."""
+    """Every engine of the CPU."""
+    if request.param == "fused" and fused.reason:
+        pytest.skip(fused.reason)
     return request.param

@@ -10,6 +10,13 @@ from attractor.engines import Engine, Problem, attend, available, choose, dispat
 from attractor.errors import AttractorError, InputError, UnsupportedError
 
 
+@pytest.fixture(autouse=True)
+def without_compiled_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice between the engines that are always there; test_fused.py has the other."""
+    everywhere = {name: dispatch._engines[name] for name in ("reference", "blockwise")}
+    monkeypatch.setattr(dispatch, "_engines", everywhere)
+
+
 def problem(n: int, gradient: bool = False, heads: int = 1) -> Problem:
     x = torch.zeros(heads, 1, 1, dtype=torch.float64).expand(heads, n, 1)
     q = torch.zeros(heads, 1, 1, dtype=torch.float64, requires_grad=gradient).expand(heads, n, 1)

@@ -20,7 +20,7 @@ def test_installed_version() -> None:
 def test_pyproject_reads_the_version_from_the_package() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'dynamic = ["version"]' in pyproject
-    assert 'path = "src/attractor/_version.py"' in pyproject
+    assert 'input = "src/attractor/_version.py"' in pyproject
 
 
 def test_citation_file() -> None:

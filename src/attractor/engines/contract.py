@@ -62,7 +62,8 @@ class Problem:
         shapes += [self.v.shape[:-2]] if self.v is not None else []
         shapes += [self.key_bias.shape[:-1]] if self.key_bias is not None else []
         shapes += [self.visible.shape[:-2]] if self.visible is not None else []
-        return torch.broadcast_shapes(*shapes)
+        # the usual case: broadcast_shapes takes as long as a whole small problem
+        return shapes[0] if all(shape == shapes[0] for shape in shapes) else torch.broadcast_shapes(*shapes)
 
     @property
     def pairs(self) -> int:

@@ -1,0 +1,73 @@
+// The table of kernels of one instruction set; included once by each isa_*.cpp.
+#pragma once
+
+#include "backward.h"
+
+namespace attractor::ATTRACTOR_ISA {
+
+template <class T>
+constexpr int64_t group = columns * width<T>;
+
+template <int N>
+struct Count {
+    static constexpr int value = N;
+};
+
+// Call `run` with as few vectors of lanes as the rows need: small systems are common.
+template <class T, class Run>
+ATTRACTOR_INLINE void with_columns(int64_t rows, Run run) {
+    if (rows <= width<T>) return run(Count<1>{});
+    if constexpr (columns > 2)
+        if (rows <= 2 * width<T>) return run(Count<2>{});
+    run(Count<columns>{});
+}
+
+template <class T>
+struct Task {
+    int64_t member;
+    Range rows;
+    Task(int64_t index, int64_t count) {
+        const int64_t groups = (count + group<T> - 1) / group<T>;
+        member = index / groups;
+        rows.start = index % groups * group<T>;
+        rows.stop = least(rows.start + group<T>, count);
+    }
+};
+
+template <class T>
+void forward(const Problem& problem, int64_t index, void* memory) {
+    const FlushTiny guard;
+    const Task<T> task(index, problem.n);
+    with_columns<T>(task.rows.stop - task.rows.start, [&](auto count) {
+        forward_mode<T, decltype(count)::value>(problem, task.member, task.rows, (Vector<T>*)memory);
+    });
+}
+
+template <class T, bool swapped>
+void backward(const Problem& problem, int64_t index, void* memory) {
+    const FlushTiny guard;
+    const Task<T> task(index, swapped ? problem.m : problem.n);
+    with_columns<T>(task.rows.stop - task.rows.start, [&](auto count) {
+        backward_mode<T, decltype(count)::value>(problem, task.member, task.rows, swapped, (Vector<T>*)memory);
+    });
+}
+
+template <class T>
+size_t scratch(const Problem& problem) {
+    return sizeof(Vector<T>) * (columns * (3 * problem.e + 3 * problem.c + 2 * depth) + depth);
+}
+
+template <class T>
+void powers(const void* from, void* to, int64_t count) {
+    for (int64_t index = 0; index < count; index++) {
+        const Vector<T> x = splat<T>(((const T*)from)[index]);
+        ((T*)to)[index] = exp2<Domain::any>(x)[0];
+    }
+}
+
+template <class T>
+constexpr Kernels kernels_of() {
+    return {[] { return group<T>; }, scratch<T>, measure<T>, forward<T>, backward<T, false>, backward<T, true>, powers<T>};
+}
+
+}  // namespace attractor::ATTRACTOR_ISA

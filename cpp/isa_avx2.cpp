@@ -1,0 +1,9 @@
+// AVX2 with fused multiply-add: x86-64 since about 2013.
+#define ATTRACTOR_ISA avx2
+#define ATTRACTOR_BYTES 32
+#include "instruction_set.h"
+
+namespace attractor {
+extern const InstructionSet avx2_set;
+const InstructionSet avx2_set = {"avx2", avx2::kernels_of<float>(), avx2::kernels_of<double>()};
+}  // namespace attractor

@@ -1,0 +1,9 @@
+// AVX-512: F, DQ, BW and VL.
+#define ATTRACTOR_ISA avx512
+#define ATTRACTOR_BYTES 64
+#include "instruction_set.h"
+
+namespace attractor {
+extern const InstructionSet avx512_set;
+const InstructionSet avx512_set = {"avx512", avx512::kernels_of<float>(), avx512::kernels_of<double>()};
+}  // namespace attractor

@@ -1,0 +1,173 @@
+// The Python module: addresses and strides in, nothing copied, the interpreter's lock released while the kernels run.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "problem.h"
+#include "threads.h"
+
+namespace nb = nanobind;
+
+namespace attractor {
+
+extern const InstructionSet baseline_set;
+#if defined(ATTRACTOR_WITH_AVX2)
+extern const InstructionSet avx2_set;
+#endif
+#if defined(ATTRACTOR_WITH_AVX512)
+extern const InstructionSet avx512_set;
+#endif
+
+namespace {
+
+// What was compiled and runs on this processor, the widest first.
+std::vector<const InstructionSet*> usable() {
+    std::vector<const InstructionSet*> sets;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#endif
+#if defined(ATTRACTOR_EMULATE_AVX512)
+    sets.push_back(&avx512_set);
+#elif defined(ATTRACTOR_WITH_AVX512)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl"))
+        sets.push_back(&avx512_set);
+#endif
+#if defined(ATTRACTOR_WITH_AVX2)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) sets.push_back(&avx2_set);
+#endif
+    sets.push_back(&baseline_set);
+    return sets;
+}
+
+const InstructionSet& named(const std::string& name) {
+    for (const InstructionSet* set : usable())
+        if (name.empty() || name == set->name) return *set;
+    throw std::invalid_argument("the instruction set '" + name + "' is not one this machine can run");
+}
+
+using Numbers = std::vector<int64_t>;
+
+// (address, strides of the batch axes..., row stride, column stride), or nothing
+Operand operand(const Numbers& numbers, int axes) {
+    Operand result;
+    if (numbers.empty()) return result;
+    if (int(numbers.size()) != axes + 3) throw std::invalid_argument("an operand needs an address and all strides");
+    result.data = reinterpret_cast<void*>(numbers[0]);
+    for (int axis = 0; axis < axes; axis++) result.batch[axis] = numbers[1 + axis];
+    result.row = numbers[1 + axes];
+    result.column = numbers[2 + axes];
+    return result;
+}
+
+struct Call {
+    Problem problem;
+    const Kernels *kernels, *float64;
+    int threads;
+
+    Call(const std::string& set, bool is_double, int threads_, const Numbers& shape, const Numbers& sizes, int mode,
+         bool causal, int64_t window, bool skip_self)
+        : threads(threads_) {
+        const InstructionSet& chosen = named(set);
+        float64 = &chosen.float64;
+        kernels = is_double ? &chosen.float64 : &chosen.float32;
+        if (shape.size() > max_axes) throw std::invalid_argument("too many batch axes");
+        if (sizes.size() != 4) throw std::invalid_argument("sizes are (n, m, e, c)");
+        problem.n = sizes[0], problem.m = sizes[1], problem.e = sizes[2], problem.c = sizes[3];
+        problem.axes = int(shape.size());
+        for (int axis = 0; axis < problem.axes; axis++) {
+            problem.shape[axis] = shape[axis];
+            problem.members *= shape[axis];
+        }
+        problem.mode = Mode(mode);
+        problem.causal = causal;
+        problem.window = window;
+        problem.skip_self = skip_self;
+    }
+
+    // Bounds of all members, two numbers each; nothing if reading the keys once more would not pay.
+    std::vector<double> measure() const {
+        if (problem.n < 8 || (problem.mode != Mode::softmax && problem.mode != Mode::exponential)) return {};
+        std::vector<double> reach(2 * size_t(problem.members));
+        const size_t bytes = 2 * (kernels == float64 ? sizeof(double) : sizeof(float));
+        parallel(problem.members, problem.members * problem.m > 20000 ? threads : 1, [&](int64_t member, int) {
+            kernels->measure(problem, member, reinterpret_cast<char*>(reach.data()) + bytes * member);
+        });
+        return reach;
+    }
+
+    void run(void (*kernel)(const Problem&, int64_t, void*), int64_t rows) const {
+        const int64_t groups = (rows + kernels->group() - 1) / kernels->group();
+        const int64_t tasks = problem.members * groups;
+        // waking threads costs about as long as this many multiplications
+        const double work = double(problem.members) * problem.n * problem.m * (8.0 + problem.e + problem.c);
+        const int used = work < 1e6 ? 1 : threads;
+        const size_t bytes = (kernels->scratch(problem) + 127) / 64 * 64;
+        std::unique_ptr<char, decltype(&std::free)> memory(
+            static_cast<char*>(std::aligned_alloc(64, bytes * size_t(used))), &std::free);
+        if (!memory) throw std::bad_alloc();
+        parallel(tasks, used, [&](int64_t task, int worker) { kernel(problem, task, memory.get() + bytes * worker); });
+    }
+};
+
+void forward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
+             bool causal, int64_t window, bool skip_self, const Numbers& q, const Numbers& k, const Numbers& v,
+             const Numbers& bias, const Numbers& visible, const Numbers& output, const Numbers& logsumexp) {
+    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self);
+    Problem& problem = call.problem;
+    problem.q = operand(q, problem.axes), problem.k = operand(k, problem.axes), problem.v = operand(v, problem.axes);
+    problem.bias = operand(bias, problem.axes), problem.visible = operand(visible, problem.axes);
+    problem.output = operand(output, problem.axes), problem.logsumexp = operand(logsumexp, problem.axes);
+    nb::gil_scoped_release released;
+    const std::vector<double> reach = call.measure();
+    if (!reach.empty()) problem.reach = reach.data();
+    call.run(call.kernels->forward, problem.n);
+}
+
+void backward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
+              bool causal, int64_t window, bool skip_self, const Numbers& q, const Numbers& k, const Numbers& v,
+              const Numbers& bias, const Numbers& visible, const Numbers& grad_output, const Numbers& log2sum,
+              const Numbers& row_term, const Numbers& grad_q, const Numbers& grad_k, const Numbers& grad_v,
+              const Numbers& grad_bias) {
+    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self);
+    Problem& problem = call.problem;
+    problem.q = operand(q, problem.axes), problem.k = operand(k, problem.axes), problem.v = operand(v, problem.axes);
+    problem.bias = operand(bias, problem.axes), problem.visible = operand(visible, problem.axes);
+    problem.grad_output = operand(grad_output, problem.axes), problem.log2sum = operand(log2sum, problem.axes);
+    problem.row_term = operand(row_term, problem.axes), problem.grad_q = operand(grad_q, problem.axes);
+    problem.grad_k = operand(grad_k, problem.axes), problem.grad_v = operand(grad_v, problem.axes);
+    problem.grad_bias = operand(grad_bias, problem.axes);
+    nb::gil_scoped_release released;
+    if (problem.grad_q.data) call.run(call.kernels->backward_queries, problem.n);
+    if (problem.grad_k.data || problem.grad_v.data || problem.grad_bias.data)
+        call.run(call.kernels->backward_keys, problem.m);
+}
+
+std::vector<std::string> instruction_sets() {
+    std::vector<std::string> names;
+    for (const InstructionSet* set : usable()) names.push_back(set->name);
+    return names;
+}
+
+void exp2(const std::string& set, bool is_double, int64_t from, int64_t to, int64_t count) {
+    const InstructionSet& chosen = named(set);
+    (is_double ? chosen.float64 : chosen.float32)
+        .exp2(reinterpret_cast<const void*>(from), reinterpret_cast<void*>(to), count);
+}
+
+}  // namespace
+}  // namespace attractor
+
+NB_MODULE(_kernels, module) {
+    module.doc() = "Compiled kernels of the fused engine; attractor.engines.fused calls them.";
+    module.def("forward", &attractor::forward);
+    module.def("backward", &attractor::backward);
+    module.def("instruction_sets", &attractor::instruction_sets);
+    module.def("exp2", &attractor::exp2);
+}

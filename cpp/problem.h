@@ -1,0 +1,56 @@
+// What the Python side asks: plain pointers and strides, shared by all instruction sets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace attractor {
+
+enum class Mode : int { softmax = 0, exponential = 1, sigmoid = 2, linear = 3 };
+
+constexpr int max_axes = 16;
+
+// A tensor (batch..., rows, columns) in place. A broadcast batch axis has stride 0; columns are adjacent except in masks.
+struct Operand {
+    void* data = nullptr;
+    int64_t batch[max_axes] = {};
+    int64_t row = 0;
+    int64_t column = 1;
+};
+
+// Shapes: q (n, e), k (m, e), v (m, c), bias (m), visible (n, m) bytes; output (n, c), logsumexp (n).
+// q is scaled by log2(e) inside, so bias must come in units of log 2 too, except in linear mode.
+struct Problem {
+    int64_t n = 0, m = 0, e = 0, c = 0;
+    int axes = 0;
+    int64_t shape[max_axes] = {};
+    int64_t members = 1;  // product of shape
+    Mode mode = Mode::softmax;
+    bool causal = false;
+    int64_t window = 0;  // 0: none
+    bool skip_self = false;
+    // For each member, a bound on |k_j| and one on |bias_j|, of the problem's number type; null: not known.
+    const void* reach = nullptr;
+    Operand q, k, v, bias, visible, output, logsumexp;
+    // Backward: the gradient of the output, log2 of the normaliser (+inf for a row that sees nothing), and the number
+    // added to <grad output_i, v_j> in ds_ij: see backward.h. Then the results.
+    Operand grad_output, log2sum, row_term, grad_q, grad_k, grad_v, grad_bias;
+};
+
+// One instruction set and one number type. A task is a group of rows (or of keys) of one member of the batch.
+struct Kernels {
+    int64_t (*group)();                                     // rows of a task
+    size_t (*scratch)(const Problem&);                      // bytes a worker needs
+    void (*measure)(const Problem&, int64_t member, void* reach);  // writes the two bounds of a member
+    void (*forward)(const Problem&, int64_t task, void* scratch);
+    void (*backward_queries)(const Problem&, int64_t task, void* scratch);
+    void (*backward_keys)(const Problem&, int64_t task, void* scratch);
+    void (*exp2)(const void* from, void* to, int64_t count);  // for tests of its error
+};
+
+struct InstructionSet {
+    const char* name;
+    Kernels float32, float64;
+};
+
+}  // namespace attractor

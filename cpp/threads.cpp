@@ -1,0 +1,98 @@
+#include "threads.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace attractor {
+namespace {
+
+struct Job {
+    const std::function<void(int64_t, int)>* work = nullptr;
+    int64_t tasks = 0, stride = 1;
+    int helpers = 0;  // threads that may still join
+    int busy = 0;     // threads that joined and have not finished
+    int worker = 1;   // number of the next that joins
+    std::atomic<int64_t> next{0};
+
+    void run(int worker_number) {
+        for (;;) {
+            const int64_t start = next.fetch_add(stride);
+            if (start >= tasks) return;
+            const int64_t stop = start + stride < tasks ? start + stride : tasks;
+            for (int64_t task = start; task < stop; task++) (*work)(task, worker_number);
+        }
+    }
+};
+
+class Pool {
+    std::mutex door;  // one job at a time
+    std::mutex lock;
+    std::condition_variable called, finished;
+    std::vector<std::thread> threads;
+    Job* job = nullptr;
+
+    void serve() {
+        std::unique_lock<std::mutex> held(lock);
+        for (;;) {
+            called.wait(held, [&] { return job && job->helpers > 0; });
+            Job& mine = *job;
+            mine.helpers--;
+            mine.busy++;
+            const int number = mine.worker++;
+            held.unlock();
+            mine.run(number);
+            held.lock();
+            if (--mine.busy == 0) finished.notify_all();
+        }
+    }
+
+public:
+    const pid_t process = getpid();
+
+    void run(Job& mine, int helpers) {
+        // a second caller, from another thread, does its work alone instead of waiting
+        std::unique_lock<std::mutex> turn(door, std::try_to_lock);
+        if (!turn.owns_lock()) return mine.run(0);
+        {
+            std::lock_guard<std::mutex> held(lock);
+            while (int(threads.size()) < helpers) threads.emplace_back([this] { serve(); });
+            mine.helpers = helpers;
+            job = &mine;
+        }
+        called.notify_all();
+        mine.run(0);
+        std::unique_lock<std::mutex> held(lock);
+        mine.helpers = 0;
+        finished.wait(held, [&] { return mine.busy == 0; });
+        job = nullptr;
+    }
+};
+
+// Never destroyed: its threads may outlive the static objects. After a fork the child has none of them and starts anew.
+Pool& pool() {
+    static std::mutex lock;
+    static Pool* current = nullptr;
+    std::lock_guard<std::mutex> held(lock);
+    if (!current || current->process != getpid()) current = new Pool;
+    return *current;
+}
+
+}  // namespace
+
+void parallel(int64_t tasks, int threads, const std::function<void(int64_t, int)>& work) {
+    Job job;
+    job.work = &work;
+    job.tasks = tasks;
+    // whole strides keep the counter cool; eight for each thread keep the threads even
+    job.stride = tasks / (8 * int64_t(threads)) > 1 ? tasks / (8 * int64_t(threads)) : 1;
+    if (job.stride > 64) job.stride = 64;
+    if (threads <= 1 || tasks <= 1) return job.run(0);
+    pool().run(job, int(threads - 1 < tasks - 1 ? threads - 1 : tasks - 1));
+}
+
+}  // namespace attractor

@@ -1,0 +1,13 @@
+// A pool of threads that lives as long as the process. Not OpenMP: PyTorch brings its own copy, and two do not mix.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace attractor {
+
+// Call work(task, worker) for every task below `tasks`, on `threads` threads at most (the caller is one of them). Which
+// thread takes a task is left to chance, so a task's result must not depend on it.
+void parallel(int64_t tasks, int threads, const std::function<void(int64_t task, int worker)>& work);
+
+}  // namespace attractor

@@ -1,0 +1,111 @@
+"""Analytic gradients of the fused engine; the formulas stand in ``cpp/backward.h``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attractor.engines import blockwise
+from attractor.engines.contract import Problem
+from attractor.engines.fused import kernels
+from attractor.engines.fused.layout import LOG2E, adjacent, column, operand, options, scaled_bias
+
+
+class Attend(torch.autograd.Function):
+    """``attend`` with analytic first derivatives; where second ones may follow, the gradient is that of ``blockwise``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, problem: Problem, q: Tensor, k: Tensor, v: Tensor | None, key_bias: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        from attractor.engines.fused.engine import forward
+
+        output, logsumexp = forward(problem)
+        ctx.save_for_backward(q, k, v, key_bias, problem.visible, output, logsumexp)
+        ctx.options = (problem.mode, problem.causal, problem.window, problem.skip_self)
+        return output, logsumexp
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_output, grad_logsumexp = grad_outputs
+        q, k, v, key_bias, visible, output, logsumexp = ctx.saved_tensors
+        mode, causal, window, skip_self = ctx.options
+        problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self)
+        if torch.is_grad_enabled():  # create_graph=True
+            return None, *_differentiable(problem, grad_output, grad_logsumexp)
+        return None, *_gradients(problem, output, logsumexp, grad_output, grad_logsumexp, ctx.needs_input_grad[1:])
+
+
+def _differentiable(problem: Problem, *directions: Tensor | None) -> list[Tensor | None]:
+    # views, so that one tensor in two roles gets the gradient of each
+    parts = [
+        None if part is None else part.view_as(part) for part in (problem.q, problem.k, problem.v, problem.key_bias)
+    ]
+    q, k, v, key_bias = parts
+    results = blockwise.run(replace(problem, q=q, k=k, v=v, key_bias=key_bias))  # type: ignore[arg-type]
+    pairs = [(one, two) for one, two in zip(results, directions, strict=True) if one is not None and two is not None]
+    wanted = [part for part in parts if part is not None and part.requires_grad]
+    found = iter(torch.autograd.grad([one for one, _ in pairs], wanted, [two for _, two in pairs], create_graph=True))
+    return [next(found) if part is not None and part.requires_grad else None for part in parts]
+
+
+def _gradients(
+    problem: Problem,
+    output: Tensor | None,
+    logsumexp: Tensor | None,
+    grad_output: Tensor | None,
+    grad_logsumexp: Tensor | None,
+    needed: tuple[bool, ...],
+) -> list[Tensor | None]:
+    batch = problem.batch
+    problem = replace(
+        problem, q=adjacent(problem.q), k=adjacent(problem.k), v=None if problem.v is None else adjacent(problem.v)
+    )
+    bias = scaled_bias(problem)
+    if output is not None:
+        grad_output = torch.zeros_like(output) if grad_output is None else adjacent(grad_output)
+    level, term = _row_terms(problem, output, logsumexp, grad_output, grad_logsumexp)
+    parts = (problem.q, problem.k, problem.v, problem.key_bias)
+    gradients = [
+        torch.empty((*batch, *part.shape[-(1 if part is problem.key_bias else 2) :]), dtype=problem.q.dtype)
+        if need and part is not None
+        else None
+        for part, need in zip(parts, needed, strict=True)
+    ]
+    kernels.module().backward(
+        *options(problem, batch),
+        *(operand(part, batch) for part in parts[:3]),
+        column(bias, batch),
+        operand(problem.visible, batch),
+        operand(grad_output, batch),
+        column(level, batch),
+        column(term, batch),
+        *(operand(gradient, batch) for gradient in gradients[:3]),
+        column(gradients[3], batch),
+    )
+    # an input that was broadcast over batch axes gets the sum over them
+    return [
+        None if gradient is None or part is None else gradient.sum_to_size(part.shape)
+        for gradient, part in zip(gradients, parts, strict=True)
+    ]
+
+
+def _row_terms(
+    problem: Problem,
+    output: Tensor | None,
+    logsumexp: Tensor | None,
+    grad_output: Tensor | None,
+    grad_logsumexp: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """log2 of the normaliser, infinite for a row that sees nothing so that its weights are 0, and the term t of each row."""
+    if logsumexp is None:
+        return None, None
+    blind = logsumexp == -torch.inf
+    level = adjacent(torch.where(blind, torch.inf, logsumexp * LOG2E))
+    term = torch.zeros_like(logsumexp) if grad_logsumexp is None else grad_logsumexp
+    if problem.mode == "softmax" and output is not None and grad_output is not None:
+        term = term - (grad_output * output).sum(-1)
+    return level, adjacent(torch.where(blind, 0.0, term))
