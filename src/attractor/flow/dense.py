@@ -1,7 +1,7 @@
-r"""Dense output without extra evaluations: Hermite interpolation through the last step ends.
+r"""Dense output without extra evaluations, for methods without an interpolant of their own.
 
-Through k step ends with values and slopes goes one polynomial of degree 2k - 1; its error is of order 2k in the step. Four
-ends serve DOP853 (order 8), three serve Dormand-Prince 5 and RK4 (order 6). The interpolant is retracted to the space.
+Through k step ends with values and slopes goes one polynomial of degree 2k - 1; its error is of order 2k in the step. Three
+ends serve RK4 (order 6), two serve Euler. The interpolant is retracted to the space.
 """
 
 from __future__ import annotations

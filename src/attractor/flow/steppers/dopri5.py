@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attractor.flow.field import Field
-from attractor.flow.steppers.stepper import RungeKutta, Step
+from attractor.flow.steppers.stepper import Inside, RungeKutta, Step, combine
 
 
 class Dopri5(RungeKutta):
@@ -20,7 +20,7 @@ class Dopri5(RungeKutta):
     order: ClassVar[int] = 5
     error_order: ClassVar[int] = 5
     adaptive: ClassVar[bool] = True
-    nodes: ClassVar[int] = 3
+    interpolates: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("dormand1980family", "hairer1993solving")
 
     @cached_property
@@ -39,7 +39,17 @@ class Dopri5(RungeKutta):
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         end, slope, slopes = self.stages(field, t, h, y, f)
         column = torch.from_numpy(h).to(y).view(-1, 1, 1)
-        return Step(end, slope, (column * torch.tensordot(self.E.to(y), slopes, 1),))
+        return Step(end, slope, (column * torch.tensordot(self.E.to(y), slopes, 1),), slopes)
+
+    def inside(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor, step: Step) -> Inside:
+        """Shampine's quartic through both ends and slopes, whose last coefficient comes from the stages: no evaluation more."""
+        from scipy.integrate import RK45
+
+        assert step.slopes is not None
+        column = torch.from_numpy(h).to(y).view(-1, 1, 1)
+        moved = step.y - y
+        parts = [moved, column * f - moved, 2.0 * moved - column * (step.f + f)]
+        return Inside(h, y, torch.stack([*parts, column * combine(RK45.P[:, 3], list(step.slopes))]))
 
     def error(self, step: Step, scale: Tensor) -> Tensor:
         return torch.linalg.vector_norm(step.errors[0], dim=-1) / scale
