@@ -16,6 +16,8 @@ namespace nb = nanobind;
 
 namespace attractor {
 
+void bind_march(nb::module_& module);  // march.cpp
+
 extern const InstructionSet baseline_set;
 #if defined(ATTRACTOR_WITH_AVX2)
 extern const InstructionSet avx2_set;
@@ -46,11 +48,16 @@ std::vector<const InstructionSet*> usable() {
     return sets;
 }
 
+}  // namespace
+
+// By name; the widest if there is none. march.cpp calls it too.
 const InstructionSet& named(const std::string& name) {
     for (const InstructionSet* set : usable())
         if (name.empty() || name == set->name) return *set;
     throw std::invalid_argument("the instruction set '" + name + "' is not one this machine can run");
 }
+
+namespace {
 
 using Numbers = std::vector<int64_t>;
 
@@ -170,4 +177,5 @@ NB_MODULE(_kernels, module) {
     module.def("backward", &attractor::backward);
     module.def("instruction_sets", &attractor::instruction_sets);
     module.def("exp2", &attractor::exp2);
+    attractor::bind_march(module);
 }

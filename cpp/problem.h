@@ -48,9 +48,13 @@ struct Kernels {
     void (*exp2)(const void* from, void* to, int64_t count);  // for tests of its error
 };
 
+struct March;
+
 struct InstructionSet {
     const char* name;
     Kernels float32, float64;
+    size_t (*march_scratch)(const March&);                          // the native loop (march.h): bytes a worker needs
+    void (*march_member)(const March&, int64_t row, void* scratch);  // and the steps of one member
 };
 
 }  // namespace attractor

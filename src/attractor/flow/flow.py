@@ -110,6 +110,7 @@ def flow(
         run = prepare(definition, budget, differentiable)
         run.engines = used
         with Progress(progress, run.plan) as bar:
+            run.pause = 0.0 if bar.every_step else run.pause
             if store is None:
                 run.run(bar.show)
             else:
@@ -134,7 +135,7 @@ def prepare(
         raise InputError(f"flow moves Tokens(...) or a Gaussian(...), got {type(state).__name__}")
     law.check(state)
     space.check_dimension(state.dim)
-    plan = _plan(law, state, space, options, definition["events"] or (), budget)
+    plan = _plan(law, state, space, options, definition["events"] or (), budget, differentiable)
     tolerance = _merge_tolerance(law, plan, options["merge"], differentiable)
     times, explicit = save_times(
         options["save"], plan.start, plan.until, state.points.numel() * state.points.element_size()
@@ -190,6 +191,7 @@ def _plan(
     options: dict[str, Any],
     events: Sequence[UserEvent],
     budget: tuple[float | None, float | None],
+    differentiable: bool,
 ) -> Plan:
     for event in events:
         if not isinstance(event, UserEvent):
@@ -222,6 +224,7 @@ def _plan(
         events=tuple(events),
         max_seconds=math.inf if budget[0] is None else float(budget[0]),
         max_evaluations=math.inf if budget[1] is None else float(budget[1]),
+        native=options["engine"] is None and not differentiable,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attractor.attention import Law
+from attractor.flow.burst import SECONDS, Burst, burst_of
 from attractor.flow.control import Control
 from attractor.flow.dense import History
 from attractor.flow.field import Field
@@ -44,6 +45,7 @@ class Plan:
     events: tuple[UserEvent, ...] = ()
     max_seconds: float = float("inf")
     max_evaluations: float = float("inf")
+    native: bool = False  # whether the native loop may take the steps that it knows
 
 
 class Integration:
@@ -76,6 +78,7 @@ class Integration:
         self.accepted = self.rejected = 0
         self.seconds = 0.0
         self.engines: set[str] = set()
+        self.pause = SECONDS  # at most between two looks at the run; 0 to look after every step
         if merger is not None:
             self.field.masses = merger.masses
 
@@ -94,10 +97,14 @@ class Integration:
         while self.segment < len(edges) - 1 and len(self.who):
             begin, end = edges[self.segment], edges[self.segment + 1]
             self.field.law = self.plan.law.between(begin, end).member(torch.from_numpy(self.who))
+            burst = burst_of(self)
             if not self.h.any():
-                self._enter_segment(begin, end)
+                self._enter_segment(begin, end, burst)
             while len(self.who) and ((end - self.t) - self.t_low > 0).any():
-                self._advance(begin, end)
+                if burst is None:
+                    self._advance(begin, end)
+                else:
+                    self._burst(burst)
                 self.seconds = clock.perf_counter() - began
                 after_step(self)
                 if self.watch.spent():
@@ -113,10 +120,30 @@ class Integration:
             self.finish(row, outcome, self.y[row], float(self.t[row]))
         self._drop_ended()
 
-    def _enter_segment(self, begin: float, end: float) -> None:
+    def _burst(self, burst: Burst) -> None:
+        """Many steps outside Python, and what they could not settle."""
+        stops = burst.advance(self.pause)
+        if stops.look.any():
+            self.watch.consider(stops.look, stops.taken)
+        self.watch.fail(stops.failed)
+        self._finish_reached(stops.arrived)
+        self._drop_ended()
+
+    def _enter_segment(self, begin: float, end: float, burst: Burst | None) -> None:
         first = self.segment == 0
         everyone = np.ones(len(self.who), dtype=bool)
-        if self.merger is not None and first:
+        if burst is None:
+            self._first_slopes(begin, end, everyone)
+        else:
+            self._emit(flush=False)  # the start is saved before tokens merge
+            burst.enter()
+        self._emit(flush=False)
+        if first:
+            self.watch.consider(everyone, np.zeros(len(self.who)), first=True)
+            self._drop_ended()
+
+    def _first_slopes(self, begin: float, end: float, everyone: np.ndarray) -> None:
+        if self.merger is not None and self.segment == 0:
             self._merge(everyone)
         # the field jumps at a break, so slopes are taken anew and dense output does not look across
         if self.plan.stepper.name != "layers":
@@ -127,10 +154,6 @@ class Integration:
             self.h = np.minimum(self.plan.step, longest)
         else:
             self.h = self.control.first(self.field, self.t, self.y, self.f, longest)
-        self._emit(flush=False)
-        if first:
-            self.watch.consider(everyone, np.zeros(len(self.who)), first=True)
-            self._drop_ended()
 
     def _longest(self, begin: float, end: float) -> float:
         """Interpolation through step ends wants as many steps as it has nodes, if a save time lies inside."""

@@ -168,6 +168,7 @@ def keep(
         make(store, run, definition)
     keeper = Keeper(store, run, show)
     keeper.restore()
+    run.pause = min(run.pause, INTERVAL)
     run.march(keeper.after_step)
     keeper.checkpoint()
     run.conclude()

@@ -1,0 +1,202 @@
+// The velocity of one member's tokens, lifted to the ambient space: flow/field.py for one system, without tensors.
+#pragma once
+
+#include "columns.h"
+#include "forward.h"
+#include "march.h"
+
+namespace attractor::ATTRACTOR_ISA {
+
+// Arrays of a member lie one after another, each padded so that vectors may run over its end.
+class Arena {
+    double* next;
+
+public:
+    static constexpr int64_t step = 8;
+    explicit Arena(void* memory) : next((double*)memory) {}
+    static int64_t padded(int64_t count) { return (count + step - 1) / step * step; }
+    double* take(int64_t count) {
+        double* here = next;
+        next += padded(count);
+        for (int64_t index = 0; index < padded(count); index++) here[index] = 0;
+        return here;
+    }
+};
+
+// D is the dimension, or 0 for any.
+template <int D>
+struct Field {
+    const March& march;
+    const int64_t member, d;
+    int64_t count, evaluations = 0;
+    double* masses;
+    const double *query, *key, *value, *factors;
+    double *x, *stretch, *q, *k, *v, *out, *bias, *log_masses;
+    Vector<double>* scratch;
+    Problem problem;
+
+    static int64_t room(const March& m) {
+        return 3 * Arena::padded(m.width * m.d) + 2 * Arena::padded(m.width * m.e) + 3 * Arena::padded(m.width) +
+               Arena::padded(width<double> * (columns * (3 * m.e + 3 * m.d + 2 * depth) + depth));
+    }
+
+    Field(const March& m, int64_t row, Arena& arena) : march(m), member(row), d(D ? D : m.d), count(m.counts[row]), problem(m.problem) {
+        masses = m.masses ? m.masses + row * m.mass_stride : nullptr;
+        query = m.query + row * m.query_stride, key = m.key + row * m.query_stride;
+        value = m.value ? m.value + row * m.value_stride : nullptr;
+        factors = m.factors ? m.factors + row * m.factor_stride : nullptr;
+        x = arena.take(m.width * d), out = arena.take(m.width * d);
+        v = arena.take(m.width * d), q = arena.take(m.width * m.e), k = arena.take(m.width * m.e);
+        stretch = arena.take(m.width), bias = arena.take(m.width), log_masses = arena.take(m.width);
+        scratch = (Vector<double>*)arena.take(width<double> * (columns * (3 * m.e + 3 * d + 2 * depth) + depth));
+        problem.e = m.e, problem.c = d, problem.mode = m.mode, problem.causal = m.causal, problem.window = m.window;
+        problem.skip_self = m.skip_self;
+        problem.q.data = q, problem.k.data = k, problem.q.row = problem.k.row = m.e;
+        problem.v.row = problem.output.row = d;
+        problem.visible.data = m.visible ? (void*)(m.visible + row * m.visible_stride) : nullptr;
+        problem.visible.row = m.n;
+        weigh_tokens();
+    }
+
+    ATTRACTOR_INLINE int64_t dim() const { return D ? D : d; }
+
+    ATTRACTOR_INLINE double dot(const double* a, const double* b) const {
+        double sum = 0;
+        for (int64_t index = 0; index < dim(); index++) sum += a[index] * b[index];
+        return sum;
+    }
+
+    double quadratic(const double* a, const double* b) const {
+        double sum = 0;
+        for (int64_t row = 0; row < dim(); row++) sum += dot(march.matrix + row * dim(), a) * b[row];
+        return sum;
+    }
+
+    // By how much y is longer than the point of the space that it stands for.
+    ATTRACTOR_INLINE double stretch_of(const double* y) const {
+        if (march.space == Space::flat) return 1;
+        return march.space == Space::sphere ? __builtin_sqrt(dot(y, y)) / march.radius
+                                            : __builtin_sqrt(quadratic(y, y));
+    }
+
+    // Masses changed: their logarithms are needed at every evaluation.
+    void weigh_tokens() {
+        problem.n = problem.m = count;
+        if (masses && !march.averaged)
+            for (int64_t i = 0; i < count; i++) log_masses[i] = log2e * __builtin_log(masses[i]);
+    }
+
+    void operator()(const double* y, double* f) {
+        evaluations++;
+        const bool curved = march.space != Space::flat;
+        for (int64_t i = 0; i < count; i++) {
+            stretch[i] = stretch_of(y + i * dim());
+            const double inverse = curved ? 1 / stretch[i] : 1;
+            for (int64_t index = 0; index < dim(); index++) x[i * dim() + index] = y[i * dim() + index] * inverse;
+        }
+        for (int64_t head = 0; head < march.heads; head++) {
+            attend(head);
+            collect(head, f);
+        }
+        if (curved) make_tangent(f);
+    }
+
+private:
+    void make_tangent(double* f) const {
+        const bool sphere = march.space == Space::sphere;
+        for (int64_t i = 0; i < count; i++) {
+            const double* here = x + i * dim();
+            double* velocity = f + i * dim();
+            const double along = sphere ? dot(here, velocity) / dot(here, here)
+                                        : quadratic(here, velocity) / quadratic(here, here);
+            for (int64_t index = 0; index < dim(); index++)
+                velocity[index] = stretch[i] * (velocity[index] - here[index] * along);
+        }
+    }
+
+    // rows = x matrix', for all tokens
+    void project(const double* matrix, double factor, double* rows) const {
+        const int64_t e = march.e;
+        if (march.diagonal) {
+            for (int64_t index = 0; index < dim(); index++) {
+                const double entry = matrix[index * dim() + index] * factor;
+                for (int64_t i = 0; i < count; i++) rows[i * dim() + index] = x[i * dim() + index] * entry;
+            }
+            return;
+        }
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t feature = 0; feature < e; feature++)
+                rows[i * e + feature] = factor * dot(matrix + feature * dim(), x + i * dim());
+    }
+
+    void attend(int64_t head) {
+        const int64_t e = march.e;
+        project(query + head * e * dim(), march.squared ? 1 : march.scale, q);
+        project(key + head * e * dim(), 1, k);
+        problem.bias.data = masses && !march.averaged ? log_masses : nullptr;
+        if (march.squared) square();
+        if (march.bias != 0) {
+            for (int64_t j = 0; j < count; j++) bias[j] = log2e * march.bias;
+            problem.bias.data = bias;
+        }
+        problem.v.data = x;
+        if (march.averaged && masses) {
+            for (int64_t j = 0; j < count; j++)
+                for (int64_t index = 0; index < dim(); index++) v[j * dim() + index] = masses[j] * x[j * dim() + index];
+            problem.v.data = v;
+        }
+        problem.output.data = out;
+        double reach[2];
+        const FlushTiny guard;
+        problem.reach = nullptr;
+        if (count >= 8 && (march.mode == Mode::softmax || march.mode == Mode::exponential)) {
+            measure<double>(problem, 0, reach);
+            problem.reach = reach;
+        }
+        for (int64_t start = 0; start < count; start += group<double>) {
+            const Range rows = {start, least(start + group<double>, count)};
+            with_columns<double>(rows.stop - rows.start, [&](auto vectors) {
+                forward_mode<double, decltype(vectors)::value>(problem, 0, rows, scratch);
+            });
+        }
+    }
+
+    // L2 as softmax: 2 scale <q - c, k - c> - scale |k - c|^2, with the mean key c
+    void square() {
+        const int64_t e = march.e;
+        for (int64_t feature = 0; feature < e; feature++) {
+            double centre = 0;
+            for (int64_t j = 0; j < count; j++) centre += k[j * e + feature];
+            centre /= double(count);
+            for (int64_t j = 0; j < count; j++) {
+                k[j * e + feature] -= centre;
+                q[j * e + feature] = 2 * march.scale * (q[j * e + feature] - centre);
+            }
+        }
+        for (int64_t j = 0; j < count; j++) {
+            double sum = 0;
+            for (int64_t feature = 0; feature < e; feature++) sum += k[j * e + feature] * k[j * e + feature];
+            bias[j] = (masses ? log_masses[j] : 0) - log2e * march.scale * sum;
+        }
+        problem.bias.data = bias;
+    }
+
+    // f = sum over heads of V_h times its output
+    void collect(int64_t head, double* f) const {
+        const double mean = march.averaged && !masses ? 1 / double(count) : 1;
+        if (factors) {
+            const double factor = factors[head] * mean;
+            for (int64_t index = 0; index < count * dim(); index++)
+                f[index] = head ? f[index] + factor * out[index] : factor * out[index];
+            return;
+        }
+        const double* map = value + head * dim() * dim();
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t index = 0; index < dim(); index++) {
+                const double moved = mean * dot(map + index * dim(), out + i * dim());
+                f[i * dim() + index] = head ? f[i * dim() + index] + moved : moved;
+            }
+    }
+};
+
+}  // namespace attractor::ATTRACTOR_ISA

@@ -1,0 +1,111 @@
+"""What the native loop can march, and the parts of it that stay as they are: method, law, space and rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attractor.attention import Attention
+from attractor.attention.kernels import L2, Exponential, Linear, Sigmoid, Softmax
+from attractor.engines import native
+from attractor.engines.contract import MODES
+from attractor.flow.stops import Collapse, Consensus, Steady
+from attractor.flow.watch import NOISE, PATIENCE, REST
+from attractor.spaces import Ellipsoid, Euclidean, Sphere
+from attractor.states import Tokens
+
+if TYPE_CHECKING:
+    from attractor.flow.integration import Integration, Plan
+
+MODE = {Softmax: "softmax", L2: "softmax", Exponential: "exponential", Sigmoid: "sigmoid", Linear: "linear"}
+RULES = (Consensus, Collapse, Steady)  # numbered as in cpp/watch.h
+SPACES = (Euclidean, Sphere, Ellipsoid)  # numbered as in cpp/march.h
+FEATURES = 32  # of tokens and of heads: above, matrix products are the work, and libraries do them better
+ALONE, TOGETHER = 256, 1024  # tokens of a system: the loop gives one system one thread, so many must share a large one
+
+
+def fits(run: Integration) -> bool:
+    """Whether the native loop knows everything that the run asks for."""
+    plan, y = run.plan, run.y
+    members, n, dim = y.shape
+    return (
+        plan.native
+        and not native.reason
+        and plan.adaptive
+        and plan.stepper.coefficients is not None
+        and not plan.events
+        and y.dtype == torch.float64
+        and y.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and _knows_law(plan.law)
+        and type(plan.space) in SPACES
+        and all(type(rule) in RULES for rule in plan.rules)
+        and len({type(rule) for rule in plan.rules}) == len(plan.rules)
+        and dim <= FEATURES
+        and n <= (TOGETHER if members >= 2 * torch.get_num_threads() else ALONE)
+    )
+
+
+def _knows_law(law: Any) -> bool:
+    absent = ("positions", "output", "query_bias", "key_bias", "value_bias", "output_bias")
+    return (
+        type(law) is Attention
+        and type(law.kernel) in MODE
+        and all(getattr(law, name) is None for name in absent)
+        and isinstance(law.scale, float)
+        and law.query.shape[-2] <= FEATURES
+    )
+
+
+def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
+    """All that does not change while a run marches."""
+    assert plan.stepper.coefficients is not None
+    loop.set_method(plan.stepper.error_order, plan.stepper.coefficients)
+    kinds = [RULES.index(type(rule)) for rule in plan.rules]  # type: ignore[arg-type]
+    loop.set_rules(kinds)
+    for kind, rule in zip(kinds, plan.rules, strict=True):
+        loop.set(**{("consensus", "collapse", "steady")[kind]: rule.tolerance})  # type: ignore[attr-defined]
+    loop.set(start=plan.start, end=plan.until, rtol=plan.rtol, atol=plan.atol, first_step=plan.step or 0.0)
+    loop.set(bound=plan.bound, noise=NOISE, patience=float(PATIENCE), enough_rest=float(REST))
+    law = plan.law
+    assert isinstance(law, Attention)
+    loop.set(mode=MODES.index(MODE[type(law.kernel)]), squared=isinstance(law.kernel, L2), scale=law.scale)  # type: ignore[index, arg-type]
+    loop.set(averaged=not law.kernel.normalised, bias=getattr(law.kernel, "bias", 0.0))  # type: ignore[union-attr]
+    loop.set(skip_self=skip_self and law._value_scalars is not None)
+    loop.set(space=SPACES.index(type(plan.space)), radius=getattr(plan.space, "radius", 1.0))  # type: ignore[arg-type]
+    if isinstance(plan.space, Ellipsoid):
+        loop.set(matrix=plan.space.W.to(torch.float64).contiguous())
+
+
+def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
+    """Parameters, of each member or of all, and the mask."""
+    query, key, value = (_four(matrix) for matrix in (law.query, law.key, law.value))
+    scalars = law._value_scalars
+    loop.set(query=query, key=key, heads=query.shape[1], e=query.shape[2], query_stride=_stride(query))
+    loop.set(diagonal=query.shape[2] == query.shape[3] and _diagonal(query) and _diagonal(key))
+    if scalars is None:
+        loop.set(value=value, factors=None, value_stride=_stride(value))
+    else:
+        factors = scalars.to(torch.float64).reshape(len(value), -1).contiguous()
+        loop.set(value=None, factors=factors, factor_stride=_stride(factors))
+    hide = {} if law.mask is None else law.mask.hide(tokens)
+    window, visible = hide.get("window"), hide.get("visible")
+    loop.set(causal=hide.get("causal", False), window=0 if window is None else min(window, 2 * tokens.n))
+    if visible is not None:
+        visible = visible.reshape(-1, tokens.n, tokens.n).contiguous()
+        loop.set(visible=visible, visible_stride=_stride(visible))
+
+
+def _four(matrix: Tensor) -> Tensor:
+    """(members or 1, heads, rows, d)."""
+    return matrix.detach().to(torch.float64).reshape((1,) * (4 - matrix.ndim) + tuple(matrix.shape)).contiguous()
+
+
+def _stride(array: Tensor) -> int:
+    return 0 if len(array) == 1 else array[0].numel()
+
+
+def _diagonal(matrix: Tensor) -> bool:
+    return torch.equal(matrix, torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1)))
