@@ -76,13 +76,23 @@ void run(March& march, const std::string& set, int threads, double seconds) {
              [&](int64_t row, int worker) { chosen.march_member(march, row, memory.get() + bytes * worker); });
 }
 
+// Where an array lies: its address, or an object with a contiguous buffer.
+uintptr_t address_of(nb::handle array) {
+    if (PyLong_Check(array.ptr())) return nb::cast<uintptr_t>(array);
+    Py_buffer view;
+    if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_C_CONTIGUOUS)) throw nb::python_error();
+    const uintptr_t address = reinterpret_cast<uintptr_t>(view.buf);
+    PyBuffer_Release(&view);
+    return address;
+}
+
 }  // namespace
 
 #define NUMBER(name) .def_rw(#name, &March::name)
 #define ADDRESS(name)                                                                    \
     .def_prop_rw(                                                                        \
         #name, [](const March& march) { return reinterpret_cast<uintptr_t>(march.name); }, \
-        [](March& march, uintptr_t address) { march.name = reinterpret_cast<decltype(march.name)>(address); })
+        [](March& march, nb::handle array) { march.name = reinterpret_cast<decltype(march.name)>(address_of(array)); })
 
 void bind_march(nb::module_& module) {
     nb::class_<March>(module, "March")

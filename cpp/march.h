@@ -10,8 +10,9 @@ namespace attractor {
 
 enum class Space : int { flat = 0, sphere = 1, ellipsoid = 2 };
 
-// Why a member stopped; bits of `flags`. `located`: `inside` holds the polynomial of its last step.
-enum Flag : int64_t { look = 1, arrived = 2, failed = 4, located = 8 };
+// Why a member stopped; bits of `flags`. `located`: `inside` holds the polynomial of its last step. `entered`: it is still at
+// the start.
+enum Flag : int64_t { look = 1, arrived = 2, failed = 4, located = 8, entered = 16 };
 
 // A linear combination of slopes, without its zeros.
 constexpr int most_slopes = 16;

@@ -36,13 +36,10 @@ public:
     }
 
     void run() {
-        if (march.fresh) {
-            enter();
-        } else {
-            for (int64_t attempt = 0; attempt < march.attempts && !flags; attempt++) {
-                if (attempt && march.late(march)) break;
-                advance((march.end - t) - t_low);
-            }
+        if (march.fresh) enter();
+        for (int64_t attempt = 0; attempt < march.attempts && !flags; attempt++) {
+            if (attempt && march.late(march)) break;
+            advance((march.end - t) - t_low);
         }
         write();
     }
@@ -160,9 +157,14 @@ private:
         if (march.merge > 0) write_rows(gather.points_anchor, gather.points_anchor);
     }
 
+    // The start is saved before tokens merge; then slopes and the first step are found.
     void enter() {
-        if (gather(step.y, t)) field(step.y, step.f);
+        copy(step.y, y_next, field.count);
+        save();
+        const bool merged = gather(step.y, t);
+        if (merged) field(step.y, step.f);
         field(step.y, step.f);
+        if (watch.begins(step.y, step.f, t, merged)) flags |= Flag::look | Flag::entered;
         const double longest = march.end - march.start;
         h = march.first_step > 0 ? (march.first_step < longest ? march.first_step : longest) : first(longest);
     }

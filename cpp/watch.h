@@ -77,7 +77,7 @@ struct Watch {
         for (int64_t place = 0; place < rules && march.order[place] >= 0; place++) {
             const Rule rule = Rule(march.order[place]);
             const bool met = rule == Rule::steady ? (calm <= 1 && double(streak) >= march.patience) || resting
-                             : rule == Rule::consensus ? 2 * now.gap / (march.consensus * size) <= 1
+                             : rule == Rule::consensus ? gathered(now)
                                                        : collapsed(now);
             if (met && !(noted >= 0 && owing))
                 return rule == Rule::steady || alone || noted >= 0 ? look : look | located;
@@ -88,6 +88,17 @@ struct Watch {
             if (now.away) settle(y, t);
         }
         return 0;
+    }
+
+    // Whether Python must look at the start, where nothing can be steady yet.
+    bool begins(const double* y, const double* f, double t, bool merged) {
+        if (merged) settle(y, t), march.rest[member] = 0;
+        const Extent now = measure(y, f);
+        if (march.space == Space::flat && !(now.norm <= march.bound)) return true;
+        if (march.consensus >= 0 && gathered(now)) return true;
+        if (march.collapse >= 0 && collapsed(now)) return true;
+        if (march.steady >= 0) march.rest[member]++;
+        return false;
     }
 
     // After a rejection: whether the step has fallen to rounding.
@@ -101,6 +112,10 @@ struct Watch {
     }
 
 private:
+    bool gathered(const Extent& now) const {
+        return 2 * now.gap / (march.consensus * (now.norm > 1e-300 ? now.norm : 1e-300)) <= 1;
+    }
+
     bool collapsed(const Extent& now) const {
         const double size = march.size[member] > 1e-300 ? march.size[member] : 1e-300;
         const double largest = now.norm > now.speed ? now.norm : now.speed;

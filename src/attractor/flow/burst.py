@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time as clock
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +33,7 @@ PAIR, TOKEN = 2e-9, 2e-8  # seconds that an evaluation takes for each pair and f
 class Stops:
     """Which members stopped and why; ``taken`` is the length of their last step."""
 
+    entered: np.ndarray
     look: np.ndarray
     failed: np.ndarray
     arrived: np.ndarray
@@ -51,22 +53,19 @@ class Burst:
         self.law: object = None
         set_plan(self.loop, run.plan, run.field.skip_self)
         recorder = run.recorder
-        self.loop.set(save_times=np.ascontiguousarray(recorder.times), saves=len(recorder.times), saved=recorder.points)
-        self.loop.set(columns=recorder.points.shape[1], named_times=recorder.explicit, n=recorder.points.shape[2])
-
-    def enter(self) -> None:
-        """Merge what coincides at the start, and find the slopes and the first step of every member."""
-        self.loop.set(fresh=True)
-        self._go(1, SECONDS)
-        self.loop.set(fresh=False)
+        saves, columns, n, _ = recorder.points.shape
+        self.loop.hold(save_times=np.ascontiguousarray(recorder.times), saved=recorder.points)
+        self.loop.set(saves=saves, columns=columns, n=n, named_times=recorder.explicit)
 
     def advance(self, seconds: float) -> Stops:
         """Steps of every member, for about as long; one attempt each if there is no time."""
         watch, plan = self.run.watch, self.run.plan
         seconds = min(seconds, plan.max_seconds - (clock.perf_counter() - watch.opened[0]))
         flags, taken = self._go(self._attempts(seconds), seconds)
-        look, arrived, failed = ((flags & bit) > 0 for bit in (native.LOOK, native.ARRIVED, native.FAILED))
-        return Stops(look, failed, arrived, taken)
+        entered, look, failed, arrived = (
+            (flags & bit) > 0 for bit in (native.ENTERED, native.LOOK, native.FAILED, native.ARRIVED)
+        )
+        return Stops(entered, look & ~entered, failed, arrived, taken)
 
     def _attempts(self, seconds: float) -> int:
         """As many as fill a burst, so that members march side by side; few where a budget of evaluations ends soon."""
@@ -87,40 +86,32 @@ class Burst:
         )
         state = {name: np.array(getattr(run, name)) for name in ("t", "t_low", "h", "retried")}
         watched = {name: np.array(getattr(run.watch, name)) for name in ("streak", "last", "anchor_t", "rest")}
-        followed = run.recorder.next[run.who]
+        followed, taken = run.recorder.next[run.who], np.zeros(members)
         counts = np.full(members, width) if merger is None else merger.alive.sum(1).numpy()
-        flags, taken, spent = (
-            np.zeros(members, dtype=np.int64),
-            np.zeros(members),
-            np.zeros((3, members), dtype=np.int64),
-        )
+        flags, *spent = np.zeros((4, members), dtype=np.int64)
         inside = torch.empty(members, 1 + loop.parts, width, d, dtype=torch.float64)
-        loop.set(
-            members=members, width=width, d=d, attempts=attempts, y=y, f=f, anchor=anchor, counts=counts, flags=flags
-        )
-        loop.set(taken=taken, evaluations=spent[0], accepted=spent[1], rejected=spent[2], inside=inside)
-        loop.set(who=run.who, next=followed, noted=self._noted(), size=run.watch.size[run.who], **state, **watched)
+        loop.set(members=members, width=width, d=d, attempts=attempts, fresh=not run.h.any())
+        loop.hold(y=y, f=f, anchor=anchor, counts=counts, flags=flags, taken=taken, inside=inside)
+        loop.hold(evaluations=spent[0], accepted=spent[1], rejected=spent[2], **state, **watched)
+        loop.hold(who=run.who, next=followed, noted=self._noted(), size=run.watch.size[run.who])
         carried = None if merger is None else Carried(merger, loop, y)
         loop.run(seconds)
 
-        for name, array in state.items():
-            setattr(run, name, array)
-        for name, array in watched.items():
-            setattr(run.watch, name, array)
+        for owner, arrays in ((run, state), (run.watch, watched)):
+            for name, array in arrays.items():
+                setattr(owner, name, array)
         run.recorder.next[run.who] = run.recorder.reached[run.who] = followed
-        evaluations, accepted, rejected = spent.sum(1).tolist()
+        evaluations, accepted, rejected = (int(number.sum()) for number in spent)
         run.field.evaluations += evaluations
         run.accepted, run.rejected = run.accepted + accepted, run.rejected + rejected
         run.engines.add("native")
         if carried is not None:
             width = carried.back(counts)
-            run.field.masses = merger.masses  # type: ignore[union-attr]
+            run.field.masses = carried.merger.masses
         run.y, run.f, run.watch.anchor = (_rows(points, width) for points in (y, f, anchor))
         run.history.restart(run.y, run.f)
-        run.interpolant = None
-        if (flags & native.LOCATED).any():
-            polynomial = Inside(taken, inside[:, 0, :width], inside[:, 1:, :width].transpose(0, 1))
-            run.interpolant = lambda: polynomial
+        located = bool((flags & native.LOCATED).any())
+        run.interpolant = partial(_polynomial, taken, inside[:, :, :width]) if located else None
         return flags, taken
 
     def _set_law(self) -> None:
@@ -131,7 +122,8 @@ class Burst:
             set_law(loop, field.law, Tokens.trusted(run.y, None, field.positions))  # type: ignore[arg-type]
         if run.merger is None and field.masses is not None:
             masses = field.masses.contiguous()
-            loop.set(masses=masses, mass_stride=masses.shape[-1] if masses.ndim > 1 else 0)
+            loop.hold(masses=masses)
+            loop.set(mass_stride=masses.shape[-1] if masses.ndim > 1 else 0)
 
     def _noted(self) -> np.ndarray:
         """The rule that was seen of each member, by its number, or -1."""
@@ -158,11 +150,10 @@ class Carried:
         self.times, self.weights = np.empty((2, members, width))
         self.left, self.right = np.empty((2, members, width), dtype=np.int64)
         nodes = np.array([merger.n + len(merger.forest[member]) for member in merger.who])
-        loop.set(
-            merge=merger.tolerance, masses=self.masses, mass_stride=width, near_anchor=self.anchor, slack=self.slack
-        )
-        loop.set(row_of=self.row_of, node_of=self.node_of, nodes=nodes, merges=self.merges)
-        loop.set(log_time=self.times, log_mass=self.weights, log_left=self.left, log_right=self.right)
+        loop.set(merge=merger.tolerance, mass_stride=width)
+        loop.hold(masses=self.masses, near_anchor=self.anchor, slack=self.slack, merges=self.merges)
+        loop.hold(row_of=self.row_of, node_of=self.node_of, nodes=nodes)
+        loop.hold(log_time=self.times, log_mass=self.weights, log_left=self.left, log_right=self.right)
 
     def back(self, counts: np.ndarray) -> int:
         """Give the merger what became of it; how many rows are left."""
@@ -178,6 +169,11 @@ class Carried:
         merger.row_of, merger.node_of = self.row_of, self.node_of[:, :width].copy()
         merger.alive = torch.from_numpy(np.arange(width)[None] < counts[:, None])
         return width
+
+
+def _polynomial(taken: np.ndarray, inside: Tensor) -> Inside:
+    """Where the last steps began, and their polynomials."""
+    return Inside(taken, inside[:, 0], inside[:, 1:].transpose(0, 1))
 
 
 def _rows(array: Tensor, width: int) -> Tensor:

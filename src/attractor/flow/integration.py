@@ -98,8 +98,8 @@ class Integration:
             begin, end = edges[self.segment], edges[self.segment + 1]
             self.field.law = self.plan.law.between(begin, end).member(torch.from_numpy(self.who))
             burst = burst_of(self)
-            if not self.h.any():
-                self._enter_segment(begin, end, burst)
+            if burst is None and not self.h.any():
+                self._enter_segment(begin, end)
             while len(self.who) and ((end - self.t) - self.t_low > 0).any():
                 if burst is None:
                     self._advance(begin, end)
@@ -123,27 +123,18 @@ class Integration:
     def _burst(self, burst: Burst) -> None:
         """Many steps outside Python, and what they could not settle."""
         stops = burst.advance(self.pause)
+        if stops.entered.any():
+            self.watch.consider(stops.entered, stops.taken, first=True)
         if stops.look.any():
             self.watch.consider(stops.look, stops.taken)
         self.watch.fail(stops.failed)
         self._finish_reached(stops.arrived)
         self._drop_ended()
 
-    def _enter_segment(self, begin: float, end: float, burst: Burst | None) -> None:
+    def _enter_segment(self, begin: float, end: float) -> None:
         first = self.segment == 0
         everyone = np.ones(len(self.who), dtype=bool)
-        if burst is None:
-            self._first_slopes(begin, end, everyone)
-        else:
-            self._emit(flush=False)  # the start is saved before tokens merge
-            burst.enter()
-        self._emit(flush=False)
-        if first:
-            self.watch.consider(everyone, np.zeros(len(self.who)), first=True)
-            self._drop_ended()
-
-    def _first_slopes(self, begin: float, end: float, everyone: np.ndarray) -> None:
-        if self.merger is not None and self.segment == 0:
+        if self.merger is not None and first:
             self._merge(everyone)
         # the field jumps at a break, so slopes are taken anew and dense output does not look across
         if self.plan.stepper.name != "layers":
@@ -154,6 +145,10 @@ class Integration:
             self.h = np.minimum(self.plan.step, longest)
         else:
             self.h = self.control.first(self.field, self.t, self.y, self.f, longest)
+        self._emit(flush=False)
+        if first:
+            self.watch.consider(everyone, np.zeros(len(self.who)), first=True)
+            self._drop_ended()
 
     def _longest(self, begin: float, end: float) -> float:
         """Interpolation through step ends wants as many steps as it has nodes, if a save time lies inside."""

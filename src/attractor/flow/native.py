@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,36 +77,41 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
     loop.set(skip_self=skip_self and law._value_scalars is not None)
     loop.set(space=SPACES.index(type(plan.space)), radius=getattr(plan.space, "radius", 1.0))  # type: ignore[arg-type]
     if isinstance(plan.space, Ellipsoid):
-        loop.set(matrix=plan.space.W.to(torch.float64).contiguous())
+        loop.hold(matrix=plan.space.W.to(torch.float64).contiguous())
 
 
 def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
     """Parameters, of each member or of all, and the mask."""
     query, key, value = (_four(matrix) for matrix in (law.query, law.key, law.value))
     scalars = law._value_scalars
-    loop.set(query=query, key=key, heads=query.shape[1], e=query.shape[2], query_stride=_stride(query))
-    loop.set(diagonal=query.shape[2] == query.shape[3] and _diagonal(query) and _diagonal(key))
+    _, heads, e, d = query.shape
+    loop.hold(query=query, key=key)
+    loop.set(heads=heads, e=e, query_stride=_stride(query), diagonal=e == d and _diagonal(query) and _diagonal(key))
     if scalars is None:
-        loop.set(value=value, factors=None, value_stride=_stride(value))
+        loop.hold(value=value)
+        loop.set(value_stride=_stride(value))
     else:
-        factors = scalars.to(torch.float64).reshape(len(value), -1).contiguous()
-        loop.set(value=None, factors=factors, factor_stride=_stride(factors))
+        factors = np.ascontiguousarray(value[..., 0, 0])
+        loop.hold(factors=factors)
+        loop.set(factor_stride=_stride(factors))
     hide = {} if law.mask is None else law.mask.hide(tokens)
     window, visible = hide.get("window"), hide.get("visible")
     loop.set(causal=hide.get("causal", False), window=0 if window is None else min(window, 2 * tokens.n))
     if visible is not None:
         visible = visible.reshape(-1, tokens.n, tokens.n).contiguous()
-        loop.set(visible=visible, visible_stride=_stride(visible))
+        loop.hold(visible=visible)
+        loop.set(visible_stride=0 if len(visible) == 1 else tokens.n**2)
 
 
-def _four(matrix: Tensor) -> Tensor:
+def _four(matrix: Tensor) -> np.ndarray:
     """(members or 1, heads, rows, d)."""
-    return matrix.detach().to(torch.float64).reshape((1,) * (4 - matrix.ndim) + tuple(matrix.shape)).contiguous()
+    array = np.ascontiguousarray(matrix.detach().numpy(), dtype=np.float64)
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
-def _stride(array: Tensor) -> int:
-    return 0 if len(array) == 1 else array[0].numel()
+def _stride(array: np.ndarray) -> int:
+    return 0 if len(array) == 1 else array[0].size
 
 
-def _diagonal(matrix: Tensor) -> bool:
-    return torch.equal(matrix, torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1)))
+def _diagonal(matrix: np.ndarray) -> bool:
+    return not matrix[..., ~np.eye(matrix.shape[-1], dtype=bool)].any()

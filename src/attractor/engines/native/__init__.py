@@ -3,6 +3,6 @@
 It evaluates attention by the kernels of the fused engine and returns where something happens that is not its matter.
 """
 
-from attractor.engines.native.loop import ARRIVED, FAILED, LOCATED, LOOK, Loop, reason
+from attractor.engines.native.loop import ARRIVED, ENTERED, FAILED, LOCATED, LOOK, Loop, reason
 
-__all__ = ["ARRIVED", "FAILED", "LOCATED", "LOOK", "Loop", "reason"]
+__all__ = ["ARRIVED", "ENTERED", "FAILED", "LOCATED", "LOOK", "Loop", "reason"]

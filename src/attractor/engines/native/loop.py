@@ -12,7 +12,7 @@ from attractor.engines.fused import kernels
 
 reason = kernels.reason  # why there is no native loop, or nothing
 
-LOOK, ARRIVED, FAILED, LOCATED = 1, 2, 4, 8  # bits of a member's flags; cpp/march.h
+LOOK, ARRIVED, FAILED, LOCATED, ENTERED = 1, 2, 4, 8, 16  # bits of a member's flags; cpp/march.h
 
 
 class Loop:
@@ -22,19 +22,21 @@ class Loop:
         self._march: Any = kernels.module().March()
         self._arrays: dict[str, Tensor | np.ndarray] = {}
 
-    def set(self, **fields: Tensor | np.ndarray | float | None) -> None:
-        """Numbers as they are; contiguous arrays, or None where there is none."""
-        for name, value in fields.items():
-            if isinstance(value, Tensor):
-                assert value.is_contiguous(), name
-                self._arrays[name] = value
-                setattr(self._march, name, value.data_ptr())
-            elif isinstance(value, np.ndarray):
-                assert value.flags.c_contiguous, name
-                self._arrays[name] = value
-                setattr(self._march, name, value.__array_interface__["data"][0])
+    def set(self, **numbers: float) -> None:
+        """Fields that are numbers."""
+        for name, number in numbers.items():
+            setattr(self._march, name, number)
+
+    def hold(self, **arrays: Tensor | np.ndarray) -> None:
+        """Fields that are arrays, which must be contiguous."""
+        self._arrays |= arrays
+        for name, array in arrays.items():
+            # by type and not by isinstance, which is slow for tensors
+            if type(array) is np.ndarray:
+                setattr(self._march, name, array)
             else:
-                setattr(self._march, name, 0 if value is None else value)
+                assert array.is_contiguous(), name  # type: ignore[union-attr]
+                setattr(self._march, name, array.data_ptr())  # type: ignore[union-attr]
 
     def set_method(self, order: int, rows: tuple[list[Any], ...]) -> None:
         """The tableau of a method: see ``set_tableau`` in ``cpp/march.cpp``."""
