@@ -23,20 +23,24 @@ public:
     }
 };
 
+// The vector of an array that begins there; arrays of an arena have room for the last.
+ATTRACTOR_INLINE Vector<double>& vector_at(double* array) { return *(Vector<double>*)array; }
+
 // D is the dimension, or 0 for any.
 template <int D>
 struct Field {
     const March& march;
     const int64_t member, d;
     int64_t count, evaluations = 0;
+    double steep;  // no score is larger, in units of log 2; infinite where that is not known beforehand
     double* masses;
     const double *query, *key, *value, *factors;
-    double *x, *stretch, *q, *k, *v, *out, *bias, *log_masses;
+    double *x, *stretch, *q, *k, *v, *out, *bias, *log_masses, *squares, *ratios;
     Vector<double>* scratch;
     Problem problem;
 
     static int64_t room(const March& m) {
-        return 3 * Arena::padded(m.width * m.d) + 2 * Arena::padded(m.width * m.e) + 3 * Arena::padded(m.width) +
+        return 3 * Arena::padded(m.width * m.d) + 2 * Arena::padded(m.width * m.e) + 5 * Arena::padded(m.width) +
                Arena::padded(width<double> * (columns * (3 * m.e + 3 * m.d + 2 * depth) + depth));
     }
 
@@ -48,6 +52,7 @@ struct Field {
         x = arena.take(m.width * d), out = arena.take(m.width * d);
         v = arena.take(m.width * d), q = arena.take(m.width * m.e), k = arena.take(m.width * m.e);
         stretch = arena.take(m.width), bias = arena.take(m.width), log_masses = arena.take(m.width);
+        squares = arena.take(m.width), ratios = arena.take(m.width);
         scratch = (Vector<double>*)arena.take(width<double> * (columns * (3 * m.e + 3 * d + 2 * depth) + depth));
         problem.e = m.e, problem.c = d, problem.mode = m.mode, problem.causal = m.causal, problem.window = m.window;
         problem.skip_self = m.skip_self;
@@ -55,6 +60,7 @@ struct Field {
         problem.v.row = problem.output.row = d;
         problem.visible.data = m.visible ? (void*)(m.visible + row * m.visible_stride) : nullptr;
         problem.visible.row = m.n;
+        steep = march.squared ? infinity<double> : steepness();
         weigh_tokens();
     }
 
@@ -82,18 +88,21 @@ struct Field {
     // Masses changed: their logarithms are needed at every evaluation.
     void weigh_tokens() {
         problem.n = problem.m = count;
-        if (masses && !march.averaged)
-            for (int64_t i = 0; i < count; i++) log_masses[i] = log2e * __builtin_log(masses[i]);
+        double most = __builtin_fabs(log2e * march.bias);
+        for (int64_t i = 0; masses && !march.averaged && i < count; i++) {
+            log_masses[i] = log2e * __builtin_log(masses[i]);
+            most = __builtin_fabs(log_masses[i]) > most ? __builtin_fabs(log_masses[i]) : most;
+        }
+        problem.calm = steep + most < moderate<double>;
     }
 
     void operator()(const double* y, double* f) {
         evaluations++;
         const bool curved = march.space != Space::flat;
-        for (int64_t i = 0; i < count; i++) {
-            stretch[i] = stretch_of(y + i * dim());
-            const double inverse = curved ? 1 / stretch[i] : 1;
-            for (int64_t index = 0; index < dim(); index++) x[i * dim() + index] = y[i * dim() + index] * inverse;
-        }
+        if (curved)
+            enter(y);
+        else
+            __builtin_memcpy(x, y, sizeof(double) * size_t(count * dim()));
         for (int64_t head = 0; head < march.heads; head++) {
             attend(head);
             collect(head, f);
@@ -102,21 +111,56 @@ struct Field {
     }
 
 private:
-    void make_tangent(double* f) const {
+    // On a sphere |<Q x, K y>| <= |Q| |K| r^2 with the norms of Frobenius; so no tile has to look for its largest score.
+    double steepness() const {
+        if (march.space != Space::sphere) return infinity<double>;
+        double most = 0;
+        for (int64_t head = 0; head < march.heads; head++) {
+            double squares_of[2] = {0, 0};
+            for (int64_t index = head * march.e * d; index < (head + 1) * march.e * d; index++)
+                squares_of[0] += query[index] * query[index], squares_of[1] += key[index] * key[index];
+            const double bound = __builtin_sqrt(squares_of[0] * squares_of[1]);
+            most = bound <= most ? most : bound;
+        }
+        return log2e * __builtin_fabs(march.scale) * march.radius * march.radius * most;
+    }
+
+    // Points of the space, x = y / stretch. Roots and quotients of all tokens stand in loops of their own: those become vectors.
+    void enter(const double* y) {
+        const bool sphere = march.space == Space::sphere;
+        const double unit = sphere ? 1 / march.radius : 1;
+        for (int64_t i = 0; i < count; i++)
+            squares[i] = sphere ? dot(y + i * dim(), y + i * dim()) : quadratic(y + i * dim(), y + i * dim());
+        for (int64_t i = 0; i < count; i += width<double>) {
+            for (int lane = 0; lane < width<double>; lane++) stretch[i + lane] = __builtin_sqrt(squares[i + lane]) * unit;
+            vector_at(ratios + i) = 1 / vector_at(stretch + i);
+        }
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t index = 0; index < dim(); index++) x[i * dim() + index] = y[i * dim() + index] * ratios[i];
+    }
+
+    void make_tangent(double* f) {
         const bool sphere = march.space == Space::sphere;
         for (int64_t i = 0; i < count; i++) {
-            const double* here = x + i * dim();
-            double* velocity = f + i * dim();
-            const double along = sphere ? dot(here, velocity) / dot(here, here)
-                                        : quadratic(here, velocity) / quadratic(here, here);
-            for (int64_t index = 0; index < dim(); index++)
-                velocity[index] = stretch[i] * (velocity[index] - here[index] * along);
+            const double *here = x + i * dim(), *velocity = f + i * dim();
+            ratios[i] = sphere ? dot(here, velocity) : quadratic(here, velocity);
+            squares[i] = sphere ? dot(here, here) : quadratic(here, here);
         }
+        for (int64_t i = 0; i < count; i += width<double>) vector_at(ratios + i) /= vector_at(squares + i);
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t index = i * dim(); index < (i + 1) * dim(); index++)
+                f[index] = stretch[i] * (f[index] - x[index] * ratios[i]);
     }
 
     // rows = x matrix', for all tokens
     void project(const double* matrix, double factor, double* rows) const {
         const int64_t e = march.e;
+        if (march.uniform) {
+            const double entry = matrix[0] * factor;
+            for (int64_t index = 0; index < count * dim(); index += width<double>)
+                vector_at(rows + index) = entry * vector_at(x + index);
+            return;
+        }
         if (march.diagonal) {
             for (int64_t index = 0; index < dim(); index++) {
                 const double entry = matrix[index * dim() + index] * factor;
@@ -149,7 +193,7 @@ private:
         double reach[2];
         const FlushTiny guard;
         problem.reach = nullptr;
-        if (count >= 8 && (march.mode == Mode::softmax || march.mode == Mode::exponential)) {
+        if (!problem.calm && count >= 8 && (march.mode == Mode::softmax || march.mode == Mode::exponential)) {
             measure<double>(problem, 0, reach);
             problem.reach = reach;
         }
@@ -186,8 +230,9 @@ private:
         const double mean = march.averaged && !masses ? 1 / double(count) : 1;
         if (factors) {
             const double factor = factors[head] * mean;
-            for (int64_t index = 0; index < count * dim(); index++)
-                f[index] = head ? f[index] + factor * out[index] : factor * out[index];
+            for (int64_t index = 0; index < count * dim(); index += width<double>)
+                vector_at(f + index) = head ? vector_at(f + index) + factor * vector_at(out + index)
+                                            : factor * vector_at(out + index);
             return;
         }
         const double* map = value + head * dim() * dim();

@@ -107,7 +107,7 @@ void bind_march(nb::module_& module) {
                      [](March& march, int space) { march.space = Space(space); })
         .def_prop_ro("parts", [](const March& march) { return march.tableau.parts; })
         NUMBER(members) NUMBER(width) NUMBER(n) NUMBER(d) NUMBER(e) NUMBER(heads) NUMBER(squared) NUMBER(averaged)
-        NUMBER(causal) NUMBER(skip_self) NUMBER(diagonal) NUMBER(window) NUMBER(query_stride) NUMBER(value_stride)
+        NUMBER(causal) NUMBER(skip_self) NUMBER(diagonal) NUMBER(uniform) NUMBER(window) NUMBER(query_stride) NUMBER(value_stride)
         NUMBER(factor_stride) NUMBER(mass_stride) NUMBER(visible_stride) NUMBER(scale) NUMBER(bias) NUMBER(radius)
         NUMBER(start) NUMBER(end) NUMBER(rtol) NUMBER(atol) NUMBER(first_step) NUMBER(fresh) NUMBER(attempts)
         NUMBER(saves) NUMBER(columns) NUMBER(named_times) NUMBER(consensus) NUMBER(collapse) NUMBER(steady)

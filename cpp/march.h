@@ -37,7 +37,8 @@ struct March {
     Mode mode = Mode::softmax;
     bool squared = false;   // L2: scores are minus squared distances
     bool averaged = false;  // values are weighed by mass, not normalised
-    bool causal = false, skip_self = false, diagonal = false;
+    bool causal = false, skip_self = false;
+    bool diagonal = false, uniform = false;  // queries and keys are diagonal matrices, or multiples of the identity
     int64_t window = 0, query_stride = 0, value_stride = 0, factor_stride = 0, mass_stride = 0, visible_stride = 0;
     double scale = 1, bias = 0;
     const double *query = nullptr, *key = nullptr, *value = nullptr, *factors = nullptr;

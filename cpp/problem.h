@@ -31,6 +31,7 @@ struct Problem {
     bool skip_self = false;
     // For each member, a bound on |k_j| and one on |bias_j|, of the problem's number type; null: not known.
     const void* reach = nullptr;
+    bool calm = false;  // the caller knows that all scores are moderate (forward.h)
     Operand q, k, v, bias, visible, output, logsumexp;
     // Backward: the gradient of the output, log2 of the normaliser (+inf for a row that sees nothing), and the number
     // added to <grad output_i, v_j> in ds_ij: see backward.h. Then the results.

@@ -101,7 +101,7 @@ class Burst:
             for name, array in arrays.items():
                 setattr(owner, name, array)
         run.recorder.next[run.who] = run.recorder.reached[run.who] = followed
-        evaluations, accepted, rejected = (int(number.sum()) for number in spent)
+        evaluations, accepted, rejected = (sum(number.tolist()) for number in spent)
         run.field.evaluations += evaluations
         run.accepted, run.rejected = run.accepted + accepted, run.rejected + rejected
         run.engines.add("native")

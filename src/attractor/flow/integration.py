@@ -109,7 +109,8 @@ class Integration:
                 after_step(self)
                 if self.watch.spent():
                     return
-            self._emit(flush=True)
+            if len(self.who):
+                self._emit(flush=True)
             self.h = np.zeros(len(self.who))
             self.segment += 1
 
@@ -287,17 +288,25 @@ class Integration:
 
     def _finish_reached(self, accepted: np.ndarray) -> None:
         reached = Outcome("reached", self.plan.until, f"the requested time {self.plan.until:g} was reached")
-        for row in np.flatnonzero(accepted & ((self.plan.until - self.t) - self.t_low <= 0) & ~self.ended):
-            self.finish(int(row), self.watch.noted.get(int(self.who[row]), reached), self.y[row], self.plan.until)
+        rows = np.flatnonzero(accepted & ((self.plan.until - self.t) - self.t_low <= 0) & ~self.ended)
+        if not len(rows):
+            return
+        finals = self.original(self.y[torch.from_numpy(rows)], rows)
+        for row, final in zip(rows.tolist(), finals, strict=True):
+            outcome = self.watch.noted.get(int(self.who[row]), reached)
+            self._end(row, outcome, final, self.plan.until)
 
     def finish(self, row: int, outcome: Outcome, points: Tensor, end: float) -> None:
-        """A member ends: write what is due by then, keep its last state."""
+        """A member ends at some points: its tokens as the user knows them are its last state."""
+        self._end(row, outcome, self.original(points[None], np.array([row]))[0], end)
+
+    def _end(self, row: int, outcome: Outcome, final: Tensor, end: float) -> None:
+        """Write what is due by the end of a member, and keep its last state."""
         member, rows = int(self.who[row]), np.array([row])
         while self.recorder.due(self.who[rows], np.array([end]))[0]:
             time = self.recorder.times[self.recorder.next[member]]
             self.recorder.write(self.who[rows], self.original(self.dense(rows, np.array([time])), rows))
         self.outcomes[member] = outcome
-        final = self.original(points[None], rows)[0]
         self.finals[member] = final
         self.recorder.end(member, end, final)
         self.ended[row] = True
@@ -310,8 +319,7 @@ class Integration:
         index = torch.from_numpy(np.flatnonzero(going)).to(self.y.device)
         for name in ("who", "t", "t_low", "h", "retried", "ended"):
             setattr(self, name, getattr(self, name)[going])
-        self.y, self.f = self.y[index], self.f[index]
-        self.interpolant = None
+        self.y, self.f, self.interpolant = self.y[index], self.f[index], None
         self.history.keep(index)
         self.field.keep(index)
         self.watch.keep(going)

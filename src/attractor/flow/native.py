@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from attractor.flow.integration import Integration, Plan
 
 MODE = {Softmax: "softmax", L2: "softmax", Exponential: "exponential", Sigmoid: "sigmoid", Linear: "linear"}
-RULES = (Consensus, Collapse, Steady)  # numbered as in cpp/watch.h
+RULES, NAMES = (Consensus, Collapse, Steady), ("consensus", "collapse", "steady")  # numbered as in cpp/watch.h
 SPACES = (Euclidean, Sphere, Ellipsoid)  # numbered as in cpp/march.h
 FEATURES = 32  # of tokens and of heads: above, matrix products are the work, and libraries do them better
 ALONE, TOGETHER = 256, 1024  # tokens of a system: the loop gives one system one thread, so many must share a large one
@@ -66,10 +66,11 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
     loop.set_method(plan.stepper.error_order, plan.stepper.coefficients)
     kinds = [RULES.index(type(rule)) for rule in plan.rules]  # type: ignore[arg-type]
     loop.set_rules(kinds)
-    for kind, rule in zip(kinds, plan.rules, strict=True):
-        loop.set(**{("consensus", "collapse", "steady")[kind]: rule.tolerance})  # type: ignore[attr-defined]
-    loop.set(start=plan.start, end=plan.until, rtol=plan.rtol, atol=plan.atol, first_step=plan.step or 0.0)
-    loop.set(bound=plan.bound, noise=NOISE, patience=float(PATIENCE), enough_rest=float(REST))
+    loop.set(**{NAMES[kind]: rule.tolerance for kind, rule in zip(kinds, plan.rules, strict=True)})  # type: ignore[attr-defined]
+    loop.set(
+        start=plan.start, end=plan.until, rtol=plan.rtol, atol=plan.atol, first_step=plan.step or 0.0, bound=plan.bound
+    )
+    loop.set(noise=NOISE, patience=float(PATIENCE), enough_rest=float(REST))
     law = plan.law
     assert isinstance(law, Attention)
     loop.set(mode=MODES.index(MODE[type(law.kernel)]), squared=isinstance(law.kernel, L2), scale=law.scale)  # type: ignore[index, arg-type]
@@ -86,7 +87,9 @@ def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
     scalars = law._value_scalars
     _, heads, e, d = query.shape
     loop.hold(query=query, key=key)
-    loop.set(heads=heads, e=e, query_stride=_stride(query), diagonal=e == d and _diagonal(query) and _diagonal(key))
+    diagonal = e == d and _diagonal(query) and _diagonal(key)
+    loop.set(heads=heads, e=e, query_stride=_stride(query), diagonal=diagonal)
+    loop.set(uniform=diagonal and _uniform(query) and _uniform(key))
     if scalars is None:
         loop.hold(value=value)
         loop.set(value_stride=_stride(value))
@@ -113,5 +116,10 @@ def _stride(array: np.ndarray) -> int:
     return 0 if len(array) == 1 else array[0].size
 
 
+def _uniform(matrix: np.ndarray) -> bool:
+    """Whether diagonal matrices are multiples of the identity."""
+    return bool((matrix.diagonal(axis1=-2, axis2=-1) == matrix[..., :1, 0]).all())
+
+
 def _diagonal(matrix: np.ndarray) -> bool:
-    return not matrix[..., ~np.eye(matrix.shape[-1], dtype=bool)].any()
+    return bool(np.count_nonzero(matrix) == np.count_nonzero(matrix.diagonal(axis1=-2, axis2=-1)))
