@@ -41,8 +41,11 @@ struct Field {
 
     static int64_t room(const March& m) {
         return 3 * Arena::padded(m.width * m.d) + 2 * Arena::padded(m.width * m.e) + 5 * Arena::padded(m.width) +
-               Arena::padded(width<double> * (columns * (3 * m.e + 3 * m.d + 2 * depth) + depth));
+               Arena::padded(width<double> * m.workers * vectors_of(m));
     }
+
+    // Vectors that the kernels need for one worker.
+    static int64_t vectors_of(const March& m) { return columns * (3 * m.e + 3 * m.d + 2 * depth) + depth; }
 
     Field(const March& m, int64_t row, Arena& arena) : march(m), member(row), d(D ? D : m.d), count(m.counts[row]), problem(m.problem) {
         masses = m.masses ? m.masses + row * m.mass_stride : nullptr;
@@ -53,7 +56,7 @@ struct Field {
         v = arena.take(m.width * d), q = arena.take(m.width * m.e), k = arena.take(m.width * m.e);
         stretch = arena.take(m.width), bias = arena.take(m.width), log_masses = arena.take(m.width);
         squares = arena.take(m.width), ratios = arena.take(m.width);
-        scratch = (Vector<double>*)arena.take(width<double> * (columns * (3 * m.e + 3 * d + 2 * depth) + depth));
+        scratch = (Vector<double>*)arena.take(width<double> * m.workers * vectors_of(m));
         problem.e = m.e, problem.c = d, problem.mode = m.mode, problem.causal = m.causal, problem.window = m.window;
         problem.skip_self = m.skip_self;
         problem.q.data = q, problem.k.data = k, problem.q.row = problem.k.row = m.e;
@@ -191,18 +194,28 @@ private:
         }
         problem.output.data = out;
         double reach[2];
-        const FlushTiny guard;
         problem.reach = nullptr;
         if (!problem.calm && count >= 8 && (march.mode == Mode::softmax || march.mode == Mode::exponential)) {
             measure<double>(problem, 0, reach);
             problem.reach = reach;
         }
-        for (int64_t start = 0; start < count; start += group<double>) {
-            const Range rows = {start, least(start + group<double>, count)};
-            with_columns<double>(rows.stop - rows.start, [&](auto vectors) {
-                forward_mode<double, decltype(vectors)::value>(problem, 0, rows, scratch);
+        const int64_t groups = (count + group<double> - 1) / group<double>;
+        // waking threads costs about as long as this many multiplications (module.cpp)
+        if (march.workers > 1 && double(count) * double(count) * double(8 + e + dim()) >= 1e6)
+            return march.share(march, groups, this, [](void* field, int64_t task, int worker) {
+                const FlushTiny guard;
+                ((const Field*)field)->meet(task, worker);
             });
-        }
+        const FlushTiny guard;
+        for (int64_t task = 0; task < groups; task++) meet(task, 0);
+    }
+
+    // One group of queries against all keys.
+    ATTRACTOR_INLINE void meet(int64_t task, int worker) const {
+        const Range rows = {task * group<double>, least((task + 1) * group<double>, count)};
+        with_columns<double>(rows.stop - rows.start, [&](auto vectors) {
+            forward_mode<double, decltype(vectors)::value>(problem, 0, rows, scratch + worker * vectors_of(march));
+        });
     }
 
     // L2 as softmax: 2 scale <q - c, k - c> - scale |k - c|^2, with the mean key c

@@ -27,6 +27,11 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 bool late(const March& march) { return now() > march.deadline; }
 
+// Only where one member marches, for then no thread of the pool is taken.
+void share(const March& march, int64_t tasks, void* context, void (*work)(void*, int64_t, int)) {
+    parallel(tasks, int(march.workers), [&](int64_t task, int worker) { work(context, task, worker); });
+}
+
 Terms terms(const std::vector<double>& weights) {
     if (weights.size() > size_t(most_slopes)) throw std::invalid_argument("too many slopes");
     Terms result;
@@ -64,7 +69,8 @@ void set_tableau(March& march, int order, const Rows& inner, const std::vector<d
 // Up to `attempts` steps of every member, for about `seconds`.
 void run(March& march, const std::string& set, int threads, double seconds) {
     const InstructionSet& chosen = named(set);
-    march.late = late;
+    march.late = late, march.share = share;
+    march.workers = march.members == 1 ? threads : 1;
     march.deadline = now() + seconds;
     const size_t bytes = (chosen.march_scratch(march) + 127) / 64 * 64;
     const int used = int64_t(threads) < march.members ? threads : int(march.members);

@@ -56,6 +56,9 @@ struct March {
     int64_t attempts = 1;
     double deadline = 0;  // as `late` understands it
     bool (*late)(const March&) = nullptr;
+    // threads of one evaluation, and how it calls them: work(context, task, worker) for every task
+    int64_t workers = 1;
+    void (*share)(const March&, int64_t tasks, void* context, void (*work)(void*, int64_t, int)) = nullptr;
     double *y = nullptr, *f = nullptr, *t = nullptr, *t_low = nullptr, *h = nullptr, *taken = nullptr;
     bool* retried = nullptr;
     int64_t *counts = nullptr, *flags = nullptr, *evaluations = nullptr, *accepted = nullptr, *rejected = nullptr;

@@ -27,6 +27,9 @@ def test_the_report(command: Command) -> None:
     assert set(engines) == {engine.name for engine in at.engines.available()}
     assert engines["reference"]["passed"] is True
     assert engines["reference"]["error"] < 1e-8
+    assert report["loop"]["name"] == "native"
+    assert report["loop"]["works"] is not report["loop"]["message"].startswith("does not work here")
+    assert report["loop"]["passed"] is (True if report["loop"]["works"] else None)
 
 
 def test_people_are_told_how_to_get_what_is_missing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

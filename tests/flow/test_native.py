@@ -79,9 +79,9 @@ def test_every_kernel_on_every_space(kernel: Any, space: str, method: str) -> No
     ("kernel", "beta", "until"),
     [
         ("softmax", 1.0, 50.0),
-        ("softmax", 30.0, 1e3),
+        ("softmax", 30.0, 100.0),
         ("exponential", 2.0, 20.0),
-        ("l2", 9.0, 1e3),
+        ("l2", 9.0, 100.0),
         (at.Sigmoid(), 4.0, 50.0),
     ],
 )
@@ -125,7 +125,7 @@ ENDS: dict[str, tuple[at.Law, at.Tokens, dict[str, Any]]] = {
     "steady": (
         at.Attention.isotropic(2, -4.0),
         at.Tokens.uniform(5, 2, seed=3),
-        {"space": "sphere", "until": 1e4, "rtol": 1e-6},
+        {"space": "sphere", "until": 300.0, "rtol": 1e-6},
     ),
     "one token": (at.Attention.isotropic(3, 1.0), at.Tokens.uniform(1, 3), {"space": "sphere", "until": 10.0}),
     "blow-up": (
@@ -219,7 +219,7 @@ def test_a_budget_of_evaluations_ends_after_the_same_step(most: int) -> None:
     law, tokens = at.Attention.isotropic(3, 9.0), at.Tokens.uniform(12, 3)
     here, there = both(law, tokens, space="sphere", until=1e6, max_evaluations=most)
     assert here.outcome.name == "budget"
-    agree(here, there)
+    agree(here, there, tolerance=1e-7)
 
 
 def test_a_budget_of_time_is_kept() -> None:

@@ -84,7 +84,8 @@ def flow(
     max_seconds, max_evaluations : budgets.
     store, resume : a folder that receives the run while it runs, from which a killed run resumes.
     progress : True for a bar on stderr.
-    engine : the name of an engine to use for attention.
+    engine : the name of an engine to use for attention, by the loop in Python; None chooses, and takes the steps of small
+        systems in C++ where it can (then ``stats.engine`` is "native").
 
     Returns a :class:`Trajectory`.
     """

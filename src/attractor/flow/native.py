@@ -24,13 +24,13 @@ MODE = {Softmax: "softmax", L2: "softmax", Exponential: "exponential", Sigmoid: 
 RULES, NAMES = (Consensus, Collapse, Steady), ("consensus", "collapse", "steady")  # numbered as in cpp/watch.h
 SPACES = (Euclidean, Sphere, Ellipsoid)  # numbered as in cpp/march.h
 FEATURES = 32  # of tokens and of heads: above, matrix products are the work, and libraries do them better
-ALONE, TOGETHER = 256, 1024  # tokens of a system: the loop gives one system one thread, so many must share a large one
+LARGEST = 1024  # tokens of a system: above, Python takes no time beside the evaluations
 
 
 def fits(run: Integration) -> bool:
     """Whether the native loop knows everything that the run asks for."""
     plan, y = run.plan, run.y
-    members, n, dim = y.shape
+    _, n, dim = y.shape
     return (
         plan.native
         and not native.reason
@@ -45,7 +45,7 @@ def fits(run: Integration) -> bool:
         and all(type(rule) in RULES for rule in plan.rules)
         and len({type(rule) for rule in plan.rules}) == len(plan.rules)
         and dim <= FEATURES
-        and n <= (TOGETHER if members >= 2 * torch.get_num_threads() else ALONE)
+        and n <= LARGEST
     )
 
 
