@@ -26,6 +26,9 @@ public:
 // The vector of an array that begins there; arrays of an arena have room for the last.
 ATTRACTOR_INLINE Vector<double>& vector_at(double* array) { return *(Vector<double>*)array; }
 
+// Below so many tokens bounds are not sought (module.cpp), and a token that sees only itself gets itself to the bit.
+constexpr int64_t few = 8;
+
 // D is the dimension, or 0 for any.
 template <int D>
 struct Field {
@@ -88,6 +91,21 @@ struct Field {
                                             : __builtin_sqrt(quadratic(y, y));
     }
 
+    // The same for a point that is to be divided by it; one that lies on the space up to rounding stays as it is, so that a token
+    // at rest rests to the bit.
+    ATTRACTOR_INLINE double settled_stretch(const double* y) const {
+        const double stretch_here = stretch_of(y);
+        return __builtin_fabs(stretch_here - 1) <= 4 * __DBL_EPSILON__ ? 1 : stretch_here;
+    }
+
+    void retract(double* points) const {
+        if (march.space == Space::flat) return;
+        for (int64_t i = 0; i < count; i++) {
+            const double stretch_here = settled_stretch(points + i * dim());
+            for (int64_t index = i * dim(); index < (i + 1) * dim(); index++) points[index] /= stretch_here;
+        }
+    }
+
     // Masses changed: their logarithms are needed at every evaluation.
     void weigh_tokens() {
         problem.n = problem.m = count;
@@ -96,7 +114,7 @@ struct Field {
             log_masses[i] = log2e * __builtin_log(masses[i]);
             most = __builtin_fabs(log_masses[i]) > most ? __builtin_fabs(log_masses[i]) : most;
         }
-        problem.calm = steep + most < moderate<double>;
+        problem.calm = count >= few && steep + most < moderate<double>;
     }
 
     void operator()(const double* y, double* f) {
@@ -195,7 +213,7 @@ private:
         problem.output.data = out;
         double reach[2];
         problem.reach = nullptr;
-        if (!problem.calm && count >= 8 && (march.mode == Mode::softmax || march.mode == Mode::exponential)) {
+        if (!problem.calm && count >= few && (march.mode == Mode::softmax || march.mode == Mode::exponential)) {
             measure<double>(problem, 0, reach);
             problem.reach = reach;
         }

@@ -131,15 +131,8 @@ private:
         for (int64_t i = 0; i < march.n; i++) row_of[i] = now(row_of[i]);
         for (int64_t i = left; i < count; i++) field.masses[i] = 0, node_of[i] = 0;
         field.count = left;
-        retract(y);
+        field.retract(y);
         field.weigh_tokens();
-    }
-
-    void retract(double* y) const {
-        for (int64_t i = 0; i < field.count; i++) {
-            const double stretch = field.stretch_of(y + i * field.dim());
-            for (int64_t index = 0; index < field.dim(); index++) y[i * field.dim() + index] /= stretch;
-        }
     }
 };
 

@@ -82,7 +82,7 @@ private:
     void accept(double now, bool there) {
         const int64_t d = field.dim();
         for (int64_t i = 0; i < field.count; i++) {
-            const double stretch = field.stretch_of(step.end + i * d);
+            const double stretch = field.settled_stretch(step.end + i * d);
             for (int64_t index = i * d; index < (i + 1) * d; index++)
                 y_next[index] = step.end[index] / stretch, f_next[index] = step.end_slope()[index] / stretch;
         }
@@ -106,7 +106,7 @@ private:
             const double lag = (march.save_times[next] - t) - t_low;
             if (lag == 0) {
                 copy(y_next, spare, field.count);
-                step.retract(spare);
+                field.retract(spare);
             } else {
                 step.inside(lag, spare);
             }

@@ -98,15 +98,7 @@ struct Step {
             for (int part = march.tableau.parts; part-- > 0;) total = (total + parts[part][index]) * (part % 2 ? 1 - x : x);
             to[index] = y[index] + total;
         }
-        retract(to);
-    }
-
-    void retract(double* points) const {
-        if (march.space == Space::flat) return;
-        for (int64_t i = 0; i < field.count; i++) {
-            const double stretch = field.stretch_of(points + i * field.dim());
-            for (int64_t index = 0; index < field.dim(); index++) points[i * field.dim() + index] /= stretch;
-        }
+        field.retract(to);
     }
 
 private:
