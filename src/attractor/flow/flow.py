@@ -16,8 +16,9 @@ from attractor import engines
 from attractor.attention import Law, Stack
 from attractor.attention.closure import Closure
 from attractor.errors import InputError, UnsupportedError
+from attractor.flow.forest import Log
 from attractor.flow.integration import Integration, Plan
-from attractor.flow.merging import Merger, merge_events
+from attractor.flow.merging import Merger
 from attractor.flow.outcome import Statistics
 from attractor.flow.progress import Progress
 from attractor.flow.saving import Recorder, save_times
@@ -291,10 +292,7 @@ def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
     last = float(np.max(recorder.ends))
     if not recorder.explicit and (len(times) == 0 or times[-1] < last):
         times, points = np.append(times, last), torch.cat([points, finals[None]])
-    log = list(run.watch.log)
     forests = [] if run.merger is None else run.merger.forest
-    for member, forest in enumerate(forests):
-        log += merge_events(forest, state.n, member)
     shape = (*state.batch_shape, *finals.shape[1:])
     engine = "+".join(sorted(run.engines))
     merges = sum(map(len, forests))
@@ -310,7 +308,7 @@ def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
         law=None if type(definition["law"]) is Law else definition["law"],
         space=plan.space,
         initial=state,
-        events=sorted(log, key=lambda event: event.time),
+        events=Log(run.watch.log, forests),
         definition=definition,
         integration=run,
     )
