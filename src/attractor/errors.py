@@ -19,6 +19,10 @@ class StoreError(AttractorError, OSError):
     """A store cannot be read, written or resumed."""
 
 
+class MemoryShortageError(AttractorError, MemoryError):
+    """What was asked for needs more memory than there is; the message says how many tokens would fit."""
+
+
 class MissingExtraError(AttractorError, ImportError):
     """An optional dependency is not installed."""
 

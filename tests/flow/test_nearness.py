@@ -56,6 +56,15 @@ def test_many_tokens_at_few_points_pair_up_at_once() -> None:
     assert gap <= 1e-9
 
 
+@pytest.mark.parametrize("n", [300, 4000])
+def test_coinciding_tokens_need_few_rounds(n: int) -> None:
+    points, rounds = cloud("coinciding", n, 3), 0
+    while len(pairs := close_pairs(points, TOLERANCE)[0]):
+        points, rounds = np.delete(points, pairs[:, 1], axis=0), rounds + 1
+    assert len(points) == 5
+    assert rounds < 40
+
+
 def test_corners_of_a_lattice_all_as_far_as_their_neighbours() -> None:
     """Ties do not stop a round."""
     points = 0.5 * TOLERANCE * np.stack(np.meshgrid(*[np.arange(8.0)] * 3), -1).reshape(-1, 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import overload
 
@@ -73,10 +73,26 @@ class Log(Sequence[Event]):
     def _sizes(self) -> list[np.ndarray]:
         return [forest.sizes() for forest in self._forests]
 
+    @classmethod
+    def from_events(cls, events: Sequence[Event]) -> Log:
+        """A log as it is, or one of the events given."""
+        return events if isinstance(events, Log) else cls(events, [])
+
     def of(self, member: int) -> Log:
         """The events of one member."""
         own = [event for event in self._own if event.member == member]
         return Log(own, [self._forests[member]] if member < len(self._forests) else [], [member])
+
+    @property
+    def merges(self) -> int:
+        """How many of the events are merges."""
+        return len(self) - len(self._own)
+
+    def some(self, which: Callable[[np.ndarray], np.ndarray]) -> list[Event]:
+        """All events of the user and the merges that ``which`` picks out of their numbers, in the order of time."""
+        own = self._order < len(self._own)
+        picked = np.concatenate([np.flatnonzero(own), which(np.flatnonzero(~own))])
+        return [self._event(place) for place in self._order[np.sort(picked)].tolist()]
 
     def __len__(self) -> int:
         return len(self._order)

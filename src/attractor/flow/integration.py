@@ -144,6 +144,7 @@ class Integration:
         moving = left > 0  # members at the end of a segment wait there for the others
         h = np.minimum(self.h, left)
         h = np.where(left < 1.000001 * h, left, h)
+        self.interpolant = None  # all that was due is written, and it holds every slope of the last step
         step = self.plan.stepper.attempt(self.field, self.t, h, self.y, self.f)
         if self.plan.adaptive:
             error = self.control.error(step, self.y, self.alive)

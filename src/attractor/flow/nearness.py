@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 FEW = 4096  # tokens whose nearest neighbours are all looked up: the smallest gap then says when to look again
+RARE = 16  # close tokens to a mutual pair; there are about three where no more than two coincide
 FLAT = 8  # dimensions up to which cells pay
 
 
@@ -34,7 +35,12 @@ def nearest_pairs(points: np.ndarray, tolerance: float) -> tuple[np.ndarray, flo
     second, gap = np.where(first, neighbour[:, 0], neighbour[:, 1]), np.where(first, distance[:, 0], distance[:, 1])
     close = np.flatnonzero(gap < tolerance)
     mutual = close[second[second[close]] == close]
-    return np.stack([mutual, second[mutual]], axis=1)[mutual < second[mutual]], float(gap.min())
+    pairs = np.stack([mutual, second[mutual]], axis=1)[mutual < second[mutual]]
+    if RARE * len(pairs) < len(close):
+        # tokens at one point all have the same few of them for a neighbour, and would merge one by one
+        mates = cell_mates(points, tolerance)
+        pairs = mates if len(mates) > len(pairs) else pairs
+    return pairs, float(gap.min())
 
 
 def cell_mates(points: np.ndarray, tolerance: float) -> np.ndarray:

@@ -106,8 +106,7 @@ class Trajectory:
         ]
         start = Tokens.trusted(initial.points.reshape(-1, *initial.points.shape[-2:])[index], *rows)
         final = Tokens.trusted(self.final.points.reshape(-1, self.n, self.dim)[index], *rows)  # type: ignore[union-attr]
-        log = self.events
-        events = log.of(index) if isinstance(log, Log) else [event for event in log if event.member == index]
+        events = Log.from_events(self.events).of(index)
         return Trajectory(self.times, flat, final, (self.outcomes[index],), self.stats, law, self.space, start, events)
 
     def state(self, index: int) -> Tokens | Gaussian:
