@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attractor.engines import blockwise, fused, reference
+from attractor.engines import blockwise, fused, reference, triton
 from attractor.engines.contract import MODES, Mode, Problem
 from attractor.errors import InputError, UnsupportedError
 
@@ -108,3 +108,4 @@ def attend(
 register(Engine("reference", reference.run, lambda problem: True, reference.rank))
 register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank))
 register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason))
+register(Engine("triton", triton.run, triton.accepts, triton.rank, triton.reason))
