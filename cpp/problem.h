@@ -66,11 +66,12 @@ struct Rows {
     int64_t columns = 0, first = 1;
     bool divide = true, skip_self = false;
     double stretch = 1.0, factor = 1.0;            // of the values, and of the results if they are not divided
-    double limit = 0.0, size_limit = 0.0, level = 0.0;  // least sums whose error is small enough; the largest score
+    double limit = 0.0, size_limit = 0.0;          // least sums whose error is small enough
+    double level = 0.0, logarithm = 0.0;           // the largest score, without and with the bias
     int64_t own = 0;                               // rows below it have a key of their own
     const double *keys = nullptr, *values = nullptr, *masses = nullptr;
     int64_t keys_row = 0, values_row = 0;
-    double *output = nullptr, *totals = nullptr;
+    double *output = nullptr, *logsumexp = nullptr;
     bool* good = nullptr;
 };
 

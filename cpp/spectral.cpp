@@ -76,13 +76,14 @@ int64_t synthesise(const std::string& set, int threads, int dim, const std::vect
     const Zonal& zonal = named(set.c_str()).zonal;
     Harmonics basis = basis_of(dim, sizes, points, row, scale, steps);
     basis.series = numbers(series);
-    if (whole.size() != 7 || real.size() != 5 || addresses.size() != 6) throw std::invalid_argument("the rows are not described");
+    if (whole.size() != 7 || real.size() != 6 || addresses.size() != 6) throw std::invalid_argument("the rows are not described");
     Rows rows;
     rows.columns = whole[0], rows.first = whole[1], rows.divide = whole[2], rows.skip_self = whole[3], rows.own = whole[4];
     rows.keys_row = whole[5], rows.values_row = whole[6];
     rows.stretch = real[0], rows.factor = real[1], rows.limit = real[2], rows.size_limit = real[3], rows.level = real[4];
+    rows.logarithm = real[5];
     rows.keys = numbers(addresses[0]), rows.values = numbers(addresses[1]), rows.masses = numbers(addresses[2]);
-    rows.output = const_cast<double*>(numbers(addresses[3])), rows.totals = const_cast<double*>(numbers(addresses[4]));
+    rows.output = const_cast<double*>(numbers(addresses[3])), rows.logsumexp = const_cast<double*>(numbers(addresses[4]));
     rows.good = reinterpret_cast<bool*>(addresses[5]);
     nb::gil_scoped_release released;
     const Scratch scratch(zonal.spread_bytes(basis), threads);

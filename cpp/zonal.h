@@ -119,14 +119,14 @@ void evaluate(const Harmonics& basis, const double* series, const Doubles (&at)[
         for (int c = 0; c < C; c++) sum[c][v] = Doubles{};
     }
     for (int64_t m = 0; m <= basis.order; m++) {
-        const double* own = series + 2 * C * place(basis, m);
+        const double* own = series + 2 * C * (sphere ? m * (basis.stride + 1) : m);
         if constexpr (sphere) {
             Doubles now[NV], before[NV], part[2 * C][NV];
             for (int v = 0; v < NV; v++) {
                 now[v] = splat(1.0), before[v] = Doubles{};
                 for (int c = 0; c < 2 * C; c++) part[c][v] = Doubles{};
             }
-            const double* step = basis.steps + place(basis, m);
+            const double* step = basis.steps + m * (basis.stride + 1);
             for (int64_t l = 0; l <= basis.order - m; l++, own += 2 * C) {
 #pragma GCC unroll 8
                 for (int v = 0; v < NV; v++) {
@@ -163,36 +163,54 @@ ATTRACTOR_INLINE void evaluate_both(const Harmonics& basis, const double* series
     for (int v = 0; v < spread; v++) evaluate<true, 1, C>(basis, series, at, v, value);
 }
 
-// e^{<q_i, k_i> - level}, the kernel of a token with itself relative to the largest.
-ATTRACTOR_INLINE double own_kernel(const Rows& rows, const Harmonics& basis, int64_t i) {
-    double score = -rows.level;
-    for (int axis = 0; axis < basis.dim; axis++) score += basis.points[i * basis.row + axis] * rows.keys[i * rows.keys_row + axis];
-    return exp2<Domain::any>(splat(score * 1.4426950408889634))[0];
+// m_i e^{<q_i, k_i> - level}, what a token adds to its own normaliser; 0 where it has no key of its own.
+ATTRACTOR_INLINE void own_terms(const Harmonics& basis, const Rows& rows, int64_t start, int64_t count, Doubles (&own)[spread]) {
+    double* to = (double*)own;
+    for (int64_t row = 0; row < spread * lanes; row++) {
+        const int64_t i = start + row;
+        double score = -infinity<double>;
+        if (row < count && i < rows.own) {
+            score = -rows.level;
+            for (int axis = 0; axis < basis.dim; axis++)
+                score += basis.points[i * basis.row + axis] * rows.keys[i * rows.keys_row + axis];
+        }
+        to[row] = score * 1.4426950408889634;
+    }
+    for (int v = 0; v < spread; v++) own[v] = exp2<Domain::any>(own[v]);
+    if (rows.masses)
+        for (int64_t row = 0; row < count && start + row < rows.own; row++) to[row] *= rows.masses[start + row];
 }
 
-// From sums to results: drop the own term, divide, and mark the rows whose error bound is too large.
-ATTRACTOR_INLINE bool finish_row(const Rows& rows, const Harmonics& basis, int64_t i, const double* value) {
+// From sums to results: drop the own terms, divide, and count the rows whose error bound is too large.
+inline int64_t finish(const Harmonics& basis, const Rows& rows, int64_t start, int64_t count, const Doubles* value) {
     constexpr int64_t apart = spread * lanes;
-    const double total = value[0];
-    const bool own = rows.skip_self && rows.output && i < rows.own;
-    const double self = own ? own_kernel(rows, basis, i) * (rows.masses ? rows.masses[i] : 1.0) : 0.0;
-    bool good = total - self >= rows.limit;
-    rows.totals[i] = total;
-    if (rows.output) {
-        const double* theirs = rows.values + i * rows.values_row;
-        const double factor = rows.divide ? 1.0 / total : rows.factor;
-        const double* sums = value + rows.first * apart;
+    Doubles own[spread] = {}, factor[spread];
+    const bool skip = rows.skip_self && rows.output;
+    if (skip) own_terms(basis, rows, start, count, own);
+    for (int v = 0; v < spread; v++) factor[v] = rows.divide ? 1.0 / value[v] : splat(rows.factor);
+    int64_t poor = 0;
+    for (int64_t row = 0; row < count; row++) {
+        const int64_t i = start + row;
+        const double* sums = (const double*)value + row;
+        const double self = ((const double*)own)[row], times = ((const double*)factor)[row];
+        bool good = sums[0] - self >= rows.limit;
+        rows.logsumexp[i] = __builtin_log(sums[0]) + rows.logarithm;
         if (rows.first == 2) {
             double size = 0.0;
-            if (own)
-                for (int64_t c = 0; c < rows.columns; c++) size = __builtin_fabs(theirs[c]) > size ? __builtin_fabs(theirs[c]) : size;
-            good = good && value[apart] - self * size >= rows.size_limit;
+            for (int64_t c = 0; c < rows.columns && skip && i < rows.own; c++) {
+                const double one = __builtin_fabs(rows.values[i * rows.values_row + c]);
+                size = one > size ? one : size;
+            }
+            good = good && sums[apart] - self * size >= rows.size_limit;
         }
-        for (int64_t c = 0; c < rows.columns; c++)
-            rows.output[i * rows.columns + c] = (sums[c * apart] * rows.stretch - (own ? self * theirs[c] : 0.0)) * factor;
+        for (int64_t c = 0; c < rows.columns; c++) {
+            const double theirs = skip && i < rows.own ? self * rows.values[i * rows.values_row + c] : 0.0;
+            rows.output[i * rows.columns + c] = (sums[(rows.first + c) * apart] * rows.stretch - theirs) * times;
+        }
+        rows.good[i] = good;
+        poor += !good;
     }
-    rows.good[i] = good;
-    return good;
+    return poor;
 }
 
 // One task of the synthesis: a group of rows; returns how many of them are not good enough.
@@ -212,9 +230,7 @@ inline int64_t spread_out(const Harmonics& basis, const Rows& rows, int64_t task
         case 2: evaluate_both<2>(basis, series, at, value + channel * spread); break;
         case 3: evaluate_both<3>(basis, series, at, value + channel * spread); break;
     }
-    int64_t poor = 0;
-    for (int64_t row = 0; row < count; row++) poor += !finish_row(rows, basis, start + row, (const double*)value + row);
-    return poor;
+    return finish(basis, rows, start, count, value);
 }
 
 inline size_t gather_bytes(const Harmonics& basis) { return sizeof(Doubles) * 2 * places(basis); }

@@ -37,7 +37,7 @@ def _joined(parts: tuple[Tensor | None, ...], problem: Problem) -> Tensor | None
 
 
 class _Member:
-    """One problem without batch axes. ``level`` is the largest score that a pair can have, bias included."""
+    """One problem without batch axes; ``peak`` is the largest bias, and ``total`` the sum of masses relative to it."""
 
     def __init__(self, problem: Problem, plan: Plan, v: Tensor | None, bias: Tensor | None) -> None:
         self.problem, self.plan, self.bias = problem, plan, bias
@@ -54,10 +54,9 @@ class _Member:
             return self._direct(None)
         ratio = self._ratio()
         coefficients, order, first, sizes = self._series(ratio)
-        output, totals, good, poor = self._rows(coefficients, order, first, sizes, ratio)
-        if 2 * poor > len(totals):
+        output, logsumexp, good, poor = self._rows(coefficients, order, first, sizes, ratio)
+        if 2 * poor > len(logsumexp):
             return self._direct(None)
-        logsumexp = totals.log_().add_(self.plan.beta + self.peak)
         if poor:
             rows = (~good).nonzero().squeeze(-1)
             exact, sums = self._direct(rows)
@@ -114,15 +113,15 @@ class _Member:
     def _rows(
         self, coefficients: np.ndarray, order: int, first: int, sizes: Tensor | None, ratio: float | None
     ) -> tuple[Tensor | None, Tensor, Tensor, int]:
-        """Output, normaliser relative to the level, which rows are accurate enough, and how many are not."""
+        """Output, logsumexp, which rows are accurate enough, and how many are not."""
         plan, v, q = self.plan, self.v, self.plan.q
         tables, rows = basis(plan.dim, order), len(q)
-        totals, good = torch.empty(rows, dtype=torch.float64), torch.empty(rows, dtype=torch.bool)
+        logsumexp, good = torch.empty(rows, dtype=torch.float64), torch.empty(rows, dtype=torch.bool)
         output = None if v is None else torch.empty(rows, v.shape[-1], dtype=torch.float64)
         bound = plan.error / plan.tolerance
         size = 0.0 if sizes is None else float(sizes.sum())
         packed = _packed(coefficients)
-        addresses = [plan.k, v, self.masses, output, totals, good]
+        addresses = [plan.k, v, self.masses, output, logsumexp, good]
         poor = kernels.module().synthesise(
             kernels.instruction_set(),
             torch.get_num_threads(),
@@ -148,10 +147,11 @@ class _Member:
                 bound * self.total,
                 bound * size,
                 plan.beta,
+                plan.beta + self.peak,
             ],
             [0 if part is None else part.data_ptr() for part in addresses],
         )
-        return output, totals, good, poor
+        return output, logsumexp, good, poor
 
     def _direct(self, rows: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """All pairs of some rows (or of all of them)."""
