@@ -36,10 +36,13 @@ class Engine:
         return not self.reason
 
     def cannot(self, problem: Problem) -> str:
-        """Why it cannot run a problem; empty if it can."""
-        if self.obstacle is not None:
-            return self.obstacle(problem)
-        return "" if self.accepts(problem) else f"mode {problem.mode}, {problem.q.dtype} on {problem.q.device}"
+        """A sentence if it cannot run a problem; empty if it can."""
+        why = self.obstacle(problem) if self.obstacle is not None else ""
+        if why:
+            return f"engine {self.name!r} cannot run this problem: {why}"
+        if self.obstacle is None and not self.accepts(problem):
+            return f"engine {self.name!r} cannot run this problem (mode {problem.mode}, {problem.q.dtype})"
+        return ""
 
 
 _engines: dict[str, Engine] = {}
@@ -83,7 +86,7 @@ def choose(problem: Problem, name: str | None = None) -> Engine:
         if not engine.works:
             raise UnsupportedError(f"engine {name!r} does not work here: {engine.reason}")
         if why := engine.cannot(problem):
-            raise UnsupportedError(f"engine {name!r} cannot run this problem: {why}")
+            raise UnsupportedError(why)
         return engine
     able = [engine for engine in _engines.values() if engine.works and engine.accepts(problem)]
     return max(able, key=lambda engine: engine.rank(problem))
@@ -119,6 +122,4 @@ def attend(
 register(Engine("reference", reference.run, lambda problem: True, reference.rank))
 register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank))
 register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason))
-register(
-    Engine("spectral", spectral.run, spectral.accepts, spectral.rank, spectral.reason, obstacle=spectral.obstacle)
-)
+register(Engine("spectral", spectral.run, spectral.accepts, spectral.rank, spectral.reason, obstacle=spectral.obstacle))

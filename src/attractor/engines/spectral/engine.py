@@ -22,7 +22,9 @@ def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
     if isinstance(plans, str):
         raise UnsupportedError(f"engine 'spectral' cannot run this problem: {plans}")
     values = [None] * len(plans) if problem.v is None else flat(problem.v, problem)
-    biases = [None] * len(plans) if problem.key_bias is None else flat(problem.key_bias.unsqueeze(-1), problem).squeeze(-1)
+    biases = (
+        [None] * len(plans) if problem.key_bias is None else flat(problem.key_bias.unsqueeze(-1), problem).squeeze(-1)
+    )
     results = [_Member(problem, *parts).run() for parts in zip(plans, values, biases, strict=True)]
     outputs, sums = zip(*results, strict=True)
     return _joined(outputs, problem), _joined(sums, problem)

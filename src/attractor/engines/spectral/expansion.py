@@ -14,10 +14,12 @@ L makes an error of at most
 
 .. math:: \varepsilon_L = \sup_t \Big|\sum_{l > L} \lambda_l p_l(t)\Big| = \sum_{l > L} \lambda_l,
 
-relative to the largest value of the kernel, and that is attained, at t = 1. The sum needs finitely many terms: with :math:`\nu = l` (circle)
-or :math:`l + 1/2` (sphere), :math:`I_{\nu+1}/I_\nu < \beta / (\nu + 1/2 + \sqrt{\beta^2 + (\nu + 1/2)^2}) < 1` [amos1974computation], which falls
-with the degree, so coefficients fall faster than a geometric series. A row with normaliser :math:`Z_i = \sum_j m_j e^{s_{ij} - \beta}`
-and total mass M has a relative error of at most :math:`\varepsilon_L M / Z_i`, and its values one of as much relative to the largest :math:`|v_j|`.
+relative to the largest value of the kernel, and that is attained, at t = 1. The sum needs finitely many terms: with :math:`\nu = l`
+(circle) or :math:`l + 1/2` (sphere), :math:`I_{\nu+1}/I_\nu < \beta / (\nu + 1/2 + \sqrt{\beta^2 + (\nu + 1/2)^2}) < 1`
+[amos1974computation], which falls with the degree, so coefficients fall faster than a geometric series.
+
+A row with normaliser :math:`Z_i = \sum_j m_j e^{s_{ij} - \beta}` and total mass M has a relative error of at most
+:math:`\varepsilon_L M / Z_i`, and its values one of as much relative to the largest :math:`|v_j|`.
 """
 
 from __future__ import annotations

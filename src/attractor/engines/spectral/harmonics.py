@@ -3,7 +3,8 @@ r"""Harmonics of tokens: tables for the recurrence, and the harmonics of tokens 
 On the 2-sphere :math:`\Psi_{lm} = q_{lm}(z)\,(x + iy)^m` with :math:`z q_{lm} = e_{l+1,m} q_{l+1,m} + e_{lm} q_{l-1,m}`,
 :math:`e_{lm}^2 = (l^2 - m^2)/(4l^2 - 1)`, and the addition theorem
 :math:`(2l + 1) P_l(\langle x, y\rangle) = \sum_{m \ge 0} (2 - \delta_{m0})\, \mathrm{Re}\, \overline{\Psi_{lm}(y)}\, \Psi_{lm}(x)`;
-on the circle :math:`\Psi_m = (x + iy)^m`. The kernels of ``cpp/zonal.h`` use :math:`Q_{lm} = s_{lm} q_{lm}`, which makes their recurrence short.
+on the circle :math:`\Psi_m = (x + iy)^m`. The kernels of ``cpp/zonal.h`` use :math:`Q_{lm} = s_{lm} q_{lm}`, which makes their
+recurrence short.
 
 Where values are multiples of the keys, the sums of :math:`m_j y_j \Psi(y_j)` that they need are combinations of those of
 :math:`m_j \Psi(y_j)` at the neighbouring degrees and orders: then one analysed channel, to one order more, serves all.
@@ -49,11 +50,11 @@ class Basis:
         """Of the recurrence :math:`Q_{l+1} = step_{lm} z Q_l - Q_{l-1}`."""
         if self.dim == 2:
             return np.zeros((1, 1))
-        m, l = np.mgrid[: self.order + 1, : self.stride - 1]
+        m, degree = np.mgrid[: self.order + 1, : self.stride - 1]
         steps = np.zeros((self.order + 1, self.stride))
-        inside = (l >= m) & (l < self.order)
+        inside = (degree >= m) & (degree < self.order)
         after = self.scales[:, 1:][inside] / self.scales[:, :-1][inside]
-        steps[:, :-1][inside] = after / _e(l[inside] + 1, m[inside])
+        steps[:, :-1][inside] = after / _e(degree[inside] + 1, m[inside])
         return steps
 
 
@@ -109,19 +110,19 @@ def _on_sphere(tables: Basis, sums: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _products(order: int) -> tuple[tuple[np.ndarray, ...], ...]:
-    r"""Factors of :math:`u\Psi_{lm} = c_1 \Psi_{l+1,m+1} - c_2 \Psi_{l-1,m+1}`, :math:`\bar u\Psi_{lm} = -c_3\Psi_{l+1,m-1} + c_4\Psi_{l-1,m-1}`
-    for u = x + iy, and of z; zero where l < m."""
-    m, l = np.mgrid[: order + 1, : order + 1].astype(float)
-    inside = l >= m
-    above, below = (2 * l + 1) * (2 * l + 3), (2 * l - 1) * (2 * l + 1)
+    r"""Factors of :math:`u\Psi_{lm} = c_1 \Psi_{l+1,m+1} - c_2 \Psi_{l-1,m+1}` for u = x + iy, of
+    :math:`\bar u\Psi_{lm} = -c_3\Psi_{l+1,m-1} + c_4\Psi_{l-1,m-1}`, and of z; zero where l < m."""
+    m, degree = np.mgrid[: order + 1, : order + 1].astype(float)
+    inside = degree >= m
+    above, below = (2 * degree + 1) * (2 * degree + 3), (2 * degree - 1) * (2 * degree + 1)
 
     def root(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
         return np.sqrt(np.where(inside & (numerator > 0), numerator, 0.0) / np.where(denominator > 0, denominator, 1.0))
 
-    outward = root((l + m + 1) * (l + m + 2), above), root((l - m) * (l - m - 1), below)
-    inward = root((l - m + 1) * (l - m + 2), above), root((l + m) * (l + m - 1), below)
-    return outward, inward, (_e(l + 1, m) * inside, _e(l, m))
+    outward = root((degree + m + 1) * (degree + m + 2), above), root((degree - m) * (degree - m - 1), below)
+    inward = root((degree - m + 1) * (degree - m + 2), above), root((degree + m) * (degree + m - 1), below)
+    return outward, inward, (_e(degree + 1, m) * inside, _e(degree, m))
 
 
-def _e(l: np.ndarray, m: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.maximum(l * l - m * m, 0.0) / np.abs(4.0 * l * l - 1.0))
+def _e(degree: np.ndarray, m: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.maximum(degree * degree - m * m, 0.0) / np.abs(4.0 * degree * degree - 1.0))

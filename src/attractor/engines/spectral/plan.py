@@ -52,10 +52,14 @@ class Plan:
         return truncation_error(self.dim, self.beta, self.order) + ROUNDING
 
     def cost(self, columns: int) -> tuple[float, float]:
-        """Nanoseconds on one thread, and those that more threads do not share (measured by benchmarks/spectral.py)."""
+        """Nanoseconds on one thread, and those that more threads do not share; measured, see benchmarks/spectral.py."""
         harmonics = (self.order + 1) * (self.order + 2) / 2 if self.dim == 3 else self.order + 1
-        shared = len(self.k) * (60.0 + 0.3 * harmonics) + len(self.q) * (60.0 + 0.2 * harmonics * (1 + columns))
-        return shared, 4e5 + 1e3 * harmonics
+        # values of as many columns as the keys are most often multiples of them, and need no channels of their own
+        channels = 1 if columns in (0, self.dim) else 1 + columns
+        shared = len(self.k) * (20.0 + 0.27 * harmonics * channels) + len(self.q) * (
+            20.0 + 0.16 * harmonics * (1 + columns)
+        )
+        return shared, 3.5e5 + 250.0 * harmonics
 
 
 def accepts(problem: Problem) -> bool:
@@ -70,8 +74,8 @@ def _wins(problem: Problem, plans: list[Plan]) -> bool:
     columns = 0 if problem.v is None else problem.v.shape[-1]
     pair = (0.9 if problem.q.dtype == torch.float64 else 0.35) * (1.0 + columns / 20.0)  # of the fused engine
     costs = [plan.cost(columns) for plan in plans]
-    # twice as fast by the model: both engines differ from it by less
-    return 2.0 * sum(shared + torch.get_num_threads() * alone for shared, alone in costs) < pair * problem.pairs
+    # a margin for what the model leaves out
+    return 1.2 * sum(shared + torch.get_num_threads() * alone for shared, alone in costs) < pair * problem.pairs
 
 
 def rank(problem: Problem) -> float:
