@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backward.h"
+#include "zonal.h"
 
 namespace attractor::ATTRACTOR_ISA {
 

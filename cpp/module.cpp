@@ -46,11 +46,17 @@ std::vector<const InstructionSet*> usable() {
     return sets;
 }
 
-const InstructionSet& named(const std::string& name) {
+}  // namespace
+
+const InstructionSet& named(const char* name) {
     for (const InstructionSet* set : usable())
-        if (name.empty() || name == set->name) return *set;
-    throw std::invalid_argument("the instruction set '" + name + "' is not one this machine can run");
+        if (std::string(name) == set->name) return *set;
+    throw std::invalid_argument("the instruction set '" + std::string(name) + "' is not one this machine can run");
 }
+
+void bind_spectral(nb::module_& module);  // spectral.cpp
+
+namespace {
 
 using Numbers = std::vector<int64_t>;
 
@@ -74,7 +80,7 @@ struct Call {
     Call(const std::string& set, bool is_double, int threads_, const Numbers& shape, const Numbers& sizes, int mode,
          bool causal, int64_t window, bool skip_self)
         : threads(threads_) {
-        const InstructionSet& chosen = named(set);
+        const InstructionSet& chosen = named(set.c_str());
         float64 = &chosen.float64;
         kernels = is_double ? &chosen.float64 : &chosen.float32;
         if (shape.size() > max_axes) throw std::invalid_argument("too many batch axes");
@@ -156,7 +162,7 @@ std::vector<std::string> instruction_sets() {
 }
 
 void exp2(const std::string& set, bool is_double, int64_t from, int64_t to, int64_t count) {
-    const InstructionSet& chosen = named(set);
+    const InstructionSet& chosen = named(set.c_str());
     (is_double ? chosen.float64 : chosen.float32)
         .exp2(reinterpret_cast<const void*>(from), reinterpret_cast<void*>(to), count);
 }
@@ -165,9 +171,10 @@ void exp2(const std::string& set, bool is_double, int64_t from, int64_t to, int6
 }  // namespace attractor
 
 NB_MODULE(_kernels, module) {
-    module.doc() = "Compiled kernels of the fused engine; attractor.engines.fused calls them.";
+    module.doc() = "Compiled kernels; attractor.engines.fused and attractor.engines.spectral call them.";
     module.def("forward", &attractor::forward);
     module.def("backward", &attractor::backward);
     module.def("instruction_sets", &attractor::instruction_sets);
     module.def("exp2", &attractor::exp2);
+    attractor::bind_spectral(module);
 }
