@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attractor.engines import blockwise, fused, reference
+from attractor.engines import blockwise, fused, reference, spread
 from attractor.engines.contract import MODES, Mode, Problem
 from attractor.errors import InputError, UnsupportedError
 
@@ -18,13 +18,17 @@ Run = Callable[[Problem], tuple[Tensor | None, Tensor | None]]
 
 @dataclass(frozen=True)
 class Engine:
-    """An implementation of ``attend``: ``reason`` says why it does not work here, or is empty."""
+    """An implementation of ``attend``: ``reason`` says why it does not work here, or is empty.
+
+    One that honours ``Problem.offset`` says so by ``places``, and may be given some rows of a problem whose mask goes by place.
+    """
 
     name: str
     run: Run
     accepts: Callable[[Problem], bool]
     rank: Callable[[Problem], float]
     reason: str = ""
+    places: bool = False
 
     @property
     def works(self) -> bool:
@@ -102,9 +106,11 @@ def attend(
     seen = _seen.get()
     if seen is not None:
         seen.add(chosen.name)
+    if spread.worthwhile(problem, chosen.places):
+        return spread.run(problem, chosen.run)
     return chosen.run(problem)
 
 
-register(Engine("reference", reference.run, lambda problem: True, reference.rank))
-register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank))
-register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason))
+register(Engine("reference", reference.run, lambda problem: True, reference.rank, places=True))
+register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank, places=True))
+register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason, places=True))
