@@ -31,8 +31,9 @@ def first_to_say(message: str) -> bool:
 
     try:
         # kept by torchrun itself, so that it outlives any of its processes
-        store, _, _ = next(processes.rendezvous("env://", timeout=timedelta(seconds=2)))
-        return store.add(f"attractor/said/{' '.join(message.split())}", 1) == 1
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = processes.TCPStore(*place, is_master=False, timeout=timedelta(seconds=2))  # pyright: ignore[reportPrivateImportUsage]
+        return store.add(f"attractor/said/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}/{message}", 1) == 1
     except Exception:
         return True
 
@@ -53,7 +54,7 @@ def ending(command: str, debug: bool, *, interrupted: Callable[[], str] = lambda
         raise typer.Exit(FAILED) from None
     except RankError as error:
         if not error.told:
-            complain(re.sub(r"rank \d+ of", "a rank of", str(error)), command)
+            complain(str(error), command)
         raise typer.Exit(FAILED) from None
     except Exception as error:
         if debug:

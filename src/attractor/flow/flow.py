@@ -324,7 +324,14 @@ def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
     engine = "+".join(sorted(run.engines))
     merges = sum(map(len, forests))
     stats = Statistics(
-        run.field.evaluations, run.accepted, run.rejected, run.seconds, plan.stepper.name, engine, merges
+        run.field.evaluations,
+        run.accepted,
+        run.rejected,
+        run.seconds,
+        plan.stepper.name,
+        engine,
+        merges,
+        run.processes,
     )
     return Trajectory(
         times=torch.from_numpy(np.array(times)),

@@ -77,6 +77,7 @@ class Integration:
         self.seconds = self.now = 0.0
         self.beat: Callable[[Integration], float] = lambda run: clock.perf_counter()  # the time, asked after every step
         self.engines: set[str] = set()
+        self.processes = 1
         if merger is not None:
             self.field.masses = merger.masses
 

@@ -62,11 +62,11 @@ class Ranks:
         while not work.is_completed():
             now = clock.monotonic()
             if now - began > self.timeout:
-                raise RuntimeError(f"no answer in {self.timeout:g} seconds")
+                raise RuntimeError("Timed out")
             if now - look > POLL:
                 look = now
                 if self.store.check([self.key]):
-                    raise RuntimeError("one of them failed")
+                    raise RuntimeError("one of them left a note")
         work.wait()
 
     def share(self, arrays: dict[str, np.ndarray] | None) -> dict[str, np.ndarray] | None:
@@ -101,7 +101,7 @@ class Ranks:
                     f"the processes of a run must be given the same, but the {', '.join(names)} of rank {rank} and of rank 0 differ; "
                     "for a run of its own on every rank give spread=False"
                 )
-        run.beat = self.beat
+        run.beat, run.processes = self.beat, self.size
 
     def beat(self, run: Integration) -> float:
         """The time by the clock of rank 0; and the ranks make sure that they are still in the same state."""
@@ -123,17 +123,25 @@ class Ranks:
 
     # ------------------------------------------------------------------ failure
 
-    def lost(self, reason: Exception | str) -> RankError:
-        """Why the others do not answer: what the one that failed wrote down, or nothing if it was killed."""
+    def lost(self, error: Exception) -> RankError:
+        """Why the others do not answer: what the one that failed wrote down, or that it is gone."""
+        if isinstance(error, RankError):  # a signal came while we waited
+            return error
         note = ""
         with contextlib.suppress(RuntimeError):  # the store may have gone with the process that held it
             note = self.store.get(self.key).decode() if self.store.check([self.key]) else ""
         if note:
             return RankError(note, told=True)
-        words = "its connection was closed" if "closed by peer" in str(reason) else str(reason).rsplit("] ", 1)[-1]
-        return RankError(
-            f"a process of this run was lost: rank {self.rank} of {self.size} goes without an answer ({' '.join(words.split())})"
-        )
+        silent = "imed out" in str(error)
+        words = f"no answer in {self.timeout:g} seconds" if silent else "the connection was closed"
+        return RankError(f"a process of this run was lost: {words}")
+
+    def told_to_end(self) -> RankError:
+        """What SIGTERM means: a rank has failed and said why, or was killed, or someone ended torchrun itself."""
+        found = self.lost(RuntimeError())
+        if found.told:
+            return found
+        return RankError("the processes of this run were told to end, as they are when one of them is lost")
 
     def note(self, error: BaseException) -> None:
         """Tell the others why this rank leaves."""

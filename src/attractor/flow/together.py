@@ -51,9 +51,7 @@ def together(shared: bool, definition: dict[str, Any], store: str | Path | None)
             _leave(ranks)
             if not isinstance(error, RankError):
                 raise
-            kept = (
-                "nothing was kept of it" if store is None else f"{store} keeps it up to its last checkpoint: resume it"
-            )
+            kept = "there is no store to resume it from" if store is None else f"resume it from the store {store}"
             raise RankError(f"{error}; {kept}", error.told) from None
 
 
@@ -93,8 +91,8 @@ def _meet(device: torch.device) -> Ranks:
     except RuntimeError as error:
         words = " ".join(str(error).split())
         raise RankError(f"the processes of this run did not meet within {timeout:g} seconds: {words}") from None
-    store = processes.PrefixStore("attractor", processes.distributed_c10d._get_default_store())
-    ranks = Ranks(store, group, group, device.type != "cpu", f"failed/{_serial}", timeout)
+    store = processes.distributed_c10d._get_default_store()
+    ranks = Ranks(store, group, group, device.type != "cpu", f"attractor/failed/{_serial}", timeout)
     if device.type == "cuda" and processes.is_nccl_available() and _own_devices(ranks, device):
         # its own watchdog ends the whole program: it must not come before our timeout
         ranks.data, ranks.staged = processes.new_group(backend="nccl", timeout=2 * patience), False
@@ -140,7 +138,7 @@ def _told_to_end(ranks: Ranks) -> Iterator[None]:
 
     def interrupt(number: int, frame: Any) -> None:
         signal.signal(signal.SIGTERM, _end_soon)
-        raise ranks.lost("it was told to end")
+        raise ranks.told_to_end()
 
     signal.signal(signal.SIGTERM, interrupt)
     try:
