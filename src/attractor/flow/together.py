@@ -49,10 +49,10 @@ def together(shared: bool, definition: dict[str, Any], store: str | Path | None)
         except BaseException as error:
             ranks.note(error)
             _leave(ranks)
-            if not isinstance(error, RankError):
+            if not isinstance(error, RankError) or error.told:
                 raise
             kept = "there is no store to resume it from" if store is None else f"resume it from the store {store}"
-            raise RankError(f"{error}; {kept}", error.told) from None
+            raise RankError(f"{error}; {kept}") from None
 
 
 def launched() -> int:
