@@ -78,7 +78,7 @@ struct Call {
     int threads;
 
     Call(const std::string& set, bool is_double, int threads_, const Numbers& shape, const Numbers& sizes, int mode,
-         bool causal, int64_t window, bool skip_self)
+         bool causal, int64_t window, bool skip_self, int64_t offset)
         : threads(threads_) {
         const InstructionSet& chosen = named(set.c_str());
         float64 = &chosen.float64;
@@ -95,6 +95,7 @@ struct Call {
         problem.causal = causal;
         problem.window = window;
         problem.skip_self = skip_self;
+        problem.offset = offset;
     }
 
     // Bounds of all members, two numbers each; nothing if reading the keys once more would not pay.
@@ -123,9 +124,9 @@ struct Call {
 };
 
 void forward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
-             bool causal, int64_t window, bool skip_self, const Numbers& q, const Numbers& k, const Numbers& v,
+             bool causal, int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k, const Numbers& v,
              const Numbers& bias, const Numbers& visible, const Numbers& output, const Numbers& logsumexp) {
-    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self);
+    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self, offset);
     Problem& problem = call.problem;
     problem.q = operand(q, problem.axes), problem.k = operand(k, problem.axes), problem.v = operand(v, problem.axes);
     problem.bias = operand(bias, problem.axes), problem.visible = operand(visible, problem.axes);
@@ -137,11 +138,11 @@ void forward(const std::string& set, bool is_double, int threads, const Numbers&
 }
 
 void backward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
-              bool causal, int64_t window, bool skip_self, const Numbers& q, const Numbers& k, const Numbers& v,
+              bool causal, int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k, const Numbers& v,
               const Numbers& bias, const Numbers& visible, const Numbers& grad_output, const Numbers& log2sum,
               const Numbers& row_term, const Numbers& grad_q, const Numbers& grad_k, const Numbers& grad_v,
               const Numbers& grad_bias) {
-    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self);
+    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self, offset);
     Problem& problem = call.problem;
     problem.q = operand(q, problem.axes), problem.k = operand(k, problem.axes), problem.v = operand(v, problem.axes);
     problem.bias = operand(bias, problem.axes), problem.visible = operand(visible, problem.axes);

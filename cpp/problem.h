@@ -29,6 +29,7 @@ struct Problem {
     bool causal = false;
     int64_t window = 0;  // 0: none
     bool skip_self = false;
+    int64_t offset = 0;  // query i stands at the place of key offset + i, for the masks and for skip_self
     // For each member, a bound on |k_j| and one on |bias_j|, of the problem's number type; null: not known.
     const void* reach = nullptr;
     Operand q, k, v, bias, visible, output, logsumexp;

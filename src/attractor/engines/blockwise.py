@@ -88,9 +88,8 @@ def _add(problem: Problem, output: Tensor | None, weights: Tensor, rows: slice, 
     if output is None or problem.v is None:
         return output
     if problem.skip_self:
-        i = torch.arange(rows.start, rows.stop, device=weights.device).unsqueeze(-1)
         j = torch.arange(columns.start, columns.stop, device=weights.device)
-        weights = weights.masked_fill(i == j, 0.0)
+        weights = weights.masked_fill(problem.places(rows) == j, 0.0)
     return output + weights @ problem.v[..., columns, :]
 
 

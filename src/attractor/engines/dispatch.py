@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attractor.engines import blockwise, fused, reference, spectral, triton
+from attractor.engines import blockwise, fused, reference, spectral, spread, triton
 from attractor.engines.contract import MODES, Mode, Problem
 from attractor.errors import InputError, UnsupportedError
 
@@ -22,6 +22,7 @@ class Engine:
 
     ``accepts`` says whether it would take a problem unasked; ``obstacle`` says why it cannot even when asked by name, or is
     empty (without it, an engine can do what it accepts).
+    One that honours ``Problem.offset`` says so by ``places``, and may be given some rows of a problem whose mask goes by place.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Engine:
     rank: Callable[[Problem], float]
     reason: str = ""
     obstacle: Callable[[Problem], str] | None = None
+    places: bool = False
 
     @property
     def works(self) -> bool:
@@ -116,11 +118,13 @@ def attend(
     seen = _seen.get()
     if seen is not None:
         seen.add(chosen.name)
+    if spread.worthwhile(problem, chosen.places):
+        return spread.run(problem, chosen.run)
     return chosen.run(problem)
 
 
-register(Engine("reference", reference.run, lambda problem: True, reference.rank))
-register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank))
-register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason))
+register(Engine("reference", reference.run, lambda problem: True, reference.rank, places=True))
+register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank, places=True))
+register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason, places=True))
 register(Engine("spectral", spectral.run, spectral.accepts, spectral.rank, spectral.reason, obstacle=spectral.obstacle))
 register(Engine("triton", triton.run, triton.accepts, triton.rank, triton.reason, obstacle=triton.obstacle))
