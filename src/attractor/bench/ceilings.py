@@ -7,12 +7,16 @@ exponentials and F multiply-adds a second the limit is :math:`1 / (1/E + 2d/F)` 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from attractor.bench.settings import Settings
+
 DTYPES = ("float32", "float64")
 ROUNDS = 5
+CHAIN = 64  # exponentials one after the other for each number that is read
 TRIES = 60  # of a few milliseconds: some of them fall between other people's turns at the processor
 
 
@@ -22,6 +26,15 @@ def limit(ceilings: dict[str, Any] | None, dtype: str | None, dim: int | None) -
         return None
     rates = ceilings["rates"][dtype]
     return 1.0 / (1.0 / rates["exponentials"] + 2.0 * dim / rates["multiply_adds"])
+
+
+def both(groups: Iterable[str], settings: Settings, of_gpu: Iterable[str]) -> dict[str, Any]:
+    """Those of the CPU and of the GPU, where a group of rows asks for them."""
+    on_gpu = set(groups) & set(of_gpu)
+    return {
+        "cpu": processor(settings.threads, settings.quick) if set(groups) - on_gpu else None,
+        "cuda": graphics() if on_gpu else None,
+    }
 
 
 def processor(threads: int, quick: bool = False) -> dict[str, Any]:
@@ -91,6 +104,7 @@ def graphics() -> dict[str, Any] | None:
         call()
         return operations / min(by_events(call)[0] for _ in range(ROUNDS))
 
+    chain = torch.compile(_chain, dynamic=False)
     rates: dict[str, dict[str, float]] = {}
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -100,17 +114,13 @@ def graphics() -> dict[str, Any] | None:
             y = torch.rand(1 << 24, device="cuda", dtype=getattr(torch, dtype))
             rates[dtype] = {
                 "multiply_adds": best(lambda x=x: x @ x, 8192.0**3),
-                "exponentials": best(lambda y=y: _chain(y), CHAIN * y.numel()),
+                "exponentials": best(lambda y=y: chain(y), CHAIN * y.numel()),
             }
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
     return {"source": "torch.matmul and a compiled chain of torch.exp2", "threads": None, "rates": rates}
 
 
-CHAIN = 64
-
-
-@torch.compile(dynamic=False)
 def _chain(x: torch.Tensor) -> torch.Tensor:
     for _ in range(CHAIN):
         x = torch.exp2(-x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 from attractor.bench import (
@@ -25,6 +26,7 @@ from attractor.errors import InputError
 
 SCHEMA = "attractor.bench/1"
 Watch = Callable[[float, str], None]  # share that is done, and what is being done
+Keep = Callable[[dict[str, Any]], None]  # takes the report as far as it goes
 
 CONTESTS: dict[str, Callable[[Settings], list[Contest]]] = {
     "evaluation": evaluation.contests,
@@ -53,42 +55,45 @@ def chosen(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def benchmark(
-    groups: Iterable[str], settings: Settings, watch: Watch = lambda share, text: None, command: str = ""
+    groups: Iterable[str],
+    settings: Settings,
+    watch: Watch = lambda share, text: None,
+    keep: Keep = lambda report: None,
+    command: str = "",
 ) -> dict[str, Any]:
-    """Run the groups and report: everything that is JSON can hold, nothing that was planned left out."""
+    """Run the groups and report, in what JSON can hold; ``keep`` is given what there is after every contest."""
     groups = chosen(groups)
     contests = [contest for name in groups if name in CONTESTS for contest in CONTESTS[name](settings)]
     curves = growth.curves(settings) if "growth" in groups else []
-    began, before, steps, done = facts.now(), facts.machine(), len(contests) + len(curves) + 1, 0
-    with confined(settings.threads):
-        watch(0.0, "ceilings of the machine")
-        limits = {
-            "cpu": ceilings.processor(settings.threads, settings.quick) if set(groups) - set(GPU) else None,
-            "cuda": ceilings.graphics() if set(groups) & set(GPU) else None,
-        }
-        results, grown = [], []
-        for contest in contests:
-            done += 1
-            limit = ceilings.limit(limits[contest.device], contest.dtype, contest.dim)
-            results.append(hold(contest, settings, limit, _teller(watch, done / steps, contest.name)))
-        for curve in curves:
-            done += 1
-            tell = _teller(watch, done / steps, f"growth with {curve.variable}: {curve.name}")
-            grown.append(growth.measure(curve, settings, tell))
-    return {
+    head = {
         "schema": SCHEMA,
         "command": command,
-        "began": began,
-        "ended": facts.now(),
-        "settings": {"rows": list(groups), **settings.__dict__},
-        "machine": before,
+        "began": facts.now(),
+        "settings": {"rows": list(groups), **asdict(settings)},
+        "machine": facts.machine(),
         "versions": facts.versions(),
         "commit": facts.commit(),
-        "ceilings": limits,
-        "contests": results,
-        "growth": grown,
-        "summary": summary(results),
     }
+    results: list[dict[str, Any]] = []
+    grown: list[dict[str, Any]] = []
+
+    def report() -> dict[str, Any]:
+        done = len(results) + len(grown) == len(contests) + len(curves)
+        body = {"ceilings": limits, "contests": results, "growth": grown, "summary": summary(results)}
+        return {**head, "ended": facts.now(), "finished": done, **body}
+
+    with confined(settings.threads):
+        watch(0.0, "ceilings of the machine")
+        limits = ceilings.both(groups, settings, GPU)
+        for number, item in enumerate([*contests, *curves]):
+            tell = _teller(watch, number / (len(contests) + len(curves)), item.name)
+            if isinstance(item, Contest):
+                limit = ceilings.limit(limits[item.device], item.dtype, item.dim)
+                results.append(hold(item, settings, limit, tell))
+            else:
+                grown.append(growth.measure(item, settings, tell))
+            keep(report())
+    return report()
 
 
 def _teller(watch: Watch, share: float, name: str) -> Callable[[str], None]:

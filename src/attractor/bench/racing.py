@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from attractor.bench.contest import Call, Contender, Contest, Ready, Skip, Timer
 from attractor.bench.settings import Settings
 
 Tell = Callable[[str], None]
+SLOW = 5.0  # seconds of a call above which a contender without a target is timed in one round only
 
 
 def race(
@@ -23,22 +24,25 @@ def race(
     timer: Timer,
     repeats: Mapping[str, int] | None = None,
     tell: Tell = lambda text: None,
+    once: Collection[str] = (),
 ) -> dict[str, list[float]]:
-    """Seconds of one call of each contender, round by round; another one starts each round."""
+    """Seconds of one call of each contender, round by round; another one starts each round. Some run in the first alone."""
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         tell(f"round {number + 1} of {rounds}")
         start = number % len(names)
         for name in (*names[start:], *names[:start]):
+            if number and name in once:
+                continue
             often = 1 if repeats is None else repeats[name]
             times[name].append(sum(timer(calls[name])[0] for _ in range(often)) / often)
     return times
 
 
 def ratio(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
-    """Median over rounds of the ratio within a round, with quartiles and extremes."""
-    ratios = sorted(one / two for one, two in zip(theirs, ours, strict=True))
+    """Median over the rounds of the peer of the ratio within a round, with quartiles and extremes."""
+    ratios = sorted(one / two for one, two in zip(theirs, ours, strict=False))
     low, middle, high = (ratios[0],) * 3 if len(ratios) == 1 else statistics.quantiles(ratios, n=4, method="inclusive")
     return {"median": middle, "low": low, "high": high, "least": ratios[0], "most": ratios[-1]}
 
@@ -52,7 +56,7 @@ def hold(contest: Contest, settings: Settings, limit: float | None = None, tell:
     except Skip as reason:
         entries = [_entry(contest, one, status="skipped", reason=str(reason)) for one in contest.contenders]
         return {**head, "limit": limit, "truth": {}, "contenders": entries}
-    entries, calls, repeats = [], {}, {}
+    entries, calls, repeats, once = [], {}, {}, set()
     for contender in contest.contenders:
         if entries and contest.ours.name not in calls:
             reason = f"{contest.ours.name} is not there to compare with"
@@ -64,7 +68,10 @@ def hold(contest: Contest, settings: Settings, limit: float | None = None, tell:
         if ready is not None:
             calls[contender.name] = ready.call
             repeats[contender.name] = max(1, math.ceil(settings.turn / max(seconds, 1e-6)))
-    times = race(calls, settings.rounds, contest.timer, repeats, tell) if calls else {}
+            if contender.target is None and contender is not contest.ours and seconds > SLOW:
+                once.add(contender.name)
+                entry["reason"] = f"a call takes {seconds:.0f} s, and no target is set: timed in one round only"
+    times = race(calls, settings.rounds, contest.timer, repeats, tell, once) if calls else {}
     for entry in entries:
         if entry["name"] in times:
             entry |= judged(contest, entry, times, limit)

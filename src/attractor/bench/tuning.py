@@ -56,25 +56,25 @@ def tuned(solve: Solve, error: Callable[[Any], float], start: float = GOAL, goal
     The error is about proportional to the tolerance, which gives the next one to try; where it is not (a step bound by
     stability does not grow with it), the search ends with the best that was seen.
     """
-    rtol, best, seen = start, None, []
+    rtol, best, loose = start, None, COARSEST * 30
     for _ in range(TRIES):
         seconds, result = wall(partial(solve, rtol))
         reached = error(result)
-        seen.append((rtol, reached))
-        if reached <= goal and (best is None or rtol > best[0]):
-            best = (rtol, reached, seconds)
-        if NEAR * goal <= reached <= goal:
+        if reached <= goal:
+            best = max(best or (0.0, 0.0, 0.0), (rtol, reached, seconds))
+        elif rtol < loose:
+            loose = rtol
+        if NEAR * goal <= reached <= goal or (best is not None and loose < 1.3 * best[0]):
             break
         aim = 0.6 * goal / reached if reached > 0 else 1e3
-        step = min(max(aim, 1e-3), 30.0) if reached == reached else 1e-2
-        rtol = min(max(rtol * step, FINEST), COARSEST)
-        if best is not None and rtol <= best[0]:  # the way back: between the best and what was too loose
-            too_loose = min(tolerance for tolerance, missed in seen if tolerance > best[0] and not missed <= goal)
-            rtol = (best[0] * too_loose) ** 0.5
-        if any(abs(rtol / tried - 1) < 0.05 for tried, _ in seen):
+        following = rtol * (min(max(aim, 1e-3), 30.0) if reached == reached else 1e-2)
+        if best is not None and not best[0] < following < loose:
+            following = (best[0] * loose) ** 0.5
+        if min(max(following, FINEST), COARSEST) == rtol:
             break
+        rtol = min(max(following, FINEST), COARSEST)
     if best is None:
-        raise Skip(f"no tolerance was found at which its error is {goal:g}; the last was {seen[-1][0]:.1e}")
+        raise Skip(f"no tolerance was found at which its error is {goal:g}; the last was {rtol:.1e}")
     rtol = best[0]
     return Ready(partial(solve, rtol), {"rtol": rtol, "tuned_error": best[1], "tuning_seconds": best[2]})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +61,9 @@ def bench(context: typer.Context, rows: RowOptions, report: ReportOptions) -> No
         shows = sys.stderr.isatty() if report.progress is None else report.progress
         from attractor.bench import benchmark
 
+        command = replay(context, without=("progress", "debug"))
         with bar(shows) as watch, quiet_stdout():
-            found = benchmark(groups, settings, watch, command=replay(context, without=("progress", "debug")))
+            found = benchmark(groups, settings, watch, keeper(report.json), command)
         tell(found, report)
         if report.check and found["summary"]["missed"]:
             complain(f"{found['summary']['missed']} of the measured targets missed", "attractor bench")
@@ -101,10 +102,19 @@ def check_places(options: ReportOptions) -> None:
         check_picture(options.plot)
 
 
+def keeper(place: str | None) -> Callable[[dict[str, Any]], None]:
+    """A benchmark takes long: what is measured is in the file at once, so that a run that is stopped leaves it."""
+    from attractor.cli.printing import write_json
+
+    if place is None or place == "-":
+        return lambda report: None
+    return lambda report: write_json(report, Path(place))
+
+
 def tell(found: dict[str, Any], options: ReportOptions) -> None:
     """The table, or the object; and the files."""
     from attractor.cli.benchtable import print_report
-    from attractor.cli.printing import print_json, write_json
+    from attractor.cli.printing import print_json
 
     if options.plot is not None:
         from attractor.bench.picture import draw
@@ -113,8 +123,6 @@ def tell(found: dict[str, Any], options: ReportOptions) -> None:
     if options.json == "-":
         print_json(found)
         return
-    if options.json is not None:
-        write_json(found, Path(options.json))
     print_report(found)
 
 
