@@ -1,12 +1,15 @@
 // The Python module: addresses and strides in, nothing copied, the interpreter's lock released while the kernels run.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "problem.h"
@@ -168,6 +171,24 @@ void exp2(const std::string& set, bool is_double, int64_t from, int64_t to, int6
         .exp2(reinterpret_cast<const void*>(from), reinterpret_cast<void*>(to), count);
 }
 
+// Seconds and operations of a loop that does nothing else, on several threads at once.
+std::pair<double, double> ceiling(const std::string& set, bool is_double, bool powers, int threads, int64_t repeats) {
+    const InstructionSet& chosen = named(set);
+    const Kernels& kernels = is_double ? chosen.float64 : chosen.float32;
+    nb::gil_scoped_release released;
+    std::vector<double> done(size_t(threads), 0.0);
+    std::vector<double> seeds(size_t(threads) * 8, 0.0);
+    const auto start = std::chrono::steady_clock::now();
+    parallel(threads, threads, [&](int64_t task, int) {
+        void* seed = &seeds[size_t(task) * 8];
+        done[size_t(task)] = (powers ? kernels.powers_of_two : kernels.multiply_adds)(repeats, seed);
+    });
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    double total = 0;
+    for (double one : done) total += one;
+    return {took.count(), total};
+}
+
 }  // namespace
 }  // namespace attractor
 
@@ -178,4 +199,5 @@ NB_MODULE(_kernels, module) {
     module.def("instruction_sets", &attractor::instruction_sets);
     module.def("exp2", &attractor::exp2);
     attractor::bind_spectral(module);
+    module.def("ceiling", &attractor::ceiling);
 }

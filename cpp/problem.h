@@ -47,6 +47,8 @@ struct Kernels {
     void (*backward_queries)(const Problem&, int64_t task, void* scratch);
     void (*backward_keys)(const Problem&, int64_t task, void* scratch);
     void (*exp2)(const void* from, void* to, int64_t count);  // for tests of its error
+    double (*multiply_adds)(int64_t repeats, void* result);    // for the limits of the machine: see ceilings.h
+    double (*powers_of_two)(int64_t repeats, void* result);
 };
 
 // Harmonics up to `order` at the n tokens `scale * points` of the unit circle or sphere; see zonal.h. Tables over (m, l) have rows
