@@ -173,7 +173,7 @@ void exp2(const std::string& set, bool is_double, int64_t from, int64_t to, int6
 
 // Seconds and operations of a loop that does nothing else, on several threads at once.
 std::pair<double, double> ceiling(const std::string& set, bool is_double, bool powers, int threads, int64_t repeats) {
-    const InstructionSet& chosen = named(set);
+    const InstructionSet& chosen = named(set.c_str());
     const Kernels& kernels = is_double ? chosen.float64 : chosen.float32;
     nb::gil_scoped_release released;
     std::vector<double> done(size_t(threads), 0.0);
