@@ -8,6 +8,7 @@ import statistics
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,14 @@ def print_json(document: dict[str, Any]) -> None:
     """Exactly one object on one line, in JSON that any reader accepts."""
     sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
     sys.stdout.flush()
+
+
+def write_json(document: dict[str, Any], path: Path) -> None:
+    """One object in a file, whole or not at all, indented so that versions of it can be compared."""
+    from attractor.pictures.writing import atomic
+
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(document, allow_nan=False, indent=1) + "\n", encoding="utf-8")
 
 
 def versions() -> dict[str, str | None]:
@@ -73,7 +82,7 @@ def _costs(report: dict[str, Any]) -> dict[str, str]:
         "law": report["law"] or "none",
         "evaluations": f"{stats['evaluations']:,}",
         "steps": f"{stats['accepted']:,} accepted, {stats['rejected']:,} rejected ({stats['method']})",
-        "seconds": f"{stats['seconds']:.3g} (engine {stats['engine'] or 'none'})",
+        "seconds": f"{stats['seconds']:.3g} (engine {stats['engine'] or 'none'}{_processes(stats['processes'])})",
         "memory": f"{size(stats['peak_memory'])} at most" if stats["peak_memory"] else "not known",
         "saved": f"{sizes['saved']:,} times",
     }
@@ -93,6 +102,10 @@ def _observables(report: dict[str, Any]) -> dict[str, str]:
         start, end = (_cell(values[when], report["sizes"]["ensemble"]) for when in ("start", "end"))
         rows[name] = f"{start:>12}{end:>14}"
     return rows
+
+
+def _processes(count: int) -> str:
+    return "" if count == 1 else f" on {count} processes"
 
 
 def _cell(value: Any, ensemble: list[int]) -> str:
