@@ -53,11 +53,13 @@ def draw(rng: random.Random, engine: str, device: str, largest: int) -> Call:
     generator = torch.Generator().manual_seed(rng.randrange(10**9))
     dtype = rng.choice([torch.float32, torch.float64])
     sizes = [size for size in (1, 2, 31, 32, 33, 64, 100, 257, 1000, 3001, 5000) if size <= largest]
+    few = [size for size in sizes if size <= 300]
+    sizes = sizes if rng.random() < 0.1 else few  # the reference holds all pairs
     n = rng.choice(sizes)
     m = n if rng.random() < 0.6 else rng.choice(sizes)
     e = rng.choice([1, 2, 3, 4, 5, 16, 20, 64, 128])
     c = e if rng.random() < 0.5 else rng.choice([1, 2, 3, 4, 7, 16, 33, 128])
-    lanes, size = rng.choice(LANES), rng.choice([1.0, 1.0, 30.0, 1e4])
+    lanes, size = LANES[0] if n * m > 10**6 else rng.choice(LANES), rng.choice([1.0, 1.0, 30.0, 1e4])
     mode = rng.choice(["softmax", "softmax", "exponential", "sigmoid", "linear"])
     if mode == "exponential":
         size = min(size, 5.0)  # beyond, its sums leave float32, and with them the comparison
