@@ -118,7 +118,7 @@ void sweep(const Problem& problem, int64_t member, Range rows, Range keys, const
         } else {
             if (totals) plain_sum<T, NQ>(tile, count, sums.recent_total);
             if (values) {
-                drop_self<T, NQ>(rows, here, tile);
+                drop_self<T, NQ>(problem, rows, here, false, tile);
                 weighted_sum<T, NQ>(tile, count, values + start * problem.v.row, problem.v.row, problem.c, sums.recent);
             }
         }

@@ -3,6 +3,7 @@
 
 #include "backward.h"
 #include "ceilings.h"
+#include "zonal.h"
 
 namespace attractor::ATTRACTOR_ISA {
 

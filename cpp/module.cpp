@@ -49,11 +49,17 @@ std::vector<const InstructionSet*> usable() {
     return sets;
 }
 
-const InstructionSet& named(const std::string& name) {
+}  // namespace
+
+const InstructionSet& named(const char* name) {
     for (const InstructionSet* set : usable())
-        if (name.empty() || name == set->name) return *set;
-    throw std::invalid_argument("the instruction set '" + name + "' is not one this machine can run");
+        if (std::string(name) == set->name) return *set;
+    throw std::invalid_argument("the instruction set '" + std::string(name) + "' is not one this machine can run");
 }
+
+void bind_spectral(nb::module_& module);  // spectral.cpp
+
+namespace {
 
 using Numbers = std::vector<int64_t>;
 
@@ -75,9 +81,9 @@ struct Call {
     int threads;
 
     Call(const std::string& set, bool is_double, int threads_, const Numbers& shape, const Numbers& sizes, int mode,
-         bool causal, int64_t window, bool skip_self)
+         bool causal, int64_t window, bool skip_self, int64_t offset)
         : threads(threads_) {
-        const InstructionSet& chosen = named(set);
+        const InstructionSet& chosen = named(set.c_str());
         float64 = &chosen.float64;
         kernels = is_double ? &chosen.float64 : &chosen.float32;
         if (shape.size() > max_axes) throw std::invalid_argument("too many batch axes");
@@ -92,6 +98,7 @@ struct Call {
         problem.causal = causal;
         problem.window = window;
         problem.skip_self = skip_self;
+        problem.offset = offset;
     }
 
     // Bounds of all members, two numbers each; nothing if reading the keys once more would not pay.
@@ -120,9 +127,9 @@ struct Call {
 };
 
 void forward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
-             bool causal, int64_t window, bool skip_self, const Numbers& q, const Numbers& k, const Numbers& v,
+             bool causal, int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k, const Numbers& v,
              const Numbers& bias, const Numbers& visible, const Numbers& output, const Numbers& logsumexp) {
-    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self);
+    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self, offset);
     Problem& problem = call.problem;
     problem.q = operand(q, problem.axes), problem.k = operand(k, problem.axes), problem.v = operand(v, problem.axes);
     problem.bias = operand(bias, problem.axes), problem.visible = operand(visible, problem.axes);
@@ -134,11 +141,11 @@ void forward(const std::string& set, bool is_double, int threads, const Numbers&
 }
 
 void backward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
-              bool causal, int64_t window, bool skip_self, const Numbers& q, const Numbers& k, const Numbers& v,
+              bool causal, int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k, const Numbers& v,
               const Numbers& bias, const Numbers& visible, const Numbers& grad_output, const Numbers& log2sum,
               const Numbers& row_term, const Numbers& grad_q, const Numbers& grad_k, const Numbers& grad_v,
               const Numbers& grad_bias) {
-    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self);
+    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self, offset);
     Problem& problem = call.problem;
     problem.q = operand(q, problem.axes), problem.k = operand(k, problem.axes), problem.v = operand(v, problem.axes);
     problem.bias = operand(bias, problem.axes), problem.visible = operand(visible, problem.axes);
@@ -159,14 +166,14 @@ std::vector<std::string> instruction_sets() {
 }
 
 void exp2(const std::string& set, bool is_double, int64_t from, int64_t to, int64_t count) {
-    const InstructionSet& chosen = named(set);
+    const InstructionSet& chosen = named(set.c_str());
     (is_double ? chosen.float64 : chosen.float32)
         .exp2(reinterpret_cast<const void*>(from), reinterpret_cast<void*>(to), count);
 }
 
 // Seconds and operations of a loop that does nothing else, on several threads at once.
 std::pair<double, double> ceiling(const std::string& set, bool is_double, bool powers, int threads, int64_t repeats) {
-    const InstructionSet& chosen = named(set);
+    const InstructionSet& chosen = named(set.c_str());
     const Kernels& kernels = is_double ? chosen.float64 : chosen.float32;
     nb::gil_scoped_release released;
     std::vector<double> done(size_t(threads), 0.0);
@@ -186,10 +193,11 @@ std::pair<double, double> ceiling(const std::string& set, bool is_double, bool p
 }  // namespace attractor
 
 NB_MODULE(_kernels, module) {
-    module.doc() = "Compiled kernels of the fused engine; attractor.engines.fused calls them.";
+    module.doc() = "Compiled kernels; attractor.engines.fused and attractor.engines.spectral call them.";
     module.def("forward", &attractor::forward);
     module.def("backward", &attractor::backward);
     module.def("instruction_sets", &attractor::instruction_sets);
     module.def("exp2", &attractor::exp2);
+    attractor::bind_spectral(module);
     module.def("ceiling", &attractor::ceiling);
 }

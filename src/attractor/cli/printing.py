@@ -80,7 +80,7 @@ def _costs(report: dict[str, Any]) -> dict[str, str]:
         "law": report["law"] or "none",
         "evaluations": f"{stats['evaluations']:,}",
         "steps": f"{stats['accepted']:,} accepted, {stats['rejected']:,} rejected ({stats['method']})",
-        "seconds": f"{stats['seconds']:.3g} (engine {stats['engine'] or 'none'})",
+        "seconds": f"{stats['seconds']:.3g} (engine {stats['engine'] or 'none'}{_processes(stats['processes'])})",
         "saved": f"{sizes['saved']:,} times",
     }
     merges = [event["time"] for event in report["events"] if event["kind"] == "merge"]
@@ -99,6 +99,10 @@ def _observables(report: dict[str, Any]) -> dict[str, str]:
         start, end = (_cell(values[when], report["sizes"]["ensemble"]) for when in ("start", "end"))
         rows[name] = f"{start:>12}{end:>14}"
     return rows
+
+
+def _processes(count: int) -> str:
+    return "" if count == 1 else f" on {count} processes"
 
 
 def _cell(value: Any, ensemble: list[int]) -> str:

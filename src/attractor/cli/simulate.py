@@ -61,14 +61,22 @@ def simulate(
         else:
             result = go_on(output.resume, run, output)
             arguments = _words({**result.definition["options"], **asdict(output)})
-        pictures, failure = write_pictures(result, output.plot or [], output.member)
-        tell(context, result, arguments, output, [str(path) for path in pictures])
-        if failure is not None:
-            raise failure
+        if first_process():
+            pictures, failure = write_pictures(result, output.plot or [], output.member)
+            tell(context, result, arguments, output, [str(path) for path in pictures])
+            if failure is not None:
+                raise failure
         stalled = [outcome for outcome in result.outcomes if outcome.name == "stalled"]
         if stalled:
             complain(f"the run stalled at t = {stalled[0].time:.6g}: {stalled[0].message}", "attractor simulate")
             raise typer.Exit(FAILED)
+
+
+def first_process() -> bool:
+    """Whether this is the process of torchrun that draws and prints, or the only one."""
+    from attractor.flow.together import leads
+
+    return leads()
 
 
 def interrupted(store: Path | None) -> str:

@@ -47,5 +47,5 @@ def _exponential(problem: Problem, scores: Tensor, hidden: Tensor | None) -> tup
 def _without_self(problem: Problem, weights: Tensor) -> Tensor:
     if not problem.skip_self:
         return weights
-    own = torch.eye(problem.queries, problem.keys, dtype=torch.bool, device=weights.device)
+    own = problem.places(slice(0, problem.queries)) == torch.arange(problem.keys, device=weights.device)
     return weights.masked_fill(own, 0.0)

@@ -24,6 +24,7 @@ from attractor.flow.saving import Recorder, save_times
 from attractor.flow.steppers import stepper_named
 from attractor.flow.stops import Event as UserEvent
 from attractor.flow.stops import Rule, rules_from
+from attractor.flow.together import together
 from attractor.flow.trajectory import Trajectory
 from attractor.records import tensors
 from attractor.spaces import Euclidean, Space, space_named
@@ -64,6 +65,7 @@ def flow(
     resume: bool = False,
     progress: Any = False,
     engine: str | None = None,
+    spread: bool | None = None,
 ) -> Trajectory:
     """Move tokens by a law over a space, from ``start`` to ``until``.
 
@@ -85,6 +87,9 @@ def flow(
     store, resume : a folder that receives the run while it runs, from which a killed run resumes.
     progress : True for a bar on stderr.
     engine : the name of an engine to use for attention.
+    spread : whether the processes that torchrun started share the run: each then computes the attention of some of the tokens, rank 0
+        alone writes and draws the bar, and all return the same. None: where there are several and no gradient is asked for; False:
+        a run of its own on every one.
 
     Returns a :class:`Trajectory`.
     """
@@ -106,16 +111,25 @@ def flow(
     differentiable = any(tensor.requires_grad for part in (law, state, definition["space"]) for tensor in tensors(part))
     if differentiable and store is not None:
         raise UnsupportedError("gradients do not flow through a store; detach the law and the tokens first")
-    with engines.using(engine) as used, nullcontext() if differentiable else torch.no_grad():
+    with (
+        together(_shared(spread, differentiable), definition, store) as ranks,
+        engines.using(engine) as used,
+        nullcontext() if differentiable else torch.no_grad(),
+    ):
         run = prepare(definition, budget, differentiable)
         run.engines = used
-        with Progress(progress, run.plan) as bar:
+        if ranks is not None:
+            ranks.begin(run, definition, {"budget": budget, "store": (store is None, resume)})
+        drawn = progress is not True or ranks is None or ranks.rank == 0
+        with Progress(progress if drawn else False, run.plan) as bar:
             if store is None:
                 run.run(bar.show)
             else:
                 from attractor.flow.store import keep
 
-                keep(run, store, definition, resume, bar.show)
+                keep(run, store, definition, resume, bar.show, ranks)
+        if ranks is not None:
+            ranks.end()
         return finished(run, definition)
 
 
@@ -144,6 +158,17 @@ def prepare(
     recorder = Recorder(times, explicit, entered.points.shape[0], entered.points)
     merger = None if tolerance is None else Merger(tolerance, _explicit_masses(entered))
     return Integration(plan, entered, recorder, merger)
+
+
+def _shared(spread: bool | None, differentiable: bool) -> bool:
+    """Whether other processes have a share in the run."""
+    if spread not in (None, True, False):
+        raise InputError(f"spread must be True, False or None, got {spread!r}")
+    if spread and differentiable:
+        raise UnsupportedError(
+            "gradients do not flow between processes; detach the law and the tokens, or give spread=False"
+        )
+    return not differentiable if spread is None else bool(spread)
 
 
 def _plain(value: Any) -> Any:
@@ -299,7 +324,14 @@ def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
     engine = "+".join(sorted(run.engines))
     merges = sum(map(len, forests))
     stats = Statistics(
-        run.field.evaluations, run.accepted, run.rejected, run.seconds, plan.stepper.name, engine, merges
+        run.field.evaluations,
+        run.accepted,
+        run.rejected,
+        run.seconds,
+        plan.stepper.name,
+        engine,
+        merges,
+        run.processes,
     )
     return Trajectory(
         times=torch.from_numpy(np.array(times)),

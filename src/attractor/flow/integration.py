@@ -74,8 +74,10 @@ class Integration:
         self.finals: list[Tensor | None] = [None] * members
         self.segment = 0
         self.accepted = self.rejected = 0
-        self.seconds = 0.0
+        self.seconds = self.now = 0.0
+        self.beat: Callable[[Integration], float] = lambda run: clock.perf_counter()  # the time, asked after every step
         self.engines: set[str] = set()
+        self.processes = 1
         if merger is not None:
             self.field.masses = merger.masses
 
@@ -88,8 +90,9 @@ class Integration:
 
     def march(self, after_step: Callable[[Integration], None]) -> None:
         """Step after step; ``after_step`` may look at the run and take a snapshot."""
-        began, counted = clock.perf_counter() - self.seconds, self.field.evaluations
-        self.watch.open_budget(clock.perf_counter(), counted)
+        self.now = self.beat(self)
+        began = self.now - self.seconds
+        self.watch.open_budget(self.now, self.field.evaluations)
         edges = [self.plan.start, *self.plan.law.breaks(self.plan.start, self.plan.until), self.plan.until]
         while self.segment < len(edges) - 1 and len(self.who):
             begin, end = edges[self.segment], edges[self.segment + 1]
@@ -98,8 +101,9 @@ class Integration:
                 self._enter_segment(begin, end)
             while len(self.who) and ((end - self.t) - self.t_low > 0).any():
                 self._advance(begin, end)
-                self.seconds = clock.perf_counter() - began
                 after_step(self)
+                self.now = self.beat(self)
+                self.seconds = self.now - began
                 if self.watch.spent():
                     return
             self._emit(flush=True)

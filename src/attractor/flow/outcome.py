@@ -34,7 +34,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Cost of a run, summed over ensemble members: evaluations of the law, accepted and rejected steps."""
+    """Cost of a run, summed over ensemble members: evaluations of the law, accepted and rejected steps; ``processes`` shared it."""
 
     evaluations: int = 0
     accepted: int = 0
@@ -43,6 +43,7 @@ class Statistics:
     method: str = ""
     engine: str = ""
     merges: int = 0
+    processes: int = 1
 
 
 @dataclass(frozen=True)
