@@ -125,8 +125,8 @@ def queries(Q, i, n, entry, E: tl.constexpr, MODE: tl.constexpr):
     return q0, q1, q2, q3
 
 
-@triton.jit(do_not_specialize=["n", "m", "window"])
-def shifts(Q, K, R, V, BASE, n, m, keys, visible, window, room, E: tl.constexpr, PLACE: tl.constexpr, BIAS: tl.constexpr,
+@triton.jit(do_not_specialize=["n", "m", "offset", "window"])
+def shifts(Q, K, R, V, BASE, n, m, offset, keys, visible, window, room, E: tl.constexpr, PLACE: tl.constexpr, BIAS: tl.constexpr,
            CAUSAL: tl.constexpr, WINDOW: tl.constexpr, VISIBLE: tl.constexpr, SLOTS: tl.constexpr,
            BM: tl.constexpr):  # fmt: skip
     """What exponents are shifted by, for each row: the bound where its room suffices, else the largest score (0 if none).
@@ -137,7 +137,9 @@ def shifts(Q, K, R, V, BASE, n, m, keys, visible, window, room, E: tl.constexpr,
     entry = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BM
     i = row + tl.arange(0, BM)
-    P, V = K + entry * keys, V + entry * visible
+    # masks go by place: query i stands where key offset + i does
+    P, V = K + entry * keys, V + entry * visible - offset.to(tl.int64) * m
+    first, place = row + offset, i + offset
     q0, q1, q2, q3 = queries(Q, i, n, entry, E, 0)
     length = q0 * q0
     if E > 1:
@@ -153,10 +155,10 @@ def shifts(Q, K, R, V, BASE, n, m, keys, visible, window, room, E: tl.constexpr,
     if not (tl.max(2.0 * bound + (top - tl.load(R + entry * 3 + 2)), axis=0) < room):
         low, high = row * 0, m
         if CAUSAL:
-            high = tl.minimum(m, row + BM)
+            high = tl.minimum(m, first + BM)
         if WINDOW:
-            low = tl.minimum(tl.maximum(row - window + 1, 0) // BN * BN, m // BN * BN)
-            high = tl.minimum(high, row + BM + window - 1)
+            low = tl.minimum(tl.maximum(first - window + 1, 0) // BN * BN, m // BN * BN)
+            high = tl.minimum(high, first + BM + window - 1)
         lane = tl.arange(0, BN)
         peak = tl.full([BM, BN], float("-inf"), dtype=q0.dtype)
         here = P + low * SLOTS + lane
@@ -164,7 +166,7 @@ def shifts(Q, K, R, V, BASE, n, m, keys, visible, window, room, E: tl.constexpr,
             s = score(q0, q1, q2, q3, here, tl.zeros_like(q0)[:, None], E)
             if BIAS:
                 s += slot(here, PLACE, 9)[None, :]
-            open = seen(i[:, None], (start + lane)[None, :], n, m, window, V, CAUSAL, WINDOW, VISIBLE)
+            open = seen(place[:, None], (start + lane)[None, :], n + offset, m, window, V, CAUSAL, WINDOW, VISIBLE)
             peak = tl.maximum(peak, tl.where(open, s, float("-inf")))
             here += SLOTS * BN
         found = tl.max(peak, axis=1)
@@ -173,8 +175,8 @@ def shifts(Q, K, R, V, BASE, n, m, keys, visible, window, room, E: tl.constexpr,
 
 
 @triton.autotune(configurations(), cache_results=True, key=["size", "E", "C", "MODE", "BIAS", "SAME"])
-@triton.jit(do_not_specialize=["n", "m", "window", "size"])
-def narrow(Q, K, BASE, V, OUT, SUM, n, m, keys, visible, window, size, E: tl.constexpr, C: tl.constexpr, MODE: tl.constexpr,
+@triton.jit(do_not_specialize=["n", "m", "offset", "window", "size"])
+def narrow(Q, K, BASE, V, OUT, SUM, n, m, offset, keys, visible, window, size, E: tl.constexpr, C: tl.constexpr, MODE: tl.constexpr,
            BIAS: tl.constexpr, SAME: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
            VISIBLE: tl.constexpr, SLOTS: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
            UNROLL: tl.constexpr):  # fmt: skip
@@ -186,20 +188,21 @@ def narrow(Q, K, BASE, V, OUT, SUM, n, m, keys, visible, window, size, E: tl.con
     row = tl.program_id(0) * BM
     i = row + tl.arange(0, BM)
     inside = i < n
-    P, V = K + entry * keys, V + entry * visible
+    P, V = K + entry * keys, V + entry * visible - offset.to(tl.int64) * m
+    first, place = row + offset, i + offset
     q0, q1, q2, q3 = queries(Q, i, n, entry, E, MODE)
     # plain [low, a), masked [a, b) around the diagonal, plain [b, c), masked [c, high): all but high are whole tiles
     low, high = row * 0, m
     a, b, c = low, low, m // BN * BN
     if SKIP:
-        a, b = tl.minimum(row // BN * BN, c), tl.minimum((row + BM + BN - 1) // BN * BN, c)
+        a, b = tl.minimum(first // BN * BN, c), tl.minimum((first + BM + BN - 1) // BN * BN, c)
     if CAUSAL:
-        high = tl.minimum(m, row + BM)
-        a = tl.minimum(row // BN * BN, c)
+        high = tl.minimum(m, first + BM)
+        a = tl.minimum(first // BN * BN, c)
         b, c = a, a
     if WINDOW:
-        low = tl.minimum(tl.maximum(row - window + 1, 0) // BN * BN, m // BN * BN)
-        high = tl.minimum(high, row + BM + window - 1)
+        low = tl.minimum(tl.maximum(first - window + 1, 0) // BN * BN, m // BN * BN)
+        high = tl.minimum(high, first + BM + window - 1)
     if WINDOW or VISIBLE:
         a, b, c = low, low, low
     base = tl.zeros_like(q0)
@@ -211,7 +214,7 @@ def narrow(Q, K, BASE, V, OUT, SUM, n, m, keys, visible, window, size, E: tl.con
         begin = low if stage == 0 else a if stage == 1 else b if stage == 2 else c
         end = a if stage == 0 else b if stage == 1 else c if stage == 2 else high
         if (stage == 0 and (SKIP or CAUSAL)) or (stage == 1 and SKIP) or stage == 2 or (stage == 3 and not EVEN):
-            sums = segment(sums, P, begin, end, i, n, m, q0, q1, q2, q3, base, window, V, E, C, MODE, BIAS, SAME, SKIP,
+            sums = segment(sums, P, begin, end, place, n + offset, m, q0, q1, q2, q3, base, window, V, E, C, MODE, BIAS, SAME, SKIP,
                            CAUSAL, WINDOW, VISIBLE, stage % 2 == 1, SLOTS, BM, UNROLL)  # fmt: skip
     total, a0, a1, a2, a3 = sums
     if MODE == 0:
