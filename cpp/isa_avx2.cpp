@@ -5,5 +5,5 @@
 
 namespace attractor {
 extern const InstructionSet avx2_set;
-const InstructionSet avx2_set = {"avx2", avx2::kernels_of<float>(), avx2::kernels_of<double>()};
+const InstructionSet avx2_set = {"avx2", avx2::kernels_of<float>(), avx2::kernels_of<double>(), avx2::zonal_kernels()};
 }  // namespace attractor

@@ -8,6 +8,7 @@ import statistics
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +21,14 @@ def print_json(document: dict[str, Any]) -> None:
     """Exactly one object on one line, in JSON that any reader accepts."""
     sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
     sys.stdout.flush()
+
+
+def write_json(document: dict[str, Any], path: Path) -> None:
+    """One object in a file, whole or not at all, indented so that versions of it can be compared."""
+    from attractor.pictures.writing import atomic
+
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(document, allow_nan=False, indent=1) + "\n", encoding="utf-8")
 
 
 def versions() -> dict[str, str | None]:

@@ -14,8 +14,8 @@ and the second result is :math:`\log\sum_j e^{s_{ij}}` (softmax and exponential 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class Problem:
     visible: Tensor | None
     skip_self: bool
     offset: int = 0
+    # what an engine found out while it was chosen, so that it need not look again
+    notes: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def queries(self) -> int:
