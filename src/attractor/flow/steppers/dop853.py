@@ -25,6 +25,7 @@ class Dop853(RungeKutta):
     error_order: ClassVar[int] = 8
     adaptive: ClassVar[bool] = True
     interpolates: ClassVar[bool] = True
+    arrays: ClassVar[int] = 75
     cites: ClassVar[tuple[str, ...]] = ("hairer1993solving",)
 
     @cached_property

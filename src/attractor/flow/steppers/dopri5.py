@@ -21,6 +21,7 @@ class Dopri5(RungeKutta):
     error_order: ClassVar[int] = 5
     adaptive: ClassVar[bool] = True
     interpolates: ClassVar[bool] = True
+    arrays: ClassVar[int] = 60
     cites: ClassVar[tuple[str, ...]] = ("dormand1980family", "hairer1993solving")
 
     @cached_property
