@@ -21,7 +21,7 @@ SECONDS = 600
 
 
 def contests(settings: Settings) -> list[Contest]:
-    n, until = settings.size(8192, 64), settings.size(2.0, 0.5)
+    n, until = settings.size(16384, 64), settings.size(0.5, 0.5)
     options = ["--tokens", str(n), "--beta", str(BETA), "--until", str(until), "--seed", str(settings.seed)]
     alone = cache(lambda: launched([sys.executable, "-m", "attractor.bench.worker"], options)["points"])
     return [
