@@ -89,7 +89,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
     """Every tensor a record holds, nested records included."""
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, Record):
+    if isinstance(value, Record) and dataclasses.is_dataclass(value):
         return [tensor for field in _fields(value) for tensor in tensors(getattr(value, field.name))]
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in tensors(item)]

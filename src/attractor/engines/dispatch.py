@@ -90,7 +90,12 @@ def choose(problem: Problem, name: str | None = None) -> Engine:
         if why := engine.cannot(problem):
             raise UnsupportedError(why)
         return engine
-    able = [engine for engine in _engines.values() if engine.works and engine.accepts(problem)]
+    moved = problem.placed and problem.offset != 0
+    able = [
+        engine
+        for engine in _engines.values()
+        if engine.works and engine.accepts(problem) and (engine.places or not moved)
+    ]
     return max(able, key=lambda engine: engine.rank(problem))
 
 
