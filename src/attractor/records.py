@@ -96,6 +96,19 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def moved(value: Any, device: torch.device) -> Any:
+    """The same record with every tensor on a device; what holds none elsewhere stays the object it is."""
+    if all(tensor.device == device for tensor in tensors(value)):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(item, device) for item in value)
+    return dataclasses.replace(
+        value, **{field.name: moved(getattr(value, field.name), device) for field in _fields(value)}
+    )
+
+
 def citations(value: Any) -> list[str]:
     """Citation keys of a record and of every record inside it, in order of appearance."""
     keys: list[str] = []

@@ -14,6 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from attractor.memory import size
+
 PACKAGES = ("attractor", "torch", "numpy", "scipy")
 
 
@@ -81,12 +83,13 @@ def _costs(report: dict[str, Any]) -> dict[str, str]:
         "evaluations": f"{stats['evaluations']:,}",
         "steps": f"{stats['accepted']:,} accepted, {stats['rejected']:,} rejected ({stats['method']})",
         "seconds": f"{stats['seconds']:.3g} (engine {stats['engine'] or 'none'}{_processes(stats['processes'])})",
+        "memory": f"{size(stats['peak_memory'])} at most" if stats["peak_memory"] else "not known",
         "saved": f"{sizes['saved']:,} times",
     }
     merges = [event["time"] for event in report["events"] if event["kind"] == "merge"]
     if merges:
         rows["merges"] = (
-            f"{len(merges):,}, the first at t = {number(min(merges))}, the last at t = {number(max(merges))}"
+            f"{stats['merges']:,}, the first at t = {number(min(merges))}, the last at t = {number(max(merges))}"
         )
     if "outcomes" in report:
         rows["outcomes"] = ", ".join(f"{count} {name}" for name, count in report["outcomes"].items())

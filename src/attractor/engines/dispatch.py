@@ -132,4 +132,6 @@ register(Engine("reference", reference.run, lambda problem: True, reference.rank
 register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank, places=True))
 register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason, places=True))
 register(Engine("spectral", spectral.run, spectral.accepts, spectral.rank, spectral.reason, obstacle=spectral.obstacle))
-register(Engine("triton", triton.run, triton.accepts, triton.rank, triton.reason, obstacle=triton.obstacle))
+register(
+    Engine("triton", triton.run, triton.accepts, triton.rank, triton.reason, obstacle=triton.obstacle, places=True)
+)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attractor import memory
 from attractor.engines.contract import Problem
 
+ARRAYS = 4  # of the size of all pairs that are held at once
 LARGEST = 1 << 22  # pairs held at once before the blockwise engine is the better choice
 
 
@@ -16,6 +18,12 @@ def rank(problem: Problem) -> float:
 
 
 def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+    if problem.pairs > LARGEST:
+        needed = ARRAYS * problem.pairs * problem.q.element_size()
+        what = f"the {problem.queries:,} x {problem.keys:,} pairs that the reference engine holds at once"
+        memory.check(
+            needed, problem.queries, what, power=2, device=problem.q.device, advice=", and other engines need less"
+        )
     scores = problem.q @ problem.k.transpose(-1, -2)
     if problem.key_bias is not None:
         scores = scores + problem.key_bias.unsqueeze(-2)

@@ -12,21 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor import engines
+from attractor import engines, memory
 from attractor.attention import Law, Stack
 from attractor.attention.closure import Closure
 from attractor.errors import InputError, UnsupportedError
+from attractor.flow.footprint import check_footprint
+from attractor.flow.forest import Log
 from attractor.flow.integration import Integration, Plan
-from attractor.flow.merging import Merger, merge_events
+from attractor.flow.merging import Merger
 from attractor.flow.outcome import Statistics
 from attractor.flow.progress import Progress
 from attractor.flow.saving import Recorder, save_times
-from attractor.flow.steppers import stepper_named
+from attractor.flow.steppers import default_method, stepper_named
 from attractor.flow.stops import Event as UserEvent
 from attractor.flow.stops import Rule, rules_from
 from attractor.flow.together import together
 from attractor.flow.trajectory import Trajectory
-from attractor.records import tensors
+from attractor.records import moved, tensors
 from attractor.spaces import Euclidean, Space, space_named
 from attractor.states import Gaussian, Tokens
 
@@ -146,6 +148,7 @@ def prepare(
         law, state = law if type(law) is Law else Closure(law), Tokens.trusted(state.rows())
     elif not isinstance(state, Tokens):
         raise InputError(f"flow moves Tokens(...) or a Gaussian(...), got {type(state).__name__}")
+    law, space = moved(law, state.points.device), moved(space, state.points.device)
     law.check(state)
     space.check_dimension(state.dim)
     plan = _plan(law, state, space, options, definition["events"] or (), budget)
@@ -154,6 +157,9 @@ def prepare(
         options["save"], plan.start, plan.until, state.points.numel() * state.points.element_size()
     )
     times = _layer_times(times, explicit, plan) if plan.stepper.name == "layers" else times
+    check_footprint(
+        tuple(state.points.shape), plan.stepper, len(times), state.points.element_size(), state.points.device
+    )
     entered = _entered(law, state, space)
     recorder = Recorder(times, explicit, entered.points.shape[0], entered.points)
     merger = None if tolerance is None else Merger(tolerance, _explicit_masses(entered))
@@ -224,7 +230,7 @@ def _plan(
             raise InputError(f"{name} must be positive, got {amount}")
     start, until = _interval(law, options["start"], options["until"], options["save"])
     rtol, atol = _tolerances(state.points.dtype, options["rtol"], options["atol"])
-    stepper = stepper_named(options["method"] or ("dop853" if rtol <= 1e-7 else "dopri5"))
+    stepper = stepper_named(options["method"] or default_method(rtol))
     step, adaptive = options["step"], stepper.adaptive and options["adaptive"]
     if step is not None and not (math.isfinite(step) and step > 0):
         raise InputError(f"step must be positive, got {step:g}")
@@ -316,10 +322,7 @@ def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
     last = float(np.max(recorder.ends))
     if not recorder.explicit and (len(times) == 0 or times[-1] < last):
         times, points = np.append(times, last), torch.cat([points, finals[None]])
-    log = list(run.watch.log)
     forests = [] if run.merger is None else run.merger.forest
-    for member, forest in enumerate(forests):
-        log += merge_events(forest, state.n, member)
     shape = (*state.batch_shape, *finals.shape[1:])
     engine = "+".join(sorted(run.engines))
     merges = sum(map(len, forests))
@@ -332,6 +335,7 @@ def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
         engine,
         merges,
         run.processes,
+        memory.peak(),
     )
     return Trajectory(
         times=torch.from_numpy(np.array(times)),
@@ -342,7 +346,7 @@ def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
         law=None if type(definition["law"]) is Law else definition["law"],
         space=plan.space,
         initial=state,
-        events=sorted(log, key=lambda event: event.time),
+        events=Log(run.watch.log, forests),
         definition=definition,
         integration=run,
     )

@@ -17,6 +17,7 @@ from attractor.flow.dense import History
 from attractor.flow.field import Field
 from attractor.flow.merging import Merger, Shrink
 from attractor.flow.outcome import Outcome
+from attractor.flow.replay import Replay
 from attractor.flow.saving import Recorder
 from attractor.flow.steppers.stepper import Inside, Step, Stepper
 from attractor.flow.stops import Event as UserEvent
@@ -57,6 +58,7 @@ class Integration:
         self.plan, self.recorder, self.merger, self.tokens = plan, recorder, merger, tokens
         self.field = Field(plan.law, plan.space, tokens, skip_self=merger is not None and plan.space.curved)
         self.control = Control(plan.stepper, plan.rtol, plan.atol)
+        self.attempt = plan.stepper.attempt if tokens.points.device.type == "cpu" else Replay(plan.stepper)
         members = tokens.points.shape[0]
         self.who = np.arange(members)
         self.t = np.full(members, plan.start)
@@ -148,7 +150,8 @@ class Integration:
         moving = left > 0  # members at the end of a segment wait there for the others
         h = np.minimum(self.h, left)
         h = np.where(left < 1.000001 * h, left, h)
-        step = self.plan.stepper.attempt(self.field, self.t, h, self.y, self.f)
+        self.interpolant = None  # all that was due is written, and it holds every slope of the last step
+        step = self.attempt(self.field, self.t, h, self.y, self.f)
         if self.plan.adaptive:
             error = self.control.error(step, self.y, self.alive)
             accepted = (error <= 1.0) & moving
@@ -254,20 +257,18 @@ class Integration:
         if not found:
             return
         self._emit(flush=True)
-        retract, history = self.plan.space.retract, self.history
+        whole: Shrink | None = None
         while found:
             shrink = self.merger.apply(found, self.t)
-            self.y = retract(shrink(self.y))
-            history.points = torch.stack([retract(shrink(points)) for points in history.points])
-            history.slopes = torch.stack([shrink(slopes) for slopes in history.slopes])
-            interpolant = self.interpolant
-            if interpolant is not None:
-                self.interpolant = cache(partial(_merged, interpolant, shrink))
+            self.y = self.plan.space.retract(shrink(self.y))
+            whole = shrink if whole is None else whole.then(shrink)
             found = self.merger.find(self.y, np.flatnonzero(accepted))
+        assert whole is not None
         self.field.masses = self.merger.masses
         self.f = self.field.lifted(self.t, self.y)
-        history.points = torch.cat([history.points[:-1], self.y[None]])
-        history.slopes = torch.cat([history.slopes[:-1], self.f[None]])
+        self.history.merge(whole, self.plan.space.retract, self.y, self.f)
+        if self.interpolant is not None:
+            self.interpolant = cache(partial(_merged, self.interpolant, whole))
 
     # ------------------------------------------------------------------ ending
 

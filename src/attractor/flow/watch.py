@@ -44,7 +44,11 @@ class Watch:
     def view(self, points: Tensor | None = None, rows: np.ndarray | None = None) -> View:
         """What the rules see of some rows, at points that may be interpolated."""
         run = self.run
-        rows = np.arange(len(run.who)) if rows is None else rows
+        if rows is None:
+            velocities, size = run.f, self.size[run.who]
+            return View(
+                run.t, run.y if points is None else points, velocities, run.alive, run.plan.space, run.plan.until, size
+            )
         index = torch.from_numpy(rows).to(run.y.device)
         alive = None if run.alive is None else run.alive[index]
         points = run.y[index] if points is None else points
