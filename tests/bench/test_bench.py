@@ -198,7 +198,11 @@ def test_the_library_imports_no_peer() -> None:
         "import importlib, sys\n"
         "peers = ('jax', 'diffrax', 'torchdiffeq', 'pykeops')\n"
         "sys.modules.update(dict.fromkeys(peers))\n"
-        f"for name in {names!r}: importlib.import_module(name)\n"
+        f"for name in {names!r}:\n"
+        "    try:\n"
+        "        importlib.import_module(name)\n"
+        "    except ImportError as error:  # another package may be missing, such as triton where there is no GPU\n"
+        "        if error.name is None or error.name.split('.')[0] in (*peers, 'attractor'): raise\n"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

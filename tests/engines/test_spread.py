@@ -156,4 +156,4 @@ def test_what_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not spread.active()
             assert not spread.worthwhile(whole, True)
         torch.func.vmap(lambda q: attend(q, whole.k, whole.v)[0])(whole.q)  # would wait for others for ever
-    assert all(choose(replace(whole, causal=True), name).places for name in ("reference", "blockwise"))
+    assert choose(replace(whole, causal=True, offset=1)).places

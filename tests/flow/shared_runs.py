@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import attractor as at
-from attractor.engines import spread
+from attractor.engines import fused, spread
 from attractor.flow import ranks as ranks_module
 from attractor.flow import together
 
@@ -44,6 +44,8 @@ def heads(**options: Any) -> at.Attention:
 
 
 SOON = {"until": 0.5, "merge": False}
+LARGE = {"space": sphere, "until": 0.02, "method": "rk4", "step": 0.01, "save": [0.02], "merge": False}
+BITWISE = None if fused.reason else "fused"  # the engine whose large pieces have the bits of the whole
 VISIBLE = torch.ones(24, 24, dtype=torch.bool).tril(3)
 CASES: dict[str, Callable[[], tuple[at.Law, Any, dict[str, Any]]]] = {
     **{
@@ -70,10 +72,9 @@ CASES: dict[str, Callable[[], tuple[at.Law, Any, dict[str, Any]]]] = {
     "a Gaussian": lambda: (isotropic(-1.0), at.Gaussian([0.1, 0.2, 0.0], torch.eye(3)), dict(until=1.0)),
     "an event": lambda: (isotropic(), tokens(), {"space": sphere, **SOON, "events": [at.Event(lambda state, t: 0.3 - t)]}),
     "few evaluations": lambda: (isotropic(), tokens(), {"space": sphere, **SOON, "max_evaluations": 30}),
-    "large": lambda: (isotropic(9.0), tokens(1100), dict(space=sphere, until=0.02, method="rk4", step=0.01, save=[0.02])),
-    "large, causal": lambda: (
-        isotropic(9.0, mask="causal"), tokens(1100), dict(space=sphere, until=0.02, method="rk4", step=0.01, save=[0.02])
-    ),
+    "large": lambda: (isotropic(9.0), tokens(1100), {**LARGE, "engine": BITWISE}),
+    "large, causal": lambda: (isotropic(9.0, mask="causal"), tokens(1100), {**LARGE, "engine": BITWISE}),
+    "large, any engine": lambda: (isotropic(9.0), tokens(1100), LARGE),
 }  # fmt: skip
 
 

@@ -44,6 +44,7 @@ def curves(settings: Settings) -> list[Curve]:
     dims = settings.size((2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0), (2.0, 4.0, 8.0))
     tokens = settings.size(4096, 64)
     betas = settings.size((1.0, 3.0, 9.0, 27.0, 81.0), (1.0, 3.0, 9.0))
+    solve = settings.size("n=256, T=10, rtol=1e-6", "n=16, T=2, rtol=1e-6")
     return [
         Curve("fused, float64, d=3", "n", _doubling(*few), build=lambda n: _fused(int(n), 3, "float64", seed)),
         Curve("fused, float32, d=3", "n", _doubling(*few), build=lambda n: _fused(int(n), 3, "float32", seed)),
@@ -51,8 +52,8 @@ def curves(settings: Settings) -> list[Curve]:
         Curve("spectral, float64, d=2, beta=9", "n", _doubling(*many), build=lambda n: _spectral(int(n), 2, seed)),
         Curve(f"fused, float64, n={tokens}", "d", dims, build=lambda d: _fused(tokens, int(d), "float64", seed)),
         Curve(f"fused, float32, n={tokens}", "d", dims, build=lambda d: _fused(tokens, int(d), "float32", seed)),
-        Curve("unmerged solve, n=256, T=10, rtol=1e-6", "beta", betas, count=partial(evaluations, settings, False)),
-        Curve("merged solve, n=256, T=10, rtol=1e-6", "beta", betas, count=partial(evaluations, settings, None)),
+        Curve(f"unmerged solve, {solve}", "beta", betas, count=partial(evaluations, settings, False)),
+        Curve(f"merged solve, {solve}", "beta", betas, count=partial(evaluations, settings, None)),
     ]
 
 

@@ -46,7 +46,7 @@ def draw(report: dict[str, Any], path: Path) -> Path:
         if rows:
             _ratios(figure.add_axes((0.42, (height - tall) / height + 0.02, 0.55, (tall - 0.6) / height)), rows)
         for place_number, variable in enumerate(variables):
-            axes = figure.add_axes((0.08 + 0.32 * place_number, 0.45 / height, 0.23, 1.75 / height))
+            axes = figure.add_axes((0.09 + 0.32 * place_number, 0.45 / height, 0.22, 1.75 / height))
             _growth(axes, variable, [curve for curve in grown if curve["variable"] == variable])
         with atomic(place) as temporary:
             save(figure, temporary, 200, suffix[1:])
@@ -102,4 +102,4 @@ def _growth(axes: Axes, variable: str, curves: list[dict[str, Any]]) -> None:
         axes.loglog(curve["sizes"], curve["costs"], "o-", color=colour, markersize=2.5, linewidth=1.0, label=label)
     axes.set_xlabel(LABELS[variable])
     axes.set_ylabel(curves[0]["cost"])
-    axes.legend(fontsize=4.2, frameon=False, loc="lower left", bbox_to_anchor=(-0.2, 1.0), borderpad=0)
+    axes.legend(fontsize=4.2, frameon=False, loc="lower left", bbox_to_anchor=(-0.3, 1.0), borderpad=0)

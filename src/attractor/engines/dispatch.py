@@ -90,7 +90,12 @@ def choose(problem: Problem, name: str | None = None) -> Engine:
         if why := engine.cannot(problem):
             raise UnsupportedError(why)
         return engine
-    able = [engine for engine in _engines.values() if engine.works and engine.accepts(problem)]
+    moved = problem.placed and problem.offset != 0
+    able = [
+        engine
+        for engine in _engines.values()
+        if engine.works and engine.accepts(problem) and (engine.places or not moved)
+    ]
     return max(able, key=lambda engine: engine.rank(problem))
 
 
@@ -127,4 +132,6 @@ register(Engine("reference", reference.run, lambda problem: True, reference.rank
 register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank, places=True))
 register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason, places=True))
 register(Engine("spectral", spectral.run, spectral.accepts, spectral.rank, spectral.reason, obstacle=spectral.obstacle))
-register(Engine("triton", triton.run, triton.accepts, triton.rank, triton.reason, obstacle=triton.obstacle))
+register(
+    Engine("triton", triton.run, triton.accepts, triton.rank, triton.reason, obstacle=triton.obstacle, places=True)
+)

@@ -72,24 +72,39 @@ def run(
     ranks = _ranks.get()
     assert ranks is not None
     shares = pieces(problem, ranks.size)
-    width = 0 if problem.v is None else problem.v.shape[-1]
     height = max(sum(rows.stop - rows.start for rows in share) for share in shares)
-    # one message: the output and, as a last column, the logsumexp
-    rows_here = problem.q.new_zeros((*problem.batch, height, width + _sums(problem)))
+    # one message: all rows of the output and then all logsumexps, so that each lie together
+    width, sums = 0 if problem.v is None else problem.v.shape[-1], _sums(problem)
+    message = problem.q.new_zeros(problem.batch.numel() * height * (width + sums))
+    parts = _unpacked(message[None], problem.batch, height, width)
     for rows, place in _places(shares[ranks.rank]):
-        output, logsumexp = engine(problem.part(rows))
-        if output is not None:
-            rows_here[..., place, :width] = output
-        if logsumexp is not None:
-            rows_here[..., place, width] = logsumexp
-    together = problem.q.new_empty((*problem.batch, problem.queries, rows_here.shape[-1]))
-    for share, part in zip(shares, ranks.gather(rows_here), strict=True):
-        for rows, place in _places(share):
-            together[..., rows, :] = part[..., place, :]
-    return (
-        None if problem.v is None else together[..., :width].contiguous(),
-        together[..., width].contiguous() if _sums(problem) else None,
+        for part, result in zip(parts, engine(problem.part(rows)), strict=True):
+            if result is not None:
+                part[0].narrow(len(problem.batch), place.start, place.stop - place.start).copy_(result)
+    everyone = _unpacked(ranks.gather(message), problem.batch, height, width)
+    wanted = (problem.v is not None, sums)
+    output, logsumexp = (
+        _assembled(parts, shares, problem) if want else None for parts, want in zip(everyone, wanted, strict=True)
     )
+    return output, logsumexp
+
+
+def _unpacked(messages: Tensor, batch: torch.Size, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Outputs (ranks, ..., height, width) and logsumexps (ranks, ..., height), in place; either may be empty."""
+    count = batch.numel() * height * width
+    outputs = messages[:, :count].unflatten(1, (*batch, height, width))
+    return outputs, messages[:, count:].unflatten(1, (*batch, -1 if messages.shape[1] > count else 0))
+
+
+def _assembled(parts: Tensor, shares: list[list[slice]], problem: Problem) -> Tensor:
+    """The rows of all ranks in their order."""
+    axis = len(problem.batch)
+    whole = parts.new_empty((*problem.batch, problem.queries, *parts.shape[axis + 2 :]))
+    for share, part in zip(shares, parts, strict=True):
+        for rows, place in _places(share):
+            count = rows.stop - rows.start
+            whole.narrow(axis, rows.start, count).copy_(part.narrow(axis, place.start, count))
+    return whole
 
 
 def pieces(problem: Problem, size: int) -> list[list[slice]]:

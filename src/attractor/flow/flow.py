@@ -28,7 +28,7 @@ from attractor.flow.stops import Event as UserEvent
 from attractor.flow.stops import Rule, rules_from
 from attractor.flow.together import together
 from attractor.flow.trajectory import Trajectory
-from attractor.records import tensors
+from attractor.records import moved, tensors
 from attractor.spaces import Euclidean, Space, space_named
 from attractor.states import Gaussian, Tokens
 
@@ -148,6 +148,7 @@ def prepare(
         law, state = law if type(law) is Law else Closure(law), Tokens.trusted(state.rows())
     elif not isinstance(state, Tokens):
         raise InputError(f"flow moves Tokens(...) or a Gaussian(...), got {type(state).__name__}")
+    law, space = moved(law, state.points.device), moved(space, state.points.device)
     law.check(state)
     space.check_dimension(state.dim)
     plan = _plan(law, state, space, options, definition["events"] or (), budget)

@@ -17,6 +17,7 @@ from attractor.flow.dense import History
 from attractor.flow.field import Field
 from attractor.flow.merging import Merger, Shrink
 from attractor.flow.outcome import Outcome
+from attractor.flow.replay import Replay
 from attractor.flow.saving import Recorder
 from attractor.flow.steppers.stepper import Inside, Step, Stepper
 from attractor.flow.stops import Event as UserEvent
@@ -57,6 +58,7 @@ class Integration:
         self.plan, self.recorder, self.merger, self.tokens = plan, recorder, merger, tokens
         self.field = Field(plan.law, plan.space, tokens, skip_self=merger is not None and plan.space.curved)
         self.control = Control(plan.stepper, plan.rtol, plan.atol)
+        self.attempt = plan.stepper.attempt if tokens.points.device.type == "cpu" else Replay(plan.stepper)
         members = tokens.points.shape[0]
         self.who = np.arange(members)
         self.t = np.full(members, plan.start)
@@ -149,7 +151,7 @@ class Integration:
         h = np.minimum(self.h, left)
         h = np.where(left < 1.000001 * h, left, h)
         self.interpolant = None  # all that was due is written, and it holds every slope of the last step
-        step = self.plan.stepper.attempt(self.field, self.t, h, self.y, self.f)
+        step = self.attempt(self.field, self.t, h, self.y, self.f)
         if self.plan.adaptive:
             error = self.control.error(step, self.y, self.alive)
             accepted = (error <= 1.0) & moving

@@ -64,7 +64,7 @@ def slopes(s, pull, level, term, open, own, MODE: tl.constexpr):
 
 
 @triton.jit
-def both(q, k, g, v, B, X, T, V, i, j, n, m, window, MODE: tl.constexpr, BIAS: tl.constexpr, SKIP: tl.constexpr,
+def both(q, k, g, v, B, X, T, V, i, j, n, m, offset, window, MODE: tl.constexpr, BIAS: tl.constexpr, SKIP: tl.constexpr,
          CAUSAL: tl.constexpr, WINDOW: tl.constexpr, VISIBLE: tl.constexpr, C: tl.constexpr):  # fmt: skip
     """w and ds (queries, keys) of a tile."""
     s = dot(q, tl.trans(k))
@@ -75,18 +75,19 @@ def both(q, k, g, v, B, X, T, V, i, j, n, m, window, MODE: tl.constexpr, BIAS: t
     pull = tl.zeros_like(s)
     if C > 1:
         pull = dot(g, tl.trans(v))
-    open = seen(i[:, None], j[None, :], n, m, window, V, CAUSAL, WINDOW, VISIBLE)
-    own = i[:, None] != i[:, None]
+    place = i[:, None] + offset
+    open = seen(place, j[None, :], n + offset, m, window, V, CAUSAL, WINDOW, VISIBLE)
+    own = place != place
     if SKIP:
-        own = i[:, None] == j[None, :]
+        own = place == j[None, :]
     level = tl.load(X + i, mask=i < n, other=float("inf"))[:, None]
     term = tl.load(T + i, mask=i < n, other=0.0)[:, None]
     return slopes(s, pull, level, term, open, own, MODE)
 
 
 @triton.autotune(configurations(), cache_results=True, key=["size", "E", "C", "MODE"])
-@triton.jit(do_not_specialize=["n", "m", "window", "size"])
-def over_keys(Q, K, W, B, G, X, T, V, DQ, n, m, visible, window, size, E: tl.constexpr, C: tl.constexpr, MODE: tl.constexpr,
+@triton.jit(do_not_specialize=["n", "m", "offset", "window", "size"])
+def over_keys(Q, K, W, B, G, X, T, V, DQ, n, m, offset, visible, window, size, E: tl.constexpr, C: tl.constexpr, MODE: tl.constexpr,
               BIAS: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, VISIBLE: tl.constexpr,
               BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """The gradient of a block of queries: a sweep over the keys."""
@@ -94,17 +95,17 @@ def over_keys(Q, K, W, B, G, X, T, V, DQ, n, m, visible, window, size, E: tl.con
     row = tl.program_id(0) * BM
     i = row + tl.arange(0, BM)
     Q, K, W, G, DQ = Q + entry * n * E, K + entry * m * E, W + entry * m * C, G + entry * n * C, DQ + entry * n * E
-    B, X, T, V = B + entry * m, X + entry * n, T + entry * n, V + entry * visible
+    B, X, T, V = B + entry * m, X + entry * n, T + entry * n, V + entry * visible - offset.to(tl.int64) * m
     q = rows(Q, i, n, E)
     g = q
     if C > 1:
         g = rows(G, i, n, C)
     low, high = row * 0, m
     if CAUSAL:
-        high = tl.minimum(m, row + BM)
+        high = tl.minimum(m, row + offset + BM)
     if WINDOW:
-        low = tl.maximum(row - window + 1, 0) // BN * BN
-        high = tl.minimum(high, row + BM + window - 1)
+        low = tl.maximum(row + offset - window + 1, 0) // BN * BN
+        high = tl.minimum(high, row + offset + BM + window - 1)
     total = tl.zeros([BM, E], q.dtype)
     for start in tl.range(low, high, BN):
         j = start + tl.arange(0, BN)
@@ -112,14 +113,14 @@ def over_keys(Q, K, W, B, G, X, T, V, DQ, n, m, visible, window, size, E: tl.con
         v = k
         if C > 1:
             v = rows(W, j, m, C)
-        _, ds = both(q, k, g, v, B, X, T, V, i, j, n, m, window, MODE, BIAS, SKIP, CAUSAL, WINDOW, VISIBLE, C)
+        _, ds = both(q, k, g, v, B, X, T, V, i, j, n, m, offset, window, MODE, BIAS, SKIP, CAUSAL, WINDOW, VISIBLE, C)
         total += dot(ds, k)
     tl.store(DQ + i.to(tl.int64)[:, None] * E + tl.arange(0, E)[None, :], total, mask=i[:, None] < n)
 
 
 @triton.autotune(configurations(), cache_results=True, key=["size", "E", "C", "MODE"])
-@triton.jit(do_not_specialize=["n", "m", "window", "size"])
-def over_queries(Q, K, W, B, G, X, T, V, DK, DW, DB, n, m, visible, window, size, E: tl.constexpr, C: tl.constexpr,
+@triton.jit(do_not_specialize=["n", "m", "offset", "window", "size"])
+def over_queries(Q, K, W, B, G, X, T, V, DK, DW, DB, n, m, offset, visible, window, size, E: tl.constexpr, C: tl.constexpr,
                  MODE: tl.constexpr, BIAS: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
                  VISIBLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """The gradients of a block of keys, values and biases: a sweep over the queries."""
@@ -127,17 +128,17 @@ def over_queries(Q, K, W, B, G, X, T, V, DK, DW, DB, n, m, visible, window, size
     column = tl.program_id(0) * BN
     j = column + tl.arange(0, BN)
     Q, K, W, G = Q + entry * n * E, K + entry * m * E, W + entry * m * C, G + entry * n * C
-    B, X, T, V = B + entry * m, X + entry * n, T + entry * n, V + entry * visible
+    B, X, T, V = B + entry * m, X + entry * n, T + entry * n, V + entry * visible - offset.to(tl.int64) * m
     k = rows(K, j, m, E)
     v = k
     if C > 1:
         v = rows(W, j, m, C)
     low, high = column * 0, n
     if CAUSAL:
-        low = tl.minimum(column // BM * BM, n // BM * BM)
+        low = tl.minimum(tl.maximum(column - offset, 0) // BM * BM, n // BM * BM)
     if WINDOW:
-        low = tl.maximum(low, tl.maximum(column - window + 1, 0) // BM * BM)
-        high = tl.minimum(high, column + BN + window - 1)
+        low = tl.maximum(low, tl.maximum(column - offset - window + 1, 0) // BM * BM)
+        high = tl.minimum(high, column - offset + BN + window - 1)
     to_keys, to_values, to_biases = tl.zeros([BN, E], k.dtype), tl.zeros([BN, C], k.dtype), tl.zeros([BN], k.dtype)
     for start in tl.range(low, high, BM):
         i = start + tl.arange(0, BM)
@@ -145,7 +146,7 @@ def over_queries(Q, K, W, B, G, X, T, V, DK, DW, DB, n, m, visible, window, size
         g = q
         if C > 1:
             g = rows(G, i, n, C)
-        w, ds = both(q, k, g, v, B, X, T, V, i, j, n, m, window, MODE, BIAS, SKIP, CAUSAL, WINDOW, VISIBLE, C)
+        w, ds = both(q, k, g, v, B, X, T, V, i, j, n, m, offset, window, MODE, BIAS, SKIP, CAUSAL, WINDOW, VISIBLE, C)
         to_keys += dot(tl.trans(ds), q)
         to_biases += tl.sum(ds, axis=0)
         if C > 1:

@@ -84,7 +84,7 @@ def _narrow(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
     output, logsumexp = q.new_empty((entries, n, width)), q.new_empty((entries, n))
     seen = packed if visible is None else visible
     hidden = masks(problem)
-    numbers = (n, m, packed[0].numel(), stride, problem.window or 0)
+    numbers = (n, m, problem.offset, packed[0].numel(), stride, problem.window or 0)
     shape: dict[str, Any] = {"E": q.shape[-1], "BIAS": bias is not None, "SLOTS": packed.shape[2]}
     base = logsumexp
     if problem.mode in ("softmax", "exponential"):
@@ -152,6 +152,7 @@ def _wide(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
         logsumexp,
         n,
         m,
+        problem.offset,
         stride,
         problem.window or 0,
         size_class(problem, entries),
@@ -172,12 +173,12 @@ def own_scores(problem: Problem, q: Tensor, k: Tensor, bias: Tensor | None) -> T
     """Scores (entries, n) of every query with its own key where that is left out of the output; -inf where it is not seen."""
     if not problem.skip_self or problem.v is None or problem.mode not in ("softmax", "exponential"):
         return None
-    n, m = problem.queries, problem.keys
-    both = min(n, m)
-    own = (q[:, :both] * k[:, :both]).sum(-1)
-    own = own if bias is None else own + bias[:, :both]
+    n, place = problem.queries, problem.offset
+    both = max(0, min(n, problem.keys - place))
+    own = (q[:, :both] * k[:, place : place + both]).sum(-1)
+    own = own if bias is None else own + bias[:, place : place + both]
     if problem.visible is not None:
-        shown = torch.diagonal(problem.visible, dim1=-2, dim2=-1)
+        shown = torch.diagonal(problem.visible, place, dim1=-2, dim2=-1)
         shown = shown if problem.visible.ndim == 2 else flat(shown, problem.batch, 1)
         own = torch.where(shown, own, -torch.inf)
     return torch.nn.functional.pad(own, (0, n - both), value=-torch.inf).contiguous()

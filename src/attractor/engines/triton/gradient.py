@@ -24,15 +24,15 @@ class Attend(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None]:
         output, logsumexp = forward(problem)
         ctx.save_for_backward(q, k, v, key_bias, problem.visible, output, logsumexp)
-        ctx.options = (problem.mode, problem.causal, problem.window, problem.skip_self)
+        ctx.options = (problem.mode, problem.causal, problem.window, problem.skip_self, problem.offset)
         return output, logsumexp
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_output, grad_logsumexp = grad_outputs
         q, k, v, key_bias, visible, output, logsumexp = ctx.saved_tensors
-        mode, causal, window, skip_self = ctx.options
-        problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self)
+        mode, causal, window, skip_self, offset = ctx.options
+        problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self, offset)
         if torch.is_grad_enabled():  # create_graph=True
             return None, *blockwise.gradients(problem, grad_output, grad_logsumexp)
         return None, *_gradients(problem, output, logsumexp, grad_output, grad_logsumexp, ctx.needs_input_grad[1:])
@@ -84,7 +84,7 @@ def _gradients(
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), q.new_empty((entries, m, breadth))
     grad_bias = q.new_empty((entries, m))
     shared = (q, k, v, q if bias is None else bias, g, level, term, q if visible is None else visible)
-    numbers = (n, m, stride, problem.window or 0, size_class(problem, entries))
+    numbers = (n, m, problem.offset, stride, problem.window or 0, size_class(problem, entries))
     options: dict[str, Any] = {
         "E": width,
         "C": breadth,

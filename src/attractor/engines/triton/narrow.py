@@ -3,7 +3,7 @@
 A thread keeps a few queries and meets one key of every tile of ``TILE``; it holds its own partial sums for each of its queries, which are
 added over threads once in ``CHUNK`` keys. So no reduction stands in the inner loop, and rounding grows with the length of a
 chunk, not with n (two-level accumulation). Scores lie within \\|q\\| max \\|k\\| of 0 (Cauchy and Schwarz): where that and the biases
-leave no room for underflow the bound itself is the shift of the exponents, else a first pass finds each row's maximum.
+keep exponents far from the ends of their range nothing is subtracted, else a first pass finds each row's maximum.
 
 Keys, values and biases arrive in tiles, (tiles, slots, TILE) with a slot for every coordinate, so that all loads of a tile
 share one address.
@@ -17,7 +17,7 @@ import triton.language as tl
 from attractor.engines.triton.mathematics import LN2, LOG2E, exp2, seen, sigmoid2
 
 TILE = 32
-CHUNK: tl.constexpr = tl.constexpr(4096)  # keys between two reductions
+CHUNK: tl.constexpr = tl.constexpr(8192)  # keys between two reductions
 BN: tl.constexpr = tl.constexpr(TILE)
 
 
@@ -36,8 +36,10 @@ def slot(P, index: tl.constexpr, size: tl.constexpr):
 
 
 @triton.jit
-def score(q0, q1, q2, q3, P, start, E: tl.constexpr):
-    s = q0[:, None] * slot(P, 0, E)[None, :] + start
+def score(q0, q1, q2, q3, P, start, E: tl.constexpr, STARTED: tl.constexpr):
+    s = q0[:, None] * slot(P, 0, E)[None, :]
+    if STARTED:
+        s += start
     if E > 1:
         s += q1[:, None] * slot(P, 1, E)[None, :]
     if E > 2:
@@ -50,10 +52,10 @@ def score(q0, q1, q2, q3, P, start, E: tl.constexpr):
 @triton.jit
 def tile(sums, P, i, j, n, m, q0, q1, q2, q3, base, window, V, E: tl.constexpr, C: tl.constexpr, MODE: tl.constexpr,
          BIAS: tl.constexpr, SAME: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-         VISIBLE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+         VISIBLE: tl.constexpr, MASKED: tl.constexpr, SHIFTED: tl.constexpr):  # fmt: skip
     """Add one tile of keys to the partial sums."""
     part, a0, a1, a2, a3 = sums
-    s = score(q0, q1, q2, q3, P, -base[:, None] if MODE == 0 else tl.zeros_like(base)[:, None], E)
+    s = score(q0, q1, q2, q3, P, -base[:, None], E, MODE == 0 and SHIFTED)
     if BIAS:
         s += slot(P, E + (0 if SAME else C), 9)[None, :]
     if MASKED:
@@ -85,7 +87,7 @@ def tile(sums, P, i, j, n, m, q0, q1, q2, q3, base, window, V, E: tl.constexpr, 
 @triton.jit
 def segment(totals, P, low, high, i, n, m, q0, q1, q2, q3, base, window, V, E: tl.constexpr, C: tl.constexpr,
             MODE: tl.constexpr, BIAS: tl.constexpr, SAME: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr,
-            WINDOW: tl.constexpr, VISIBLE: tl.constexpr, MASKED: tl.constexpr, SLOTS: tl.constexpr, BM: tl.constexpr,
+            WINDOW: tl.constexpr, VISIBLE: tl.constexpr, MASKED: tl.constexpr, SHIFTED: tl.constexpr, SLOTS: tl.constexpr, BM: tl.constexpr,
             UNROLL: tl.constexpr):  # fmt: skip
     """Add the keys from ``low`` (a multiple of the tile) up to ``high`` to the sums of the rows, chunk by chunk."""
     L, A0, A1, A2, A3 = totals
@@ -96,7 +98,7 @@ def segment(totals, P, low, high, i, n, m, q0, q1, q2, q3, base, window, V, E: t
         here = P + chunk * SLOTS + lane
         for start in tl.range(chunk, tl.minimum(chunk + CHUNK, high), BN, loop_unroll_factor=1 if MASKED else UNROLL):
             part, a0, a1, a2, a3 = tile((part, a0, a1, a2, a3), here, i, start + lane, n, m, q0, q1, q2, q3, base, window, V, E,
-                                     C, MODE, BIAS, SAME, SKIP, CAUSAL, WINDOW, VISIBLE, MASKED)  # fmt: skip
+                                     C, MODE, BIAS, SAME, SKIP, CAUSAL, WINDOW, VISIBLE, MASKED, SHIFTED)  # fmt: skip
             here += SLOTS * BN
         if MODE < 2:
             L += tl.sum(part, axis=1)
@@ -109,6 +111,21 @@ def segment(totals, P, low, high, i, n, m, q0, q1, q2, q3, base, window, V, E: t
         if C > 3:
             A3 += tl.sum(a3, axis=1)
     return L, A0, A1, A2, A3
+
+
+@triton.jit
+def sweep(sums, P, low, a, b, c, high, i, n, m, q0, q1, q2, q3, base, window, V, E: tl.constexpr, C: tl.constexpr,
+          MODE: tl.constexpr, BIAS: tl.constexpr, SAME: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr,
+          WINDOW: tl.constexpr, VISIBLE: tl.constexpr, SHIFTED: tl.constexpr, EVEN: tl.constexpr, SLOTS: tl.constexpr,
+          BM: tl.constexpr, UNROLL: tl.constexpr):  # fmt: skip
+    """All keys: plain [low, a), masked [a, b) around the diagonal, plain [b, c), masked [c, high)."""
+    for stage in tl.static_range(4):
+        begin = low if stage == 0 else a if stage == 1 else b if stage == 2 else c
+        end = a if stage == 0 else b if stage == 1 else c if stage == 2 else high
+        if (stage == 0 and (SKIP or CAUSAL)) or (stage == 1 and SKIP) or stage == 2 or (stage == 3 and not EVEN):
+            sums = segment(sums, P, begin, end, i, n, m, q0, q1, q2, q3, base, window, V, E, C, MODE, BIAS, SAME, SKIP,
+                           CAUSAL, WINDOW, VISIBLE, stage % 2 == 1, SHIFTED, SLOTS, BM, UNROLL)  # fmt: skip
+    return sums
 
 
 @triton.jit
@@ -125,19 +142,21 @@ def queries(Q, i, n, entry, E: tl.constexpr, MODE: tl.constexpr):
     return q0, q1, q2, q3
 
 
-@triton.jit(do_not_specialize=["n", "m", "window"])
-def shifts(Q, K, R, V, BASE, n, m, keys, visible, window, room, E: tl.constexpr, PLACE: tl.constexpr, BIAS: tl.constexpr,
+@triton.jit(do_not_specialize=["n", "m", "offset", "window"])
+def shifts(Q, K, R, V, BASE, n, m, offset, keys, visible, window, room, E: tl.constexpr, PLACE: tl.constexpr, BIAS: tl.constexpr,
            CAUSAL: tl.constexpr, WINDOW: tl.constexpr, VISIBLE: tl.constexpr, SLOTS: tl.constexpr,
            BM: tl.constexpr):  # fmt: skip
-    """What exponents are shifted by, for each row: the bound where its room suffices, else the largest score (0 if none).
+    """What exponents are shifted by, for each row: nothing where the bound leaves them room, else the largest score.
 
     A kernel of its own, so that its registers do not burden the other. ``R`` has (max \\|k\\|, largest bias, smallest bias) of
-    each entry, ``room`` is the spread of exponents that does not underflow, ``PLACE`` the slot of the bias.
+    each entry, ``room`` is the spread of exponents that neither underflows nor overflows, ``PLACE`` the slot of the bias.
     """
     entry = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BM
     i = row + tl.arange(0, BM)
-    P, V = K + entry * keys, V + entry * visible
+    # masks go by place: query i stands where key offset + i does
+    P, V = K + entry * keys, V + entry * visible - offset.to(tl.int64) * m
+    first, place = row + offset, i + offset
     q0, q1, q2, q3 = queries(Q, i, n, entry, E, 0)
     length = q0 * q0
     if E > 1:
@@ -148,23 +167,24 @@ def shifts(Q, K, R, V, BASE, n, m, keys, visible, window, room, E: tl.constexpr,
         length += q3 * q3
     bound = tl.sqrt(length) * tl.load(R + entry * 3)
     top = tl.load(R + entry * 3 + 1)
-    base = bound + top
+    # exponents of either sign, while both the largest and the smallest are far from the ends of the range
+    base = tl.zeros_like(bound)
     # written so that what is not a number goes the long way
-    if not (tl.max(2.0 * bound + (top - tl.load(R + entry * 3 + 2)), axis=0) < room):
+    if not (tl.max(bound + tl.maximum(top, -tl.load(R + entry * 3 + 2)), axis=0) < 0.5 * room):
         low, high = row * 0, m
         if CAUSAL:
-            high = tl.minimum(m, row + BM)
+            high = tl.minimum(m, first + BM)
         if WINDOW:
-            low = tl.minimum(tl.maximum(row - window + 1, 0) // BN * BN, m // BN * BN)
-            high = tl.minimum(high, row + BM + window - 1)
+            low = tl.minimum(tl.maximum(first - window + 1, 0) // BN * BN, m // BN * BN)
+            high = tl.minimum(high, first + BM + window - 1)
         lane = tl.arange(0, BN)
         peak = tl.full([BM, BN], float("-inf"), dtype=q0.dtype)
         here = P + low * SLOTS + lane
         for start in tl.range(low, high, BN):
-            s = score(q0, q1, q2, q3, here, tl.zeros_like(q0)[:, None], E)
+            s = score(q0, q1, q2, q3, here, q0[:, None], E, False)
             if BIAS:
                 s += slot(here, PLACE, 9)[None, :]
-            open = seen(i[:, None], (start + lane)[None, :], n, m, window, V, CAUSAL, WINDOW, VISIBLE)
+            open = seen(place[:, None], (start + lane)[None, :], n + offset, m, window, V, CAUSAL, WINDOW, VISIBLE)
             peak = tl.maximum(peak, tl.where(open, s, float("-inf")))
             here += SLOTS * BN
         found = tl.max(peak, axis=1)
@@ -173,8 +193,8 @@ def shifts(Q, K, R, V, BASE, n, m, keys, visible, window, room, E: tl.constexpr,
 
 
 @triton.autotune(configurations(), cache_results=True, key=["size", "E", "C", "MODE", "BIAS", "SAME"])
-@triton.jit(do_not_specialize=["n", "m", "window", "size"])
-def narrow(Q, K, BASE, V, OUT, SUM, n, m, keys, visible, window, size, E: tl.constexpr, C: tl.constexpr, MODE: tl.constexpr,
+@triton.jit(do_not_specialize=["n", "m", "offset", "window", "size"])
+def narrow(Q, K, BASE, V, OUT, SUM, n, m, offset, keys, visible, window, size, E: tl.constexpr, C: tl.constexpr, MODE: tl.constexpr,
            BIAS: tl.constexpr, SAME: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
            VISIBLE: tl.constexpr, SLOTS: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
            UNROLL: tl.constexpr):  # fmt: skip
@@ -186,20 +206,21 @@ def narrow(Q, K, BASE, V, OUT, SUM, n, m, keys, visible, window, size, E: tl.con
     row = tl.program_id(0) * BM
     i = row + tl.arange(0, BM)
     inside = i < n
-    P, V = K + entry * keys, V + entry * visible
+    P, V = K + entry * keys, V + entry * visible - offset.to(tl.int64) * m
+    first, place = row + offset, i + offset
     q0, q1, q2, q3 = queries(Q, i, n, entry, E, MODE)
     # plain [low, a), masked [a, b) around the diagonal, plain [b, c), masked [c, high): all but high are whole tiles
     low, high = row * 0, m
     a, b, c = low, low, m // BN * BN
     if SKIP:
-        a, b = tl.minimum(row // BN * BN, c), tl.minimum((row + BM + BN - 1) // BN * BN, c)
+        a, b = tl.minimum(first // BN * BN, c), tl.minimum((first + BM + BN - 1) // BN * BN, c)
     if CAUSAL:
-        high = tl.minimum(m, row + BM)
-        a = tl.minimum(row // BN * BN, c)
+        high = tl.minimum(m, first + BM)
+        a = tl.minimum(first // BN * BN, c)
         b, c = a, a
     if WINDOW:
-        low = tl.minimum(tl.maximum(row - window + 1, 0) // BN * BN, m // BN * BN)
-        high = tl.minimum(high, row + BM + window - 1)
+        low = tl.minimum(tl.maximum(first - window + 1, 0) // BN * BN, m // BN * BN)
+        high = tl.minimum(high, first + BM + window - 1)
     if WINDOW or VISIBLE:
         a, b, c = low, low, low
     base = tl.zeros_like(q0)
@@ -207,12 +228,13 @@ def narrow(Q, K, BASE, V, OUT, SUM, n, m, keys, visible, window, size, E: tl.con
         base = tl.load(BASE + entry * n + i, mask=inside, other=0.0)
     zero = tl.zeros_like(q0)
     sums = (zero, zero, zero, zero, zero)
-    for stage in tl.static_range(4):
-        begin = low if stage == 0 else a if stage == 1 else b if stage == 2 else c
-        end = a if stage == 0 else b if stage == 1 else c if stage == 2 else high
-        if (stage == 0 and (SKIP or CAUSAL)) or (stage == 1 and SKIP) or stage == 2 or (stage == 3 and not EVEN):
-            sums = segment(sums, P, begin, end, i, n, m, q0, q1, q2, q3, base, window, V, E, C, MODE, BIAS, SAME, SKIP,
-                           CAUSAL, WINDOW, VISIBLE, stage % 2 == 1, SLOTS, BM, UNROLL)  # fmt: skip
+    # a shift that is 0 in all rows is the usual case, and subtracting it would be the ninth part of the work
+    if MODE == 0 and tl.max(tl.abs(base), axis=0) > 0.0:
+        sums = sweep(sums, P, low, a, b, c, high, place, n + offset, m, q0, q1, q2, q3, base, window, V, E, C, MODE, BIAS, SAME,
+                     SKIP, CAUSAL, WINDOW, VISIBLE, True, EVEN, SLOTS, BM, UNROLL)  # fmt: skip
+    else:
+        sums = sweep(sums, P, low, a, b, c, high, place, n + offset, m, q0, q1, q2, q3, base, window, V, E, C, MODE, BIAS, SAME,
+                     SKIP, CAUSAL, WINDOW, VISIBLE, False, EVEN, SLOTS, BM, UNROLL)  # fmt: skip
     total, a0, a1, a2, a3 = sums
     if MODE == 0:
         norm = 1.0 / tl.where(total == 0.0, 1.0, total)

@@ -110,8 +110,8 @@ def tile(sums, q, K, W, B, own, start, i, n, m, window, V, size_k, size_v, E: tl
 
 
 @triton.autotune(configurations(), cache_results=True, key=["size", "E", "C", "MODE", "SPLIT", "WINDOW", "VISIBLE"])
-@triton.jit(do_not_specialize=["n", "m", "window", "size"])
-def wide(Q, K, W, B, S, V, OUT, SUM, n, m, visible, window, size, parts_q, parts_k, parts_v, E: tl.constexpr, C: tl.constexpr,
+@triton.jit(do_not_specialize=["n", "m", "offset", "window", "size"])
+def wide(Q, K, W, B, S, V, OUT, SUM, n, m, offset, visible, window, size, parts_q, parts_k, parts_v, E: tl.constexpr, C: tl.constexpr,
          MODE: tl.constexpr, BIAS: tl.constexpr, SPLIT: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr,
          WINDOW: tl.constexpr, VISIBLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Rows of one batch entry: q (n, E), k (m, E), values W (m, C), each in its parts; ``S`` has the scores of the own keys.
@@ -122,7 +122,8 @@ def wide(Q, K, W, B, S, V, OUT, SUM, n, m, visible, window, size, parts_q, parts
     row = tl.program_id(0) * BM
     i = row + tl.arange(0, BM)
     inside = i < n
-    K, W, B, V = K + entry * m * E, W + entry * m * C, B + entry * m, V + entry * visible
+    K, W, B, V = K + entry * m * E, W + entry * m * C, B + entry * m, V + entry * visible - offset.to(tl.int64) * m
+    first, place = row + offset, i + offset
     at = (entry * n + i)[:, None] * E + tl.arange(0, E)[None, :]
     h = tl.load(Q + at, mask=inside[:, None], other=0.0)
     q = (h,)
@@ -134,14 +135,14 @@ def wide(Q, K, W, B, S, V, OUT, SUM, n, m, visible, window, size, parts_q, parts
     low, high = row * 0, m
     a, b, c = low, low, m // BN * BN
     if SKIP:
-        a, b = tl.minimum(row // BN * BN, c), tl.minimum((row + BM + BN - 1) // BN * BN, c)
+        a, b = tl.minimum(first // BN * BN, c), tl.minimum((first + BM + BN - 1) // BN * BN, c)
     if CAUSAL:
-        high = tl.minimum(m, row + BM)
-        a = tl.minimum(row // BN * BN, c)
+        high = tl.minimum(m, first + BM)
+        a = tl.minimum(first // BN * BN, c)
         b, c = a, a
     if WINDOW:
-        low = tl.minimum(tl.maximum(row - window + 1, 0) // BN * BN, m // BN * BN)
-        high = tl.minimum(high, row + BM + window - 1)
+        low = tl.minimum(tl.maximum(first - window + 1, 0) // BN * BN, m // BN * BN)
+        high = tl.minimum(high, first + BM + window - 1)
     if WINDOW or VISIBLE:
         a, b, c = low, low, low
     peak = tl.full([BM], float("-inf"), kind)
@@ -156,7 +157,7 @@ def wide(Q, K, W, B, S, V, OUT, SUM, n, m, visible, window, size, parts_q, parts
         end = a if part == 0 else b if part == 1 else c if part == 2 else high
         if part > 1 or SKIP or (CAUSAL and part == 0):
             for start in tl.range(begin, end, BN):
-                sums = tile(sums, q, K, W, B, own, start, i, n, m, window, V, parts_k, parts_v, E, C, MODE, BIAS, SPLIT, SKIP,
+                sums = tile(sums, q, K, W, B, own, start, place, n + offset, m, window, V, parts_k, parts_v, E, C, MODE, BIAS, SPLIT, SKIP,
                             CAUSAL, WINDOW, VISIBLE, part % 2 == 1, BN)  # fmt: skip
     peak, total, o = sums
     if MODE < 2:

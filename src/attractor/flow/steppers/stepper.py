@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -95,7 +95,7 @@ class RungeKutta(Stepper):
         if torch.is_grad_enabled():
             return self._recorded_stages(field, t, h, y, f)
         _, B, C = self.tableau
-        column = torch.from_numpy(h).to(y).view(-1, 1, 1)
+        column = column_of(h, y)
         rows = _rows(type(self), y.dtype, y.device)
         # one block of memory, so that a sum over slopes is one product and no slope is held twice
         slopes = y.new_empty((len(C) + 1, *y.shape))
@@ -103,9 +103,9 @@ class RungeKutta(Stepper):
         slopes[0] = f
         for i in range(1, len(C)):
             inner = torch.addcmul(y, column, (rows[i] @ flat[:i]).view_as(y))
-            slopes[i] = field.lifted(t + C[i] * h, inner)
+            slopes[i] = field.lifted(later(t, C[i], h), inner)
         end = torch.addcmul(y, column, (rows[-1] @ flat[: len(B)]).view_as(y))
-        slopes[-1] = field.lifted(t + h, end)
+        slopes[-1] = field.lifted(later(t, 1.0, h), end)
         return end, slopes[-1], slopes
 
     def _recorded_stages(
@@ -128,6 +128,28 @@ def _rows(method: type[RungeKutta], dtype: torch.dtype, device: torch.device) ->
     """Rows of A without their zeros above the diagonal, and B."""
     A, B, C = method().tableau
     return [torch.as_tensor(row, dtype=dtype, device=device) for row in [*(A[i, :i] for i in range(len(C))), B]]
+
+
+def column_of(h: np.ndarray | Tensor, y: Tensor) -> Tensor:
+    """Steps of the members beside their points; they are on the device already where a step is recorded."""
+    return h.view(-1, 1, 1) if isinstance(h, Tensor) else torch.from_numpy(h).to(y).view(-1, 1, 1)
+
+
+def later(t: np.ndarray, part: float, h: np.ndarray | Tensor) -> np.ndarray:
+    """Times inside a step; a step that is recorded belongs to a law that does not ask for the time."""
+    return t if isinstance(h, Tensor) else t + part * h
+
+
+def estimate(weights: Tensor, column: Tensor, slopes: Tensor) -> Tensor:
+    """An error estimate: the step times a sum of slopes."""
+    there = weights.to(slopes) if slopes.device.type == "cpu" else _sent(weights, slopes.dtype, slopes.device)
+    return column * torch.tensordot(there, slopes, 1)
+
+
+@lru_cache(maxsize=32)
+def _sent(weights: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Weights on a device, sent there once: a step that is recorded must not wait for the host."""
+    return weights.to(dtype).to(device)
 
 
 def combine(coefficients: np.ndarray, slopes: list[Tensor]) -> Tensor:
