@@ -130,7 +130,7 @@ def attend(
 
 register(Engine("reference", reference.run, lambda problem: True, reference.rank, places=True))
 register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank, places=True))
-register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason, places=True))
+register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason, obstacle=fused.obstacle, places=True))
 register(Engine("spectral", spectral.run, spectral.accepts, spectral.rank, spectral.reason, obstacle=spectral.obstacle))
 register(
     Engine("triton", triton.run, triton.accepts, triton.rank, triton.reason, obstacle=triton.obstacle, places=True)
