@@ -1,6 +1,6 @@
 """A long run on the sphere (softmax, beta = 25, until t = 1000) with merging and without, contenders interleaved.
 
-    OMP_NUM_THREADS=1 python benchmarks/merging.py [--tokens 2048] [--rounds 3] [--seed 0] [--json]
+    OMP_NUM_THREADS=1 python benchmarks/merging.py [--tokens 2048] [--rounds 3] [--seed 0] [--rtol 1e-8] [--json]
 
 Prints the seconds and evaluations of each contender, how many times longer the run without merging took (the median over
 rounds of the ratio within a round, fastest to fastest, and by processor time, which other work on the machine disturbs less),
@@ -25,6 +25,7 @@ CONTENDERS: dict[str, float | bool | None] = {"merge=1e-3": 1e-3, "merge=None": 
 def race(given: argparse.Namespace) -> list[dict[str, Any]]:
     law, tokens = at.Attention.isotropic(3, given.beta), at.Tokens.uniform(given.tokens, 3, seed=given.seed)
     options: dict[str, Any] = {"space": at.Sphere(), "save": None if given.save == "default" else []}
+    options |= {"rtol": given.rtol, "atol": given.rtol / 100}
     for merge in CONTENDERS.values():  # what is imported on first use
         at.flow(law, at.Tokens.uniform(16, 3), until=1.0, merge=merge, **options)
     times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--beta", type=float, default=25.0)
     parser.add_argument("--until", type=float, default=1000.0)
+    parser.add_argument("--rtol", type=float, default=1e-8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", choices=("last", "default"), default="last")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -67,9 +69,8 @@ def main() -> None:
     if given.json:
         print(json.dumps({"schema": "attractor.benchmark/1", **vars(given), "rows": rows}))
         return
-    print(
-        f"n = {given.tokens}, beta = {given.beta:g}, until t = {given.until:g}, seed {given.seed}, saved: {given.save}"
-    )
+    setting = f"n = {given.tokens}, beta = {given.beta:g}, until t = {given.until:g}, rtol = {given.rtol:g}"
+    print(f"{setting}, seed {given.seed}, saved: {given.save}")
     for row in rows:
         print(
             f"{row['contender']:12} {row['seconds']:8.2f} s  {row['evaluations']:6} evaluations  x{row['ratio']:6.2f} "
