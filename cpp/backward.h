@@ -103,7 +103,7 @@ void backward_rows(const Problem& problem, const uint8_t* visible, const Side<T>
             hide<T, NQ>(problem, visible, lanes, here, swapped, mode == Mode::linear ? 0 : -infinity<T>, tile);
             hide<T, NQ>(problem, visible, lanes, here, swapped, 0, slopes);
         }
-        if (problem.skip_self) drop_self<T, NQ>(lanes, here, slopes);
+        if (problem.skip_self) drop_self<T, NQ>(problem, lanes, here, swapped, slopes);
         slope<T, NQ, mode, swapped>(tile, slopes, count, level, term, other.level ? other.level + start : nullptr,
                                     other.term ? other.term + start : nullptr);
         weighted_sum<T, NQ>(slopes, count, other.points + start * other.points_row, other.points_row, e, point_sums.recent);
@@ -111,7 +111,7 @@ void backward_rows(const Problem& problem, const uint8_t* visible, const Side<T>
             for (int64_t j = 0; j < count; j++)
                 for (int column = 0; column < NQ; column++) point_sums.recent_total[column] += slopes[j * NQ + column];
             if (value_sums.features) {
-                if (problem.skip_self) drop_self<T, NQ>(lanes, here, tile);
+                if (problem.skip_self) drop_self<T, NQ>(problem, lanes, here, swapped, tile);
                 weighted_sum<T, NQ>(tile, count, other.values + start * other.values_row, other.values_row, c,
                                     value_sums.recent);
             }

@@ -112,13 +112,16 @@ void sweep(const Problem& problem, int64_t member, Range rows, Range keys, const
             weigh<T, NQ, mode, Domain::inside>(tile, count);
         else
             weigh<T, NQ, mode, domain>(tile, count);
-        if (values && problem.c && !problem.skip_self) {
+        // only a tile that holds keys of these very rows has self terms to leave out of the values
+        const Range self = placed(problem, rows);
+        const bool own = problem.skip_self && self.start < here.stop && here.start < self.stop;
+        if (values && problem.c && !own) {
             weighted_sum<T, NQ, totals>(tile, count, values + start * problem.v.row, problem.v.row, problem.c,
                                         sums.recent, sums.recent_total);
         } else {
             if (totals) plain_sum<T, NQ>(tile, count, sums.recent_total);
             if (values) {
-                drop_self<T, NQ>(rows, here, tile);
+                if (own) drop_self<T, NQ>(problem, rows, here, false, tile);
                 weighted_sum<T, NQ>(tile, count, values + start * problem.v.row, problem.v.row, problem.c, sums.recent);
             }
         }

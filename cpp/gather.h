@@ -86,13 +86,34 @@ private:
         return __builtin_sqrt(least_gap);
     }
 
+    bool mutual_at(int64_t i) const {
+        return neighbour[i] >= 0 && neighbour[neighbour[i]] == i && __builtin_sqrt(distance[i]) < march.merge;
+    }
+
+    // Many tokens at one point all have the same few for a neighbour and would merge one by one: pair them as they come.
+    void pair_crowd(const double* y) {
+        const int64_t count = field.count, d = field.dim();
+        int64_t close = 0, mutual = 0;
+        for (int64_t i = 0; i < count; i++)
+            close += __builtin_sqrt(distance[i]) < march.merge, mutual += mutual_at(i);
+        if (8 * mutual >= close) return;
+        for (int64_t i = 0; i < count; i++) neighbour[i] = -1;
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t j = i + 1; neighbour[i] < 0 && j < count; j++) {
+                const double square = apart(y + i * d, y + j * d);
+                if (neighbour[j] >= 0 || !(__builtin_sqrt(square) < march.merge)) continue;
+                neighbour[i] = j, neighbour[j] = i, distance[i] = distance[j] = square;
+            }
+    }
+
     // Only mutual neighbours merge, so that a chain of tokens does not fall together at once.
     bool join(double* y, double t) {
         const int64_t count = field.count, d = field.dim();
         int64_t left = 0;
+        pair_crowd(y);
         for (int64_t i = 0; i < count; i++) {
             const int64_t j = neighbour[i];
-            const bool mutual = j >= 0 && neighbour[j] == i && __builtin_sqrt(distance[i]) < march.merge;
+            const bool mutual = mutual_at(i);
             part[i] = 1;
             place[i] = mutual && j < i ? -1 : left++;
         }

@@ -2,8 +2,10 @@
 #pragma once
 
 #include "backward.h"
+#include "ceilings.h"
 #include "columns.h"
 #include "run.h"
+#include "zonal.h"
 
 namespace attractor::ATTRACTOR_ISA {
 
@@ -52,7 +54,8 @@ void powers(const void* from, void* to, int64_t count) {
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {[] { return group<T>; }, scratch<T>, measure<T>, forward<T>, backward<T, false>, backward<T, true>, powers<T>};
+    return {[] { return group<T>; }, scratch<T>,  measure<T>,       forward<T>,       backward<T, false>,
+            backward<T, true>,       powers<T>,   multiply_adds<T>, powers_of_two<T>};
 }
 
 }  // namespace attractor::ATTRACTOR_ISA

@@ -19,8 +19,6 @@ namespace nb = nanobind;
 
 namespace attractor {
 
-const InstructionSet& named(const std::string& name);  // module.cpp
-
 namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -68,7 +66,7 @@ void set_tableau(March& march, int order, const Rows& inner, const std::vector<d
 
 // Up to `attempts` steps of every member, for about `seconds`.
 void run(March& march, const std::string& set, int threads, double seconds) {
-    const InstructionSet& chosen = named(set);
+    const InstructionSet& chosen = named(set.c_str());
     march.late = late, march.share = share;
     march.workers = march.members == 1 ? threads : 1;
     march.deadline = now() + seconds;
@@ -115,7 +113,7 @@ void bind_march(nb::module_& module) {
         NUMBER(members) NUMBER(width) NUMBER(n) NUMBER(d) NUMBER(e) NUMBER(heads) NUMBER(squared) NUMBER(averaged)
         NUMBER(causal) NUMBER(skip_self) NUMBER(diagonal) NUMBER(uniform) NUMBER(window) NUMBER(query_stride) NUMBER(value_stride)
         NUMBER(factor_stride) NUMBER(mass_stride) NUMBER(visible_stride) NUMBER(scale) NUMBER(bias) NUMBER(radius)
-        NUMBER(start) NUMBER(end) NUMBER(rtol) NUMBER(atol) NUMBER(first_step) NUMBER(fresh) NUMBER(attempts)
+        NUMBER(start) NUMBER(end) NUMBER(rtol) NUMBER(atol) NUMBER(first_step) NUMBER(fresh) NUMBER(attempts) NUMBER(safety) NUMBER(shrink) NUMBER(grow)
         NUMBER(saves) NUMBER(columns) NUMBER(named_times) NUMBER(consensus) NUMBER(collapse) NUMBER(steady)
         NUMBER(bound) NUMBER(noise) NUMBER(patience) NUMBER(enough_rest) NUMBER(merge)
         ADDRESS(query) ADDRESS(key) ADDRESS(value) ADDRESS(factors) ADDRESS(visible) ADDRESS(masses) ADDRESS(matrix)

@@ -52,6 +52,7 @@ struct March {
 
     // the clock and the steps
     double start = 0, end = 0, rtol = 0, atol = 0, first_step = 0;
+    double safety = 1, shrink = 1, grow = 1;  // of the controller (flow/control.py)
     bool fresh = false;  // no step was taken yet: slopes and the first step are still to be found
     int64_t attempts = 1;
     double deadline = 0;  // as `late` understands it

@@ -22,9 +22,13 @@ struct Range {
     int64_t start, stop;
 };
 
+// Where queries stand among the keys.
+inline Range placed(const Problem& problem, Range rows) { return {rows.start + problem.offset, rows.stop + problem.offset}; }
+
 // Keys that some query of `rows` sees, by the causal and window masks.
 inline Range visible_keys(const Problem& problem, Range rows) {
     Range keys = {0, problem.m};
+    rows = placed(problem, rows);
     if (problem.causal) keys.stop = least(keys.stop, rows.stop);
     if (problem.window) {
         keys.start = greatest(keys.start, rows.start - problem.window + 1);
@@ -35,18 +39,19 @@ inline Range visible_keys(const Problem& problem, Range rows) {
 
 // Queries that see some key of `keys`.
 inline Range seeing_queries(const Problem& problem, Range keys) {
-    Range rows = {0, problem.n};
-    if (problem.causal) rows.start = keys.start;
+    Range rows = placed(problem, {0, problem.n});
+    if (problem.causal) rows.start = greatest(rows.start, keys.start);
     if (problem.window) {
         rows.start = greatest(rows.start, keys.start - problem.window + 1);
         rows.stop = least(rows.stop, keys.stop - 1 + problem.window);
     }
-    return rows;
+    return {rows.start - problem.offset, rows.stop - problem.offset};
 }
 
 // Whether every query of `rows` sees every key of `keys`.
 inline bool all_visible(const Problem& problem, Range rows, Range keys) {
     if (problem.visible.data) return false;
+    rows = placed(problem, rows);
     if (problem.causal && keys.stop - 1 > rows.start) return false;
     if (problem.window && (rows.stop - 1 - keys.start >= problem.window || keys.stop - 1 - rows.start >= problem.window))
         return false;
@@ -54,8 +59,9 @@ inline bool all_visible(const Problem& problem, Range rows, Range keys) {
 }
 
 inline bool sees(const Problem& problem, const uint8_t* visible, int64_t query, int64_t key) {
-    if (problem.causal && key > query) return false;
-    if (problem.window && (query - key >= problem.window || key - query >= problem.window)) return false;
+    const int64_t place = query + problem.offset;
+    if (problem.causal && key > place) return false;
+    if (problem.window && (place - key >= problem.window || key - place >= problem.window)) return false;
     return !visible || visible[query * problem.visible.row + key * problem.visible.column];
 }
 
@@ -71,10 +77,11 @@ void hide(const Problem& problem, const uint8_t* visible, Range lanes, Range oth
                 entry[lane - lanes.start] = value;
 }
 
-// Write 0 where the key is the query itself.
+// Write 0 where the key is the query itself. Lanes are queries, or keys if `swapped`.
 template <class T, int NQ>
-void drop_self(Range lanes, Range others, Vector<T>* tile) {
+void drop_self(const Problem& problem, Range lanes, Range others, bool swapped, Vector<T>* tile) {
     T* entry = (T*)tile;
+    (swapped ? others : lanes) = placed(problem, swapped ? others : lanes);
     for (int64_t own = greatest(lanes.start, others.start); own < least(lanes.stop, others.stop); own++)
         entry[(own - others.start) * NQ * width<T> + own - lanes.start] = 0;
 }

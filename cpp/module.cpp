@@ -1,12 +1,15 @@
 // The Python module: addresses and strides in, nothing copied, the interpreter's lock released while the kernels run.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "problem.h"
@@ -50,12 +53,13 @@ std::vector<const InstructionSet*> usable() {
 
 }  // namespace
 
-// By name; the widest if there is none. march.cpp calls it too.
-const InstructionSet& named(const std::string& name) {
+const InstructionSet& named(const char* name) {
     for (const InstructionSet* set : usable())
-        if (name.empty() || name == set->name) return *set;
-    throw std::invalid_argument("the instruction set '" + name + "' is not one this machine can run");
+        if (std::string(name) == set->name) return *set;
+    throw std::invalid_argument("the instruction set '" + std::string(name) + "' is not one this machine can run");
 }
+
+void bind_spectral(nb::module_& module);  // spectral.cpp
 
 namespace {
 
@@ -79,9 +83,9 @@ struct Call {
     int threads;
 
     Call(const std::string& set, bool is_double, int threads_, const Numbers& shape, const Numbers& sizes, int mode,
-         bool causal, int64_t window, bool skip_self)
+         bool causal, int64_t window, bool skip_self, int64_t offset)
         : threads(threads_) {
-        const InstructionSet& chosen = named(set);
+        const InstructionSet& chosen = named(set.c_str());
         float64 = &chosen.float64;
         kernels = is_double ? &chosen.float64 : &chosen.float32;
         if (shape.size() > max_axes) throw std::invalid_argument("too many batch axes");
@@ -96,6 +100,7 @@ struct Call {
         problem.causal = causal;
         problem.window = window;
         problem.skip_self = skip_self;
+        problem.offset = offset;
     }
 
     // Bounds of all members, two numbers each; nothing if reading the keys once more would not pay.
@@ -124,9 +129,9 @@ struct Call {
 };
 
 void forward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
-             bool causal, int64_t window, bool skip_self, const Numbers& q, const Numbers& k, const Numbers& v,
+             bool causal, int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k, const Numbers& v,
              const Numbers& bias, const Numbers& visible, const Numbers& output, const Numbers& logsumexp) {
-    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self);
+    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self, offset);
     Problem& problem = call.problem;
     problem.q = operand(q, problem.axes), problem.k = operand(k, problem.axes), problem.v = operand(v, problem.axes);
     problem.bias = operand(bias, problem.axes), problem.visible = operand(visible, problem.axes);
@@ -138,11 +143,11 @@ void forward(const std::string& set, bool is_double, int threads, const Numbers&
 }
 
 void backward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
-              bool causal, int64_t window, bool skip_self, const Numbers& q, const Numbers& k, const Numbers& v,
+              bool causal, int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k, const Numbers& v,
               const Numbers& bias, const Numbers& visible, const Numbers& grad_output, const Numbers& log2sum,
               const Numbers& row_term, const Numbers& grad_q, const Numbers& grad_k, const Numbers& grad_v,
               const Numbers& grad_bias) {
-    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self);
+    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self, offset);
     Problem& problem = call.problem;
     problem.q = operand(q, problem.axes), problem.k = operand(k, problem.axes), problem.v = operand(v, problem.axes);
     problem.bias = operand(bias, problem.axes), problem.visible = operand(visible, problem.axes);
@@ -163,19 +168,39 @@ std::vector<std::string> instruction_sets() {
 }
 
 void exp2(const std::string& set, bool is_double, int64_t from, int64_t to, int64_t count) {
-    const InstructionSet& chosen = named(set);
+    const InstructionSet& chosen = named(set.c_str());
     (is_double ? chosen.float64 : chosen.float32)
         .exp2(reinterpret_cast<const void*>(from), reinterpret_cast<void*>(to), count);
+}
+
+// Seconds and operations of a loop that does nothing else, on several threads at once.
+std::pair<double, double> ceiling(const std::string& set, bool is_double, bool powers, int threads, int64_t repeats) {
+    const InstructionSet& chosen = named(set.c_str());
+    const Kernels& kernels = is_double ? chosen.float64 : chosen.float32;
+    nb::gil_scoped_release released;
+    std::vector<double> done(size_t(threads), 0.0);
+    std::vector<double> seeds(size_t(threads) * 8, 0.0);
+    const auto start = std::chrono::steady_clock::now();
+    parallel(threads, threads, [&](int64_t task, int) {
+        void* seed = &seeds[size_t(task) * 8];
+        done[size_t(task)] = (powers ? kernels.powers_of_two : kernels.multiply_adds)(repeats, seed);
+    });
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    double total = 0;
+    for (double one : done) total += one;
+    return {took.count(), total};
 }
 
 }  // namespace
 }  // namespace attractor
 
 NB_MODULE(_kernels, module) {
-    module.doc() = "Compiled kernels of the fused engine; attractor.engines.fused calls them.";
+    module.doc() = "Compiled kernels; attractor.engines.fused and attractor.engines.spectral call them.";
     module.def("forward", &attractor::forward);
     module.def("backward", &attractor::backward);
     module.def("instruction_sets", &attractor::instruction_sets);
     module.def("exp2", &attractor::exp2);
     attractor::bind_march(module);
+    attractor::bind_spectral(module);
+    module.def("ceiling", &attractor::ceiling);
 }

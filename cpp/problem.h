@@ -29,6 +29,7 @@ struct Problem {
     bool causal = false;
     int64_t window = 0;  // 0: none
     bool skip_self = false;
+    int64_t offset = 0;  // query i stands at the place of key offset + i, for the masks and for skip_self
     // For each member, a bound on |k_j| and one on |bias_j|, of the problem's number type; null: not known.
     const void* reach = nullptr;
     bool calm = false;  // the caller knows that all scores are moderate (forward.h)
@@ -47,6 +48,43 @@ struct Kernels {
     void (*backward_queries)(const Problem&, int64_t task, void* scratch);
     void (*backward_keys)(const Problem&, int64_t task, void* scratch);
     void (*exp2)(const void* from, void* to, int64_t count);  // for tests of its error
+    double (*multiply_adds)(int64_t repeats, void* result);    // for the limits of the machine: see ceilings.h
+    double (*powers_of_two)(int64_t repeats, void* result);
+};
+
+// Harmonics up to `order` at the n tokens `scale * points` of the unit circle or sphere; see zonal.h. Tables over (m, l) have rows
+// of `stride` > order + 2 numbers on the sphere; on the circle they have one number for each m.
+struct Harmonics {
+    int64_t n = 0, order = 0, stride = 0, channels = 0;
+    int dim = 0;
+    const double* points = nullptr;
+    int64_t row = 0;
+    double scale = 0.0;
+    const double* steps = nullptr;    // of the recurrence, on the sphere
+    const double* weights = nullptr;  // analysis: (channels, n), or null for one channel of ones
+    const double* series = nullptr;   // synthesis: blocks of four channels, and the rest; in a block (m, l, channel, re and im)
+};
+
+// What becomes of the sums of a row: channel 0 is the normaliser, channel 1 that of |v| if `first` is 2, then come the values.
+struct Rows {
+    int64_t columns = 0, first = 1;
+    bool divide = true, skip_self = false;
+    double stretch = 1.0, factor = 1.0;            // of the values, and of the results if they are not divided
+    double limit = 0.0, size_limit = 0.0;          // least sums whose error is small enough
+    double level = 0.0, logarithm = 0.0;           // the largest score, without and with the bias
+    int64_t own = 0;                               // rows below it have a key of their own
+    const double *keys = nullptr, *values = nullptr, *masses = nullptr;
+    int64_t keys_row = 0, values_row = 0;
+    double *output = nullptr, *logsumexp = nullptr;
+    bool* good = nullptr;
+};
+
+struct Zonal {
+    int64_t gathered, spread;  // tokens of a group in the two passes
+    size_t (*gather_bytes)(const Harmonics&);
+    size_t (*spread_bytes)(const Harmonics&);
+    void (*gather)(const Harmonics&, int64_t start, int64_t stop, double* result, void* scratch);
+    int64_t (*spread_out)(const Harmonics&, const Rows&, int64_t task, void* scratch);  // returns the rows that are not good
 };
 
 struct March;
@@ -54,8 +92,12 @@ struct March;
 struct InstructionSet {
     const char* name;
     Kernels float32, float64;
+    Zonal zonal;
     size_t (*march_scratch)(const March&);                          // the native loop (march.h): bytes a worker needs
     void (*march_member)(const March&, int64_t row, void* scratch);  // and the steps of one member
 };
+
+// By name; throws if this machine cannot run it.
+const InstructionSet& named(const char* name);
 
 }  // namespace attractor

@@ -67,9 +67,9 @@ private:
 
     // How much longer or shorter the next step is (flow/control.py).
     double factor(double error, bool fits) const {
-        const double ideal = 0.9 * __builtin_pow(error > 1e-300 ? error : 1e-300, -1.0 / march.tableau.order);
-        const double most = fits && !retried ? 5 : 1;
-        return ideal < 0.2 ? 0.2 : ideal > most ? most : ideal;
+        const double ideal = march.safety * __builtin_pow(error > 1e-300 ? error : 1e-300, -1.0 / march.tableau.order);
+        const double most = fits && !retried ? march.grow : 1;
+        return ideal < march.shrink ? march.shrink : ideal > most ? most : ideal;
     }
 
     // The clock, with the rounding of every sum carried on; it shows the end exactly.

@@ -19,6 +19,18 @@ class StoreError(AttractorError, OSError):
     """A store cannot be read, written or resumed."""
 
 
+class MemoryShortageError(AttractorError, MemoryError):
+    """What was asked for needs more memory than there is; the message says how many tokens would fit."""
+
+
+class RankError(AttractorError, RuntimeError):
+    """A run on several processes lost one of them; ``told`` if that one said itself what was wrong."""
+
+    def __init__(self, message: str, told: bool = False) -> None:
+        super().__init__(message)
+        self.told = told
+
+
 class MissingExtraError(AttractorError, ImportError):
     """An optional dependency is not installed."""
 

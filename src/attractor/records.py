@@ -92,11 +92,24 @@ def tensors(value: Any) -> list[torch.Tensor]:
         return []
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, Record):
+    if isinstance(value, Record) and dataclasses.is_dataclass(value):
         return [tensor for field in _fields(value) for tensor in tensors(getattr(value, field.name))]
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in tensors(item)]
     return []
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The same record with every tensor on a device; what holds none elsewhere stays the object it is."""
+    if all(tensor.device == device for tensor in tensors(value)):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(item, device) for item in value)
+    return dataclasses.replace(
+        value, **{field.name: moved(getattr(value, field.name), device) for field in _fields(value)}
+    )
 
 
 def citations(value: Any) -> list[str]:

@@ -30,6 +30,7 @@ def test_the_report(command: Command) -> None:
     assert report["loop"]["name"] == "native"
     assert report["loop"]["works"] is not report["loop"]["message"].startswith("does not work here")
     assert report["loop"]["passed"] is (True if report["loop"]["works"] else None)
+    assert all(engine["passed"] is True for engine in engines.values() if engine["works"])
 
 
 def test_people_are_told_how_to_get_what_is_missing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,8 +51,9 @@ def test_an_engine_that_does_not_work_says_why(command: Command, monkeypatch: py
     assert "broken  does not work here: no such device" in done.out
 
 
-def test_a_wrong_engine_fails_the_self_test(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "closed_form_error", lambda engine: 1e-3)
+@pytest.mark.parametrize("part", ["closed_form_error", "attention_error"])
+def test_a_wrong_engine_fails_the_self_test(command: Command, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    monkeypatch.setattr(selftest, part, lambda engine: 1e-3)
     done = command("doctor")
     assert done.code == 1
     assert done.err.count("\n") == 1

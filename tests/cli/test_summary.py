@@ -7,7 +7,7 @@ import json
 import torch
 
 import attractor as at
-from attractor.flow.summary import LISTED, LOOKED_AT, strict
+from attractor.flow.summary import ENDS, LISTED, LOOKED_AT, MERGES, strict
 
 
 def test_a_summary_is_json() -> None:
@@ -28,6 +28,27 @@ def test_members_of_large_merges_are_counted_not_listed() -> None:
     assert max(event["size"] for event in events) == 100
     for event in events:
         assert (event["members"] is None) == (event["size"] > LISTED)
+
+
+def test_of_very_many_merges_the_first_and_the_last_are_listed() -> None:
+    """And every event of the user; what is left out is counted."""
+    tokens = at.Tokens(torch.eye(3, dtype=torch.float64)[torch.arange(2 * MERGES) % 3])
+    event = at.Event(lambda tokens, time: 0.05 - time, label="soon", terminal=False)
+    options = {"space": at.Sphere(), "until": 0.1, "events": [event]}
+    run = at.flow(at.Attention.isotropic(3, 1.0), tokens, **options)
+    report = run.summary()
+    assert run.stats.merges == 2 * MERGES - 3
+    assert [event["kind"] for event in report["events"]] == ["merge"] * 2 * ENDS + ["soon"]
+    assert report["events_left_out"] == len(run.events) - 2 * ENDS - 1
+    assert report["events"][0]["size"] == 2
+    assert report["events"][2 * ENDS - 1]["size"] == run.events[-2].size > 2 * MERGES / 4
+
+
+def test_few_merges_are_all_listed() -> None:
+    tokens = at.Tokens(torch.ones(100, 2, dtype=torch.float64))
+    report = at.flow(at.Attention.isotropic(2, 1.0), tokens, space=at.Sphere(), until=1.0).summary()
+    assert len(report["events"]) == 99
+    assert report["events_left_out"] == 0
 
 
 def test_the_start_is_where_the_flow_began() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attractor import engines
-from attractor.engines import Problem, attend, choose, fused, using
+from attractor.engines import Problem, attend, choose, fused, reference, using
 from attractor.engines.fused import kernels
 from attractor.errors import InputError, UnsupportedError
 
@@ -310,6 +310,23 @@ def test_nothing_to_do() -> None:
     assert logsumexp is not None
     assert output.tolist() == [[0.0] * 3] * 4
     assert bool((logsumexp == -torch.inf).all())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("rows", "n"), [(slice(0, 7), 500), (slice(93, 199), 500), (slice(400, 500), 500), (slice(3, 4), 9)]
+)
+def test_rows_of_a_larger_problem_leave_out_their_own_keys(
+    mode: Any, rows: slice, n: int, instruction_set: str
+) -> None:
+    """Tiles without such a key take a shorter way, wherever the rows stand among the keys."""
+    rng = np.random.default_rng(n + rows.start)
+    q, k, v = draw(rng, n, 3), draw(rng, n, 3), draw(rng, n, 2)
+    whole = Problem(q, k, v, draw(rng, n), mode, causal=False, window=None, visible=None, skip_self=True)
+    (got, _), (expected, _) = fused.run(whole.part(rows)), reference.run(whole)
+    assert got is not None
+    assert expected is not None
+    torch.testing.assert_close(got, expected[rows], rtol=1e-12, atol=1e-12)
 
 
 @built

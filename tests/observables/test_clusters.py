@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.spatial import KDTree
 
 from attractor.errors import InputError
 from attractor.observables import cluster_sizes, clusters, neighbours
@@ -113,3 +114,32 @@ def test_distances_are_those_of_the_space() -> None:
 def test_a_radius_must_be_a_length(radius: float) -> None:
     with pytest.raises(InputError, match="radius"):
         clusters(Tokens([[0.0]]), radius=radius)
+
+
+@pytest.mark.parametrize("radius", [0.02, 0.05, 0.1, 0.3])
+@pytest.mark.parametrize("shape", ["sphere", "patches", "bridge"])
+def test_crowds_are_joined_by_cells(shape: str, radius: float) -> None:
+    """Against the list of all pairs: where tokens crowd, cells give the same components and the same first members."""
+    generator = np.random.default_rng(3)
+    points = generator.standard_normal((4000, 3))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    if shape == "patches":
+        points = np.eye(3)[generator.integers(0, 3, 4000)] + 0.1 * generator.random((4000, 3))
+    if (
+        shape == "bridge"
+    ):  # two crowds whose cells' first tokens are far apart, joined by one pair just within reach, or not
+        points = 0.2 * radius * generator.random((4000, 3))
+        points[2000:] += [1.2 * radius + 1e-9, 0.0, 0.0]
+        points[[0, -1]] = [[0.2 * radius, 0.0, 0.0], [1.2 * radius - 1e-9, 0.0, 0.0]]
+    tree = KDTree(points)
+    pairs = tree.query_pairs(radius, output_type="ndarray")
+    expected = neighbours._first_members(pairs[:, 0], pairs[:, 1], len(points))
+    found = neighbours._crowded(points, radius)
+    # elsewhere there are a token or two to a cell, and pairs are listed
+    assert (found is not None) == (radius >= {"sphere": 0.3, "patches": 0.05, "bridge": 0.0}[shape])
+    if found is not None:
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_hundred_thousand_tokens_on_a_sphere_are_one_cluster() -> None:
+    assert int(clusters(Tokens.uniform(100_000, 3), space=Sphere())) == 1

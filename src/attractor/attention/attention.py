@@ -145,6 +145,12 @@ class Attention(Law):
         return scalars if torch.equal(value, scalars[..., None, None] * identity) else None
 
     @cached_property
+    def _unit_value(self) -> bool:
+        """Whether every head's value is exactly I."""
+        scalars = self._value_scalars
+        return scalars is not None and bool((scalars == 1).all())
+
+    @cached_property
     def _symmetric_scores(self) -> bool:
         """Whether scores form a symmetric positive semi-definite matrix for any tokens, and stay so where gradients look."""
         if self.positions is not None or self.query_bias is not None or self.key_bias is not None or self.scale < 0:
@@ -171,7 +177,7 @@ class Attention(Law):
             moved = kernel.attend(pairing, points.unsqueeze(-3))
             if scalars is None:
                 moved = moved @ _with_heads(self.value).to(points).mT
-            elif not bool((scalars == 1).all()):
+            elif not self._unit_value:
                 moved = moved * scalars.to(points)[..., None, None]
         moved = moved.squeeze(-3) if moved.shape[-3] == 1 else moved.sum(-3)
         return moved if self.output_bias is None else moved + self.output_bias.to(moved)

@@ -8,17 +8,34 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import typer
 
-from attractor.errors import AttractorError, InputError, UnsupportedError
+from attractor.errors import AttractorError, InputError, RankError, UnsupportedError
 
 FAILED, BAD_ARGUMENT, INTERRUPTED = 1, 2, 130
 
 
 def complain(message: str, command: str = "attractor") -> None:
-    """One line on stderr, whatever the message holds."""
-    typer.echo(f"{command}: error: {' '.join(message.split())}", err=True)
+    """One line on stderr, whatever the message holds; of several processes that would say it, the first does."""
+    if first_to_say(message):
+        typer.echo(f"{command}: error: {' '.join(message.split())}", err=True)
+
+
+def first_to_say(message: str) -> bool:
+    """Whether no other process of torchrun has said this; if nobody knows, it is said."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return True
+    import torch.distributed as processes
+
+    try:
+        # kept by torchrun itself, so that it outlives any of its processes
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = processes.TCPStore(*place, is_master=False, timeout=timedelta(seconds=2))  # pyright: ignore[reportPrivateImportUsage]
+        return store.add(f"attractor/said/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}/{message}", 1) == 1
+    except Exception:
+        return True
 
 
 @contextmanager
@@ -34,6 +51,10 @@ def ending(command: str, debug: bool, *, interrupted: Callable[[], str] = lambda
     except BrokenPipeError:
         # whoever read our output has left; what Python still flushes at exit must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(FAILED) from None
+    except RankError as error:
+        if not error.told:
+            complain(str(error), command)
         raise typer.Exit(FAILED) from None
     except Exception as error:
         if debug:

@@ -103,6 +103,15 @@ def check_picture(path: Path) -> None:
     _check_folder(target(path).parent, f"--plot {path}")
 
 
+def check_file(path: Path, option: str) -> None:
+    """Refuse a file that could not be written at the end."""
+    if path.is_dir():
+        raise InputError(f"{option} {path} is a folder; give the name of a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"{option} {path}: the folder {path.parent} does not exist; create it first")
+    _check_folder(path.parent, f"{option} {path}")
+
+
 def check_store(path: Path) -> None:
     """Refuse a store that could not be made."""
     if find_spec("zarr") is None:

@@ -8,10 +8,13 @@ import statistics
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
+
+from attractor.memory import size
 
 PACKAGES = ("attractor", "torch", "numpy", "scipy")
 
@@ -20,6 +23,14 @@ def print_json(document: dict[str, Any]) -> None:
     """Exactly one object on one line, in JSON that any reader accepts."""
     sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
     sys.stdout.flush()
+
+
+def write_json(document: dict[str, Any], path: Path) -> None:
+    """One object in a file, whole or not at all, indented so that versions of it can be compared."""
+    from attractor.pictures.writing import atomic
+
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(document, allow_nan=False, indent=1) + "\n", encoding="utf-8")
 
 
 def versions() -> dict[str, str | None]:
@@ -71,13 +82,14 @@ def _costs(report: dict[str, Any]) -> dict[str, str]:
         "law": report["law"] or "none",
         "evaluations": f"{stats['evaluations']:,}",
         "steps": f"{stats['accepted']:,} accepted, {stats['rejected']:,} rejected ({stats['method']})",
-        "seconds": f"{stats['seconds']:.3g} (engine {stats['engine'] or 'none'})",
+        "seconds": f"{stats['seconds']:.3g} (engine {stats['engine'] or 'none'}{_processes(stats['processes'])})",
+        "memory": f"{size(stats['peak_memory'])} at most" if stats["peak_memory"] else "not known",
         "saved": f"{sizes['saved']:,} times",
     }
     merges = [event["time"] for event in report["events"] if event["kind"] == "merge"]
     if merges:
         rows["merges"] = (
-            f"{len(merges):,}, the first at t = {number(min(merges))}, the last at t = {number(max(merges))}"
+            f"{stats['merges']:,}, the first at t = {number(min(merges))}, the last at t = {number(max(merges))}"
         )
     if "outcomes" in report:
         rows["outcomes"] = ", ".join(f"{count} {name}" for name, count in report["outcomes"].items())
@@ -90,6 +102,10 @@ def _observables(report: dict[str, Any]) -> dict[str, str]:
         start, end = (_cell(values[when], report["sizes"]["ensemble"]) for when in ("start", "end"))
         rows[name] = f"{start:>12}{end:>14}"
     return rows
+
+
+def _processes(count: int) -> str:
+    return "" if count == 1 else f" on {count} processes"
 
 
 def _cell(value: Any, ensemble: list[int]) -> str:

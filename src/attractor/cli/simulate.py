@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from attractor.cli.law import BETA, LawOptions, build_law, read_law
 from attractor.cli.output import OutputOptions, check_output
 from attractor.cli.running import RunOptions, flow_options
 from attractor.cli.space import SpaceOptions, build_space
-from attractor.cli.tokens import DIM, TokenOptions, random_tokens, read_tokens
+from attractor.cli.tokens import DIM, TOKENS, TokenOptions, random_tokens, read_tokens
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,20 +56,28 @@ def simulate(
         check_numbers(context)
         check_output(output, context)
         if output.resume is None:
-            problem = build(tokens, law, space)
+            problem = build(tokens, law, space, run)
             result = follow(problem, run, output)
             arguments = resolved(problem, tokens, law, space, run, output)
         else:
             result = go_on(output.resume, run, output)
             arguments = _words({**result.definition["options"], **asdict(output)})
-        pictures, failure = write_pictures(result, output.plot or [], output.member)
-        tell(context, result, arguments, output, [str(path) for path in pictures])
-        if failure is not None:
-            raise failure
+        if first_process():
+            pictures, failure = write_pictures(result, output.plot or [], output.member)
+            tell(context, result, arguments, output, [str(path) for path in pictures])
+            if failure is not None:
+                raise failure
         stalled = [outcome for outcome in result.outcomes if outcome.name == "stalled"]
         if stalled:
             complain(f"the run stalled at t = {stalled[0].time:.6g}: {stalled[0].message}", "attractor simulate")
             raise typer.Exit(FAILED)
+
+
+def first_process() -> bool:
+    """Whether this is the process of torchrun that draws and prints, or the only one."""
+    from attractor.flow.together import leads
+
+    return leads()
 
 
 def interrupted(store: Path | None) -> str:
@@ -78,7 +87,7 @@ def interrupted(store: Path | None) -> str:
     return f"interrupted; go on with: {shlex.join(['attractor', 'simulate', '--resume', str(store)])}"
 
 
-def build(tokens: TokenOptions, law: LawOptions, space: SpaceOptions) -> Problem:
+def build(tokens: TokenOptions, law: LawOptions, space: SpaceOptions, run: RunOptions) -> Problem:
     """Files first, since they know the dimension; then what is made to fit them."""
     from attractor.spaces import Ellipsoid
 
@@ -89,8 +98,25 @@ def build(tokens: TokenOptions, law: LawOptions, space: SpaceOptions) -> Problem
         dim = matrices["query"].shape[-1]
     if dim is None and isinstance(where, Ellipsoid):
         dim = where.W.shape[0]
-    state = random_tokens(tokens, DIM if dim is None else dim) if state is None else state
+    if state is None:
+        check_room(tokens, DIM if dim is None else dim, run)
+        state = random_tokens(tokens, DIM if dim is None else dim)
     return Problem(build_law(law, matrices, state.dim, state.n), state, where)
+
+
+def check_room(tokens: TokenOptions, dim: int, run: RunOptions) -> None:
+    """Refuse more tokens than a run has memory for, before any is drawn."""
+    from attractor.flow.footprint import check_footprint
+    from attractor.flow.saving import save_times
+    from attractor.flow.steppers import default_method, stepper_named
+
+    options = flow_options(run)
+    shape = (tokens.ensemble or 1, TOKENS if tokens.tokens is None else tokens.tokens, dim)
+    bytes_each, rtol = (4, 1e-5) if tokens.float32 else (8, 1e-8)
+    stepper = stepper_named(options["method"] or default_method(options["rtol"] or rtol))
+    until = options["save"][-1] if options["until"] is None else options["until"]
+    saved = save_times(options["save"], 0.0, until, bytes_each * math.prod(shape))[0]
+    check_footprint(shape, stepper, len(saved), bytes_each)
 
 
 def follow(problem: Problem, run: RunOptions, output: OutputOptions) -> Trajectory:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -86,7 +88,20 @@ def _add(problem: Problem, output: Tensor | None, weights: Tensor, rows: slice, 
     if output is None or problem.v is None:
         return output
     if problem.skip_self:
-        i = torch.arange(rows.start, rows.stop, device=weights.device).unsqueeze(-1)
         j = torch.arange(columns.start, columns.stop, device=weights.device)
-        weights = weights.masked_fill(i == j, 0.0)
+        weights = weights.masked_fill(problem.places(rows) == j, 0.0)
     return output + weights @ problem.v[..., columns, :]
+
+
+def gradients(problem: Problem, *directions: Tensor | None) -> list[Tensor | None]:
+    """Gradients of q, k, v and the bias along directions of (output, logsumexp), differentiable themselves."""
+    # views, so that one tensor in two roles gets the gradient of each
+    parts = [
+        None if part is None else part.view_as(part) for part in (problem.q, problem.k, problem.v, problem.key_bias)
+    ]
+    q, k, v, key_bias = parts
+    results = run(replace(problem, q=q, k=k, v=v, key_bias=key_bias))  # type: ignore[arg-type]
+    pairs = [(one, two) for one, two in zip(results, directions, strict=True) if one is not None and two is not None]
+    wanted = [part for part in parts if part is not None and part.requires_grad]
+    found = iter(torch.autograd.grad([one for one, _ in pairs], wanted, [two for _, two in pairs], create_graph=True))
+    return [next(found) if part is not None and part.requires_grad else None for part in parts]

@@ -14,8 +14,8 @@ and the second result is :math:`\log\sum_j e^{s_{ij}}` (softmax and exponential 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class Problem:
     ``window`` w leaves keys with \\|i - j\\| < w visible, ``causal`` those with j <= i, ``visible`` (..., n, m) those that
     are True; they combine. ``skip_self`` leaves key i out of output i but keeps it in the normaliser: on a sphere with
     value c I the self term has no tangent part, and dropping it saves the small rates of far clusters from rounding.
+    ``offset`` says where the queries stand among the keys: i is offset plus the row, so that some rows of a problem are a
+    problem too.
     """
 
     q: Tensor
@@ -42,6 +44,9 @@ class Problem:
     window: int | None
     visible: Tensor | None
     skip_self: bool
+    offset: int = 0
+    # what an engine found out while it was chosen, so that it need not look again
+    notes: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def queries(self) -> int:
@@ -54,6 +59,21 @@ class Problem:
     @property
     def masked(self) -> bool:
         return self.causal or self.window is not None or self.visible is not None
+
+    @property
+    def placed(self) -> bool:
+        """Whether the place of a query among the keys matters."""
+        return self.causal or self.window is not None or self.skip_self
+
+    def part(self, rows: slice) -> Problem:
+        """The same for some of the queries."""
+        visible = None if self.visible is None else self.visible[..., rows, :]
+        return replace(self, q=self.q[..., rows, :], visible=visible, offset=self.offset + rows.start)
+
+    def places(self, rows: slice) -> Tensor:
+        """Where some queries stand among the keys, as a column."""
+        first = self.offset
+        return torch.arange(first + rows.start, first + rows.stop, device=self.q.device).unsqueeze(-1)
 
     @property
     def batch(self) -> torch.Size:
@@ -79,7 +99,7 @@ class Problem:
         """True where the key is hidden from the query, for a block; None if nothing is hidden."""
         if not self.masked:
             return None
-        i = torch.arange(rows.start, rows.stop, device=self.q.device).unsqueeze(-1)
+        i = self.places(rows)
         j = torch.arange(columns.start, columns.stop, device=self.q.device)
         hidden = torch.zeros((), dtype=torch.bool, device=self.q.device)
         if self.causal:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attractor.engines import blockwise, fused, reference
+from attractor.engines import blockwise, fused, reference, spectral, spread, triton
 from attractor.engines.contract import MODES, Mode, Problem
 from attractor.errors import InputError, UnsupportedError
 
@@ -18,17 +18,33 @@ Run = Callable[[Problem], tuple[Tensor | None, Tensor | None]]
 
 @dataclass(frozen=True)
 class Engine:
-    """An implementation of ``attend``: ``reason`` says why it does not work here, or is empty."""
+    """An implementation of ``attend``: ``reason`` says why it does not work here, or is empty.
+
+    ``accepts`` says whether it would take a problem unasked; ``obstacle`` says why it cannot even when asked by name, or is
+    empty (without it, an engine can do what it accepts).
+    One that honours ``Problem.offset`` says so by ``places``, and may be given some rows of a problem whose mask goes by place.
+    """
 
     name: str
     run: Run
     accepts: Callable[[Problem], bool]
     rank: Callable[[Problem], float]
     reason: str = ""
+    obstacle: Callable[[Problem], str] | None = None
+    places: bool = False
 
     @property
     def works(self) -> bool:
         return not self.reason
+
+    def cannot(self, problem: Problem) -> str:
+        """A sentence if it cannot run a problem; empty if it can."""
+        why = self.obstacle(problem) if self.obstacle is not None else ""
+        if why:
+            return f"engine {self.name!r} cannot run this problem: {why}"
+        if self.obstacle is None and not self.accepts(problem):
+            return f"engine {self.name!r} cannot run this problem (mode {problem.mode}, {problem.q.dtype})"
+        return ""
 
 
 _engines: dict[str, Engine] = {}
@@ -71,10 +87,15 @@ def choose(problem: Problem, name: str | None = None) -> Engine:
         engine = _engines[name]
         if not engine.works:
             raise UnsupportedError(f"engine {name!r} does not work here: {engine.reason}")
-        if not engine.accepts(problem):
-            raise UnsupportedError(f"engine {name!r} cannot run this problem (mode {problem.mode}, {problem.q.dtype})")
+        if why := engine.cannot(problem):
+            raise UnsupportedError(why)
         return engine
-    able = [engine for engine in _engines.values() if engine.works and engine.accepts(problem)]
+    moved = problem.placed and problem.offset != 0
+    able = [
+        engine
+        for engine in _engines.values()
+        if engine.works and engine.accepts(problem) and (engine.places or not moved)
+    ]
     return max(able, key=lambda engine: engine.rank(problem))
 
 
@@ -102,9 +123,15 @@ def attend(
     seen = _seen.get()
     if seen is not None:
         seen.add(chosen.name)
+    if spread.worthwhile(problem, chosen.places):
+        return spread.run(problem, chosen.run)
     return chosen.run(problem)
 
 
-register(Engine("reference", reference.run, lambda problem: True, reference.rank))
-register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank))
-register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason))
+register(Engine("reference", reference.run, lambda problem: True, reference.rank, places=True))
+register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank, places=True))
+register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason, obstacle=fused.obstacle, places=True))
+register(Engine("spectral", spectral.run, spectral.accepts, spectral.rank, spectral.reason, obstacle=spectral.obstacle))
+register(
+    Engine("triton", triton.run, triton.accepts, triton.rank, triton.reason, obstacle=triton.obstacle, places=True)
+)

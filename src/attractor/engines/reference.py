@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attractor import memory
 from attractor.engines.contract import Problem
 
+ARRAYS = 4  # of the size of all pairs that are held at once
 LARGEST = 1 << 22  # pairs held at once before the blockwise engine is the better choice
 
 
@@ -16,6 +18,12 @@ def rank(problem: Problem) -> float:
 
 
 def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+    if problem.pairs > LARGEST:
+        needed = ARRAYS * problem.pairs * problem.q.element_size()
+        what = f"the {problem.queries:,} x {problem.keys:,} pairs that the reference engine holds at once"
+        memory.check(
+            needed, problem.queries, what, power=2, device=problem.q.device, advice=", and other engines need less"
+        )
     scores = problem.q @ problem.k.transpose(-1, -2)
     if problem.key_bias is not None:
         scores = scores + problem.key_bias.unsqueeze(-2)
@@ -47,5 +55,5 @@ def _exponential(problem: Problem, scores: Tensor, hidden: Tensor | None) -> tup
 def _without_self(problem: Problem, weights: Tensor) -> Tensor:
     if not problem.skip_self:
         return weights
-    own = torch.eye(problem.queries, problem.keys, dtype=torch.bool, device=weights.device)
+    own = problem.places(slice(0, problem.queries)) == torch.arange(problem.keys, device=weights.device)
     return weights.masked_fill(own, 0.0)

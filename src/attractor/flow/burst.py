@@ -163,8 +163,8 @@ class Carried:
             return width
         width = int(counts.max())
         for row in np.flatnonzero(self.merges):
-            logs = (log[row, : self.merges[row]].tolist() for log in (self.times, self.left, self.right, self.weights))
-            merger.forest[merger.who[row]] += zip(*logs, strict=True)
+            logs = (log[row, : self.merges[row]].copy() for log in (self.times, self.left, self.right, self.weights))
+            merger.forest[merger.who[row]].extend(*logs)
         merger.masses, merger.anchor = _rows(self.masses, width), _rows(self.anchor, width)
         merger.row_of, merger.node_of = self.row_of, self.node_of[:, :width].copy()
         merger.alive = torch.from_numpy(np.arange(width)[None] < counts[:, None])

@@ -6,6 +6,8 @@ ends serve RK4 (order 6), two serve Euler. The interpolant is retracted to the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -63,6 +65,13 @@ class History:
                 torch.where(chosen, slopes, self.slopes),
             )
         self.count = np.minimum(self.count + accepted, self.size)
+
+    def merge(
+        self, shrink: Callable[[Tensor], Tensor], retract: Callable[[Tensor], Tensor], y: Tensor, f: Tensor
+    ) -> None:
+        """The same after a merge of rows at the newest end, which is now y with slope f."""
+        self.points = torch.stack([*(retract(shrink(points)) for points in self.points[:-1]), y])
+        self.slopes = torch.stack([*(shrink(slopes) for slopes in self.slopes[:-1]), f])
 
     @property
     def full(self) -> np.ndarray:

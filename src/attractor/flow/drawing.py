@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from attractor.errors import InputError, UnsupportedError
+from attractor.flow.forest import Log
+from attractor.flow.outcome import Event
 from attractor.flow.trajectory import Trajectory
 from attractor.pictures import Scene, draw
 from attractor.spaces import Ellipsoid, Sphere
@@ -16,6 +18,7 @@ from attractor.states import Gaussian
 
 SPHERE_CURVES = ("clusters", "consensus_gap", "hemisphere_margin")
 FLAT_CURVES = ("token_norm", "pairwise_distance", "clusters")
+MARKED = 4000  # events marked in a picture
 LARGE = 4096  # tokens above which observables that search neighbours or hulls are left out of pictures
 
 
@@ -46,8 +49,9 @@ def scene(run: Trajectory, member: int = 0, curves: Sequence[str] | None = None,
         curves = [
             name for name in curves if run.n <= LARGE or name in ("consensus_gap", "token_norm", "pairwise_distance")
         ]
-    merges = [(event.time, f"{event.size} tokens become one") for event in single.events if event.kind == "merge"]
-    others = [(event.time, event.kind) for event in single.events if event.kind != "merge"]
+    # of a million merges some show where all are; they come in the order of time, and the last ones are the largest
+    log = Log.from_events(single.events)
+    events = log.some(lambda merges: merges[:: -(-len(merges) // MARKED) or 1])
     return Scene(
         times=single.times.numpy(),
         points=single.points.detach().cpu().double().numpy(),
@@ -57,11 +61,15 @@ def scene(run: Trajectory, member: int = 0, curves: Sequence[str] | None = None,
         space_radius=space.radius if isinstance(space, Sphere) else 1.0,
         curves={name.replace("_", " "): _curve(single, name) for name in curves},
         title=title or f"{run.n} tokens under {_law(run)}" + (f" on the {space.name}" if space.curved else ""),
-        caption=_caption(single, len(merges)),
-        events=merges + others,
+        caption=_caption(single, log.merges),
+        events=[(event.time, _words(event)) for event in events],
         outcome=outcome.name,
         outcome_time=outcome.time,
     )
+
+
+def _words(event: Event) -> str:
+    return f"{event.size} tokens become one" if event.kind == "merge" else event.kind
 
 
 def _curve(run: Trajectory, name: str) -> np.ndarray:

@@ -12,20 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor import engines
+from attractor import engines, memory
 from attractor.attention import Law, Stack
 from attractor.attention.closure import Closure
+from attractor.engines import spread as processes
 from attractor.errors import InputError, UnsupportedError
+from attractor.flow.footprint import check_footprint
+from attractor.flow.forest import Log
 from attractor.flow.integration import Integration, Plan
-from attractor.flow.merging import Merger, merge_events
+from attractor.flow.merging import Merger
 from attractor.flow.outcome import Statistics
 from attractor.flow.progress import Progress
 from attractor.flow.saving import Recorder, save_times
-from attractor.flow.steppers import stepper_named
+from attractor.flow.steppers import default_method, stepper_named
 from attractor.flow.stops import Event as UserEvent
 from attractor.flow.stops import Rule, rules_from
+from attractor.flow.together import together
 from attractor.flow.trajectory import Trajectory
-from attractor.records import tensors
+from attractor.records import moved, tensors
 from attractor.spaces import Euclidean, Space, space_named
 from attractor.states import Gaussian, Tokens
 
@@ -64,6 +68,7 @@ def flow(
     resume: bool = False,
     progress: Any = False,
     engine: str | None = None,
+    spread: bool | None = None,
 ) -> Trajectory:
     """Move tokens by a law over a space, from ``start`` to ``until``.
 
@@ -86,6 +91,9 @@ def flow(
     progress : True for a bar on stderr.
     engine : the name of an engine to use for attention, by the loop in Python; None chooses, and takes the steps of small
         systems in C++ where it can (then ``stats.engine`` is "native").
+    spread : whether the processes that torchrun started share the run: each then computes the attention of some of the tokens, rank 0
+        alone writes and draws the bar, and all return the same. None: where there are several and no gradient is asked for; False:
+        a run of its own on every one.
 
     Returns a :class:`Trajectory`.
     """
@@ -107,17 +115,26 @@ def flow(
     differentiable = any(tensor.requires_grad for part in (law, state, definition["space"]) for tensor in tensors(part))
     if differentiable and store is not None:
         raise UnsupportedError("gradients do not flow through a store; detach the law and the tokens first")
-    with engines.using(engine) as used, nullcontext() if differentiable else torch.no_grad():
+    with (
+        together(_shared(spread, differentiable), definition, store) as ranks,
+        engines.using(engine) as used,
+        nullcontext() if differentiable else torch.no_grad(),
+    ):
         run = prepare(definition, budget, differentiable)
         run.engines = used
-        with Progress(progress, run.plan) as bar:
+        if ranks is not None:
+            ranks.begin(run, definition, {"budget": budget, "store": (store is None, resume)})
+        drawn = progress is not True or ranks is None or ranks.rank == 0
+        with Progress(progress if drawn else False, run.plan) as bar:
             run.pause = 0.0 if bar.every_step else run.pause
             if store is None:
                 run.run(bar.show)
             else:
                 from attractor.flow.store import keep
 
-                keep(run, store, definition, resume, bar.show)
+                keep(run, store, definition, resume, bar.show, ranks)
+        if ranks is not None:
+            ranks.end()
         return finished(run, definition)
 
 
@@ -134,6 +151,7 @@ def prepare(
         law, state = law if type(law) is Law else Closure(law), Tokens.trusted(state.rows())
     elif not isinstance(state, Tokens):
         raise InputError(f"flow moves Tokens(...) or a Gaussian(...), got {type(state).__name__}")
+    law, space = moved(law, state.points.device), moved(space, state.points.device)
     law.check(state)
     space.check_dimension(state.dim)
     plan = _plan(law, state, space, options, definition["events"] or (), budget, differentiable)
@@ -142,10 +160,24 @@ def prepare(
         options["save"], plan.start, plan.until, state.points.numel() * state.points.element_size()
     )
     times = _layer_times(times, explicit, plan) if plan.stepper.name == "layers" else times
+    check_footprint(
+        tuple(state.points.shape), plan.stepper, len(times), state.points.element_size(), state.points.device
+    )
     entered = _entered(law, state, space)
     recorder = Recorder(times, explicit, entered.points.shape[0], entered.points)
     merger = None if tolerance is None else Merger(tolerance, _explicit_masses(entered))
     return Integration(plan, entered, recorder, merger)
+
+
+def _shared(spread: bool | None, differentiable: bool) -> bool:
+    """Whether other processes have a share in the run."""
+    if spread not in (None, True, False):
+        raise InputError(f"spread must be True, False or None, got {spread!r}")
+    if spread and differentiable:
+        raise UnsupportedError(
+            "gradients do not flow between processes; detach the law and the tokens, or give spread=False"
+        )
+    return not differentiable if spread is None else bool(spread)
 
 
 def _plain(value: Any) -> Any:
@@ -202,7 +234,7 @@ def _plan(
             raise InputError(f"{name} must be positive, got {amount}")
     start, until = _interval(law, options["start"], options["until"], options["save"])
     rtol, atol = _tolerances(state.points.dtype, options["rtol"], options["atol"])
-    stepper = stepper_named(options["method"] or ("dop853" if rtol <= 1e-7 else "dopri5"))
+    stepper = stepper_named(options["method"] or default_method(rtol))
     step, adaptive = options["step"], stepper.adaptive and options["adaptive"]
     if step is not None and not (math.isfinite(step) and step > 0):
         raise InputError(f"step must be positive, got {step:g}")
@@ -225,7 +257,7 @@ def _plan(
         events=tuple(events),
         max_seconds=math.inf if budget[0] is None else float(budget[0]),
         max_evaluations=math.inf if budget[1] is None else float(budget[1]),
-        native=options["engine"] is None and not differentiable,
+        native=options["engine"] is None and not differentiable and not processes.active(),
     )
 
 
@@ -295,15 +327,20 @@ def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
     last = float(np.max(recorder.ends))
     if not recorder.explicit and (len(times) == 0 or times[-1] < last):
         times, points = np.append(times, last), torch.cat([points, finals[None]])
-    log = list(run.watch.log)
     forests = [] if run.merger is None else run.merger.forest
-    for member, forest in enumerate(forests):
-        log += merge_events(forest, state.n, member)
     shape = (*state.batch_shape, *finals.shape[1:])
     engine = "+".join(sorted(run.engines))
     merges = sum(map(len, forests))
     stats = Statistics(
-        run.field.evaluations, run.accepted, run.rejected, run.seconds, plan.stepper.name, engine, merges
+        run.field.evaluations,
+        run.accepted,
+        run.rejected,
+        run.seconds,
+        plan.stepper.name,
+        engine,
+        merges,
+        run.processes,
+        memory.peak(),
     )
     return Trajectory(
         times=torch.from_numpy(np.array(times)),
@@ -314,7 +351,7 @@ def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
         law=None if type(definition["law"]) is Law else definition["law"],
         space=plan.space,
         initial=state,
-        events=sorted(log, key=lambda event: event.time),
+        events=Log(run.watch.log, forests),
         definition=definition,
         integration=run,
     )

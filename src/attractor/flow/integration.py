@@ -18,6 +18,7 @@ from attractor.flow.dense import History
 from attractor.flow.field import Field
 from attractor.flow.merging import Merger, Shrink
 from attractor.flow.outcome import Outcome
+from attractor.flow.replay import Replay
 from attractor.flow.saving import Recorder
 from attractor.flow.steppers.stepper import Inside, Step, Stepper
 from attractor.flow.stops import Event as UserEvent
@@ -59,6 +60,7 @@ class Integration:
         self.plan, self.recorder, self.merger, self.tokens = plan, recorder, merger, tokens
         self.field = Field(plan.law, plan.space, tokens, skip_self=merger is not None and plan.space.curved)
         self.control = Control(plan.stepper, plan.rtol, plan.atol)
+        self.attempt = plan.stepper.attempt if tokens.points.device.type == "cpu" else Replay(plan.stepper)
         members = tokens.points.shape[0]
         self.who = np.arange(members)
         self.t = np.full(members, plan.start)
@@ -76,9 +78,11 @@ class Integration:
         self.finals: list[Tensor | None] = [None] * members
         self.segment = 0
         self.accepted = self.rejected = 0
-        self.seconds = 0.0
+        self.seconds = self.now = 0.0
+        self.beat: Callable[[Integration], float] = lambda run: clock.perf_counter()  # the time, asked after every step
         self.engines: set[str] = set()
         self.pause = SECONDS  # at most between two looks at the run; 0 to look after every step
+        self.processes = 1
         if merger is not None:
             self.field.masses = merger.masses
 
@@ -91,8 +95,9 @@ class Integration:
 
     def march(self, after_step: Callable[[Integration], None]) -> None:
         """Step after step; ``after_step`` may look at the run and take a snapshot."""
-        began, counted = clock.perf_counter() - self.seconds, self.field.evaluations
-        self.watch.open_budget(clock.perf_counter(), counted)
+        self.now = self.beat(self)
+        began = self.now - self.seconds
+        self.watch.open_budget(self.now, self.field.evaluations)
         edges = [self.plan.start, *self.plan.law.breaks(self.plan.start, self.plan.until), self.plan.until]
         while self.segment < len(edges) - 1 and len(self.who):
             begin, end = edges[self.segment], edges[self.segment + 1]
@@ -103,10 +108,12 @@ class Integration:
             while len(self.who) and ((end - self.t) - self.t_low > 0).any():
                 if burst is None:
                     self._advance(begin, end)
+                    burst = self._smaller()
                 else:
                     self._burst(burst)
-                self.seconds = clock.perf_counter() - began
                 after_step(self)
+                self.now = self.beat(self)
+                self.seconds = self.now - began
                 if self.watch.spent():
                     return
             if len(self.who):
@@ -120,6 +127,10 @@ class Integration:
             outcome = Outcome("budget", float(self.t[row]), f"the budget of {self.watch.spent()} was spent")
             self.finish(row, outcome, self.y[row], float(self.t[row]))
         self._drop_ended()
+
+    def _smaller(self) -> Burst | None:
+        """The native loop takes over once merging has left few enough tokens."""
+        return burst_of(self) if self.merger is not None and len(self.who) else None
 
     def _burst(self, burst: Burst) -> None:
         """Many steps outside Python, and what they could not settle."""
@@ -163,7 +174,8 @@ class Integration:
         moving = left > 0  # members at the end of a segment wait there for the others
         h = np.minimum(self.h, left)
         h = np.where(left < 1.000001 * h, left, h)
-        step = self.plan.stepper.attempt(self.field, self.t, h, self.y, self.f)
+        self.interpolant = None  # all that was due is written, and it holds every slope of the last step
+        step = self.attempt(self.field, self.t, h, self.y, self.f)
         if self.plan.adaptive:
             error = self.control.error(step, self.y, self.alive)
             accepted = (error <= 1.0) & moving
@@ -269,20 +281,18 @@ class Integration:
         if not found:
             return
         self._emit(flush=True)
-        retract, history = self.plan.space.retract, self.history
+        whole: Shrink | None = None
         while found:
             shrink = self.merger.apply(found, self.t)
-            self.y = retract(shrink(self.y))
-            history.points = torch.stack([retract(shrink(points)) for points in history.points])
-            history.slopes = torch.stack([shrink(slopes) for slopes in history.slopes])
-            interpolant = self.interpolant
-            if interpolant is not None:
-                self.interpolant = cache(partial(_merged, interpolant, shrink))
+            self.y = self.plan.space.retract(shrink(self.y))
+            whole = shrink if whole is None else whole.then(shrink)
             found = self.merger.find(self.y, np.flatnonzero(accepted))
+        assert whole is not None
         self.field.masses = self.merger.masses
         self.f = self.field.lifted(self.t, self.y)
-        history.points = torch.cat([history.points[:-1], self.y[None]])
-        history.slopes = torch.cat([history.slopes[:-1], self.f[None]])
+        self.history.merge(whole, self.plan.space.retract, self.y, self.f)
+        if self.interpolant is not None:
+            self.interpolant = cache(partial(_merged, self.interpolant, whole))
 
     # ------------------------------------------------------------------ ending
 

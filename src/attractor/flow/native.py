@@ -12,6 +12,7 @@ from attractor.attention import Attention
 from attractor.attention.kernels import L2, Exponential, Linear, Sigmoid, Softmax
 from attractor.engines import native
 from attractor.engines.contract import MODES
+from attractor.flow.control import GROW, SAFETY, SHRINK
 from attractor.flow.stops import Collapse, Consensus, Steady
 from attractor.flow.watch import NOISE, PATIENCE, REST
 from attractor.spaces import Ellipsoid, Euclidean, Sphere
@@ -70,6 +71,7 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
     loop.set(
         start=plan.start, end=plan.until, rtol=plan.rtol, atol=plan.atol, first_step=plan.step or 0.0, bound=plan.bound
     )
+    loop.set(safety=SAFETY, shrink=SHRINK, grow=GROW)
     loop.set(noise=NOISE, patience=float(PATIENCE), enough_rest=float(REST))
     law = plan.law
     assert isinstance(law, Attention)

@@ -34,7 +34,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Cost of a run, summed over ensemble members: evaluations of the law, accepted and rejected steps."""
+    """Cost of a run, summed over ensemble members: evaluations of the law, accepted and rejected steps; ``processes`` shared it.
+
+    ``peak_memory`` is the most bytes that this process had held by the end of the run, None where the system does not say.
+    """
 
     evaluations: int = 0
     accepted: int = 0
@@ -43,6 +46,8 @@ class Statistics:
     method: str = ""
     engine: str = ""
     merges: int = 0
+    processes: int = 1
+    peak_memory: int | None = None
 
 
 @dataclass(frozen=True)

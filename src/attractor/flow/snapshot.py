@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from attractor.flow.forest import Forest
 from attractor.flow.integration import Integration
 from attractor.flow.outcome import Event, Outcome
 
@@ -100,7 +101,7 @@ def _take_merger(run: Integration) -> dict[str, np.ndarray]:
     anchor = np.zeros(0) if merger.anchor is None else _numpy(merger.anchor)
     arrays = {"masses": _numpy(merger.masses), "alive": _numpy(merger.alive), "anchor": anchor, "slack": merger.slack}
     arrays |= {"row_of": merger.row_of, "node_of": merger.node_of, "merging": merger.who}
-    return arrays | {f"forest{k}": np.array(forest).reshape(-1, 4) for k, forest in enumerate(merger.forest)}
+    return arrays | {f"forest{k}": forest.rows for k, forest in enumerate(merger.forest)}
 
 
 def _put_merger(run: Integration, arrays: dict[str, np.ndarray]) -> None:
@@ -110,8 +111,7 @@ def _put_merger(run: Integration, arrays: dict[str, np.ndarray]) -> None:
     merger.anchor = _tensor(arrays["anchor"], device) if arrays["anchor"].size else None
     merger.slack = arrays["slack"]
     merger.row_of, merger.node_of, merger.who = arrays["row_of"], arrays["node_of"], arrays["merging"]
-    forests = [arrays[f"forest{k}"] for k in range(len(merger.forest))]
-    merger.forest = [[(float(t), int(a), int(b), float(m)) for t, a, b, m in forest] for forest in forests]
+    merger.forest = [Forest(merger.n, arrays[f"forest{k}"]) for k in range(len(merger.forest))]
     run.field.masses = merger.masses
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from attractor.errors import StoreError, UnsupportedError, missing
 from attractor.flow import snapshot
 from attractor.flow.integration import Integration
 from attractor.records import decode, encode
+
+if TYPE_CHECKING:
+    from attractor.flow.ranks import Ranks
 
 SCHEMA = "attractor.run/1"
 INTERVAL = 1.0  # seconds between checkpoints
@@ -118,19 +121,18 @@ class Keeper:
         self.written = 0
         self.next = clock.perf_counter() + INTERVAL
 
-    def restore(self) -> None:
-        """Set the run to the last checkpoint, if there is one."""
+    def restore(self) -> dict[str, np.ndarray] | None:
+        """Set the run to the last checkpoint, if there is one; what it took is returned for other processes."""
         arrays = self.store.read_checkpoint()
         if arrays is None:
-            return
+            return None
         snapshot.put(self.run, arrays)
-        recorder = self.run.recorder
-        self.written = recorder.complete
-        if self.written:
-            rows = torch.from_numpy(np.asarray(self.group["points"][: self.written]))
-            if bool(torch.isnan(rows).any()):
-                raise StoreError(f"{self.store.path} is damaged: saved states are missing from it")
-            recorder.points[: self.written] = rows.reshape(recorder.points[: self.written].shape).to(recorder.points)
+        self.written = self.run.recorder.complete
+        arrays["complete"] = np.asarray(self.group["points"][: self.written])
+        if np.isnan(arrays["complete"]).any():
+            raise StoreError(f"{self.store.path} is damaged: saved states are missing from it")
+        _put_rows(self.run, arrays)
+        return arrays
 
     def after_step(self, run: Integration) -> None:
         self.show(run)
@@ -158,9 +160,21 @@ class Keeper:
 
 
 def keep(
-    run: Integration, path: str | Path, definition: dict[str, Any], resume: bool, show: Callable[[Integration], None]
+    run: Integration,
+    path: str | Path,
+    definition: dict[str, Any],
+    resume: bool,
+    show: Callable[[Integration], None],
+    ranks: Ranks | None = None,
 ) -> None:
-    """March with a store beside; with ``resume`` go on from its last checkpoint."""
+    """March with a store beside; with ``resume`` go on from its last checkpoint. Of several processes the first one writes."""
+    if ranks is not None and ranks.rank > 0:
+        arrays = ranks.share(None)
+        if arrays is not None:
+            snapshot.put(run, arrays)
+            _put_rows(run, arrays)
+        run.run(show)
+        return
     store = Store(path)
     if resume and store.exists:
         _check_same(store, describe(definition)[0])
@@ -169,9 +183,18 @@ def keep(
     keeper = Keeper(store, run, show)
     keeper.restore()
     run.pause = min(run.pause, INTERVAL)
+    arrays = keeper.restore()
+    if ranks is not None:
+        ranks.share(arrays)
     run.march(keeper.after_step)
     keeper.checkpoint()
     run.conclude()
+
+
+def _put_rows(run: Integration, arrays: dict[str, np.ndarray]) -> None:
+    """Saved states that were complete at the checkpoint."""
+    points = run.recorder.points[: len(arrays["complete"])]
+    points[:] = torch.from_numpy(arrays["complete"]).reshape(points.shape).to(points)
 
 
 def make(store: Store, run: Integration, definition: dict[str, Any]) -> None:

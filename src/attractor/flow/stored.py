@@ -38,6 +38,7 @@ def resume(
     max_seconds: float | None = None,
     max_evaluations: int | None = None,
     progress: Any = False,
+    spread: bool | None = None,
 ) -> Trajectory:
     """Go on with a stored run from its last checkpoint; one that has ended is returned as it is.
 
@@ -61,6 +62,7 @@ def resume(
         max_seconds=max_seconds,
         max_evaluations=max_evaluations,
         progress=progress,
+        spread=spread,
         **definition["options"],
     )
 

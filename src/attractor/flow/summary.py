@@ -8,25 +8,31 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attractor import observables
 from attractor.attention import Law
+from attractor.flow.forest import Log
 from attractor.flow.outcome import Event
 from attractor.flow.trajectory import Trajectory, law_at
 from attractor.states import Gaussian, Tokens
 
 LOOKED_AT = ("clusters", "token_norm", "pairwise_distance", "cosine", "effective_rank")  # none of them costs n^2
 LISTED = 64  # original tokens of a merge that are listed one by one
+MERGES = 2000  # merges that are listed one by one; of more, the first and the last are
+ENDS = 100  # of either
 
 
 def summary(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, Any]:
     """How a run ended, what it cost, what happened on the way, and observables at its start and end.
 
-    ``observe`` names further observables; those are given at every saved time too, under ``values``. Ensemble axes
-    become nested lists. A number that JSON cannot hold (an infinite norm) is None.
+    ``observe`` names further observables; those are given at every saved time too, under ``values``. Of very many merges
+    only the first and the last are listed, and ``events_left_out`` says how many are not. Ensemble axes become nested
+    lists. A number that JSON cannot hold (an infinite norm) is None.
     """
+    events = listed(run.events)
     ensemble, gaussian = list(run.initial.batch_shape), isinstance(run.initial, Gaussian)
     report: dict[str, Any] = {
         "outcome": asdict(run.outcome),
@@ -34,7 +40,8 @@ def summary(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, Any]:
         "law": None if run.law is None else repr(run.law),
         "space": run.space.name,
         "stats": asdict(run.stats),
-        "events": [described(event) for event in run.events],
+        "events": [described(event) for event in events],
+        "events_left_out": len(run.events) - len(events),
         "times": plain(run.times),
         "observables": measured(run, observe),
     }
@@ -74,6 +81,14 @@ def _law(run: Trajectory, time: float) -> Law | None:
 
 def finite(tokens: Tokens) -> bool:
     return bool(torch.isfinite(tokens.points).all())
+
+
+def listed(events: Sequence[Event]) -> Sequence[Event]:
+    """All events, but of very many merges the first and the last; ``stats.merges`` counts all."""
+    log = Log.from_events(events)
+    if log.merges <= MERGES:
+        return log
+    return log.some(lambda merges: np.concatenate([merges[:ENDS], merges[-ENDS:]]))
 
 
 def described(event: Event) -> dict[str, Any]:

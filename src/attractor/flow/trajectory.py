@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attractor.attention import Law
 from attractor.errors import InputError, UnsupportedError
+from attractor.flow.forest import Log
 from attractor.flow.outcome import Event, Outcome, Statistics
 from attractor.observables import named
 from attractor.spaces import Space
@@ -37,7 +38,7 @@ class Trajectory:
     law: Law | None
     space: Space
     initial: Tokens | Gaussian
-    events: list[Event] = field(default_factory=list)
+    events: Sequence[Event] = ()
     definition: dict[str, Any] = field(default_factory=dict, repr=False)
     integration: Any = field(default=None, repr=False)
 
@@ -105,7 +106,7 @@ class Trajectory:
         ]
         start = Tokens.trusted(initial.points.reshape(-1, *initial.points.shape[-2:])[index], *rows)
         final = Tokens.trusted(self.final.points.reshape(-1, self.n, self.dim)[index], *rows)  # type: ignore[union-attr]
-        events = [event for event in self.events if event.member == index]
+        events = Log.from_events(self.events).of(index)
         return Trajectory(self.times, flat, final, (self.outcomes[index],), self.stats, law, self.space, start, events)
 
     def state(self, index: int) -> Tokens | Gaussian:

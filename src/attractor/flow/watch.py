@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time as clock
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -40,12 +39,16 @@ class Watch:
         self.noted: dict[int, Outcome] = {}
         self.values: dict[tuple[int, int], float] = {}
         self.log: list[Event] = []
-        self.opened = (clock.perf_counter(), 0)
+        self.opened = (0.0, 0)
 
     def view(self, points: Tensor | None = None, rows: np.ndarray | None = None) -> View:
         """What the rules see of some rows, at points that may be interpolated."""
         run = self.run
-        rows = np.arange(len(run.who)) if rows is None else rows
+        if rows is None:
+            velocities, size = run.f, self.size[run.who]
+            return View(
+                run.t, run.y if points is None else points, velocities, run.alive, run.plan.space, run.plan.until, size
+            )
         index = torch.from_numpy(rows).to(run.y.device)
         alive = None if run.alive is None else run.alive[index]
         points = run.y[index] if points is None else points
@@ -219,7 +222,7 @@ class Watch:
     def spent(self) -> str:
         """Which budget is spent, or nothing."""
         plan = self.run.plan
-        if clock.perf_counter() - self.opened[0] > plan.max_seconds:
+        if self.run.now - self.opened[0] > plan.max_seconds:
             return f"{plan.max_seconds:g} seconds"
         if self.run.field.evaluations - self.opened[1] > plan.max_evaluations:
             return f"{plan.max_evaluations:g} evaluations"

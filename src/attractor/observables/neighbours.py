@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ PAIRS = 1 << 22  # pairs held at once
 SMALL = 1 << 9  # tokens up to which all pairs of a state are compared at once
 EDGES = 1 << 24  # pairs of close tokens that a graph may hold
 FLAT = 8  # dimensions up to which a tree of cells pays
+CROWD = 4  # tokens to a cell above which cells are joined instead of tokens
 Array = np.ndarray
 
 
@@ -42,6 +45,9 @@ def _batch(points: Tensor, taking_part: Array, reach: Array) -> Array:
 
 
 def _large(points: Tensor, reach: float) -> Array:
+    crowded = _crowded(points.numpy(), reach) if points.shape[-1] <= FLAT else None
+    if crowded is not None:
+        return crowded
     pairs = _close_pairs(points, reach)
     # where most tokens are close to each other there are too many pairs to list, but a flood ends after few waves
     return _flood(points, reach) if pairs is None else _first_members(pairs[:, 0], pairs[:, 1], len(points))
@@ -65,6 +71,51 @@ def _close_pairs(points: Tensor, reach: float) -> Array | None:
         if count > EDGES:
             return None
     return np.concatenate(found)
+
+
+def _crowded(points: Array, reach: float) -> Array | None:
+    """The first member of each component by cells whose diagonal is the reach; None where tokens are few to a cell.
+
+    Tokens of one cell hang together. So do cells whose first tokens are close; where those are not, and no other way joins
+    the two cells, the nearest two of their tokens decide.
+    """
+    density = 1.01 * points.shape[1] ** 0.5 / max(reach, 1e-300)
+    if not np.abs(points).max(initial=0.0) < 2.0**62 / density:
+        return None
+    cells = np.floor(points * density).astype(np.int64)
+    cells -= cells.min(axis=0)
+    extent = cells.max(axis=0) + 1
+    if np.prod(extent.astype(np.float64)) > 2.0**62:
+        return None  # so many cells that they cannot be numbered
+    keys = np.ravel_multi_index(tuple(cells.T), tuple(extent))
+    _, first, cell = np.unique(keys, return_index=True, return_inverse=True)
+    if CROWD * len(first) > len(points):
+        return None
+    order = np.argsort(cell, kind="stable")
+    starts = np.searchsorted(cell[order], np.arange(len(first) + 1))
+    members = [order[a:b] for a, b in pairwise(starts)]
+    joined = _joined_cells(points, first, members, reach)
+    # cells are numbered by place: the component's first token is the smallest of the first tokens of its cells
+    root = np.full(len(first), len(points))
+    np.minimum.at(root, joined, first)
+    return root[joined][cell]
+
+
+def _joined_cells(points: Array, first: Array, members: list[Array], reach: float) -> Array:
+    """For every cell the smallest cell of its component."""
+    from scipy.spatial import KDTree
+
+    heads = KDTree(points[first])
+    links = heads.query_pairs(reach, output_type="ndarray")
+    joined = _first_members(links[:, 0], links[:, 1], len(first))
+    candidates = heads.query_pairs(3.0 * reach, output_type="ndarray")
+    for i, j in candidates[joined[candidates[:, 0]] != joined[candidates[:, 1]]].tolist():
+        if joined[i] != joined[j]:
+            gaps, _ = KDTree(points[members[i]]).query(points[members[j]])
+            if gaps.min() <= reach:
+                low, high = sorted((joined[i], joined[j]))
+                joined[joined == high] = low
+    return joined
 
 
 def _flood(points: Tensor, reach: float) -> Array:

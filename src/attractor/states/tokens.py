@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attractor import memory
 from attractor.errors import InputError
 from attractor.records import Record
 from attractor.states.arrays import finite, floating
+
+LARGE = 1 << 20  # numbers in a random start above which somebody asks how much memory there is
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,4 +152,8 @@ def _normal(n: int, dim: int, seed: int, ensemble: int | Sequence[int]) -> Tenso
     if n < 1 or dim < 1:
         raise InputError(f"there must be at least one token of at least one dimension, got n={n}, dim={dim}")
     axes = (ensemble,) if isinstance(ensemble, int) else tuple(ensemble)
+    numbers = math.prod((*axes, n, dim))
+    if numbers > LARGE:
+        # the numbers, their lengths, the points and which of them are finite
+        memory.check(26.0 * numbers, n, f"a start of {n:,} tokens of dimension {dim}")
     return torch.from_numpy(np.random.default_rng(seed).standard_normal((*axes, n, dim)))

@@ -31,6 +31,17 @@ def accepts(problem: Problem) -> bool:
     )
 
 
+def obstacle(problem: Problem) -> str:
+    """Why it cannot run a problem, or nothing."""
+    if accepts(problem):
+        return ""
+    if problem.q.device.type != "cpu":
+        return f"it runs on the CPU, and the tensors are on {problem.q.device}"
+    if problem.q.dtype not in TYPES:
+        return f"it computes in float32 and float64, and the tensors are {problem.q.dtype}"
+    return "it takes plain CPU tensors of one type, outside torch.compile, torch.func and forward-mode differentiation"
+
+
 def rank(problem: Problem) -> float:
     """Above all others."""
     return 3.0

@@ -25,31 +25,18 @@ class Attend(torch.autograd.Function):
 
         output, logsumexp = forward(problem)
         ctx.save_for_backward(q, k, v, key_bias, problem.visible, output, logsumexp)
-        ctx.options = (problem.mode, problem.causal, problem.window, problem.skip_self)
+        ctx.options = (problem.mode, problem.causal, problem.window, problem.skip_self, problem.offset)
         return output, logsumexp
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_output, grad_logsumexp = grad_outputs
         q, k, v, key_bias, visible, output, logsumexp = ctx.saved_tensors
-        mode, causal, window, skip_self = ctx.options
-        problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self)
+        mode, causal, window, skip_self, offset = ctx.options
+        problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self, offset)
         if torch.is_grad_enabled():  # create_graph=True
-            return None, *_differentiable(problem, grad_output, grad_logsumexp)
+            return None, *blockwise.gradients(problem, grad_output, grad_logsumexp)
         return None, *_gradients(problem, output, logsumexp, grad_output, grad_logsumexp, ctx.needs_input_grad[1:])
-
-
-def _differentiable(problem: Problem, *directions: Tensor | None) -> list[Tensor | None]:
-    # views, so that one tensor in two roles gets the gradient of each
-    parts = [
-        None if part is None else part.view_as(part) for part in (problem.q, problem.k, problem.v, problem.key_bias)
-    ]
-    q, k, v, key_bias = parts
-    results = blockwise.run(replace(problem, q=q, k=k, v=v, key_bias=key_bias))  # type: ignore[arg-type]
-    pairs = [(one, two) for one, two in zip(results, directions, strict=True) if one is not None and two is not None]
-    wanted = [part for part in parts if part is not None and part.requires_grad]
-    found = iter(torch.autograd.grad([one for one, _ in pairs], wanted, [two for _, two in pairs], create_graph=True))
-    return [next(found) if part is not None and part.requires_grad else None for part in parts]
 
 
 def _gradients(

@@ -10,7 +10,6 @@ from types import ModuleType
 from attractor.errors import InputError
 
 VARIABLE = "ATTRACTOR_ISA"  # forces one of `instruction_sets()`
-UNPROVEN = ("avx512",)  # compiled, but not yet run on hardware that has it: used only when asked for by name
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -43,10 +42,10 @@ _sets = instruction_sets()
 
 
 def instruction_set() -> str:
-    """The one in use: the fastest that is proven, or the one that the environment variable ``ATTRACTOR_ISA`` names."""
+    """The one in use: the fastest, or the one that the environment variable ``ATTRACTOR_ISA`` names."""
     name = os.environ.get(VARIABLE)
     if not name:
-        return next(found for found in _sets if found not in UNPROVEN)
+        return _sets[0]
     if name not in _sets:
         raise InputError(f"{VARIABLE} is {name!r}, but the instruction sets that run here are {', '.join(_sets)}")
     return name

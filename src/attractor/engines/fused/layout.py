@@ -13,7 +13,7 @@ from attractor.engines.fused.kernels import instruction_set
 LOG2E = math.log2(math.e)
 
 Operand = list[int]
-Options = tuple[str, bool, int, list[int], list[int], int, bool, int, bool]
+Options = tuple[str, bool, int, list[int], list[int], int, bool, int, bool, int]
 
 
 def adjacent(tensor: Tensor) -> Tensor:
@@ -55,6 +55,7 @@ def options(problem: Problem, batch: torch.Size) -> Options:
         MODES.index(problem.mode),
         problem.causal,
         # a window wider than all keys hides nothing, and the kernels write "no window" as 0
-        0 if problem.window is None else min(problem.window, problem.queries + problem.keys),
+        0 if problem.window is None else min(problem.window, problem.offset + problem.queries + problem.keys),
         problem.skip_self,
+        problem.offset,
     )

@@ -5,6 +5,6 @@ from attractor.flow.steppers.dopri5 import Dopri5
 from attractor.flow.steppers.euler import Euler
 from attractor.flow.steppers.layers import Layers
 from attractor.flow.steppers.rk4 import RK4
-from attractor.flow.steppers.stepper import Stepper, stepper_named
+from attractor.flow.steppers.stepper import Stepper, default_method, stepper_named
 
-__all__ = ["RK4", "Dop853", "Dopri5", "Euler", "Layers", "Stepper", "stepper_named"]
+__all__ = ["RK4", "Dop853", "Dopri5", "Euler", "Layers", "Stepper", "default_method", "stepper_named"]

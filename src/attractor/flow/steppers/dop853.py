@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attractor.flow.field import Field
-from attractor.flow.steppers.stepper import Coefficients, Inside, RungeKutta, Step, combine
+from attractor.flow.steppers.stepper import Coefficients, Inside, RungeKutta, Step, column_of, combine, estimate
 
 
 class Dop853(RungeKutta):
@@ -25,6 +25,7 @@ class Dop853(RungeKutta):
     error_order: ClassVar[int] = 8
     adaptive: ClassVar[bool] = True
     interpolates: ClassVar[bool] = True
+    arrays: ClassVar[int] = 75
     cites: ClassVar[tuple[str, ...]] = ("hairer1993solving",)
 
     @cached_property
@@ -46,9 +47,7 @@ class Dop853(RungeKutta):
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         end, slope, slopes = self.stages(field, t, h, y, f)
-        column = torch.from_numpy(h).to(y).view(-1, 1, 1)
-        third = column * torch.tensordot(self.E[0].to(y), slopes, 1)
-        fifth = column * torch.tensordot(self.E[1].to(y), slopes, 1)
+        third, fifth = (estimate(weights, column_of(h, y), slopes) for weights in self.E)
         return Step(end, slope, (third, fifth), slopes)
 
     def inside(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor, step: Step) -> Inside:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attractor.flow.field import Field
-from attractor.flow.steppers.stepper import Coefficients, Inside, RungeKutta, Step, combine
+from attractor.flow.steppers.stepper import Coefficients, Inside, RungeKutta, Step, column_of, combine, estimate
 
 
 class Dopri5(RungeKutta):
@@ -21,6 +21,7 @@ class Dopri5(RungeKutta):
     error_order: ClassVar[int] = 5
     adaptive: ClassVar[bool] = True
     interpolates: ClassVar[bool] = True
+    arrays: ClassVar[int] = 60
     cites: ClassVar[tuple[str, ...]] = ("dormand1980family", "hairer1993solving")
 
     @cached_property
@@ -42,8 +43,7 @@ class Dopri5(RungeKutta):
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         end, slope, slopes = self.stages(field, t, h, y, f)
-        column = torch.from_numpy(h).to(y).view(-1, 1, 1)
-        return Step(end, slope, (column * torch.tensordot(self.E.to(y), slopes, 1),), slopes)
+        return Step(end, slope, (estimate(self.E, column_of(h, y), slopes),), slopes)
 
     def inside(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor, step: Step) -> Inside:
         """Shampine's quartic through both ends and slopes, whose last coefficient comes from the stages: no evaluation more."""

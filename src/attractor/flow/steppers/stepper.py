@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -59,7 +59,8 @@ class Stepper:
     """One method.
 
     ``error_order`` is the order that controls its steps; ``nodes`` is how many step ends dense output uses, unless the method
-    ``interpolates`` inside its own steps.
+    ``interpolates`` inside its own steps; ``arrays`` is how many arrays of the size of the state a run holds at most, beside the
+    saved ones.
     """
 
     name: ClassVar[str] = ""
@@ -68,6 +69,7 @@ class Stepper:
     adaptive: ClassVar[bool] = False
     nodes: ClassVar[int] = 2
     interpolates: ClassVar[bool] = False
+    arrays: ClassVar[int] = 45
     cites: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -98,6 +100,26 @@ class RungeKutta(Stepper):
 
     def stages(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """End points, the lifted field there, and all slopes (stages + 1, members, n, d)."""
+        if torch.is_grad_enabled():
+            return self._recorded_stages(field, t, h, y, f)
+        _, B, C = self.tableau
+        column = column_of(h, y)
+        rows = _rows(type(self), y.dtype, y.device)
+        # one block of memory, so that a sum over slopes is one product and no slope is held twice
+        slopes = y.new_empty((len(C) + 1, *y.shape))
+        flat = slopes.view(len(C) + 1, -1)
+        slopes[0] = f
+        for i in range(1, len(C)):
+            inner = torch.addcmul(y, column, (rows[i] @ flat[:i]).view_as(y))
+            slopes[i] = field.lifted(later(t, C[i], h), inner)
+        end = torch.addcmul(y, column, (rows[-1] @ flat[: len(B)]).view_as(y))
+        slopes[-1] = field.lifted(later(t, 1.0, h), end)
+        return end, slopes[-1], slopes
+
+    def _recorded_stages(
+        self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same out of tensors that are never written to, as gradients need it."""
         A, B, C = self.tableau
         column = torch.from_numpy(h).to(y).view(-1, 1, 1)
         slopes = [f]
@@ -109,6 +131,35 @@ class RungeKutta(Stepper):
         return end, slopes[-1], torch.stack(slopes)
 
 
+@cache
+def _rows(method: type[RungeKutta], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Rows of A without their zeros above the diagonal, and B."""
+    A, B, C = method().tableau
+    return [torch.as_tensor(row, dtype=dtype, device=device) for row in [*(A[i, :i] for i in range(len(C))), B]]
+
+
+def column_of(h: np.ndarray | Tensor, y: Tensor) -> Tensor:
+    """Steps of the members beside their points; they are on the device already where a step is recorded."""
+    return h.view(-1, 1, 1) if isinstance(h, Tensor) else torch.from_numpy(h).to(y).view(-1, 1, 1)
+
+
+def later(t: np.ndarray, part: float, h: np.ndarray | Tensor) -> np.ndarray:
+    """Times inside a step; a step that is recorded belongs to a law that does not ask for the time."""
+    return t if isinstance(h, Tensor) else t + part * h
+
+
+def estimate(weights: Tensor, column: Tensor, slopes: Tensor) -> Tensor:
+    """An error estimate: the step times a sum of slopes."""
+    there = weights.to(slopes) if slopes.device.type == "cpu" else _sent(weights, slopes.dtype, slopes.device)
+    return column * torch.tensordot(there, slopes, 1)
+
+
+@lru_cache(maxsize=32)
+def _sent(weights: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Weights on a device, sent there once: a step that is recorded must not wait for the host."""
+    return weights.to(dtype).to(device)
+
+
 def combine(coefficients: np.ndarray, slopes: list[Tensor]) -> Tensor:
     """Sum of coefficients times slopes; zero coefficients cost nothing."""
     used = [(float(c), k) for c, k in zip(coefficients.tolist(), slopes, strict=True) if c != 0.0]
@@ -116,6 +167,11 @@ def combine(coefficients: np.ndarray, slopes: list[Tensor]) -> Tensor:
     for c, k in used[1:]:
         total = torch.add(total, k, alpha=c)
     return total
+
+
+def default_method(rtol: float) -> str:
+    """The method for a tolerance, where the user names none."""
+    return "dop853" if rtol <= 1e-7 else "dopri5"
 
 
 def stepper_named(name: str) -> Stepper:

@@ -1,0 +1,159 @@
+"""``attractor bench``: the table of targets against the real peers, measured here and now."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attractor.cli.ending import FAILED, complain, ending
+from attractor.cli.groups import grouped, panel, replay
+from attractor.errors import InputError
+
+option, output = panel("Rows"), panel("Results")
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """What is measured, and how."""
+
+    rows: Annotated[str | None, option("NAME,...", "Which groups of rows.", default="all of the CPU")] = None
+    gpu: Annotated[bool, option("", "The rows of the GPU; with --rows, these too.", "--gpu")] = False
+    rounds: Annotated[int, option("N", "Rounds in which every contender has a turn.", min=1)] = 5
+    quick: Annotated[bool, option("", "A smoke run: small sizes that say nothing about speed.", "--quick")] = False
+    seed: Annotated[int, option("N", "Seed of the tokens.", min=0)] = 0
+    threads: Annotated[
+        int | None, option("N", "Threads of every contender.", min=1, default="those torch uses, at most all cores")
+    ] = None
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What becomes of the figures."""
+
+    json: Annotated[
+        str | None, output("FILE|-", "Write one JSON object to a file, or to stdout instead of the table.")
+    ] = None
+    plot: Annotated[Path | None, output("FILE", "Draw ratios, targets and growth: .png, .pdf or .svg.")] = None
+    check: Annotated[bool, output("", "Exit code 1 if a target that was measured is missed.", "--check")] = False
+    progress: Annotated[
+        bool | None, output("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
+    ] = None
+    debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
+
+
+@grouped(RowOptions, ReportOptions)
+def bench(context: typer.Context, rows: RowOptions, report: ReportOptions) -> None:
+    """Measure attractor against its peers, contenders interleaved, beside the targets and the limit of the machine.
+
+    Rows: evaluation, solves, small, merging, spectral, ensembles, processes, growth; gpu with --gpu. Peers that are not installed
+    (pip install 'attractor[peers]') are reported as skipped. Exit code 0 if it ran; 1 with --check if a target is missed.
+    """
+    with ending("attractor bench", report.debug):
+        groups, settings = asked(rows)
+        check_places(report)
+        shows = sys.stderr.isatty() if report.progress is None else report.progress
+        from attractor.bench import benchmark
+
+        command = replay(context, without=("progress", "debug"))
+        with bar(shows) as watch, quiet_stdout():
+            found = benchmark(groups, settings, watch, keeper(report.json), command)
+        tell(found, report)
+        if report.check and found["summary"]["missed"]:
+            complain(f"{found['summary']['missed']} of the measured targets missed", "attractor bench")
+            raise typer.Exit(FAILED)
+
+
+def asked(options: RowOptions) -> tuple[tuple[str, ...], Any]:
+    """The groups and the settings that the options name."""
+    import torch
+
+    from attractor.bench import CPU, GPU, Settings, chosen
+
+    named = [name.strip() for name in (options.rows or "").split(",") if name.strip()]
+    if options.rows is not None:
+        groups = chosen([*named, *(GPU if options.gpu else ())])
+    else:
+        groups = GPU if options.gpu else CPU
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if options.threads is not None and options.threads > cores:
+        raise InputError(f"--threads {options.threads} is more than the {cores} cores that this process may use")
+    threads = options.threads or min(torch.get_num_threads(), cores)
+    turn = 0.0 if options.quick else Settings.turn
+    return groups, Settings(options.rounds, options.quick, options.seed, threads, turn)
+
+
+def check_places(options: ReportOptions) -> None:
+    """Refuse a file that could not be written, before an hour is spent."""
+    from attractor.cli.files import check_file, check_picture
+
+    if options.json not in (None, "-"):
+        check_file(Path(options.json), "--json")
+    if options.plot is not None:
+        from attractor.bench.picture import known_suffix
+
+        known_suffix(options.plot)
+        check_picture(options.plot)
+
+
+def keeper(place: str | None) -> Callable[[dict[str, Any]], None]:
+    """A benchmark takes long: what is measured is in the file at once, so that a run that is stopped leaves it."""
+    from attractor.cli.printing import write_json
+
+    if place is None or place == "-":
+        return lambda report: None
+    return lambda report: write_json(report, Path(place))
+
+
+def tell(found: dict[str, Any], options: ReportOptions) -> None:
+    """The table, or the object; and the files."""
+    from attractor.cli.benchtable import print_report
+    from attractor.cli.printing import print_json
+
+    if options.plot is not None:
+        from attractor.bench.picture import draw
+
+        draw(found, options.plot)
+    if options.json == "-":
+        print_json(found)
+        return
+    print_report(found)
+
+
+@contextmanager
+def bar(wanted: bool) -> Iterator[Any]:
+    """A function that shows how far the benchmark is."""
+    if not wanted:
+        yield lambda share, text: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("bench"), BarColumn(20), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("bench", total=1.0, note="")
+        yield lambda share, text: shown.update(task, completed=share, note=text)
+
+
+@contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """What peers and their compilers print goes to stderr: stdout is for results."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:
+        yield
+        return
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,63 @@
+"""How much memory there is, how much was used, and a refusal up front of what cannot be had."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from attractor.errors import MemoryShortageError
+
+MEMINFO = Path("/proc/meminfo")
+
+
+def available(device: Any = None) -> int | None:
+    """Bytes that can still be had on a device of torch (None: the main memory), or None where nobody says."""
+    if device is not None and getattr(device, "type", "cpu") == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        for line in MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def peak() -> int | None:
+    """Most bytes of main memory that this process has held so far, or None where nobody says."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else 1024 * largest
+
+
+def check(needed: float, tokens: int, what: str, *, power: int = 1, device: Any = None, advice: str = "") -> None:
+    """Refuse what needs more bytes than there are, and say how many tokens would fit if the need grows as tokens^power."""
+    free = available(device)
+    if free is None or needed <= free:
+        return
+    fit = int(tokens * (free / needed) ** (1.0 / power))
+    digits = max(0, len(str(fit)) - 2)  # two digits, rounded down: what is free changes
+    fit = fit // 10**digits * 10**digits
+    room = f"{fit:,} tokens would fit" if fit else "not even one token would fit"
+    raise MemoryShortageError(
+        f"there is not enough memory for {what}: about {size(needed)} are needed and {size(free)} are free; {room}{advice}"
+    )
+
+
+def size(count: float) -> str:
+    """A number of bytes in words."""
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+    step = 0
+    while count >= 1024 and step < len(units) - 1:
+        count, step = count / 1024, step + 1
+    return f"{count:.3g} {units[step]}"

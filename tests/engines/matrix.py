@@ -1,0 +1,163 @@
+"""A random matrix of calls of ``attend``: an engine against the reference in float64, forward and backward.
+
+    python tests/engines/matrix.py ENGINE COUNT SEED LARGEST
+
+prints a line for every call that differs by more than rounding, and the number of calls; the exit status says whether all agree.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attractor.engines import Problem, dispatch
+
+LANES = (
+    ((), (), (), ()),
+    ((2,), (2,), (2,), (2,)),
+    ((2, 3), (3,), (2, 1), (2, 1)),
+    ((), (2,), (), (2,)),
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Operands, options and the size of the scores."""
+
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+    options: dict[str, Any]
+    size: float
+
+    def problem(self, operands: Sequence[Tensor | None] | None = None) -> Problem:
+        """The question, for these operands or others of the same shapes."""
+        options = {"visible": None, **self.options}
+        order = ("mode", "causal", "window", "visible", "skip_self", "offset")
+        return Problem(*(operands or self.operands), *(options[name] for name in order))  # type: ignore[arg-type]
+
+    def describe(self) -> str:
+        shapes = [None if part is None else tuple(part.shape) for part in self.operands]
+        shown = {
+            name: tuple(value.shape) if isinstance(value, Tensor) else value for name, value in self.options.items()
+        }
+        return f"{self.operands[0].dtype} {shapes} {shown} size {self.size:g}"
+
+
+def draw(rng: random.Random, engine: str, device: str, largest: int) -> Call:
+    """A call with awkward sizes, masks, holes and extreme scores."""
+    generator = torch.Generator().manual_seed(rng.randrange(10**9))
+    dtype = rng.choice([torch.float32, torch.float64])
+    sizes = [size for size in (1, 2, 31, 32, 33, 64, 100, 257, 1000, 3001, 5000) if size <= largest]
+    few = [size for size in sizes if size <= 300]
+    sizes = sizes if rng.random() < 0.1 else few  # the reference holds all pairs
+    n = rng.choice(sizes)
+    m = n if rng.random() < 0.6 else rng.choice(sizes)
+    e = rng.choice([1, 2, 3, 4, 5, 16, 20, 64, 128])
+    c = e if rng.random() < 0.5 else rng.choice([1, 2, 3, 4, 7, 16, 33, 128])
+    lanes, size = LANES[0] if n * m > 10**6 else rng.choice(LANES), rng.choice([1.0, 1.0, 30.0, 1e4])
+    mode = rng.choice(["softmax", "softmax", "exponential", "sigmoid", "linear"])
+    if mode == "exponential":
+        size = min(size, 5.0)  # beyond, its sums leave float32, and with them the comparison
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).to(device)
+
+    root = (size / e**0.5) ** 0.5
+    q, k, v = root * normal(*lanes[0], n, e), root * normal(*lanes[1], m, e), normal(*lanes[2], m, c)
+    if rng.random() < 0.3 and e == c and lanes[1] == lanes[2]:
+        v = k
+    bias = None
+    if rng.random() < 0.5:
+        bias = normal(*lanes[3], m) * min(size, 100.0)
+        holes = torch.rand(bias.shape, generator=generator).to(device) < 0.3
+        if rng.random() < 0.3 and mode != "linear":
+            bias = torch.where(holes, -torch.inf, bias)
+    options: dict[str, Any] = {"mode": mode, "causal": rng.random() < 0.25, "skip_self": rng.random() < 0.3}
+    options["offset"] = rng.choice([0, 0, 3, 50]) if dispatch._engines[engine].places else 0
+    options["window"] = rng.choice([None, None, None, 1, 5, 40])
+    if rng.random() < 0.2:
+        leading = lanes[0] if rng.random() < 0.5 else ()
+        options["visible"] = (torch.rand(*leading, n, m, generator=generator) < 0.5).to(device)
+    only_sums = rng.random() < 0.1 and mode in ("softmax", "exponential")
+    return Call((q, k, None if only_sums else v, bias), options, size)
+
+
+def difference(found: Tensor | None, expected: Tensor | None) -> float:
+    """Largest difference relative to the largest entry; infinite where one is finite and the other is not."""
+    if expected is None or found is None:
+        return 0.0 if expected is found else float("inf")
+    found, expected = found.detach().double(), expected.detach()
+    finite = torch.isfinite(expected)
+    if not torch.equal(torch.isfinite(found), finite) or not torch.equal(found[~finite], expected[~finite]):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    return float((found - expected)[finite].abs().max() / expected[finite].abs().max().clamp_min(1e-30))
+
+
+def compare(call: Call, engine: str, gradients: bool, seed: int) -> float:
+    """The worst difference of outputs, and a tenth of that of gradients, in units of what rounding allows."""
+
+    def leaves(kind: torch.dtype) -> list[Tensor | None]:
+        q, k, v, bias = call.operands
+        made = [
+            None if part is None else part.detach().to(kind).clone().requires_grad_(gradients)
+            for part in (q, k, v, bias)
+        ]
+        return made if v is not k else [made[0], made[1], made[1], made[3]]
+
+    own, exact = leaves(call.operands[0].dtype), leaves(torch.float64)
+    found, expected = (
+        dispatch._engines[name].run(call.problem(part)) for name, part in ((engine, own), ("reference", exact))
+    )
+    worst = [difference(one, two) for one, two in zip(found, expected, strict=True)]
+    if gradients:
+        generator = torch.Generator().manual_seed(seed)
+        along = [None if part is None else torch.randn(part.shape, generator=generator).to(part) for part in expected]
+
+        def slope(results: tuple[Tensor | None, ...], operands: list[Tensor | None]) -> list[Tensor | None]:
+            terms = [
+                (torch.where(torch.isfinite(one), one, 0.0) * two.to(one)).sum()
+                for one, two in zip(results, along, strict=True)
+                if one is not None and two is not None
+            ]
+            wanted = list({id(part): part for part in operands if part is not None}.values())
+            return list(torch.autograd.grad(sum(terms), wanted, allow_unused=True))  # type: ignore[arg-type]
+
+        worst += [
+            0.1 * difference(one, two) for one, two in zip(slope(found, own), slope(expected, exact), strict=True)
+        ]
+    unit = (1e-12 if call.operands[0].dtype == torch.float64 else 3e-6) * max(1.0, call.size)
+    return max(worst) / unit
+
+
+def main(engine: str, count: int, seed: int, largest: int, device: str) -> int:
+    rng, failures, skipped = random.Random(seed), 0, 0
+    for number in range(count):
+        call, gradients = draw(rng, engine, device, largest), rng.random() < 0.5
+        problem = call.problem()
+        if gradients:
+            problem.q.requires_grad_()
+        if not dispatch._engines[engine].accepts(problem):
+            skipped += 1
+            continue
+        worst = compare(call, engine, gradients, number)
+        if not worst <= 1.0:
+            failures += 1
+            print(  # noqa: T201
+                f"call {number}: {worst:.2g} times what rounding allows: {call.describe()} gradients {gradients}"
+            )
+    print(  # noqa: T201
+        f"{count} calls, {skipped} not for this engine, {failures} failures"
+    )
+    return failures
+
+
+if __name__ == "__main__":
+    where = "cuda" if sys.argv[1] == "triton" and torch.cuda.is_available() else "cpu"
+    sys.exit(1 if main(sys.argv[1], *(int(word) for word in sys.argv[2:5]), where) else 0)

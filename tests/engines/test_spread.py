@@ -1,0 +1,159 @@
+"""A problem cut into pieces: every engine knows where its rows stand, and ranks that exchange them have what one process has."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from attractor.engines import Problem, attend, choose, spread
+from attractor.engines.contract import MODES
+from attractor.engines.dispatch import _engines
+
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": 7},
+    "causal window": {"causal": True, "window": 9},
+    "skip_self": {"skip_self": True},
+    "causal, skip_self": {"causal": True, "skip_self": True},
+}
+
+
+def problem(n: int = 45, mode: Any = "softmax", visible: bool = False, **options: Any) -> Problem:
+    rng = np.random.default_rng(n)
+    q, k, v = (torch.from_numpy(rng.standard_normal((2, 3, n, 4))) for _ in range(3))
+    seen = torch.from_numpy(rng.random((2, 1, n, n)) < 0.7) | torch.eye(n, dtype=torch.bool)
+    bias = torch.from_numpy(rng.standard_normal((1, n)))
+    given = {"causal": False, "window": None, "skip_self": False} | options
+    return Problem(q, k, v, bias, mode, visible=seen if visible else None, **given)
+
+
+class Threads:
+    """Ranks that are threads of this process."""
+
+    def __init__(self, rank: int, size: int, table: list[Tensor | None], barrier: threading.Barrier) -> None:
+        self.rank, self.size, self.table, self.barrier = rank, size, table, barrier
+
+    def gather(self, part: Tensor) -> Tensor:
+        self.table[self.rank] = part
+        self.barrier.wait(timeout=30)
+        whole = torch.stack([part for part in self.table if part is not None])
+        self.barrier.wait(timeout=30)
+        return whole
+
+
+def exchanged(whole: Problem, size: int, engine: str) -> list[tuple[Tensor | None, Tensor | None]]:
+    """What every rank has in the end."""
+    table: list[Tensor | None] = [None] * size
+    barrier, results = threading.Barrier(size), {}
+
+    def work(rank: int) -> None:
+        with spread.over(Threads(rank, size, table, barrier)):
+            results[rank] = spread.run(whole, _engines[engine].run)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[rank] for rank in range(size)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mask", MASKS)
+def test_rows_of_a_problem_are_a_problem(engine: str, mask: str, mode: str) -> None:
+    whole = problem(mode=mode, **MASKS[mask])
+    run = _engines[engine].run
+    output, logsumexp = run(whole)
+    assert output is not None
+    for rows in (slice(0, 13), slice(13, 14), slice(29, 45)):
+        part, sums = run(whole.part(rows))
+        torch.testing.assert_close(part, output[..., rows, :], rtol=1e-13, atol=1e-13)
+        if logsumexp is not None:
+            torch.testing.assert_close(sums, logsumexp[..., rows], rtol=1e-13, atol=1e-13)
+    twice, _ = run(whole.part(slice(10, 40)).part(slice(5, 9)))
+    torch.testing.assert_close(twice, output[..., 15:19, :], rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_gradients_of_rows(engine: str, mask: str) -> None:
+    rows = slice(11, 32)
+    found = []
+    for cut in (True, False):
+        whole = problem(**MASKS[mask])
+        leaves = [part.requires_grad_() for part in (whole.q, whole.k, whole.v, whole.key_bias) if part is not None]
+        output, logsumexp = _engines[engine].run(whole.part(rows) if cut else whole)
+        assert output is not None
+        assert logsumexp is not None
+        output, logsumexp = (output, logsumexp) if cut else (output[..., rows, :], logsumexp[..., rows])
+        found.append(torch.autograd.grad((output**2).sum() + logsumexp.sin().sum(), leaves))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("options", [*MASKS.values(), {"visible": True}], ids=[*MASKS, "visible"])
+def test_all_ranks_have_what_one_process_has(engine: str, options: dict[str, Any], size: int) -> None:
+    for whole in (problem(**options), problem(3, "sigmoid", **options), replace(problem(8, **options), v=None)):
+        wanted = _engines[engine].run(whole)
+        for got in exchanged(whole, size, engine):
+            for one, other in zip(got, wanted, strict=True):
+                assert (one is None) == (other is None)
+                if one is not None:
+                    torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("mask", MASKS)
+def test_large_pieces_of_the_fused_engine_have_the_same_bits(mask: str, dtype: torch.dtype) -> None:
+    if not _engines["fused"].works:
+        pytest.skip(_engines["fused"].reason)
+    rng = np.random.default_rng(3)
+    # large scores, so that the running maximum is at work
+    x = 8.0 * torch.from_numpy(rng.standard_normal((1607, 3))).to(dtype)
+    given = {"causal": False, "window": None, "skip_self": False} | MASKS[mask]
+    whole = Problem(x, x, x, None, "softmax", visible=None, **given)
+    wanted = _engines["fused"].run(whole)
+    for got in exchanged(whole, 2, "fused"):
+        for one, other in zip(got, wanted, strict=True):
+            assert one is not None
+            assert other is not None
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 63, 640, 1000, 8192])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_pieces_cover_every_row_once_and_share_the_work(n: int, causal: bool, size: int) -> None:
+    x = torch.zeros(n, 1)
+    shares = spread.pieces(Problem(x, x, x, None, "softmax", causal, None, None, False), size)
+    rows = [row for share in shares for piece in share for row in range(piece.start, piece.stop)]
+    assert sorted(rows) == list(range(n))
+    if n >= 1000:
+        cost = [
+            sum(row if causal else 1 for piece in share for row in range(piece.start, piece.stop)) for share in shares
+        ]
+        assert max(cost) < 1.15 * sum(cost) / size
+
+
+def test_what_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = problem()
+    assert not spread.worthwhile(whole, True)  # nobody to share it with
+    with spread.over(Threads(0, 2, [], threading.Barrier(1))):
+        assert not spread.worthwhile(whole, True)  # too small
+        monkeypatch.setitem(spread.SMALLEST, "cpu", whole.pairs)
+        assert spread.worthwhile(whole, False)
+        assert spread.worthwhile(replace(whole, causal=True), True)
+        assert not spread.worthwhile(replace(whole, causal=True), False)  # by an engine that does not know the places
+        assert not spread.worthwhile(replace(whole, q=whole.q.clone().requires_grad_()), True)
+        with spread.over(None):
+            assert not spread.active()
+            assert not spread.worthwhile(whole, True)
+        torch.func.vmap(lambda q: attend(q, whole.k, whole.v)[0])(whole.q)  # would wait for others for ever
+    assert choose(replace(whole, causal=True, offset=1)).places

@@ -1,0 +1,48 @@
+"""Steps that are recorded on a GPU and played again are the steps themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import attractor as at
+from attractor.attention import Attention
+from attractor.flow import replay
+from attractor.flow.steppers.stepper import stepper_named
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"merge": False}, {"method": "dopri5", "rtol": 1e-6}])
+def test_a_played_step_has_the_bits_of_the_step(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    law = Attention.isotropic(dim=3, beta=4.0)
+    start = at.Tokens.uniform(64, 3, seed=1)
+    there = at.Tokens(start.points.cuda())
+
+    def run(tokens: at.Tokens) -> at.Trajectory:
+        return at.flow(law, tokens, space=at.Sphere(), until=20.0, save=[1.0, 20.0], **options)
+
+    played = run(there)
+    monkeypatch.setattr(replay, "recordable", lambda *given: False)
+    plain, here = run(there), run(start)
+    assert torch.equal(played.points, plain.points)
+    assert played.stats.evaluations == plain.stats.evaluations
+    assert torch.allclose(played.points.cpu(), here.points, atol=1e-7)
+
+
+def test_what_the_host_must_see_is_not_recorded() -> None:
+    points = torch.zeros(1, 4, 3, dtype=torch.float64)
+    with torch.no_grad():
+        assert not replay.recordable(stepper_named("dop853"), Attention.isotropic(dim=3, beta=1.0), points)
+
+
+def test_off_the_gpu_a_step_is_just_taken() -> None:
+    law, tokens = Attention.isotropic(dim=3, beta=1.0), at.Tokens.uniform(8, 3, seed=0)
+    taken = at.flow(law, tokens, space=at.Sphere(), until=1.0)
+    run = taken.integration
+    assert run is not None
+    assert not isinstance(run.attempt, replay.Replay)

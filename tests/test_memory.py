@@ -1,0 +1,95 @@
+"""Memory: what there is, what was used, and the refusal of what cannot be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attractor as at
+from attractor import memory
+from attractor.engines import attend
+from attractor.errors import MemoryShortageError
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def poor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine with one GiB left."""
+    path = tmp_path / "meminfo"
+    path.write_text("MemTotal: 8388608 kB\nMemFree: 1 kB\nMemAvailable: 1048576 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", path)
+
+
+def test_what_is_available(poor: None) -> None:
+    assert memory.available() == GIB
+
+
+def test_without_that_file_the_system_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
+    free = memory.available()
+    assert free is None or free > 0
+
+
+def test_the_peak_never_falls_and_sees_an_array() -> None:
+    before = memory.peak()
+    assert before is not None
+    block = np.ones(1 << 25)
+    after = memory.peak()
+    assert after is not None
+    assert after >= max(before, block.nbytes)
+    run = at.flow(at.Attention.isotropic(2, 1.0), at.Tokens.uniform(4, 2), space=at.Sphere(), until=1.0)
+    assert run.stats.peak_memory is not None
+    assert run.stats.peak_memory >= after
+
+
+@pytest.mark.parametrize(("power", "fit"), [(1, "250 tokens"), (2, "500 tokens")])
+def test_the_refusal_says_what_would_fit(poor: None, power: int, fit: str) -> None:
+    memory.check(GIB, 1000, "this", power=power)
+    with pytest.raises(
+        MemoryShortageError, match=f"memory for this: about 4 GiB are needed and 1 GiB are free; {fit} would fit"
+    ):
+        memory.check(4 * GIB, 1000, "this", power=power)
+    with pytest.raises(MemoryError, match="not even one token"):
+        memory.check(1e4 * GIB, 1000, "this")
+
+
+def test_a_run_is_refused_before_it_begins(poor: None) -> None:
+    law = at.Attention.isotropic(3, 1.0)
+    with pytest.raises(
+        MemoryShortageError, match=r"a run of 1,000,000 tokens of dimension 3 by dop853 with 11 .* would fit"
+    ):
+        at.flow(law, at.Tokens.uniform(1_000_000, 3), space=at.Sphere(), until=1.0)
+    with pytest.raises(MemoryShortageError, match="or save fewer states"):
+        at.flow(law, at.Tokens.uniform(50_000, 3), space=at.Sphere(), until=1.0, save=1000)
+
+
+def test_what_is_said_to_fit_is_not_refused(poor: None) -> None:
+    """The number in the sentence, taken at its word."""
+    from attractor.flow.footprint import check_footprint
+    from attractor.flow.steppers import Dop853
+
+    with pytest.raises(MemoryShortageError) as error:
+        check_footprint((10**9, 3), Dop853(), 2, 8)
+    fit = int(str(error.value).split("; ")[1].split(" ")[0].replace(",", ""))
+    check_footprint((fit, 3), Dop853(), 2, 8)
+    with pytest.raises(MemoryShortageError):
+        check_footprint((int(1.2 * fit), 3), Dop853(), 2, 8)
+
+
+def test_a_start_is_refused_before_it_is_drawn() -> None:
+    with pytest.raises(MemoryShortageError, match="a start of 1,000,000,000,000 tokens"):
+        at.Tokens.uniform(10**12, 3)
+
+
+def test_all_pairs_at_once_are_refused(poor: None) -> None:
+    x = torch.zeros(20_000, 3)
+    with pytest.raises(
+        MemoryShortageError, match=r"20,000 x 20,000 pairs .* 8,100 tokens would fit, and other engines"
+    ):
+        attend(x, x, x, engine="reference")
+    output, _ = attend(x[:100], x, x, engine="reference")
+    assert output is not None
