@@ -83,7 +83,8 @@ private:
             if (spread > widest) widest = spread, axis = index;
         }
         for (int64_t i = 0; i < count; i++) order[i] = i;
-        for (int64_t gap : {701, 301, 132, 57, 23, 10, 4, 1})
+        constexpr int64_t gaps[] = {701, 301, 132, 57, 23, 10, 4, 1};
+        for (const int64_t gap : gaps)
             for (int64_t i = gap; i < count; i++) {
                 const int64_t here = order[i];
                 int64_t j = i;
