@@ -57,10 +57,16 @@ from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
     from attractor import theory
-    from attractor.theory import check, predict
+    from attractor.theory import check, predict, regime, regimes
 
 # Names that are looked up when they are first used, so that an import stays light: where each lives.
-_LATER = {"theory": "attractor.theory", "check": "attractor.theory", "predict": "attractor.theory"}
+_LATER = {
+    "theory": "attractor.theory",
+    "check": "attractor.theory",
+    "predict": "attractor.theory",
+    "regime": "attractor.theory",
+    "regimes": "attractor.theory",
+}
 
 __all__ = [
     "L2",
@@ -117,6 +123,8 @@ __all__ = [
     "pairwise_distance",
     "partition",
     "predict",
+    "regime",
+    "regimes",
     "resume",
     "self_weight",
     "sharpness",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from torch.linalg import LinAlgError  # pyright: ignore[reportPrivateImportUsage]
+from torch.linalg import LinAlgError  # pyright: ignore[reportAttributeAccessIssue]
 
 from attractor.errors import AttractorError
 
