@@ -56,6 +56,11 @@ def weakly(value: float, band: float = BAND, detail: str = "") -> Margin:
     return Margin(float(value), -band, -1e-14, detail)
 
 
+def nonzero(size: float, band: float = BAND, detail: str = "") -> Margin:
+    """size > 0 for something that cannot be negative: fails only at zero itself."""
+    return Margin(float(size), 1e-15, band, detail)
+
+
 def vanishing(residual: float, tolerance: float = EQUAL, unequal: float = CLEARLY_UNEQUAL, detail: str = "") -> Margin:
     """residual = 0: holds up to ``tolerance``, fails above ``unequal``, undetermined between."""
     return Margin(tolerance - float(residual), tolerance - unequal, 0.0, detail)
