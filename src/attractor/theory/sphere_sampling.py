@@ -62,14 +62,23 @@ def gaussian(draw: Draw, d: int, size: float = 1.0) -> Tensor:
 
 
 def sphere_law(
-    draw: Draw, space: Space, value: Tensor, interactions: Sequence[Tensor], shares: Sequence[float] = (1.0,), **options: Any
+    draw: Draw,
+    space: Space,
+    value: Tensor,
+    interactions: Sequence[Tensor],
+    shares: Sequence[float] = (1.0,),
+    **options: Any,
 ) -> Attention:
     """Heads with these interactions and the values share_h U, all given on the unit sphere."""
-    parts = [carried(space, share * value, interaction) for share, interaction in zip(shares, interactions, strict=True)]
-    query = [orthogonal(draw, value.shape[0]) for _ in parts]
-    key = [turn @ interaction for turn, (_, interaction) in zip(query, parts, strict=True)]
-    stacked = (torch.stack(query), torch.stack(key), torch.stack([part[0] for part in parts]))
-    return Attention(*(stacked if len(parts) > 1 else tuple(part[0] for part in stacked)), **options)
+    parts = [
+        carried(space, share * value, interaction) for share, interaction in zip(shares, interactions, strict=True)
+    ]
+    turns = [orthogonal(draw, value.shape[0]) for _ in parts]
+    query, value = torch.stack(turns), torch.stack([part[0] for part in parts])
+    key = torch.stack([turn @ interaction for turn, (_, interaction) in zip(turns, parts, strict=True)])
+    if len(parts) == 1:
+        query, key, value = query[0], key[0], value[0]
+    return Attention(query, key, value, **options)
 
 
 def plural(draw: Draw, space: Space, value: Tensor, size: float = 1.0, **options: Any) -> Attention:

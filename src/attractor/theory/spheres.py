@@ -1,13 +1,14 @@
 r"""A law on a sphere or an ellipsoid, carried to the unit sphere, and the hypotheses of theorems that speak there.
 
-With :math:`y = W^{1/2}x` the ellipsoid becomes the unit sphere, the interaction :math:`P = W^{-1/2}(\text{scale}\,Q^\top K)W^{-1/2}` and
-the value :math:`U = W^{1/2}VW^{-1/2}`. Values with one direction, :math:`U_h = c_h U/\sum c`, act like one head whose weights are the
-averages :math:`\sum_h c_h w^h_{ij}/\sum c`, with the total value :math:`U = \sum_h U_h`.
+With :math:`y = W^{1/2}x` the ellipsoid becomes the unit sphere, the interaction :math:`P =
+W^{-1/2}(\text{scale}\,Q^\top K)W^{-1/2}` and the value :math:`U = W^{1/2}VW^{-1/2}`. Values with one direction,
+:math:`U_h = c_h U/\sum c`, act like one head whose weights are the averages :math:`\sum_h c_h w^h_{ij}/\sum c`, with
+the total value :math:`U = \sum_h U_h`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -20,7 +21,7 @@ from attractor.observables import hemisphere_margin
 from attractor.spaces import Ellipsoid, Space, Sphere
 from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing, weakly
 from attractor.theory.matrices import asymmetry, matrices
-from attractor.theory.theorem import Case
+from attractor.theory.theorem import Case, negated
 
 TINY = 1e-300
 
@@ -114,7 +115,9 @@ def _averages(case: Case) -> Margin:
 def _pure(case: Case) -> Margin:
     """Values are moved tokens and nothing else."""
     laws = laws_of(case)
-    biased = any(bias is not None and bool((bias != 0).any()) for law in laws for bias in (law.value_bias, law.output_bias))
+    biased = any(
+        bias is not None and bool((bias != 0).any()) for law in laws for bias in (law.value_bias, law.output_bias)
+    )
     shifted = any(
         getattr(law.positions, "when", "") == "every" and getattr(law.positions, "on", "") == "qkv" for law in laws
     )
@@ -166,7 +169,9 @@ def _hemisphere(case: Case) -> Margin:
 
 CURVED = Hypothesis("sphere or ellipsoid", r"x_i^\top W x_i = 1", _curved, structural=True)
 AVERAGES = Hypothesis("averaging weights", r"w_{ij} \ge 0,\ \sum_j w_{ij} = 1", _averages, structural=True)
-PURE = Hypothesis("plain values", r"\dot x_i = \Pi_{x_i}\textstyle\sum_h\sum_j w^h_{ij} V_h x_j", _pure, structural=True)
+PURE = Hypothesis(
+    "plain values", r"\dot x_i = \Pi_{x_i}\textstyle\sum_h\sum_j w^h_{ij} V_h x_j", _pure, structural=True
+)
 FULL = Hypothesis("full attention", r"w_{ij} > 0 \text{ for all } j", _full, structural=True)
 CAUSAL = Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } j > i", _causal, structural=True)
 EQUAL_MASSES = Hypothesis("equal masses", r"m_i = 1/n", _uniform, structural=True)
@@ -174,10 +179,20 @@ IDENTITY = Hypothesis("identity values", r"V_h = c_h I", _identity)
 ATTRACTIVE = Hypothesis("attraction", r"c_h \ge 0,\ \textstyle\sum_h c_h > 0", _attractive)
 COMMON = Hypothesis("common value", r"V_h = c_h V", _common, structural=True)
 SAME_SIGN = Hypothesis(
-    "heads agree", r"c_h \ge 0", lambda case: weakly(min(float(sphered(case, law).shares.min()) for law in laws_of(case)))
+    "heads agree",
+    r"c_h \ge 0",
+    lambda case: weakly(min(float(sphered(case, law).shares.min()) for law in laws_of(case))),
 )
 HEMISPHERE = Hypothesis("open hemisphere", r"\rho(x(0)) > 0", _hemisphere)
 VALUE_SYMMETRIC = Hypothesis(
     "value symmetric", r"W V = (W V)^\top", lambda case: vanishing(asymmetry(sphered(case).total))
 )
 ON_SPHERE = (CURVED, AVERAGES, PURE)
+
+
+def reverse(case: Case) -> Case:
+    """Every velocity reversed, also those of a schedule."""
+    law = case.law
+    if not isinstance(law, Schedule):
+        return negated(case)
+    return replace(case, law=replace(law, laws=tuple(replace(part, value=-part.value) for part in laws_of(case))))

@@ -1,9 +1,10 @@
 r"""T3: under a causal mask with values c I every token tends to the first, which never moves.
 
-:math:`\dot x_1 = 0`. With :math:`u_i = \langle x_i, x_1\rangle` and total weights :math:`a_{ij}` of sum c, token j between 1 and i contributes
-:math:`a_{ij}\langle x_1 - u_ix_i, x_j\rangle = a_{ij}(1 - u_i^2) + a_{ij}\langle x_1 - u_ix_i, x_j - x_1\rangle`, so
-:math:`\dot u_i \ge (c - a_{ii})(1 - u_i^2) - \sqrt{1 - u_i^2}\sum_{1<j<i}a_{ij}|x_j - x_1|`: once the tokens before it have arrived, token i follows, unless it
-sits on the stable set of :math:`-x_1`, a null set. Near consensus the linearisation is triangular with diagonal :math:`c(1/i - 1)`; token 2 is slowest.
+:math:`\dot x_1 = 0`. With :math:`u_i = \langle x_i, x_1\rangle` and total weights :math:`a_{ij}` of sum c, token j
+between 1 and i contributes :math:`a_{ij}\langle x_1 - u_ix_i, x_j\rangle = a_{ij}(1 - u_i^2) + a_{ij}\langle x_1 -
+u_ix_i, x_j - x_1\rangle`, so :math:`\dot u_i \ge (c - a_{ii})(1 - u_i^2) - \sqrt{1 - u_i^2}\sum_{1<j<i}a_{ij}|x_j -
+x_1|`: once the tokens before it have arrived, token i follows, unless it sits on the stable set of :math:`-x_1`, a null
+set. Near consensus the linearisation is triangular with diagonal :math:`c(1/i - 1)`; token 2 is slowest.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def lopsided(draw: Draw) -> Case:
 THEOREM = Theorem(
     key="consensus.T3",
     title="Causal, identity value",
-    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), \(c = \sum_h c_h > 0\) and the mask is causal, then \(x_1\) never moves and "
+    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), \(c = \sum_h c_h > 0\) and the mask is causal, then \(x_1\) "
+    r"never moves and "
     r"\(x_i(t) \to x_1(0)\) for every \(i\), from almost every start and for every \(P_h\); no hemisphere is needed.",
     citation=CITATION,
     status=Status.PAPER,

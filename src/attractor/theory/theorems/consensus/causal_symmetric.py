@@ -1,9 +1,12 @@
-r"""T4: under a causal mask a symmetric value with a simple positive top eigenvalue draws all tokens of a hemisphere to its eigenvector.
+r"""T4: under a causal mask a symmetric value with a simple positive top eigenvalue draws all tokens of a hemisphere to
+its eigenvector.
 
-:math:`\dot c_i = \lambda_1\sum_ja_{ij}c_j - (x_i^\top U\tilde b_i)c_i` with :math:`c_i = \langle v_1, x_i\rangle`. Where some :math:`c_i = 0` and the others are not negative,
-:math:`\dot c_i \ge 0` exactly because :math:`\lambda_1 \ge 0`: without that the hemisphere leaks. Token 1 follows Oja's flow to :math:`v_1`; once
-the earlier tokens are there, :math:`\dot c_i = (1-a_{ii})\lambda_1(1-c_i^2) + a_{ii}c_i(\lambda_1 - x_i^\top Ux_i) + o(1)`, both terms not negative and the first
-positive for :math:`\lambda_1 > 0`. The linearisation at :math:`v_1` is triangular with blocks :math:`U_\perp/i - \lambda_1`.
+:math:`\dot c_i = \lambda_1\sum_ja_{ij}c_j - (x_i^\top U\tilde b_i)c_i` with :math:`c_i = \langle v_1, x_i\rangle`.
+Where some :math:`c_i = 0` and the others are not negative, :math:`\dot c_i \ge 0` exactly because :math:`\lambda_1 \ge
+0`: without that the hemisphere leaks. Token 1 follows Oja's flow to :math:`v_1`; once the earlier tokens are there,
+:math:`\dot c_i = (1-a_{ii})\lambda_1(1-c_i^2) + a_{ii}c_i(\lambda_1 - x_i^\top Ux_i) + o(1)`, both terms not negative
+and the first positive for :math:`\lambda_1 > 0`. The linearisation at :math:`v_1` is triangular with blocks
+:math:`U_\perp/i - \lambda_1`.
 """
 
 from __future__ import annotations
@@ -99,8 +102,10 @@ SIMPLE = Hypothesis("top eigenvalue simple", r"\lambda_1 > \lambda_2", _simple)
 THEOREM = Theorem(
     key="consensus.T4",
     title="Causal, symmetric value",
-    statement=r"If the mask is causal, \(V_h = c_h V\) with \(W V\) symmetric, the top eigenvalue \(\lambda_1\) of \(U = \sum_h V_h\) is simple and "
-    r"\(\lambda_1 > 0\), and all tokens lie on one side of \(v_1^\perp\), then no token leaves that side and all tend to \(\pm v_1\), whatever \(P_h\). "
+    statement=r"If the mask is causal, \(V_h = c_h V\) with \(W V\) symmetric, the top eigenvalue \(\lambda_1\) of "
+    r"\(U = \sum_h V_h\) is simple and "
+    r"\(\lambda_1 > 0\), and all tokens lie on one side of \(v_1^\perp\), then no token leaves that side and all "
+    r"tend to \(\pm v_1\), whatever \(P_h\). "
     r"Without \(\lambda_1 > 0\) this is false.",
     citation=CITATION,
     status=Status.HERE,

@@ -1,13 +1,16 @@
 r"""T4, stronger: one value with a dominant eigenvector draws all tokens of its hemisphere, whatever the weights.
 
-Let :math:`Uv = \lambda v`, :math:`U^\top v = \lambda v`, :math:`\lambda > \mu = \|U|_{v^\perp}\|` (for symmetric U: the top eigenvalue exceeds the modulus of all
-others), and all :math:`c_i = \langle v, x_i\rangle > 0`, with any weights :math:`a_{ij} \ge 0` of row sum one.
+Let :math:`Uv = \lambda v`, :math:`U^\top v = \lambda v`, :math:`\lambda > \mu = \|U|_{v^\perp}\|` (for symmetric U: the
+top eigenvalue exceeds the modulus of all others), and all :math:`c_i = \langle v, x_i\rangle > 0`, with any weights
+:math:`a_{ij} \ge 0` of row sum one.
 
-Proof. Let i be lowest, :math:`m = c_i`, and :math:`\tilde b = \sum_ja_{ij}x_j = \beta v + b_\perp`; then :math:`\beta \ge m` and :math:`|b_\perp| \le \sqrt{1-\beta^2}`. So
-:math:`\dot c_i = \lambda\beta - m\,x_i^\top U\tilde b` with :math:`x_i^\top U\tilde b = \lambda\beta m + x_\perp^\top Ub_\perp \le \lambda\beta m + \mu\sqrt{(1-m^2)(1-\beta^2)}`, hence
-:math:`\dot c_i \ge \lambda\beta(1 - m^2) - \mu m\sqrt{(1-m^2)(1-\beta^2)}`, which increases with :math:`\beta`; at :math:`\beta = m` it is
-:math:`(\lambda - \mu)\,m(1 - m^2)`. Therefore :math:`\dot m \ge (\lambda-\mu)m(1-m^2)`: the tangent of the largest angle to v falls at least like
-:math:`e^{-(\lambda-\mu)t}`. This is sharper than :math:`m(\lambda - \sqrt{\lambda^2m^2 + \mu^2(1-m^2)})`, since the root is concave in :math:`m^2`.
+Proof. Let i be lowest, :math:`m = c_i`, and :math:`\tilde b = \sum_ja_{ij}x_j = \beta v + b_\perp`; then :math:`\beta
+\ge m` and :math:`|b_\perp| \le \sqrt{1-\beta^2}`. So :math:`\dot c_i = \lambda\beta - m\,x_i^\top U\tilde b` with
+:math:`x_i^\top U\tilde b = \lambda\beta m + x_\perp^\top Ub_\perp \le \lambda\beta m + \mu\sqrt{(1-m^2)(1-\beta^2)}`,
+hence :math:`\dot c_i \ge \lambda\beta(1 - m^2) - \mu m\sqrt{(1-m^2)(1-\beta^2)}`, which increases with :math:`\beta`;
+at :math:`\beta = m` it is :math:`(\lambda - \mu)\,m(1 - m^2)`. Therefore :math:`\dot m \ge (\lambda-\mu)m(1-m^2)`: the
+tangent of the largest angle to v falls at least like :math:`e^{-(\lambda-\mu)t}`. This is sharper than :math:`m(\lambda
+- \sqrt{\lambda^2m^2 + \mu^2(1-m^2)})`, since the root is concave in :math:`m^2`.
 """
 
 from __future__ import annotations
@@ -116,7 +119,10 @@ def _one_side(case: Case) -> Margin:
 
 
 SPLIT = Hypothesis(
-    "value splits", r"U v = \lambda v,\ U^\top v = \lambda v", lambda case: vanishing(dominant(case).residual), structural=True
+    "value splits",
+    r"U v = \lambda v,\ U^\top v = \lambda v",
+    lambda case: vanishing(dominant(case).residual),
+    structural=True,
 )
 POSITIVE = Hypothesis(
     "top eigenvalue positive",
@@ -138,9 +144,12 @@ CITATION = Citation(
 THEOREM = Theorem(
     key="consensus.T4-common",
     title="Common dominant value",
-    statement=r"Let all heads share one value, \(V_h = c_h V\), whose picture \(U\) on the unit sphere splits as \(\lambda\) on \(v\) and an operator of norm "
-    r"\(\mu < \lambda\) on \(v^\perp\). If all \(\langle v, x_i(0)\rangle > 0\), then \(m = \min_i\langle v, x_i\rangle\) obeys "
-    r"\(\dot m \ge (\lambda - \mu)\,m\,(1 - m^2)\): all tokens tend to \(v\), for every mask, every \(P_h(t)\), every averaging kernel.",
+    statement=r"Let all heads share one value, \(V_h = c_h V\), whose picture \(U\) on the unit sphere splits as "
+    r"\(\lambda\) on \(v\) and an operator of norm "
+    r"\(\mu < \lambda\) on \(v^\perp\). If all \(\langle v, x_i(0)\rangle > 0\), then \(m = \min_i\langle v, "
+    r"x_i\rangle\) obeys "
+    r"\(\dot m \ge (\lambda - \mu)\,m\,(1 - m^2)\): all tokens tend to \(v\), for every mask, every \(P_h(t)\), "
+    r"every averaging kernel.",
     citation=CITATION,
     status=Status.HERE,
     hypotheses=(
@@ -158,5 +167,7 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"top eigenvalue dominates": strong_negative, "one side": both_sides},
-    proof="At the lowest token the pull along v is at least lambda beta, the loss at most lambda beta m + mu sqrt((1-m^2)(1-beta^2)), beta >= m.",
+    broken=spheres.reverse,
+    proof="At the lowest token the pull along v is at least lambda beta, the loss at most lambda beta m + mu "
+    "sqrt((1-m^2)(1-beta^2)), beta >= m.",
 )

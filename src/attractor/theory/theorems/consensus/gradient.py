@@ -1,9 +1,9 @@
 r"""T1: attention is a gradient flow of the interaction energy exactly where the value follows the interaction.
 
-On the unit sphere, :math:`E = \tfrac12\sum_{ij}m_im_je^{x_i^\top Px_j}` with P symmetric has
-:math:`\partial E/\partial x_i = m_iZ_iP\tilde b_i`, where :math:`\tilde b_i = \sum_jw_{ij}x_j`. If :math:`U = cP`, this is
-:math:`m_iZ_iU\tilde b_i/c`, whose tangent part is :math:`m_iZ_i\dot x_i/c`: the flow is c times the gradient in the metric
-:math:`g(u, v) = \sum_im_iZ_iu_i^\top v_i`, definite P or not. On :math:`E_W` the condition reads :math:`WV = cP`.
+On the unit sphere, :math:`E = \tfrac12\sum_{ij}m_im_je^{x_i^\top Px_j}` with P symmetric has :math:`\partial E/\partial
+x_i = m_iZ_iP\tilde b_i`, where :math:`\tilde b_i = \sum_jw_{ij}x_j`. If :math:`U = cP`, this is :math:`m_iZ_iU\tilde
+b_i/c`, whose tangent part is :math:`m_iZ_i\dot x_i/c`: the flow is c times the gradient in the metric :math:`g(u, v) =
+\sum_im_iZ_iu_i^\top v_i`, definite P or not. On :math:`E_W` the condition reads :math:`WV = cP`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def built(shape: str) -> Sampler:
         n, d = sizes(draw, SIZES)
         space = place(draw, d, 0.0)
         interaction = definite(draw, d, 1.0, 0.2, 4.0)
-        value, options = interaction, {}
+        value, mask = interaction, None
         if shape == "identity":
             value = torch.eye(d, dtype=torch.float64)
         elif shape == "skew":
@@ -100,8 +100,8 @@ def built(shape: str) -> Sampler:
         elif shape == "negative":
             value = -interaction
         elif shape == "masked":
-            options = {"mask": "causal"}
-        law = sphere_law(draw, space, value, [interaction], **options)
+            mask = "causal"
+        law = sphere_law(draw, space, value, [interaction], mask=mask)
         return Case(law, onto(space, unit(draw, n, d)), space, horizon=6.0)
 
     return draw_case
@@ -134,7 +134,8 @@ FORM = (given.SOFTMAX, spheres.CURVED, given.TOKENS, given.FULL, given.PLACELESS
 HYPOTHESES = (*FORM, SYMMETRIC, PROPORTIONAL, Hypothesis("ascent", r"c > 0", _sign))
 CITATION = Citation(
     "abella2024asymptotic",
-    "the gradient structure, stated there for U = I and a positive definite P; that case needs the ellipsoid with W proportional to P",
+    "the gradient structure, stated there for U = I and a positive definite P; that case needs the ellipsoid with "
+    "W proportional to P",
     "P = scale Q'K is its P, V is its U, x'Wx = 1 its ellipsoid; its energy counts every token with mass one",
 )
 
@@ -142,9 +143,11 @@ CITATION = Citation(
 THEOREM = Theorem(
     key="consensus.T1",
     title="Gradient structure",
-    statement=r"If \(P = P^\top\) and \(W V = c P\) with \(c > 0\), then \(E = \tfrac12\sum_{ij} m_i m_j e^{x_i^\top P x_j}\) satisfies "
+    statement=r"If \(P = P^\top\) and \(W V = c P\) with \(c > 0\), then \(E = \tfrac12\sum_{ij} m_i m_j "
+    r"e^{x_i^\top P x_j}\) satisfies "
     r"\(\dot E = \tfrac1c\sum_i m_i Z_i |\dot x_i|_W^2 \ge 0\): the flow is \(c\) times the gradient of \(E\) in the metric "
-    r"\(\sum_i m_i Z_i u_i^\top W v_i\). \(P\) need not be definite; \(V = I\) on the sphere needs \(P\) proportional to \(I\).",
+    r"\(\sum_i m_i Z_i u_i^\top W v_i\). \(P\) need not be definite; \(V = I\) on the sphere needs \(P\) "
+    r"proportional to \(I\).",
     citation=CITATION,
     status=Status.HERE,
     hypotheses=HYPOTHESES,
@@ -157,5 +160,6 @@ THEOREM = Theorem(
         "ascent": built("negative"),
         "full attention": built("masked"),
     },
-    proof="The derivative of E in x_i is m_i Z_i P b_i = m_i Z_i W V b_i / c, and the projection to the tangent space is W-orthogonal.",
+    proof="The derivative of E in x_i is m_i Z_i P b_i = m_i Z_i W V b_i / c, and the projection to the tangent "
+    "space is W-orthogonal.",
 )

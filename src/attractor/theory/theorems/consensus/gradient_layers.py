@@ -1,11 +1,13 @@
-r"""T1 for discrete layers: the energy climbs at every layer, however large its step, where the interaction is also semi-definite.
+r"""T1 for discrete layers: the energy climbs at every layer, however large its step, where the interaction is also
+semi-definite.
 
-Proof. :math:`e^{x^\top Py}` with :math:`P \succeq 0` is a positive definite kernel: with its feature map,
-:math:`E(X) = \tfrac12|\Phi|^2` for :math:`\Phi = \sum_im_i\phi(x_i)`. Then :math:`E(X^+) - E(X) \ge \langle\Phi^+ - \Phi, \Phi\rangle =
-\sum_{ij}m_im_j(e^{x_i^{+\top}Px_j} - e^{x_i^\top Px_j}) \ge \sum_im_iZ_i\langle x_i^+ - x_i, P\tilde b_i\rangle`, by convexity of the exponential.
-Since :math:`P\tilde b_i = Ub_i/c` on the unit sphere it is left to see that :math:`\langle x^+ - x, b\rangle \ge 0` for
-:math:`x^+ = N(x + hb)`: :math:`h\langle x^+ - x, b\rangle = \langle x^+ - x, x + hb\rangle - \langle x^+ - x, x\rangle`, where the first term is not negative
-because :math:`x^+` is the unit vector closest to :math:`x + hb`, and the second is :math:`1 - \langle x^+, x\rangle \ge 0`.
+Proof. :math:`e^{x^\top Py}` with :math:`P \succeq 0` is a positive definite kernel: with its feature map, :math:`E(X) =
+\tfrac12|\Phi|^2` for :math:`\Phi = \sum_im_i\phi(x_i)`. Then :math:`E(X^+) - E(X) \ge \langle\Phi^+ - \Phi, \Phi\rangle
+= \sum_{ij}m_im_j(e^{x_i^{+\top}Px_j} - e^{x_i^\top Px_j}) \ge \sum_im_iZ_i\langle x_i^+ - x_i, P\tilde b_i\rangle`, by
+convexity of the exponential. Since :math:`P\tilde b_i = Ub_i/c` on the unit sphere it is left to see that
+:math:`\langle x^+ - x, b\rangle \ge 0` for :math:`x^+ = N(x + hb)`: :math:`h\langle x^+ - x, b\rangle = \langle x^+ -
+x, x + hb\rangle - \langle x^+ - x, x\rangle`, where the first term is not negative because :math:`x^+` is the unit
+vector closest to :math:`x + hb`, and the second is :math:`1 - \langle x^+, x\rangle \ge 0`.
 """
 
 from __future__ import annotations
@@ -72,5 +74,6 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"interaction semi-definite": saddle},
-    proof="The exponential kernel of a semi-definite P is positive definite and convex in each point; x+ is the unit vector closest to x + hb.",
+    proof="The exponential kernel of a semi-definite P is positive definite and convex in each point; x+ is the "
+    "unit vector closest to x + hb.",
 )

@@ -1,10 +1,12 @@
 r"""T2: tokens in an open hemisphere under values c I reach consensus, at a rate that the weights bound from below.
 
-:math:`\rho = \operatorname{dist}(0, \operatorname{conv}\{x_i\}) = \max_{|e|=1}\min_i\langle e, x_i\rangle`. Let e be optimal, i active
-(:math:`\langle e, x_i\rangle = \rho`) and :math:`a_{ij} = \sum_hc_hw^h_{ij} \ge \alpha`. Then :math:`\langle e, \dot x_i\rangle = \sum_ja_{ij}(\langle e, x_j\rangle -
-\rho\langle x_i, x_j\rangle) \ge \rho\sum_ja_{ij}(1 - \langle x_i, x_j\rangle) \ge \alpha\rho\sum_j\lambda_j(1 - \langle x_i, x_j\rangle) = \alpha\rho(1 - \rho^2)`, where
-:math:`\rho e = \sum_j\lambda_jx_j` is the point of the hull nearest to zero. Hence :math:`\rho^2/(1-\rho^2)` grows at least like
-:math:`e^{2\alpha t}`. At consensus all weights of a row are :math:`m_j`, so deviations from the mean decay like :math:`e^{-ct}`, whatever P.
+:math:`\rho = \operatorname{dist}(0, \operatorname{conv}\{x_i\}) = \max_{|e|=1}\min_i\langle e, x_i\rangle`. Let e be
+optimal, i active (:math:`\langle e, x_i\rangle = \rho`) and :math:`a_{ij} = \sum_hc_hw^h_{ij} \ge \alpha`. Then
+:math:`\langle e, \dot x_i\rangle = \sum_ja_{ij}(\langle e, x_j\rangle - \rho\langle x_i, x_j\rangle) \ge
+\rho\sum_ja_{ij}(1 - \langle x_i, x_j\rangle) \ge \alpha\rho\sum_j\lambda_j(1 - \langle x_i, x_j\rangle) = \alpha\rho(1
+- \rho^2)`, where :math:`\rho e = \sum_j\lambda_jx_j` is the point of the hull nearest to zero. Hence
+:math:`\rho^2/(1-\rho^2)` grows at least like :math:`e^{2\alpha t}`. At consensus all weights of a row are :math:`m_j`,
+so deviations from the mean decay like :math:`e^{-ct}`, whatever P.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from __future__ import annotations
 import torch
 
 from attractor.attention import Attention
+from attractor.attention.kernels import Kernel
 from attractor.flow import Trajectory
 from attractor.observables import hemisphere_margin
 from attractor.states import Tokens
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
 from attractor.theory.approach import odds, rate_within, spread
+from attractor.theory.conditions import Hypothesis, Margin, decided
 from attractor.theory.sampling import Draw, sizes
 from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural, unit, wandering
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
@@ -95,10 +99,18 @@ def lopsided(draw: Draw) -> Case:
     return Case(plural(draw, space, value, 0.7), onto(space, halved(draw, n, d)), space, HORIZON)
 
 
+def _softmax(case: Case) -> Margin:
+    laws = spheres.laws_of(case)
+    names = {law.kernel.name for law in laws if isinstance(law.kernel, Kernel)}
+    plain = names == {"softmax"} and all(law.query_bias is None and law.positions is None for law in laws)
+    return decided(plain, "softmax of the scores" if plain else "biases, positions or another kernel")
+
+
 THEOREM = Theorem(
     key="consensus.T2",
     title="Hemisphere",
-    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\) and \(c = \sum_h c_h > 0\), attention is full and all tokens lie in an open hemisphere "
+    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\) and \(c = \sum_h c_h > 0\), attention is full and all tokens "
+    r"lie in an open hemisphere "
     r"(\(\rho(0) > 0\)), then they tend to one point, whatever the bounded \(P_h(t)\), and with "
     r"\(\alpha = \sum_h c_h\,m/(m + (1-m)e^{2\|P_h\|})\), \(m\) the smallest mass, "
     r"\(\frac{\rho^2}{1-\rho^2}(t) \ge \frac{\rho^2}{1-\rho^2}(0)\,e^{2\alpha t}\).",
@@ -108,7 +120,7 @@ THEOREM = Theorem(
         given.TOKENS,
         *spheres.ON_SPHERE,
         spheres.FULL,
-        given.Hypothesis("softmax", r"w_{ij} \propto m_j e^{s_{ij}}", lambda case: _softmax(case), structural=True),
+        Hypothesis("softmax", r"w_{ij} \propto m_j e^{s_{ij}}", _softmax, structural=True),
         spheres.IDENTITY,
         spheres.ATTRACTIVE,
         spheres.HEMISPHERE,
@@ -118,13 +130,6 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"open hemisphere": around, "identity values": lopsided},
+    broken=spheres.reverse,
     proof="At the token that is lowest along the best direction, the hull's nearest point bounds the pull of the others.",
 )
-
-
-def _softmax(case: Case) -> given.Margin:
-    laws = spheres.laws_of(case)
-    plain = all(
-        law.kernel.name == "softmax" and law.query_bias is None and law.positions is None for law in laws  # type: ignore[union-attr]
-    )
-    return given.decided(plain, "softmax of the scores" if plain else "biases, positions or another kernel")

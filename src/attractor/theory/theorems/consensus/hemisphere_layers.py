@@ -1,6 +1,7 @@
 r"""T2 for discrete layers: heights and margin never fall, for any step, mask and kernel.
 
-:math:`|x_i + hb_i| \le 1 + hc` and :math:`\langle e, x_i + hb_i\rangle \ge (1 + hc)\,m_e`, so :math:`\langle e, N(x_i + hb_i)\rangle \ge m_e` where :math:`m_e \ge 0`.
+:math:`|x_i + hb_i| \le 1 + hc` and :math:`\langle e, x_i + hb_i\rangle \ge (1 + hc)\,m_e`, so :math:`\langle e, N(x_i +
+hb_i)\rangle \ge m_e` where :math:`m_e \ge 0`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def turning(draw: Draw) -> Case:
 THEOREM = Theorem(
     key="consensus.T2-layers",
     title="Hemispheres are never left, layer by layer",
-    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), then along discrete layers \(x \mapsto N(x + h\,b(x))\) with any step \(h > 0\), any mask and any "
+    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), then along discrete layers \(x \mapsto N(x + h\,b(x))\) with "
+    r"any step \(h > 0\), any mask and any "
     r"weights that are not negative, \(\rho\) and every \(\min_i\langle e, x_i\rangle_W \ge 0\) never decrease.",
     citation=hemisphere.CITATION,
     status=Status.HERE,

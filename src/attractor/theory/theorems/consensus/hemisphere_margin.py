@@ -1,8 +1,9 @@
 r"""T2, what is left of it for every mask, kernel and interaction: heights over a hyperplane never fall.
 
-If :math:`m_e = \min_i\langle e, x_i\rangle \ge 0` and token i is lowest, then :math:`\langle e, \dot x_i\rangle = \sum_ja_{ij}(\langle e, x_j\rangle -
-\langle x_i, x_j\rangle m_e) \ge m_e\sum_ja_{ij}(1 - \langle x_i, x_j\rangle) \ge 0` for any weights :math:`a_{ij} \ge 0`. So also
-:math:`\rho = \max_e m_e` never falls. (The diameter may grow while it exceeds a right angle.)
+If :math:`m_e = \min_i\langle e, x_i\rangle \ge 0` and token i is lowest, then :math:`\langle e, \dot x_i\rangle =
+\sum_ja_{ij}(\langle e, x_j\rangle - \langle x_i, x_j\rangle m_e) \ge m_e\sum_ja_{ij}(1 - \langle x_i, x_j\rangle) \ge
+0` for any weights :math:`a_{ij} \ge 0`. So also :math:`\rho = \max_e m_e` never falls. (The diameter may grow while it
+exceeds a right angle.)
 """
 
 from __future__ import annotations
@@ -71,8 +72,10 @@ def turning(draw: Draw) -> Case:
 THEOREM = Theorem(
     key="consensus.T2-margin",
     title="Hemispheres are never left",
-    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), then for every direction \(e\) with \(\min_i\langle e, x_i\rangle_W \ge 0\) this minimum "
-    r"never decreases, and neither does \(\rho\): for every mask, every \(P_h(t)\), every kernel with weights that are not negative.",
+    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), then for every direction \(e\) with \(\min_i\langle e, "
+    r"x_i\rangle_W \ge 0\) this minimum "
+    r"never decreases, and neither does \(\rho\): for every mask, every \(P_h(t)\), every kernel with weights that "
+    r"are not negative.",
     citation=hemisphere.CITATION,
     status=Status.HERE,
     hypotheses=(given.TOKENS, *spheres.ON_SPHERE, spheres.IDENTITY, spheres.ATTRACTIVE, spheres.HEMISPHERE),
@@ -80,5 +83,6 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=varied(),
     violate={"identity values": turning},
+    broken=spheres.reverse,
     proof="The lowest token is pulled towards tokens that are not lower, and shortened by less.",
 )

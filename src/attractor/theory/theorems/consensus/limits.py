@@ -1,7 +1,7 @@
 r"""T1, second part: where attention is a gradient flow, every trajectory has a limit.
 
-E is analytic, the metric is analytic and the manifold compact, so by Lojasiewicz's inequality every trajectory has finite length and
-converges to one equilibrium, at an exponential rate where that is not degenerate.
+E is analytic, the metric is analytic and the manifold compact, so by Lojasiewicz's inequality every trajectory has
+finite length and converges to one equilibrium, at an exponential rate where that is not degenerate.
 """
 
 from __future__ import annotations
