@@ -6,16 +6,20 @@ from attractor.meanfield.entropic import sinkhorn_distance
 from attractor.meanfield.rates import Rates, rates
 from attractor.meanfield.sampling import sample
 from attractor.meanfield.slopes import Slope
+from attractor.meanfield.structure import Structure, energy_along, structures
 
 __all__ = [
     "Rates",
     "Slope",
+    "Structure",
     "bures_wasserstein",
     "conditional_wasserstein",
+    "energy_along",
     "energy_distance",
     "rates",
     "sample",
     "sinkhorn_distance",
     "sliced_wasserstein",
+    "structures",
     "wasserstein",
 ]
