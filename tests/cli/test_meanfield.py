@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import attractor as at
-from attractor.meanfield import rates
+from attractor.meanfield import perturbed, rates, stability
 
 Command = Callable[[str], Any]
 SMALL = "--sizes 10,20 --repeats 2"
@@ -60,6 +60,13 @@ def test_a_table_and_a_picture(command: Command, folder: Path) -> None:
     ("line", "message"),
     [
         ("--study speed", "rates, stability, blow-up"),
+        ("--order 1", "--order belongs to --study stability"),
+        ("--study blow-up --against pair", "belongs to --study rates"),
+        ("--study blow-up --start ball", "starts from --start gaussian"),
+        ("--study blow-up --kernel sinkhorn", "does not blow up"),
+        ("--study stability --kernel linear", "infinity in finite time"),
+        ("--study stability --sizes 10,20", "one number of tokens"),
+        ("--study stability --mask causal --order 1", "orders p > 1"),
         ("--sizes 20,10", "increasing"),
         ("--sizes many", "numbers separated by commas"),
         ("--against closure", "belongs to a Gaussian start"),
@@ -79,6 +86,47 @@ def test_a_bad_argument_is_one_line(line: str, message: str, command: Command, f
     assert message in done.err
     assert done.err.count("\n") == 1
     assert done.out == ""
+
+
+def test_stability_is_that_of_python(command: Command, folder: Path) -> None:
+    line = (
+        "meanfield --study stability --sizes 10 --repeats 2 --random-law 1 --until 0.5 --apart 0.2 --order 1.5 --seed 4"
+    )
+    report = command(f"{line} --json").json
+    first = at.Tokens.drawn("ball", 10, 2, 4, ensemble=2)
+    law = at.Attention.random(2, seed=1)
+    wanted = stability(law, first, perturbed(first, 0.2, 4), until=0.5, p=1.5, rtol=1e-6)
+    np.testing.assert_array_equal(report["ratio"], wanted.ratio)
+    np.testing.assert_array_equal(report["log_bound"], wanted.log_bound)
+    assert report["holds"] is True
+    assert report["constants"]["point"] == wanted.constants.point
+    done = command(f"{line} --plot stability.svg")
+    assert "below its bound" in done.out
+    assert "L_mu =" in done.out
+    assert (folder / "stability.svg").stat().st_size > 5000
+    causal = command(f"{line.replace('1.5', '2')} --mask causal")
+    assert "(Hardy)" in causal.out
+
+
+def test_past_the_blow_up(command: Command, folder: Path) -> None:
+    line = "meanfield --study blow-up --sizes 20,40 --repeats 2"
+    report = command(f"{line} --json").json
+    assert report["blow_up"] == pytest.approx(1.0, rel=1e-7)
+    assert np.shape(report["variance"]) == (2, 2, len(report["times"]))
+    assert report["gaussian"][-1] is None
+    done = command(f"{line} --plot past.png --until 1.05")
+    assert "blows up at T* = 1" in done.out
+    assert "inf" in done.out
+    assert (folder / "past.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_densities_of_a_simulation(command: Command, folder: Path) -> None:
+    line = "simulate --tokens 30 --dim 1 --start mixture:2 --until 1 --ensemble 2 --member 1"
+    done = command(f"{line} --density density.png --json")
+    assert done.json["written"]["pictures"] == ["density.png"]
+    assert (folder / "density.png").read_bytes().startswith(b"\x89PNG")
+    assert command("simulate --density density.png").code == 2
+    assert ".png, .pdf, .svg" in command(f"{line} --density density.html").err
 
 
 def test_without_pot(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,18 +14,21 @@ import typer
 
 from attractor.cli.ending import ending
 from attractor.cli.files import check_picture, read_array
-from attractor.cli.groups import check_numbers, grouped, numbers, panel, replay
+from attractor.cli.groups import check_numbers, given, grouped, numbers, panel, replay
 from attractor.cli.law import LawOptions, build_law, read_law
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
     from attractor.attention import Attention
-    from attractor.states import Gaussian
+    from attractor.states import Gaussian, Tokens
 
 SCHEMA = "attractor.meanfield/1"
 STUDIES = ("rates", "stability", "blow-up")
+BELONGS = {"against": "rates", "measures": "rates", "raw": "rates", "order": "stability", "apart": "stability"}
 SIZES = {"rates": "100,200,400,800", "stability": "100", "blow-up": "200,1000,5000"}
+REPEATS = {"rates": 12, "stability": 6, "blow-up": 5}
 DIM = {"rates": 2, "stability": 2, "blow-up": 1}
+SPREAD = {"rates": 1.0, "stability": 1.0, "blow-up": 0.5**0.5}  # with the default law, the Gaussian blows up at t = 1
 of_study, of_start, of_report = panel("Study"), panel("Start"), panel("Results")
 
 
@@ -41,12 +45,17 @@ class StudyOptions:
         ),
     ] = "rates"
     until: Annotated[
-        float | None, of_study("T", "The time to reach.", "--until", "-t", default="1; blow-up: 1.2 of that time")
+        float | None,
+        of_study(
+            "T", "The time to reach; of blow-up, in units of that time.", "--until", "-t", default="1; blow-up: 1.2"
+        ),
     ] = None
     sizes: Annotated[
         str | None, of_study("N,N,...", "Numbers of tokens.", default="; ".join(f"{k}: {v}" for k, v in SIZES.items()))
     ] = None
-    repeats: Annotated[int, of_study("N", "Runs for each number of tokens.", min=1)] = 12
+    repeats: Annotated[
+        int | None, of_study("N", "Runs for each number of tokens.", min=1, default="12; stability: 6; blow-up: 5")
+    ] = None
     against: Annotated[
         str | None,
         of_study(
@@ -83,7 +92,14 @@ class StartOptions:
             default="ball; blow-up: gaussian",
         ),
     ] = None
-    spread: Annotated[float, of_start("X", "Factor of the start; of gaussian, its standard deviation.")] = 1.0
+    spread: Annotated[
+        float | None,
+        of_start(
+            "X",
+            "Factor of the start; of gaussian, its standard deviation.",
+            default="1; blow-up: 0.7071, for a time of 1",
+        ),
+    ] = None
     mean: Annotated[Path | None, of_start("FILE", "Mean of --start gaussian, (d).", default="0")] = None
     covariance: Annotated[Path | None, of_start("FILE", "Its covariance, (d, d).", default="spread^2 I")] = None
     seed: Annotated[int, of_start("N", "Seed of everything random.", min=0)] = 0
@@ -111,6 +127,7 @@ class Question:
     law: Attention
     dim: int
     sizes: list[int]
+    repeats: int
     start: str
     gaussian: Gaussian | None
     study: StudyOptions
@@ -129,6 +146,7 @@ def meanfield(
     """
     with ending("attractor meanfield", report.debug):
         check_numbers(context)
+        check_study(context, study.study)
         check_report(report)
         question = asked(study, start, law)
         shows = (sys.stderr.isatty() and not report.quiet) if report.progress is None else report.progress
@@ -138,6 +156,14 @@ def meanfield(
             found.plot(report.plot)
         arguments = {**asdict(study), **asdict(start), **asdict(law)}
         tell(found, question, arguments, report, replay(context, without=("json", "quiet", "progress", "debug")))
+
+
+def check_study(context: typer.Context, name: str) -> None:
+    if name not in STUDIES:
+        raise InputError(f"--study {name!r} is not known; the studies are {', '.join(STUDIES)}")
+    for option, spelled in given(context).items():
+        if BELONGS.get(option, name) != name:
+            raise InputError(f"{spelled} belongs to --study {BELONGS[option]}, not to {name}")
 
 
 def check_report(report: ReportOptions) -> None:
@@ -150,8 +176,6 @@ def check_report(report: ReportOptions) -> None:
 
 def asked(study: StudyOptions, start: StartOptions, law: LawOptions) -> Question:
     """Files first, since they know the dimension; then what is made to fit them."""
-    if study.study not in STUDIES:
-        raise InputError(f"--study {study.study!r} is not known; the studies are {', '.join(STUDIES)}")
     sizes = [int(n) for n in numbers(study.sizes or SIZES[study.study], "--sizes") if n == int(n)]
     if not sizes or min(sizes) < 2:
         raise InputError(f"--sizes must be whole numbers of at least 2 separated by commas, got {study.sizes}")
@@ -169,8 +193,10 @@ def asked(study: StudyOptions, start: StartOptions, law: LawOptions) -> Question
     built = build_law(law, matrices, dim, sizes[-1])
     if built.dim != dim:
         raise InputError(f"--dim {dim} does not fit the law, which moves tokens of dimension {built.dim}")
-    gaussian = _gaussian(arrays, dim, start.spread) if name == "gaussian" else None
-    return Question(built, dim, sizes, name, gaussian, study, start.spread, start.seed)
+    spread = SPREAD[study.study] if start.spread is None else start.spread
+    gaussian = _gaussian(arrays, dim, spread) if name == "gaussian" else None
+    repeats = study.repeats or REPEATS[study.study]
+    return Question(built, dim, sizes, repeats, name, gaussian, study, spread, start.seed)
 
 
 def _gaussian(arrays: dict[str, Any], dim: int, spread: float) -> Gaussian:
@@ -185,16 +211,21 @@ def _gaussian(arrays: dict[str, Any], dim: int, spread: float) -> Gaussian:
 
 def answer(question: Question, watch: Any) -> Any:
     """Run the study."""
-    return _rates(question, watch)
+    return {"rates": _rates, "stability": _stability, "blow-up": _blow_up}[question.study.study](question, watch)
+
+
+def _draw(question: Question, n: int, seed: int, ensemble: int) -> Tokens:
+    from attractor.meanfield import sample
+    from attractor.states import Tokens
+
+    if question.gaussian is not None:
+        return sample(question.gaussian, n, seed, ensemble=ensemble)
+    return Tokens.drawn(question.start, n, question.dim, seed, question.spread, ensemble)
 
 
 def _rates(question: Question, watch: Any) -> Any:
     from attractor.attention.closure import obstacle
     from attractor.meanfield import rates
-    from attractor.states import Tokens
-
-    def draw(n: int, seed: int, ensemble: int) -> Tokens:
-        return Tokens.drawn(question.start, n, question.dim, seed, question.spread, ensemble)
 
     options = question.study
     closed = question.gaussian is not None and not obstacle(question.law)
@@ -205,10 +236,10 @@ def _rates(question: Question, watch: Any) -> Any:
         against = int(against)
     return rates(
         question.law,
-        draw if question.gaussian is None else question.gaussian,
+        partial(_draw, question) if question.gaussian is None else question.gaussian,
         until=1.0 if options.until is None else options.until,
         sizes=question.sizes,
-        repeats=options.repeats,
+        repeats=question.repeats,
         against=against,
         measures=[name.strip() for name in options.measures.split(",") if name.strip()],
         whitened=not options.raw,
@@ -216,6 +247,33 @@ def _rates(question: Question, watch: Any) -> Any:
         watch=watch,
         rtol=options.rtol,
     )
+
+
+def _stability(question: Question, watch: Any) -> Any:
+    from attractor.meanfield import perturbed, stability
+
+    options = question.study
+    if len(question.sizes) > 1:
+        raise InputError(f"--study stability takes one number of tokens, got --sizes {options.sizes}")
+    watch(0.0, f"{question.repeats} pairs of {question.sizes[0]:,} tokens")
+    first = _draw(question, question.sizes[0], question.seed, question.repeats)
+    second = perturbed(first, options.apart, question.seed)
+    until = 1.0 if options.until is None else options.until
+    return stability(question.law, first, second, until=until, p=options.order, rtol=options.rtol)
+
+
+def _blow_up(question: Question, watch: Any) -> Any:
+    from attractor.meanfield import past_blow_up
+    from attractor.meanfield.beyond import SHARES
+
+    if question.gaussian is None:
+        raise InputError(
+            f"--study blow-up starts from --start gaussian, whose blow-up it passes, not from {question.start}"
+        )
+    end = 1.2 if question.study.until is None else question.study.until
+    shares = [share for share in SHARES if share < end] + [end]
+    options = {"sizes": question.sizes, "repeats": question.repeats, "shares": shares, "seed": question.seed}
+    return past_blow_up(question.law, question.gaussian, watch=watch, rtol=question.study.rtol, **options)
 
 
 def tell(found: Any, question: Question, arguments: dict[str, Any], report: ReportOptions, command: str) -> None:
