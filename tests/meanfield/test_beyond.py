@@ -10,7 +10,7 @@ import pytest
 from attractor import Attention, Gaussian, Tokens, flow
 from attractor.errors import InputError, UnsupportedError
 from attractor.meanfield import past_blow_up, plot_densities
-from attractor.meanfield.growth import radius, radius_bound
+from attractor.meanfield.growth import radius, support_bound
 from attractor.pictures.densities import kernel_estimate
 
 
@@ -30,7 +30,7 @@ def test_tokens_survive_the_blow_up() -> None:
     assert ((found.variance[:, :, at] > 0.5) & (found.variance[:, :, at] < 20)).all()
     # T12: no token outruns the growth of the support
     reached = [float(radius(found.run.state(k))) for k in range(len(found.times))]  # type: ignore[arg-type]
-    assert np.all(np.array(reached) <= radius_bound(Attention.isotropic(1, 1.0), reached[0], found.times) * (1 + 1e-6))
+    assert np.all(np.array(reached) <= support_bound(Attention.isotropic(1, 1.0), reached[0], found.times) * (1 + 1e-6))
 
 
 def test_early_on_tokens_are_the_gaussian() -> None:

@@ -16,12 +16,12 @@ from attractor.errors import InputError, UnsupportedError
 from attractor.meanfield import (
     conditional_wasserstein,
     dobrushin,
-    growth_rate,
     local_constants,
     log_bound,
     perturbed,
-    radius_bound,
     stability,
+    support_bound,
+    support_rate,
     wasserstein,
 )
 
@@ -125,7 +125,7 @@ def test_constants_by_hand() -> None:
     assert sinkhorn.total == math.inf
     two = Attention(np.stack((Q, Q)), np.stack((K, K)), np.stack((V, -V)), scale=0.5)
     assert dobrushin(two, R).point == pytest.approx(2 * softmax.point)
-    assert growth_rate(two) == pytest.approx(6.0)
+    assert support_rate(two) == pytest.approx(6.0)
     causal = dobrushin(Attention(Q, K, V, scale=0.5, mask="causal"), R, p=3.0)
     assert causal.total == pytest.approx(softmax.point + 1.5 * float(softmax.influence or 0))
 
@@ -133,12 +133,12 @@ def test_constants_by_hand() -> None:
 def test_the_bound_over_time_is_the_integral() -> None:
     law = Attention.random(2, heads=2, head_dim=2, seed=1)
     times, radii = np.array([0.0, 0.4, 1.0]), np.array([0.5, 0.9])
-    found, rate = log_bound(law, radii, times), growth_rate(law)
+    found, rate = log_bound(law, radii, times), support_rate(law)
     for k, t in enumerate(times):
         for j, R in enumerate(radii):
             wanted, _ = integrate.quad(lambda s, R=R: dobrushin(law, R * math.exp(rate * s)).total, 0, t, epsabs=1e-12)
             assert found[k, j] == pytest.approx(wanted, rel=1e-9)
-    np.testing.assert_allclose(radius_bound(law, radii, times)[2], radii * math.exp(rate), rtol=1e-14)
+    np.testing.assert_allclose(support_bound(law, radii, times)[2], radii * math.exp(rate), rtol=1e-14)
     assert log_bound(law, 50.0, np.array([1.0]))[0] == math.inf
 
 

@@ -6,7 +6,7 @@ from attractor.meanfield.densities import plot_densities
 from attractor.meanfield.distances import bures_wasserstein, energy_distance, sliced_wasserstein, wasserstein
 from attractor.meanfield.dobrushin import Constants, dobrushin, local_constants, log_bound
 from attractor.meanfield.entropic import sinkhorn_distance
-from attractor.meanfield.growth import growth_rate, radius_bound
+from attractor.meanfield.growth import support_bound, support_rate
 from attractor.meanfield.rates import Rates, rates
 from attractor.meanfield.sampling import sample
 from attractor.meanfield.slopes import Slope
@@ -25,18 +25,18 @@ __all__ = [
     "dobrushin",
     "energy_along",
     "energy_distance",
-    "growth_rate",
     "local_constants",
     "log_bound",
     "past_blow_up",
     "perturbed",
     "plot_densities",
-    "radius_bound",
     "rates",
     "sample",
     "sinkhorn_distance",
     "sliced_wasserstein",
     "stability",
     "structures",
+    "support_bound",
+    "support_rate",
     "wasserstein",
 ]

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from attractor.attention import L2, Attention, Causal, Law, Sigmoid, Sinkhorn, Softmax
 from attractor.errors import InputError, UnsupportedError
-from attractor.meanfield.growth import checked, growth_rate
+from attractor.meanfield.growth import checked, support_rate
 from attractor.states import Tokens
 
 NODES = 200  # of the quadrature in time
@@ -125,7 +125,7 @@ def log_bound(
     r""":math:`\int_0^t(L_x + L_\mu)(R_s)\,ds` for every time (first axis) and initial radius (other axes): W_p grows at most by its
     exponential. ``influence`` stands in for :math:`L_\mu` where there is no formula. Infinite where it overflows."""
     attention = checked(law, "a stability bound")
-    factor, rate = hardy(attention, p), growth_rate(law, mass)
+    factor, rate = hardy(attention, p), support_rate(law, mass)
     start, moments = np.asarray(radius, dtype=float), np.asarray(times, dtype=float)
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     # s = t (1 + node) / 2, on the first axis; times on the second; radii on the others

@@ -34,7 +34,7 @@ def checked(law: Law, what: str) -> Attention:
     return law
 
 
-def growth_rate(law: Law, mass: float = 1.0) -> float:
+def support_rate(law: Law, mass: float = 1.0) -> float:
     r""":math:`\rho = \sum_h\|V_h\|`, times the total mass where rows are not normalised."""
     attention = checked(law, "a bound on the support")
     assert isinstance(attention.kernel, Kernel)
@@ -49,12 +49,12 @@ def radius(tokens: Tokens) -> Tensor:
     return torch.where(tokens.weights > 0, lengths, 0.0).amax(-1)
 
 
-def radius_bound(
+def support_bound(
     law: Law, start: float | Tensor | np.ndarray, times: Tensor | np.ndarray, mass: float = 1.0
 ) -> np.ndarray:
     r""":math:`R_0e^{\rho t}` for every time (first axis) and every initial radius (other axes)."""
     first, moments = np.asarray(start, dtype=float), np.asarray(times, dtype=float)
     if np.any(first < 0) or np.any(moments < 0):
         raise InputError("a bound on the support needs a radius and times that are not negative")
-    factor = np.exp(growth_rate(law, mass) * moments)
+    factor = np.exp(support_rate(law, mass) * moments)
     return factor.reshape(-1, *([1] * first.ndim)) * first

@@ -27,7 +27,7 @@ def draw_rates(rates: Rates, path: Any = None) -> Any:
     reference = REFERENCES.get(str(rates.against), f"a system of {rates.against} tokens")
     caption = (
         f"Distance at t = {rates.until:g} between n tokens and {reference}. Dots are runs, {rates.repeats} for each n; discs their root "
-        "mean square; the line is the power of n that fits it best, with the 95% bootstrap interval of its exponent; dashed: the power "
+        "mean square; the line is the power of n that fits it best, with the 95% interval of its exponent; dashed: the power "
         f"-1/2 of independent samples. {' '.join(note[:1].upper() + note[1:] + '.' for note in rates.notes)}"
     )
     title = f"The mean-field limit under {kernel} attention"

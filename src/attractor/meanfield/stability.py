@@ -14,7 +14,7 @@ from attractor.flow import flow
 from attractor.meanfield.conditional import conditional_wasserstein
 from attractor.meanfield.distances import wasserstein
 from attractor.meanfield.dobrushin import Constants, dobrushin, hardy, local_constants, log_bound
-from attractor.meanfield.growth import checked, radius, radius_bound
+from attractor.meanfield.growth import checked, radius, support_bound
 from attractor.meanfield.measures import check_order, check_pair
 from attractor.states import Tokens
 
@@ -83,7 +83,7 @@ def stability(law: Law, first: Tokens, second: Tokens, *, until: float, p: float
         distance,
         log_bound(law, reached[0], times, p, mass, influence),
         reached,
-        radius_bound(law, reached[0], times, mass),
+        support_bound(law, reached[0], times, mass),
         constants,
         constants.influence is not None,
         notes,
