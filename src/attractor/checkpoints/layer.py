@@ -1,0 +1,79 @@
+"""One layer of a checkpoint as laws."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Literal
+
+from attractor.attention import Attention, LatentAttention, Law, Norm, NormedAttention
+from attractor.checkpoints.folding import bare, folded
+from attractor.errors import InputError, UnsupportedError
+
+Placement = Literal["none", "pre", "post", "peri"]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The self-attention of one layer.
+
+    ``attention`` reads tokens that ``norm`` has made and returns what is added to the residual stream, before ``output_norm``
+    if there is one. ``placement`` is "pre" (the norm acts on a copy of the stream), "post" (the stream itself is normalised
+    after every part; ``norm`` is the one that this layer's tokens come from), "peri" (before and after) or "none".
+    ``undefined`` says which quantities do not exist in this layer, and why.
+    """
+
+    index: int
+    name: str
+    attention: Attention | NormedAttention | LatentAttention
+    norm: Norm | None
+    placement: Placement = "pre"
+    output_norm: Norm | None = None
+    parallel: bool = False
+    groups: int | None = None
+    undefined: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def heads(self) -> int:
+        return self.attention.heads
+
+    @property
+    def dim(self) -> int:
+        return self.attention.dim
+
+    def law(self, fold: bool = False) -> Law:
+        """The law of all heads; with ``fold`` the norm's gain, bias and centring are inside and it moves ``bare_norm(x)``."""
+        return self._folded(self.attention) if fold else self.attention
+
+    def head(self, index: int, fold: bool = False) -> Law:
+        """One head alone, without the layer's output bias, which belongs to no head."""
+        if not 0 <= index < self.heads:
+            raise InputError(f"{self.name} has heads 0 to {self.heads - 1}, not {index}")
+        if isinstance(self.attention, LatentAttention):
+            rows = {name: getattr(self.attention, name)[index : index + 1] for name in ("query", "key", "value", "output")}
+            return dataclasses.replace(self.attention, **rows, output_bias=None)
+        inner = self.attention.attention if isinstance(self.attention, NormedAttention) else self.attention
+        one = _one_head(inner, index)
+        if isinstance(self.attention, NormedAttention):
+            one = self.attention.with_attention(one)
+        return self._folded(one) if fold else one
+
+    @property
+    def bare_norm(self) -> Norm | None:
+        """The norm without gain and bias."""
+        return bare(self.norm)
+
+    def _folded(self, law: Law) -> Law:
+        if isinstance(law, NormedAttention):
+            return dataclasses.replace(law, attention=folded(law.attention, self.norm))
+        if isinstance(law, Attention):
+            return folded(law, self.norm)
+        raise UnsupportedError("the norm of a latent attention is not folded: it would have to pass through the latent norms")
+
+
+def _one_head(law: Attention, index: int) -> Attention:
+    names = ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias")
+    rows = {name: part[index] for name in names if (part := getattr(law, name)) is not None}
+    positions = law.positions if law.positions is None else law.positions.head(index)
+    return dataclasses.replace(law, **rows, positions=positions, output_bias=None)
