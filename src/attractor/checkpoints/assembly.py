@@ -6,13 +6,13 @@ model pairs as (p, p + r/2) are permuted to (2p, 2p+1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attractor.attention import Attention, LayerNorm, Norm, NormedAttention, Positions, RMSNorm
+from attractor.attention import Attention, Norm, NormedAttention, Positions
 from attractor.errors import CheckpointError
 
 
@@ -42,6 +42,24 @@ class Turning:
     halves: bool = True
     factor: float = 1.0
 
+    def __call__(self, rows: Tensor, axis: int) -> Tensor:
+        """Rows of heads in the order in which attractor pairs them, the turned ones multiplied by the factor."""
+        stretch = torch.ones(rows.shape[axis], dtype=rows.dtype, device=rows.device)
+        stretch[: self.turned] = self.factor
+        ordered = rows.index_select(axis, self._order(rows.shape[axis]).to(rows.device))
+        return ordered if self.factor == 1.0 else ordered * stretch.reshape(-1, *[1] * (rows.ndim - 1 - axis % rows.ndim))
+
+    def order(self, rows: Tensor, axis: int) -> Tensor:
+        """The order alone, for what a norm will rescale."""
+        return rows.index_select(axis, self._order(rows.shape[axis]).to(rows.device))
+
+    def _order(self, head_dim: int) -> Tensor:
+        half = self.turned // 2
+        if not self.halves:
+            return torch.arange(head_dim)
+        pairs = torch.stack((torch.arange(half), torch.arange(half) + half), dim=-1).flatten()
+        return torch.cat((pairs, torch.arange(self.turned, head_dim)))
+
 
 def split_rows(matrix: Tensor, heads: int) -> Tensor:
     """(h k, d) or (h k,) by heads."""
@@ -66,41 +84,29 @@ def attention_from(
     joint: bool = False,
 ) -> Attention | NormedAttention:
     """The law of a layer."""
-    heads = parts.query.shape[0]
-    query, key, query_bias, key_bias = parts.query, parts.key, parts.query_bias, parts.key_bias
-    query_norm, key_norm = parts.query_norm, parts.key_norm
+    heads, groups = parts.query.shape[0], parts.key.shape[0]
     if turning is not None:
-        order, stretch = _order(turning, query.shape[1]).to(query.device), _stretch(turning, query.shape[1])
-        stretch = stretch.to(query)
-        if query_norm is None:
-            query, key = (part[:, order] * stretch[:, None] for part in (query, key))
-            query_bias, key_bias = (_reordered(bias, order, stretch) for bias in (query_bias, key_bias))
-        else:
-            query, key = query[:, order], key[:, order]
-            query_bias, key_bias = (_reordered(bias, order, None) for bias in (query_bias, key_bias))
-            assert key_norm is not None
-            query_norm, key_norm = (_norm_reordered(norm, order, stretch) for norm in (query_norm, key_norm))
-        positions = turning.positions
-    groups = key.shape[0]
-    if query_norm is not None and joint and key_norm is not None and key_norm.gain is not None:
-        key_norm = _with_gain(key_norm, _repeated(split_rows(key_norm.gain, groups), heads).flatten())
+        parts, positions = _turned(parts, turning), turning.positions
     law = Attention(
-        query,
-        _repeated(key, heads),
+        parts.query,
+        _repeated(parts.key, heads),
         _repeated(parts.value, heads),
         kernel=kernel,
         mask=mask,
         positions=positions,
         scale=scale,
         output=parts.output,
-        query_bias=query_bias,
-        key_bias=None if key_bias is None else _repeated(key_bias, heads),
+        query_bias=parts.query_bias,
+        key_bias=None if parts.key_bias is None else _repeated(parts.key_bias, heads),
         value_bias=None if parts.value_bias is None else _repeated(parts.value_bias, heads),
         output_bias=parts.output_bias,
     )
-    if query_norm is None or key_norm is None:
+    if parts.query_norm is None or parts.key_norm is None:
         return law
-    return NormedAttention(law, query_norm, key_norm, joint)
+    key_norm = parts.key_norm
+    if joint and key_norm.gain is not None:
+        key_norm = replace(key_norm, gain=_repeated(split_rows(key_norm.gain, groups), heads).flatten())
+    return NormedAttention(law, parts.query_norm, key_norm, joint)
 
 
 def _repeated(part: Tensor, heads: int) -> Tensor:
@@ -109,43 +115,22 @@ def _repeated(part: Tensor, heads: int) -> Tensor:
     return part if groups == heads else part.repeat_interleave(heads // groups, dim=0)
 
 
-def _order(turning: Turning, head_dim: int) -> Tensor:
-    """Coordinates in the order in which attractor pairs them."""
-    turned, half = turning.turned, turning.turned // 2
-    if not turning.halves:
-        return torch.arange(head_dim)
-    pairs = torch.stack((torch.arange(half), torch.arange(half) + half), dim=-1).flatten()
-    return torch.cat((pairs, torch.arange(turned, head_dim)))
+def _turned(parts: Projections, turning: Turning) -> Projections:
+    """Queries and keys in attractor's order; the factor goes to whatever is last before they turn."""
+    if parts.query_norm is None or parts.key_norm is None:
+        arrange = turning
+        norms = {}
+    else:
+        arrange, k = turning.order, parts.query.shape[1]
+        norms = {name: _turned_norm(getattr(parts, name), turning, k) for name in ("query_norm", "key_norm")}
+    biases = {
+        name: arrange(bias, 1) for name in ("query_bias", "key_bias") if (bias := getattr(parts, name)) is not None
+    }
+    return replace(parts, query=arrange(parts.query, 1), key=arrange(parts.key, 1), **biases, **norms)
 
 
-def _stretch(turning: Turning, head_dim: int) -> Tensor:
-    stretch = torch.ones(head_dim, dtype=torch.float64)
-    stretch[: turning.turned] = turning.factor
-    return stretch
-
-
-def _reordered(bias: Tensor | None, order: Tensor, stretch: Tensor | None) -> Tensor | None:
-    if bias is None:
-        return None
-    return bias[:, order] if stretch is None else bias[:, order] * stretch
-
-
-def _norm_reordered(norm: Norm, order: Tensor, stretch: Tensor) -> Norm:
-    """The norm of reordered coordinates; a norm over all heads has a gain for each of them."""
-    count = 1 if norm.gain is None else norm.gain.shape[0] // len(order)
-    gain = torch.ones(len(order), dtype=stretch.dtype) if norm.gain is None else norm.gain
-    gain = (gain.reshape(count, -1)[:, order] * stretch).flatten()
-    bias = None if norm.bias is None else (norm.bias.reshape(count, -1)[:, order] * stretch).flatten()
-    return type(norm)(gain, bias, norm.eps)
-
-
-def _with_gain(norm: Norm, gain: Tensor) -> Norm:
-    return type(norm)(gain, norm.bias, norm.eps)
-
-
-def layer_norm(gain: Tensor | None, bias: Tensor | None, eps: float) -> LayerNorm:
-    return LayerNorm(gain, bias, eps)
-
-
-def rms_norm(gain: Tensor | None, eps: float) -> RMSNorm:
-    return RMSNorm(gain, None, eps)
+def _turned_norm(norm: Norm, turning: Turning, k: int) -> Norm:
+    """A norm of reordered coordinates, of one head (k,) or of all of them (h k,)."""
+    gain = torch.ones(k, dtype=torch.float64) if norm.gain is None else norm.gain
+    bias = None if norm.bias is None else turning(norm.bias.reshape(-1, k), 1).flatten()
+    return replace(norm, gain=turning(gain.reshape(-1, k), 1).flatten(), bias=bias)

@@ -44,7 +44,8 @@ def _live(model: torch.nn.Module, dtype: torch.dtype) -> Checkpoint:
     if config is None or not hasattr(config, "model_type"):
         raise InputError(f"a live model must be one of transformers, with a config; this is a {type(model).__name__}")
     kind = type(model).__name__
-    return Checkpoint(kind, family_of(config.model_type, f"the {kind}"), config, LiveTensors(model), dtype, model)
+    family = family_of(config.model_type, f"the {kind}")
+    return Checkpoint(kind, family, config, LiveTensors(model, family.renamed), dtype, model)
 
 
 def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:

@@ -89,8 +89,12 @@ class PickleFolder:
 class LiveTensors:
     """The parameters of a model in memory; nothing is copied before it is read."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, as_in_files: bool = False) -> None:
         self._tensors = model.state_dict()
+        if as_in_files:
+            from transformers.core_model_loading import revert_weight_conversion
+
+            self._tensors = revert_weight_conversion(model, self._tensors)  # type: ignore[arg-type]
         self._kind = type(model).__name__
 
     def names(self) -> Collection[str]:
