@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 
-DECODER = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 16, "vocab_size": 64}
+DECODER = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 16,
+    "vocab_size": 64,
+}
 GROUPED = {**DECODER, "num_key_value_heads": 2}
 ENCODER = DECODER
 GPT = {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 64}
@@ -35,6 +41,22 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+NEO = {"hidden_size": 32, "num_heads": 4, "num_layers": 2, "vocab_size": 64, **IDS}
+MODERN = {**ENCODER, **IDS, "num_hidden_layers": 4, "cls_token_id": 1, "sep_token_id": 2}
+SOUND = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "num_mel_bins": 8,
+    "max_source_positions": 20,
+    "decoder_start_token_id": 1,
+    "vocab_size": 64,
+    **IDS,
+}
 PICTURES = {
     "hidden_size": 32,
     "num_attention_heads": 4,
@@ -48,10 +70,7 @@ PICTURES = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-2": ("gpt2", {**GPT, **IDS}),
     "GPT-2, scores divided by the layer": ("gpt2", {**GPT, **IDS, "scale_attn_by_inverse_layer_idx": True}),
-    "GPT-Neo, global and local": (
-        "gpt_neo",
-        {"hidden_size": 32, "num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 5, "vocab_size": 64, **IDS},
-    ),
+    "GPT-Neo, global and local": ("gpt_neo", {**NEO, "attention_types": [[["global", "local"], 1]], "window_size": 5}),
     "Pythia, a quarter turned": ("gpt_neox", {**DECODER, "rotary_pct": 0.25, "attention_bias": True, **IDS}),
     "GPT-J": ("gptj", {**GPT, "rotary_dim": 4, **IDS}),
     "Llama, grouped": ("llama", {**GROUPED, "attention_bias": True}),
@@ -77,25 +96,30 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "OLMo 2, norm over all heads": ("olmo2", {**GROUPED, **IDS}),
     "Falcon 7B, one key head": ("falcon", {**DECODER, "multi_query": True, "bias": True, **IDS}),
     "Falcon 40B, grouped": ("falcon", {**DECODER, "new_decoder_architecture": True, "num_kv_heads": 2, **IDS}),
-    "Falcon RW, ALiBi": ("falcon", {**DECODER, "multi_query": False, "alibi": True, "parallel_attn": False, "bias": True, **IDS}),
+    "Falcon RW, ALiBi": (
+        "falcon",
+        {**DECODER, "multi_query": False, "alibi": True, "parallel_attn": False, "bias": True, **IDS},
+    ),
     "DeepSeek V2": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "DeepSeek V3": ("deepseek_v3", {**LATENT, "q_lora_rank": 10}),
     "DeepSeek V3, YaRN": (
         "deepseek_v3",
-        {**LATENT, "q_lora_rank": 10, "rope_interleave": False, "max_position_embeddings": 64, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
+        {
+            **LATENT,
+            "q_lora_rank": 10,
+            "rope_interleave": False,
+            "max_position_embeddings": 64,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
     ),
     "BERT, MiniLM": ("bert", ENCODER),
     "RoBERTa": ("roberta", ENCODER),
-    "ModernBERT": ("modernbert", {**ENCODER, "num_hidden_layers": 4, "local_attention": 6, "attention_bias": True, "norm_bias": True, **IDS, "cls_token_id": 1, "sep_token_id": 2}),
+    "ModernBERT": ("modernbert", {**MODERN, "local_attention": 6, "attention_bias": True, "norm_bias": True}),
     "ESM-2": ("esm", {**ENCODER, "position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 4}),
     "ViT": ("vit", PICTURES),
     "DeiT": ("deit", PICTURES),
     "DINOv2": ("dinov2", {**PICTURES, "mlp_ratio": 1}),
-    "Whisper": (
-        "whisper",
-        {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
-         "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "num_mel_bins": 8, "max_source_positions": 20, "vocab_size": 64, **IDS, "decoder_start_token_id": 1},
-    ),
+    "Whisper": ("whisper", SOUND),
     "BLOOM, 6 heads": ("bloom", {"hidden_size": 48, "n_head": 6, "n_layer": 2, "vocab_size": 64, **IDS}),
     "T5": ("t5", {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 16, "vocab_size": 64}),
 }

@@ -70,7 +70,7 @@ class Attention(Law):
                     f"positions must be None, Absolute(...), Rotary(...), Alibi(...) or Relative(...), got {self.positions!r}"
                 )
             self.positions.check(self.dim, self.query.shape[-2])
-            if self.positions.biased and self.kernel.name == "l2":
+            if self.positions.biased and isinstance(self.kernel, Kernel) and self.kernel.name == "l2":
                 raise InputError(
                     f"{self.positions.name} positions add to scores, and the l2 kernel has distances instead: take another kernel"
                 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from attractor.attention.attention import Attention
 from attractor.attention.law import Law
 from attractor.attention.norms import Norm
-from attractor.errors import InputError, UnsupportedError
+from attractor.errors import InputError
 from attractor.states import Tokens
 
 
@@ -71,9 +71,3 @@ class NormedAttention(Law):
 
     def check(self, tokens: Tokens) -> None:
         self.attention.check(tokens)
-
-    def with_attention(self, attention: Attention) -> NormedAttention:
-        """The same norms around another attention, for instance one head of this one."""
-        if self.joint and attention.heads != self.heads:
-            raise UnsupportedError("queries and keys are normalised over all heads together, so no head stands alone")
-        return dataclasses.replace(self, attention=attention)

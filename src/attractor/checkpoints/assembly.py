@@ -6,6 +6,7 @@ model pairs as (p, p + r/2) are permuted to (2p, 2p+1).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 
 from attractor.attention import Attention, Norm, NormedAttention, Positions
-from attractor.errors import CheckpointError
+from attractor.errors import CheckpointError, UnsupportedError
+
+GROUPED = ("key", "value", "key_bias", "value_bias")
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,18 @@ class Projections:
     query_norm: Norm | None = None
     key_norm: Norm | None = None
 
+    @classmethod
+    def of(
+        cls,
+        matrices: Iterable[Tensor],
+        output: Tensor,
+        biases: Iterable[Tensor | None] = (None, None, None),
+        output_bias: Tensor | None = None,
+    ) -> Projections:
+        """From query, key and value in this order, and their biases."""
+        (query, key, value), (query_bias, key_bias, value_bias) = matrices, biases
+        return cls(query, key, value, output, query_bias, key_bias, value_bias, output_bias)
+
 
 @dataclass(frozen=True)
 class Turning:
@@ -47,7 +62,9 @@ class Turning:
         stretch = torch.ones(rows.shape[axis], dtype=rows.dtype, device=rows.device)
         stretch[: self.turned] = self.factor
         ordered = rows.index_select(axis, self._order(rows.shape[axis]).to(rows.device))
-        return ordered if self.factor == 1.0 else ordered * stretch.reshape(-1, *[1] * (rows.ndim - 1 - axis % rows.ndim))
+        return (
+            ordered if self.factor == 1.0 else ordered * stretch.reshape(-1, *[1] * (rows.ndim - 1 - axis % rows.ndim))
+        )
 
     def order(self, rows: Tensor, axis: int) -> Tensor:
         """The order alone, for what a norm will rescale."""
@@ -73,7 +90,70 @@ def split_columns(matrix: Tensor, heads: int) -> Tensor:
     return split_rows(matrix.mT, heads).mT
 
 
-def attention_from(
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """The heads of a layer, keys and values kept once for each group: the law of all of them, or of one."""
+
+    parts: Projections
+    options: dict[str, Any]
+    joint: bool = False
+
+    @property
+    def heads(self) -> int:
+        return self.parts.query.shape[0]
+
+    @property
+    def groups(self) -> int:
+        return self.parts.key.shape[0]
+
+    @property
+    def dim(self) -> int:
+        return self.parts.query.shape[-1]
+
+    @property
+    def bilinear(self) -> bool:
+        """Whether scores are bilinear in the tokens."""
+        return self.parts.query_norm is None
+
+    def law(self) -> Attention | NormedAttention:
+        """The law of all heads; groups are repeated for their queries."""
+        parts, heads = self.parts, self.heads
+        repeated = {
+            name: _repeated(getattr(parts, name), heads) for name in GROUPED if getattr(parts, name) is not None
+        }
+        own = {name: getattr(parts, name) for name in ("query", "output", "query_bias", "output_bias")}
+        return self._normed(Attention(**own, **repeated, **self.options))
+
+    def head(self, index: int) -> Attention | NormedAttention:
+        """One head alone, without the output bias, which belongs to no head."""
+        if self.joint:
+            raise UnsupportedError("queries and keys are normalised over all heads together, so no head stands alone")
+        group = index * self.groups // self.heads
+        rows = {
+            "query": index,
+            "output": index,
+            "query_bias": index,
+            "key": group,
+            "value": group,
+            "key_bias": group,
+            "value_bias": group,
+        }
+        parts = {name: part[row] for name, row in rows.items() if (part := getattr(self.parts, name)) is not None}
+        positions = self.options["positions"]
+        options = {**self.options, "positions": positions if positions is None else positions.head(index)}
+        return self._normed(Attention(**parts, **options))
+
+    def _normed(self, law: Attention) -> Attention | NormedAttention:
+        query_norm, key_norm = self.parts.query_norm, self.parts.key_norm
+        if query_norm is None or key_norm is None:
+            return law
+        if self.joint and key_norm.gain is not None:
+            gain = _repeated(split_rows(key_norm.gain, self.groups), self.heads).flatten()
+            key_norm = replace(key_norm, gain=gain)
+        return NormedAttention(law, query_norm, key_norm, self.joint)
+
+
+def heads_from(
     parts: Projections,
     *,
     scale: float,
@@ -82,31 +162,11 @@ def attention_from(
     positions: Positions | None = None,
     kernel: Any = "softmax",
     joint: bool = False,
-) -> Attention | NormedAttention:
-    """The law of a layer."""
-    heads, groups = parts.query.shape[0], parts.key.shape[0]
+) -> Heads:
+    """The heads of a layer from its projections, rotary coordinates in attractor's order."""
     if turning is not None:
         parts, positions = _turned(parts, turning), turning.positions
-    law = Attention(
-        parts.query,
-        _repeated(parts.key, heads),
-        _repeated(parts.value, heads),
-        kernel=kernel,
-        mask=mask,
-        positions=positions,
-        scale=scale,
-        output=parts.output,
-        query_bias=parts.query_bias,
-        key_bias=None if parts.key_bias is None else _repeated(parts.key_bias, heads),
-        value_bias=None if parts.value_bias is None else _repeated(parts.value_bias, heads),
-        output_bias=parts.output_bias,
-    )
-    if parts.query_norm is None or parts.key_norm is None:
-        return law
-    key_norm = parts.key_norm
-    if joint and key_norm.gain is not None:
-        key_norm = replace(key_norm, gain=_repeated(split_rows(key_norm.gain, groups), heads).flatten())
-    return NormedAttention(law, parts.query_norm, key_norm, joint)
+    return Heads(parts, {"scale": scale, "mask": mask, "positions": positions, "kernel": kernel}, joint)
 
 
 def _repeated(part: Tensor, heads: int) -> Tensor:

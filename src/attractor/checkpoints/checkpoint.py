@@ -50,7 +50,7 @@ class Checkpoint:
         return verify(self, None if layers is None else list(layers), tokens, seed)
 
     def __repr__(self) -> str:
-        return f"Checkpoint({self.name!r}, {self.family.title}, {len(self.layers)} layers, dim={self.dim})"
+        return f"Checkpoint({self.name!r}, family={self.family.name!r}, layers={len(self.layers)}, dim={self.dim})"
 
 
 class Layers(Sequence[Layer]):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from attractor.attention import Causal, Mask, Norm, RMSNorm, Window
-from attractor.checkpoints.assembly import Projections, attention_from, split_columns, split_rows
+from attractor.checkpoints.assembly import Projections, heads_from, split_columns, split_rows
 from attractor.checkpoints.family import Config, Family, Modules
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.reader import Reader
@@ -85,7 +85,7 @@ class Decoder(Family):
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, kind = self.path(stack, index), self.layer_type(config, index)
         parts = self.projections(config, read, f"{path}{self.attention}.")
-        law = attention_from(
+        law = heads_from(
             parts,
             scale=self.scale(config),
             mask=self.mask(config, index),
@@ -96,7 +96,6 @@ class Decoder(Family):
         fields: dict[str, Any] = {
             "norm": self.norm(config, read, f"{path}{self.norm_name}"),
             "parallel": self.parallel,
-            "groups": parts.key.shape[0],
             "undefined": {"interaction": NOT_BILINEAR} if parts.query_norm is not None else {},
             "notes": long_context(config, kind),
         }

@@ -43,6 +43,7 @@ class Family(ABC):
     layers: ClassVar[str] = "layers"  # the list of layers, in files and in the model
     depth: ClassVar[str] = "num_hidden_layers"
     width: ClassVar[str] = "hidden_size"
+    implementation: ClassVar[str] = "eager"  # of the model's own attention, for verification
     renamed: ClassVar[bool] = False  # whether transformers names its modules otherwise than the files do
     remark: ClassVar[str] = ""  # what is undefined or left out, for the table of families
 

@@ -98,7 +98,9 @@ class GGUFTensors:
         try:
             values = torch.from_numpy(self._gguf.dequantize(stored.data, stored.tensor_type).copy())
         except NotImplementedError:
-            raise UnsupportedError(f"the tensor {name} of {self.path} is stored as {stored.tensor_type.name}, which gguf cannot undo") from None
+            raise UnsupportedError(
+                f"the tensor {name} of {self.path} is stored as {stored.tensor_type.name}, which gguf cannot read"
+            ) from None
         heads = self._heads.get(name)
         return values if heads is None else across_halves(values, heads)
 
@@ -142,5 +144,9 @@ def _rope(tensors: GGUFTensors, architecture: str, settings: dict[str, Any]) -> 
         limit = settings.get("max_position_embeddings", 2048)
         return {"rope_type": "longrope", "rope_theta": theta, "original_max_position_embeddings": limit, **same}
     if kind == "linear":
-        return {"rope_type": "linear", "rope_theta": theta, "factor": float(tensors.field(f"{architecture}.rope.scaling.factor"))}
+        return {
+            "rope_type": "linear",
+            "rope_theta": theta,
+            "factor": float(tensors.field(f"{architecture}.rope.scaling.factor")),
+        }
     return {"rope_type": "default", "rope_theta": theta}

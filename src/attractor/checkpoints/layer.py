@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from attractor.attention import Attention, LatentAttention, Law, Norm, NormedAttention
+from attractor.checkpoints.assembly import Heads
 from attractor.checkpoints.folding import bare, folded
 from attractor.errors import InputError, UnsupportedError
 
@@ -19,28 +21,37 @@ class Layer:
 
     ``attention`` reads tokens that ``norm`` has made and returns what is added to the residual stream, before ``output_norm``
     if there is one. ``placement`` is "pre" (the norm acts on a copy of the stream), "post" (the stream itself is normalised
-    after every part; ``norm`` is the one that this layer's tokens come from), "peri" (before and after) or "none".
+    after every part; ``norm`` is the one that this layer's tokens come from), "peri" (after attention too) or "none".
     ``undefined`` says which quantities do not exist in this layer, and why.
     """
 
     index: int
     name: str
-    attention: Attention | NormedAttention | LatentAttention
+    source: Heads | LatentAttention = field(repr=False)
     norm: Norm | None
     placement: Placement = "pre"
     output_norm: Norm | None = None
     parallel: bool = False
-    groups: int | None = None
     undefined: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @cached_property
+    def attention(self) -> Attention | NormedAttention | LatentAttention:
+        """The law of all heads."""
+        return self.source if isinstance(self.source, LatentAttention) else self.source.law()
+
     @property
     def heads(self) -> int:
-        return self.attention.heads
+        return self.source.heads
+
+    @property
+    def groups(self) -> int:
+        """How many different keys and values the heads share."""
+        return self.source.heads if isinstance(self.source, LatentAttention) else self.source.groups
 
     @property
     def dim(self) -> int:
-        return self.attention.dim
+        return self.source.dim
 
     def law(self, fold: bool = False) -> Law:
         """The law of all heads; with ``fold`` the norm's gain, bias and centring are inside and it moves ``bare_norm(x)``."""
@@ -50,13 +61,11 @@ class Layer:
         """One head alone, without the layer's output bias, which belongs to no head."""
         if not 0 <= index < self.heads:
             raise InputError(f"{self.name} has heads 0 to {self.heads - 1}, not {index}")
-        if isinstance(self.attention, LatentAttention):
-            rows = {name: getattr(self.attention, name)[index : index + 1] for name in ("query", "key", "value", "output")}
-            return dataclasses.replace(self.attention, **rows, output_bias=None)
-        inner = self.attention.attention if isinstance(self.attention, NormedAttention) else self.attention
-        one = _one_head(inner, index)
-        if isinstance(self.attention, NormedAttention):
-            one = self.attention.with_attention(one)
+        if isinstance(self.source, LatentAttention):
+            rows = {name: getattr(self.source, name)[index : index + 1] for name in ("query", "key", "value", "output")}
+            one: Law = dataclasses.replace(self.source, **rows, output_bias=None)
+        else:
+            one = self.source.head(index)
         return self._folded(one) if fold else one
 
     @property
@@ -69,11 +78,6 @@ class Layer:
             return dataclasses.replace(law, attention=folded(law.attention, self.norm))
         if isinstance(law, Attention):
             return folded(law, self.norm)
-        raise UnsupportedError("the norm of a latent attention is not folded: it would have to pass through the latent norms")
-
-
-def _one_head(law: Attention, index: int) -> Attention:
-    names = ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias")
-    rows = {name: part[index] for name in names if (part := getattr(law, name)) is not None}
-    positions = law.positions if law.positions is None else law.positions.head(index)
-    return dataclasses.replace(law, **rows, positions=positions, output_bias=None)
+        raise UnsupportedError(
+            "the norm before a latent attention is not folded: it would have to pass the latent norms"
+        )

@@ -87,11 +87,17 @@ def _file(path: Path, dtype: torch.dtype) -> Checkpoint:
 
 
 def _looks_like_path(source: str) -> bool:
-    return source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source or Path(source).suffix in (
-        ".gguf",
-        ".safetensors",
-        ".bin",
-        ".pt",
+    return (
+        source.startswith((".", "/", "~"))
+        or source.count("/") > 1
+        or "\\" in source
+        or Path(source).suffix
+        in (
+            ".gguf",
+            ".safetensors",
+            ".bin",
+            ".pt",
+        )
     )
 
 

@@ -144,7 +144,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     try:
         found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{index} cannot be read as an index of weights: {type(error).__name__}: {error}") from None
+        raise CheckpointError(
+            f"{index} cannot be read as an index of weights: {type(error).__name__}: {error}"
+        ) from None
     if any(Path(file).name != file for file in found.values()):
         raise CheckpointError(f"{index} names files outside its folder")
     return found
@@ -167,4 +169,6 @@ def _safe_open() -> Any:
 
 
 def _damaged(file: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{file} cannot be read ({error}): it is truncated or not a safetensors file; fetch it again")
+    return CheckpointError(
+        f"{file} cannot be read ({error}): it is truncated or not a safetensors file; fetch it again"
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass
+from logging import CRITICAL
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,12 +118,14 @@ def _single(checkpoint: Checkpoint, stack: str, index: int, state: dict[str, Ten
         setattr(config, name, value)
     if (getattr(config, "pad_token_id", None) or 0) >= 64:
         config.pad_token_id = None
-    config._attn_implementation = "eager"
+    config._attn_implementation = family.implementation
     kinds = AutoModel._model_mapping
     if type(config) not in kinds:
         raise UnsupportedError(f"transformers has no model for a {type(config).__name__}")
     kind: Any = kinds[type(config)]
-    model = kind.from_pretrained(None, config=config, state_dict=state, dtype=torch.float64, ignore_mismatched_sizes=True)
+    model = kind.from_pretrained(
+        None, config=config, state_dict=state, dtype=torch.float64, ignore_mismatched_sizes=True
+    )
     return model.eval()
 
 
@@ -135,7 +138,7 @@ def _first(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output[0]
 
 
-class quiet:  # noqa: N801 - reads as a word
+class quiet:
     """No reports of transformers about tensors that the small model does not have."""
 
     def __enter__(self) -> None:
@@ -143,7 +146,7 @@ class quiet:  # noqa: N801 - reads as a word
 
         self._logging, self._level = logging, logging.get_verbosity()
         self._bar = logging.is_progress_bar_enabled()
-        logging.set_verbosity(logging.CRITICAL)
+        logging.set_verbosity(CRITICAL)
         logging.disable_progress_bar()
 
     def __exit__(self, *_: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attractor.attention import Alibi, Causal, LayerNorm
-from attractor.checkpoints.assembly import Projections, attention_from, split_columns
+from attractor.checkpoints.assembly import Projections, heads_from, split_columns
 from attractor.checkpoints.family import Config, Family, Modules
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.reader import Reader
@@ -27,8 +27,8 @@ class Bloom(Family):
         fused = read(f"{path}self_attention.query_key_value.weight", 3 * d, d).unflatten(0, (heads, 3, k))
         bias = read(f"{path}self_attention.query_key_value.bias", 3 * d).unflatten(0, (heads, 3, k))
         output = split_columns(read(f"{path}self_attention.dense.weight", d, d), heads)
-        parts = Projections(*fused.unbind(1), output, *bias.unbind(1), read(f"{path}self_attention.dense.bias", d))
-        law = attention_from(parts, scale=k**-0.5, mask=Causal(), positions=Alibi.usual(heads))
+        parts = Projections.of(fused.unbind(1), output, bias.unbind(1), read(f"{path}self_attention.dense.bias", d))
+        law = heads_from(parts, scale=k**-0.5, mask=Causal(), positions=Alibi.usual(heads))
         gain, shift = read(f"{path}input_layernorm.weight", d), read(f"{path}input_layernorm.bias", d)
         norm = LayerNorm(gain, shift, config.layer_norm_epsilon)
-        return Layer(index, f"layer {index}", law, norm, groups=heads)
+        return Layer(index, f"layer {index}", law, norm)

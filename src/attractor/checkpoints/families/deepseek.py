@@ -40,7 +40,7 @@ class DeepSeek(Family):
         law = self.law(config, read, f"{path}self_attn.", turn)
         norm = RMSNorm(read(f"{path}input_layernorm.weight", d), None, config.rms_norm_eps)
         undefined = {"interaction": REASON, "value_map": REASON}
-        return Layer(index, f"layer {index}", law, norm, groups=law.heads, undefined=undefined)
+        return Layer(index, f"layer {index}", law, norm, undefined=undefined)
 
     def law(self, config: Config, read: Reader, path: str, turn: Turning) -> LatentAttention:
         d, heads, c = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
@@ -59,7 +59,10 @@ class DeepSeek(Family):
         return LatentAttention(
             tuple(features),
             _placed(query, 0, before + c + turned),
-            torch.cat((_placed(shared, before + c, before + c + turned), _placed(up[:, :plain], before, before + c + turned)), 1),
+            torch.cat(
+                (_placed(shared, before + c, before + c + turned), _placed(up[:, :plain], before, before + c + turned)),
+                1,
+            ),
             _placed(up[:, plain:], before, before + c + turned),
             split_columns(read(f"{path}o_proj.weight", d, heads * r), heads),
             read.maybe(f"{path}o_proj.bias", d),

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from attractor.attention import Alibi, Causal, LayerNorm
-from attractor.checkpoints.assembly import Projections, attention_from, split_columns
+from attractor.checkpoints.assembly import Projections, heads_from, split_columns
 from attractor.checkpoints.family import Config, Family, Modules
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.reader import Reader
@@ -20,6 +20,7 @@ class Falcon(Family):
     model_types = ("falcon",)
     prefixes = ("transformer.", "")
     layers = "h"
+    implementation = "sdpa"  # the eager one of transformers 5.22 adds ALiBi twice, in the mask and to the scores
     remark = "ALiBi is exact here, and rounded to bfloat16 in the model's own code"
 
     def modules(self, stack: str, slot: int) -> Modules:
@@ -33,20 +34,20 @@ class Falcon(Family):
         k = d // heads
         rows = {"heads": heads, "groups": _groups(config), "k": k}
         count = (heads + 2 * rows["groups"]) * k
-        query, key, value = _unfused(config, read(f"{path}self_attention.query_key_value.weight", count, d), **rows)
+        matrices = _unfused(config, read(f"{path}self_attention.query_key_value.weight", count, d), **rows)
         bias = read.maybe(f"{path}self_attention.query_key_value.bias", count)
         biases = (None,) * 3 if bias is None else _unfused(config, bias, **rows)
         output = split_columns(read(f"{path}self_attention.dense.weight", d, d), heads)
-        parts = Projections(query, key, value, output, *biases, read.maybe(f"{path}self_attention.dense.bias", d))
+        parts = Projections.of(matrices, output, biases, read.maybe(f"{path}self_attention.dense.bias", d))
         # the bias is added before scores are scaled
         alibi = Alibi(Alibi.usual(heads).slopes * k**-0.5) if config.alibi else None
         rotary = None if config.alibi else turning(config, k)
-        law = attention_from(parts, scale=k**-0.5, mask=Causal(), turning=rotary, positions=alibi)
+        law = heads_from(parts, scale=k**-0.5, mask=Causal(), turning=rotary, positions=alibi)
         name = read.first(f"{path}ln_attn.weight", f"{path}input_layernorm.weight").removesuffix(".weight")
         norm = LayerNorm(read(f"{name}.weight", d), read(f"{name}.bias", d), config.layer_norm_epsilon)
         parallel = config.new_decoder_architecture or config.parallel_attn
         notes = long_context(config)
-        return Layer(index, f"layer {index}", law, norm, parallel=parallel, groups=rows["groups"], notes=notes)
+        return Layer(index, f"layer {index}", law, norm, parallel=parallel, notes=notes)
 
 
 def _groups(config: Config) -> int:

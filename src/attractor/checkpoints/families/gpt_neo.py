@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attractor.attention import Causal, LayerNorm, Window
-from attractor.checkpoints.assembly import Projections, attention_from, split_columns, split_rows
+from attractor.checkpoints.assembly import Projections, heads_from, split_columns, split_rows
 from attractor.checkpoints.family import Config, Family, Modules
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.reader import Reader
@@ -31,8 +31,8 @@ class GPTNeo(Family):
         inside = f"{path}attn.attention."
         matrices = (split_rows(read(f"{inside}{name}.weight", d, d), heads) for name in ("q_proj", "k_proj", "v_proj"))
         output = split_columns(read(f"{inside}out_proj.weight", d, d), heads)
-        parts = Projections(*matrices, output, output_bias=read(f"{inside}out_proj.bias", d))
+        parts = Projections.of(matrices, output, output_bias=read(f"{inside}out_proj.bias", d))
         mask = Window(config.window_size) if config.attention_layers[index] == "local" else Causal()
         gain, bias = read(f"{path}ln_1.weight", d), read(f"{path}ln_1.bias", d)
         norm = LayerNorm(gain, bias, config.layer_norm_epsilon)
-        return Layer(index, f"layer {index}", attention_from(parts, scale=1.0, mask=mask), norm, groups=heads)
+        return Layer(index, f"layer {index}", heads_from(parts, scale=1.0, mask=mask), norm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attractor.attention import Causal, LayerNorm
-from attractor.checkpoints.assembly import Projections, attention_from, split_columns
+from attractor.checkpoints.assembly import Projections, heads_from, split_columns
 from attractor.checkpoints.family import Config, Family, Modules
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.reader import Reader
@@ -26,9 +26,9 @@ class GPTNeoX(Family):
         bias = read.maybe(f"{path}attention.query_key_value.bias", 3 * d)
         biases = (None,) * 3 if bias is None else bias.unflatten(0, (heads, 3, k)).unbind(1)
         output = split_columns(read(f"{path}attention.dense.weight", d, d), heads)
-        parts = Projections(*fused.unbind(1), output, *biases, read.maybe(f"{path}attention.dense.bias", d))
-        law = attention_from(parts, scale=k**-0.5, mask=Causal(), turning=turning(config, k))
+        parts = Projections.of(fused.unbind(1), output, biases, read.maybe(f"{path}attention.dense.bias", d))
+        law = heads_from(parts, scale=k**-0.5, mask=Causal(), turning=turning(config, k))
         gain, shift = read(f"{path}input_layernorm.weight", d), read(f"{path}input_layernorm.bias", d)
         norm, parallel = LayerNorm(gain, shift, config.layer_norm_eps), config.use_parallel_residual
         notes = long_context(config)
-        return Layer(index, f"layer {index}", law, norm, parallel=parallel, groups=heads, notes=notes)
+        return Layer(index, f"layer {index}", law, norm, parallel=parallel, notes=notes)

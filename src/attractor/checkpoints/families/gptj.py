@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attractor.attention import Causal, LayerNorm, Rotary
-from attractor.checkpoints.assembly import Projections, Turning, attention_from, split_columns, split_rows
+from attractor.checkpoints.assembly import Projections, Turning, heads_from, split_columns, split_rows
 from attractor.checkpoints.family import Config, Family, Modules
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.reader import Reader
@@ -33,9 +33,9 @@ class GPTJ(Family):
             raise UnsupportedError("a GPT-J without rotary_dim turns queries and keys in a way that is not defined")
         names = ("q_proj", "k_proj", "v_proj")
         matrices = (split_rows(read(f"{path}attn.{name}.weight", d, d), heads) for name in names)
-        parts = Projections(*matrices, split_columns(read(f"{path}attn.out_proj.weight", d, d), heads))
+        parts = Projections.of(matrices, split_columns(read(f"{path}attn.out_proj.weight", d, d), heads))
         rotary = Turning(Rotary(1e4, turned), turned, halves=False)
-        law = attention_from(parts, scale=(d // heads) ** -0.5, mask=Causal(), turning=rotary)
+        law = heads_from(parts, scale=(d // heads) ** -0.5, mask=Causal(), turning=rotary)
         gain, bias = read(f"{path}ln_1.weight", d), read(f"{path}ln_1.bias", d)
         norm = LayerNorm(gain, bias, config.layer_norm_epsilon)
-        return Layer(index, f"layer {index}", law, norm, parallel=True, groups=heads)
+        return Layer(index, f"layer {index}", law, norm, parallel=True)

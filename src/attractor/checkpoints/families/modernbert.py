@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attractor.attention import LayerNorm, Window
-from attractor.checkpoints.assembly import Projections, attention_from, split_columns, split_rows
+from attractor.checkpoints.assembly import Projections, heads_from, split_columns, split_rows
 from attractor.checkpoints.family import Config, Family, Modules
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.reader import Reader
@@ -31,12 +31,12 @@ class ModernBert(Family):
         biases: Any = (None,) * 3 if bias is None else [split_rows(part, heads) for part in bias.unflatten(0, (3, d))]
         output = split_columns(read(f"{path}attn.Wo.weight", d, d), heads)
         matrices = (split_rows(part, heads) for part in rows)
-        parts = Projections(*matrices, output, *biases, read.maybe(f"{path}attn.Wo.bias", d))
+        parts = Projections.of(matrices, output, biases, read.maybe(f"{path}attn.Wo.bias", d))
         kind = config.layer_types[index]
         mask = Window(config.sliding_window + 1, causal=False) if kind == "sliding_attention" else None
-        law = attention_from(parts, scale=(d // heads) ** -0.5, mask=mask, turning=turning(config, d // heads, kind))
+        law = heads_from(parts, scale=(d // heads) ** -0.5, mask=mask, turning=turning(config, d // heads, kind))
         if index == 0:
             note = "the first layer reads the normalised embeddings as they are"
-            return Layer(index, "layer 0", law, None, placement="none", groups=heads, notes=(note,))
+            return Layer(index, "layer 0", law, None, placement="none", notes=(note,))
         gain, shift = read(f"{path}attn_norm.weight", d), read.maybe(f"{path}attn_norm.bias", d)
-        return Layer(index, f"layer {index}", law, LayerNorm(gain, shift, config.norm_eps), groups=heads)
+        return Layer(index, f"layer {index}", law, LayerNorm(gain, shift, config.norm_eps))

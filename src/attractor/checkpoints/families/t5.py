@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from attractor.attention import Causal, Relative, RMSNorm
-from attractor.checkpoints.assembly import Projections, attention_from, split_columns, split_rows
+from attractor.checkpoints.assembly import Projections, heads_from, split_columns, split_rows
 from attractor.checkpoints.family import Config, Family, Modules
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.reader import Reader
@@ -51,10 +51,10 @@ class T5(Family):
         path, d, heads, k = self.path(stack, index), config.d_model, config.num_heads, config.d_kv
         inside = f"{path}SelfAttention."
         matrices = (split_rows(read(f"{inside}{name}.weight", heads * k, d), heads) for name in ("q", "k", "v"))
-        parts = Projections(*matrices, split_columns(read(f"{inside}o.weight", d, heads * k), heads))
+        parts = Projections.of(matrices, split_columns(read(f"{inside}o.weight", d, heads * k), heads))
         table = read(self.shared(stack)[0], config.relative_attention_num_buckets, heads)
         positions = Relative(table, config.relative_attention_max_distance, both_sides=stack == "encoder")
         mask = Causal() if stack == "decoder" else None
-        law = attention_from(parts, scale=1.0, mask=mask, positions=positions)
+        law = heads_from(parts, scale=1.0, mask=mask, positions=positions)
         norm = RMSNorm(read(f"{path}layer_norm.weight", d), None, config.layer_norm_epsilon)
-        return Layer(index, f"{stack} layer {index}", law, norm, groups=heads)
+        return Layer(index, f"{stack} layer {index}", law, norm)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from attractor.attention import LayerNorm
-from attractor.checkpoints.assembly import Projections, attention_from, split_columns, split_rows
+from attractor.checkpoints.assembly import Projections, heads_from, split_columns, split_rows
 from attractor.checkpoints.family import Config, Family, Modules
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.reader import Reader
@@ -40,10 +40,10 @@ class ViT(Family):
         rows = [read.maybe(f"{path}attention.attention.{name}.bias", d) for name in names]
         biases = [None if row is None else split_rows(row, heads) for row in rows]
         output = split_columns(read(f"{path}attention.output.dense.weight", d, d), heads)
-        return Projections(*matrices, output, *biases, read(f"{path}attention.output.dense.bias", d))
+        return Projections.of(matrices, output, biases, read(f"{path}attention.output.dense.bias", d))
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, d, heads = self.path(stack, index), config.hidden_size, config.num_attention_heads
-        law = attention_from(self.projections(config, read, path), scale=(d // heads) ** -0.5)
+        law = heads_from(self.projections(config, read, path), scale=(d // heads) ** -0.5)
         gain, shift = (read(f"{path}{self.norm_name}.{part}", d) for part in ("weight", "bias"))
-        return Layer(index, f"layer {index}", law, LayerNorm(gain, shift, config.layer_norm_eps), groups=heads)
+        return Layer(index, f"layer {index}", law, LayerNorm(gain, shift, config.layer_norm_eps))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from attractor.attention import Causal, LayerNorm
-from attractor.checkpoints.assembly import Projections, attention_from, split_columns, split_rows
+from attractor.checkpoints.assembly import Projections, heads_from, split_columns, split_rows
 from attractor.checkpoints.family import Config, Family, Modules
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.reader import Reader
@@ -49,13 +49,13 @@ class Whisper(Family):
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, d, heads = self.path(stack, index), config.d_model, getattr(config, f"{stack}_attention_heads")
         inside = f"{path}self_attn."
-        parts = Projections(
-            *(split_rows(read(f"{inside}{name}.weight", d, d), heads) for name in ("q_proj", "k_proj", "v_proj")),
+        query_bias, value_bias = (split_rows(read(f"{inside}{name}.bias", d), heads) for name in ("q_proj", "v_proj"))
+        parts = Projections.of(
+            (split_rows(read(f"{inside}{name}.weight", d, d), heads) for name in ("q_proj", "k_proj", "v_proj")),
             split_columns(read(f"{inside}out_proj.weight", d, d), heads),
-            query_bias=split_rows(read(f"{inside}q_proj.bias", d), heads),
-            value_bias=split_rows(read(f"{inside}v_proj.bias", d), heads),
-            output_bias=read(f"{inside}out_proj.bias", d),
+            (query_bias, None, value_bias),
+            read(f"{inside}out_proj.bias", d),
         )
-        law = attention_from(parts, scale=(d // heads) ** -0.5, mask=Causal() if stack == "decoder" else None)
+        law = heads_from(parts, scale=(d // heads) ** -0.5, mask=Causal() if stack == "decoder" else None)
         gain, bias = (read(f"{path}self_attn_layer_norm.{part}", d) for part in ("weight", "bias"))
-        return Layer(index, f"{stack} layer {index}", law, LayerNorm(gain, bias, 1e-5), groups=heads)
+        return Layer(index, f"{stack} layer {index}", law, LayerNorm(gain, bias, 1e-5))
