@@ -68,6 +68,10 @@ class GGUFTensors:
         found = self._reader.fields.get(key)
         return default if found is None else found.contents()
 
+    def __contains__(self, stored: str) -> bool:
+        """Whether there is a tensor of this name of llama.cpp's."""
+        return stored in self._stored
+
     def arrange(self, config: Any, permuted: bool) -> None:
         """Name the tensors as the family does; llama.cpp stores the rows of q and k in the order of neighbouring pairs."""
         architecture = self._gguf.MODEL_ARCH[self.field("general.architecture").upper()]
@@ -123,7 +127,7 @@ def _configuration(tensors: GGUFTensors, architecture: str) -> Any:
         if found[name] is None:
             raise CheckpointError(f"{tensors.path} does not say its {architecture}.{FIELDS[name]}")
     settings = {name: value for name, value in found.items() if value is not None}
-    settings["attention_bias"] = False
+    settings["attention_bias"] = "blk.0.attn_q.bias" in tensors
     settings["rope_parameters"] = _rope(tensors, architecture, settings)
     return AutoConfig.for_model(ARCHITECTURES[architecture], **settings)
 
