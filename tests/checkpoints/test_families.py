@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,18 @@ def test_our_attention_is_the_models_own(case: str) -> None:
 def test_every_family_has_a_case() -> None:
     tried = {kind for kind, _ in MODELS.values()}
     assert {family.name for family in families() if not tried & set(family.model_types)} == set()
+
+
+def test_the_table_of_the_documentation_has_every_row() -> None:
+    table = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    rows = {tuple(line.strip("| ").split(" | ")[:2]) for line in table.splitlines() if line.startswith("| ")}
+    wanted = {
+        (family.title, case)
+        for family in families()
+        for case, (kind, _) in MODELS.items()
+        if kind in family.model_types
+    }
+    assert wanted <= rows, "run python docs/families_table.py"
 
 
 @pytest.mark.parametrize("case", [*SEPARATE, "DeepSeek V3"])
