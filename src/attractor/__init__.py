@@ -63,10 +63,14 @@ from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
     from attractor import checkpoints
-    from attractor.checkpoints import checkpoint
+    from attractor.checkpoints import checkpoint, trace
 
 # Names that are looked up when they are first used, so that an import stays light: where each lives.
-_LATER = {"checkpoints": "attractor.checkpoints", "checkpoint": "attractor.checkpoints"}
+_LATER = {
+    "checkpoints": "attractor.checkpoints",
+    "checkpoint": "attractor.checkpoints",
+    "trace": "attractor.checkpoints",
+}
 
 __all__ = [
     "L2",
@@ -133,6 +137,7 @@ __all__ = [
     "self_weight",
     "sharpness",
     "token_norm",
+    "trace",
     "velocity",
 ]
 

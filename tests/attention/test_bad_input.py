@@ -53,7 +53,10 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
         r"row 1 of the mask sees no key; every token must see at least one",
     ),
     ({"mask": object()}, r"mask .* is not known"),
-    ({"positions": "rotary"}, r"positions must be None, Absolute\(...\), Rotary\(...\), Alibi\(...\) or Relative\(...\), got 'rotary'"),
+    (
+        {"positions": "rotary"},
+        r"positions must be None, Absolute\(...\), Rotary\(...\), Alibi\(...\) or Relative\(...\), got 'rotary'",
+    ),
     (
         {"query": np.ones((3, 4)), "key": np.ones((3, 4)), "positions": Rotary()},
         r"turn pairs of coordinates: the head dimension must be even, got 3",

@@ -26,11 +26,16 @@ Config = Any  # a configuration of transformers
 
 @dataclass(frozen=True)
 class Modules:
-    """Where, in the family's own model, a block begins, attention reads its tokens and writes its result."""
+    """Where, in the family's own model, a block begins, attention reads its tokens and writes its result.
+
+    ``middle`` is the module whose output is the stream between attention and feed-forward, where that is not the sum of the
+    stream and what attention wrote.
+    """
 
     block: str
     reads: str
     writes: str
+    middle: str | None = None
 
 
 class Family(ABC):

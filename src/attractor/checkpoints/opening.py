@@ -22,7 +22,7 @@ def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint
     Nothing but the configuration and the names of tensors is read; ``checkpoint.layers`` reads one layer at a time. Code that a
     repository brings is never run, and pickles are opened only if they hold nothing but tensors.
     """
-    _needs_transformers()
+    needs_transformers()
     if isinstance(source, torch.nn.Module):
         return _live(source, dtype)
     if not isinstance(source, (str, Path)):
@@ -123,7 +123,8 @@ def _line(error: Exception) -> str:
     return text.split(". ")[0].rstrip(".") or type(error).__name__
 
 
-def _needs_transformers() -> None:
+def needs_transformers() -> None:
+    """Refuse in a sentence where the extra is missing."""
     try:
         import transformers  # noqa: F401
     except ImportError:

@@ -14,6 +14,7 @@ from attractor.cli.doctor import doctor
 from attractor.cli.ending import complain
 from attractor.cli.groups import paragraphs
 from attractor.cli.simulate import simulate
+from attractor.cli.trace import trace
 
 app = typer.Typer(
     name="attractor",
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (simulate, bench, doctor):
+for command in (simulate, trace, bench, doctor):
     app.command(help=paragraphs(command.__doc__ or ""))(command)
 
 

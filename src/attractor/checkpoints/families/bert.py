@@ -20,7 +20,7 @@ class Bert(Family):
 
     def modules(self, stack: str, slot: int) -> Modules:
         block = f"encoder.layer.{slot}"
-        return Modules(block, f"{block}.attention.self", f"{block}.attention.output.dense")
+        return Modules(block, f"{block}.attention.self", f"{block}.attention.output.dense", f"{block}.attention")
 
     def projections(self, config: Config, read: Reader, path: str) -> Projections:
         d, heads = config.hidden_size, config.num_attention_heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attractor.attention import LayerNorm, Rotary
 from attractor.checkpoints.assembly import Turning, heads_from
 from attractor.checkpoints.families.bert import Bert
-from attractor.checkpoints.family import Config
+from attractor.checkpoints.family import Config, Modules
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.reader import Reader
 from attractor.errors import UnsupportedError
@@ -17,6 +17,10 @@ class Esm(Bert):
     model_types = ("esm",)
     prefixes = ("esm.", "")
     renamed = True
+
+    def modules(self, stack: str, slot: int) -> Modules:
+        block = f"encoder.layer.{slot}"
+        return Modules(block, f"{block}.attention.self", f"{block}.attention.output.dense")
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         d, heads, kind = config.hidden_size, config.num_attention_heads, config.position_embedding_type
