@@ -78,6 +78,7 @@ class Integration:
         self.accepted = self.rejected = 0
         self.seconds = self.now = 0.0
         self.beat: Callable[[Integration], float] = lambda run: clock.perf_counter()  # the time, asked after every step
+        self.method = plan.stepper.name
         self.engines: set[str] = set()
         self.processes = 1
         if merger is not None:
