@@ -43,6 +43,7 @@ from attractor.errors import UnsupportedError
 from attractor.states import Tokens
 
 Moments = tuple[Any, Any]  # B (..., d, d) and the velocity of the mean (..., d), tensors or arrays
+TINY = 1e-200  # square of a length that stands for none
 OPEN = "its moments alone can be followed, and not exactly, by attractor.meanfield.moment_closure"
 
 
@@ -214,27 +215,28 @@ def _softmax(heads: Heads, mean: Any, factor: Any) -> Moments:
 
 
 def _l2(heads: Heads, mean: Any, factor: Any) -> Moments:
-    r"""With :math:`(I + 2\Sigma K^\top K)^{-1}\Sigma = L(I + 2L^\top K^\top KL)^{-1}L^\top`, the matrix inside being R'R for a
-    triangular R from the keys and I stacked: the condition number of L enters once, not twice."""
+    r"""With :math:`P = (\Sigma^{-1} + 2K^\top K)^{-1} = U(D^{-2} + 2U^\top K^\top KU)^{-1}U^\top`, L = UD with unit columns, and the matrix
+    inside R'R for the triangular R of the keys above the inverse of D: columns of very different length do no harm."""
     V, A, K = heads.value, heads.interaction, heads.sharp_key
-    keyed = K @ factor
-    linalg = heads.library.linalg
-    R = linalg.qr(_stacked(keyed))[1]
-    half = linalg.solve(R.swapaxes(-1, -2), factor.swapaxes(-1, -2))
-    posterior = half.swapaxes(-1, -2) @ half  # (1 / Sigma + 2 K'K)^-1
+    lengths = ((factor * factor).sum(-2) + TINY) ** 0.5
+    unit = factor / lengths[..., None, :]
+    keyed = K @ unit
+    R = heads.library.linalg.qr(_above(keyed, lengths))[1]
+    half = heads.library.linalg.solve(R.swapaxes(-1, -2), unit.swapaxes(-1, -2))
+    posterior = half.swapaxes(-1, -2) @ half
     tilted = 2.0 * posterior @ A
     pulled = posterior @ (K.swapaxes(-1, -2) @ (K @ mean))
     return V @ tilted, V @ (mean - pulled + tilted @ mean)
 
 
-def _stacked(keyed: Any) -> Any:
-    """The rows of sqrt(2 scale) K L above those of I."""
+def _above(keyed: Any, lengths: Any) -> Any:
+    """The rows of sqrt(2 scale) K U above those of the inverse of D."""
     rank = keyed.shape[-1]
     if isinstance(keyed, np.ndarray):
-        below = np.broadcast_to(np.eye(rank), (*keyed.shape[:-2], rank, rank))
+        below = np.broadcast_to(np.eye(rank) / lengths[..., None, :], (*keyed.shape[:-2], rank, rank))
         return np.concatenate((keyed, below), axis=-2)
-    below = torch.eye(rank, dtype=keyed.dtype, device=keyed.device).expand(*keyed.shape[:-2], rank, rank)
-    return torch.cat((keyed, below), dim=-2)
+    eye = torch.eye(rank, dtype=keyed.dtype, device=keyed.device)
+    return torch.cat((keyed, (eye / lengths[..., None, :]).expand(*keyed.shape[:-2], rank, rank)), dim=-2)
 
 
 def _sinkhorn(heads: Heads, mean: Any, factor: Any) -> Moments:

@@ -16,7 +16,7 @@ import torch
 from attractor.attention.closure import Closure, numeric
 from attractor.flow.integration import Integration, Plan
 from attractor.flow.outcome import Outcome
-from attractor.flow.rescaled import TINY, Rescaled, Stiffness
+from attractor.flow.rescaled import TINY, Rescaled, Stiffness, parallel, straightened
 from attractor.flow.saving import Recorder
 from attractor.flow.stops import Rule, Steady, View
 from attractor.flow.watch import PATIENCE, ROUNDING, STILL
@@ -24,6 +24,10 @@ from attractor.states import Tokens
 
 TAIL = 1e-13  # of the time so far that may be left at blow-up
 SETTLED = 1e-11  # speed of the shape, along tau, at blow-up
+RELATIVE = 3e-14  # beside an absolute tolerance that is larger; the least that scipy takes
+NOISE = 2e-14  # speed of a factor, relative to B L, that cannot be told from rest
+FAR = 1e5  # growth of standard deviations that is called divergence where it can no longer be told from rest
+LOOSER = 30.0  # tolerance of the implicit method, of order five, in parts of the other: what is stiff forgets its errors
 LONG = 150  # steps after which the factor is kept from turning where the covariance rests
 UNSETTLED = 1e40  # growth of the rate after which a shape that still turns is left to turn
 
@@ -71,26 +75,28 @@ class Member:
         self.columns = np.flatnonzero(np.abs(rows[1:]).max(axis=1) > 0)
         mean, factor = rows[0], rows[1:][self.columns].T if len(self.columns) else np.zeros((rows.shape[1], 1))
         law = run.plan.law.law.member(torch.tensor([member]))
-        slowest = 1.0 / (self.plan.until - self.plan.start)
-        self.problem = Rescaled(numeric(law), factor.shape[1], len(mean), slowest)
-        self.z = self.problem.pack(mean, factor, self.plan.start)
+        self.problem = Rescaled(numeric(law), factor.shape[1], len(mean), self.plan.start, self.plan.until)
+        self.z = self.problem.pack(mean, factor)
+        self.spread = float(self.z[self.problem.rank * self.problem.dim])
         self.speed = self.problem.rest(mean, factor)
         self.offset = float(np.linalg.norm(self.problem.field(0.0 * mean, 0.0 * factor)[1]))
         self.size = float(np.linalg.norm(rows, axis=1).max())
         self.streak, self.last, self.first_rate = 0, np.inf, self.speed[2]
-        self.growth, self.steps = 0.0, 0
+        self.growth, self.steps, self.asleep = 0.0, 0, 0
         self.stiffness = Stiffness()
         self.solver = self._solver("DOP853")
         self._save_until(self.plan.start, None)
 
-    def _solver(self, name: str) -> Any:
+    def _solver(self, name: str, step: float | None = None) -> Any:
+        """A solver from here on; ``step`` is a length to begin with."""
         from scipy import integrate
 
-        rtol = max(self.plan.rtol, 1e-10) if name == "Radau" else self.plan.rtol
-        relative, absolute = self.problem.tolerances(rtol, self.speed[2])
         tau = self.solver.t if self.steps else 0.0
-        method: Any = getattr(integrate, name)
-        return method(self.problem, tau, self.z, np.inf, rtol=relative, atol=absolute)
+        if name == "Radau":
+            rtol, jacobian = LOOSER * self.plan.rtol, self.problem.jacobian
+            return integrate.Radau(self.problem, tau, self.z, np.inf, rtol=RELATIVE, atol=rtol, jac=jacobian, first_step=step)
+        options: Any = {"rtol": RELATIVE, "atol": self.plan.rtol, "first_step": step}
+        return integrate.DOP853(self.problem, tau, self.z, np.inf, **options)
 
     def step(self) -> None:
         """One step, and all that is to be seen after it."""
@@ -117,21 +123,28 @@ class Member:
         return None
 
     def _change_method(self, old: np.ndarray, tau: float) -> None:
-        """A long run rests where the covariance does, and an implicit method follows what is stiff."""
+        """A long run rests where the covariance does, an implicit method follows what is stiff, and columns stay apart."""
         self.steps += 1
-        if type(self.solver).__name__ == "Radau":
-            return
+        explicit, change = type(self.solver).__name__ == "DOP853", self.z[:-1] - old[:-1]
         ahead = self.speed[2] * (self.plan.until - self.time)
-        if self.stiffness.seen(self.z[:-1] - old[:-1], tau, ahead):
-            self.problem.lifted = True
-            self.solver = self._solver("Radau")
-        elif self.steps == LONG:
-            self.problem.lifted = True
-            self.solver = self._solver("DOP853")
+        stiff = self.stiffness.seen(change, tau, ahead) if explicit else not self.stiffness.over(change, tau)
+        crowded = parallel(self.problem.unpack(self.z)[1])
+        lifted = self.problem.lifted or stiff or self.steps >= LONG
+        if explicit != stiff and not crowded and lifted == self.problem.lifted:
+            return
+        if crowded:
+            cut = self.problem.rank * self.problem.dim
+            shape = self.z[:cut].reshape(self.problem.dim, self.problem.rank)
+            self.z = np.concatenate((straightened(shape).ravel(), self.z[cut:]))
+        self.problem.lifted, self.problem.implicit, rate = lifted, stiff, self.speed[2]
+        self.speed = self.problem.rest(*self.problem.unpack(self.z))
+        tau *= self.speed[2] / rate
+        self.stiffness = Stiffness() if explicit == stiff else self.stiffness
+        self.solver = self._solver("Radau" if stiff else "DOP853", tau)
 
     @property
     def time(self) -> float:
-        return float(self.z[-1])
+        return self.problem.time(self.z)
 
     def _show(self) -> None:
         """Where the run is, for whoever looks."""
@@ -162,17 +175,17 @@ class Member:
             run.recorder.write(who, self._rows(z)[None])
 
     def _at(self, when: float, solver: Any, inside: Any) -> np.ndarray:
-        """The vector at a time inside the last step: t(tau) is found on the interpolant, then one step is taken to there."""
+        """The vector at a time inside the last step: theta(tau) is found on the interpolant."""
         from scipy.optimize import brentq
 
-        low, high = solver.t_old, solver.t
-        if inside(low)[-1] >= when:
+        low, high, theta = solver.t_old, solver.t, self.problem.clock(when)
+        if inside(low)[-1] >= theta:
             tau = low
         else:
-            tau = brentq(lambda tau: float(inside(tau)[-1]) - when, low, high, xtol=4e-16 * max(1.0, high), rtol=1e-15)
+            tau = brentq(lambda tau: float(inside(tau)[-1]) - theta, low, high, xtol=4e-16 * max(1.0, high), rtol=1e-15)
         z = inside(tau)
-        z = z + (when - z[-1]) * self.problem(tau, z) / self.problem(tau, z)[-1]
-        return z
+        slope = self.problem(tau, z)
+        return z + ((theta - z[-1]) / slope[-1]) * slope
 
     def _reach(self) -> None:
         """The requested time lies inside the last step."""
@@ -197,11 +210,37 @@ class Member:
         largest = max(float(np.linalg.norm(mean)), float(np.linalg.norm(factor, axis=0).max()))
         if largest > self.plan.bound:
             return self._finish(self._diverged(mean, factor))
+        if self._noise(mean, factor):
+            return None
         for rule in self.plan.rules:
             self._ask(rule)
             if self.run.ended[0]:
                 return None
         return None
+
+    def _noise(self, mean: np.ndarray, factor: np.ndarray) -> bool:
+        """Whether what still moves can no longer be told from rounding; tokens may turn fast while the covariance rests."""
+        drift, moved, rate = self.speed
+        floor = NOISE * rate * float(np.linalg.norm(factor))
+        asleep = float(np.linalg.norm(moved)) <= floor and float(np.linalg.norm(drift)) <= NOISE * rate * float(np.linalg.norm(mean))
+        self.asleep = self.asleep + 1 if asleep else 0
+        if self.asleep < PATIENCE:
+            return False
+        grown = float(np.exp(self.z[self.problem.rank * self.problem.dim] - self.spread))
+        if grown > FAR:
+            message = f"standard deviations grew {grown:.3g}-fold, past what can be told from rest: they grow on, without a sign of blow-up"
+            self._finish(Outcome("diverged", self.time, message))
+        elif any(isinstance(rule, Steady) for rule in self.plan.rules):
+            message = f"nothing moves any more that can be told from rounding at t = {self.time:.6g}, of t = {self.plan.until:g} asked for"
+            self._rest(message)
+        return bool(self.run.ended[0])
+
+    def _rest(self, message: str) -> None:
+        """The rest of the run is the state it has: saved times that are owed hold it."""
+        run, who = self.run, np.array([self.member])
+        while run.recorder.due(who, np.array([self.plan.until]))[0]:
+            run.recorder.write(who, self._rows(self.z)[None])
+        self._finish(Outcome("steady", self.time, message))
 
     def _shape_speed(self) -> np.ndarray:
         """Velocity of the shape of the covariance along tau."""
