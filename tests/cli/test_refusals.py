@@ -57,7 +57,7 @@ BAD = {
     "--heads 2": "give --random-law SEED too",
     "--random-law 1 --heads 2": "give --head-dim too",
     "--beta nan": "--beta must be a finite number",
-    "--kernel cosine": "the kernels are exponential, l2, linear, sigmoid, sinkhorn, softmax",
+    "--kernel cosine": "the kernels are capped, exponential, l2, linear, sigmoid, sinkhorn, softmax",
     "--eps 0.5": "--eps belongs to --kernel sinkhorn",
     "--bias 0.5": "--bias belongs to --kernel sigmoid",
     "--kernel sinkhorn --eps 0": "eps > 0",
