@@ -64,6 +64,8 @@ def stability(law: Law, first: Tokens, second: Tokens, *, until: float, p: float
     Under a causal mask the distance is the conditional one, position by position. ``options`` go to ``flow``.
     """
     check_pair(first, second, "stability")
+    if not isinstance(first, Tokens) or not isinstance(second, Tokens):
+        raise InputError("stability compares two clouds of tokens; draw them from Gaussians by meanfield.sample")
     p = check_order(p, "stability")
     attention = checked(law, "a stability bound")
     hardy(attention, p)
