@@ -200,6 +200,13 @@ def test_product_data_do_not_see_the_mask() -> None:
     np.testing.assert_allclose(runs["causal"].final.points[-6:], alone.final.points, atol=1e-9)
 
 
+def test_ratios_are_to_the_start() -> None:
+    first, law = Tokens.drawn("ball", 6, 2), Attention.random(2, seed=1)
+    found = stability(law, first, perturbed(first, 0.1), until=1.0, save=[0.5, 1.0])
+    assert found.times.tolist() == [0.0, 0.5, 1.0]
+    assert found.distance[0] == pytest.approx(float(wasserstein(first, perturbed(first, 0.1))), rel=1e-12)
+
+
 def test_refusals() -> None:
     first = Tokens.drawn("ball", 6, 2)
     second, law = perturbed(first, 0.1), Attention.random(2)

@@ -71,6 +71,8 @@ def stability(law: Law, first: Tokens, second: Tokens, *, until: float, p: float
     hardy(attention, p)
     mass = _mass(first, second)
     settings = {"save": TIMES, "stop": (), **options}
+    if not isinstance(settings["save"], int):
+        settings["save"] = sorted({0.0, *map(float, settings["save"])})  # ratios are to the start
     runs = [flow(law, tokens, until=until, **settings) for tokens in (first, second)]
     times = runs[0].times.numpy()
     distance = np.stack([_distance(attention, *(run.state(k) for run in runs), p) for k in range(len(times))])  # type: ignore[arg-type]
