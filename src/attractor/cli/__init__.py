@@ -10,9 +10,12 @@ import typer
 
 from attractor._version import __version__
 from attractor.cli.bench import bench
+from attractor.cli.check import check
 from attractor.cli.doctor import doctor
 from attractor.cli.ending import complain
 from attractor.cli.groups import paragraphs
+from attractor.cli.predict import predict
+from attractor.cli.regimes import regimes
 from attractor.cli.simulate import simulate
 
 app = typer.Typer(
@@ -22,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (simulate, bench, doctor):
+for command in (simulate, predict, regimes, check, bench, doctor):
     app.command(help=paragraphs(command.__doc__ or ""))(command)
 
 
