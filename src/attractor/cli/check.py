@@ -32,6 +32,12 @@ def check(
     ] = 10,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of everything.", min=0)] = 0,
     processes: Annotated[int, typer.Option(metavar="N", help="Worker processes.", min=1)] = 2,
+    systems: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Instead: ask all theorems about N random systems, follow these, and compare.", min=1
+        ),
+    ] = None,
     show: Annotated[bool, typer.Option("--list", metavar="", help="List the theorems and stop.")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page with the statements as mathematics.")
@@ -57,6 +63,9 @@ def check(
         from attractor.theory.checking import selected
         from attractor.theory.pages import summary
 
+        if systems is not None:
+            compare(context, systems, seed, json)
+            return
         chosen = selected(theorem or None)
         if show:
             rows = [summary(entry) for entry in chosen]
@@ -79,6 +88,29 @@ def check(
         if report.violations:
             complain(f"{report.violations} violations of proved statements", "attractor check")
             raise typer.Exit(FAILED)
+
+
+def compare(context: typer.Context, systems: int, seed: int, json: bool) -> None:
+    """Predictions against runs."""
+    from attractor.cli.printing import print_json, print_rows, versions
+    from attractor.theory.agreement import agreement
+
+    found = agreement(systems, seed)
+    if json:
+        head = {"schema": SCHEMA, "command": replay(context, without=("json", "debug", "progress")), "seed": seed}
+        print_json({**head, **found.row(), "versions": versions()})
+    else:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.kinds.items()))
+        rows = {
+            "systems": f"{found.systems} ({kinds})",
+            "predicted": f"{found.covered} by {found.predictions} applications of proved theorems",
+            "contradicted": str(len(found.disputes)),
+        }
+        rows |= {f"system {item.system}": f"{item.kind}: {item.theorem}: {item.reason}" for item in found.disputes}
+        print_rows("Predictions and runs of random systems", rows)
+    if found.disputes:
+        complain(f"{len(found.disputes)} predictions of proved theorems are contradicted", "attractor check")
+        raise typer.Exit(FAILED)
 
 
 @contextmanager

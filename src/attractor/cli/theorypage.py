@@ -81,7 +81,8 @@ def write_check(report: Report, path: Path) -> None:
     parts = [f"<p>Seed {report.seed}; {report.violations} violations of proved statements.</p>"]
     for entry in report.theorems:
         style = "fails" if entry.violations else "holds"
-        counts = f"<p><span class='{style}'>{entry.violations} violations</span> in {entry.instances} instances; smallest margin {entry.worst:.3g}"
+        counts = f"<p><span class='{style}'>{entry.violations} violations</span> in {entry.instances} instances"
+        counts += f"; smallest margin {entry.worst:.3g}"
         parts.append(statement(theorem(entry.key)) + counts + f" ({html.escape(entry.conclusion)}).</p>")
         sharp = [(html.escape(item.hypothesis), f"{item.held} of {item.instances}") for item in entry.sharpness]
         parts.append(rows(("violated hypothesis", "conclusion held"), sharp) if sharp else "")
