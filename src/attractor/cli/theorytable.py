@@ -125,5 +125,16 @@ def print_regimes(report: dict[str, Any]) -> None:
         console.print(f"{found['label']}: {found['why']}", soft_wrap=True)
 
 
+def print_positions(report: dict[str, Any]) -> None:
+    """How systems ended under each encoding."""
+    rows = [
+        (row["name"], *row["counts"].values(), short(row["exponent"]), short(row["distance"]))
+        for row in report["encodings"]
+    ]
+    kinds = tuple(report["encodings"][0]["counts"])
+    title = f"{report['systems']} systems that collapse without positions, at t = {report['horizon']:g}"
+    table(title, ("positions", *kinds, "exponent of t", "distance to the limit"), rows)
+
+
 def _where(row: dict[str, Any]) -> str:
     return "" if row["layer"] is None else str(row["layer"])
