@@ -12,16 +12,22 @@ from attractor.attention import (
     MLP,
     Absolute,
     Affine,
+    Alibi,
     Attention,
     Block,
+    Capped,
     Causal,
     Exponential,
     Kernel,
+    LatentAttention,
     Law,
     LayerNorm,
     Linear,
+    NormedAttention,
+    Relative,
     RMSNorm,
     Rotary,
+    ScaledRotary,
     Schedule,
     Sigmoid,
     Sinkhorn,
@@ -56,11 +62,15 @@ from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
-    from attractor import theory
+    from attractor import checkpoints, theory
+    from attractor.checkpoints import checkpoint, trace
     from attractor.theory import check, predict, regime, regimes
 
 # Names that are looked up when they are first used, so that an import stays light: where each lives.
 _LATER = {
+    "checkpoints": "attractor.checkpoints",
+    "checkpoint": "attractor.checkpoints",
+    "trace": "attractor.checkpoints",
     "theory": "attractor.theory",
     "check": "attractor.theory",
     "predict": "attractor.theory",
@@ -73,9 +83,11 @@ __all__ = [
     "MLP",
     "Absolute",
     "Affine",
+    "Alibi",
     "Attention",
     "AttractorError",
     "Block",
+    "Capped",
     "Causal",
     "Ellipsoid",
     "Euclidean",
@@ -83,12 +95,16 @@ __all__ = [
     "Exponential",
     "Gaussian",
     "Kernel",
+    "LatentAttention",
     "Law",
     "LayerNorm",
     "Linear",
+    "NormedAttention",
     "Outcome",
     "RMSNorm",
+    "Relative",
     "Rotary",
+    "ScaledRotary",
     "Schedule",
     "Sigmoid",
     "Sinkhorn",
@@ -102,6 +118,8 @@ __all__ = [
     "__version__",
     "attention_entropy",
     "check",
+    "checkpoint",
+    "checkpoints",
     "cluster_sizes",
     "clusters",
     "consensus_gap",
@@ -130,6 +148,7 @@ __all__ = [
     "sharpness",
     "theory",
     "token_norm",
+    "trace",
     "velocity",
 ]
 

@@ -122,10 +122,11 @@ def test_a_run_stopped_after_any_step_resumes_to_the_same_bits(name, tmp_path, e
 
 
 KILLED = """
-    import importlib, sys
+    import importlib, sys, time
     import attractor as at
     importlib.import_module("attractor.flow.store").INTERVAL = 0.05
-    at.flow(at.Attention.isotropic(3, 9.0), at.Tokens.uniform(96, 3, seed=0), space=at.Sphere(), until=1e6, store=sys.argv[1])
+    law, tokens = at.Attention.isotropic(3, 9.0), at.Tokens.uniform(96, 3, seed=0)
+    at.flow(law, tokens, space=at.Sphere(), until=1e6, store=sys.argv[1], progress=lambda run: time.sleep(0.02))
 """
 
 

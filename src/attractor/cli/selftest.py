@@ -17,17 +17,24 @@ def engines_checked() -> list[dict[str, Any]]:
     """Every engine: whether it works, whether it agrees with what is known, and a sentence."""
     from attractor import engines
 
-    return [_checked(engine) for engine in engines.available()]
+    return [_checked(engine.name, engine.reason, engine.name) for engine in engines.available()]
 
 
-def _checked(engine: Any) -> dict[str, Any]:
+def loop_checked() -> dict[str, Any]:
+    """The same for the native loop, which small systems take unless an engine is named."""
+    from attractor.engines import native
+
+    return _checked("native", native.reason, None)
+
+
+def _checked(name: str, reason: str, engine: str | None) -> dict[str, Any]:
     from attractor.errors import UnsupportedError
 
-    words: dict[str, Any] = {"name": engine.name, "works": engine.works, "passed": None, "error": None}
-    if not engine.works:
-        return words | {"message": f"does not work here: {engine.reason}"}
+    words: dict[str, Any] = {"name": name, "works": not reason, "passed": None, "error": None}
+    if reason:
+        return words | {"message": f"does not work here: {reason}"}
     try:
-        error = max(closed_form_error(engine.name), attention_error(engine.name))
+        error = closed_form_error(engine) if engine is None else max(closed_form_error(engine), attention_error(engine))
     except UnsupportedError as refusal:
         return words | {"message": f"works; no self test: {refusal}"}
     passed = error < TOLERANCE
@@ -37,8 +44,8 @@ def _checked(engine: Any) -> dict[str, Any]:
     return words | {"passed": passed, "error": error if math.isfinite(error) else None, "message": message}
 
 
-def closed_form_error(engine: str) -> float:
-    """How far the angle of two tokens is from the closed form."""
+def closed_form_error(engine: str | None) -> float:
+    """How far the angle of two tokens is from the closed form, by an engine or, if none is named, by the native loop."""
     import torch
 
     from attractor.attention import Attention
