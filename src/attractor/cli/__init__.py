@@ -10,6 +10,7 @@ import typer
 
 from attractor._version import __version__
 from attractor.cli.bench import bench
+from attractor.cli.claims import claims
 from attractor.cli.doctor import doctor
 from attractor.cli.ending import complain
 from attractor.cli.groups import paragraphs
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (simulate, bench, doctor):
+for command in (simulate, claims, bench, doctor):
     app.command(help=paragraphs(command.__doc__ or ""))(command)
 
 
