@@ -27,8 +27,8 @@ def run() -> Evidence:
     causal = flow(
         Attention(eye, eye, -eye, positions=Rotary(1e4), mask="causal"),
         pushed,
-        until=200.0,
-        save=200,
+        until=60.0,
+        save=60,
         stop=(),
         merge=False,
     )
