@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from torch.linalg import LinAlgError  # pyright: ignore[reportPrivateImportUsage]
+from torch.linalg import LinAlgError  # pyright: ignore[reportAttributeAccessIssue]
 
 from attractor.errors import AttractorError
 
@@ -54,6 +54,11 @@ def strictly(value: float, band: float = BAND, detail: str = "") -> Margin:
 def weakly(value: float, band: float = BAND, detail: str = "") -> Margin:
     """value >= 0, where zero itself is allowed: only clearly negative values fail."""
     return Margin(float(value), -band, -1e-14, detail)
+
+
+def nonzero(size: float, band: float = BAND, detail: str = "") -> Margin:
+    """size > 0 for something that cannot be negative: fails only at zero itself."""
+    return Margin(float(size), 1e-15, band, detail)
 
 
 def vanishing(residual: float, tolerance: float = EQUAL, unequal: float = CLEARLY_UNEQUAL, detail: str = "") -> Margin:

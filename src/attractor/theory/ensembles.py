@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TOLERANCES = {"rtol": 1e-10, "atol": 1e-13}
 SAVED = 100
+EVALUATIONS = 30_000  # for each member: more than any instance of a theorem needs, an end for those that violate one
 RANKS = {"query": 3, "key": 3, "value": 3, "output": 3, "query_bias": 2, "key_bias": 2, "value_bias": 2}
 
 
@@ -40,7 +41,9 @@ def integrate(cases: Sequence[Case]) -> list[Trajectory]:
 
 
 def _flow(law: Any, state: Any, case: Case) -> Trajectory:
-    options = {"save": SAVED, "merge": False, **TOLERANCES, **case.options}
+    members = 1 if not isinstance(state, Tokens) else state.batch_shape.numel()
+    budget = {"max_evaluations": EVALUATIONS * members}
+    options = {"save": SAVED, "merge": False, **TOLERANCES, **budget, **case.options}
     return flow(law, state, space=case.space, until=case.horizon, stop=options.pop("stop", ()), **options)
 
 

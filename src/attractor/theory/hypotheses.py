@@ -6,6 +6,7 @@ import torch
 
 from attractor.attention import Attention
 from attractor.attention.kernels import Kernel
+from attractor.attention.masks import Causal, Window
 from attractor.states import Tokens
 from attractor.theory.conditions import BAND, Hypothesis, Margin, decided, strictly, vanishing
 from attractor.theory.matrices import asymmetry, extremes
@@ -51,6 +52,44 @@ def _unbiased(case: Case) -> Margin:
     return decided(not harmful, ", ".join(given) or "no biases")
 
 
+def _normalised(case: Case) -> Margin:
+    if not isinstance(case.law, Attention) or case.law.query.ndim > 3:
+        return decided(False, f"the law is {type(case.law).__name__}")
+    assert isinstance(case.law.kernel, Kernel)
+    return decided(case.law.kernel.normalised, f"the kernel is {case.law.kernel.name}")
+
+
+def _undriven(case: Case) -> Margin:
+    """Values are V x_j and nothing else: no biases of values, no positions in them."""
+    law = case.attention
+    added = [
+        name
+        for name in ("value_bias", "output_bias")
+        if (bias := getattr(law, name)) is not None and bool((bias != 0).any())
+    ]
+    if (getattr(law.positions, "when", ""), getattr(law.positions, "on", "")) == ("every", "qkv"):
+        added.append("positions in the values")
+    return decided(not added, ", ".join(added) or "none")
+
+
+def _causal(case: Case) -> Margin:
+    mask = case.attention.mask
+    causal = isinstance(mask, Causal) or (isinstance(mask, Window) and mask.causal)
+    places = case.tokens.positions
+    if causal and places is not None and len(places.unique()) < len(places):
+        return decided(False, "tokens at equal positions see each other")
+    return decided(causal, "no mask" if mask is None else f"a {mask.name} mask")
+
+
+def _layers(case: Case) -> Margin:
+    return decided(case.options.get("method") == "layers", str(case.options.get("method", "continuous time")))
+
+
+def first(tokens: Tokens) -> int:
+    """The token that stands first in its sequence."""
+    return 0 if tokens.positions is None else int(tokens.positions.argmin())
+
+
 def _flat(case: Case) -> Margin:
     return decided(not case.space.curved, f"the space is {case.space.name}")
 
@@ -66,6 +105,10 @@ FULL = Hypothesis("full attention", r"w_{ij} > 0 \text{ for all } j", _everythin
 PLACELESS = Hypothesis("no positions", r"s_{ij} = x_i^\top W x_j", _no_positions, structural=True)
 UNBIASED = Hypothesis("no biases", r"b = 0", _unbiased, structural=True)
 ONE_HEAD = Hypothesis("one head", r"h = 1", _heads, structural=True)
+NORMALISED = Hypothesis("row-normalised weights", r"\sum_j w_{ij} = 1", _normalised, structural=True)
+UNDRIVEN = Hypothesis("no drift", r"\dot x_i = \sum_h \sum_j w^h_{ij} V_h x_j", _undriven, structural=True)
+CAUSAL = Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } j > i", _causal, structural=True)
+LAYERS = Hypothesis("discrete layers", r"x \leftarrow x + h\,\dot x", _layers, structural=True)
 PLAIN = (SOFTMAX, FLAT, FULL, PLACELESS, UNBIASED)  # the setting of most statements
 
 

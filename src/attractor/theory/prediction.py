@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -103,9 +104,21 @@ class Prediction:
 
 
 def predict(
-    law: Law, state: Tokens | Gaussian | None = None, space: Space | str | None = None, *, paper: str | None = None
+    law: Law,
+    state: Tokens | Gaussian | None = None,
+    space: Space | str | None = None,
+    *,
+    step: float | None = None,
+    paper: str | None = None,
 ) -> Prediction:
-    """Ask every theorem about a law, a state and a space (the default is R^d); without a state, statements about laws answer."""
+    """Ask every theorem about a law, a state and a space.
+
+    Parameters
+    ----------
+    law, state, space : as in ``flow``; without a state only statements about laws can answer.
+    step : the size of discrete layers; None for continuous time.
+    paper : ask the theorems of one source only: "regimes", "consensus", "meanfield".
+    """
     if not isinstance(law, Law):
         raise InputError(f"predict needs a law such as Attention(...), got {type(law).__name__}")
     if state is not None and not isinstance(state, (Tokens, Gaussian)):
@@ -114,7 +127,9 @@ def predict(
     if isinstance(state, Tokens):
         law.check(state)
         place.check_dimension(state.dim)
-    case = Case(law, state, place)
+    if step is not None and not (math.isfinite(step) and step > 0):
+        raise InputError(f"step must be positive, got {step}")
+    case = Case(law, state, place, options={} if step is None else {"method": "layers", "step": float(step)})
     return Prediction(tuple(ask(theorem, case) for theorem in theorems(paper)))
 
 

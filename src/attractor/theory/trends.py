@@ -7,6 +7,18 @@ import torch
 from torch import Tensor
 
 from attractor.flow import Trajectory
+from attractor.flow.stops import Event
+from attractor.states import Tokens
+
+FAR = 300.0
+
+
+def _room(tokens: Tokens, time: float) -> float:
+    return FAR - float(tokens.points.norm(dim=-1).max())
+
+
+# Far out every softmax is a switch and an accurate step is tiny: for tokens that run away, this is far enough.
+RUNAWAY = {"events": (Event(_room, "far away"),)}
 
 
 def alive(run: Trajectory) -> slice:

@@ -15,7 +15,7 @@ from attractor.flow import Trajectory
 from attractor.theory import hypotheses as given
 from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, shared_metric_law, sizes, skew
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem, negated
-from attractor.theory.trends import alive, decades, largest_norms, power, smallest_increase
+from attractor.theory.trends import RUNAWAY, alive, decades, largest_norms, power, smallest_increase
 
 HORIZON = 100.0
 LATE = {"save": decades(HORIZON)}
@@ -48,7 +48,7 @@ def rotation(draw: Draw) -> Case:
     cosine, sine = torch.tensor([angle], dtype=torch.float64).cos(), torch.tensor([angle], dtype=torch.float64).sin()
     turn = torch.stack((torch.cat((cosine, -sine)), torch.cat((sine, cosine))))
     law = metric_law(draw, -turn.mT, turn)
-    return Case(law, cloud(draw, 4, 2), horizon=30.0, options={"save": decades(30.0)})
+    return Case(law, cloud(draw, 4, 2), horizon=10.0, options={"save": decades(10.0), **RUNAWAY})
 
 
 def other(metric_sign: float, interaction_sign: float) -> Sampler:
@@ -56,7 +56,7 @@ def other(metric_sign: float, interaction_sign: float) -> Sampler:
         n, d = sizes(draw)
         metric = definite(draw, d, metric_sign) if metric_sign else indefinite(draw, d)
         law = metric_law(draw, metric, definite(draw, d, interaction_sign))
-        return Case(law, cloud(draw, n, d), horizon=30.0, options={"save": decades(30.0)})
+        return Case(law, cloud(draw, n, d), horizon=10.0, options={"save": decades(10.0), **RUNAWAY})
 
     return draw_case
 

@@ -16,7 +16,7 @@ from attractor.theory import hypotheses as given
 from attractor.theory.matrices import extremes
 from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, shared_metric_law, sizes, skew
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.theory.trends import alive, smallest_increase
+from attractor.theory.trends import RUNAWAY, alive, smallest_increase
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
@@ -37,29 +37,29 @@ def sample(draw: Draw) -> Case:
     metric = (definite(draw, d), definite(draw, d, -1.0), indefinite(draw, d))[int(draw.integers(3))]
     state = cloud(draw, n, d, 0.7)
     if draw.random() < 0.3:
-        return Case(shared_metric_law(draw, metric, 2), state, horizon=2.0)
+        return Case(shared_metric_law(draw, metric, 2), state, horizon=2.0, options=RUNAWAY)
     # any interaction at all, and any bias of the keys
     interaction = torch.from_numpy(0.7 * draw.standard_normal((d, d)))
     law = metric_law(draw, metric, interaction)
-    return Case(replace(law, query_bias=torch.from_numpy(draw.standard_normal(d))), state, horizon=2.0)
+    return Case(replace(law, query_bias=torch.from_numpy(draw.standard_normal(d))), state, horizon=2.0, options=RUNAWAY)
 
 
 def lopsided(draw: Draw) -> Case:
     n, d = sizes(draw)
     metric = definite(draw, d, -1.0) + skew(draw, d, 2.0)
     interaction = definite(draw, d) + skew(draw, d, 2.0)
-    return Case(metric_law(draw, metric, interaction), cloud(draw, n, d), horizon=2.0)
+    return Case(metric_law(draw, metric, interaction), cloud(draw, n, d), horizon=2.0, options=RUNAWAY)
 
 
 def masked(draw: Draw) -> Case:
     n, d = sizes(draw)
     law = metric_law(draw, definite(draw, d, -1.0), definite(draw, d), mask="causal")
-    return Case(law, cloud(draw, n, d), horizon=2.0)
+    return Case(law, cloud(draw, n, d), horizon=2.0, options=RUNAWAY)
 
 
 def turned(draw: Draw) -> Case:
     law = metric_law(draw, definite(draw, 4, -1.0), definite(draw, 4), positions=Rotary(10.0))
-    return Case(law, cloud(draw, 5, 4), horizon=2.0)
+    return Case(law, cloud(draw, 5, 4), horizon=2.0, options=RUNAWAY)
 
 
 THEOREM = Theorem(
