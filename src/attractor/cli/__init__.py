@@ -15,6 +15,7 @@ from attractor.cli.doctor import doctor
 from attractor.cli.ending import complain
 from attractor.cli.groups import paragraphs
 from attractor.cli.meanfield import meanfield
+from attractor.cli.questions import questions
 from attractor.cli.simulate import simulate
 from attractor.cli.trace import trace
 
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (simulate, meanfield, trace, claims, bench, doctor):
+for command in (simulate, meanfield, trace, claims, questions, bench, doctor):
     app.command(help=paragraphs(command.__doc__ or ""))(command)
 
 

@@ -49,7 +49,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     return (
         Measurement("the covariance is the closed form", -float(missed), 1e-6),
         Measurement("it has grown a hundredfold at 0.99 of the time", grown / 100.0 - 1.0, 1e-4, asymptotic=True),
-        Measurement("the first variance rests", -float(rest), 1e-9),
+        Measurement("the first variance rests", -float(rest), 1e-8),  # the run is accurate to 1e-10 a step,
     )
 
 

@@ -7,6 +7,8 @@ the upper one.
 
 from __future__ import annotations
 
+import math
+
 from attractor.meanfield import BlowUp, blow_up, blow_up_bounds
 from attractor.theory import gaussians as mean_field
 from attractor.theory.sampling import Draw, definite, indefinite, skew
@@ -14,7 +16,8 @@ from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
 
 
 def found(case: Case) -> BlowUp:
-    return blow_up(case.law, mean_field.start_of(case), until=30.0)
+    upper = blow_up_bounds(case.attention, mean_field.start_of(case)).upper
+    return blow_up(case.law, mean_field.start_of(case), until=5.0 if math.isinf(upper) else 1.1 * upper)
 
 
 def conclude(case: Case, seen: BlowUp) -> tuple[Measurement, ...]:
