@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attractor
@@ -89,5 +90,15 @@ def house_style(app: Sphinx, what: str, name: str, thing: Any, options: Any, lin
     lines[:] = [readable(line) for line in parameters(lines)]
 
 
+def theorems(app: Sphinx) -> None:
+    """The page of all theorems, from the objects themselves."""
+    from attractor.theory.pages import markdown
+
+    page = Path(app.srcdir) / "generated" / "theorems.md"
+    page.parent.mkdir(exist_ok=True)
+    page.write_text("# Theorems\n\n" + markdown(), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", theorems)
     app.connect("autodoc-process-docstring", house_style)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".pdf", ".svg")
-HEIGHT, LEFT, GAP, FOOT, LINE = 2.3, 0.62, 0.62, 0.55, 0.135  # inches
+HEIGHT, LEFT, GAP, FOOT, LINE = 2.3, 0.72, 0.72, 0.55, 0.135  # inches
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def draw_panels(
 
 def _compose(panels: Sequence[Panel], title: str, caption: str) -> Figure:
     width = style.COLUMNS["two"]
-    titles, lines = wrap(title, width, size=9.5), wrap(caption, width)
+    titles, lines = wrap(title, width, size=11.0), wrap(caption, width)
     top, foot = 0.3 + 0.19 * len(titles), 0.14 + LINE * len(lines)
     height = top + HEIGHT + FOOT + foot
     figure = picture_class()(figsize=(width, height))

@@ -108,6 +108,7 @@ class Condition:
             "name": self.name,
             "verdict": self.verdict.value,
             "margin": self.margin.value if finite else None,
+            "open": self.margin.high > 0,  # a strict inequality, of which the margin is a matter of degree
             "detail": self.margin.detail,
         }
 

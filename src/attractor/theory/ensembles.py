@@ -34,7 +34,7 @@ def integrate(cases: Sequence[Case]) -> list[Trajectory]:
             runs[members[0]] = _flow(group[0].law, group[0].state, group[0])
             continue
         points = torch.stack([case.tokens.points for case in group])
-        run = _flow(_stacked([case.attention for case in group]), Tokens(points), group[0])
+        run = _flow(stacked([case.attention for case in group]), Tokens(points), group[0])
         for place, index in enumerate(members):
             runs[index] = run.member(place)
     return [run for run in runs if run is not None]
@@ -60,7 +60,7 @@ def _shape(case: Case) -> Any:
     return (*form, tuple(state.points.shape), case.horizon, repr(sorted(case.options.items())))
 
 
-def _stacked(laws: list[Attention]) -> Attention:
+def stacked(laws: list[Attention]) -> Attention:
     """One law whose leading axis holds the parameters of each."""
     parts: dict[str, Tensor] = {}
     for name, rank in RANKS.items():

@@ -33,8 +33,8 @@ class Finding:
 
     @property
     def margin(self) -> float:
-        """The smallest margin of a condition that is a matter of degree."""
-        return min((c.margin.value for c in self.conditions if not c.structural), default=1.0)
+        """The smallest margin of a strict inequality."""
+        return min((c.margin.value for c in self.conditions if c.margin.high > 0), default=1.0)
 
     @property
     def distance(self) -> tuple[int, float]:

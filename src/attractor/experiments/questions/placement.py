@@ -59,7 +59,7 @@ def fitted(layers: np.ndarray, values: np.ndarray) -> tuple[str, float]:
 def run(seed: int) -> Answer:
     tokens, extra, rows, panels = start(seed), feedforward(seed), [], []
     for mask in (None, "causal"):
-        curves = []
+        curves: dict[bool, list[Curve]] = {False: [], True: []}
         for placement in ("none", "pre", "post", "peri"):
             for part in (None, extra):
                 law = block(placement, mask, part)
@@ -75,8 +75,10 @@ def run(seed: int) -> Answer:
                 rows.append(
                     {**row, "1 - cos at layer 12": float(np.interp(12, depth, values)), "at the end": float(values[-1])}
                 )
-                curves.append(Curve(depth[1:], np.maximum(values[1:], 1e-16).tolist(), name, dashed=part is not None))
-        panels.append(Panel(tuple(curves), "layers", "largest 1 - cos", mask or "full", log_x=True, log_y=True))
+                curves[part is not None].append(Curve(depth[1:], np.maximum(values[1:], 1e-16).tolist(), placement))
+        for extended, chosen in curves.items():
+            title = (mask or "full") + (", feed-forward" if extended else "")
+            panels.append(Panel(tuple(chosen), "layers", "largest 1 - cos", title, log_x=True, log_y=True))
     by = {(str(row["mask"]), str(row["layer"])): row for row in rows}
     full, causal = (by[mask, "pre"] for mask in ("full", "causal"))
     sentence = (
@@ -91,7 +93,7 @@ def run(seed: int) -> Answer:
         "Identity values, weak isotropic scores, one random feed-forward part that is the same in every layer; "
         "trained weights may differ."
     )
-    return Answer(tuple(rows), sentence, limits, tuple(panels))
+    return Answer(tuple(rows), sentence, limits, tuple(panels[:3]))  # three fit a page; the table has all
 
 
 QUESTION = Question(

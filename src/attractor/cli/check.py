@@ -1,0 +1,134 @@
+"""``attractor check``: theorems on random instances."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attractor.cli.ending import FAILED, complain, ending
+from attractor.cli.groups import replay
+
+SCHEMA = "attractor.check/1"
+
+
+def check(
+    context: typer.Context,
+    theorem: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--theorem",
+            metavar="KEY",
+            help="A theorem such as regimes.T1, or a paper such as regimes; may be repeated.",
+        ),
+    ] = None,
+    instances: Annotated[int, typer.Option(metavar="N", help="Random instances of each theorem.", min=1)] = 50,
+    violated: Annotated[
+        int, typer.Option(metavar="N", help="Instances that violate each hypothesis; 0 for none.", min=0)
+    ] = 10,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of everything.", min=0)] = 0,
+    processes: Annotated[int, typer.Option(metavar="N", help="Worker processes.", min=1)] = 2,
+    systems: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Instead: ask all theorems about N random systems, follow these, and compare.", min=1
+        ),
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", metavar="", help="List the theorems and stop.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with the statements as mathematics.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
+    progress: Annotated[
+        bool | None,
+        typer.Option(
+            "--progress/--no-progress", metavar="", help="A bar on stderr.", show_default="if stderr is a terminal"
+        ),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Check theorems: sample instances that satisfy the hypotheses, integrate them, measure the conclusion.
+
+    Also samples instances that violate one hypothesis at a time and counts how often the conclusion still held. Exit code 0; 1 if a
+    proved statement is violated, 2 for a bad argument.
+    """
+    with ending("attractor check", debug):
+        from attractor.cli.printing import print_json, versions
+        from attractor.cli.theorytable import print_check, print_theorems
+        from attractor.theory.checking import check as run
+        from attractor.theory.checking import selected
+        from attractor.theory.pages import summary
+
+        if systems is not None:
+            compare(context, systems, seed, json)
+            return
+        chosen = selected(theorem or None)
+        if show:
+            rows = [summary(entry) for entry in chosen]
+            print_json({"schema": SCHEMA, "theorems": rows}) if json else print_theorems(rows)
+            return
+        wanted = sys.stderr.isatty() if progress is None else progress
+        with bar(wanted, len(chosen)) as tell:
+            report = run(
+                theorem or None, instances=instances, violated=violated, seed=seed, processes=processes, progress=tell
+            )
+        if html is not None:
+            from attractor.cli.theorypage import write_check
+
+            write_check(report, html)
+        if json:
+            command = replay(context, without=("json", "debug", "progress"))
+            print_json({"schema": SCHEMA, "command": command, **report.row(), "versions": versions()})
+        else:
+            print_check(report.row())
+        if report.violations:
+            complain(f"{report.violations} violations of proved statements", "attractor check")
+            raise typer.Exit(FAILED)
+
+
+def compare(context: typer.Context, systems: int, seed: int, json: bool) -> None:
+    """Predictions against runs."""
+    from attractor.cli.printing import print_json, print_rows, versions
+    from attractor.theory.agreement import agreement
+
+    found = agreement(systems, seed)
+    if json:
+        head = {"schema": SCHEMA, "command": replay(context, without=("json", "debug", "progress")), "seed": seed}
+        print_json({**head, **found.row(), "versions": versions()})
+    else:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.kinds.items()))
+        rows = {
+            "systems": f"{found.systems} ({kinds})",
+            "predicted": f"{found.covered} by {found.predictions} applications of proved theorems",
+            "contradicted": str(len(found.disputes)),
+        }
+        rows |= {f"system {item.system}": f"{item.kind}: {item.theorem}: {item.reason}" for item in found.disputes}
+        print_rows("Predictions and runs of random systems", rows)
+    if found.disputes:
+        complain(f"{len(found.disputes)} predictions of proved theorems are contradicted", "attractor check")
+        raise typer.Exit(FAILED)
+
+
+@contextmanager
+def bar(wanted: bool, total: int) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on stderr that counts theorems."""
+    if not wanted:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns: tuple[Any, ...] = (
+        TextColumn("check"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
+        task = drawn.add_task("check", total=total, note="")
+        yield lambda key, done, total: drawn.update(task, completed=done, note=key)

@@ -1,0 +1,67 @@
+"""``attractor predict``: which theorems apply to a law, tokens and a space, and what they say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attractor.cli.ending import ending
+from attractor.cli.groups import check_numbers, grouped, panel, replay
+from attractor.cli.law import LawOptions
+from attractor.cli.running import RunOptions
+from attractor.cli.simulate import build
+from attractor.cli.space import SpaceOptions
+from attractor.cli.tokens import TokenOptions
+
+SCHEMA = "attractor.predict/1"
+option = panel("Results")
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """What to ask and how to answer."""
+
+    step: Annotated[float | None, option("H", "Size of discrete layers.", default="continuous time")] = None
+    paper: Annotated[str | None, option("NAME", "Ask one source only: regimes, consensus, meanfield.")] = None
+    html: Annotated[Path | None, option("FILE", "Write the answer as a page, with the statements as mathematics.")] = (
+        None
+    )
+    json: Annotated[bool, option("", "Print one JSON object.", "--json")] = False
+    debug: Annotated[bool, option("", "Show the traceback of an error.", "--debug")] = False
+
+
+@grouped(TokenOptions, LawOptions, SpaceOptions, PredictOptions)
+def predict(
+    context: typer.Context, tokens: TokenOptions, law: LawOptions, space: SpaceOptions, options: PredictOptions
+) -> None:
+    """Say which theorems apply, by what margin, and the fate they predict.
+
+    Takes the tokens, the law and the space as ``attractor simulate`` does. Exit code 0; 2 for a bad argument.
+    """
+    with ending("attractor predict", options.debug):
+        from attractor.cli.printing import print_json, versions
+        from attractor.cli.theorytable import print_prediction
+        from attractor.errors import InputError
+        from attractor.theory import predict as ask
+        from attractor.theory import theorems
+
+        check_numbers(context)
+        papers = sorted({theorem.key.split(".")[0] for theorem in theorems()})
+        if options.paper is not None and options.paper not in papers:
+            raise InputError(f"--paper {options.paper!r} is not known; the papers are {', '.join(papers)}")
+        if tokens.ensemble is not None:
+            raise InputError("--ensemble is for simulate: a prediction is about one start")
+        problem = build(tokens, law, space, RunOptions())
+        found = ask(problem.law, problem.tokens, problem.space, step=options.step, paper=options.paper)
+        if options.html is not None:
+            from attractor.cli.theorypage import write_prediction
+
+            write_prediction(found, options.html)
+        if options.json:
+            command = replay(context, without=("json", "debug"))
+            print_json({"schema": SCHEMA, "command": command, **found.row(), "versions": versions()})
+        else:
+            print_prediction(found.row())

@@ -1,0 +1,119 @@
+"""``attractor predict``, ``attractor check`` and ``attractor regimes``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+def test_predict_says_what_applies(command) -> None:
+    report = command("predict --beta 1 --tokens 4 --start hemisphere --json").json
+    assert report["schema"] == "attractor.predict/1"
+    assert {"regimes.T3", "regimes.T6"} <= set(report["fates"]["divergence"]["theorems"])
+    assert report["contradictions"] == []
+    t3 = next(row for row in report["applicable"] if row["theorem"] == "regimes.T3")
+    assert all(condition["verdict"] == "holds" for condition in t3["conditions"])
+    assert report["command"] == "attractor predict --tokens 4 --start hemisphere --beta 1"
+
+
+def test_predict_says_what_is_missing(command) -> None:
+    report = command("predict --beta 1 --tokens 4 --mask causal --json").json
+    assert report["nearest"]["missing"]
+    done = command("predict --beta 1 --tokens 4 --mask causal")
+    assert done.code == 0
+    assert "Nearest theorem" in done.out
+
+
+def test_check_counts_instances(command) -> None:
+    report = command(
+        "check --theorem regimes.T5 --theorem regimes.T7 --instances 6 --violated 2 --processes 1 --json"
+    ).json
+    assert report["schema"] == "attractor.check/1"
+    assert [row["key"] for row in report["theorems"]] == ["regimes.T5", "regimes.T7"]
+    assert {row["instances"] for row in report["theorems"]} == {6}
+    assert report["violations"] == 0
+    assert report["theorems"][0]["sharpness"][0]["instances"] == 2
+
+
+def test_check_fails_where_a_proved_statement_is_violated(command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from attractor.theory import checking, theorem
+
+    statement = theorem("regimes.T5")
+    wrong = replace(statement, gather=lambda cases: statement.gather([statement.broken(case) for case in cases]))
+    monkeypatch.setattr(checking, "theorem_named", lambda key: wrong)
+    done = command("check --theorem regimes.T5 --instances 3 --violated 0 --processes 1")
+    assert done.code == 1
+    assert "violations of proved statements" in done.err
+
+
+def test_check_lists_the_theorems(command) -> None:
+    rows = command("check --list --json").json["theorems"]
+    assert {"regimes.T0", "regimes.T8.converse"} <= {row["key"] for row in rows}
+    assert command("check --list").code == 0
+
+
+def test_processes_share_the_theorems(command) -> None:
+    one = command(
+        "check --theorem regimes.T5 --theorem regimes.T7 --instances 3 --violated 1 --processes 1 --json"
+    ).json
+    two = command(
+        "check --theorem regimes.T5 --theorem regimes.T7 --instances 3 --violated 1 --processes 2 --json"
+    ).json
+    for single, shared in zip(one["theorems"], two["theorems"], strict=True):
+        assert {**single, "seconds": 0} == {**shared, "seconds": 0}
+
+
+def test_regimes_of_files(command, folder: Path) -> None:
+    files = "--query query.npy --key key.npy --value narrow.npy --output-projection projection.npy"
+    report = command(f"regimes {files} --json").json
+    assert report["schema"] == "attractor.regimes/1"
+    (layer,) = report["layers"]
+    assert [head["head"] for head in layer["heads"]] == [0, 1]
+    assert layer["heads"][0]["rank"] == 2
+    done = command(f"regimes {files}")
+    assert done.code == 0
+    assert "heuristic" in done.out
+
+
+def test_regimes_answer_for_a_singular_value(command, folder: Path) -> None:
+    np.save("eye.npy", np.eye(4))
+    np.save("singular.npy", np.diag([-1.0, -1.0, -1.0, 0.0]))
+    layer = command("regimes --query eye.npy --key eye.npy --value singular.npy --json").json["layers"][0]
+    assert (layer["heads"][0]["label"], layer["heads"][0]["rank"]) == ("convergent", 3)
+
+
+def test_pages_hold_mathematics_and_no_scripts(command, tmp_path: Path) -> None:
+    prediction, report = tmp_path / "prediction.html", tmp_path / "check.html"
+    assert command(f"predict --beta 1 --tokens 4 --html {prediction}").code == 0
+    assert command(f"check --theorem regimes.T5 --instances 2 --violated 1 --processes 1 --html {report}").code == 0
+    for path in (prediction, report):
+        page = path.read_text(encoding="utf-8")
+        assert "<math" in page
+        assert "<script" not in page
+        assert "src=" not in page
+        assert "\\operatorname" not in page
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("check --theorem regimes.T99", "is not known"),
+        ("check --instances 0", "--instances"),
+        ("predict --paper nobody", "the papers are"),
+        ("predict --ensemble 3", "one start"),
+        ("predict --html page.pdf", "ends in .html"),
+        ("predict --step -1", "step must be positive"),
+        ("regimes --tolerance 2", "tolerance must be between"),
+        ("regimes --query absent.npy --key absent.npy --value absent.npy", "absent.npy"),
+        ("regimes --stacked", "stacked metric needs"),
+    ],
+)
+def test_bad_arguments_get_one_line(command, line: str, message: str) -> None:
+    done = command(line)
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
