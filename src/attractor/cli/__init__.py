@@ -11,12 +11,14 @@ import typer
 from attractor._version import __version__
 from attractor.cli.bench import bench
 from attractor.cli.check import check
+from attractor.cli.claims import claims
 from attractor.cli.doctor import doctor
 from attractor.cli.ending import complain
 from attractor.cli.groups import paragraphs
 from attractor.cli.meanfield import meanfield
 from attractor.cli.positions import positions
 from attractor.cli.predict import predict
+from attractor.cli.questions import questions
 from attractor.cli.regimes import regimes
 from attractor.cli.simulate import simulate
 from attractor.cli.trace import trace
@@ -28,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (simulate, meanfield, predict, regimes, check, positions, trace, bench, doctor):
+for command in (simulate, meanfield, predict, regimes, check, positions, claims, questions, trace, bench, doctor):
     app.command(help=paragraphs(command.__doc__ or ""))(command)
 
 

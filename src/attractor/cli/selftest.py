@@ -54,7 +54,9 @@ def closed_form_error(engine: str | None) -> float:
     from attractor.spaces import Sphere
     from attractor.states import Tokens
 
-    tokens = Tokens(torch.tensor([[1.0, 0.0], [math.cos(ANGLE), math.sin(ANGLE)]], dtype=torch.float64).to(_device(engine)))
+    tokens = Tokens(
+        torch.tensor([[1.0, 0.0], [math.cos(ANGLE), math.sin(ANGLE)]], dtype=torch.float64).to(_device(engine))
+    )
     run = flow(
         Attention.isotropic(2, 0.0), tokens, space=Sphere(), until=UNTIL, save=[UNTIL], merge=False, engine=engine
     )

@@ -60,7 +60,9 @@ def sent(tokens: Tokens, options: TokenOptions) -> Tokens:
     except RuntimeError:
         raise InputError(f"--device {options.device!r} is not known; give cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedError(f"--device {options.device}: no GPU is found here, or this PyTorch is built without CUDA")
+        raise UnsupportedError(
+            f"--device {options.device}: no GPU is found here, or this PyTorch is built without CUDA"
+        )
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device {options.device!r} is not known; give cpu or cuda")
     return moved(tokens, device)

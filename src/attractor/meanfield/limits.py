@@ -69,7 +69,12 @@ class Limit:
 
 
 def limit(
-    law: Law, covariance: np.ndarray, *, horizon: float | None = None, rtol: float = 1e-8, evaluations: int = EVALUATIONS
+    law: Law,
+    covariance: np.ndarray,
+    *,
+    horizon: float | None = None,
+    rtol: float = 1e-8,
+    evaluations: int = EVALUATIONS,
 ) -> Limit:
     """Follow a centred Gaussian to ``horizon`` T and 10 T, and say what becomes of its covariance.
 
@@ -84,9 +89,7 @@ def limit(
     early = late = _spectrum(first.final)
     last = first
     if end.name == "reached":
-        last = flow(
-            law, first.final, until=9.0 * horizon, save=[], rtol=rtol, stop=rules, max_evaluations=evaluations
-        )
+        last = flow(law, first.final, until=9.0 * horizon, save=[], rtol=rtol, stop=rules, max_evaluations=evaluations)
         spent, end = spent + last.stats.evaluations, last.outcome
         late = _spectrum(last.final)
     if end.name == "grown":

@@ -1,0 +1,129 @@
+"""``attractor claims``: claims that fail as stated, and the systems that show it."""
+
+from __future__ import annotations
+
+import time as clock
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attractor.cli.ending import FAILED, complain, ending
+from attractor.cli.groups import grouped, panel
+from attractor.errors import InputError
+
+if TYPE_CHECKING:
+    from attractor.theory.gallery import CounterExample, Evidence
+
+SCHEMA = "attractor.claims/1"
+option = panel("Claims")
+
+
+@dataclass(frozen=True)
+class ClaimOptions:
+    """Which claims, and what becomes of the evidence."""
+
+    only: Annotated[list[str] | None, option("KEY", "Only the claim of this key; may be repeated.")] = None
+    catalogue: Annotated[bool, option("", "Print the claims without running anything.", "--list")] = False
+    plot: Annotated[Path | None, option("FOLDER", "Draw every piece of evidence into this folder, as .png files.")] = (
+        None
+    )
+    write: Annotated[Path | None, option("FILE", "Write the table of claims to this Markdown file and stop.")] = None
+    json: Annotated[bool, option("", "Print one JSON object.", "--json")] = False
+    debug: Annotated[bool, option("", "Show the traceback of an error.", "--debug")] = False
+
+
+@grouped(ClaimOptions)
+def claims(context: typer.Context, options: ClaimOptions) -> None:
+    """Run the counter-examples to claims that fail as stated, and say whether each was reproduced.
+
+    Without options: all of them, in well under a minute. Exit code 0; 1 if one was not reproduced, 2 for a bad argument.
+    """
+    with ending("attractor claims", options.debug):
+        from attractor.theory.gallery import counterexample, counterexamples, table
+
+        if options.write is not None:
+            write(options.write, table())
+            return
+        chosen = tuple(map(counterexample, dict.fromkeys(options.only or ()))) or counterexamples()
+        check_folder(options.plot)
+        rows = [example.row() if options.catalogue else reproduced(example, options) for example in chosen]
+        tell(rows, options)
+        failed = [row["key"] for row in rows if row.get("reproduced") is False]
+        if failed:
+            complain(f"not reproduced: {', '.join(failed)}", "attractor claims")
+            raise typer.Exit(FAILED)
+
+
+def check_folder(folder: Path | None) -> None:
+    """A place for pictures, before anything runs."""
+    from attractor.cli.files import check_picture
+
+    if folder is None:
+        return
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--plot {folder} is a file; give a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    check_picture(folder / "claim.png")
+
+
+def write(path: Path, text: str) -> None:
+    """The table, whole or not at all."""
+    from attractor.pictures.writing import atomic, target
+
+    with atomic(target(path)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    typer.echo(f"{path}: {text.count(chr(10) + '| ') - 1} claims", err=True)
+
+
+def reproduced(example: CounterExample, options: ClaimOptions) -> dict[str, Any]:
+    """Run one and say what it showed."""
+    begin = clock.perf_counter()
+    evidence = example.run()
+    row = {
+        **example.row(),
+        "reproduced": evidence.reproduced,
+        "evidence": evidence.sentence,
+        "facts": {name: value if value == value else None for name, value in evidence.facts.items()},
+        "seconds": round(clock.perf_counter() - begin, 3),
+    }
+    if options.plot is not None:
+        row["picture"] = str(draw(example, evidence, options.plot))
+    if not options.json:
+        _print(row)
+    return row
+
+
+def draw(example: CounterExample, evidence: Evidence, folder: Path) -> Path:
+    """The picture of one claim."""
+    from attractor.pictures.curves import draw_panels
+
+    caption = f"{evidence.sentence[0].upper()}{evidence.sentence[1:]}. Drawn by: {example.command} --plot {folder}"
+    return draw_panels(evidence.panels, example.title, caption, folder / f"{example.key}.png")
+
+
+def tell(rows: list[dict[str, Any]], options: ClaimOptions) -> None:
+    """One JSON object, or a last line (and the claims themselves where nothing ran)."""
+    from attractor.cli.printing import print_json, versions
+
+    if options.json:
+        print_json({"schema": SCHEMA, "claims": rows, "versions": versions()})
+        return
+    if options.catalogue:
+        for row in rows:
+            _print(row)
+        return
+    done = sum(row["reproduced"] for row in rows)
+    typer.echo(f"{done} of {len(rows)} counter-examples reproduced")
+
+
+def _print(row: dict[str, Any]) -> None:
+    from attractor.cli.printing import print_rows
+
+    lines = {"claim": row["claim"], "verdict": row["verdict"], "true": row["truth"]}
+    if "evidence" in row:
+        lines |= {"reproduced": "yes" if row["reproduced"] else "NO", "evidence": row["evidence"]}
+    if "picture" in row:
+        lines["picture"] = row["picture"]
+    print_rows(row["key"], lines)

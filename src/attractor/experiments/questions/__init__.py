@@ -1,0 +1,1 @@
+"""Open questions of the papers, one experiment each; see ``attractor.experiments.answers``."""

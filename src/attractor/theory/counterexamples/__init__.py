@@ -1,0 +1,1 @@
+"""Systems that refute claims, one file each; see ``attractor.theory.gallery``."""

@@ -1,0 +1,78 @@
+r"""T3: softmax attention with V = I: the covariance is known in closed form, and so is the time of its blow-up.
+
+:math:`\frac{d}{dt}\Sigma^{-1} = -2S`, so :math:`\Sigma_t^{-1} + 2tS` is conserved; with :math:`M =
+\Sigma_0^{1/2}S\Sigma_0^{1/2}` the covariance blows up at :math:`T^* = 1/(2\lambda_{\max}(M))` along
+:math:`\Sigma_0^{1/2}u_{\max}` if that is positive. With S not negative and :math:`\Sigma_0 \succ 0` it always does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from attractor.meanfield import BlowUp, blow_up, identity_value_blow_up
+from attractor.theory import gaussians as mean_field
+from attractor.theory.conditions import Hypothesis, strictly
+from attractor.theory.matrices import extremes
+from attractor.theory.sampling import Draw, definite, indefinite, skew
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+
+
+def found(case: Case) -> BlowUp:
+    return blow_up(case.law, mean_field.start_of(case), until=100.0)
+
+
+def conclude(case: Case, seen: BlowUp) -> tuple[Measurement, ...]:
+    time, direction = identity_value_blow_up(
+        mean_field.crossed(case).numpy(), mean_field.start_of(case).covariance.numpy()
+    )
+    along = 0.0
+    if direction is not None and seen.direction is not None:
+        along = abs(float(np.dot(direction, np.asarray(seen.direction))))
+    return (
+        Measurement("it blows up when promised", -abs(float(seen.time / time) - 1.0), 1e-7),
+        Measurement("and where", along - 1.0, 1e-6),
+    )
+
+
+def sample(draw: Draw) -> Case:
+    d = int(draw.integers(1, 5))
+    form = definite(draw, d) if d == 1 or draw.random() < 0.5 else indefinite(draw, d)
+    law = mean_field.softmax_law(draw, form + skew(draw, d, 0.3), torch.eye(d, dtype=torch.float64))
+    return Case(law, mean_field.normal(draw, d))
+
+
+def other_value(draw: Draw) -> Case:
+    law = mean_field.softmax_law(draw, definite(draw, 3), definite(draw, 3))
+    return Case(law, mean_field.normal(draw, 3))
+
+
+def negative(draw: Draw) -> Case:
+    law = mean_field.softmax_law(draw, definite(draw, 3, -1.0), torch.eye(3, dtype=torch.float64))
+    return Case(law, mean_field.normal(draw, 3))
+
+
+THEOREM = Theorem(
+    key="meanfield.T3",
+    title="Blow-up for the identity value",
+    statement=r"Softmax attention with \(V = I\): \(\Sigma_t^{-1} + 2tS\) is conserved. If \(\Sigma_0 \succ 0\) and "
+    r"\(S\) has a positive eigenvalue, then \(\Sigma\) blows up at "
+    r"\(T^* = 1/(2\lambda_{\max}(\Sigma_0^{1/2}S\Sigma_0^{1/2}))\), in one direction generically.",
+    citation=mean_field.cite("finite-time blow-up of Gaussian covariances"),
+    status=Status.HERE,
+    hypotheses=(
+        *mean_field.SOFTMAX_GAUSSIAN,
+        mean_field.FULL_RANK,
+        mean_field.IDENTITY_VALUE,
+        Hypothesis(
+            "interaction not negative", r"S \not\preceq 0", lambda case: strictly(extremes(mean_field.crossed(case))[1])
+        ),
+    ),
+    fate="blow-up",
+    rate=r"\Sigma_t = \Sigma_0^{1/2}(I - 2tM)^{-1}\Sigma_0^{1/2}",
+    conclude=conclude,
+    sample=sample,
+    violate={"identity value": other_value, "interaction not negative": negative},
+    gather=each(found),
+    proof="The inverse of the covariance moves at the constant rate -2S.",
+)

@@ -1,0 +1,66 @@
+r"""T5: positive V and negative S: covariances exist for ever, shrink in the metric of V and lose rank.
+
+:math:`\operatorname{tr}(V^{-1}\Sigma)' = 2\operatorname{tr}(\Sigma S\Sigma) \le 0`, and limit points satisfy
+:math:`S\Sigma = 0`, so that their rank is at most :math:`\dim\ker S`; dropped eigenvalues fall like 1/t.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from attractor.flow import Trajectory
+from attractor.theory import gaussians as mean_field
+from attractor.theory.matrices import symmetric
+from attractor.theory.sampling import Draw, definite, skew, spectral
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.theory.trends import decades, smallest_increase
+
+HORIZON = 1e3
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    covariances, value = run.covariances, case.matrices.values[0]
+    traces = torch.linalg.solve(value, covariances).diagonal(dim1=-2, dim2=-1).sum(-1)
+    form = symmetric(mean_field.crossed(case))
+    left = (form @ covariances).norm(dim=(-2, -1))
+    return (
+        Measurement("the trace in the metric of V never grows", smallest_increase(-traces, traces.abs()), 1e-8),
+        Measurement("what S sees dies out", -float(left[-1] / left[0]), 0.1, asymptotic=True),
+    )
+
+
+def sample(draw: Draw) -> Case:
+    d, zeros = 3, int(draw.integers(0, 3))
+    values = -draw.uniform(0.5, 1.5, d) * (np.arange(d) >= zeros)
+    law = mean_field.softmax_law(draw, spectral(draw, values) + skew(draw, d, 0.2), definite(draw, d))
+    return Case(law, mean_field.normal(draw, d), horizon=HORIZON, options={"save": decades(HORIZON), "rtol": 1e-9})
+
+
+def rising(draw: Draw) -> Case:
+    law = mean_field.softmax_law(draw, spectral(draw, [0.5, -0.5, -1.0]), definite(draw, 3))
+    return Case(law, mean_field.normal(draw, 3), horizon=0.3)
+
+
+def lopsided(draw: Draw) -> Case:
+    law = mean_field.softmax_law(draw, definite(draw, 3, -1.0), definite(draw, 3) + skew(draw, 3, 2.0))
+    return Case(law, mean_field.normal(draw, 3), horizon=0.5)
+
+
+THEOREM = Theorem(
+    key="meanfield.T5",
+    title="Covariances that lose rank",
+    statement=r"Softmax attention with \(V = V^\top \succ 0\) and \(S \preceq 0\): \(\Sigma_t\) exists for all "
+    r"times, \(\operatorname{tr}(V^{-1}\Sigma_t)\) never grows, and limit "
+    r"points satisfy \(S\Sigma = 0\), so their rank is at most \(\dim\ker S\).",
+    citation=mean_field.cite("limits of low rank"),
+    status=Status.HERE,
+    hypotheses=(*mean_field.SOFTMAX_GAUSSIAN, mean_field.DEFINITE_VALUE, mean_field.SYMMETRIC_NEGATIVE),
+    fate="bounded",
+    rate=r"\|S\Sigma_t\| \sim 1/t",
+    conclude=conclude,
+    sample=sample,
+    violate={"interaction negative": rising, "value positive": lopsided},
+    gather=each(mean_field.follow),
+    proof="tr(inv(V) Sigma) is a Lyapunov function with derivative 2 tr(Sigma S Sigma); LaSalle.",
+)

@@ -1,0 +1,58 @@
+r"""T15: the distance of two laws is at least that of the Gaussians with their moments (Gelbrich)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attractor.meanfield import bures_wasserstein, wasserstein
+from attractor.observables import covariance, mean
+from attractor.states import Gaussian, Tokens
+from attractor.theory import gaussians as mean_field
+from attractor.theory import hypotheses as given
+from attractor.theory.sampling import Draw, cloud, law_of, sizes
+from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+
+
+def moved(case: Case) -> Tokens:
+    """The tokens after one long Euler step: another measure."""
+    return Tokens(case.tokens.points + case.law.velocity(case.tokens), case.tokens.masses)
+
+
+def distance(case: Case) -> float:
+    return float(wasserstein(case.tokens, moved(case)))
+
+
+def conclude(case: Case, seen: float) -> tuple[Measurement, ...]:
+    measures = (case.tokens, moved(case))
+    normals = [Gaussian(mean(tokens), covariance(tokens)) for tokens in measures]
+    size = max(float(tokens.points.norm(dim=-1).max()) for tokens in measures)
+    least = float(bures_wasserstein(*normals))
+    return (Measurement("W2 is at least the distance of the moments", (seen - least) / size, 1e-7),)
+
+
+def shorter(case: Case) -> Case:
+    return replace(case, law=replace(case.attention, value=0.05 * case.attention.value))
+
+
+def sample(draw: Draw) -> Case:
+    n, d = sizes(draw, ((8, 2), (12, 3)))
+    return Case(law_of(draw, gaussian(draw, d), gaussian(draw, d)), cloud(draw, n, d))
+
+
+THEOREM = Theorem(
+    key="meanfield.T15",
+    title="Moments bound the distance",
+    statement=r"\(W_2(\mu, \nu) \ge W_2\big(N(\alpha_\mu, \Sigma_\mu), N(\alpha_\nu, \Sigma_\nu)\big)\): the Bures "
+    r"distance of the moments of any two measures, in particular of tokens "
+    r"along a flow, bounds their Wasserstein distance from below.",
+    citation=mean_field.cite("the distance in which the mean-field limit holds"),
+    status=Status.HERE,
+    hypotheses=(given.SOFTMAX, given.FLAT, given.TOKENS, given.FULL, mean_field.BARE),
+    fate="identity",
+    conclude=conclude,
+    sample=sample,
+    gather=each(distance),
+    broken=shorter,
+    proof="Gelbrich's inequality.",
+)

@@ -1,0 +1,110 @@
+r"""T9: L2 attention with a singular key can blow up in finite time.
+
+With :math:`K = e_1^\top`, :math:`Q = (1, 1)`, :math:`V = e_2(1, 1)` the variance :math:`s = \Sigma_{11}` rests and
+:math:`w = \Sigma_{12}` obeys :math:`\dot w = c(s + w)^2`, :math:`c = 2/(1 + 2s)`, so :math:`T^* = 1/(c(s + w_0))`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from attractor.attention import Attention
+from attractor.flow import Trajectory, flow
+from attractor.states import Gaussian
+from attractor.theory import gaussians as mean_field
+from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
+from attractor.theory.sampling import Draw
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+
+QUERY, KEY, VALUE = [[1.0, 1.0]], [[1.0, 0.0]], [[0.0, 0.0], [1.0, 1.0]]
+SHARES = (0.5, 0.9, 0.99)  # of the blow-up time at which we look
+
+
+def the_law() -> Attention:
+    query, key, value = (torch.tensor(rows, dtype=torch.float64) for rows in (QUERY, KEY, VALUE))
+    return Attention(query, key, value, kernel="l2")
+
+
+def blow_up_time(case: Case) -> float:
+    covariance = mean_field.start_of(case).covariance
+    s, w = float(covariance[0, 0]), float(covariance[0, 1])
+    return (1.0 + 2.0 * s) / (2.0 * (s + w))
+
+
+def looked(case: Case) -> Trajectory:
+    times = [0.0, *(share * abs(blow_up_time(case)) for share in SHARES)]
+    return flow(case.law, mean_field.start_of(case), save=times, stop=(), **mean_field.TOLERANCES)
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    covariance, end = mean_field.start_of(case).covariance, blow_up_time(case)
+    s, w = float(covariance[0, 0]), float(covariance[0, 1])
+    exact = (s + w) / (1.0 - run.times / end) - s
+    missed = ((run.covariances[:, 0, 1] - exact).abs() / (exact.abs() + s)).max()
+    rest = ((run.covariances[:, 0, 0] - s).abs() / (s + run.covariances[:, 0, 1].abs())).max()
+    grown = float((run.covariances[-1, 0, 1] + s) / (w + s))
+    return (
+        Measurement("the covariance is the closed form", -float(missed), 1e-6),
+        Measurement("it has grown a hundredfold at 0.99 of the time", grown / 100.0 - 1.0, 1e-4, asymptotic=True),
+        Measurement("the first variance rests", -float(rest), 1e-8),  # the run is accurate to 1e-10 a step,
+    )
+
+
+def sample(draw: Draw) -> Case:
+    s, correlation, other = float(draw.uniform(0.3, 2.0)), float(draw.uniform(-0.4, 0.8)), float(draw.uniform(0.5, 2.0))
+    w = correlation * np.sqrt(s * other)
+    covariance = torch.tensor([[s, w], [w, other]], dtype=torch.float64)
+    return Case(the_law(), Gaussian(torch.zeros(2, dtype=torch.float64), covariance))
+
+
+def opposite(draw: Draw) -> Case:
+    """s + w below zero: the solution exists for ever."""
+    s = float(draw.uniform(0.2, 0.6))
+    w = -s - 0.2
+    covariance = torch.tensor([[s, w], [w, w * w / s + 0.5]], dtype=torch.float64)
+    return Case(the_law(), Gaussian(torch.zeros(2, dtype=torch.float64), covariance))
+
+
+def _example(case: Case) -> Margin:
+    law = case.attention
+    wanted = the_law()
+    if law.query.shape != wanted.query.shape or law.value.shape != wanted.value.shape:
+        return decided(False, "another law than that of the example")
+    return vanishing(
+        float(
+            sum((getattr(law, name).double() - getattr(wanted, name)).abs().max() for name in ("query", "key", "value"))
+        )
+    )
+
+
+def _ahead(case: Case) -> Margin:
+    covariance = mean_field.start_of(case).covariance
+    return strictly(float((covariance[0, 0] + covariance[0, 1]) / covariance[0, 0]))
+
+
+THEOREM = Theorem(
+    key="meanfield.T9",
+    title="L2 blow-up with a singular key",
+    statement=r"L2 attention with \(K = e_1^\top,\ Q = (1, 1),\ V = e_2(1, 1)\): \(s = \Sigma_{11}\) rests and \(w "
+    r"= \Sigma_{12}\) blows up at "
+    r"\(T^* = \frac{1 + 2s}{2(s + w_0)}\) if \(s + w_0 > 0\).",
+    citation=mean_field.cite("counter-example to global existence for L2 without an invertible key"),
+    status=Status.HERE,
+    hypotheses=(
+        mean_field.kernels("l2"),
+        mean_field.GAUSSIAN,
+        Hypothesis("the example", r"K = e_1^\top,\ Q = (1,1),\ V = e_2(1,1)", _example, structural=True),
+        Hypothesis("growing", r"s + w_0 > 0", _ahead),
+    ),
+    fate="blow-up",
+    rate=r"s + w_t = (s + w_0)/(1 - t/T^*)",
+    conclude=conclude,
+    sample=sample,
+    violate={"growing": opposite},
+    gather=each(looked),
+    broken=lambda case: replace(case, law=replace(case.attention, value=0.9 * case.attention.value)),
+    proof="One Riccati equation.",
+)

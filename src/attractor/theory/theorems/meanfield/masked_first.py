@@ -1,0 +1,49 @@
+r"""T14, the first position: it sees itself alone, so :math:`x_1(t) = e^{Vt}x_1(0)`, whatever the scores."""
+
+from __future__ import annotations
+
+import torch
+
+from attractor.flow import Trajectory
+from attractor.theory import gaussians as mean_field
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.sampling import Draw, cloud, law_of, sizes
+from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
+from attractor.theory.trends import alive
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    kept = alive(run)
+    turns = torch.linalg.matrix_exp(case.matrices.value * run.times[kept, None, None])
+    wanted = turns @ run.points[0, 0]
+    missed = (run.points[kept, 0] - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-300)
+    return (Measurement("the first token is linear", -float(missed.max()), 1e-7),)
+
+
+def masked(mask: str | None) -> Sampler:
+    def draw_case(draw: Draw) -> Case:
+        n, d = sizes(draw)
+        kernel = ("softmax", "l2")[int(draw.integers(2))]
+        return Case(
+            law_of(draw, gaussian(draw, d), gaussian(draw, d), kernel=kernel, mask=mask), cloud(draw, n, d), horizon=2.0
+        )
+
+    return draw_case
+
+
+THEOREM = Theorem(
+    key="meanfield.T14-first",
+    title="The first token under a causal mask",
+    statement=r"Under a causal mask with normalised rows, \(x_1(t) = e^{\sum_h V_h t}\,x_1(0)\), whatever the "
+    r"scores and the other tokens.",
+    citation=mean_field.cite("masked attention"),
+    status=Status.HERE,
+    hypotheses=(mean_field.kernels("softmax", "l2"), given.FLAT, given.TOKENS, spheres.CAUSAL, mean_field.BARE),
+    fate="identity",
+    conclude=conclude,
+    sample=masked("causal"),
+    violate={"causal mask": masked(None)},
+    proof="The first row has one weight, which is one.",
+)

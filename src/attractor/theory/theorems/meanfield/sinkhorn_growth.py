@@ -1,0 +1,55 @@
+r"""T10, second part: under Sinkhorn attention covariances grow at most like :math:`e^{2\|V\|t}`.
+
+The coupling has both marginals :math:`\mu`, so the conditional mean M x has :math:`M\Sigma M^\top \preceq \Sigma`, and
+:math:`\|B\Sigma\| = \|VM\Sigma\| \le \|V\|\|\Sigma\|`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attractor.attention import Sinkhorn
+from attractor.flow import Trajectory
+from attractor.meanfield import growth_rate
+from attractor.theory import gaussians as mean_field
+from attractor.theory import hypotheses as given
+from attractor.theory.sampling import Draw, definite, law_of
+from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    sizes = mean_field.sizes_of(run.covariances)
+    slack = sizes[0].log() + growth_rate(case.attention) * run.times - sizes.clamp_min(1e-300).log()
+    return (Measurement("covariances grow at most exponentially", float(slack.min()), 1e-8),)
+
+
+def sample(draw: Draw) -> Case:
+    d = int(draw.integers(1, 4))
+    law = law_of(draw, gaussian(draw, d, 1.5), definite(draw, d), kernel=Sinkhorn(eps=float(draw.uniform(0.3, 2.0))))
+    return Case(law, mean_field.normal(draw, d), horizon=1.0)
+
+
+def steep(case: Case) -> Case:
+    """Values ten times as large along attention that follows its query."""
+    d = case.attention.dim
+    eye = torch.eye(d, dtype=torch.float64)
+    return Case(
+        type(case.attention)(3.0 * eye, eye, 20.0 * eye, kernel=Sinkhorn(eps=0.1)), case.state, horizon=case.horizon
+    )
+
+
+THEOREM = Theorem(
+    key="meanfield.T10-growth",
+    title="Sinkhorn covariances grow at most exponentially",
+    statement=r"Sinkhorn attention: \(\|\Sigma_t\| \le \|\Sigma_0\|\,e^{2\sum_h\|V_h\|t}\) for Gaussian data: no blow-up.",
+    citation=mean_field.cite("Sinkhorn attention"),
+    status=Status.HERE,
+    hypotheses=(mean_field.kernels("sinkhorn"), mean_field.GAUSSIAN, given.FULL, mean_field.BARE),
+    fate="identity",
+    conclude=conclude,
+    sample=sample,
+    gather=each(mean_field.follow),
+    broken=steep,
+    proof="A conditional mean of a coupling of mu with itself does not increase second moments.",
+)

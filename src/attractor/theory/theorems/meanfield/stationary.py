@@ -1,0 +1,98 @@
+r"""T6: stationary covariances of softmax attention with V = I are those whose image is isotropic for S.
+
+:math:`\dot\Sigma = \Sigma A\Sigma + \Sigma A^\top\Sigma = 2\Sigma S\Sigma`, which vanishes iff :math:`U^\top SU = 0`
+for a basis U of the image; an isotropic subspace has dimension at most :math:`n_0 + \min(n_+, n_-)`. (For generic V and
+invertible A, limits of softmax attention had rank at most d/2 in all runs; L2 has more: see the claims.)
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from attractor.meanfield import rank_bound, stationary_residual
+from attractor.states import Gaussian
+from attractor.theory import gaussians as mean_field
+from attractor.theory.conditions import Hypothesis, Margin, vanishing
+from attractor.theory.matrices import symmetric
+from attractor.theory.sampling import Draw, orthogonal, skew
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+
+
+def image(case: Case) -> torch.Tensor:
+    """An orthonormal basis of the image of the covariance."""
+    values, vectors = torch.linalg.eigh(mean_field.start_of(case).covariance)
+    return vectors[:, values > 1e-10 * values[-1]]
+
+
+def conclude(case: Case, residual: float) -> tuple[Measurement, ...]:
+    most = rank_bound(case.attention)
+    return (
+        Measurement("the covariance rests", -residual, 1e-10),
+        Measurement(
+            "its rank is within the bound", float((most if most is not None else math.inf) - image(case).shape[1])
+        ),
+    )
+
+
+def sample(draw: Draw) -> Case:
+    """S = diag(+, -, 0) pairs in a random basis; (e_+ / sqrt(l_+) + e_- / sqrt(l_-)) are isotropic, and so is the kernel."""
+    pairs, zeros, extra = int(draw.integers(1, 3)), int(draw.integers(0, 2)), int(draw.integers(0, 2))
+    high, low = draw.uniform(0.4, 1.5, pairs), draw.uniform(0.4, 1.5, pairs)
+    values = [*high, *(-low), *([0.0] * zeros), *([1.0] * extra)]
+    d, basis = len(values), orthogonal(draw, len(values))
+    columns = [basis[:, k] / math.sqrt(high[k]) + basis[:, pairs + k] / math.sqrt(low[k]) for k in range(pairs)]
+    columns += [basis[:, 2 * pairs + k] for k in range(zeros)]
+    factor = torch.stack(columns, -1) @ torch.from_numpy(draw.standard_normal((len(columns), len(columns))))
+    form = basis @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ basis.mT
+    law = mean_field.softmax_law(draw, form + skew(draw, d, 0.5), torch.eye(d, dtype=torch.float64))
+    return Case(law, Gaussian(torch.zeros(d, dtype=torch.float64), factor @ factor.mT))
+
+
+def anywhere(draw: Draw) -> Case:
+    case = sample(draw)
+    d = mean_field.start_of(case).dim
+    factor = torch.from_numpy(draw.standard_normal((d, 2)))
+    return Case(case.law, Gaussian(torch.zeros(d, dtype=torch.float64), factor @ factor.mT))
+
+
+def _isotropic(case: Case) -> Margin:
+    basis, form = image(case), symmetric(mean_field.crossed(case))
+    return vanishing(float((basis.mT @ form @ basis).norm() / form.norm().clamp_min(1e-300)))
+
+
+def residual(case: Case) -> float:
+    return stationary_residual(case.law, mean_field.start_of(case))
+
+
+def tilted(case: Case) -> Case:
+    """Another start: the sum of the image with a random line."""
+    start = mean_field.start_of(case)
+    line = torch.from_numpy(np.random.default_rng(0).standard_normal((start.dim, 1)))
+    return Case(case.law, Gaussian(start.mean, start.covariance + line @ line.mT))
+
+
+THEOREM = Theorem(
+    key="meanfield.T6",
+    title="Stationary covariances",
+    statement=r"Softmax attention with \(V = I\): \(\Sigma\) is stationary exactly if its image is isotropic for "
+    r"\(S\), \(U^\top S U = 0\); its rank is then at most "
+    r"\(n_0 + \min(n_+, n_-)\) of the inertia of \(S\).",
+    citation=mean_field.cite("limits of low rank"),
+    status=Status.HERE,
+    hypotheses=(
+        *mean_field.SOFTMAX_GAUSSIAN,
+        mean_field.IDENTITY_VALUE,
+        Hypothesis("image isotropic", r"U^\top S U = 0", _isotropic),
+    ),
+    fate="identity",
+    conclude=conclude,
+    sample=sample,
+    violate={"image isotropic": anywhere},
+    gather=each(residual),
+    broken=tilted,
+    proof="The velocity of the covariance is 2 Sigma S Sigma; isotropic subspaces have dimension at most n_0 + "
+    "min(n_+, n_-).",
+)

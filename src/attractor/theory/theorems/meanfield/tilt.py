@@ -1,0 +1,92 @@
+r"""T2: the weights have a finite variance exactly while the largest singular value of the tilt is below one half.
+
+:math:`\mathbb{E}\,e^{2y^\top Ax} = \mathbb{E}\,e^{2|\Sigma^{1/2}Ax|^2} = \det(I - 4a^\top a)^{-1/2}` with :math:`a =
+\Sigma^{1/2}A\Sigma^{1/2}` and x, y independent, finite iff :math:`\|a\| < \tfrac12`: the condition for the rate
+:math:`n^{-1/2}` of unnormalised sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from attractor.theory import gaussians as mean_field
+from attractor.theory import hypotheses as given
+from attractor.theory.conditions import Hypothesis, Margin, strictly
+from attractor.theory.sampling import Draw, orthogonal
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, each
+
+NODES = 40
+
+
+def tilted(case: Case) -> torch.Tensor:
+    """a = L'A L with L L' = Sigma."""
+    factor = mean_field.start_of(case).factor
+    return factor.mT @ mean_field.crossed(case) @ factor
+
+
+def moment(case: Case) -> float:
+    """E e^{2 y'Ax} by quadrature over x and y, both of dimension two."""
+    line, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    weights = weights / weights.sum()
+    grid = np.stack(np.meshgrid(line, line, indexing="ij"), -1).reshape(-1, 2)
+    mass = np.outer(weights, weights).reshape(-1)
+    return float(mass @ np.exp(2.0 * grid @ tilted(case).numpy() @ grid.T) @ mass)
+
+
+def conclude(case: Case, measured: float) -> tuple[Measurement, ...]:
+    a = tilted(case)
+    inner = torch.linalg.eigvalsh(torch.eye(2, dtype=torch.float64) - 4 * a.mT @ a)
+    exact = float(inner.prod().clamp_min(1e-300) ** -0.5) if bool((inner > 0).all()) else float("inf")
+    return (Measurement("the second moment is the determinant", -abs(measured / exact - 1.0), 1e-6),)
+
+
+def sized(low: float, high: float) -> Sampler:
+    def draw_case(draw: Draw) -> Case:
+        start = mean_field.normal(draw, 2)
+        top = float(draw.uniform(low, high))
+        a = (
+            orthogonal(draw, 2)
+            @ torch.diag(torch.tensor([top, top * draw.uniform(0, 1)])).double()
+            @ orthogonal(draw, 2)
+        )
+        inverse = torch.linalg.inv(start.factor)
+        return Case(mean_field.softmax_law(draw, inverse.mT @ a @ inverse, torch.eye(2, dtype=torch.float64)), start)
+
+    return draw_case
+
+
+def _light(case: Case) -> Margin:
+    return strictly(0.5 - float(torch.linalg.matrix_norm(tilted(case), 2)))
+
+
+def _plane(case: Case) -> Margin:
+    return given.decided(
+        mean_field.start_of(case).dim == 2,
+        f"d = {mean_field.start_of(case).dim}; the check is a quadrature in the plane",
+    )
+
+
+THEOREM = Theorem(
+    key="meanfield.T2",
+    title="Light weights",
+    statement=r"For independent \(x, y \sim N(0, \Sigma)\), \(\mathbb{E}\,e^{2y^\top Ax} = \det(I - 4a^\top "
+    r"a)^{-1/2}\) with \(a = \Sigma^{1/2}A\Sigma^{1/2}\), finite exactly if "
+    r"\(\|a\| < \tfrac12\).",
+    citation=mean_field.cite("diagnostic for the rate of the mean-field limit"),
+    status=Status.HERE,
+    hypotheses=(
+        *mean_field.SOFTMAX_GAUSSIAN,
+        Hypothesis("plane", "d = 2", _plane, structural=True),
+        Hypothesis("light tilt", r"\|a\| < \tfrac12", _light),
+    ),
+    fate="identity",
+    conclude=conclude,
+    sample=sized(0.05, 0.3),
+    violate={"light tilt": sized(0.55, 0.7)},
+    gather=each(moment),
+    broken=lambda case: replace(case, law=replace(case.attention, scale=0.5)),
+    proof="Two Gaussian integrals.",
+)
