@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
 from attractor.attention import Attention, LatentAttention, Law, Norm, NormedAttention
@@ -35,9 +34,9 @@ class Layer:
     undefined: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    @cached_property
+    @property
     def attention(self) -> Attention | NormedAttention | LatentAttention:
-        """The law of all heads."""
+        """The law of all heads, built anew each time: a large layer is not held twice."""
         return self.source if isinstance(self.source, LatentAttention) else self.source.law()
 
     @property

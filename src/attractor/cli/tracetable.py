@@ -23,7 +23,9 @@ def print_traces(report: dict[str, Any]) -> None:
     model, count = report["model"], report["texts"]
     tokens = sum(report["lengths"])
     without = f", without {' and '.join(report['without'])}" if report["without"] else ""
-    title = f"{model['name']}: {model['layers']} layers, {count} text{'' if count == 1 else 's'}, {tokens} tokens{without}"
+    title = (
+        f"{model['name']}: {model['layers']} layers, {count} text{'' if count == 1 else 's'}, {tokens} tokens{without}"
+    )
     notes = {f"note {index + 1}": note for index, note in enumerate(report["notes"])}
     print_rows(title, notes)
     mean = " (means over texts)" if count > 1 else ""
