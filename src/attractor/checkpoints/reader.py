@@ -46,13 +46,18 @@ class Reader:
             raise CheckpointError(
                 f"the tensor {self.prefix + name} has shape {tuple(tensor.shape)}, the configuration calls for {shape}"
             )
-        # a sum needs no copy: it is finite only if every entry is
-        if not bool(torch.isfinite(tensor.sum(dtype=torch.float64))):
-            count = int((~torch.isfinite(tensor)).sum())
+        self._check_finite(name, tensor)
+        return tensor.to(self.dtype) if self.widened or tensor.ndim < 2 else tensor
+
+    def _check_finite(self, name: str, tensor: Tensor) -> None:
+        # a sum needs no copy, and is finite only if every entry is
+        if bool(torch.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)))):
+            return
+        count = int((~torch.isfinite(tensor)).sum())
+        if count:
             raise CheckpointError(
                 f"the tensor {self.prefix + name} holds {count} entries that are NaN or infinite: the checkpoint is damaged"
             )
-        return tensor.to(self.dtype) if self.widened or tensor.ndim < 2 else tensor
 
     def maybe(self, name: str, *shape: int) -> Tensor | None:
         """A tensor, or None where there is none."""
