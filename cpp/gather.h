@@ -1,4 +1,4 @@
-// Coinciding tokens of one member become one weighted token: flow/merging.py for a small system, pairs searched one by one.
+// Coinciding tokens of one member become one weighted token: flow/merging.py for a small system, pairs searched along one coordinate.
 #pragma once
 
 #include "step.h"
@@ -12,18 +12,18 @@ struct Gather {
     const int64_t member;
     int64_t count_before = 0;       // tokens at the end of the step, before they merged
     double *masses_before, *share;  // share of an old row in the new row `target`
-    int64_t *target, *neighbour, *place, *row_of, *node_of;
+    int64_t *target, *neighbour, *place, *order, *row_of, *node_of;
     double *distance, *part;
     double *points_anchor;
 
-    static int64_t room(const March& m) { return m.merge > 0 ? 7 * Arena::padded(m.width) : 0; }
+    static int64_t room(const March& m) { return m.merge > 0 ? 8 * Arena::padded(m.width) : 0; }
 
     Gather(const March& m, Field<D>& field_, int64_t row, Arena& arena) : march(m), field(field_), member(row) {
         if (!(m.merge > 0)) return;
         masses_before = arena.take(m.width), share = arena.take(m.width), distance = arena.take(m.width);
         part = arena.take(m.width);
         target = (int64_t*)arena.take(m.width), neighbour = (int64_t*)arena.take(m.width);
-        place = (int64_t*)arena.take(m.width);
+        place = (int64_t*)arena.take(m.width), order = (int64_t*)arena.take(m.width);
         row_of = m.row_of + row * m.n, node_of = m.node_of + row * m.width;
         points_anchor = m.near_anchor + row * m.width * m.d;
     }
@@ -71,17 +71,45 @@ private:
         return sum;
     }
 
-    // The nearest neighbour of every token, and the smallest gap.
+    // Tokens in the order of one coordinate, the one that spreads them most.
+    int64_t sort(const double* y) {
+        const int64_t d = field.dim(), count = field.count;
+        int64_t axis = 0;
+        double widest = -1;
+        for (int64_t index = 0; index < d; index++) {
+            double sum = 0, squares = 0;
+            for (int64_t i = 0; i < count; i++) sum += y[i * d + index], squares += y[i * d + index] * y[i * d + index];
+            const double spread = squares - sum * sum / double(count);
+            if (spread > widest) widest = spread, axis = index;
+        }
+        for (int64_t i = 0; i < count; i++) order[i] = i;
+        constexpr int64_t gaps[] = {701, 301, 132, 57, 23, 10, 4, 1};
+        for (const int64_t gap : gaps)
+            for (int64_t i = gap; i < count; i++) {
+                const int64_t here = order[i];
+                int64_t j = i;
+                for (; j >= gap && y[order[j - gap] * d + axis] > y[here * d + axis]; j -= gap) order[j] = order[j - gap];
+                order[j] = here;
+            }
+        return axis;
+    }
+
+    // The nearest of the tokens that are close, for each that has any, and the smallest gap of all. Pairs further apart in one
+    // coordinate than that, and than the tolerance, are passed over.
     double search(const double* y) {
-        const int64_t d = field.dim();
+        const int64_t d = field.dim(), axis = sort(y);
         for (int64_t i = 0; i < field.count; i++) distance[i] = infinity<double>, neighbour[i] = -1;
-        double least_gap = infinity<double>;
-        for (int64_t i = 0; i < field.count; i++)
-            for (int64_t j = i + 1; j < field.count; j++) {
+        double least_gap = infinity<double>, reach = infinity<double>;
+        for (int64_t first = 0; first < field.count; first++)
+            for (int64_t second = first + 1; second < field.count; second++) {
+                const int64_t i = order[first], j = order[second];
+                if (y[j * d + axis] - y[i * d + axis] > reach) break;
                 const double square = apart(y + i * d, y + j * d);
                 if (square < distance[i]) distance[i] = square, neighbour[i] = j;
                 if (square < distance[j]) distance[j] = square, neighbour[j] = i;
-                least_gap = square < least_gap ? square : least_gap;
+                if (square >= least_gap) continue;
+                least_gap = square;
+                reach = __builtin_sqrt(square) > march.merge ? __builtin_sqrt(square) : march.merge;
             }
         return __builtin_sqrt(least_gap);
     }

@@ -62,14 +62,20 @@ from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
-    from attractor import checkpoints
+    from attractor import checkpoints, theory
     from attractor.checkpoints import checkpoint, trace
+    from attractor.theory import check, predict, regime, regimes
 
 # Names that are looked up when they are first used, so that an import stays light: where each lives.
 _LATER = {
     "checkpoints": "attractor.checkpoints",
     "checkpoint": "attractor.checkpoints",
     "trace": "attractor.checkpoints",
+    "theory": "attractor.theory",
+    "check": "attractor.theory",
+    "predict": "attractor.theory",
+    "regime": "attractor.theory",
+    "regimes": "attractor.theory",
 }
 
 __all__ = [
@@ -111,6 +117,7 @@ __all__ = [
     "Window",
     "__version__",
     "attention_entropy",
+    "check",
     "checkpoint",
     "checkpoints",
     "cluster_sizes",
@@ -133,9 +140,13 @@ __all__ = [
     "observables",
     "pairwise_distance",
     "partition",
+    "predict",
+    "regime",
+    "regimes",
     "resume",
     "self_weight",
     "sharpness",
+    "theory",
     "token_norm",
     "trace",
     "velocity",
