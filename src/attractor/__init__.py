@@ -63,13 +63,14 @@ from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
     from attractor import checkpoints, theory
-    from attractor.checkpoints import checkpoint, trace
+    from attractor.checkpoints import audit, checkpoint, trace
     from attractor.theory import check, predict, regime, regimes
 
 # Names that are looked up when they are first used, so that an import stays light: where each lives.
 _LATER = {
     "checkpoints": "attractor.checkpoints",
     "checkpoint": "attractor.checkpoints",
+    "audit": "attractor.checkpoints",
     "trace": "attractor.checkpoints",
     "theory": "attractor.theory",
     "check": "attractor.theory",
@@ -117,6 +118,7 @@ __all__ = [
     "Window",
     "__version__",
     "attention_entropy",
+    "audit",
     "check",
     "checkpoint",
     "checkpoints",

@@ -8,7 +8,6 @@ from typing import Literal
 
 from attractor.attention import Attention, LatentAttention, Law, Norm, NormedAttention
 from attractor.checkpoints.assembly import Heads
-from attractor.checkpoints.folding import bare, folded
 from attractor.errors import InputError, UnsupportedError
 
 Placement = Literal["none", "pre", "post", "peri"]
@@ -70,13 +69,17 @@ class Layer:
     @property
     def bare_norm(self) -> Norm | None:
         """The norm without gain and bias."""
-        return bare(self.norm)
+        return None if self.norm is None else type(self.norm)(None, None, self.norm.eps)
 
     def _folded(self, law: Law) -> Law:
+        from attractor.theory import fold
+
+        if self.norm is None:
+            return law
         if isinstance(law, NormedAttention):
-            return dataclasses.replace(law, attention=folded(law.attention, self.norm))
+            return dataclasses.replace(law, attention=fold(law.attention, self.norm))
         if isinstance(law, Attention):
-            return folded(law, self.norm)
+            return fold(law, self.norm)
         raise UnsupportedError(
             "the norm before a latent attention is not folded: it would have to pass the latent norms"
         )
