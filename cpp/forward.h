@@ -162,8 +162,9 @@ void measure(const Problem& problem, int64_t member, void* reach) {
         T sum = 0;
         for (int64_t feature = 0; feature < problem.e; feature++)
             sum += k[j * problem.k.row + feature] * k[j * problem.k.row + feature];
-        square = sum <= square ? square : sum;  // a NaN stays
-        if (bias) level = __builtin_fabs(bias[j]) <= level ? level : T(__builtin_fabs(bias[j]));
+        // what is no number stays: no bound is known then, whatever comes later
+        if (!(sum <= square) && square == square) square = sum;
+        if (bias && !(__builtin_fabs(bias[j]) <= level) && level == level) level = T(__builtin_fabs(bias[j]));
     }
     ((T*)reach)[0] = T(__builtin_sqrt(square));
     ((T*)reach)[1] = level;

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 
 # Names that are looked up when they are first used, so that an import stays light: where each lives.
 _LATER = {
+    "meanfield": "attractor.meanfield",
     "checkpoints": "attractor.checkpoints",
     "checkpoint": "attractor.checkpoints",
     "audit": "attractor.checkpoints",
@@ -139,6 +140,7 @@ __all__ = [
     "hemisphere_margin",
     "load",
     "mean",
+    "meanfield",
     "observables",
     "pairwise_distance",
     "partition",

@@ -272,3 +272,17 @@ ELSEWHERE: dict[str, tuple[at.Law, at.Tokens, dict[str, Any]]] = {
 def test_what_the_loop_does_not_know_goes_the_other_way(name: str) -> None:
     law, tokens, options = ELSEWHERE[name]
     assert "native" not in at.flow(law, tokens, space="sphere", until=0.5, **options).stats.engine
+
+
+@pytest.mark.parametrize("mask", ["causal", "window:9"])
+def test_a_member_that_ends_takes_its_positions_along(mask: str) -> None:
+    draw = np.random.default_rng(3)
+    points = at.Tokens.uniform(24, 3, seed=0, ensemble=(4,)).points
+    points[0] = points[0, :1] + 1e-9 * points[0]  # ends at once
+    positions = np.stack([draw.permutation(24) for _ in range(4)]).astype(float)
+    tokens = at.Tokens(points, positions=positions)
+    law = at.Attention.random(3, seed=2, mask=mask)
+    law = at.Attention(law.query, law.key, torch.eye(3, dtype=torch.float64)[None], mask=mask)
+    here, there = both(law, tokens, space=at.Sphere(), until=6.0, merge=False, progress=lambda run: None)
+    assert there.outcomes[0].time < there.outcomes[1].time
+    agree(here, there)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from attractor.cli.files import read_array
 from attractor.cli.groups import panel
-from attractor.errors import InputError
+from attractor.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from attractor.states import Tokens
@@ -45,7 +45,25 @@ class TokenOptions:
     places: Annotated[
         Path | None, option("FILE", "Positions of the tokens in their sequence.", default="0, 1, 2, ...")
     ] = None
+    device: Annotated[str, option("NAME", "Where to compute: cpu, or cuda for an NVIDIA GPU.")] = "cpu"
     float32: Annotated[bool, option("", "Single precision: faster, and blind to small rates.", "--float32")] = False
+
+
+def sent(tokens: Tokens, options: TokenOptions) -> Tokens:
+    """The tokens where they are to be moved."""
+    import torch
+
+    from attractor.records import moved
+
+    try:
+        device = torch.device(options.device)
+    except RuntimeError:
+        raise InputError(f"--device {options.device!r} is not known; give cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError(f"--device {options.device}: no GPU is found here, or this PyTorch is built without CUDA")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device {options.device!r} is not known; give cpu or cuda")
+    return moved(tokens, device)
 
 
 def read_tokens(options: TokenOptions) -> Tokens | None:

@@ -50,7 +50,7 @@ class Burst:
 
     def __init__(self, run: Integration) -> None:
         self.run, self.loop = run, native.Loop()
-        self.law: object = None
+        self.known: tuple[object, object] = (None, None)  # the law and the positions that the loop was given
         set_plan(self.loop, run.plan, run.field.skip_self)
         recorder = run.recorder
         saves, columns, n, _ = recorder.points.shape
@@ -117,8 +117,9 @@ class Burst:
     def _set_law(self) -> None:
         """Parameters and masses of the members that still march."""
         run, loop, field = self.run, self.loop, self.run.field
-        if field.law is not self.law:
-            self.law = field.law
+        # members that end take their parameters and their positions, and so their masks, with them
+        if field.law is not self.known[0] or field.positions is not self.known[1]:
+            self.known = (field.law, field.positions)
             set_law(loop, field.law, Tokens.trusted(run.y, None, field.positions))  # type: ignore[arg-type]
         if run.merger is None and field.masses is not None:
             masses = field.masses.contiguous()

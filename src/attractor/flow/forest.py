@@ -97,6 +97,11 @@ class Log(Sequence[Event]):
     def __len__(self) -> int:
         return len(self._order)
 
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, (Log, list, tuple)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __iter__(self) -> Iterator[Event]:
         return map(self._event, self._order.tolist())
 

@@ -181,7 +181,6 @@ def keep(
     else:
         make(store, run, definition)
     keeper = Keeper(store, run, show)
-    keeper.restore()
     run.pause = min(run.pause, INTERVAL)
     arrays = keeper.restore()
     if ranks is not None:
