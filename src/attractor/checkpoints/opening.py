@@ -124,7 +124,7 @@ def _downloaded(name: str) -> Path:
 
 def _line(error: Exception) -> str:
     """The first sentence of an error that has many."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).split(" An error happened")[0]
     return text.split(". ")[0].rstrip(".") or type(error).__name__
 
 
