@@ -63,7 +63,7 @@ from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
     from attractor import checkpoints, theory
-    from attractor.checkpoints import checkpoint, trace
+    from attractor.checkpoints import audit, checkpoint, trace
     from attractor.theory import check, predict, regime, regimes
 
 # Names that are looked up when they are first used, so that an import stays light: where each lives.
@@ -71,6 +71,7 @@ _LATER = {
     "meanfield": "attractor.meanfield",
     "checkpoints": "attractor.checkpoints",
     "checkpoint": "attractor.checkpoints",
+    "audit": "attractor.checkpoints",
     "trace": "attractor.checkpoints",
     "theory": "attractor.theory",
     "check": "attractor.theory",
@@ -118,6 +119,7 @@ __all__ = [
     "Window",
     "__version__",
     "attention_entropy",
+    "audit",
     "check",
     "checkpoint",
     "checkpoints",

@@ -17,7 +17,6 @@ LATER = [
     "gaussian",
     "predict",
     "check",
-    "audit",
     "iterate",
     "train",
     "sweep",

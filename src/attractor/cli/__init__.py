@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from attractor._version import __version__
+from attractor.cli.audit import audit
 from attractor.cli.bench import bench
 from attractor.cli.check import check
 from attractor.cli.claims import claims
@@ -30,7 +31,20 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (simulate, meanfield, predict, regimes, check, positions, claims, questions, trace, bench, doctor):
+for command in (
+    simulate,
+    meanfield,
+    predict,
+    regimes,
+    check,
+    positions,
+    claims,
+    questions,
+    audit,
+    trace,
+    bench,
+    doctor,
+):
     app.command(help=paragraphs(command.__doc__ or ""))(command)
 
 
