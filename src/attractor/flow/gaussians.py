@@ -83,6 +83,7 @@ class Member:
         self.size = float(np.linalg.norm(rows, axis=1).max())
         self.streak, self.last, self.first_rate = 0, np.inf, self.speed[2]
         self.growth, self.steps, self.asleep = 0.0, 0, 0
+        self.strongest = self.problem.strength
         self.stiffness = Stiffness()
         self.solver = self._solver("DOP853")
         self._save_until(self.plan.start, None)
@@ -125,6 +126,7 @@ class Member:
     def _change_method(self, old: np.ndarray, tau: float) -> None:
         """A long run rests where the covariance does, an implicit method follows what is stiff, and columns stay apart."""
         self.steps += 1
+        self.strongest = max(self.strongest, self.problem.strength)
         explicit, change = type(self.solver).__name__ == "DOP853", self.z[:-1] - old[:-1]
         ahead = self.speed[2] * (self.plan.until - self.time)
         stiff = self.stiffness.seen(change, tau, ahead) if explicit else not self.stiffness.over(change, tau)
@@ -137,6 +139,8 @@ class Member:
             shape = self.z[:cut].reshape(self.problem.dim, self.problem.rank)
             self.z = np.concatenate((straightened(shape).ravel(), self.z[cut:]))
         self.problem.lifted, self.problem.implicit, rate = lifted, stiff, self.speed[2]
+        # differences need a rate that does not bend within their step
+        self.problem.slowest = max(1.0 / (self.plan.until - self.plan.start), self.strongest if stiff else 0.0)
         self.speed = self.problem.rest(*self.problem.unpack(self.z))
         tau *= self.speed[2] / rate
         self.stiffness = Stiffness() if explicit == stiff else self.stiffness
@@ -220,9 +224,10 @@ class Member:
 
     def _noise(self, mean: np.ndarray, factor: np.ndarray) -> bool:
         """Whether what still moves can no longer be told from rounding; tokens may turn fast while the covariance rests."""
-        drift, moved, rate = self.speed
-        floor = NOISE * rate * float(np.linalg.norm(factor))
-        asleep = float(np.linalg.norm(moved)) <= floor and float(np.linalg.norm(drift)) <= NOISE * rate * float(np.linalg.norm(mean))
+        drift, moved, _ = self.speed
+        floor = NOISE * self.problem.strength
+        asleep = float(np.linalg.norm(moved)) <= floor * float(np.linalg.norm(factor))
+        asleep = asleep and float(np.linalg.norm(drift)) <= floor * float(np.linalg.norm(mean))
         self.asleep = self.asleep + 1 if asleep else 0
         if self.asleep < PATIENCE:
             return False
@@ -289,7 +294,9 @@ class Member:
         elif rule.limit(view) is not None:
             left = self.plan.until - self.time
             met = met and (self.offset <= ROUNDING or self.offset * left <= STILL * self.size)
-        if met and not self.run.recorder.pending(self.run.who[:1])[0]:
+        if met and isinstance(rule, Steady):
+            self._rest(words(rule, view))
+        elif met and (rule.urgent or not self.run.recorder.pending(self.run.who[:1])[0]):
             self._finish(Outcome(rule.name, self.time, words(rule, view)))
 
     def _finish(self, outcome: Outcome, end: float | None = None) -> None:

@@ -33,7 +33,7 @@ class Rescaled:
     def __init__(self, field: Field, rank: int, dim: int, start: float, until: float) -> None:
         self.field, self.rank, self.dim = field, rank, dim
         self.start, self.slowest, self.unit = start, 1.0 / (until - start), until - start
-        self.evaluations = 0
+        self.evaluations, self.strength = 0, 0.0  # strength is |B| at the last rest
         self.lifted = self.implicit = False
 
     def pack(self, mean: np.ndarray, factor: np.ndarray) -> np.ndarray:
@@ -75,6 +75,7 @@ class Rescaled:
         """The same, with the least velocity of the factor: it is zero where the covariance rests."""
         self.evaluations += 1
         slope, drift = self.field(mean, factor)
+        self.strength = float(np.linalg.norm(slope))
         return drift, horizontal(slope, factor), self.rate(slope, factor, slope @ factor)
 
     def __call__(self, tau: float, z: np.ndarray) -> np.ndarray:
