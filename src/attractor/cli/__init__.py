@@ -12,6 +12,7 @@ from attractor._version import __version__
 from attractor.cli.bench import bench
 from attractor.cli.doctor import doctor
 from attractor.cli.ending import complain
+from attractor.cli.gaussian import gaussian
 from attractor.cli.groups import paragraphs
 from attractor.cli.simulate import simulate
 
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (simulate, bench, doctor):
+for command in (simulate, gaussian, bench, doctor):
     app.command(help=paragraphs(command.__doc__ or ""))(command)
 
 

@@ -27,7 +27,9 @@ SETTLED = 1e-11  # speed of the shape, along tau, at blow-up
 RELATIVE = 3e-14  # beside an absolute tolerance that is larger; the least that scipy takes
 NOISE = 2e-14  # speed of a factor, relative to B L, that cannot be told from rest
 FAR = 1e5  # growth of standard deviations that is called divergence where it can no longer be told from rest
-LOOSER = 30.0  # tolerance of the implicit method, of order five, in parts of the other: what is stiff forgets its errors
+LOOSER = (
+    30.0  # tolerance of the implicit method, of order five, in parts of the other: what is stiff forgets its errors
+)
 LONG = 150  # steps after which the factor is kept from turning where the covariance rests
 UNSETTLED = 1e40  # growth of the rate after which a shape that still turns is left to turn
 
@@ -95,7 +97,9 @@ class Member:
         tau = self.solver.t if self.steps else 0.0
         if name == "Radau":
             rtol, jacobian = LOOSER * self.plan.rtol, self.problem.jacobian
-            return integrate.Radau(self.problem, tau, self.z, np.inf, rtol=RELATIVE, atol=rtol, jac=jacobian, first_step=step)
+            return integrate.Radau(
+                self.problem, tau, self.z, np.inf, rtol=RELATIVE, atol=rtol, jac=jacobian, first_step=step
+            )
         options: Any = {"rtol": RELATIVE, "atol": self.plan.rtol, "first_step": step}
         return integrate.DOP853(self.problem, tau, self.z, np.inf, **options)
 
@@ -106,7 +110,9 @@ class Member:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             failure = solver.step()
         if failure is not None or not np.isfinite(solver.y).all():
-            return self._finish(Outcome("stalled", self.time, "the step size fell to rounding before the tolerance was met"))
+            return self._finish(
+                Outcome("stalled", self.time, "the step size fell to rounding before the tolerance was met")
+            )
         self.z = solver.y
         run.accepted += 1
         if type(solver).__name__ == "DOP853":
@@ -260,7 +266,10 @@ class Member:
         direction = mean / np.linalg.norm(mean) if lone else np.linalg.svd(factor)[0][:, 0]
         direction = direction * np.sign(direction[np.abs(direction).argmax()])
         entries = ", ".join(f"{entry:.6g}" for entry in direction)
-        moving = "; the shape still turns there" if turning >= SETTLED else ""
+        sizes = np.linalg.svd(factor, compute_uv=False)
+        several = int(np.sum(sizes > 1e-4 * sizes[0])) if not lone else 1
+        moving = f" and {several - 1} more direction{'s' if several > 2 else ''}" if several > 1 else ""
+        moving += "; the shape still turns there" if turning >= SETTLED else ""
         return Outcome(
             "blow_up",
             time,
@@ -305,4 +314,6 @@ class Member:
 
 def words(rule: Rule, view: View) -> str:
     """The message of a rule, said of a Gaussian."""
-    return rule.message(view, 0).replace("all tokens went", "the Gaussian went").replace("no token moves", "nothing moves")
+    return (
+        rule.message(view, 0).replace("all tokens went", "the Gaussian went").replace("no token moves", "nothing moves")
+    )

@@ -60,7 +60,9 @@ def growth_rate(law: Attention) -> float:
     rate = 0.0
     for v, q, k in zip(V, _heads(law.query), _heads(law.key), strict=True):
         if k.shape[0] != k.shape[1] or np.linalg.svd(k)[1][-1] <= 1e-14 * _norm(k):
-            raise UnsupportedError("l2 attention has an exponential bound where K is square and invertible; here it is not")
+            raise UnsupportedError(
+                "l2 attention has an exponential bound where K is square and invertible; here it is not"
+            )
         rate += 2.0 * _norm(v) * _norm(np.linalg.inv(k)) * _norm(q)
     return rate
 

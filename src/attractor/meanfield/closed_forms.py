@@ -66,7 +66,9 @@ def identity_value_limit(interaction: ArrayLike, covariance: ArrayLike, toleranc
     values, vectors = np.linalg.eigh(L.T @ _symmetric(interaction) @ L)
     size = float(np.abs(values).max(initial=0.0))
     if (values > tolerance * size).any():
-        raise InputError(f"there is no limit: M has the positive eigenvalue {values.max():.6g}, so the covariance blows up")
+        raise InputError(
+            f"there is no limit: M has the positive eigenvalue {values.max():.6g}, so the covariance blows up"
+        )
     kept = L @ vectors[:, np.abs(values) <= tolerance * size]
     return kept @ kept.T
 
@@ -149,7 +151,9 @@ def _increasing(function: Callable[[float], float], goal: float, start: float, s
     return low if low == high else float(brentq(lambda x: function(x) - goal, low, high, xtol=1e-300, rtol=1e-15))  # pyright: ignore
 
 
-def _common(value: ArrayLike, interaction: ArrayLike, covariance: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _common(
+    value: ArrayLike, interaction: ArrayLike, covariance: ArrayLike
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Products of the eigenvalues of V and A, the common eigenvectors, and the eigenvalues of the covariance."""
     V, A, Sigma = (np.asarray(part, dtype=np.float64) for part in (value, interaction, covariance))
     for one, other in ((V, V.T), (A, A.T), (V @ A, A @ V), (V @ Sigma, Sigma @ V), (A @ Sigma, Sigma @ A)):

@@ -90,7 +90,10 @@ def limit(
     save = _times(horizon) if path else [horizon, 10.0 * horizon]
     run = flow(law, start, save=save, rtol=rtol, stop=[Steady(), Grown()], max_evaluations=evaluations)
     way, spent, end = run.covariances.numpy() if path else None, run.stats.evaluations, run.outcome
-    early, late = _spectrum(run.points[-2:-1]) if len(run.points) > 1 else _spectrum(run.points), _spectrum(run.points[-1:])
+    early, late = (
+        _spectrum(run.points[-2:-1]) if len(run.points) > 1 else _spectrum(run.points),
+        _spectrum(run.points[-1:]),
+    )
     if end.name == "grown":  # to blow-up, or on and on
         run = flow(law, start, until=10.0 * horizon, save=[], stop=[Grown(1e9)], max_evaluations=evaluations)
         spent, end = spent + run.stats.evaluations, run.outcome

@@ -61,11 +61,15 @@ class MomentLaw(Law):
     def __post_init__(self) -> None:
         law = self.law
         if not isinstance(law, Attention) or not isinstance(law.kernel, (Sigmoid, Exponential)):
-            raise UnsupportedError("a moment closure is for sigmoid and exponential attention; other closures are exact: use flow")
+            raise UnsupportedError(
+                "a moment closure is for sigmoid and exponential attention; other closures are exact: use flow"
+            )
         if law.mask is not None or law.positions is not None:
             raise UnsupportedError("a moment closure has no masks and no positions: a Gaussian has no single tokens")
         if self.order < 2 or self.order**law.dim > NODES:
-            raise InputError(f"order {self.order} in dimension {law.dim} is a grid of {self.order**law.dim} nodes; at most {NODES} fit")
+            raise InputError(
+                f"order {self.order} in dimension {law.dim} is a grid of {self.order**law.dim} nodes; at most {NODES} fit"
+            )
 
     @property
     def dim(self) -> int:
@@ -85,7 +89,9 @@ class MomentLaw(Law):
         return np.vstack((moved[None], turned.T))
 
 
-def _sigmoid(law: Attention, A: np.ndarray, mean: np.ndarray, factor: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
+def _sigmoid(
+    law: Attention, A: np.ndarray, mean: np.ndarray, factor: np.ndarray, order: int
+) -> tuple[np.ndarray, np.ndarray]:
     """E of the field, before V, and of the field times z'."""
     from scipy.special import expit
 
@@ -101,7 +107,9 @@ def _sigmoid(law: Attention, A: np.ndarray, mean: np.ndarray, factor: np.ndarray
     return weights @ field, (field * weights[:, None]).T @ z
 
 
-def _exponential(law: Attention, A: np.ndarray, mean: np.ndarray, factor: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
+def _exponential(
+    law: Attention, A: np.ndarray, mean: np.ndarray, factor: np.ndarray, order: int
+) -> tuple[np.ndarray, np.ndarray]:
     moved, turned = A @ mean, A @ factor  # u = moved + turned z
     tilt, tilted = factor.T @ moved, factor.T @ turned
     H = np.eye(factor.shape[1]) - tilted.T @ tilted

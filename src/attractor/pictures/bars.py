@@ -15,7 +15,11 @@ from attractor.pictures.figure import picture_class, save
 
 
 def draw_counts(
-    panels: Mapping[str, Mapping[str, Mapping[str, int]]], path: Path | str | None = None, *, title: str = "", caption: str = ""
+    panels: Mapping[str, Mapping[str, Mapping[str, int]]],
+    path: Path | str | None = None,
+    *,
+    title: str = "",
+    caption: str = "",
 ) -> Any:
     """One panel for each name: ``panels[name][series][label]`` is a count; labels share the axis, series the colours."""
     place = None if path is None else still(path)
@@ -33,7 +37,9 @@ def draw_counts(
                 axes.bar_label(drawn, [str(count) if count else "" for count in counts], fontsize=5)
             axes.set_xticks(range(len(labels)), labels, rotation=0)
             axes.set_title(name, pad=3, parse_math=False)
-        handles = [figure.axes[0].bar([0], [0], color=style.PALETTE[k % len(style.PALETTE)]) for k in range(len(series))]
+        handles = [
+            figure.axes[0].bar([0], [0], color=style.PALETTE[k % len(style.PALETTE)]) for k in range(len(series))
+        ]
         figure.legend(handles, series, loc="lower left", frameon=False, ncols=4, fontsize=6.5)
         heading(figure, title, caption)
     return figure if place is None else written(place, lambda temporary: save(figure, temporary, 200, place.suffix[1:]))

@@ -27,7 +27,12 @@ HEIGHT = 3.0  # traces above are left out of the cone
 
 
 def draw_cone(
-    paths: Sequence[np.ndarray], kinds: Sequence[str], path: Path | str | None = None, *, title: str = "", caption: str = ""
+    paths: Sequence[np.ndarray],
+    kinds: Sequence[str],
+    path: Path | str | None = None,
+    *,
+    title: str = "",
+    caption: str = "",
 ) -> Any:
     """Draw ways (k, 3) in the coordinates of the cone, coloured by what becomes of them: the cone, and the disc seen from above."""
     place = None if path is None else still(path)
@@ -51,7 +56,9 @@ def draw_cone(
 def heading(figure: Any, title: str, caption: str) -> None:
     """Title above, caption below it."""
     figure.text(0.012, 0.985, title, fontsize=9.5, va="top", parse_math=False)
-    figure.text(0.012, 0.935, "\n".join(wrap(caption, 7.0)), fontsize=6.5, va="top", color=style.QUIET, parse_math=False)
+    figure.text(
+        0.012, 0.935, "\n".join(wrap(caption, 7.0)), fontsize=6.5, va="top", color=style.QUIET, parse_math=False
+    )
 
 
 def still(path: Path | str) -> Path:
@@ -101,6 +108,8 @@ def _cone_shell(axes: Any, top: float) -> None:
 def _rim(axes: Any) -> None:
     angle = np.linspace(0, 2 * np.pi, 181)
     axes.plot(np.cos(angle), np.sin(angle), color=style.QUIET, lw=0.8)
-    axes.set(aspect="equal", xlim=(-1.06, 1.06), ylim=(-1.06, 1.06), xlabel="(Σ₁₁ − Σ₂₂) / trace", ylabel="2Σ₁₂ / trace")
+    axes.set(
+        aspect="equal", xlim=(-1.06, 1.06), ylim=(-1.06, 1.06), xlabel="(Σ₁₁ − Σ₂₂) / trace", ylabel="2Σ₁₂ / trace"
+    )
     axes.set_xticks([-1, 0, 1])
     axes.set_yticks([-1, 0, 1])
