@@ -34,7 +34,7 @@ class StartOptions:
     affine_offset: Annotated[Path | None, start_option("FILE", "Its offset c (d).", default="zero")] = None
     until: Annotated[float, start_option("T", "The time to reach.", "--until", "-t")] = UNTIL
     save: Annotated[str | None, start_option("T,T,...", "Report these times.", default="start and end")] = None
-    rtol: Annotated[float | None, start_option("X", "Relative error of a step.", default="1e-11")] = None
+    rtol: Annotated[float | None, start_option("X", "Relative error of a step.", default="2e-12")] = None
 
 
 @dataclass(frozen=True)

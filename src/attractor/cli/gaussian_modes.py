@@ -142,9 +142,9 @@ def blow_up_map(start: StartOptions, law: LawOptions, many: ManyOptions, results
         for covariance, one in zip(starts, found, strict=True)
     ]
     if results.plot is not None:
-        title = f"Blow-up times under {moved!r}"
+        title = "Blow-up times from trace one"
         draw_map(
-            cone(starts)[:, :2], times, results.plot, title=title, caption="Trace one; grey: no blow-up by t = 10000."
+            cone(starts)[:, :2], times, results.plot, title=title, caption=f"{moved!r}. Grey: no blow-up by t = 10000."
         )
     rows = {"blow up": f"{len(finite)} of {len(times)}"}
     if len(finite):

@@ -30,6 +30,7 @@ FAR = 1e5  # growth of standard deviations that is called divergence where it ca
 LOOSER = (
     30.0  # tolerance of the implicit method, of order five, in parts of the other: what is stiff forgets its errors
 )
+FAINTEST = -14.0  # logarithm of what is left of a mean whose digits are still kept
 LONG = 150  # steps after which the factor is kept from turning where the covariance rests
 UNSETTLED = 1e40  # growth of the rate after which a shape that still turns is left to turn
 
@@ -85,7 +86,7 @@ class Member:
         self.size = float(np.linalg.norm(rows, axis=1).max())
         self.streak, self.last, self.first_rate = 0, np.inf, self.speed[2]
         self.growth, self.steps, self.asleep = 0.0, 0, 0
-        self.strongest = self.problem.strength
+        self.strongest, self.first_length = self.problem.strength, float(self.z[-2])
         self.stiffness = Stiffness()
         self.solver = self._solver("DOP853")
         self._save_until(self.plan.start, None)
@@ -138,8 +139,15 @@ class Member:
         stiff = self.stiffness.seen(change, tau, ahead) if explicit else not self.stiffness.over(change, tau)
         crowded = parallel(self.problem.unpack(self.z)[1])
         lifted = self.problem.lifted or stiff or self.steps >= LONG
-        if explicit != stiff and not crowded and lifted == self.problem.lifted:
+        faint = self._faint()
+        if explicit != stiff and not crowded and not faint and lifted == self.problem.lifted:
             return
+        if faint:
+            cut, length = (
+                self.problem.rank * self.problem.dim + 1,
+                float(np.linalg.norm(self.z[self.problem.rank * self.problem.dim + 1 : -2])),
+            )
+            self.z = np.concatenate((self.z[:cut], self.z[cut:-2] / length, [self.z[-2] + np.log(length), self.z[-1]]))
         if crowded:
             cut = self.problem.rank * self.problem.dim
             shape = self.z[:cut].reshape(self.problem.dim, self.problem.rank)
@@ -151,6 +159,11 @@ class Member:
         tau *= self.speed[2] / rate
         self.stiffness = Stiffness() if explicit == stiff else self.stiffness
         self.solver = self._solver("Radau" if stiff else "DOP853", tau)
+
+    def _faint(self) -> bool:
+        """Whether the mean has become short for its logarithm; one that is about to vanish is left alone."""
+        cut = self.problem.rank * self.problem.dim + 1
+        return 0.0 < float(np.linalg.norm(self.z[cut:-2])) < 0.3 and self.z[-2] - self.first_length > FAINTEST
 
     @property
     def time(self) -> float:
