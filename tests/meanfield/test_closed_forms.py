@@ -77,7 +77,9 @@ def test_one_dimension(v: float, a: float) -> None:
 @pytest.mark.theorem
 def test_commuting_matrices() -> None:
     basis = np.linalg.qr(np.random.default_rng(6).standard_normal((3, 3)))[0]
-    value, interaction, covariance = (basis @ np.diag(e) @ basis.T for e in ([1.0, -0.5, 2.0], [0.3, -1.0, -0.4], [1, 2, 3.0]))
+    value, interaction, covariance = (
+        basis @ np.diag(e) @ basis.T for e in ([1.0, -0.5, 2.0], [0.3, -1.0, -0.4], [1, 2, 3.0])
+    )
     law = at.Attention(interaction, np.eye(3), value)
     time = mf.commuting_blow_up(value, interaction, covariance)
     assert time == pytest.approx(1 / (2 * max(1.0 * 0.3 * 1, 0.5 * 1.0 * 2, -0.8 * 3)), rel=1e-12)

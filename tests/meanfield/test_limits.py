@@ -80,7 +80,7 @@ def test_the_six_cases(name: str, kernel: str, kinds: set[str], lines: int | Non
         q = case(name).query[0]
         assert same_lines(found.angles(), [[-q[1], q[0]]])
     if name == "two-lines":  # the isotropic directions of A
-        S = (lambda A: A + A.T)((case(name).key.T @ case(name).query))
+        S = (lambda A: A + A.T)(case(name).key.T @ case(name).query)
         a, b, c = S[0, 0], S[0, 1], S[1, 1]
         slopes = [(-b + sign * math.sqrt(b * b - a * c)) / c for sign in (1, -1)]
         assert same_lines(found.angles(), [[1.0, slope] for slope in slopes])

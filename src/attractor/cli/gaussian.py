@@ -82,7 +82,8 @@ def gaussian(
 ) -> None:
     """Follow a Gaussian under attention, exactly: blow-up, limits, phases and ranks.
 
-    Without further options: N(0, I) in the plane under isotropic softmax attention. --phase, --blow-up-map, --case and --ranks ask the same of
+    Without further options: N(0, I) in the plane under isotropic softmax attention. --phase, --blow-up-map, --case and --ranks ask the
+    same of
     many. A run that blows up before --until ends there and says so. Exit code 0; 1 if a run failed, 2 for a bad argument.
     """
     with ending("attractor gaussian", results.debug):
@@ -144,7 +145,7 @@ def read_start(options: StartOptions, law: LawOptions) -> tuple[Any, Any]:
         moved = moved + Affine(read_array(options.affine, "--affine"), offset)
     elif options.affine_offset is not None:
         raise InputError("--affine-offset goes with --affine, the matrix of the feed-forward")
-    state = Gaussian(np.zeros(dim) if mean is None else mean, np.eye(dim) if covariance is None else covariance)
+    state = Gaussian(np.zeros(dim) if mean is None else mean, np.eye(dim) if covariance is None else covariance)  # type: ignore[arg-type]
     return moved, state
 
 

@@ -133,7 +133,7 @@ def blow_up_map(start: StartOptions, law: LawOptions, many: ManyOptions, results
     starts, found = disc(many.grid), []
     with counted("blow-up", results.progress, results.quiet) as show:
         for index, covariance in enumerate(starts):
-            found.append(blow_up(moved, Gaussian(np.zeros(2), covariance), max_evaluations=20_000))
+            found.append(blow_up(moved, Gaussian(np.zeros(2), covariance), max_evaluations=20_000))  # type: ignore[arg-type]
             show(index + 1, len(starts))
     times = np.array([one.time for one in found])
     finite = times[np.isfinite(times)]

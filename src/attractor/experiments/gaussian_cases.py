@@ -4,11 +4,13 @@ The draws are those of numpy's legacy generator. Where the description leaves a 
 
 - collapse: ``Q = rand(2, 2)`` after seed 35, K = -Q, V = GG' with ``G = rand(2, 2)`` drawn next.
 - line, plane: the row q is ``rand(1, 2)`` after seed 36, divided by its length.
-- two lines: Q, then K, ``randn(2, 2)`` each after seed 36, drawn again until K'Q + Q'K is indefinite; V is ``randn(2, 2)`` after seed 32 (with V = GG' every start would blow up).
+- two lines: Q, then K, ``randn(2, 2)`` each after seed 36, drawn again until K'Q + Q'K is indefinite; V is ``randn(2, 2)`` after seed
+  32 (with V = GG' every start would blow up).
 - divergence: the same after seed 33 until K'Q + Q'K is positive definite; V = I.
 - both: Q and K of the two lines; V is the next ``randn(2, 2)`` after seed 35 and a discarded ``randn(8, 7)``.
 
-Scores are divided by :math:`\sqrt d` (:math:`\sqrt k` for heads of k rows). The published right sides divide A in l2 but not K'K, and divide nothing in
+Scores are divided by :math:`\sqrt d` (:math:`\sqrt k` for heads of k rows). The published right sides divide A in l2 but not K'K, and
+divide nothing in
 sinkhorn: ``official_scaling`` does so too.
 """
 
@@ -45,10 +47,10 @@ class Case:
             return _heads(query, key, value)
         scale = 1.0 / np.sqrt(query.shape[-1])
         if official_scaling and kernel == "l2":
-            return Attention(scale * query, key, value, kernel="l2")
+            return Attention(scale * query, key, value, kernel="l2")  # type: ignore[arg-type]
         if official_scaling and kernel == "sinkhorn":
-            return Attention(query, key, value, kernel="sinkhorn")
-        return Attention(query, key, value, kernel=kernel, scale=scale)
+            return Attention(query, key, value, kernel="sinkhorn")  # type: ignore[arg-type]
+        return Attention(query, key, value, kernel=kernel, scale=scale)  # type: ignore[arg-type]
 
 
 def _heads(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> Attention:
@@ -58,7 +60,7 @@ def _heads(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> Attention:
     """
     rows = query.shape[0]
     value = np.stack([np.outer(np.eye(2)[h], value[h]) for h in range(rows)])
-    return Attention(query[:, None, :], key[:, None, :], value)
+    return Attention(query[:, None, :], key[:, None, :], value)  # type: ignore[arg-type]
 
 
 def case(name: str) -> Case:
@@ -69,7 +71,7 @@ def case(name: str) -> Case:
 
 
 def _collapse() -> Case:
-    draw = np.random.RandomState(35)  # noqa: NPY002 the published draws
+    draw = np.random.RandomState(35)
     query = draw.rand(2, 2)
     root = draw.rand(2, 2)
     kernels = ("softmax", "l2", "multi-head", "sinkhorn")
@@ -77,7 +79,7 @@ def _collapse() -> Case:
 
 
 def _row() -> np.ndarray:
-    row = np.random.RandomState(36).rand(1, 2)  # noqa: NPY002
+    row = np.random.RandomState(36).rand(1, 2)
     return row / np.linalg.norm(row)
 
 
@@ -93,7 +95,7 @@ def _plane() -> Case:
 
 def _drawn(seed: int, wanted: str) -> tuple[np.ndarray, np.ndarray]:
     """Q and K drawn until the symmetric part of K'Q is as wanted."""
-    draw = np.random.RandomState(seed)  # noqa: NPY002
+    draw = np.random.RandomState(seed)
     while True:
         query, key = draw.randn(2, 2), draw.randn(2, 2)
         low, high = np.linalg.eigvalsh(key.T @ query + query.T @ key)
@@ -103,7 +105,7 @@ def _drawn(seed: int, wanted: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _two_lines() -> Case:
     query, key = _drawn(36, "indefinite")
-    value = np.random.RandomState(32).randn(2, 2)  # noqa: NPY002
+    value = np.random.RandomState(32).randn(2, 2)
     claim = "limits of rank one on two lines"
     return Case("two-lines", query, key, value, ("softmax", "l2"), claim, "seeds 36 and 32")
 
@@ -116,7 +118,7 @@ def _divergence() -> Case:
 
 def _both() -> Case:
     query, key = _drawn(36, "indefinite")
-    draw = np.random.RandomState(35)  # noqa: NPY002
+    draw = np.random.RandomState(35)
     draw.randn(8, 7)
     claim = "some covariances converge and some diverge"
     return Case("both", query, key, draw.randn(2, 2), ("softmax", "l2"), claim, "seeds 36 and 35")

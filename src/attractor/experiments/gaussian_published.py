@@ -1,6 +1,7 @@
 r"""What the published code concludes, emulated: Euler steps of the covariance, eigenvalues cut at zero, and a rank by an absolute cut.
 
-Steps :math:`\Sigma \leftarrow \Pi_+(\Sigma + h(B\Sigma + \Sigma B^\top))`, with :math:`\Pi_+` the projection on positive semi-definite matrices; the rank is
+Steps :math:`\Sigma \leftarrow \Pi_+(\Sigma + h(B\Sigma + \Sigma B^\top))`, with :math:`\Pi_+` the projection on positive semi-definite
+matrices; the rank is
 the number of eigenvalues above 0.1; runs of rank above (d + 1)//2 count as exceptions and are left out of the histogram. The step
 and the number of steps are not in the description: h = 0.01 and 10,000 steps are used here.
 """

@@ -45,7 +45,7 @@ def draws(dim: int, count: int, value: str, seed: int, keys: str = "opposite") -
     """(Q, K, V, covariance) of each draw."""
     if value not in VALUES:
         raise InputError(f"value {value!r} is not known; give one of {', '.join(VALUES)}")
-    source = np.random.RandomState(seed)  # noqa: NPY002 the published draws
+    source = np.random.RandomState(seed)
     found = []
     for _ in range(count):
         query = source.randn(max(dim // 2, 1), dim)
@@ -74,7 +74,7 @@ def rank_histogram(
     for dim in dims:
         ours, theirs = Counter[str](), Counter[str]()
         for query, key, matrix, covariance in draws(dim, count, value, seed):
-            law = Attention(query, key, matrix, kernel=kernel, scale=dim**-0.5)
+            law = Attention(query, key, matrix, kernel=kernel, scale=dim**-0.5)  # type: ignore[arg-type]
             found = limit(law, covariance)
             ours[str(found.rank) if found.rank is not None else found.kind.replace("_", "-")] += 1
             if emulate:

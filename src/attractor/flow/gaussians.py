@@ -205,9 +205,9 @@ class Member:
         if inside(low)[-1] >= theta:
             tau = low
         else:
-            tau = brentq(lambda tau: float(inside(tau)[-1]) - theta, low, high, xtol=4e-16 * max(1.0, high), rtol=1e-15)
+            tau = brentq(lambda tau: float(inside(tau)[-1]) - theta, low, high, xtol=4e-16 * max(1.0, high), rtol=1e-15)  # type: ignore[arg-type]
         z = inside(tau)
-        slope = self.problem(tau, z)
+        slope = self.problem(tau, z)  # type: ignore[arg-type]
         return z + ((theta - z[-1]) / slope[-1]) * slope
 
     def _reach(self) -> None:

@@ -1,6 +1,7 @@
 r"""Phase pictures of covariances in the plane: many starts of trace one, and where each of them goes.
 
-A covariance is the point :math:`(\Sigma_{11} - \Sigma_{22}, 2\Sigma_{12}, \mathrm{tr}\,\Sigma)` of a round cone; divided by its trace it is a point
+A covariance is the point :math:`(\Sigma_{11} - \Sigma_{22}, 2\Sigma_{12}, \mathrm{tr}\,\Sigma)` of a round cone; divided by its trace
+it is a point
 of the unit disc, on whose rim the covariances of rank one are [castin2025unified].
 """
 

@@ -40,7 +40,7 @@ def draw_counts(
         handles = [
             figure.axes[0].bar([0], [0], color=style.PALETTE[k % len(style.PALETTE)]) for k in range(len(series))
         ]
-        figure.legend(handles, series, loc="lower left", frameon=False, ncols=4, fontsize=6.5)
+        figure.legend(handles, series, loc="lower left", frameon=False, ncols=4, fontsize=6.5)  # type: ignore[arg-type]
         heading(figure, title, caption)
     return figure if place is None else written(place, lambda temporary: save(figure, temporary, 200, place.suffix[1:]))
 
