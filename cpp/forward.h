@@ -162,8 +162,9 @@ void measure(const Problem& problem, int64_t member, void* reach) {
         T sum = 0;
         for (int64_t feature = 0; feature < problem.e; feature++)
             sum += k[j * problem.k.row + feature] * k[j * problem.k.row + feature];
-        square = sum <= square ? square : sum;  // a NaN stays
-        if (bias) level = __builtin_fabs(bias[j]) <= level ? level : T(__builtin_fabs(bias[j]));
+        // what is no number stays: no bound is known then, whatever comes later
+        if (!(sum <= square) && square == square) square = sum;
+        if (bias && !(__builtin_fabs(bias[j]) <= level) && level == level) level = T(__builtin_fabs(bias[j]));
     }
     ((T*)reach)[0] = T(__builtin_sqrt(square));
     ((T*)reach)[1] = level;
@@ -178,11 +179,13 @@ Scores judge(const Problem& problem, int64_t member, const Vector<T>* packed) {
     for (int64_t feature = 0; feature < problem.e; feature++)
         for (int column = 0; column < NQ; column++)
             squares[column] += packed[feature * NQ + column] * packed[feature * NQ + column];
+    double most = 0;
     for (int row = 0; row < NQ * width<T>; row++) {
-        const double bound = __builtin_sqrt(double(((const T*)squares)[row])) * reach[0] + reach[1];
-        if (!(bound < moderate<T>)) return Scores::any;
+        const double square = ((const T*)squares)[row];
+        if (!(square <= __DBL_MAX__)) return Scores::any;
+        most = square > most ? square : most;
     }
-    return Scores::moderate;
+    return __builtin_sqrt(most) * reach[0] + reach[1] < moderate<T> ? Scores::moderate : Scores::any;
 }
 
 // `logsumexp` alone if there are no values, and the other way round in the modes that have none.
@@ -207,7 +210,7 @@ void forward_rows(const Problem& problem, int64_t member, Range rows, Vector<T>*
     Vector<T>*packed = memory, *tile = packed + problem.e * NQ, *outputs = tile + depth * NQ;
     pack<T, NQ>(q, problem.q.row, rows.stop - rows.start, problem.e, mode == Mode::linear ? T(1) : T(log2e), packed);
     if constexpr (mode == Mode::softmax || mode == Mode::exponential)
-        if (judge<T, NQ>(problem, member, packed) == Scores::moderate)
+        if (problem.calm || judge<T, NQ>(problem, member, packed) == Scores::moderate)
             return write_rows<T, NQ, mode, Scores::moderate>(problem, member, rows, values, logsumexp, packed, tile, outputs);
     if (values || mode == Mode::softmax)
         write_rows<T, NQ, mode, Scores::any>(problem, member, rows, values, logsumexp, packed, tile, outputs);

@@ -5,5 +5,6 @@
 
 namespace attractor {
 extern const InstructionSet avx512_set;
-const InstructionSet avx512_set = {"avx512", avx512::kernels_of<float>(), avx512::kernels_of<double>(), avx512::zonal_kernels()};
+const InstructionSet avx512_set = {"avx512", avx512::kernels_of<float>(), avx512::kernels_of<double>(), avx512::zonal_kernels(),
+    avx512::march_scratch, avx512::march_member};
 }  // namespace attractor

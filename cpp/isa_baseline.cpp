@@ -5,5 +5,6 @@
 
 namespace attractor {
 extern const InstructionSet baseline_set;
-const InstructionSet baseline_set = {"scalar", baseline::kernels_of<float>(), baseline::kernels_of<double>(), baseline::zonal_kernels()};
+const InstructionSet baseline_set = {"scalar", baseline::kernels_of<float>(), baseline::kernels_of<double>(), baseline::zonal_kernels(),
+    baseline::march_scratch, baseline::march_member};
 }  // namespace attractor

@@ -19,6 +19,8 @@ namespace nb = nanobind;
 
 namespace attractor {
 
+void bind_march(nb::module_& module);  // march.cpp
+
 extern const InstructionSet baseline_set;
 #if defined(ATTRACTOR_WITH_AVX2)
 extern const InstructionSet avx2_set;
@@ -198,6 +200,7 @@ NB_MODULE(_kernels, module) {
     module.def("backward", &attractor::backward);
     module.def("instruction_sets", &attractor::instruction_sets);
     module.def("exp2", &attractor::exp2);
+    attractor::bind_march(module);
     attractor::bind_spectral(module);
     module.def("ceiling", &attractor::ceiling);
 }

@@ -32,6 +32,7 @@ struct Problem {
     int64_t offset = 0;  // query i stands at the place of key offset + i, for the masks and for skip_self
     // For each member, a bound on |k_j| and one on |bias_j|, of the problem's number type; null: not known.
     const void* reach = nullptr;
+    bool calm = false;  // the caller knows that all scores are moderate (forward.h)
     Operand q, k, v, bias, visible, output, logsumexp;
     // Backward: the gradient of the output, log2 of the normaliser (+inf for a row that sees nothing), and the number
     // added to <grad output_i, v_j> in ds_ij: see backward.h. Then the results.
@@ -86,10 +87,14 @@ struct Zonal {
     int64_t (*spread_out)(const Harmonics&, const Rows&, int64_t task, void* scratch);  // returns the rows that are not good
 };
 
+struct March;
+
 struct InstructionSet {
     const char* name;
     Kernels float32, float64;
     Zonal zonal;
+    size_t (*march_scratch)(const March&);                          // the native loop (march.h): bytes a worker needs
+    void (*march_member)(const March&, int64_t row, void* scratch);  // and the steps of one member
 };
 
 // By name; throws if this machine cannot run it.

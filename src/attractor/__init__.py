@@ -3,6 +3,8 @@
 A law moves a state over a space, along depth. Everything else observes, predicts, audits or trains laws.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from attractor import engines, errors, observables
 from attractor._version import __version__
 from attractor.attention import (
@@ -10,16 +12,22 @@ from attractor.attention import (
     MLP,
     Absolute,
     Affine,
+    Alibi,
     Attention,
     Block,
+    Capped,
     Causal,
     Exponential,
     Kernel,
+    LatentAttention,
     Law,
     LayerNorm,
     Linear,
+    NormedAttention,
+    Relative,
     RMSNorm,
     Rotary,
+    ScaledRotary,
     Schedule,
     Sigmoid,
     Sinkhorn,
@@ -53,14 +61,34 @@ from attractor.observables import (
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Gaussian, Tokens
 
+if TYPE_CHECKING:
+    from attractor import checkpoints, theory
+    from attractor.checkpoints import checkpoint, trace
+    from attractor.theory import check, predict, regime, regimes
+
+# Names that are looked up when they are first used, so that an import stays light: where each lives.
+_LATER = {
+    "meanfield": "attractor.meanfield",
+    "checkpoints": "attractor.checkpoints",
+    "checkpoint": "attractor.checkpoints",
+    "trace": "attractor.checkpoints",
+    "theory": "attractor.theory",
+    "check": "attractor.theory",
+    "predict": "attractor.theory",
+    "regime": "attractor.theory",
+    "regimes": "attractor.theory",
+}
+
 __all__ = [
     "L2",
     "MLP",
     "Absolute",
     "Affine",
+    "Alibi",
     "Attention",
     "AttractorError",
     "Block",
+    "Capped",
     "Causal",
     "Ellipsoid",
     "Euclidean",
@@ -68,12 +96,16 @@ __all__ = [
     "Exponential",
     "Gaussian",
     "Kernel",
+    "LatentAttention",
     "Law",
     "LayerNorm",
     "Linear",
+    "NormedAttention",
     "Outcome",
     "RMSNorm",
+    "Relative",
     "Rotary",
+    "ScaledRotary",
     "Schedule",
     "Sigmoid",
     "Sinkhorn",
@@ -86,6 +118,9 @@ __all__ = [
     "Window",
     "__version__",
     "attention_entropy",
+    "check",
+    "checkpoint",
+    "checkpoints",
     "cluster_sizes",
     "clusters",
     "consensus_gap",
@@ -103,12 +138,31 @@ __all__ = [
     "hemisphere_margin",
     "load",
     "mean",
+    "meanfield",
     "observables",
     "pairwise_distance",
     "partition",
+    "predict",
+    "regime",
+    "regimes",
     "resume",
     "self_weight",
     "sharpness",
+    "theory",
     "token_norm",
+    "trace",
     "velocity",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'attractor' has no attribute {name!r}")
+    from importlib import import_module
+
+    module = import_module(_LATER[name])
+    return module if _LATER[name] == f"attractor.{name}" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

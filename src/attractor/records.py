@@ -7,6 +7,7 @@ registered records, so a file can only ever build objects that attractor defines
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -87,6 +88,8 @@ def _decode(data: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 def tensors(value: Any) -> list[torch.Tensor]:
     """Every tensor a record holds, nested records included."""
+    if value is None or type(value) in (bool, int, float, str):
+        return []
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, Record) and dataclasses.is_dataclass(value):
@@ -123,4 +126,9 @@ def citations(value: Any) -> list[str]:
 
 
 def _fields(value: Record) -> tuple[dataclasses.Field[Any], ...]:
-    return tuple(field for field in dataclasses.fields(value) if field.init)  # type: ignore[arg-type]
+    return _fields_of(type(value))
+
+
+@cache
+def _fields_of(kind: type) -> tuple[dataclasses.Field[Any], ...]:
+    return tuple(field for field in dataclasses.fields(kind) if field.init)

@@ -27,6 +27,9 @@ def test_the_report(command: Command) -> None:
     assert set(engines) == {engine.name for engine in at.engines.available()}
     assert engines["reference"]["passed"] is True
     assert engines["reference"]["error"] < 1e-8
+    assert report["loop"]["name"] == "native"
+    assert report["loop"]["works"] is not report["loop"]["message"].startswith("does not work here")
+    assert report["loop"]["passed"] is (True if report["loop"]["works"] else None)
     assert all(engine["passed"] is True for engine in engines.values() if engine["works"])
 
 

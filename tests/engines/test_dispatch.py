@@ -100,3 +100,23 @@ def test_a_registered_engine_runs_when_it_ranks_highest(monkeypatch: pytest.Monk
 def test_the_engines_that_work_everywhere() -> None:
     assert {"blockwise", "reference"} <= {engine.name for engine in available() if engine.works}
     assert issubclass(InputError, AttractorError)
+
+
+@pytest.mark.parametrize("name", [None, "reference", "blockwise"])
+def test_shapes_that_do_not_belong_together(name: str | None) -> None:
+    x = torch.randn(64, 3, dtype=torch.float64)
+    with pytest.raises(InputError, match="as many columns"):
+        attend(x, x[:, :2], x, engine=name)
+    with pytest.raises(InputError, match="a row for each of 64 keys"):
+        attend(x, x, x[:8], engine=name)
+    with pytest.raises(InputError, match="a number for each of 64 keys"):
+        attend(x, x, x, x[:7, 0], engine=name)
+
+
+def test_a_mask_of_one_row_serves_all() -> None:
+    x = torch.randn(300, 3, dtype=torch.float64)
+    row = torch.rand(1, 300) < 0.5
+    for name in ("reference", "blockwise", None):
+        found, _ = attend(x, x, x, visible=row, engine=name)
+        wanted, _ = attend(x, x, x, visible=row.expand(300, 300).contiguous(), engine="reference")
+        torch.testing.assert_close(found, wanted)

@@ -370,3 +370,20 @@ def test_without_the_extension_the_others_run(monkeypatch: pytest.MonkeyPatch) -
     assert seen == {"reference"}
     with pytest.raises(UnsupportedError, match="is not built"):
         attend(x, x, x, engine="fused")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_hidden_and_no_number_hides_no_large_score(instruction_set: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(16, 3, generator=generator, dtype=dtype) for _ in range(3))
+    bias = torch.zeros(16, dtype=dtype)
+    for spoiled, large in ((k.clone(), (0,)), (bias.clone(), (0,))):
+        spoiled[large] = 1e4
+        spoiled[8] = torch.nan
+        keys, added = (spoiled, bias) if spoiled.ndim == 2 else (k, spoiled)
+        for mode in ("softmax", "exponential"):
+            found, wanted = (attend(q, keys, v, added, mode, True, engine=name) for name in ("fused", "reference"))
+            for one, other in zip(found, wanted, strict=True):
+                assert one is not None
+                assert other is not None
+                torch.testing.assert_close(one[:8], other[:8], rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6)

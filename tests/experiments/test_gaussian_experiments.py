@@ -36,6 +36,6 @@ def test_l2_has_a_limit_of_rank_three_in_dimension_four() -> None:
     found = counterexample(first=1145, seeds=1)
     assert found.limit.rank == 3
     assert np.linalg.matrix_rank(found.start) == 4
-    query, key, value, stationary = candidate(np.random.RandomState(1145))  # noqa: NPY002
+    query, key, value, stationary = candidate(np.random.RandomState(1145))
     assert np.array_equal(found.stationary, stationary)
     assert growth_rates(query, key, value, stationary)[0] < 1e-6

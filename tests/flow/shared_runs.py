@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import attractor as at
-from attractor.engines import fused, spread
+from attractor.engines import fused, native, spread
 from attractor.flow import ranks as ranks_module
 from attractor.flow import together
 
@@ -45,6 +45,7 @@ def heads(**options: Any) -> at.Attention:
 
 SOON = {"until": 0.5, "merge": False}
 LARGE = {"space": sphere, "until": 0.02, "method": "rk4", "step": 0.01, "save": [0.02], "merge": False}
+native.reason = "processes that share a run take its steps in Python, and so does the run that they are compared with"
 BITWISE = None if fused.reason else "fused"  # the engine whose large pieces have the bits of the whole
 VISIBLE = torch.ones(24, 24, dtype=torch.bool).tril(3)
 CASES: dict[str, Callable[[], tuple[at.Law, Any, dict[str, Any]]]] = {

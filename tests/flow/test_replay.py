@@ -35,9 +35,21 @@ def test_a_played_step_has_the_bits_of_the_step(options: dict[str, Any], monkeyp
 
 
 def test_what_the_host_must_see_is_not_recorded() -> None:
-    points = torch.zeros(1, 4, 3, dtype=torch.float64)
+    points, law = torch.zeros(1, 4, 3, dtype=torch.float64), Attention.isotropic(dim=3, beta=1.0)
+    stepper = stepper_named("dop853")
+    asking = [
+        (stepper, Attention.isotropic(dim=3, beta=1.0, kernel="sinkhorn"), points),
+        (stepper, Attention.isotropic(dim=3, beta=1.0, mask="causal"), points),
+        (stepper, Attention.isotropic(dim=4, beta=1.0, positions=at.Rotary()), points),
+        (stepper_named("layers"), law, points),
+        (stepper_named("rk4"), law, points),
+        (stepper, law, torch.zeros(1, 20000, 3, dtype=torch.float64)),
+    ]
+    assert not replay.self_contained(stepper, law, points)  # gradients are recorded
     with torch.no_grad():
-        assert not replay.recordable(stepper_named("dop853"), Attention.isotropic(dim=3, beta=1.0), points)
+        assert replay.self_contained(stepper, law, points)
+        assert not replay.recordable(stepper, law, points)
+        assert not any(replay.self_contained(*given) for given in asking)
 
 
 def test_off_the_gpu_a_step_is_just_taken() -> None:

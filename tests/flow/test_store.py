@@ -13,6 +13,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -122,10 +123,11 @@ def test_a_run_stopped_after_any_step_resumes_to_the_same_bits(name, tmp_path, e
 
 
 KILLED = """
-    import importlib, sys
+    import importlib, sys, time
     import attractor as at
     importlib.import_module("attractor.flow.store").INTERVAL = 0.05
-    at.flow(at.Attention.isotropic(3, 9.0), at.Tokens.uniform(96, 3, seed=0), space=at.Sphere(), until=1e6, store=sys.argv[1])
+    law, tokens = at.Attention.isotropic(3, 9.0), at.Tokens.uniform(96, 3, seed=0)
+    at.flow(law, tokens, space=at.Sphere(), until=1e6, store=sys.argv[1], progress=lambda run: time.sleep(0.02))
 """
 
 
@@ -291,3 +293,21 @@ def test_gradients_and_stores_do_not_mix(tmp_path):
     with pytest.raises(UnsupportedError, match="gradients"):
         at.flow(at.Attention.isotropic(3, 1.0), at.Tokens(points), until=1.0, store=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("engine", [None, "reference"])
+def test_an_ensemble_goes_on_after_some_of_its_members_have_ended(tmp_path, engine):
+    draw = np.random.default_rng(0)
+    query, key = draw.standard_normal((2, 5, 1, 3, 3))
+    law = at.Attention(query, key, np.tile(np.eye(3), (5, 1, 1, 1)))
+    tokens = at.Tokens(at.Tokens.uniform(6, 3, seed=1, ensemble=5).points, masses=draw.random((5, 6)) + 0.1)
+    options = {"space": at.Sphere(), "until": 2e3, "engine": engine, "save": 3}
+    whole = at.flow(law, tokens, **options)
+    for share in (0.5, 0.95):
+        path = tmp_path / f"run {share}"
+        first = at.flow(law, tokens, store=path, max_evaluations=int(share * whole.stats.evaluations), **options)
+        assert "budget" in [outcome.name for outcome in first.outcomes]
+        resumed = at.resume(path)
+        assert [outcome.name for outcome in resumed.outcomes] == [outcome.name for outcome in whole.outcomes]
+        torch.testing.assert_close(resumed.final.points, whole.final.points, rtol=0, atol=1e-7)
+    assert {outcome.name for outcome in first.outcomes} != {"budget"}  # some had ended

@@ -27,7 +27,8 @@ def doctor(
             print_json(report)
         else:
             print_report(report)
-        failed = [engine["name"] for engine in report["engines"] if engine["passed"] is False]
+        checked = [*report["engines"], report["loop"]]
+        failed = [part["name"] for part in checked if part["passed"] is False]
         if failed:
             complain(
                 f"the self test fails with engine {', '.join(failed)}: please report this with the output of --json",
@@ -47,6 +48,7 @@ def examine() -> dict[str, Any]:
         "machine": installed.machine(),
         "programs": installed.programs(),
         "engines": selftest.engines_checked(),
+        "loop": selftest.loop_checked(),
     }
 
 
@@ -62,3 +64,4 @@ def print_report(report: dict[str, Any]) -> None:
     print_rows("machine", {name: "none" if value is None else str(value) for name, value in report["machine"].items()})
     print_rows("programs", {name: path or "not found" for name, path in report["programs"].items()})
     print_rows("engines", {engine["name"]: engine["message"] for engine in report["engines"]})
+    print_rows("loop of small systems", {report["loop"]["name"]: report["loop"]["message"]})

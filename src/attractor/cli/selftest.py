@@ -17,28 +17,36 @@ def engines_checked() -> list[dict[str, Any]]:
     """Every engine: whether it works, whether it agrees with what is known, and a sentence."""
     from attractor import engines
 
-    return [_checked(engine) for engine in engines.available()]
+    return [_checked(engine.name, engine.reason, engine.name) for engine in engines.available()]
 
 
-def _checked(engine: Any) -> dict[str, Any]:
-    from attractor.errors import UnsupportedError
+def loop_checked() -> dict[str, Any]:
+    """The same for the native loop, which small systems take unless an engine is named."""
+    from attractor.engines import native
 
-    words: dict[str, Any] = {"name": engine.name, "works": engine.works, "passed": None, "error": None}
-    if not engine.works:
-        return words | {"message": f"does not work here: {engine.reason}"}
+    return _checked("native", native.reason, None)
+
+
+def _checked(name: str, reason: str, engine: str | None) -> dict[str, Any]:
+    from attractor.errors import AttractorError, UnsupportedError
+
+    words: dict[str, Any] = {"name": name, "works": not reason, "passed": None, "error": None}
+    if reason:
+        return words | {"message": f"does not work here: {reason}"}
     try:
-        error = max(closed_form_error(engine.name), attention_error(engine.name))
+        error = closed_form_error(engine) if engine is None else max(closed_form_error(engine), attention_error(engine))
     except UnsupportedError as refusal:
         return words | {"message": f"works; no self test: {refusal}"}
+    except AttractorError as trouble:
+        return words | {"works": False, "message": f"does not work here: {trouble}"}
     passed = error < TOLERANCE
-    message = (
-        f"{'works' if passed else 'FAILS'}; a flow and an evaluation differ from what they should be by {error:.1e}"
-    )
+    what = "a flow differs" if engine is None else "a flow and an evaluation differ"
+    message = f"{'works' if passed else 'FAILS'}; {what} from what should be by {error:.1e}"
     return words | {"passed": passed, "error": error if math.isfinite(error) else None, "message": message}
 
 
-def closed_form_error(engine: str) -> float:
-    """How far the angle of two tokens is from the closed form."""
+def closed_form_error(engine: str | None) -> float:
+    """How far the angle of two tokens is from the closed form, by an engine or, if none is named, by the native loop."""
     import torch
 
     from attractor.attention import Attention
@@ -46,12 +54,19 @@ def closed_form_error(engine: str) -> float:
     from attractor.spaces import Sphere
     from attractor.states import Tokens
 
-    tokens = Tokens(torch.tensor([[1.0, 0.0], [math.cos(ANGLE), math.sin(ANGLE)]], dtype=torch.float64))
+    tokens = Tokens(torch.tensor([[1.0, 0.0], [math.cos(ANGLE), math.sin(ANGLE)]], dtype=torch.float64).to(_device(engine)))
     run = flow(
         Attention.isotropic(2, 0.0), tokens, space=Sphere(), until=UNTIL, save=[UNTIL], merge=False, engine=engine
     )
+    if engine is None and run.stats.engine != "native":
+        return math.inf
     angle = float(Sphere().distance(*run.points[-1].unbind(-2)))
     return abs(angle - 2.0 * math.atan(math.tan(ANGLE / 2.0) * math.exp(-UNTIL)))
+
+
+def _device(engine: str | None) -> str:
+    """Where an engine wants its tensors; one for GPUs works only where there is one."""
+    return "cuda" if engine == "triton" else "cpu"
 
 
 def attention_error(engine: str) -> float:
@@ -59,7 +74,7 @@ def attention_error(engine: str) -> float:
     from attractor import engines
     from attractor.states import Tokens
 
-    x = Tokens.uniform(100, 3, seed=0).points
+    x = Tokens.uniform(100, 3, seed=0).points.to(_device(engine))
     exact, _ = engines.attend(9.0 * x, x, x, engine="reference")
     found, _ = engines.attend(9.0 * x, x, x, engine=engine)
     assert exact is not None

@@ -17,7 +17,7 @@ from attractor.cli.law import BETA, LawOptions, build_law, read_law
 from attractor.cli.output import OutputOptions, check_output
 from attractor.cli.running import RunOptions, flow_options
 from attractor.cli.space import SpaceOptions, build_space
-from attractor.cli.tokens import DIM, TOKENS, TokenOptions, random_tokens, read_tokens
+from attractor.cli.tokens import DIM, TOKENS, TokenOptions, random_tokens, read_tokens, sent
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ def simulate(
         check_output(output, context)
         if output.resume is None:
             problem = build(tokens, law, space, run)
-            result = follow(problem, run, output)
+            result = follow(problem, tokens, run, output)
             arguments = resolved(problem, tokens, law, space, run, output)
         else:
             result = go_on(output.resume, run, output)
             arguments = _words({**result.definition["options"], **asdict(output)})
         if first_process():
-            pictures, failure = write_pictures(result, output.plot or [], output.member)
+            pictures, failure = write_pictures(result, output.plot or [], output.member, output.density)
             tell(context, result, arguments, output, [str(path) for path in pictures])
             if failure is not None:
                 raise failure
@@ -119,7 +119,7 @@ def check_room(tokens: TokenOptions, dim: int, run: RunOptions) -> None:
     check_footprint(shape, stepper, len(saved), bytes_each)
 
 
-def follow(problem: Problem, run: RunOptions, output: OutputOptions) -> Trajectory:
+def follow(problem: Problem, tokens: TokenOptions, run: RunOptions, output: OutputOptions) -> Trajectory:
     """Run the flow, after a look at whether the observables that are asked for can be had."""
     from attractor.flow import flow
     from attractor.observables import named
@@ -128,12 +128,15 @@ def follow(problem: Problem, run: RunOptions, output: OutputOptions) -> Trajecto
     problem.law.check(problem.tokens)
     problem.space.check_dimension(problem.tokens.dim)
     members = problem.tokens.batch_shape.numel()
-    if output.plot and output.member >= members:
+    if output.density is not None and problem.tokens.dim > 2:
+        raise InputError(f"--density is drawn on a line or in a plane, not in dimension {problem.tokens.dim}")
+    if (output.plot or output.density) and output.member >= members:
         raise InputError(f"--member {output.member} does not exist: members are numbered from 0 to {members - 1}")
     for name in output.observe or ():
         named(name)(problem.tokens, law=problem.law, space=problem.space)
-    progress = output.shows_progress
-    return flow(problem.law, problem.tokens, space=problem.space, store=output.out, progress=progress, **options)
+    there, progress = sent(problem.tokens, tokens), output.shows_progress
+    run_there = flow(problem.law, there, space=problem.space, store=output.out, progress=progress, **options)
+    return run_there.to("cpu")
 
 
 def go_on(path: Path, run: RunOptions, output: OutputOptions) -> Trajectory:

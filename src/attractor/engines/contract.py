@@ -20,6 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from attractor.errors import InputError
+
 Mode = Literal["softmax", "exponential", "sigmoid", "linear"]
 MODES: tuple[Mode, ...] = ("softmax", "exponential", "sigmoid", "linear")
 
@@ -47,6 +49,16 @@ class Problem:
     offset: int = 0
     # what an engine found out while it was chosen, so that it need not look again
     notes: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def check(self) -> None:
+        """That the shapes belong together: kernels read memory by them."""
+        q, k, v, bias = self.q.shape, self.k.shape, self.v, self.key_bias
+        if q[-1] != k[-1]:
+            raise InputError(f"queries {tuple(q)} and keys {tuple(k)} must have as many columns")
+        if v is not None and v.shape[-2] != k[-2]:
+            raise InputError(f"values {tuple(v.shape)} must have a row for each of {k[-2]} keys")
+        if bias is not None and bias.shape[-1] != k[-2]:
+            raise InputError(f"the key bias {tuple(bias.shape)} must have a number for each of {k[-2]} keys")
 
     @property
     def queries(self) -> int:

@@ -62,11 +62,17 @@ def available() -> list[Engine]:
     return sorted(_engines.values(), key=lambda engine: (not engine.works, engine.name))
 
 
+def _unknown(name: str) -> InputError:
+    loop = " ('native' is the loop that takes the steps of small systems where no engine is named)"
+    known = ", ".join(sorted(_engines))
+    return InputError(f"engine {name!r} is not known; the engines are {known}{loop if name == 'native' else ''}")
+
+
 @contextmanager
 def using(name: str | None) -> Iterator[set[str]]:
     """Ask for one engine by name inside the block (None: choose freely); yields the names of those that ran."""
     if name is not None and name not in _engines:
-        raise InputError(f"engine {name!r} is not known; the engines are {', '.join(sorted(_engines))}")
+        raise _unknown(name)
     if name is not None and not _engines[name].works:
         raise UnsupportedError(f"engine {name!r} does not work here: {_engines[name].reason}")
     seen: set[str] = set()
@@ -83,7 +89,7 @@ def choose(problem: Problem, name: str | None = None) -> Engine:
     name = name or _asked.get()
     if name is not None:
         if name not in _engines:
-            raise InputError(f"engine {name!r} is not known; the engines are {', '.join(sorted(_engines))}")
+            raise _unknown(name)
         engine = _engines[name]
         if not engine.works:
             raise UnsupportedError(f"engine {name!r} does not work here: {engine.reason}")
@@ -118,7 +124,10 @@ def attend(
     """
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not known; the modes are {', '.join(MODES)}")
+    if visible is not None:
+        visible = visible.expand(*visible.shape[:-2], q.shape[-2], k.shape[-2])
     problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self)
+    problem.check()
     chosen = choose(problem, engine)
     seen = _seen.get()
     if seen is not None:

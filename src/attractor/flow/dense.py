@@ -48,8 +48,7 @@ class History:
     def restart(self, y: Tensor, f: Tensor) -> None:
         """Forget the past: the field is not smooth across this time."""
         self.times = np.zeros((self.size, len(y)))
-        self.points = torch.stack([y] * self.size)
-        self.slopes = torch.stack([f] * self.size)
+        self.points, self.slopes = (part.expand(self.size, *part.shape) for part in (y, f))
         self.count = np.ones(len(y), dtype=np.int64)
 
     def push(self, accepted: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> None:

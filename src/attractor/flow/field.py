@@ -39,7 +39,7 @@ class Field:
             return self.law.velocity(self._tokens(x), float(t[0]), skip_self=self.skip_self)
         # members stand at different times, so a time-varying law is a different law for each
         return torch.cat(
-            [self._one(index)._drive(t[index : index + 1], x[index : index + 1]) for index in range(len(t))]
+            [self.one(index)._drive(t[index : index + 1], x[index : index + 1]) for index in range(len(t))]
         )
 
     def lifted(self, t: np.ndarray, y: Tensor) -> Tensor:
@@ -54,7 +54,8 @@ class Field:
         self.evaluations += x.shape[0]
         return self.law.layer(self._tokens(x), step, self.space, float(t[0]))
 
-    def _one(self, index: int) -> Field:
+    def one(self, index: int) -> Field:
+        """The field of one member."""
         field = Field(self.law, self.space, self._tokens(torch.empty(0)), self.skip_self)
         field.keep(torch.tensor([index]))
         return field

@@ -15,6 +15,7 @@ from torch import Tensor
 from attractor import engines, memory
 from attractor.attention import Law, Stack
 from attractor.attention.closure import Closure
+from attractor.engines import spread as processes
 from attractor.errors import InputError, UnsupportedError
 from attractor.flow.footprint import check_footprint
 from attractor.flow.forest import Log
@@ -92,7 +93,8 @@ def flow(
     max_seconds, max_evaluations : budgets.
     store, resume : a folder that receives the run while it runs, from which a killed run resumes.
     progress : True for a bar on stderr.
-    engine : the name of an engine to use for attention.
+    engine : the name of an engine to use for attention, by the loop in Python; None chooses, and takes the steps of small
+        systems in C++ where it can (then ``stats.engine`` is "native").
     spread : whether the processes that torchrun started share the run: each then computes the attention of some of the tokens, rank 0
         alone writes and draws the bar, and all return the same. None: where there are several and no gradient is asked for; False:
         a run of its own on every one.
@@ -128,6 +130,7 @@ def flow(
             ranks.begin(run, definition, {"budget": budget, "store": (store is None, resume)})
         drawn = progress is not True or ranks is None or ranks.rank == 0
         with Progress(progress if drawn else False, run.plan) as bar:
+            run.pause = 0.0 if bar.every_step else run.pause
             if store is None:
                 run.run(bar.show)
             else:
@@ -156,7 +159,7 @@ def prepare(
     law, space = moved(law, state.points.device), moved(space, state.points.device)
     law.check(state)
     space.check_dimension(state.dim)
-    plan = _plan(law, state, space, options, definition["events"] or (), budget, gaussian)
+    plan = _plan(law, state, space, options, definition["events"] or (), budget, differentiable, gaussian)
     tolerance = _merge_tolerance(law, plan, options["merge"], differentiable)
     times, explicit = save_times(
         options["save"], plan.start, plan.until, state.points.numel() * state.points.element_size()
@@ -234,6 +237,7 @@ def _plan(
     options: dict[str, Any],
     events: Sequence[UserEvent],
     budget: tuple[float | None, float | None],
+    differentiable: bool,
     gaussian: bool = False,
 ) -> Plan:
     for event in events:
@@ -267,6 +271,7 @@ def _plan(
         events=tuple(events),
         max_seconds=math.inf if budget[0] is None else float(budget[0]),
         max_evaluations=math.inf if budget[1] is None else float(budget[1]),
+        native=options["engine"] is None and not differentiable and not processes.active(),
     )
 
 

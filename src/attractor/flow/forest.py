@@ -32,8 +32,8 @@ class Forest:
             self._chunks = [np.concatenate(self._chunks)]
         return self._chunks[0]
 
-    def extend(self, time: float, left: np.ndarray, right: np.ndarray, mass: np.ndarray) -> np.ndarray:
-        """Log merges of pairs of nodes at one time; the nodes they make."""
+    def extend(self, time: float | np.ndarray, left: np.ndarray, right: np.ndarray, mass: np.ndarray) -> np.ndarray:
+        """Log merges of pairs of nodes at one time, or each at its own; the nodes they make."""
         self._chunks.append(np.stack([np.full(len(left), time), left, right, mass], axis=1))
         made = self.n + self._count + np.arange(len(left))
         self._count += len(left)
@@ -96,6 +96,11 @@ class Log(Sequence[Event]):
 
     def __len__(self) -> int:
         return len(self._order)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, (Log, list, tuple)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __iter__(self) -> Iterator[Event]:
         return map(self._event, self._order.tolist())

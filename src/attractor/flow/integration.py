@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attractor.attention import Law
+from attractor.flow.burst import SECONDS, Burst, burst_of
 from attractor.flow.control import Control
 from attractor.flow.dense import History
 from attractor.flow.field import Field
@@ -45,6 +46,7 @@ class Plan:
     events: tuple[UserEvent, ...] = ()
     max_seconds: float = float("inf")
     max_evaluations: float = float("inf")
+    native: bool = False  # whether the native loop may take the steps that it knows
 
 
 class Integration:
@@ -80,6 +82,7 @@ class Integration:
         self.beat: Callable[[Integration], float] = lambda run: clock.perf_counter()  # the time, asked after every step
         self.method = plan.stepper.name
         self.engines: set[str] = set()
+        self.pause = SECONDS  # at most between two looks at the run; 0 to look after every step
         self.processes = 1
         if merger is not None:
             self.field.masses = merger.masses
@@ -100,16 +103,22 @@ class Integration:
         while self.segment < len(edges) - 1 and len(self.who):
             begin, end = edges[self.segment], edges[self.segment + 1]
             self.field.law = self.plan.law.between(begin, end).member(torch.from_numpy(self.who))
-            if not self.h.any():
+            burst = burst_of(self)
+            if burst is None and not self.h.any():
                 self._enter_segment(begin, end)
             while len(self.who) and ((end - self.t) - self.t_low > 0).any():
-                self._advance(begin, end)
+                if burst is None:
+                    self._advance(begin, end)
+                    burst = self._smaller()
+                else:
+                    self._burst(burst)
                 after_step(self)
                 self.now = self.beat(self)
                 self.seconds = self.now - began
                 if self.watch.spent():
                     return
-            self._emit(flush=True)
+            if len(self.who):
+                self._emit(flush=True)
             self.h = np.zeros(len(self.who))
             self.segment += 1
 
@@ -118,6 +127,21 @@ class Integration:
         for row in range(len(self.who)):
             outcome = Outcome("budget", float(self.t[row]), f"the budget of {self.watch.spent()} was spent")
             self.finish(row, outcome, self.y[row], float(self.t[row]))
+        self._drop_ended()
+
+    def _smaller(self) -> Burst | None:
+        """The native loop takes over once merging has left few enough tokens."""
+        return burst_of(self) if self.merger is not None and len(self.who) else None
+
+    def _burst(self, burst: Burst) -> None:
+        """Many steps outside Python, and what they could not settle."""
+        stops = burst.advance(self.pause)
+        if stops.entered.any():
+            self.watch.consider(stops.entered, stops.taken, first=True)
+        if stops.look.any():
+            self.watch.consider(stops.look, stops.taken)
+        self.watch.fail(stops.failed)
+        self._finish_reached(stops.arrived)
         self._drop_ended()
 
     def _enter_segment(self, begin: float, end: float) -> None:
@@ -275,17 +299,25 @@ class Integration:
 
     def _finish_reached(self, accepted: np.ndarray) -> None:
         reached = Outcome("reached", self.plan.until, f"the requested time {self.plan.until:g} was reached")
-        for row in np.flatnonzero(accepted & ((self.plan.until - self.t) - self.t_low <= 0) & ~self.ended):
-            self.finish(int(row), self.watch.noted.get(int(self.who[row]), reached), self.y[row], self.plan.until)
+        rows = np.flatnonzero(accepted & ((self.plan.until - self.t) - self.t_low <= 0) & ~self.ended)
+        if not len(rows):
+            return
+        finals = self.original(self.y[torch.from_numpy(rows)], rows)
+        for row, final in zip(rows.tolist(), finals, strict=True):
+            outcome = self.watch.noted.get(int(self.who[row]), reached)
+            self._end(row, outcome, final, self.plan.until)
 
     def finish(self, row: int, outcome: Outcome, points: Tensor, end: float) -> None:
-        """A member ends: write what is due by then, keep its last state."""
+        """A member ends at some points: its tokens as the user knows them are its last state."""
+        self._end(row, outcome, self.original(points[None], np.array([row]))[0], end)
+
+    def _end(self, row: int, outcome: Outcome, final: Tensor, end: float) -> None:
+        """Write what is due by the end of a member, and keep its last state."""
         member, rows = int(self.who[row]), np.array([row])
         while self.recorder.due(self.who[rows], np.array([end]))[0]:
             time = self.recorder.times[self.recorder.next[member]]
             self.recorder.write(self.who[rows], self.original(self.dense(rows, np.array([time])), rows))
         self.outcomes[member] = outcome
-        final = self.original(points[None], rows)[0]
         self.finals[member] = final
         self.recorder.end(member, end, final)
         self.ended[row] = True
@@ -298,8 +330,7 @@ class Integration:
         index = torch.from_numpy(np.flatnonzero(going)).to(self.y.device)
         for name in ("who", "t", "t_low", "h", "retried", "ended"):
             setattr(self, name, getattr(self, name)[going])
-        self.y, self.f = self.y[index], self.f[index]
-        self.interpolant = None
+        self.y, self.f, self.interpolant = self.y[index], self.f[index], None
         self.history.keep(index)
         self.field.keep(index)
         self.watch.keep(going)

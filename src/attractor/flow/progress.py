@@ -23,6 +23,7 @@ class Progress:
 
     def __init__(self, progress: bool | Callable[[Integration], None], plan: Plan) -> None:
         self.wanted, self.plan = progress, plan
+        self.every_step = callable(progress)
         self.bar: Any = None
         self.next = 0.0
 

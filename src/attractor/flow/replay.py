@@ -24,9 +24,13 @@ LARGEST = 1 << 27  # pairs of a step's evaluation beyond which launching does no
 
 def recordable(stepper: Stepper, law: Law, points: Tensor) -> bool:
     """Whether steps can be recorded: on a GPU, without gradients, by a law that never asks the host."""
+    return points.device.type == "cuda" and self_contained(stepper, law, points)
+
+
+def self_contained(stepper: Stepper, law: Law, points: Tensor) -> bool:
+    """Whether steps never ask the host, wherever the points are."""
     return (
-        points.device.type == "cuda"
-        and isinstance(stepper, RungeKutta)
+        isinstance(stepper, RungeKutta)
         and stepper.adaptive
         and isinstance(law, Attention)
         and isinstance(law.kernel, Kernel)
@@ -44,7 +48,6 @@ class Replay:
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper = stepper
-        self.plain = False
         self._forget()
 
     def _forget(self) -> None:
@@ -53,7 +56,7 @@ class Replay:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
-        if self.plain or not recordable(self.stepper, field.law, y):
+        if not recordable(self.stepper, field.law, y):
             return self.stepper.attempt(field, t, h, y, f)
         # the objects themselves, so that none is freed and another one takes its address
         key = (y.shape, y.dtype, y.device, field.law, field.masses, field.positions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,7 @@ def save_times(save: Any, start: float, until: float, row_bytes: int) -> tuple[n
     gives that many equal intervals; a sequence gives those times.
     """
     if save is None:
-        count = int(min(MOST, max(2, MEMORY // max(1, row_bytes))))
-        unit = min(0.1, (until - start) / 10)
-        reach = math.asinh((until - start) / unit)
-        times = start + unit * np.sinh(np.linspace(0.0, reach, count))
-        times[0], times[-1] = start, until
-        return times, False
+        return _grid(start, until, int(min(MOST, max(2, MEMORY // max(1, row_bytes))))).copy(), False
     if isinstance(save, (int, np.integer)) and not isinstance(save, bool):
         if save < 1:
             raise InputError(f"save must be at least one interval, got {save}")
@@ -47,6 +43,15 @@ def save_times(save: Any, start: float, until: float, row_bytes: int) -> tuple[n
             f"save times must lie between the start {start:g} and until {until:g}, got {times[0]:g} to {times[-1]:g}"
         )
     return times, True
+
+
+@lru_cache(maxsize=16)
+def _grid(start: float, until: float, count: int) -> np.ndarray:
+    unit = min(0.1, (until - start) / 10)
+    reach = math.asinh((until - start) / unit)
+    times = start + unit * np.sinh(np.linspace(0.0, reach, count))
+    times[0], times[-1] = start, until
+    return times
 
 
 class Recorder:
@@ -88,8 +93,9 @@ class Recorder:
         if not self.explicit:  # its end was found inside a step, after rows up to the end of the step were written
             self.next[member] = min(int(self.next[member]), int(np.searchsorted(self.times, time, side="right")))
             self.reached[member] = self.next[member]
-        self.points[int(self.next[member]) :, member] = points
-        self.next[member] = len(self.times)
+        if self.next[member] < len(self.times):
+            self.points[int(self.next[member]) :, member] = points
+            self.next[member] = len(self.times)
 
     @property
     def rows(self) -> int:

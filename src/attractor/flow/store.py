@@ -181,6 +181,7 @@ def keep(
     else:
         make(store, run, definition)
     keeper = Keeper(store, run, show)
+    run.pause = min(run.pause, INTERVAL)
     arrays = keeper.restore()
     if ranks is not None:
         ranks.share(arrays)

@@ -131,7 +131,10 @@ def _leave_all() -> None:
 @contextmanager
 def _told_to_end(ranks: Ranks) -> Iterator[None]:
     """When one process is lost torchrun sends the others SIGTERM: make that an error like any other, with time to say so."""
-    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) in (
+        signal.SIG_DFL,
+        _end_soon,  # left behind by a run that failed
+    )
     if not mine:
         yield
         return

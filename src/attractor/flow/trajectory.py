@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from attractor.errors import InputError, UnsupportedError
 from attractor.flow.forest import Log
 from attractor.flow.outcome import Event, Outcome, Statistics
 from attractor.observables import named
+from attractor.records import moved
 from attractor.spaces import Space
 from attractor.states import Gaussian, Tokens
 
@@ -41,6 +42,14 @@ class Trajectory:
     events: Sequence[Event] = ()
     definition: dict[str, Any] = field(default_factory=dict, repr=False)
     integration: Any = field(default=None, repr=False)
+
+    def to(self, device: str | torch.device) -> Trajectory:
+        """The same with its tensors on a device; what can go on from there stays behind."""
+        device = torch.device(device)
+        if self.points.device == device:
+            return self
+        names = ("points", "final", "law", "space", "initial")
+        return replace(self, integration=None, **{name: moved(getattr(self, name), device) for name in names})
 
     @property
     def outcome(self) -> Outcome:

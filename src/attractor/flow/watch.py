@@ -123,9 +123,8 @@ class Watch:
             return True
         if not run.plan.law.autonomous:
             return False
-        points = run.y.detach().clone()
-        points[row] = limit[0]
-        drift = run.field.velocity(run.t, points)[row]
+        drift = run.field.one(row).velocity(run.t[row : row + 1], limit)
+        run.field.evaluations += 1
         speed = float(torch.linalg.vector_norm(drift, dim=-1).max())
         return speed <= ROUNDING or speed * (run.plan.until - float(run.t[row])) <= STILL * float(
             limit.norm(dim=-1).max()

@@ -60,13 +60,17 @@ class Space(Record):
 
     def enter(self, x: Tensor) -> Tensor:
         """Put tokens on the space before a flow; a zero vector has no direction and is refused."""
+        if not self.curved:
+            return x
+        # points already on the space are kept bit for bit, so that a flow can continue another
+        inside = self.contains(x, 16 * torch.finfo(x.dtype).eps)
+        if bool(inside.all()):
+            return x
         length = self.norm(x)
-        if self.curved and bool((length == 0).any()):
+        if bool((length == 0).any()):
             where = torch.nonzero(length == 0)[0].tolist()
             raise InputError(f"token {where[-1]} is the zero vector, which has no place on the {self.name}")
-        # points already on the space are kept bit for bit, so that a flow can continue another
-        rounding = 16 * torch.finfo(x.dtype).eps
-        return torch.where(self.contains(x, rounding).unsqueeze(-1), x, self.retract(x)) if self.curved else x
+        return torch.where(inside.unsqueeze(-1), x, self.retract(x))
 
 
 def space_named(name: str) -> Space:

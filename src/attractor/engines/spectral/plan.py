@@ -147,7 +147,7 @@ def _member(q: Tensor, k: Tensor, dtype: torch.dtype) -> Plan | str:
         unevenness += 0.5 * most / square if square else 0.0
     beta = lengths[0] * lengths[1]
     # either the scores feel it less than the tolerance, or it is the rounding of the points themselves
-    if unevenness > max(4.0 * torch.finfo(dtype).eps, TOLERANCE[dtype] / max(beta, 1.0)):
+    if unevenness > max(8.0 * torch.finfo(dtype).eps, TOLERANCE[dtype] / max(beta, 1.0)):
         return f"queries and keys must lie on spheres, and their lengths differ by {unevenness:.1e} of themselves"
     if not beta < 1e4 or order_for(q.shape[-1], beta, TRUNCATION[dtype]) > HIGHEST:
         return f"scores up to {beta:.3g} need a series too long"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attractor.flow.field import Field
-from attractor.flow.steppers.stepper import Inside, RungeKutta, Step, column_of, combine, estimate
+from attractor.flow.steppers.stepper import Coefficients, Inside, RungeKutta, Step, column_of, combine, estimate
 
 
 class Dop853(RungeKutta):
@@ -41,6 +41,10 @@ class Dop853(RungeKutta):
 
         return torch.from_numpy(DOP853.E3), torch.from_numpy(DOP853.E5)
 
+    @property
+    def coefficients(self) -> Coefficients:
+        return _coefficients()
+
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         end, slope, slopes = self.stages(field, t, h, y, f)
         third, fifth = (estimate(weights, column_of(h, y), slopes) for weights in self.E)
@@ -65,3 +69,13 @@ class Dop853(RungeKutta):
         fifth = torch.linalg.vector_norm(step.errors[1], dim=-1) / scale
         both = torch.sqrt(fifth**2 + 0.01 * third**2)
         return torch.where(both > 0, fifth**2 / both.clamp_min(torch.finfo(both.dtype).tiny), both)
+
+
+@cache
+def _coefficients() -> Coefficients:
+    from scipy.integrate import DOP853
+
+    inner = [DOP853.A[i, :i].tolist() for i in range(1, len(DOP853.C))]
+    errors, slopes = [DOP853.E3.tolist(), DOP853.E5.tolist()], len(DOP853.C) + 1
+    extra = [row[: slopes + k].tolist() for k, row in enumerate(DOP853.A_EXTRA)]
+    return inner, DOP853.B.tolist(), errors, extra, DOP853.D.tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attractor.flow.field import Field
-from attractor.flow.steppers.stepper import Inside, RungeKutta, Step, column_of, combine, estimate
+from attractor.flow.steppers.stepper import Coefficients, Inside, RungeKutta, Step, column_of, combine, estimate
 
 
 class Dopri5(RungeKutta):
@@ -37,6 +37,10 @@ class Dopri5(RungeKutta):
 
         return torch.from_numpy(RK45.E)
 
+    @property
+    def coefficients(self) -> Coefficients:
+        return _coefficients()
+
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         end, slope, slopes = self.stages(field, t, h, y, f)
         return Step(end, slope, (estimate(self.E, column_of(h, y), slopes),), slopes)
@@ -53,3 +57,11 @@ class Dopri5(RungeKutta):
 
     def error(self, step: Step, scale: Tensor) -> Tensor:
         return torch.linalg.vector_norm(step.errors[0], dim=-1) / scale
+
+
+@cache
+def _coefficients() -> Coefficients:
+    from scipy.integrate import RK45
+
+    inner = [RK45.A[i, :i].tolist() for i in range(1, len(RK45.C))]
+    return inner, RK45.B.tolist(), [RK45.E.tolist()], [], [RK45.P[:, 3].tolist()]

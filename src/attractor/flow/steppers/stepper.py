@@ -14,6 +14,9 @@ from torch import Tensor
 from attractor.errors import InputError
 from attractor.flow.field import Field
 
+# rows of A, the weights B, those of the errors, of further slopes inside a step, and of the polynomial's parts from the fourth on
+Coefficients = tuple[list[list[float]], list[float], list[list[float]], list[list[float]], list[list[float]]]
+
 
 @dataclass(frozen=True)
 class Step:
@@ -68,6 +71,11 @@ class Stepper:
     interpolates: ClassVar[bool] = False
     arrays: ClassVar[int] = 45
     cites: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def coefficients(self) -> Coefficients | None:
+        """What the native loop must know of the method, or None if it does not know such methods."""
+        return None
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         """Step every member b from t[b] by h[b]; y, f are (members, n, d)."""

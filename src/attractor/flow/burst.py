@@ -1,0 +1,182 @@
+"""Bursts: many steps of every member outside Python, until something happens that Python must look at.
+
+The native loop takes the same steps as the loop in ``integration.py``: the same tableau, error, controller, clock, dense output
+and merging, each member by itself. It hands a member back at its end, where a rule of ``stops.py`` is met (or no longer
+met), where a norm passes the bound and where a step falls to rounding.
+"""
+
+from __future__ import annotations
+
+import time as clock
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attractor.engines import native
+from attractor.flow.native import RULES, fits, set_law, set_plan
+from attractor.flow.steppers.stepper import Inside
+from attractor.states import Tokens
+
+if TYPE_CHECKING:
+    from attractor.flow.integration import Integration
+    from attractor.flow.merging import Merger
+
+SECONDS = 0.1  # of a burst: signals, budgets, stores and bars wait as long
+PAIR, TOKEN = 2e-9, 2e-8  # seconds that an evaluation takes for each pair and for each token, roughly
+
+
+@dataclass(frozen=True)
+class Stops:
+    """Which members stopped and why; ``taken`` is the length of their last step."""
+
+    entered: np.ndarray
+    look: np.ndarray
+    failed: np.ndarray
+    arrived: np.ndarray
+    taken: np.ndarray
+
+
+def burst_of(run: Integration) -> Burst | None:
+    """The native loop for a run, if it knows everything that the run asks for."""
+    return Burst(run) if fits(run) else None
+
+
+class Burst:
+    """Carries the state of an integration to the native loop and back."""
+
+    def __init__(self, run: Integration) -> None:
+        self.run, self.loop = run, native.Loop()
+        self.known: tuple[object, object] = (None, None)  # the law and the positions that the loop was given
+        set_plan(self.loop, run.plan, run.field.skip_self)
+        recorder = run.recorder
+        saves, columns, n, _ = recorder.points.shape
+        self.loop.hold(save_times=np.ascontiguousarray(recorder.times), saved=recorder.points)
+        self.loop.set(saves=saves, columns=columns, n=n, named_times=recorder.explicit)
+
+    def advance(self, seconds: float) -> Stops:
+        """Steps of every member, for about as long; one attempt each if there is no time."""
+        watch, plan = self.run.watch, self.run.plan
+        seconds = min(seconds, plan.max_seconds - (clock.perf_counter() - watch.opened[0]))
+        flags, taken = self._go(self._attempts(seconds), seconds)
+        entered, look, failed, arrived = (
+            (flags & bit) > 0 for bit in (native.ENTERED, native.LOOK, native.FAILED, native.ARRIVED)
+        )
+        return Stops(entered, look & ~entered, failed, arrived, taken)
+
+    def _attempts(self, seconds: float) -> int:
+        """As many as fill a burst, so that members march side by side; few where a budget of evaluations ends soon."""
+        run = self.run
+        members, n, _ = run.y.shape
+        stages = len(run.plan.stepper.coefficients[0]) + 1  # type: ignore[index]
+        each = stages * (PAIR * n * n + TOKEN * n) * -(-members // torch.get_num_threads())
+        left = run.plan.max_evaluations - (run.field.evaluations - run.watch.opened[1])
+        return int(max(1, min(seconds / each, left // (members * (stages + 4)))))
+
+    def _go(self, attempts: int, seconds: float) -> tuple[np.ndarray, np.ndarray]:
+        run, loop, merger = self.run, self.loop, self.run.merger
+        members, width, d = run.y.shape
+        self._set_law()
+        # copies: finished members and snapshots may still refer to the arrays of before
+        y, f, anchor = (
+            points.clone(memory_format=torch.contiguous_format) for points in (run.y, run.f, run.watch.anchor)
+        )
+        state = {name: np.array(getattr(run, name)) for name in ("t", "t_low", "h", "retried")}
+        watched = {name: np.array(getattr(run.watch, name)) for name in ("streak", "last", "anchor_t", "rest")}
+        followed, taken = run.recorder.next[run.who], np.zeros(members)
+        counts = np.full(members, width) if merger is None else merger.alive.sum(1).numpy()
+        flags, *spent = np.zeros((4, members), dtype=np.int64)
+        inside = torch.empty(members, 1 + loop.parts, width, d, dtype=torch.float64)
+        loop.set(members=members, width=width, d=d, attempts=attempts, fresh=not run.h.any())
+        loop.hold(y=y, f=f, anchor=anchor, counts=counts, flags=flags, taken=taken, inside=inside)
+        loop.hold(evaluations=spent[0], accepted=spent[1], rejected=spent[2], **state, **watched)
+        loop.hold(who=run.who, next=followed, noted=self._noted(), size=run.watch.size[run.who])
+        carried = None if merger is None else Carried(merger, loop, y)
+        loop.run(seconds)
+
+        for owner, arrays in ((run, state), (run.watch, watched)):
+            for name, array in arrays.items():
+                setattr(owner, name, array)
+        run.recorder.next[run.who] = run.recorder.reached[run.who] = followed
+        evaluations, accepted, rejected = (sum(number.tolist()) for number in spent)
+        run.field.evaluations += evaluations
+        run.accepted, run.rejected = run.accepted + accepted, run.rejected + rejected
+        run.engines.add("native")
+        if carried is not None:
+            width = carried.back(counts)
+            run.field.masses = carried.merger.masses
+        run.y, run.f, run.watch.anchor = (_rows(points, width) for points in (y, f, anchor))
+        run.history.restart(run.y, run.f)
+        located = bool((flags & native.LOCATED).any())
+        run.interpolant = partial(_polynomial, taken, inside[:, :, :width]) if located else None
+        return flags, taken
+
+    def _set_law(self) -> None:
+        """Parameters and masses of the members that still march."""
+        run, loop, field = self.run, self.loop, self.run.field
+        # members that end take their parameters and their positions, and so their masks, with them
+        if field.law is not self.known[0] or field.positions is not self.known[1]:
+            self.known = (field.law, field.positions)
+            set_law(loop, field.law, Tokens.trusted(run.y, None, field.positions))  # type: ignore[arg-type]
+        if run.merger is None and field.masses is not None:
+            masses = field.masses.contiguous()
+            loop.hold(masses=masses)
+            loop.set(mass_stride=masses.shape[-1] if masses.ndim > 1 else 0)
+
+    def _noted(self) -> np.ndarray:
+        """The rule that was seen of each member, by its number, or -1."""
+        names = [rule.name for rule in RULES]
+        noted = np.full(len(self.run.who), -1)
+        for row, member in enumerate(self.run.who) if self.run.watch.noted else ():
+            outcome = self.run.watch.noted.get(int(member))
+            noted[row] = -1 if outcome is None else names.index(outcome.name)
+        return noted
+
+
+class Carried:
+    """The state of a merger on its way through the native loop."""
+
+    def __init__(self, merger: Merger, loop: native.Loop, y: Tensor) -> None:
+        self.merger = merger
+        members, width = merger.masses.shape
+        known = merger.anchor is not None and merger.anchor.shape == y.shape
+        self.masses = merger.masses.clone()
+        self.anchor = (merger.anchor if known else y).clone(memory_format=torch.contiguous_format)  # type: ignore[union-attr]
+        self.slack = merger.slack.copy() if known else np.zeros(members)
+        self.row_of, self.node_of = np.array(merger.row_of), np.array(merger.node_of)
+        self.merges = np.zeros(members, dtype=np.int64)
+        self.times, self.weights = np.empty((2, members, width))
+        self.left, self.right = np.empty((2, members, width), dtype=np.int64)
+        nodes = np.array([merger.n + len(merger.forest[member]) for member in merger.who])
+        loop.set(merge=merger.tolerance, mass_stride=width)
+        loop.hold(masses=self.masses, near_anchor=self.anchor, slack=self.slack, merges=self.merges)
+        loop.hold(row_of=self.row_of, node_of=self.node_of, nodes=nodes)
+        loop.hold(log_time=self.times, log_mass=self.weights, log_left=self.left, log_right=self.right)
+
+    def back(self, counts: np.ndarray) -> int:
+        """Give the merger what became of it; how many rows are left."""
+        merger, width = self.merger, self.masses.shape[1]
+        merger.slack, merger.anchor = self.slack, self.anchor
+        if not self.merges.any():
+            return width
+        width = int(counts.max())
+        for row in np.flatnonzero(self.merges):
+            logs = (log[row, : self.merges[row]].copy() for log in (self.times, self.left, self.right, self.weights))
+            merger.forest[merger.who[row]].extend(*logs)
+        merger.masses, merger.anchor = _rows(self.masses, width), _rows(self.anchor, width)
+        merger.row_of, merger.node_of = self.row_of, self.node_of[:, :width].copy()
+        merger.alive = torch.from_numpy(np.arange(width)[None] < counts[:, None])
+        return width
+
+
+def _polynomial(taken: np.ndarray, inside: Tensor) -> Inside:
+    """Where the last steps began, and their polynomials."""
+    return Inside(taken, inside[:, 0], inside[:, 1:].transpose(0, 1))
+
+
+def _rows(array: Tensor, width: int) -> Tensor:
+    """The first rows of every member, of their own."""
+    return array if array.shape[1] == width else array[:, :width].contiguous()
