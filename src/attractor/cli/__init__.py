@@ -15,6 +15,7 @@ from attractor.cli.check import check
 from attractor.cli.claims import claims
 from attractor.cli.doctor import doctor
 from attractor.cli.ending import complain
+from attractor.cli.gaussian import gaussian
 from attractor.cli.groups import paragraphs
 from attractor.cli.meanfield import meanfield
 from attractor.cli.positions import positions
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 for command in (
     simulate,
+    gaussian,
     meanfield,
     predict,
     regimes,
