@@ -3,6 +3,8 @@
 A law moves a state over a space, along depth. Everything else observes, predicts, audits or trains laws.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from attractor import engines, errors, observables
 from attractor._version import __version__
 from attractor.attention import (
@@ -52,6 +54,12 @@ from attractor.observables import (
 )
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Gaussian, Tokens
+
+if TYPE_CHECKING:
+    from attractor import nn
+
+# Names that are looked up when they are first used, so that an import stays light: where each lives.
+_LATER = {"nn": "attractor.nn"}
 
 __all__ = [
     "L2",
@@ -103,6 +111,7 @@ __all__ = [
     "hemisphere_margin",
     "load",
     "mean",
+    "nn",
     "observables",
     "pairwise_distance",
     "partition",
@@ -112,3 +121,16 @@ __all__ = [
     "token_norm",
     "velocity",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'attractor' has no attribute {name!r}")
+    from importlib import import_module
+
+    module = import_module(_LATER[name])
+    return module if _LATER[name] == f"attractor.{name}" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
