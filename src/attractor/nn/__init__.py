@@ -3,6 +3,8 @@
 from attractor.nn.block import TransformerBlock
 from attractor.nn.definite import DefiniteAttention
 from attractor.nn.layer import AttentionLayer
+from attractor.nn.patching.refine import refine, refined, unrefine
+from attractor.nn.patching.saving import load_refined
 from attractor.nn.plain import PlainAttention
 from attractor.nn.refinements import MetricSlice, Refinement, Shift, Slice
 from attractor.nn.spectral import spectral
@@ -18,5 +20,9 @@ __all__ = [
     "Slice",
     "TransformerBlock",
     "Weights",
+    "load_refined",
+    "refine",
+    "refined",
     "spectral",
+    "unrefine",
 ]

@@ -117,10 +117,10 @@ class AttentionLayer(nn.Module):
         hide: dict[str, object] = {"causal": True} if self.causal else {}
         if mask is not None:
             hide = {"visible": mask & _causal(q.shape[-2], q.device) if self.causal else mask}
-        # the engines of the dynamics work in float32 and float64
-        wide = working(q.dtype, None)
-        with torch.autocast(q.device.type, enabled=False):
-            return self.kernel.attend(Pairing(q.to(wide), k.to(wide), scale, None, hide), v.to(wide)).to(v.dtype)
+        if torch.compiler.is_compiling():
+            # outside any compiled graph: which engine runs is decided by what the tensors are
+            return torch.compiler.disable(_by_engine)(self.kernel, q, k, v, scale, hide)
+        return _by_engine(self.kernel, q, k, v, scale, hide)
 
     def exported(self, dtype: torch.dtype | None = None) -> tuple[Weights, Rotary | None]:
         """Plain weights and positions that compute what the layer computes.
@@ -189,6 +189,13 @@ def _compute(x: Tensor) -> torch.dtype:
     """The precision that weights meet tokens in: autocast's where it is on."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _by_engine(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float, hide: dict[str, object]) -> Tensor:
+    """A kernel of the dynamics, whose engines work in float32 and float64."""
+    wide = working(q.dtype, None)
+    with torch.autocast(q.device.type, enabled=False):
+        return kernel.attend(Pairing(q.to(wide), k.to(wide), scale, None, hide), v.to(wide)).to(v.dtype)
 
 
 def _causal(n: int, device: torch.device) -> Tensor:

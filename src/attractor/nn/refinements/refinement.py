@@ -44,6 +44,7 @@ class Refinement(nn.Module):
             )
         start = self.value if self.sign == "free" else math.log(math.expm1(self.value))
         self.theta = nn.Parameter(torch.full(shape, start))
+        self._known: tuple[int, int, bool] | None = None
 
     @property
     def strength(self) -> Tensor:
@@ -51,6 +52,25 @@ class Refinement(nn.Module):
         if self.sign == "free":
             return self.theta
         return functional.softplus(self.theta) if self.sign == "+" else -functional.softplus(self.theta)
+
+    def idle(self) -> bool:
+        """Whether all strengths are exactly zero.
+
+        The answer waits for the device, so it is asked again only when the parameter has changed, and never again in training once it
+        was no: a step from zero leaves zero behind.
+        """
+        if self.sign != "free" or torch.compiler.is_compiling():
+            return False
+        if self.theta.is_inference():
+            return not bool(self.theta.any())
+        state = self.theta.data_ptr(), self.theta._version
+        if self._known is not None:
+            settled = self._known[:2] == state
+            training = self.training and torch.is_grad_enabled() and not self._known[2]
+            if settled or training:
+                return self._known[2]
+        self._known = *state, not bool(self.theta.detach().any())
+        return self._known[2]
 
     def query_part(self, x: Tensor, output: Tensor, metric: Tensor | None) -> Tensor:
         """The coordinates a (..., h, n, e) from tokens x (..., n, d), with the output weights (d, h r)."""
