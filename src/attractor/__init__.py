@@ -12,16 +12,22 @@ from attractor.attention import (
     MLP,
     Absolute,
     Affine,
+    Alibi,
     Attention,
     Block,
+    Capped,
     Causal,
     Exponential,
     Kernel,
+    LatentAttention,
     Law,
     LayerNorm,
     Linear,
+    NormedAttention,
+    Relative,
     RMSNorm,
     Rotary,
+    ScaledRotary,
     Schedule,
     Sigmoid,
     Sinkhorn,
@@ -56,19 +62,33 @@ from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
-    from attractor import nn
+    from attractor import checkpoints, nn, theory
+    from attractor.checkpoints import checkpoint, trace
+    from attractor.theory import check, predict, regime, regimes
 
 # Names that are looked up when they are first used, so that an import stays light: where each lives.
-_LATER = {"nn": "attractor.nn"}
+_LATER = {
+    "checkpoints": "attractor.checkpoints",
+    "checkpoint": "attractor.checkpoints",
+    "trace": "attractor.checkpoints",
+    "nn": "attractor.nn",
+    "theory": "attractor.theory",
+    "check": "attractor.theory",
+    "predict": "attractor.theory",
+    "regime": "attractor.theory",
+    "regimes": "attractor.theory",
+}
 
 __all__ = [
     "L2",
     "MLP",
     "Absolute",
     "Affine",
+    "Alibi",
     "Attention",
     "AttractorError",
     "Block",
+    "Capped",
     "Causal",
     "Ellipsoid",
     "Euclidean",
@@ -76,12 +96,16 @@ __all__ = [
     "Exponential",
     "Gaussian",
     "Kernel",
+    "LatentAttention",
     "Law",
     "LayerNorm",
     "Linear",
+    "NormedAttention",
     "Outcome",
     "RMSNorm",
+    "Relative",
     "Rotary",
+    "ScaledRotary",
     "Schedule",
     "Sigmoid",
     "Sinkhorn",
@@ -94,6 +118,9 @@ __all__ = [
     "Window",
     "__version__",
     "attention_entropy",
+    "check",
+    "checkpoint",
+    "checkpoints",
     "cluster_sizes",
     "clusters",
     "consensus_gap",
@@ -115,10 +142,15 @@ __all__ = [
     "observables",
     "pairwise_distance",
     "partition",
+    "predict",
+    "regime",
+    "regimes",
     "resume",
     "self_weight",
     "sharpness",
+    "theory",
     "token_norm",
+    "trace",
     "velocity",
 ]
 

@@ -19,6 +19,10 @@ class StoreError(AttractorError, OSError):
     """A store cannot be read, written or resumed."""
 
 
+class CheckpointError(AttractorError, OSError):
+    """A checkpoint cannot be opened, or its files are damaged or contradict each other."""
+
+
 class MemoryShortageError(AttractorError, MemoryError):
     """What was asked for needs more memory than there is; the message says how many tokens would fit."""
 

@@ -40,7 +40,7 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"scale": "big"}, r"scale must be a finite number, got 'big'"),
     (
         {"kernel": "gaussian"},
-        r"kernel 'gaussian' is not known; the kernels are exponential, l2, linear, sigmoid, sinkhorn",
+        r"kernel 'gaussian' is not known; the kernels are capped, exponential, l2, linear, sigmoid, sinkhorn",
     ),
     ({"kernel": 3}, r"kernel 3 is not known"),
     ({"mask": "diagonal"}, r"mask 'diagonal' is not known; give None, 'causal', 'window:64', a boolean"),
@@ -53,7 +53,10 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
         r"row 1 of the mask sees no key; every token must see at least one",
     ),
     ({"mask": object()}, r"mask .* is not known"),
-    ({"positions": "rotary"}, r"positions must be None, Absolute\(...\) or Rotary\(...\), got 'rotary'"),
+    (
+        {"positions": "rotary"},
+        r"positions must be None, Absolute\(...\), Rotary\(...\), Alibi\(...\) or Relative\(...\), got 'rotary'",
+    ),
     (
         {"query": np.ones((3, 4)), "key": np.ones((3, 4)), "positions": Rotary()},
         r"turn pairs of coordinates: the head dimension must be even, got 3",

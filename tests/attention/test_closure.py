@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.polynomial.hermite_e import hermegauss
 
-from attractor.attention import MLP, Affine, Attention, Kernel, Linear, Rotary, Sinkhorn
+from attractor.attention import MLP, Affine, Attention, Block, Kernel, Linear, RMSNorm, Rotary, Sinkhorn
 from attractor.attention.closure import Closure, moments
 from attractor.errors import UnsupportedError
 from attractor.states import Tokens
@@ -83,8 +83,16 @@ def test_laws_that_are_not_closed_say_why() -> None:
             identity, identity, identity, kernel="sigmoid"
         ),
         "the exponential kernel": Attention(identity, identity, identity, kernel="exponential"),
-        "masks and positions": Attention(identity, identity, identity, mask="causal"),
-        "masks and positions single": Attention(identity, identity, identity, positions=Rotary()),
+        "the sigmoid kernel gives a field that is not affine; its moments alone": Attention(
+            identity, identity, identity, kernel="sigmoid"
+        ),
+        "a window mask sees single tokens": Attention(identity, identity, identity, mask="window:4"),
+        "linear attention under a causal mask": Attention(identity, identity, identity, kernel="linear", mask="causal"),
+        "with a negative scale": Attention(identity, identity, identity, kernel="l2", scale=-1.0),
+        "positions single out tokens": Attention(identity, identity, identity, positions=Rotary()),
+        "a block with pre normalisation": Block(
+            Attention(identity, identity, identity), placement="pre", norms=RMSNorm()
+        ),
         "biases are not part": Attention(identity, identity, identity, value_bias=[1.0, 2.0]),
         "MLP is not affine": Attention(identity, identity, identity) + MLP(identity, None, identity),
     }

@@ -18,7 +18,6 @@ LATER = [
     "predict",
     "check",
     "audit",
-    "trace",
     "iterate",
     "train",
     "sweep",
@@ -45,7 +44,7 @@ def test_help(line: str, command: Command) -> None:
 
 
 def test_help_of_commands(command: Command) -> None:
-    for name in ("simulate", "bench", "doctor"):
+    for name in ("simulate", "trace", "bench", "doctor"):
         done = command(f"{name} --help")
         assert done.code == 0
         assert "--json" in done.out

@@ -103,6 +103,9 @@ SAME: dict[str, Run] = {
     f"{FILES} --space ellipsoid --ellipsoid W.npy --until 1": lambda: at.flow(
         isotropic(), six(), space=at.Ellipsoid(array("W")), until=1.0
     ),
+    "--tokens 9 --start student:4 --spread 0.5 --until 1": lambda: at.flow(
+        isotropic(3), at.Tokens.drawn("student:4", 9, 3, scale=0.5), until=1.0
+    ),
     "--tokens 5 --space ellipsoid --axes 1,2 --until 1": lambda: at.flow(
         isotropic(2),
         at.Tokens.uniform(5, 2),
@@ -134,7 +137,7 @@ SAME: dict[str, Run] = {
     ),
 }
 ELSEWHERE = {  # tested in the other files of this folder
-    "--out", "--resume", "--plot", "--member", "--observe", "--json", "--quiet", "--progress", "--debug", "--help",
+    "--out", "--resume", "--plot", "--density", "--member", "--observe", "--json", "--quiet", "--progress", "--debug", "--help",
 }  # fmt: skip
 
 

@@ -120,8 +120,8 @@ def test_an_ensemble_of_gaussians_equals_its_members():
     [
         (lambda: random_law(0, kernel="sigmoid"), "not affine"),
         (lambda: random_law(0, kernel="exponential"), "not affine"),
-        (lambda: random_law(0, mask="causal"), "masks and positions"),
-        (lambda: random_law(0, positions=at.Rotary()), "masks and positions"),
+        (lambda: random_law(0, mask="window:3"), "single tokens"),
+        (lambda: random_law(0, positions=at.Rotary()), "positions single out tokens"),
         (lambda: at.MLP(np.eye(2), None, np.eye(2)), "not affine"),
     ],
 )

@@ -17,6 +17,7 @@ NAMES = observables.names()
 FURTHER_AXES = {
     "attention_entropy": (2,),
     "self_weight": (2,),
+    "tilt": (2,),
     "partition": (2, 7),
     "cluster_sizes": (7,),
     "mean": (3,),

@@ -3,11 +3,13 @@
 from attractor.attention.attention import Attention
 from attractor.attention.block import Block
 from attractor.attention.feedforward import MLP, Affine
-from attractor.attention.kernels import L2, Exponential, Kernel, Linear, Sigmoid, Sinkhorn, Softmax
+from attractor.attention.kernels import L2, Capped, Exponential, Kernel, Linear, Sigmoid, Sinkhorn, Softmax
+from attractor.attention.latent import Feature, LatentAttention
 from attractor.attention.law import Law, Total
 from attractor.attention.masks import Causal, Mask, Visible, Window
+from attractor.attention.normed import NormedAttention
 from attractor.attention.norms import LayerNorm, Norm, RMSNorm
-from attractor.attention.positions import Absolute, Positions, Rotary
+from attractor.attention.positions import Absolute, Alibi, Positions, Relative, Rotary, ScaledRotary
 from attractor.attention.schedule import Schedule
 from attractor.attention.stack import Stack
 
@@ -16,19 +18,26 @@ __all__ = [
     "MLP",
     "Absolute",
     "Affine",
+    "Alibi",
     "Attention",
     "Block",
+    "Capped",
     "Causal",
     "Exponential",
+    "Feature",
     "Kernel",
+    "LatentAttention",
     "Law",
     "LayerNorm",
     "Linear",
     "Mask",
     "Norm",
+    "NormedAttention",
     "Positions",
     "RMSNorm",
+    "Relative",
     "Rotary",
+    "ScaledRotary",
     "Schedule",
     "Sigmoid",
     "Sinkhorn",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,8 @@ from attractor.errors import InputError
 from attractor.states import Tokens
 from attractor.states.arrays import alike
 
+Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # points to queries and keys
+
 
 @dataclass(frozen=True, eq=False)
 class Attention(Law):
@@ -32,7 +35,7 @@ class Attention(Law):
         keeps the value map factored, :math:`V_h = O_h V_h'`.
     kernel : "softmax", "l2", "sinkhorn", "sigmoid", "exponential", "linear", or a Kernel.
     mask : None, "causal", "window:64", a boolean (n, n) matrix (True: visible), or a Mask.
-    positions : None, Absolute(...) or Rotary(...).
+    positions : None, Absolute(...), Rotary(...), Alibi(...) or Relative(...).
     scale : multiplies every score.
     query_bias, key_bias : (k,) or (h, k); value_bias : (r,) or (h, r); output_bias : (d,): as in trained models.
 
@@ -63,8 +66,14 @@ class Attention(Law):
         self._check_shapes()
         if self.positions is not None:
             if not isinstance(self.positions, Positions):
-                raise InputError(f"positions must be None, Absolute(...) or Rotary(...), got {self.positions!r}")
+                raise InputError(
+                    f"positions must be None, Absolute(...), Rotary(...), Alibi(...) or Relative(...), got {self.positions!r}"
+                )
             self.positions.check(self.dim, self.query.shape[-2])
+            if self.positions.biased and isinstance(self.kernel, Kernel) and self.kernel.name == "l2":
+                raise InputError(
+                    f"{self.positions.name} positions add to scores, and the l2 kernel has distances instead: take another kernel"
+                )
 
     def _check_shapes(self) -> None:
         query, key, value = self.query.shape, self.key.shape, self.value.shape
@@ -163,8 +172,11 @@ class Attention(Law):
         return bool((torch.linalg.eigvalsh(interaction) >= 0).all())
 
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
+        return self._move(tokens, skip_self)
+
+    def _move(self, tokens: Tokens, skip_self: bool, project: Projection | None = None) -> Tensor:
         scalars = self._value_scalars
-        pairing, points = self._pairing(tokens, skip_self and scalars is not None)
+        pairing, points = self._pairing(tokens, skip_self and scalars is not None, project)
         kernel = self.kernel
         assert isinstance(kernel, Kernel)
         if self.output is not None or self.value_bias is not None:
@@ -184,25 +196,34 @@ class Attention(Law):
 
     def weights(self, tokens: Tokens, time: float = 0.0) -> Tensor:
         """The weights w (..., h, n, n) themselves; masses included."""
-        pairing, points = self._pairing(tokens, False)
+        return self._weigh(tokens)
+
+    def _weigh(self, tokens: Tokens, project: Projection | None = None) -> Tensor:
+        pairing, points = self._pairing(tokens, False, project)
         assert isinstance(self.kernel, Kernel)
         return self.kernel.attend(pairing, torch.eye(tokens.n, dtype=points.dtype, device=points.device))
 
-    def _pairing(self, tokens: Tokens, skip_self: bool) -> tuple[Pairing, Tensor]:
+    def _pairing(self, tokens: Tokens, skip_self: bool, project: Projection | None = None) -> tuple[Pairing, Tensor]:
+        """Queries and keys ready to meet, and the points that values are made of; ``project`` makes them from points."""
         paired, points = (tokens.points, tokens.points) if self.positions is None else self.positions.shift(tokens)
-        q = paired.unsqueeze(-3) @ _with_heads(self.query).to(points).mT
-        k = paired.unsqueeze(-3) @ _with_heads(self.key).to(points).mT
-        if self.query_bias is not None:
-            q = q + self.query_bias.to(points).unsqueeze(-2)
-        if self.key_bias is not None:
-            k = k + self.key_bias.to(points).unsqueeze(-2)
+        q, k = (project or self._project)(paired)
         if self.positions is not None:
-            q, k = self.positions.turn(q, tokens), self.positions.turn(k, tokens)
+            q, k = self.positions.pair(q, k, tokens, self.scale)
         # where positions shift the values, the self term c (x_i + p_i) is not parallel to x_i
         skip_self = skip_self and points is tokens.points
         masses = None if tokens.masses is None else tokens.masses.unsqueeze(-2)
         hide = {} if self.mask is None else self.mask.hide(tokens)
-        return Pairing(q, k, self.scale, masses, hide, skip_self, self._symmetric_scores), points
+        assert isinstance(self.kernel, Kernel)
+        # only Sinkhorn asks, and the answer needs a (d, d) matrix for every head
+        symmetric = project is None and self.kernel.name == "sinkhorn" and self._symmetric_scores
+        return Pairing(q, k, self.scale, masses, hide, skip_self, symmetric), points
+
+    def _project(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys (..., h, n, k), before positions."""
+        q = points.unsqueeze(-3) @ _with_heads(self.query).to(points).mT
+        k = points.unsqueeze(-3) @ _with_heads(self.key).to(points).mT
+        q = q if self.query_bias is None else q + self.query_bias.to(points).unsqueeze(-2)
+        return q, k if self.key_bias is None else k + self.key_bias.to(points).unsqueeze(-2)
 
     def enter(self, tokens: Tokens) -> Tokens:
         return tokens if self.positions is None else tokens.moved(self.positions.enter(tokens))

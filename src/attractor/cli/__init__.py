@@ -13,7 +13,9 @@ from attractor.cli.bench import bench
 from attractor.cli.doctor import doctor
 from attractor.cli.ending import complain
 from attractor.cli.groups import paragraphs
+from attractor.cli.meanfield import meanfield
 from attractor.cli.simulate import simulate
+from attractor.cli.trace import trace
 
 app = typer.Typer(
     name="attractor",
@@ -22,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (simulate, bench, doctor):
+for command in (simulate, meanfield, trace, bench, doctor):
     app.command(help=paragraphs(command.__doc__ or ""))(command)
 
 

@@ -92,7 +92,7 @@ def _safetensors(path: Path, option: str) -> Tensor:
     return tensor if not tensor.is_floating_point() else tensor.double()
 
 
-def check_picture(path: Path) -> None:
+def check_picture(path: Path, option: str = "--plot") -> None:
     """Refuse a picture that could not be written at the end of the run."""
     from attractor.pictures.draw import known_suffix
     from attractor.pictures.writing import target
@@ -100,7 +100,7 @@ def check_picture(path: Path) -> None:
     for package in PICTURES.get(known_suffix(target(path)), ()):
         if find_spec(package) is None:
             raise missing("pillow" if package == "PIL" else package, "plot")
-    _check_folder(target(path).parent, f"--plot {path}")
+    _check_folder(target(path).parent, f"{option} {path}")
 
 
 def check_file(path: Path, option: str) -> None:
@@ -135,8 +135,10 @@ def _check_folder(folder: Path, what: str) -> None:
         raise InputError(f"{what} cannot be written: {reason} in {folder}; choose a folder you may write to") from None
 
 
-def write_pictures(run: Any, paths: list[Path], member: int) -> tuple[list[Path], Exception | None]:
-    """Draw one member of the run into every file; the files written, and what stopped the next one.
+def write_pictures(
+    run: Any, paths: list[Path], member: int, density: Path | None = None
+) -> tuple[list[Path], Exception | None]:
+    """Draw one member of the run into every file, and its density; the files written, and what stopped the next one.
 
     A picture that fails must not cost the report of a long run, so its error waits.
     """
@@ -147,4 +149,12 @@ def write_pictures(run: Any, paths: list[Path], member: int) -> tuple[list[Path]
         except Exception as error:
             return written, error
         written.append(path)
+    if density is not None:
+        from attractor.meanfield.densities import plot_densities
+
+        try:
+            plot_densities(run.member(member), density)
+        except Exception as error:
+            return written, error
+        written.append(density)
     return written, None

@@ -78,7 +78,7 @@ def replay(context: typer.Context, without: tuple[str, ...] = ()) -> str:
             words.append(option)
             continue
         for item in value if isinstance(value, (list, tuple)) else [value]:
-            words += [option, _word(item)]
+            words += [option, _word(item)] if option.startswith("-") else [_word(item)]
     return shlex.join(words)
 
 

@@ -39,9 +39,10 @@ class LawOptions:
     head_dim: Annotated[
         int | None, option("K", "Rows of each query and key of --random-law.", default="d/h", min=1)
     ] = None
-    kernel: Annotated[str, option("NAME", "softmax, l2, sinkhorn, sigmoid, exponential or linear.")] = "softmax"
+    kernel: Annotated[str, option("NAME", "softmax, l2, sinkhorn, sigmoid, exponential, linear or capped.")] = "softmax"
     eps: Annotated[float | None, option("X", "Regularisation of --kernel sinkhorn.", default="1")] = None
     bias: Annotated[float | None, option("X", "Bias of every score of --kernel sigmoid.", default="0")] = None
+    cap: Annotated[float | None, option("X", "What scores of --kernel capped stay below.", default="50")] = None
     scale: Annotated[float, option("X", "Factor of every score.")] = 1.0
     mask: Annotated[str, option("MASK", "none, causal, window:W, or a .npy file with a boolean (n, n) matrix.")] = (
         "none"
@@ -97,7 +98,7 @@ def _kernel(options: LawOptions) -> Any:
     from attractor.attention.kernels import kernel_named
 
     kernel: Any = kernel_named(options.kernel)
-    for name, owner in (("eps", "sinkhorn"), ("bias", "sigmoid")):
+    for name, owner in (("eps", "sinkhorn"), ("bias", "sigmoid"), ("cap", "capped")):
         value = getattr(options, name)
         if value is None:
             continue

@@ -17,6 +17,7 @@ option = panel("Results")
 WITH_RESUME = {
     "resume",
     "plot",
+    "density",
     "member",
     "observe",
     "json",
@@ -38,6 +39,9 @@ class OutputOptions:
     ] = None
     plot: Annotated[
         list[Path] | None, option("FILE", "Draw the run: .html, .png, .pdf, .svg, .gif or .mp4; may be repeated.")
+    ] = None
+    density: Annotated[
+        Path | None, option("FILE", "Draw the density of tokens on a line or in a plane: .png, .pdf or .svg.")
     ] = None
     member: Annotated[int, option("I", "Which member of an ensemble is drawn.", min=0)] = 0
     observe: Annotated[
@@ -71,5 +75,10 @@ def check_output(options: OutputOptions, context: typer.Context) -> None:
         named(name)
     for path in options.plot or ():
         check_picture(path)
+    if options.density is not None:
+        from attractor.pictures.still import still_suffix
+
+        still_suffix(options.density)
+        check_picture(options.density, "--density")
     if options.out is not None:
         check_store(options.out)

@@ -63,7 +63,7 @@ def simulate(
             result = go_on(output.resume, run, output)
             arguments = _words({**result.definition["options"], **asdict(output)})
         if first_process():
-            pictures, failure = write_pictures(result, output.plot or [], output.member)
+            pictures, failure = write_pictures(result, output.plot or [], output.member, output.density)
             tell(context, result, arguments, output, [str(path) for path in pictures])
             if failure is not None:
                 raise failure
@@ -128,7 +128,9 @@ def follow(problem: Problem, run: RunOptions, output: OutputOptions) -> Trajecto
     problem.law.check(problem.tokens)
     problem.space.check_dimension(problem.tokens.dim)
     members = problem.tokens.batch_shape.numel()
-    if output.plot and output.member >= members:
+    if output.density is not None and problem.tokens.dim > 2:
+        raise InputError(f"--density is drawn on a line or in a plane, not in dimension {problem.tokens.dim}")
+    if (output.plot or output.density) and output.member >= members:
         raise InputError(f"--member {output.member} does not exist: members are numbered from 0 to {members - 1}")
     for name in output.observe or ():
         named(name)(problem.tokens, law=problem.law, space=problem.space)

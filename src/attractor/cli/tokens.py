@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from attractor.states import Tokens
 
 TOKENS, DIM = 64, 3
-STARTS = ("uniform", "gaussian", "hemisphere", "orthonormal")
 option = panel("Tokens")
 
 
@@ -27,9 +26,16 @@ class TokenOptions:
         int | None, option("D", "Their dimension.", "--dim", "-d", default=f"that of the files, or {DIM}")
     ] = None
     start: Annotated[
-        str, option("NAME", "uniform (unit sphere), gaussian, hemisphere (an open one) or orthonormal (basis vectors).")
+        str,
+        option(
+            "NAME",
+            "uniform (unit sphere), hemisphere, gaussian, ball, box, shell:0.8, ellipse:2,1, mixture:3, student:5, laplace or "
+            "orthonormal (basis vectors).",
+        ),
     ] = "uniform"
-    spread: Annotated[float, option("X", "Standard deviation of --start gaussian.")] = 1.0
+    spread: Annotated[float, option("X", "Factor of a start off the sphere; of gaussian, its standard deviation.")] = (
+        1.0
+    )
     seed: Annotated[int, option("N", "Seed of the random start.", min=0)] = 0
     ensemble: Annotated[int | None, option("E", "How many independent starts to run at once.", min=1)] = None
     tokens_file: Annotated[
@@ -64,22 +70,21 @@ def read_tokens(options: TokenOptions) -> Tokens | None:
 def random_tokens(options: TokenOptions, dim: int) -> Tokens:
     """Tokens as --start asks."""
     from attractor.states import Tokens
+    from attractor.states.starts import UNIT, drawn, starts
 
     n = TOKENS if options.tokens is None else options.tokens
     attributes = _attributes(options)
-    if options.start not in STARTS:
-        raise InputError(f"--start {options.start!r} is not known; the starts are {', '.join(STARTS)}")
-    if options.start != "gaussian" and options.spread != TokenOptions.spread:
-        raise InputError("--spread belongs to --start gaussian")
+    known = (*starts(), "orthonormal")
+    if options.start.partition(":")[0] not in known:
+        raise InputError(f"--start {options.start!r} is not known; the starts are {', '.join(known)}")
+    if options.start in (*UNIT, "orthonormal") and options.spread != TokenOptions.spread:
+        raise InputError(f"--spread does not belong to --start {options.start}, whose tokens have length one")
     if options.start == "orthonormal":
         if options.ensemble is not None:
             raise InputError("--start orthonormal has nothing random in it: leave --ensemble out")
         return Tokens.orthonormal(n if options.tokens is not None else min(n, dim), dim, **attributes)
     ensemble = () if options.ensemble is None else options.ensemble
-    if options.start == "gaussian":
-        return Tokens.gaussian(n, dim, options.seed, options.spread, ensemble, **attributes)
-    draw = Tokens.uniform if options.start == "uniform" else Tokens.hemisphere
-    return draw(n, dim, options.seed, ensemble, **attributes)
+    return drawn(options.start, n, dim, options.seed, options.spread, ensemble, **attributes)
 
 
 def _attributes(options: TokenOptions) -> dict[str, Any]:

@@ -97,6 +97,8 @@ def _caption(run: Trajectory, merges: int) -> str:
     if run.outcome.name not in ("reached", "consensus"):
         end += f"; {run.outcome.message}"
     merged = f" {merges} merges of coinciding tokens are marked." if merges else ""
+    if run.stats.method == "blocks":
+        return f"Tokens pass the blocks of a model, from the stream before block {first:g} to that after block {last - 1:g}{end}."
     return (
         f"Tokens move with the velocity that attention gives them, from t = {first:g} to t = {last:.6g}{end}.{merged}"
     )

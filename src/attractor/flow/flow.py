@@ -19,6 +19,7 @@ from attractor.engines import spread as processes
 from attractor.errors import InputError, UnsupportedError
 from attractor.flow.footprint import check_footprint
 from attractor.flow.forest import Log
+from attractor.flow.gaussians import GaussianIntegration
 from attractor.flow.integration import Integration, Plan
 from attractor.flow.merging import Merger
 from attractor.flow.outcome import Statistics
@@ -32,6 +33,8 @@ from attractor.flow.trajectory import Trajectory
 from attractor.records import moved, tensors
 from attractor.spaces import Euclidean, Space, space_named
 from attractor.states import Gaussian, Tokens
+
+GAUSSIAN_RTOL = 1e-11  # a few numbers move, so digits are cheap; blow-up times want them
 
 
 def velocity(law: Law, state: Tokens, space: Space | str | None = None, time: float = 0.0) -> Tensor:
@@ -79,8 +82,9 @@ def flow(
     save : times to keep; None for a grid chosen for you, a number of equal intervals, or a list. Named times are always
         served by dense output, without further steps (and without further evaluations, but for three in a step of DOP853 that holds
         any); consensus, collapse and rest then end the run after the last.
-    method : "dop853", "dopri5" (adaptive), "rk4", "euler" (fixed ``step``), "layers" (the discrete layer of size ``step``).
-    rtol, atol : error allowed for each token and step; defaults 1e-8 and 1e-10 (float32: 1e-5 and 1e-7).
+    method : "dop853", "dopri5" (adaptive), "rk4", "euler" (fixed ``step``), "layers" (the discrete layer of size ``step``). A
+        Gaussian for which none is named is followed in rescaled time, which resolves blow-up, and by an implicit method where it is stiff.
+    rtol, atol : error allowed for each token and step; defaults 1e-8 and 1e-10 (float32: 1e-5 and 1e-7; a Gaussian: 1e-11, relative alone).
     step, adaptive : the step of a fixed method, or the first step of an adaptive one; ``adaptive=False`` keeps it.
     merge : tokens closer than this become one weighted token. None merges at a tenth of ``rtol`` where close tokens are
         known to come closer (full attention with value c I, c > 0, on a curved space, an adaptive method); False never merges.
@@ -145,6 +149,7 @@ def prepare(
     law, state, space, options = (definition[name] for name in ("law", "state", "space", "options"))
     if not isinstance(law, Law):
         raise InputError(f"flow needs a law such as Attention(...), got {type(law).__name__}")
+    gaussian = isinstance(state, Gaussian)
     if isinstance(state, Gaussian):
         if space.curved:
             raise UnsupportedError(f"a Gaussian lives in flat space, not on the {space.name}")
@@ -154,7 +159,7 @@ def prepare(
     law, space = moved(law, state.points.device), moved(space, state.points.device)
     law.check(state)
     space.check_dimension(state.dim)
-    plan = _plan(law, state, space, options, definition["events"] or (), budget, differentiable)
+    plan = _plan(law, state, space, options, definition["events"] or (), budget, differentiable, gaussian)
     tolerance = _merge_tolerance(law, plan, options["merge"], differentiable)
     times, explicit = save_times(
         options["save"], plan.start, plan.until, state.points.numel() * state.points.element_size()
@@ -166,7 +171,15 @@ def prepare(
     entered = _entered(law, state, space)
     recorder = Recorder(times, explicit, entered.points.shape[0], entered.points)
     merger = None if tolerance is None else Merger(tolerance, _explicit_masses(entered))
+    if gaussian and _rescalable(law, options, plan, differentiable):
+        return GaussianIntegration(plan, entered, recorder, None)
     return Integration(plan, entered, recorder, merger)
+
+
+def _rescalable(law: Law, options: dict[str, Any], plan: Plan, differentiable: bool) -> bool:
+    """Whether a Gaussian is followed in rescaled time: unless a method, its steps, events or gradients are asked for."""
+    plain = options["method"] is None and options["step"] is None and options["adaptive"] and not plan.events
+    return plain and law.autonomous and isinstance(law, Closure) and not differentiable
 
 
 def _shared(spread: bool | None, differentiable: bool) -> bool:
@@ -225,6 +238,7 @@ def _plan(
     events: Sequence[UserEvent],
     budget: tuple[float | None, float | None],
     differentiable: bool,
+    gaussian: bool = False,
 ) -> Plan:
     for event in events:
         if not isinstance(event, UserEvent):
@@ -233,7 +247,7 @@ def _plan(
         if amount is not None and not amount > 0:
             raise InputError(f"{name} must be positive, got {amount}")
     start, until = _interval(law, options["start"], options["until"], options["save"])
-    rtol, atol = _tolerances(state.points.dtype, options["rtol"], options["atol"])
+    rtol, atol = _tolerances(state.points.dtype, options["rtol"], options["atol"], gaussian)
     stepper = stepper_named(options["method"] or default_method(rtol))
     step, adaptive = options["step"], stepper.adaptive and options["adaptive"]
     if step is not None and not (math.isfinite(step) and step > 0):
@@ -261,9 +275,12 @@ def _plan(
     )
 
 
-def _tolerances(dtype: torch.dtype, rtol: float | None, atol: float | None) -> tuple[float, float]:
+def _tolerances(
+    dtype: torch.dtype, rtol: float | None, atol: float | None, gaussian: bool = False
+) -> tuple[float, float]:
     single = dtype == torch.float32
-    rtol = (1e-5 if single else 1e-8) if rtol is None else float(rtol)
+    fine = GAUSSIAN_RTOL if gaussian else 1e-8
+    rtol = (1e-5 if single else fine) if rtol is None else float(rtol)
     atol = (1e-7 if single else 1e-10) if atol is None else float(atol)
     floor = 10 * torch.finfo(dtype).eps
     if not floor <= rtol < 1:
@@ -336,7 +353,7 @@ def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
         run.accepted,
         run.rejected,
         run.seconds,
-        plan.stepper.name,
+        run.method,
         engine,
         merges,
         run.processes,

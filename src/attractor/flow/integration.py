@@ -80,6 +80,7 @@ class Integration:
         self.accepted = self.rejected = 0
         self.seconds = self.now = 0.0
         self.beat: Callable[[Integration], float] = lambda run: clock.perf_counter()  # the time, asked after every step
+        self.method = plan.stepper.name
         self.engines: set[str] = set()
         self.pause = SECONDS  # at most between two looks at the run; 0 to look after every step
         self.processes = 1

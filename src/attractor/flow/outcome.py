@@ -22,11 +22,17 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Why a run ended: ``name`` (a key of MEANINGS), the ``time`` it ended, and a sentence."""
+    """Why a run ended: ``name`` (a key of MEANINGS), the ``time`` it ended, and a sentence; where a Gaussian blows up, also the
+    unit ``direction`` in which it does."""
 
     name: str
     time: float
     message: str
+    direction: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.direction is not None:  # a store gives it back as a list
+            object.__setattr__(self, "direction", tuple(float(entry) for entry in self.direction))
 
     def __str__(self) -> str:
         return f"{self.name} at t = {self.time:.6g}: {self.message}"

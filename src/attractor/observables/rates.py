@@ -50,7 +50,7 @@ def _rate(tokens: Tokens, law: Attention, space: Space, total: bool, log: bool) 
         raise no_energy(kernel.name)
     pairing = replace(pairing_of(law, tokens), masses=weights)
     velocity = space.tangent(tokens.points, law.velocity(tokens, skip_self=space.curved))
-    q_rate, k_rate = (_carried(law, matrix, velocity, tokens) for matrix in (law.query, law.key))
+    q_rate, k_rate = (_carried(law, matrix, velocity, tokens, pairing.q.shape[-1]) for matrix in (law.query, law.key))
     outputs, log_partition = _outputs(pairing, kernel, torch.cat((pairing.k, k_rate), dim=-1), weights)
     # sum_ij w_ij ds_ij/dt, read by rows: the columns' share rides along as a second value
     rows = ((torch.cat((q_rate, pairing.q), dim=-1) * pairing.scale) * outputs).sum(-1)
@@ -63,11 +63,13 @@ def _rate(tokens: Tokens, law: Attention, space: Space, total: bool, log: bool) 
     return (log_shares.exp() * rows.flatten(-2)).sum(-1) / 2.0
 
 
-def _carried(law: Attention, matrix: Tensor, velocity: Tensor, tokens: Tokens) -> Tensor:
+def _carried(law: Attention, matrix: Tensor, velocity: Tensor, tokens: Tokens, width: int) -> Tensor:
     """Rates (..., h, n, k) of queries or keys: positions turn them, constant shifts and biases drop out."""
     heads = (matrix.unsqueeze(0) if matrix.ndim == 2 else matrix).to(velocity)
     rates = velocity.unsqueeze(-3) @ heads.mT
-    return rates if law.positions is None else law.positions.turn(rates, tokens)
+    rates = rates if law.positions is None else law.positions.turn(rates, tokens)
+    # coordinates that carry a bias of positions do not move
+    return torch.nn.functional.pad(rates, (0, width - rates.shape[-1]))
 
 
 def _outputs(pairing: Pairing, kernel: Kernel, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -55,9 +55,13 @@ class Gaussian(Record):
 
     @property
     def factor(self) -> Tensor:
-        r"""L (..., d, d) with :math:`LL^\top = \Sigma`, from the spectral decomposition (rank kept)."""
+        r"""L (..., d, d) with :math:`LL^\top = \Sigma`, from the spectral decomposition.
+
+        Eigenvalues that are rounding are zero, so that the rank is kept: their roots, 1e-8, would be directions of their own.
+        """
         values, vectors = torch.linalg.eigh(self.covariance)
-        return vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
+        floor = 4 * self.dim * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(0.0)
+        return vectors * torch.where(values > floor, values, torch.zeros_like(values)).sqrt().unsqueeze(-2)
 
     def rows(self) -> Tensor:
         """The mean, then the columns of the factor, (..., 1 + d, d): what a flow integrates."""

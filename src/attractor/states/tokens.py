@@ -118,6 +118,22 @@ class Tokens(Record):
         return cls(scale * _normal(n, dim, seed, ensemble), **options)
 
     @classmethod
+    def drawn(
+        cls,
+        start: str,
+        n: int,
+        dim: int,
+        seed: int = 0,
+        scale: float = 1.0,
+        ensemble: int | Sequence[int] = (),
+        **options: Any,
+    ) -> Tokens:
+        """n independent tokens of a named measure, times ``scale``: ball, box, shell, ellipse:2,1, mixture:3, student:5, laplace, ..."""
+        from attractor.states.starts import drawn
+
+        return drawn(start, n, dim, seed, scale, ensemble, **options)
+
+    @classmethod
     def hemisphere(cls, n: int, dim: int, seed: int = 0, ensemble: int | Sequence[int] = (), **options: Any) -> Tokens:
         """n independent tokens, uniform on the open hemisphere whose last coordinate is positive."""
         points = cls.uniform(n, dim, seed, ensemble).points.clone()

@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 
+from attractor.attention.kernels.capped import Capped
 from attractor.attention.kernels.exponential import Exponential
 from attractor.attention.kernels.kernel import Kernel, Pairing, kernel_named
 from attractor.attention.kernels.l2 import L2
@@ -14,4 +15,15 @@ from attractor.attention.kernels.softmax import Softmax
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["L2", "Exponential", "Kernel", "Linear", "Pairing", "Sigmoid", "Sinkhorn", "Softmax", "kernel_named"]
+__all__ = [
+    "L2",
+    "Capped",
+    "Exponential",
+    "Kernel",
+    "Linear",
+    "Pairing",
+    "Sigmoid",
+    "Sinkhorn",
+    "Softmax",
+    "kernel_named",
+]

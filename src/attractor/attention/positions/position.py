@@ -1,4 +1,4 @@
-"""What a positional encoding may do: shift tokens at the input, at every evaluation, or turn queries and keys."""
+"""What a positional encoding may do: shift tokens at the input, at every evaluation, turn queries and keys, or add to scores."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class Positions(Record):
     """Hooks with neutral defaults; an encoding overrides what it changes."""
 
     name: ClassVar[str] = ""
+    biased: ClassVar[bool] = False  # whether it adds to scores
 
     def enter(self, tokens: Tokens) -> Tensor:
         """Points as they enter the first layer."""
@@ -27,6 +28,14 @@ class Positions(Record):
     def turn(self, vectors: Tensor, tokens: Tokens) -> Tensor:
         """Queries or keys (..., h, n, k) after the encoding."""
         return vectors
+
+    def pair(self, q: Tensor, k: Tensor, tokens: Tokens, scale: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Queries and keys as they meet; what is added to scores is carried by further coordinates."""
+        return self.turn(q, tokens), self.turn(k, tokens)
+
+    def head(self, index: int) -> Positions:
+        """The encoding of one head alone."""
+        return self
 
     def check(self, dim: int, head_dim: int) -> None:
         """Refuse a law whose sizes do not fit."""

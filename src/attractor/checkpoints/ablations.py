@@ -1,0 +1,91 @@
+"""The same model with a part of it taken away, by hooks that leave the model as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attractor.errors import InputError, UnsupportedError
+
+ABLATIONS = ("feedforward", "attention", "positions", "norms")
+
+
+def check_ablations(without: tuple[str, ...]) -> None:
+    """Refuse what cannot be taken away."""
+    for name in without:
+        if name not in ABLATIONS:
+            raise InputError(f"{name!r} cannot be taken away; what can is {', '.join(ABLATIONS)}")
+
+
+@contextmanager
+def without_positions(model: nn.Module) -> Iterator[None]:
+    """Rotary angles are zero and learned position vectors are zero."""
+    rotary = [part for part in model.modules() if type(part).__name__.endswith("RotaryEmbedding")]
+    learned = [
+        part
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Embedding) and name.split(".")[-1] in ("wpe", "position_embeddings", "embed_positions")
+    ]
+    if not rotary and not learned:
+        raise UnsupportedError(
+            f"a {type(model).__name__} keeps its positions where they cannot be taken away by a hook"
+        )
+    with ExitStack() as hooks:
+        for part in rotary:
+            hooks.enter_context(_hook(part, _unturned))
+        for part in learned:
+            hooks.enter_context(_hook(part, lambda _m, _a, out: torch.zeros_like(out)))
+        yield
+
+
+@contextmanager
+def frozen_norms(model: nn.Module, plain_run: Callable[[], Any]) -> Iterator[None]:
+    """Every norm divides by the length that its input had in the plain run, token by token: an affine map."""
+    norms = [part for part in model.modules() if "Norm" in type(part).__name__ and not list(part.children())]
+    lengths: dict[nn.Module, list[Tensor]] = {norm: [] for norm in norms}
+    with ExitStack() as hooks:
+        for norm in norms:
+            hooks.enter_context(_hook(norm, lambda part, given, _out: lengths[part].append(_length(part, given[0]))))
+        plain_run()
+    calls = dict.fromkeys(norms, 0)
+
+    def held(part: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        then = lengths[part][calls[part]]
+        calls[part] += 1
+        bias = getattr(part, "bias", None)
+        shift = bias if isinstance(bias, Tensor) else 0.0
+        return (out - shift) * (_length(part, given[0]) / then) + shift
+
+    with ExitStack() as hooks:
+        for norm in norms:
+            hooks.enter_context(_hook(norm, held))
+        yield
+
+
+def _unturned(rotary: nn.Module, _given: Any, out: Any) -> Any:
+    """Cosines and sines of angle zero; some models keep them as one complex number."""
+    factor = getattr(rotary, "attention_scaling", 1.0)
+    factor = factor if isinstance(factor, float) else 1.0
+    if isinstance(out, Tensor):
+        return factor * torch.ones_like(out)
+    return factor * torch.ones_like(out[0]), torch.zeros_like(out[1])
+
+
+def _length(norm: nn.Module, x: Tensor) -> Tensor:
+    """What a norm divides by."""
+    eps = next((value for name in ("eps", "variance_epsilon") if (value := getattr(norm, name, None)) is not None), 0.0)
+    centred = x - x.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x
+    return (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+
+
+@contextmanager
+def _hook(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
+    handle = module.register_forward_hook(function)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,1 @@
+"""Families of models: one file each; a new file in this folder is a new family."""

@@ -1,0 +1,33 @@
+"""ESM-2: BERT's projections, with rotary positions and a norm before attention."""
+
+from __future__ import annotations
+
+from attractor.attention import LayerNorm, Rotary
+from attractor.checkpoints.assembly import Turning, heads_from
+from attractor.checkpoints.families.bert import Bert
+from attractor.checkpoints.family import Config, Modules
+from attractor.checkpoints.layer import Layer
+from attractor.checkpoints.reader import Reader
+from attractor.errors import UnsupportedError
+
+
+class Esm(Bert):
+    name = "esm"
+    title = "ESM-2"
+    model_types = ("esm",)
+    prefixes = ("esm.", "")
+    renamed = True
+
+    def modules(self, stack: str, slot: int) -> Modules:
+        block = f"encoder.layer.{slot}"
+        return Modules(block, f"{block}.attention.self", f"{block}.attention.output.dense")
+
+    def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
+        d, heads, kind = config.hidden_size, config.num_attention_heads, config.position_embedding_type
+        if kind not in ("rotary", "absolute"):
+            raise UnsupportedError(f"an ESM with positions of type {kind!r} is not known; they are rotary or absolute")
+        path, k = self.path(stack, index), d // heads
+        rotary = Turning(Rotary(1e4, k), k) if kind == "rotary" else None
+        law = heads_from(self.projections(config, read, path), scale=k**-0.5, turning=rotary)
+        norm = LayerNorm(*self.affine(config, read, f"{path}attention.LayerNorm"), config.layer_norm_eps)
+        return Layer(index, f"layer {index}", law, norm)

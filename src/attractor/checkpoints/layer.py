@@ -1,0 +1,83 @@
+"""One layer of a checkpoint as laws."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from attractor.attention import Attention, LatentAttention, Law, Norm, NormedAttention
+from attractor.checkpoints.assembly import Heads
+from attractor.checkpoints.folding import bare, folded
+from attractor.errors import InputError, UnsupportedError
+
+Placement = Literal["none", "pre", "post", "peri"]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The self-attention of one layer.
+
+    ``attention`` reads tokens that ``norm`` has made and returns what is added to the residual stream, before ``output_norm``
+    if there is one. ``placement`` is "pre" (the norm acts on a copy of the stream), "post" (the stream itself is normalised
+    after every part; ``norm`` is the one that this layer's tokens come from), "peri" (after attention too) or "none".
+    ``undefined`` says which quantities do not exist in this layer, and why.
+    """
+
+    index: int
+    name: str
+    source: Heads | LatentAttention = field(repr=False)
+    norm: Norm | None
+    placement: Placement = "pre"
+    output_norm: Norm | None = None
+    parallel: bool = False
+    undefined: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def attention(self) -> Attention | NormedAttention | LatentAttention:
+        """The law of all heads."""
+        return self.source if isinstance(self.source, LatentAttention) else self.source.law()
+
+    @property
+    def heads(self) -> int:
+        return self.source.heads
+
+    @property
+    def groups(self) -> int:
+        """How many different keys and values the heads share."""
+        return self.source.heads if isinstance(self.source, LatentAttention) else self.source.groups
+
+    @property
+    def dim(self) -> int:
+        return self.source.dim
+
+    def law(self, fold: bool = False) -> Law:
+        """The law of all heads; with ``fold`` the norm's gain, bias and centring are inside and it moves ``bare_norm(x)``."""
+        return self._folded(self.attention) if fold else self.attention
+
+    def head(self, index: int, fold: bool = False) -> Law:
+        """One head alone, without the layer's output bias, which belongs to no head."""
+        if not 0 <= index < self.heads:
+            raise InputError(f"{self.name} has heads 0 to {self.heads - 1}, not {index}")
+        if isinstance(self.source, LatentAttention):
+            rows = {name: getattr(self.source, name)[index : index + 1] for name in ("query", "key", "value", "output")}
+            one: Law = dataclasses.replace(self.source, **rows, output_bias=None)
+        else:
+            one = self.source.head(index)
+        return self._folded(one) if fold else one
+
+    @property
+    def bare_norm(self) -> Norm | None:
+        """The norm without gain and bias."""
+        return bare(self.norm)
+
+    def _folded(self, law: Law) -> Law:
+        if isinstance(law, NormedAttention):
+            return dataclasses.replace(law, attention=folded(law.attention, self.norm))
+        if isinstance(law, Attention):
+            return folded(law, self.norm)
+        raise UnsupportedError(
+            "the norm before a latent attention is not folded: it would have to pass the latent norms"
+        )

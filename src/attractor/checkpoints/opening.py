@@ -1,0 +1,131 @@
+"""Opening a checkpoint: a hub name, a folder, a GGUF file, or a model in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attractor.checkpoints.checkpoint import Checkpoint
+from attractor.checkpoints.family import family_of
+from attractor.checkpoints.tensors import LiveTensors, folder_tensors
+from attractor.errors import CheckpointError, InputError, missing
+
+PATTERNS = ["*.json", "*.txt", "*.model"]
+
+
+def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint:
+    """Open a model: a folder with config.json and weights, a GGUF file, a name on the Hugging Face hub, or a live model of transformers.
+
+    Nothing but the configuration and the names of tensors is read; ``checkpoint.layers`` reads one layer at a time. Code that a
+    repository brings is never run, and pickles are opened only if they hold nothing but tensors.
+    """
+    needs_transformers()
+    if isinstance(source, torch.nn.Module):
+        return _live(source, dtype)
+    if not isinstance(source, (str, Path)):
+        raise InputError(
+            f"a checkpoint is opened from a path, a hub name or a transformers model, not from a {type(source).__name__}"
+        )
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _folder(path, str(source), dtype)
+    if path.is_file():
+        return _file(path, dtype)
+    if _looks_like_path(str(source)):
+        raise InputError(f"there is no file or folder {source}")
+    return _folder(_downloaded(str(source)), str(source), dtype)
+
+
+def _live(model: torch.nn.Module, dtype: torch.dtype) -> Checkpoint:
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "model_type"):
+        raise InputError(f"a live model must be one of transformers, with a config; this is a {type(model).__name__}")
+    kind = type(model).__name__
+    family = family_of(config.model_type, f"the {kind}")
+    return Checkpoint(kind, family, config, LiveTensors(model, family.renamed), dtype, model)
+
+
+def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
+    file = folder / "config.json"
+    if not file.exists():
+        quantised = sorted(folder.glob("*.gguf"))
+        if len(quantised) == 1:
+            return _file(quantised[0], dtype)
+        raise CheckpointError(f"{folder} has no config.json, so the model in it is not known")
+    try:
+        model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
+    family = family_of(model_type, name)
+    return Checkpoint(name, family, _configuration(folder), folder_tensors(folder), dtype)
+
+
+def _configuration(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise CheckpointError(f"{folder / 'config.json'} is not a sound configuration: {_line(error)}") from None
+
+
+def _file(path: Path, dtype: torch.dtype) -> Checkpoint:
+    if path.suffix == ".gguf":
+        from attractor.checkpoints.gguf import opened
+
+        return opened(path, dtype)
+    if path.suffix == ".safetensors" or path.name == "config.json":
+        return _folder(path.parent, str(path.parent), dtype)
+    if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
+        raise CheckpointError(
+            f"{path} is a single pickle without a configuration; give the folder that holds it and its config.json"
+        )
+    raise InputError(f"{path} is not a checkpoint: give a folder with config.json and weights, or a .gguf file")
+
+
+def _looks_like_path(source: str) -> bool:
+    return (
+        source.startswith((".", "/", "~"))
+        or source.count("/") > 1
+        or "\\" in source
+        or Path(source).suffix
+        in (
+            ".gguf",
+            ".safetensors",
+            ".bin",
+            ".pt",
+        )
+    )
+
+
+def _downloaded(name: str) -> Path:
+    """The folder of a hub model, from the ordinary cache or the network."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=[*PATTERNS, "*.safetensors"]))
+        if not list(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=[*PATTERNS, "pytorch_model*.bin"]))
+    except Exception as error:
+        raise CheckpointError(
+            f"{name!r} is no file or folder here, is not in the cache of the Hugging Face hub and could not be fetched: "
+            f"{_line(error)}"
+        ) from None
+    return folder
+
+
+def _line(error: Exception) -> str:
+    """The first sentence of an error that has many."""
+    text = " ".join(str(error).split())
+    return text.split(". ")[0].rstrip(".") or type(error).__name__
+
+
+def needs_transformers() -> None:
+    """Refuse in a sentence where the extra is missing."""
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        raise missing("transformers", "checkpoints") from None

@@ -1,0 +1,72 @@
+"""Tensors as a family asks for them: by short name, in double precision, checked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from attractor.checkpoints.tensors import Tensors
+from attractor.errors import CheckpointError
+
+FEED_FORWARD = re.compile(r"\.(mlp|fc1|fc2|fc_in|fc_out|intermediate|experts|ffn|DenseReluDense|shared_experts)\.")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads ``prefix + name``; a shape that contradicts the configuration and entries that are not finite are refused."""
+
+    tensors: Tensors
+    prefix: str = ""
+    dtype: torch.dtype = torch.float64
+    names: frozenset[str] = field(default=frozenset(), repr=False)
+
+    def __contains__(self, name: str) -> bool:
+        return self.prefix + name in self.names
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """A tensor, which must have this shape if one is given."""
+        if name not in self:
+            raise CheckpointError(
+                f"{self.tensors.describe()} has no tensor {self.prefix + name}, which its configuration calls for"
+            )
+        tensor = self.tensors.read(self.prefix + name)
+        if shape and tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"the tensor {self.prefix + name} has shape {tuple(tensor.shape)}, the configuration calls for {shape}"
+            )
+        tensor = tensor.to(self.dtype)
+        if not bool(torch.isfinite(tensor.sum())):  # a sum needs no copy, and finite weights do not overflow it
+            count = int((~torch.isfinite(tensor)).sum())
+            raise CheckpointError(
+                f"the tensor {self.prefix + name} holds {count} entries that are NaN or infinite: the checkpoint is damaged"
+            )
+        return tensor
+
+    def maybe(self, name: str, *shape: int) -> Tensor | None:
+        """A tensor, or None where there is none."""
+        return self(name, *shape) if name in self else None
+
+    def first(self, *names: str) -> str:
+        """The first of several names that exists: releases of transformers have renamed modules."""
+        return next((name for name in names if name in self), names[0])
+
+    def under(self, prefix: str) -> list[str]:
+        """Short names that begin with ``prefix``, the feed-forward's left out."""
+        start = self.prefix + prefix
+        found = [name[len(self.prefix) :] for name in self.names if name.startswith(start)]
+        return sorted(name for name in found if not FEED_FORWARD.search(name))
+
+
+def reader(tensors: Tensors, prefixes: tuple[str, ...], probe: str, dtype: torch.dtype) -> Reader:
+    """A reader with the first prefix under which the tensor ``probe`` exists."""
+    names = frozenset(tensors.names())
+    for prefix in prefixes:
+        if any(name.startswith(prefix + probe) for name in names):
+            return Reader(tensors, prefix, dtype, names)
+    raise CheckpointError(
+        f"{tensors.describe()} has no tensor whose name begins with {' or '.join(prefix + probe for prefix in prefixes)}, "
+        "which its configuration calls for"
+    )

@@ -1,0 +1,103 @@
+"""The whole model, and the text it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attractor.checkpoints.checkpoint import Checkpoint
+from attractor.checkpoints.gguf import GGUFTensors
+from attractor.checkpoints.verification import quiet
+from attractor.errors import CheckpointError, InputError
+
+TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken")
+
+
+def whole_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
+    """The model itself, ready to run; a model in memory is taken as it is."""
+    if checkpoint.model is not None:
+        return _base(checkpoint.model).eval()
+    from transformers import AutoModel
+
+    kind: Any = AutoModel._model_mapping[type(checkpoint.config)]
+    with quiet():
+        if isinstance(checkpoint.tensors, GGUFTensors):
+            names = [name for name in checkpoint.tensors.names() if name.startswith("model.")]
+            state = {name.removeprefix("model."): checkpoint.tensors.read(name) for name in names}
+            return kind.from_pretrained(None, config=checkpoint.config, state_dict=state, dtype=dtype).eval()
+        folder = checkpoint.tensors.describe()
+        model = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, dtype=dtype)
+    return model.eval()
+
+
+def _base(model: Any) -> Any:
+    """The stack of layers inside a model with a head."""
+    return getattr(model, "base_model", model)
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Any:
+    """The tokenizer that lies beside the weights."""
+    from transformers import AutoTokenizer
+
+    if checkpoint.model is not None:
+        raise InputError("a model in memory has no tokenizer beside it: give token ids, or tokenizer=...")
+    place = Path(checkpoint.tensors.describe())
+    if place.is_dir() and not any(list(place.glob(pattern)) for pattern in TOKENIZERS):
+        raise CheckpointError(f"{checkpoint.name} has no tokenizer beside its weights; give token ids")
+    inside = {"gguf_file": place.name} if place.is_file() else {}
+    try:
+        with quiet():
+            folder = place.parent if place.is_file() else place
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)
+    except Exception as error:
+        reason = " ".join(str(error).split()).split(". ")[0]
+        raise CheckpointError(
+            f"{checkpoint.name} has no tokenizer that can be read ({reason}); give token ids"
+        ) from None
+
+
+def token_ids(
+    checkpoint: Checkpoint, text: Any, tokenizer: Any = None, most: int | None = None
+) -> tuple[torch.Tensor, list[str]]:
+    """Token ids (n,) of a text, or of ids themselves, and what each stands for; at most the first ``most``."""
+    if isinstance(text, str):
+        tokenizer = tokenizer_of(checkpoint) if tokenizer is None else tokenizer
+        ids = torch.tensor(tokenizer(text)["input_ids"], dtype=torch.long)
+        words = tokenizer.convert_ids_to_tokens(ids.tolist())
+    else:
+        ids = torch.as_tensor(text, dtype=torch.long)
+        words = [str(int(index)) for index in ids.flatten()]
+    if most is not None:
+        ids, words = ids[:most], words[:most]
+    _check_ids(checkpoint, ids)
+    return ids, words
+
+
+def _check_ids(checkpoint: Checkpoint, ids: torch.Tensor) -> None:
+    if ids.ndim != 1 or len(ids) < 2:
+        raise InputError(f"a trace follows at least two tokens, got ids of shape {tuple(ids.shape)}")
+    longest = context_length(checkpoint.config)
+    if longest is not None and len(ids) > longest:
+        raise InputError(
+            f"the text has {len(ids)} tokens and the model's context {longest}; cut it with max_tokens=..."
+        )
+    vocabulary = getattr(checkpoint.config, "vocab_size", None)
+    if vocabulary is not None and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
+        raise InputError(f"token ids must lie between 0 and {vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}")
+
+
+def context_length(config: Any) -> int | None:
+    """The longest text that the model has positions for."""
+    longest = next(
+        (
+            value
+            for name in ("max_position_embeddings", "n_positions", "seq_length")
+            if (value := getattr(config, name, None))
+        ),
+        None,
+    )
+    if longest is not None and config.model_type in ("roberta", "xlm-roberta", "camembert"):
+        return longest - 2  # positions begin after the padding's
+    return longest

@@ -1,0 +1,305 @@
+"""``attractor meanfield``: how n tokens approach their limit, how stable the limit is, and what comes after a blow-up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attractor.cli.ending import ending
+from attractor.cli.files import check_picture, read_array
+from attractor.cli.groups import check_numbers, given, grouped, numbers, panel, replay
+from attractor.cli.law import LawOptions, build_law, read_law
+from attractor.errors import InputError
+
+if TYPE_CHECKING:
+    from attractor.attention import Attention
+    from attractor.states import Gaussian, Tokens
+
+SCHEMA = "attractor.meanfield/1"
+STUDIES = ("rates", "stability", "blow-up")
+BELONGS = {"against": "rates", "measures": "rates", "raw": "rates", "order": "stability", "apart": "stability"}
+SIZES = {"rates": "100,200,400,800", "stability": "100", "blow-up": "200,1000,5000"}
+REPEATS = {"rates": 12, "stability": 6, "blow-up": 5}
+DIM = {"rates": 2, "stability": 2, "blow-up": 1}
+SPREAD = {"rates": 1.0, "stability": 1.0, "blow-up": 0.5**0.5}  # with the default law, the Gaussian blows up at t = 1
+of_study, of_start, of_report = panel("Study"), panel("Start"), panel("Results")
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """What is measured."""
+
+    study: Annotated[
+        str,
+        of_study(
+            "NAME",
+            "rates: errors of n tokens and their power of n; stability: how far two close measures part, beside the bound; "
+            "blow-up: tokens near and past the time at which the Gaussian is infinite.",
+        ),
+    ] = "rates"
+    until: Annotated[
+        float | None,
+        of_study(
+            "T", "The time to reach; of blow-up, in units of that time.", "--until", "-t", default="1; blow-up: 1.2"
+        ),
+    ] = None
+    sizes: Annotated[
+        str | None, of_study("N,N,...", "Numbers of tokens.", default="; ".join(f"{k}: {v}" for k, v in SIZES.items()))
+    ] = None
+    repeats: Annotated[
+        int | None, of_study("N", "Runs for each number of tokens.", min=1, default="12; stability: 6; blow-up: 5")
+    ] = None
+    against: Annotated[
+        str | None,
+        of_study(
+            "WHAT",
+            "closure (the Gaussian), pair (as many tokens again) or a larger number of tokens.",
+            default="closure if the start is Gaussian and stays so, else pair",
+        ),
+    ] = None
+    measures: Annotated[str, of_study("NAME,...", "Of rates: some of w2, sliced, energy, mean, covariance.")] = (
+        "w2,sliced,energy,mean,covariance"
+    )
+    raw: Annotated[
+        bool, of_study("", "Keep the moments of each draw instead of setting them to those of the Gaussian.", "--raw")
+    ] = False
+    order: Annotated[float, of_study("P", "Order of the distance of stability.")] = 2.0
+    apart: Annotated[
+        float, of_study("X", "How far the second start of stability is moved, as a share of the first.")
+    ] = 0.1
+    rtol: Annotated[float, of_study("X", "Relative error of a step.")] = 1e-6
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """What the tokens are drawn from."""
+
+    dim: Annotated[
+        int | None, of_start("D", "Dimension.", "--dim", "-d", default="that of the files, or 2; blow-up: 1")
+    ] = None
+    start: Annotated[
+        str | None,
+        of_start(
+            "NAME",
+            "gaussian, uniform, ball, box, shell:0.8, ellipse:2,1, mixture:3, student:5 or laplace.",
+            default="ball; blow-up: gaussian",
+        ),
+    ] = None
+    spread: Annotated[
+        float | None,
+        of_start(
+            "X",
+            "Factor of the start; of gaussian, its standard deviation.",
+            default="1; blow-up: 0.7071, for a time of 1",
+        ),
+    ] = None
+    mean: Annotated[Path | None, of_start("FILE", "Mean of --start gaussian, (d).", default="0")] = None
+    covariance: Annotated[Path | None, of_start("FILE", "Its covariance, (d, d).", default="spread^2 I")] = None
+    seed: Annotated[int, of_start("N", "Seed of everything random.", min=0)] = 0
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What becomes of the figures."""
+
+    json: Annotated[bool, of_report("", "Print one JSON object.", "--json")] = False
+    plot: Annotated[Path | None, of_report("FILE", "Draw the result: .png, .pdf or .svg.")] = None
+    quiet: Annotated[bool, of_report("", "Print nothing but errors (and the object of --json).", "--quiet", "-q")] = (
+        False
+    )
+    progress: Annotated[
+        bool | None, of_report("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
+    ] = None
+    debug: Annotated[bool, of_report("", "Show the traceback of an error.", "--debug")] = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """The options, read: a law, sizes, and a start that is a Gaussian or a name."""
+
+    law: Attention
+    dim: int
+    sizes: list[int]
+    repeats: int
+    start: str
+    gaussian: Gaussian | None
+    study: StudyOptions
+    spread: float
+    seed: int
+
+
+@grouped(StudyOptions, StartOptions, LawOptions, ReportOptions)
+def meanfield(
+    context: typer.Context, study: StudyOptions, start: StartOptions, law: LawOptions, report: ReportOptions
+) -> None:
+    """Measure the mean-field limit: the rates at which n tokens approach it, its stability, and tokens past a blow-up.
+
+    Without options: tokens of the unit disc under isotropic softmax attention until t = 1, two independent systems of each size, with
+    the slopes in n of five distances. Results go to stdout, progress and errors to stderr.
+    """
+    with ending("attractor meanfield", report.debug):
+        check_numbers(context)
+        check_study(context, study.study)
+        check_report(report)
+        question = asked(study, start, law)
+        shows = (sys.stderr.isatty() and not report.quiet) if report.progress is None else report.progress
+        with bar(shows) as watch:
+            found = answer(question, watch)
+        if report.plot is not None:
+            found.plot(report.plot)
+        arguments = {**asdict(study), **asdict(start), **asdict(law)}
+        tell(found, question, arguments, report, replay(context, without=("json", "quiet", "progress", "debug")))
+
+
+def check_study(context: typer.Context, name: str) -> None:
+    if name not in STUDIES:
+        raise InputError(f"--study {name!r} is not known; the studies are {', '.join(STUDIES)}")
+    for option, spelled in given(context).items():
+        if BELONGS.get(option, name) != name:
+            raise InputError(f"{spelled} belongs to --study {BELONGS[option]}, not to {name}")
+
+
+def check_report(report: ReportOptions) -> None:
+    if report.plot is not None:
+        from attractor.pictures.still import still_suffix
+
+        still_suffix(report.plot)
+        check_picture(report.plot)
+
+
+def asked(study: StudyOptions, start: StartOptions, law: LawOptions) -> Question:
+    """Files first, since they know the dimension; then what is made to fit them."""
+    sizes = [int(n) for n in numbers(study.sizes or SIZES[study.study], "--sizes") if n == int(n)]
+    if not sizes or min(sizes) < 2:
+        raise InputError(f"--sizes must be whole numbers of at least 2 separated by commas, got {study.sizes}")
+    matrices = read_law(law)
+    arrays = {name: read_array(path, f"--{name}") for name in ("mean", "covariance") if (path := getattr(start, name))}
+    dims = [
+        part.shape[-1] for name, part in (*matrices.items(), *arrays.items()) if name in ("query", "mean", "covariance")
+    ]
+    dim = start.dim or (dims[0] if dims else DIM[study.study])
+    name = start.start or ("gaussian" if arrays or study.study == "blow-up" else "ball")
+    if arrays and name != "gaussian":
+        raise InputError(f"--mean and --covariance belong to --start gaussian, not to {name}")
+    if study.until is not None and study.until <= 0:
+        raise InputError(f"--until {study.until:g} is not after the start at t = 0: give a positive time")
+    built = build_law(law, matrices, dim, sizes[-1])
+    if built.dim != dim:
+        raise InputError(f"--dim {dim} does not fit the law, which moves tokens of dimension {built.dim}")
+    spread = SPREAD[study.study] if start.spread is None else start.spread
+    gaussian = _gaussian(arrays, dim, spread) if name == "gaussian" else None
+    repeats = study.repeats or REPEATS[study.study]
+    return Question(built, dim, sizes, repeats, name, gaussian, study, spread, start.seed)
+
+
+def _gaussian(arrays: dict[str, Any], dim: int, spread: float) -> Gaussian:
+    import torch
+
+    from attractor.states import Gaussian
+
+    mean = arrays.get("mean", torch.zeros(dim, dtype=torch.float64))
+    mean = mean.reshape(-1) if mean.ndim == 2 and 1 in mean.shape else mean
+    return Gaussian(mean, arrays.get("covariance", spread**2 * torch.eye(dim, dtype=torch.float64)))
+
+
+def answer(question: Question, watch: Any) -> Any:
+    """Run the study."""
+    return {"rates": _rates, "stability": _stability, "blow-up": _blow_up}[question.study.study](question, watch)
+
+
+def _draw(question: Question, n: int, seed: int, ensemble: int) -> Tokens:
+    from attractor.meanfield import sample
+    from attractor.states import Tokens
+
+    if question.gaussian is not None:
+        return sample(question.gaussian, n, seed, ensemble=ensemble)
+    return Tokens.drawn(question.start, n, question.dim, seed, question.spread, ensemble)
+
+
+def _rates(question: Question, watch: Any) -> Any:
+    from attractor.attention.closure import obstacle
+    from attractor.meanfield import rates
+
+    options = question.study
+    closed = question.gaussian is not None and not obstacle(question.law)
+    against: Any = options.against or ("closure" if closed else "pair")
+    if against not in ("closure", "pair"):
+        if not against.isdigit():
+            raise InputError(f"--against must be closure, pair or a number of tokens, got {against!r}")
+        against = int(against)
+    return rates(
+        question.law,
+        partial(_draw, question) if question.gaussian is None else question.gaussian,
+        until=1.0 if options.until is None else options.until,
+        sizes=question.sizes,
+        repeats=question.repeats,
+        against=against,
+        measures=[name.strip() for name in options.measures.split(",") if name.strip()],
+        whitened=not options.raw,
+        seed=question.seed,
+        watch=watch,
+        rtol=options.rtol,
+    )
+
+
+def _stability(question: Question, watch: Any) -> Any:
+    from attractor.meanfield import perturbed, stability
+
+    options = question.study
+    if len(question.sizes) > 1:
+        raise InputError(f"--study stability takes one number of tokens, got --sizes {options.sizes}")
+    watch(0.0, f"{question.repeats} pairs of {question.sizes[0]:,} tokens")
+    first = _draw(question, question.sizes[0], question.seed, question.repeats)
+    second = perturbed(first, options.apart, question.seed)
+    until = 1.0 if options.until is None else options.until
+    return stability(question.law, first, second, until=until, p=options.order, rtol=options.rtol)
+
+
+def _blow_up(question: Question, watch: Any) -> Any:
+    from attractor.meanfield import past_blow_up
+    from attractor.meanfield.beyond import SHARES
+
+    if question.gaussian is None:
+        raise InputError(
+            f"--study blow-up starts from --start gaussian, whose blow-up it passes, not from {question.start}"
+        )
+    end = 1.2 if question.study.until is None else question.study.until
+    shares = [share for share in SHARES if share < end] + [end]
+    options = {"sizes": question.sizes, "repeats": question.repeats, "shares": shares, "seed": question.seed}
+    return past_blow_up(question.law, question.gaussian, watch=watch, rtol=question.study.rtol, **options)
+
+
+def tell(found: Any, question: Question, arguments: dict[str, Any], report: ReportOptions, command: str) -> None:
+    """Print the result: one JSON object, or a table for people."""
+    from attractor.cli.meanfieldtable import document, print_found
+    from attractor.cli.printing import print_json, versions
+
+    picture = None if report.plot is None else str(report.plot)
+    words = {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
+    if report.json:
+        head = {"schema": SCHEMA, "command": command, "arguments": words, "study": question.study.study}
+        print_json({**head, **document(found), "written": {"picture": picture}, "versions": versions()})
+    elif not report.quiet:
+        print_found(found, question, picture, command)
+
+
+@contextmanager
+def bar(wanted: bool) -> Iterator[Any]:
+    """A function that shows how far the study is."""
+    if not wanted:
+        yield lambda share, text: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("mean field"), BarColumn(20), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("mean field", total=1.0, note="")
+        yield lambda share, text: shown.update(task, completed=share, note=text)

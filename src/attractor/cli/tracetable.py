@@ -1,0 +1,66 @@
+"""A trace for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attractor.cli.printing import number, print_rows
+
+COLUMNS = {
+    "norm": "token_norm",
+    "distance": "pairwise_distance",
+    "cosine": "cosine",
+    "least": "cosine_min",
+    "rank": "effective_rank",
+    "sharpness": "sharpness",
+    "clusters": "clusters",
+}
+WIDTH = 11
+
+
+def print_traces(report: dict[str, Any]) -> None:
+    """The stream along depth, with and without the first token, and what every block did."""
+    model, count = report["model"], report["texts"]
+    tokens = sum(report["lengths"])
+    without = f", without {' and '.join(report['without'])}" if report["without"] else ""
+    title = f"{model['name']}: {model['layers']} layers, {count} text{'' if count == 1 else 's'}, {tokens} tokens{without}"
+    notes = {f"note {index + 1}": note for index, note in enumerate(report["notes"])}
+    print_rows(title, notes)
+    mean = " (means over texts)" if count > 1 else ""
+    print_rows(f"the residual stream{mean}", _stream(report, ""))
+    print_rows("without the first token of a text", _stream(report, "_without_first"))
+    print_rows("what every block moved, and its heads on average", _blocks(report))
+    if report["pictures"]:
+        print_rows("pictures", {str(index): path for index, path in enumerate(report["pictures"])})
+    print_rows("", {"again": report["command"]})
+
+
+def _stream(report: dict[str, Any], suffix: str) -> dict[str, str]:
+    rows = {"block": "".join(f"{name:>{WIDTH}}" for name in COLUMNS)}
+    columns = [report["curves"][name + suffix]["mean"] for name in COLUMNS.values()]
+    for depth, values in enumerate(zip(*columns, strict=True)):
+        label = "input" if depth == 0 else str(depth - 1)
+        rows[label] = "".join(f"{_cell(value):>{WIDTH}}" for value in values)
+    return rows
+
+
+def _blocks(report: dict[str, Any]) -> dict[str, str]:
+    names = {"attention": "attention", "feedforward": "feedforward"}
+    heads = {"entropy": "attention_entropy", "self": "self_weight", "expansion": "expansion"}
+    columns = {label: report["blocks"][name]["mean"] for label, name in names.items()}
+    columns |= {
+        label: [_mean(row) for row in report["heads"][name]] for label, name in heads.items() if report["heads"]
+    }
+    rows = {"block": "".join(f"{name:>{WIDTH + 1}}" for name in columns)}
+    for index, values in enumerate(zip(*columns.values(), strict=True)):
+        rows[str(index)] = "".join(f"{_cell(value):>{WIDTH + 1}}" for value in values)
+    return rows
+
+
+def _mean(row: list[float | None]) -> float | None:
+    known = [value for value in row if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _cell(value: float | None) -> str:
+    return "n/a" if value is None else number(float(f"{value:.4g}"))

@@ -1,0 +1,301 @@
+r"""The march of Gaussians: rescaled time, an implicit method where the problem is stiff, and blow-up told by its own clock.
+
+Members are followed one after the other, by scipy's DOP853 and, once steps are limited by stability, by its Radau IIA. A run whose rate
+:math:`\rho = d\tau/dt` grows without bound while t converges has blown up: with :math:`\kappa = d\ln\rho/d\tau` what is left of
+time is :math:`1/(\rho\kappa)`, and the run ends when that is below rounding and the shape of the covariance has settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from attractor.attention.closure import Closure, numeric
+from attractor.flow.integration import Integration, Plan
+from attractor.flow.outcome import Outcome
+from attractor.flow.rescaled import TINY, Rescaled, Stiffness, parallel, straightened
+from attractor.flow.saving import Recorder
+from attractor.flow.stops import Rule, Steady, View
+from attractor.flow.watch import PATIENCE, ROUNDING, STILL
+from attractor.states import Tokens
+
+TAIL = 1e-13  # of the time so far that may be left at blow-up
+SETTLED = 1e-11  # speed of the shape, along tau, at blow-up
+RELATIVE = 3e-14  # beside an absolute tolerance that is larger; the least that scipy takes
+NOISE = 2e-14  # speed of a factor, relative to B L, that cannot be told from rest
+FAR = 1e5  # growth of standard deviations that is called divergence where it can no longer be told from rest
+LOOSER = 30.0  # tolerance of the implicit method, of order five, in parts of the other: what is stiff forgets its errors
+LONG = 150  # steps after which the factor is kept from turning where the covariance rests
+UNSETTLED = 1e40  # growth of the rate after which a shape that still turns is left to turn
+
+
+class GaussianIntegration(Integration):
+    """A run of Gaussians in progress. A run that was stopped begins anew when it is resumed: that takes seconds, and the same bits."""
+
+    def __init__(self, plan: Plan, tokens: Tokens, recorder: Recorder, merger: None = None) -> None:
+        super().__init__(plan, tokens, recorder, merger)
+        self.method = "rescaled"
+
+    def march(self, after_step: Callable[[Integration], None]) -> None:
+        self.now = self.beat(self)
+        began = self.now
+        if len(self.who) and self.accepted:
+            self._begin_again()
+        self.watch.open_budget(self.now, self.field.evaluations)
+        while len(self.who):
+            member = Member(self, int(self.who[0]))
+            while not self.ended[0]:
+                member.step()
+                after_step(self)
+                self.now = self.beat(self)
+                self.seconds = self.now - began
+                if self.watch.spent():
+                    return
+            self._drop_ended()
+
+    def _begin_again(self) -> None:
+        """Back to the start, whatever a store knew of the way."""
+        recorder = Recorder(self.recorder.times, self.recorder.explicit, len(self.outcomes), self.tokens.points)
+        kept = {name: getattr(self, name) for name in ("beat", "engines", "processes", "now")}
+        self.__init__(self.plan, self.tokens, recorder)
+        for name, value in kept.items():
+            setattr(self, name, value)
+
+
+class Member:
+    """One Gaussian on its way; always the first row of the run."""
+
+    def __init__(self, run: GaussianIntegration, member: int) -> None:
+        assert isinstance(run.plan.law, Closure)
+        self.run, self.member, self.plan = run, member, run.plan
+        rows = run.y[0].detach().cpu().double().numpy()
+        self.columns = np.flatnonzero(np.abs(rows[1:]).max(axis=1) > 0)
+        mean, factor = rows[0], rows[1:][self.columns].T if len(self.columns) else np.zeros((rows.shape[1], 1))
+        law = run.plan.law.law.member(torch.tensor([member]))
+        self.problem = Rescaled(numeric(law), factor.shape[1], len(mean), self.plan.start, self.plan.until)
+        self.z = self.problem.pack(mean, factor)
+        self.spread = float(self.z[self.problem.rank * self.problem.dim])
+        self.speed = self.problem.rest(mean, factor)
+        self.offset = float(np.linalg.norm(self.problem.field(0.0 * mean, 0.0 * factor)[1]))
+        self.size = float(np.linalg.norm(rows, axis=1).max())
+        self.streak, self.last, self.first_rate = 0, np.inf, self.speed[2]
+        self.growth, self.steps, self.asleep = 0.0, 0, 0
+        self.stiffness = Stiffness()
+        self.solver = self._solver("DOP853")
+        self._save_until(self.plan.start, None)
+
+    def _solver(self, name: str, step: float | None = None) -> Any:
+        """A solver from here on; ``step`` is a length to begin with."""
+        from scipy import integrate
+
+        tau = self.solver.t if self.steps else 0.0
+        if name == "Radau":
+            rtol, jacobian = LOOSER * self.plan.rtol, self.problem.jacobian
+            return integrate.Radau(self.problem, tau, self.z, np.inf, rtol=RELATIVE, atol=rtol, jac=jacobian, first_step=step)
+        options: Any = {"rtol": RELATIVE, "atol": self.plan.rtol, "first_step": step}
+        return integrate.DOP853(self.problem, tau, self.z, np.inf, **options)
+
+    def step(self) -> None:
+        """One step, and all that is to be seen after it."""
+        run, solver, before = self.run, self.solver, self.problem.evaluations
+        old, rate = self.z, self.speed[2]
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            failure = solver.step()
+        if failure is not None or not np.isfinite(solver.y).all():
+            return self._finish(Outcome("stalled", self.time, "the step size fell to rounding before the tolerance was met"))
+        self.z = solver.y
+        run.accepted += 1
+        if type(solver).__name__ == "DOP853":
+            run.rejected += max(0, (self.problem.evaluations - before) // 12 - 1)
+        self.speed = self.problem.rest(*self.problem.unpack(self.z))
+        tau = solver.t - solver.t_old
+        self.growth = np.log(self.speed[2] / rate) / tau
+        run.field.evaluations += self.problem.evaluations - before
+        self._show()
+        if self.time >= self.plan.until:
+            return self._reach()
+        self._save_until(self.time, solver)
+        self._look()
+        self._change_method(old, tau)
+        return None
+
+    def _change_method(self, old: np.ndarray, tau: float) -> None:
+        """A long run rests where the covariance does, an implicit method follows what is stiff, and columns stay apart."""
+        self.steps += 1
+        explicit, change = type(self.solver).__name__ == "DOP853", self.z[:-1] - old[:-1]
+        ahead = self.speed[2] * (self.plan.until - self.time)
+        stiff = self.stiffness.seen(change, tau, ahead) if explicit else not self.stiffness.over(change, tau)
+        crowded = parallel(self.problem.unpack(self.z)[1])
+        lifted = self.problem.lifted or stiff or self.steps >= LONG
+        if explicit != stiff and not crowded and lifted == self.problem.lifted:
+            return
+        if crowded:
+            cut = self.problem.rank * self.problem.dim
+            shape = self.z[:cut].reshape(self.problem.dim, self.problem.rank)
+            self.z = np.concatenate((straightened(shape).ravel(), self.z[cut:]))
+        self.problem.lifted, self.problem.implicit, rate = lifted, stiff, self.speed[2]
+        self.speed = self.problem.rest(*self.problem.unpack(self.z))
+        tau *= self.speed[2] / rate
+        self.stiffness = Stiffness() if explicit == stiff else self.stiffness
+        self.solver = self._solver("Radau" if stiff else "DOP853", tau)
+
+    @property
+    def time(self) -> float:
+        return self.problem.time(self.z)
+
+    def _show(self) -> None:
+        """Where the run is, for whoever looks."""
+        self.run.t[0] = min(self.time, self.plan.until)
+        self.run.y = self.run.y.clone()
+        self.run.y[0] = self._rows(self.z)
+
+    def _rows(self, z: np.ndarray) -> torch.Tensor:
+        mean, factor = self.problem.unpack(z)
+        rows = np.zeros((len(mean) + 1, len(mean)))
+        rows[0] = mean
+        if len(self.columns):
+            rows[1 + self.columns] = factor.T
+        return torch.from_numpy(rows).to(self.run.y)
+
+    # ------------------------------------------------------------------ saved times
+
+    def _save_until(self, time: float, solver: Any) -> None:
+        run, who = self.run, np.array([self.member])
+        inside: Any = None
+        while run.recorder.due(who, np.array([time]))[0]:
+            when = float(run.recorder.times[run.recorder.next[self.member]])
+            if solver is None or when == self.time:
+                z = self.z
+            else:
+                inside = inside or solver.dense_output()
+                z = self._at(when, solver, inside)
+            run.recorder.write(who, self._rows(z)[None])
+
+    def _at(self, when: float, solver: Any, inside: Any) -> np.ndarray:
+        """The vector at a time inside the last step: theta(tau) is found on the interpolant."""
+        from scipy.optimize import brentq
+
+        low, high, theta = solver.t_old, solver.t, self.problem.clock(when)
+        if inside(low)[-1] >= theta:
+            tau = low
+        else:
+            tau = brentq(lambda tau: float(inside(tau)[-1]) - theta, low, high, xtol=4e-16 * max(1.0, high), rtol=1e-15)
+        z = inside(tau)
+        slope = self.problem(tau, z)
+        return z + ((theta - z[-1]) / slope[-1]) * slope
+
+    def _reach(self) -> None:
+        """The requested time lies inside the last step."""
+        z = self._at(self.plan.until, self.solver, self.solver.dense_output())
+        self._save_until(self.plan.until, self.solver)
+        message = f"the requested time {self.plan.until:g} was reached"
+        self.z = z
+        self._finish(Outcome("reached", self.plan.until, message), self.plan.until)
+
+    # ------------------------------------------------------------------ ends
+
+    def _look(self) -> None:
+        """Blow-up, divergence and the rules of the run, in this order."""
+        rate = self.speed[2]
+        tail = 1.0 / max(rate * self.growth, TINY)
+        if self.growth > 0 and tail <= TAIL * max(abs(self.time), 1.0 / self.first_rate):
+            turning = float(np.abs(self._shape_speed()).max())
+            if turning < SETTLED or rate > UNSETTLED * self.first_rate:
+                return self._finish(self._blow_up(self.time + tail, turning))
+            return None
+        mean, factor = self.problem.unpack(self.z)
+        largest = max(float(np.linalg.norm(mean)), float(np.linalg.norm(factor, axis=0).max()))
+        if largest > self.plan.bound:
+            return self._finish(self._diverged(mean, factor))
+        if self._noise(mean, factor):
+            return None
+        for rule in self.plan.rules:
+            self._ask(rule)
+            if self.run.ended[0]:
+                return None
+        return None
+
+    def _noise(self, mean: np.ndarray, factor: np.ndarray) -> bool:
+        """Whether what still moves can no longer be told from rounding; tokens may turn fast while the covariance rests."""
+        drift, moved, rate = self.speed
+        floor = NOISE * rate * float(np.linalg.norm(factor))
+        asleep = float(np.linalg.norm(moved)) <= floor and float(np.linalg.norm(drift)) <= NOISE * rate * float(np.linalg.norm(mean))
+        self.asleep = self.asleep + 1 if asleep else 0
+        if self.asleep < PATIENCE:
+            return False
+        grown = float(np.exp(self.z[self.problem.rank * self.problem.dim] - self.spread))
+        if grown > FAR:
+            message = f"standard deviations grew {grown:.3g}-fold, past what can be told from rest: they grow on, without a sign of blow-up"
+            self._finish(Outcome("diverged", self.time, message))
+        elif any(isinstance(rule, Steady) for rule in self.plan.rules):
+            message = f"nothing moves any more that can be told from rounding at t = {self.time:.6g}, of t = {self.plan.until:g} asked for"
+            self._rest(message)
+        return bool(self.run.ended[0])
+
+    def _rest(self, message: str) -> None:
+        """The rest of the run is the state it has: saved times that are owed hold it."""
+        run, who = self.run, np.array([self.member])
+        while run.recorder.due(who, np.array([self.plan.until]))[0]:
+            run.recorder.write(who, self._rows(self.z)[None])
+        self._finish(Outcome("steady", self.time, message))
+
+    def _shape_speed(self) -> np.ndarray:
+        """Velocity of the shape of the covariance along tau."""
+        _, factor = self.problem.unpack(self.z)
+        size = max(float(np.linalg.norm(factor)), TINY)
+        shape, moved = factor / size, self.speed[1] / (size * self.speed[2])
+        return moved - float(np.vdot(shape, moved)) * shape
+
+    def _blow_up(self, time: float, turning: float) -> Outcome:
+        mean, factor = self.problem.unpack(self.z)
+        lone = float(mean @ mean) > float(np.sum(factor * factor))
+        direction = mean / np.linalg.norm(mean) if lone else np.linalg.svd(factor)[0][:, 0]
+        direction = direction * np.sign(direction[np.abs(direction).argmax()])
+        entries = ", ".join(f"{entry:.6g}" for entry in direction)
+        moving = "; the shape still turns there" if turning >= SETTLED else ""
+        return Outcome(
+            "blow_up",
+            time,
+            f"the covariance goes to infinity at t = {time:.12g}, before the requested t = {self.plan.until:g}, along "
+            f"({entries}){moving}",
+            tuple(float(entry) for entry in direction),
+        )
+
+    def _diverged(self, mean: np.ndarray, factor: np.ndarray) -> Outcome:
+        bound = self.plan.bound
+        if float(np.linalg.norm(factor, axis=0).max()) > bound:
+            what = f"standard deviations grew past {bound:.3g}, without a sign of blow-up in finite time"
+        else:
+            size = float(np.sum(factor * factor))
+            what = f"the mean grew past {bound:.3g} while the covariance has trace {size:.6g}; a mean of zero lets it be followed on"
+        return Outcome("diverged", self.time, what)
+
+    def _ask(self, rule: Rule) -> None:
+        drift, turned, _ = self.speed
+        mean, factor = self.problem.unpack(self.z)
+        points = torch.from_numpy(np.vstack((mean[None], factor.T)))[None]
+        speeds = torch.from_numpy(np.vstack((drift[None], turned.T)))[None]
+        when, size = np.array([self.time]), np.array([self.size])
+        view = View(when, points, speeds, None, self.plan.space, self.plan.until, size)
+        measure = float(rule.measure(view)[0])
+        met = measure <= 1.0
+        if isinstance(rule, Steady):
+            self.streak = self.streak + 1 if met and measure <= 1.5 * self.last else 0
+            self.last = measure
+            met = self.streak >= PATIENCE
+        elif rule.limit(view) is not None:
+            left = self.plan.until - self.time
+            met = met and (self.offset <= ROUNDING or self.offset * left <= STILL * self.size)
+        if met and not self.run.recorder.pending(self.run.who[:1])[0]:
+            self._finish(Outcome(rule.name, self.time, words(rule, view)))
+
+    def _finish(self, outcome: Outcome, end: float | None = None) -> None:
+        self.run.finish(0, outcome, self._rows(self.z), outcome.time if end is None else end)
+
+
+def words(rule: Rule, view: View) -> str:
+    """The message of a rule, said of a Gaussian."""
+    return rule.message(view, 0).replace("all tokens went", "the Gaussian went").replace("no token moves", "nothing moves")

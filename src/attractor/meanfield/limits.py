@@ -1,0 +1,130 @@
+r"""Where a Gaussian goes: its covariance at T and at 10 T, the rank that stays, and what kind of limit that is.
+
+The mean is left out: under softmax, l2 and sinkhorn attention the covariance does not depend on it, and it may grow like e^t while the
+covariance converges. Time is measured in the rate :math:`|B(\Sigma_0)|` of the start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from attractor.attention import Law
+from attractor.attention.closure import Closure, numeric
+from attractor.flow import Rule, flow
+from attractor.flow.stops import Steady, View
+from attractor.meanfield.rank import limit_rank
+from attractor.states import Gaussian
+
+UNITS = 1e6  # T in units of the inverse rate of the start
+GROWN = 1e4  # standard deviations that grew so much are on their way to infinity
+EVALUATIONS = 40_000
+KINDS = {
+    "collapse": "the covariance goes to zero",
+    "low_rank": "the covariance has a limit of lower rank than its start",
+    "full_rank": "the covariance has a limit of the rank of its start",
+    "blow_up": "the covariance goes to infinity in finite time",
+    "diverged": "the covariance grows without bound, as far as it was followed",
+    "undecided": "the budget of evaluations was spent before it could be told",
+}
+
+
+@dataclass(frozen=True)
+class Grown(Rule):
+    """Standard deviations are ``times`` what they were: the run is not going to a limit near by."""
+
+    times: float = GROWN
+    name: ClassVar[str] = "grown"
+
+    def measure(self, view: View) -> np.ndarray:
+        return self.times * np.maximum(view.size, 1e-300) / np.maximum(view.norms(), 1e-300)
+
+    def message(self, view: View, index: int) -> str:
+        return f"standard deviations grew {self.times:g}-fold"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """``kind`` is a key of KINDS; ``covariance`` that of time 10 T (or where the run ended), ``rank`` the estimate of what stays."""
+
+    kind: str
+    rank: int | None
+    covariance: np.ndarray
+    eigenvalues: np.ndarray
+    time: float
+    direction: tuple[float, ...] | None
+    message: str
+    evaluations: int
+
+    @property
+    def line(self) -> np.ndarray | None:
+        """The unit vector of a limit of rank one."""
+        if self.rank != 1:
+            return None
+        vector = np.linalg.eigh(self.covariance)[1][:, -1]
+        return vector * np.sign(vector[np.abs(vector).argmax()])
+
+
+def limit(
+    law: Law, covariance: np.ndarray, *, horizon: float | None = None, rtol: float = 1e-8, evaluations: int = EVALUATIONS
+) -> Limit:
+    """Follow a centred Gaussian to ``horizon`` T and 10 T, and say what becomes of its covariance.
+
+    Growing runs end once standard deviations are 10,000 times those of the start; a blow-up is followed to its end.
+    """
+    start = Gaussian(np.zeros(len(covariance)), covariance)
+    if horizon is None:
+        horizon = _horizon(law, start)
+    rules = [Steady(), Grown()]
+    first = flow(law, start, until=horizon, save=[], rtol=rtol, stop=rules, max_evaluations=evaluations)
+    spent, end = first.stats.evaluations, first.outcome
+    early = late = _spectrum(first.final)
+    last = first
+    if end.name == "reached":
+        last = flow(
+            law, first.final, until=9.0 * horizon, save=[], rtol=rtol, stop=rules, max_evaluations=evaluations
+        )
+        spent, end = spent + last.stats.evaluations, last.outcome
+        late = _spectrum(last.final)
+    if end.name == "grown":
+        last, end, more = _followed(law, last.final, evaluations)
+        spent, late = spent + more, _spectrum(last.final)
+    kind, rank = _kind(end.name, early, late)
+    time = horizon + end.time if last is not first and end.name != "blow_up" else end.time
+    assert isinstance(last.final, Gaussian)
+    return Limit(kind, rank, last.final.covariance.numpy(), late, time, end.direction, end.message, spent)
+
+
+def _followed(law: Law, state: object, evaluations: int) -> tuple:
+    """Where growth leads: blow-up comes soon or never is seen."""
+    assert isinstance(state, Gaussian)
+    run = flow(law, state, until=_horizon(law, state), save=[], stop=[Grown(1e3)], max_evaluations=evaluations)
+    return run, run.outcome, run.stats.evaluations
+
+
+def _kind(name: str, early: np.ndarray, late: np.ndarray) -> tuple[str, int | None]:
+    if name == "blow_up":
+        return "blow_up", None
+    if name in ("diverged", "grown"):
+        return "diverged", None
+    if name not in ("reached", "steady", "collapsed"):
+        return "undecided", None
+    rank = limit_rank(early, late)
+    full = int(np.sum(late > 0))
+    return ("collapse" if rank == 0 else "full_rank" if rank == full else "low_rank"), rank
+
+
+def _horizon(law: Law, start: Gaussian) -> float:
+    Closure(law)  # says why there is none
+    slope, _ = numeric(law.member(torch.tensor([0])))(start.mean.numpy(), start.factor.numpy())
+    rate = float(np.linalg.norm(slope))
+    return UNITS / rate if rate > 0 else UNITS
+
+
+def _spectrum(state: object) -> np.ndarray:
+    """Eigenvalues from the largest down, from the factor: small ones are not drowned."""
+    assert isinstance(state, Gaussian)
+    return np.linalg.svd(state.factor.numpy())[1] ** 2

@@ -1,0 +1,161 @@
+r"""T4, why the hemisphere is needed: two tokens under a causal mask stay at opposite poles where attention is sharp enough.
+
+At :math:`x_1 = -v_1, x_2 = v_1` token 2 gives itself the weight :math:`\sigma(2p)`, :math:`p = v_1^\top Pv_1`. A
+tangent perturbation changes weights only to multiples of :math:`v_1`, which the projection removes, so
+:math:`\dot\varepsilon_1 = (U_\perp - \lambda_1)\varepsilon_1` and :math:`\dot\varepsilon_2 = (\sigma U_\perp -
+\lambda_1(2\sigma - 1))\varepsilon_2 + (1-\sigma)U_\perp\varepsilon_1`: stable exactly if :math:`\sigma(2p) >
+\lambda_1/(2\lambda_1 - \lambda_2)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attractor.flow import velocity
+from attractor.states import Tokens
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
+from attractor.theory.ensembles import integrate
+from attractor.theory.sampling import Draw, orthogonal
+from attractor.theory.sphere_sampling import gaussian, onto, place, sphere_law
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
+from attractor.theory.theorems.consensus import causal_symmetric, common
+
+HORIZON = 80.0
+NUDGE = 1e-4
+
+
+def poles(case: Case) -> Tensor:
+    """Heights of the tokens over the hyperplane of v_1."""
+    return spheres.sphered(case).points(case.tokens.points) @ common.dominant(case).vector
+
+
+def sharpness(case: Case) -> float:
+    """p = v_1' P v_1 of one head."""
+    vector = common.dominant(case).vector
+    return float(vector @ spheres.sphered(case).interactions[0] @ vector)
+
+
+def predicted(case: Case) -> float:
+    """Largest real part of the linearisation: (U_perp - lambda_1) and (s U_perp - lambda_1 (2 s - 1))."""
+    values, own = causal_symmetric.spectrum(case), torch.sigmoid(torch.tensor(2 * sharpness(case), dtype=torch.float64))
+    return float(max(values[1] - values[0], own * values[1] - values[0] * (2 * own - 1)))
+
+
+def abscissa(case: Case) -> float:
+    """Largest real part of the Jacobian of the velocity in tangent directions, by automatic differentiation."""
+    found, state = spheres.sphered(case), case.tokens
+    points = found.points(state.points)
+    n, d = points.shape
+    inverse = torch.linalg.inv(found.root)
+
+    def field(flat: Tensor) -> Tensor:
+        at = flat.reshape(n, d)
+        at = at / at.norm(dim=-1, keepdim=True)
+        return found.points(velocity(case.law, Tokens.trusted(at @ inverse.mT), case.space)).reshape(-1)
+
+    jacobian = torch.autograd.functional.jacobian(field, points.reshape(-1))
+    bases = [torch.linalg.svd(row[None]).Vh[1:] for row in points]  # tangent directions at each token
+    tangent = torch.block_diag(*bases)
+    return float(torch.linalg.eigvals(tangent @ jacobian @ tangent.mT).real.max())
+
+
+def nudged(case: Case, size: float = NUDGE) -> Case:
+    """The same start a little off, the same way every time."""
+    points = case.tokens.points
+    push = torch.from_numpy(np.random.default_rng(7).standard_normal(tuple(points.shape)))
+    return replace(case, state=Tokens(case.space.retract(points + size * push)))
+
+
+def gather(cases: Sequence[Case]) -> list[tuple[float, Tensor]]:
+    runs = integrate([nudged(case) for case in cases])
+    return [(abscissa(case), run.points) for case, run in zip(cases, runs, strict=True)]
+
+
+def conclude(case: Case, evidence: tuple[float, Tensor]) -> tuple[Measurement, ...]:
+    measured, points = evidence
+    return judged(case, measured, predicted(case), points)
+
+
+def judged(case: Case, measured: float, promised: float, points: Tensor) -> tuple[Measurement, ...]:
+    size = float(causal_symmetric.spectrum(case).abs().max())
+    away = (points - case.tokens.points).norm(dim=-1).amax(-1)
+    return (
+        Measurement("the linearisation is as predicted", -abs(measured - promised) / size, 1e-8),
+        Measurement("a small push dies out", -float(away[-1] / away[0]), 0.5, asymptotic=True),
+    )
+
+
+def around(sign: float, gap: tuple[float, float] = (0.15, 1.0)) -> Sampler:
+    """Cases with p on one side of its threshold, by the gap."""
+
+    def draw_case(draw: Draw) -> Case:
+        space, basis = place(draw, 3), orthogonal(draw, 3)
+        second = float(draw.uniform(-0.5, 0.6))
+        value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
+        level = 1.0 / (2.0 - second)
+        p = 0.5 * float(torch.logit(torch.tensor(level, dtype=torch.float64))) + sign * float(draw.uniform(*gap))
+        law = sphere_law(draw, space, value, [aimed(draw, basis[:, 0], p)], mask="causal")
+        points = torch.stack((-basis[:, 0], basis[:, 0]))
+        return Case(law, onto(space, points), space, HORIZON, {"save": [0.0, HORIZON]})
+
+    return draw_case
+
+
+def aimed(draw: Draw, vector: Tensor, p: float) -> Tensor:
+    """An interaction without symmetry for which v' P v = p."""
+    matrix = gaussian(draw, len(vector), 0.5)
+    return matrix + (p - float(vector @ matrix @ vector)) * vector[:, None] * vector
+
+
+def _opposite(case: Case) -> Margin:
+    heights = poles(case)
+    if case.tokens.n != 2:
+        return decided(False, f"{case.tokens.n} tokens, the statement is about two")
+    return vanishing(float((heights.abs() - 1).abs().max() + (heights.sum()).abs()))
+
+
+def _sharp(case: Case) -> Margin:
+    values = causal_symmetric.spectrum(case)
+    own = torch.sigmoid(torch.tensor(2 * sharpness(case), dtype=torch.float64))
+    return strictly(float(own - values[0] / (2 * values[0] - values[1])))
+
+
+THEOREM = Theorem(
+    key="consensus.T4-bipartite-causal",
+    title="Opposite poles under a causal mask",
+    statement=r"Let \(U = U^\top\) with \(\lambda_1 > 0\) simple and \(p = v_1^\top P v_1\). Under a causal mask the state "
+    r"\(x_1 = -v_1,\ x_2 = v_1\) is exponentially stable if \(\sigma(2p) > \lambda_1/(2\lambda_1 - \lambda_2)\), "
+    r"and unstable if \(<\).",
+    citation=causal_symmetric.CITATION,
+    status=Status.HERE,
+    hypotheses=(
+        given.SOFTMAX,
+        given.TOKENS,
+        spheres.CURVED,
+        spheres.PURE,
+        spheres.CAUSAL,
+        spheres.EQUAL_MASSES,
+        given.PLACELESS,
+        given.UNBIASED,
+        given.ONE_HEAD,
+        spheres.VALUE_SYMMETRIC,
+        causal_symmetric.SIMPLE,
+        common.POSITIVE,
+        Hypothesis("opposite poles", r"x_1 = -v_1,\ x_2 = v_1", _opposite, structural=True),
+        Hypothesis("sharp attention", r"\sigma(2p) > \lambda_1/(2\lambda_1 - \lambda_2)", _sharp),
+    ),
+    fate="bipartite",
+    rate=r"\max\{\lambda_2 - \lambda_1,\ \sigma\lambda_2 - (2\sigma-1)\lambda_1\}",
+    conclude=conclude,
+    sample=around(1.0),
+    violate={"sharp attention": around(-1.0)},
+    gather=gather,
+    proof="Weights change by multiples of v_1 only, which the projection removes; the rest is a triangular linearisation.",
+)

@@ -1,0 +1,106 @@
+r"""T4 for full attention: two equal halves stay at opposite poles where attention is sharp enough.
+
+With half of the tokens at each pole a row gives :math:`\sigma(2p)` to its own side, so the drive is
+:math:`\lambda_1\tanh(p)\,v_1` and a tangent perturbation obeys :math:`\dot\varepsilon_i =
+U_\perp\sum_ja_{ij}\varepsilon_j - \lambda_1\tanh(p)\,\varepsilon_i`. Its modes are the common one (:math:`\lambda_k -
+\lambda_1\tanh p`), the opposite one (:math:`(\lambda_k - \lambda_1)\tanh p`) and those within a side
+(:math:`-\lambda_1\tanh p`): stable exactly if :math:`\tanh p > \max(0, \lambda_2/\lambda_1)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
+from attractor.theory.sampling import Draw, orthogonal
+from attractor.theory.sphere_sampling import onto, place, sphere_law
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
+from attractor.theory.theorems.consensus import bipartite, causal_symmetric, common
+
+
+def predicted(case: Case) -> float:
+    """Largest real part of the linearisation."""
+    values, pull = causal_symmetric.spectrum(case), math.tanh(bipartite.sharpness(case))
+    modes = [values[1:] - values[0] * pull, pull * (values[1:] - values[0])]
+    if case.tokens.n > 2:
+        modes.append(-pull * values[:1])
+    return float(torch.cat(modes).max())
+
+
+def conclude(case: Case, evidence: tuple[float, Tensor]) -> tuple[Measurement, ...]:
+    measured, points = evidence
+    return bipartite.judged(case, measured, predicted(case), points)
+
+
+def gather(cases: Sequence[Case]) -> list[tuple[float, Tensor]]:
+    return bipartite.gather(cases)
+
+
+def around(sign: float) -> Sampler:
+    """Cases with tanh p on one side of lambda_2 / lambda_1."""
+
+    def draw_case(draw: Draw) -> Case:
+        space, basis = place(draw, 3), orthogonal(draw, 3)
+        second = float(draw.uniform(-0.5, 0.6))
+        value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
+        p = math.atanh(max(0.0, second)) + sign * float(draw.uniform(0.15, 1.0))
+        law = sphere_law(draw, space, value, [bipartite.aimed(draw, basis[:, 0], p)])
+        half = int(draw.integers(1, 3))
+        signs = torch.tensor([1.0, -1.0] * half, dtype=torch.float64)
+        points = signs[:, None] * basis[:, 0]
+        return Case(law, onto(space, points), space, bipartite.HORIZON, {"save": [0.0, bipartite.HORIZON]})
+
+    return draw_case
+
+
+def _halves(case: Case) -> Margin:
+    heights = bipartite.poles(case)
+    if case.tokens.n % 2:
+        return decided(False, f"{case.tokens.n} tokens have no equal halves")
+    return vanishing(float((heights.abs() - 1).abs().max() + heights.sum().abs()))
+
+
+def _sharp(case: Case) -> Margin:
+    values = causal_symmetric.spectrum(case)
+    return strictly(math.tanh(bipartite.sharpness(case)) - max(0.0, float(values[1] / values[0])))
+
+
+THEOREM = Theorem(
+    key="consensus.T4-bipartite-full",
+    title="Opposite poles under full attention",
+    statement=r"Let \(U = U^\top\) with \(\lambda_1 > 0\) simple and \(p = v_1^\top P v_1\). Under full attention "
+    r"the state with half of the tokens at "
+    r"\(v_1\) and half at \(-v_1\) is exponentially stable if \(\tanh p > \max(0, \lambda_2/\lambda_1)\), and "
+    r"unstable if \(<\).",
+    citation=causal_symmetric.CITATION,
+    status=Status.HERE,
+    hypotheses=(
+        given.SOFTMAX,
+        given.TOKENS,
+        spheres.CURVED,
+        spheres.PURE,
+        given.FULL,
+        spheres.EQUAL_MASSES,
+        given.PLACELESS,
+        given.UNBIASED,
+        given.ONE_HEAD,
+        spheres.VALUE_SYMMETRIC,
+        causal_symmetric.SIMPLE,
+        common.POSITIVE,
+        Hypothesis("equal halves", r"x_i = \pm v_1, \text{ half of each}", _halves, structural=True),
+        Hypothesis("sharp attention", r"\tanh p > \max(0, \lambda_2/\lambda_1)", _sharp),
+    ),
+    fate="bipartite",
+    rate=r"\max\{\lambda_2 - \lambda_1\tanh p,\ (\lambda_2 - \lambda_1)\tanh p,\ -\lambda_1\tanh p\}",
+    conclude=conclude,
+    sample=around(1.0),
+    violate={"sharp attention": around(-1.0)},
+    gather=gather,
+    proof="Weights change by multiples of v_1 only, which the projection removes; three families of modes are left.",
+)

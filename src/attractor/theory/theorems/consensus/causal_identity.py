@@ -1,0 +1,107 @@
+r"""T3: under a causal mask with values c I every token tends to the first, which never moves.
+
+:math:`\dot x_1 = 0`. With :math:`u_i = \langle x_i, x_1\rangle` and total weights :math:`a_{ij}` of sum c, token j
+between 1 and i contributes :math:`a_{ij}\langle x_1 - u_ix_i, x_j\rangle = a_{ij}(1 - u_i^2) + a_{ij}\langle x_1 -
+u_ix_i, x_j - x_1\rangle`, so :math:`\dot u_i \ge (c - a_{ii})(1 - u_i^2) - \sqrt{1 - u_i^2}\sum_{1<j<i}a_{ij}|x_j -
+x_1|`: once the tokens before it have arrived, token i follows, unless it sits on the stable set of :math:`-x_1`, a null
+set. Near consensus the linearisation is triangular with diagonal :math:`c(1/i - 1)`; token 2 is slowest.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attractor.flow import Trajectory, velocity
+from attractor.states import Tokens
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.approach import rate_within, spread
+from attractor.theory.sampling import Draw, sizes
+from attractor.theory.sphere_sampling import onto, place, plural, unit
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.trends import alive
+
+HORIZON = 60.0
+FEW = ((3, 3), (4, 3), (4, 4))
+CITATION = Citation(
+    "abella2024asymptotic",
+    "the causal theorem for U = I; also Theorem 4.1 of arXiv 2411.04990 for a fixed P",
+    "P = scale Q'K is its P, V is its U; heads are summed, so its rates are those of total weight one",
+)
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    found, kept = spheres.sphered(case), alive(run)
+    points, times = found.points(run.points[kept]), run.times[kept]
+    drift = float((points[:, 0] - points[0, 0]).norm(dim=-1).max())
+    slack = min(_inequality(case, row) for row in run.points[kept][:: max(1, kept.stop // 10)])
+    apart = spread(points)
+    rate = rate_within(times, apart)
+    return (
+        Measurement("the first token stays", -drift, 1e-12),
+        Measurement("tokens are pulled to the first as promised", slack, 1e-12),
+        Measurement("all tokens reach the first", -float(apart[-1]), 1e-3, asymptotic=True),
+        Measurement("angles fall like e^{-ct/2}", -abs(rate / found.weight + 0.5), 0.06, asymptotic=True),
+    )
+
+
+def _inequality(case: Case, points: torch.Tensor) -> float:
+    """Smallest excess of du_i/dt over its lower bound."""
+    found, state = spheres.sphered(case), Tokens.trusted(points, case.tokens.masses)
+    law = spheres.laws_of(case)[0]
+    scalars = found.values.diagonal(dim1=-2, dim2=-1).mean(-1)
+    weights = (scalars[:, None, None] * law.weights(state)).sum(-3)
+    at, motion = found.points(points), found.points(velocity(case.law, state, case.space))
+    heights, rates = at @ at[0], motion @ at[0]
+    free = (1 - heights.square()).clamp_min(0.0)
+    others = weights.clone()
+    others[:, 0] = 0.0
+    others.fill_diagonal_(0.0)
+    pulled = others @ (at - at[0]).norm(dim=-1)
+    bound = (found.weight - weights.diagonal()) * free - free.sqrt() * pulled
+    return float((rates - bound)[1:].min()) if len(points) > 1 else 0.0
+
+
+def sample(draw: Draw) -> Case:
+    n, d = sizes(draw, FEW)
+    space, value = place(draw, d), torch.eye(d, dtype=torch.float64)
+    law = plural(draw, space, value, 0.5, mask="causal")
+    return Case(law, onto(space, unit(draw, n, d)), space, HORIZON)
+
+
+def unmasked(draw: Draw) -> Case:
+    n, d = sizes(draw, FEW)
+    space, value = place(draw, d, 0.0), torch.eye(d, dtype=torch.float64)
+    return Case(plural(draw, space, value, 0.5), onto(space, unit(draw, n, d)), space, HORIZON)
+
+
+def lopsided(draw: Draw) -> Case:
+    n, d = sizes(draw, FEW)
+    space, value = place(draw, d, 0.0), torch.diag(torch.from_numpy(draw.uniform(0.2, 1.5, d)))
+    return Case(plural(draw, space, value, 0.5, mask="causal"), onto(space, unit(draw, n, d)), space, HORIZON)
+
+
+THEOREM = Theorem(
+    key="consensus.T3",
+    title="Causal, identity value",
+    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), \(c = \sum_h c_h > 0\) and the mask is causal, then \(x_1\) "
+    r"never moves and "
+    r"\(x_i(t) \to x_1(0)\) for every \(i\), from almost every start and for every \(P_h\); no hemisphere is needed.",
+    citation=CITATION,
+    status=Status.PAPER,
+    hypotheses=(
+        given.TOKENS,
+        *spheres.ON_SPHERE,
+        spheres.CAUSAL,
+        spheres.EQUAL_MASSES,
+        given.SOFTMAX,
+        spheres.IDENTITY,
+        spheres.ATTRACTIVE,
+    ),
+    fate="consensus",
+    rate=r"|x_i - x_1| \sim e^{-ct/2}, \text{ whatever } P, n, d",
+    conclude=conclude,
+    sample=sample,
+    violate={"causal mask": unmasked, "identity values": lopsided},
+    proof="Induction over tokens: the inequality is input-to-state stability of token i with the earlier ones as input.",
+)

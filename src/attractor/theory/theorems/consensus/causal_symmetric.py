@@ -1,0 +1,131 @@
+r"""T4: under a causal mask a symmetric value with a simple positive top eigenvalue draws all tokens of a hemisphere to
+its eigenvector.
+
+:math:`\dot c_i = \lambda_1\sum_ja_{ij}c_j - (x_i^\top U\tilde b_i)c_i` with :math:`c_i = \langle v_1, x_i\rangle`.
+Where some :math:`c_i = 0` and the others are not negative, :math:`\dot c_i \ge 0` exactly because :math:`\lambda_1 \ge
+0`: without that the hemisphere leaks. Token 1 follows Oja's flow to :math:`v_1`; once the earlier tokens are there,
+:math:`\dot c_i = (1-a_{ii})\lambda_1(1-c_i^2) + a_{ii}c_i(\lambda_1 - x_i^\top Ux_i) + o(1)`, both terms not negative
+and the first positive for :math:`\lambda_1 > 0`. The linearisation at :math:`v_1` is triangular with blocks
+:math:`U_\perp/i - \lambda_1`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attractor.flow import Trajectory
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.approach import apart, rate_within
+from attractor.theory.conditions import Hypothesis, Margin, strictly
+from attractor.theory.sampling import Draw, orthogonal, sizes
+from attractor.theory.sphere_sampling import halved, onto, place, plural
+from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem
+from attractor.theory.theorems.consensus import common
+from attractor.theory.trends import alive
+
+HORIZON = 40.0
+FEW = ((3, 3), (4, 3), (4, 4))
+CITATION = Citation(
+    "abella2024asymptotic",
+    "the causal theorem for symmetric U, stated there without the sign of the top eigenvalue",
+    "P = scale Q'K is its P, V is its U; U = W^{1/2} V W^{-1/2} is the value on the unit sphere",
+)
+
+
+def spectrum(case: Case) -> torch.Tensor:
+    """Eigenvalues of the total value, largest first."""
+    value = spheres.sphered(case).total
+    return torch.linalg.eigvalsh((value + value.mT) / 2).flip(0)
+
+
+def exponent(case: Case) -> float:
+    """lambda_1 - max_{k >= 2, i <= n} lambda_k / i."""
+    values, places = spectrum(case), torch.arange(1, case.tokens.n + 1, dtype=torch.float64)
+    return float(values[0] - (values[1:, None] / places).max())
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    kept = alive(run)
+    points, times = spheres.sphered(case).points(run.points[kept]), run.times[kept]
+    lowest = common.heights(case, run.points[kept]).amin()
+    pole = common.dominant(case).vector
+    distance = torch.minimum(apart(points, pole), apart(points, -pole))
+    rate = rate_within(times, distance, 1e-8, 1e-4)
+    return (
+        Measurement("no token leaves the hemisphere", float(lowest), 1e-12),
+        Measurement("all tokens reach the eigenvector", -float(distance[-1]), 1e-3, asymptotic=True),
+        Measurement("at the rate of the linearisation", -abs(rate / exponent(case) + 1), 0.1, asymptotic=True),
+    )
+
+
+def valued(values: tuple[float, float] | None) -> Sampler:
+    """Cases whose other eigenvalues lie between the bounds, below a top eigenvalue of 1; None: all negative."""
+
+    def draw_case(draw: Draw) -> Case:
+        n, d = sizes(draw, FEW)
+        space, basis = place(draw, d), orthogonal(draw, d)
+        if values is None:
+            chosen = [-1.0, *draw.uniform(-3.0, -1.4, d - 1)]
+        else:
+            chosen = [1.0, *draw.uniform(*values, d - 1)]
+        value = basis @ torch.diag(torch.tensor(chosen, dtype=torch.float64)) @ basis.mT
+        law = plural(draw, space, value, 0.5, mask="causal")
+        return Case(law, onto(space, halved(draw, n, d, basis[:, 0], 0.15)), space, HORIZON)
+
+    return draw_case
+
+
+def unsided(draw: Draw) -> Case:
+    n, d = sizes(draw, FEW)
+    space, basis = place(draw, d, 0.0), orthogonal(draw, d)
+    value = basis @ torch.diag(torch.tensor([1.0, *draw.uniform(-1.0, 0.5, d - 1)], dtype=torch.float64)) @ basis.mT
+    points = halved(draw, n, d, basis[:, 0], 0.15)
+    points[1::2] *= -1.0
+    return Case(plural(draw, space, value, 1.0, mask="causal"), onto(space, points), space, HORIZON)
+
+
+def unmasked(draw: Draw) -> Case:
+    """Full attention with a strong negative eigenvalue."""
+    basis = orthogonal(draw, 3)
+    value = basis @ torch.diag(torch.tensor([1.0, -5.0, -5.0], dtype=torch.float64)) @ basis.mT
+    space = place(draw, 3, 0.0)
+    return Case(plural(draw, space, value, 1.5), onto(space, halved(draw, 5, 3, basis[:, 0])), space, HORIZON)
+
+
+def _simple(case: Case) -> Margin:
+    values = spectrum(case)
+    return strictly(float((values[0] - values[1]) / values.abs().max().clamp_min(1e-300)))
+
+
+SIMPLE = Hypothesis("top eigenvalue simple", r"\lambda_1 > \lambda_2", _simple)
+THEOREM = Theorem(
+    key="consensus.T4",
+    title="Causal, symmetric value",
+    statement=r"If the mask is causal, \(V_h = c_h V\) with \(W V\) symmetric, the top eigenvalue \(\lambda_1\) of "
+    r"\(U = \sum_h V_h\) is simple and "
+    r"\(\lambda_1 > 0\), and all tokens lie on one side of \(v_1^\perp\), then no token leaves that side and all "
+    r"tend to \(\pm v_1\), whatever \(P_h\). "
+    r"Without \(\lambda_1 > 0\) this is false.",
+    citation=CITATION,
+    status=Status.HERE,
+    hypotheses=(
+        given.TOKENS,
+        *spheres.ON_SPHERE,
+        spheres.CAUSAL,
+        spheres.EQUAL_MASSES,
+        given.SOFTMAX,
+        spheres.COMMON,
+        spheres.VALUE_SYMMETRIC,
+        spheres.SAME_SIGN,
+        SIMPLE,
+        common.POSITIVE,
+        common.ONE_SIDE,
+    ),
+    fate="consensus",
+    rate=r"|x_i \mp v_1| \sim e^{-(\lambda_1 - \max_{k\ge2,\,i\le n}\lambda_k/i)\,t}",
+    conclude=conclude,
+    sample=valued((-1.5, 0.5)),
+    violate={"top eigenvalue positive": valued(None), "one side": unsided, "causal mask": unmasked},
+    proof="The field points inward on the edge of the hemisphere because lambda_1 >= 0; induction over tokens.",
+)

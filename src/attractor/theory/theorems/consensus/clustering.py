@@ -1,0 +1,88 @@
+r"""A neighbour: with V = c I and P = beta I almost every start reaches consensus on spheres of dimension two or more.
+
+The flow is the gradient flow of E (T1), whose critical points other than consensus are strict saddles for :math:`d \ge
+3` [geshkovski2023mathematical] [criscitiello2024synchronization], so they attract a null set only. On the circle this
+needs small :math:`|\beta|`. The time is exponential in :math:`\beta`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attractor.flow import Trajectory
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.approach import spread
+from attractor.theory.conditions import Hypothesis, decided, weakly
+from attractor.theory.sampling import Draw
+from attractor.theory.sphere_sampling import onto, place, sphere_law, unit
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.theorems.consensus import pair
+from attractor.theory.trends import alive, decades
+
+HORIZON = 600.0
+OPTIONS = {"save": decades(HORIZON)}
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    apart = spread(spheres.sphered(case).points(run.points[alive(run)]))
+    return (Measurement("all tokens agree in the end", -float(apart[-1]), 1e-3, asymptotic=True),)
+
+
+def sample(draw: Draw) -> Case:
+    d = int(draw.integers(3, 5))
+    space, eye = place(draw, d), torch.eye(d, dtype=torch.float64)
+    law = sphere_law(draw, space, eye, [float(draw.uniform(0.0, 2.5)) * eye])
+    return Case(law, onto(space, unit(draw, 8, d)), space, HORIZON, OPTIONS)
+
+
+def circle(draw: Draw) -> Case:
+    """Regular polygons on the circle under a repulsive interaction, where they attract."""
+    eye = torch.eye(2, dtype=torch.float64)
+    turns = 2 * torch.pi * torch.arange(5, dtype=torch.float64) / 5 + torch.from_numpy(0.1 * draw.standard_normal(5))
+    points = torch.stack((turns.cos(), turns.sin()), dim=-1)
+    space = place(draw, 2, 0.0)
+    return Case(sphere_law(draw, space, eye, [0.0 * eye]), onto(space, points), space, HORIZON, OPTIONS)
+
+
+def repulsive(draw: Draw) -> Case:
+    case = sample(draw)
+    eye = torch.eye(case.attention.dim, dtype=torch.float64)
+    return Case(sphere_law(draw, case.space, eye, [-3.0 * eye]), case.state, case.space, HORIZON, OPTIONS)
+
+
+THEOREM = Theorem(
+    key="consensus.clustering",
+    title="Global clustering",
+    statement=r"If \(d \ge 3\), \(V = c I\) with \(c > 0\), \(P = \beta W\) with \(\beta \ge 0\) and attention is "
+    r"full, then the tokens tend to one point from "
+    r"almost every start.",
+    citation=Citation(
+        "criscitiello2024synchronization",
+        "d >= 3 and an increasing convex function of inner products; with the gradient structure of T1 for softmax attention",
+        "phi(s) = e^{beta s}; on the ellipsoid inner products are those of W",
+    ),
+    status=Status.PAPER,
+    hypotheses=(
+        given.SOFTMAX,
+        given.TOKENS,
+        spheres.CURVED,
+        spheres.PURE,
+        given.FULL,
+        spheres.EQUAL_MASSES,
+        given.PLACELESS,
+        given.UNBIASED,
+        given.ONE_HEAD,
+        Hypothesis("dimension", r"d \ge 3", lambda case: decided(case.tokens.dim >= 3, f"d = {case.tokens.dim}")),
+        spheres.IDENTITY,
+        spheres.ATTRACTIVE,
+        pair.ISOTROPIC,
+        Hypothesis("attractive interaction", r"\beta \ge 0", lambda case: weakly(pair.beta_of(case)[0])),
+    ),
+    fate="consensus",
+    rate=r"\text{time } e^{O(\beta)}, \text{ then } e^{-ct}",
+    conclude=conclude,
+    sample=sample,
+    violate={"dimension": circle, "attractive interaction": repulsive},
+    proof="Critical points of E other than consensus are strict saddles; the centre-stable manifold theorem.",
+)

@@ -1,0 +1,173 @@
+r"""T4, stronger: one value with a dominant eigenvector draws all tokens of its hemisphere, whatever the weights.
+
+Let :math:`Uv = \lambda v`, :math:`U^\top v = \lambda v`, :math:`\lambda > \mu = \|U|_{v^\perp}\|` (for symmetric U: the
+top eigenvalue exceeds the modulus of all others), and all :math:`c_i = \langle v, x_i\rangle > 0`, with any weights
+:math:`a_{ij} \ge 0` of row sum one.
+
+Proof. Let i be lowest, :math:`m = c_i`, and :math:`\tilde b = \sum_ja_{ij}x_j = \beta v + b_\perp`; then :math:`\beta
+\ge m` and :math:`|b_\perp| \le \sqrt{1-\beta^2}`. So :math:`\dot c_i = \lambda\beta - m\,x_i^\top U\tilde b` with
+:math:`x_i^\top U\tilde b = \lambda\beta m + x_\perp^\top Ub_\perp \le \lambda\beta m + \mu\sqrt{(1-m^2)(1-\beta^2)}`,
+hence :math:`\dot c_i \ge \lambda\beta(1 - m^2) - \mu m\sqrt{(1-m^2)(1-\beta^2)}`, which increases with :math:`\beta`;
+at :math:`\beta = m` it is :math:`(\lambda - \mu)\,m(1 - m^2)`. Therefore :math:`\dot m \ge (\lambda-\mu)m(1-m^2)`: the
+tangent of the largest angle to v falls at least like :math:`e^{-(\lambda-\mu)t}`. This is sharper than :math:`m(\lambda
+- \sqrt{\lambda^2m^2 + \mu^2(1-m^2)})`, since the root is concave in :math:`m^2`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attractor.flow import Trajectory
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.approach import odds
+from attractor.theory.conditions import Hypothesis, Margin, strictly, vanishing
+from attractor.theory.sampling import Draw, orthogonal, sizes
+from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural, wandering
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.trends import alive, smallest_increase
+
+HORIZON = 12.0
+
+
+@dataclass(frozen=True, eq=False)
+class Dominant:
+    """The eigenvector v of the eigenvalue with the largest real part, and the norm of U beside it."""
+
+    value: float
+    vector: Tensor
+    others: float
+    residual: float
+
+
+def dominant(case: Case) -> Dominant:
+    """Looked for in the total value; ``residual`` is how far v is from an eigenvector of U and of its transpose."""
+    value = spheres.sphered(case).total
+    values, vectors = torch.linalg.eig(value)
+    top = int(values.real.argmax())
+    vector = vectors[:, top].real
+    vector = vector / vector.norm().clamp_min(1e-300)
+    largest = float(vector @ value @ vector)
+    size = torch.linalg.matrix_norm(value, 2).clamp_min(1e-300)
+    missed = max(float((part @ vector - largest * vector).norm() / size) for part in (value, value.mT))
+    beside = torch.eye(len(value), dtype=value.dtype) - vector[:, None] * vector
+    return Dominant(largest, vector, float(torch.linalg.matrix_norm(beside @ value @ beside, 2)), missed)
+
+
+def heights(case: Case, points: Tensor) -> Tensor:
+    """Heights over the hyperplane of v, of the sign that the first token has."""
+    found = spheres.sphered(case).points(points) @ dominant(case).vector
+    first = found.reshape(-1)[0]
+    return found * (-1.0 if float(first) < 0 else 1.0)
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    kept, top = alive(run), dominant(case)
+    lowest, times = heights(case, run.points[kept]).amin(-1), run.times[kept]
+    away = (lowest > 0) & (lowest < 1 - 1e-8)
+    promised = odds(lowest[away]).log() - 2 * (top.value - top.others) * times[away]
+    return (
+        Measurement("the lowest height never decreases", smallest_increase(lowest), 1e-10),
+        Measurement("it stays positive", float(lowest.min()), 0.0),
+        Measurement("its odds grow as fast as promised", smallest_increase(promised), 1e-6),
+    )
+
+
+def block(draw: Draw, d: int, low: float = -0.9, high: float = 0.9, symmetric: bool = False) -> tuple[Tensor, Tensor]:
+    """U = lambda v v' + U' with U' on the complement of v of norm below lambda; and v."""
+    basis, top = orthogonal(draw, d), float(draw.uniform(0.7, 1.5))
+    inner = torch.diag(torch.from_numpy(draw.uniform(low, high, d - 1)))
+    if not symmetric:
+        inner = orthogonal(draw, d - 1) @ inner @ orthogonal(draw, d - 1)
+    whole = torch.block_diag(torch.ones(1, 1, dtype=torch.float64), inner)
+    return top * basis @ whole @ basis.mT, basis[:, 0]
+
+
+def sample(draw: Draw) -> Case:
+    n, d = sizes(draw, SIZES)
+    space = place(draw, d)
+    value, pole = block(draw, d, symmetric=bool(draw.integers(2)))
+    mask = (None, "causal")[int(draw.integers(2))]
+    if draw.random() < 0.1:
+        law = wandering(draw, space, value, HORIZON, mask=mask)
+    else:
+        law = plural(draw, space, value, mask=mask)
+    return Case(law, onto(space, halved(draw, n, d, pole)), space, HORIZON)
+
+
+def strong_negative(draw: Draw) -> Case:
+    """|lambda_min| above lambda_1."""
+    basis = orthogonal(draw, 3)
+    value = basis @ torch.diag(torch.tensor([1.0, -5.0, -5.0], dtype=torch.float64)) @ basis.mT
+    space = place(draw, 3, 0.0)
+    return Case(plural(draw, space, value, 1.5), onto(space, halved(draw, 5, 3, basis[:, 0])), space, HORIZON)
+
+
+def both_sides(draw: Draw) -> Case:
+    case = sample(draw)
+    signs = torch.from_numpy(np.where(np.arange(case.tokens.n) % 2, -1.0, 1.0))
+    return replace(case, state=replace(case.tokens, points=case.tokens.points * signs[:, None]))
+
+
+def _one_side(case: Case) -> Margin:
+    found = heights(case, case.tokens.points)
+    return strictly(float(found.min()))
+
+
+SPLIT = Hypothesis(
+    "value splits",
+    r"U v = \lambda v,\ U^\top v = \lambda v",
+    lambda case: vanishing(dominant(case).residual),
+    structural=True,
+)
+POSITIVE = Hypothesis(
+    "top eigenvalue positive",
+    r"\lambda_1 > 0",
+    lambda case: strictly(dominant(case).value / max(abs(dominant(case).value), dominant(case).others, 1e-300)),
+)
+DOMINANT = Hypothesis(
+    "top eigenvalue dominates",
+    r"\lambda > \mu = \|U|_{v^\perp}\|",
+    lambda case: strictly((dominant(case).value - dominant(case).others) / max(dominant(case).others, 1e-3)),
+)
+ONE_SIDE = Hypothesis("one side", r"\langle v, x_i(0)\rangle > 0 \text{ for all } i \text{ (or all } < 0)", _one_side)
+CITATION = Citation(
+    "abella2024asymptotic",
+    "extends its causal theorem for symmetric U to several heads, full attention and P(t)",
+    "P = scale Q'K is its P, V is its U, v its top eigenvector; U = W^{1/2} V W^{-1/2} is the value on the unit sphere",
+)
+
+THEOREM = Theorem(
+    key="consensus.T4-common",
+    title="Common dominant value",
+    statement=r"Let all heads share one value, \(V_h = c_h V\), whose picture \(U\) on the unit sphere splits as "
+    r"\(\lambda\) on \(v\) and an operator of norm "
+    r"\(\mu < \lambda\) on \(v^\perp\). If all \(\langle v, x_i(0)\rangle > 0\), then \(m = \min_i\langle v, "
+    r"x_i\rangle\) obeys "
+    r"\(\dot m \ge (\lambda - \mu)\,m\,(1 - m^2)\): all tokens tend to \(v\), for every mask, every \(P_h(t)\), "
+    r"every averaging kernel.",
+    citation=CITATION,
+    status=Status.HERE,
+    hypotheses=(
+        given.TOKENS,
+        *spheres.ON_SPHERE,
+        spheres.COMMON,
+        SPLIT,
+        spheres.SAME_SIGN,
+        POSITIVE,
+        DOMINANT,
+        ONE_SIDE,
+    ),
+    fate="consensus",
+    rate=r"\tan\angle(x_i, v) \le e^{-(\lambda-\mu)t}\max_j\tan\angle(x_j(0), v)",
+    conclude=conclude,
+    sample=sample,
+    violate={"top eigenvalue dominates": strong_negative, "one side": both_sides},
+    broken=spheres.reverse,
+    proof="At the lowest token the pull along v is at least lambda beta, the loss at most lambda beta m + mu "
+    "sqrt((1-m^2)(1-beta^2)), beta >= m.",
+)

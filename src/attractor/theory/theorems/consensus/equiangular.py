@@ -1,0 +1,104 @@
+r"""T6: tokens at equal angles stay at equal angles, and their cosine obeys one equation.
+
+With :math:`\langle x_i, x_j\rangle = g` for all pairs, every other token has the weight :math:`w = e^{\beta g}/(e^\beta
++ (n-1)e^{\beta g})` and :math:`\dot g = 2cw\,(1 + (n-2)g - (n-1)g^2) = 2cw(1-g)((n-1)g + 1)`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attractor.flow import Trajectory
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.conditions import Hypothesis, Margin, vanishing
+from attractor.theory.sampling import Draw, orthogonal, sizes
+from attractor.theory.sphere_sampling import onto, place, sphere_law, unit
+from attractor.theory.theorem import Case, Measurement, Status, Theorem
+from attractor.theory.theorems.consensus import pair
+from attractor.theory.trends import alive
+
+SIZES = ((2, 3), (3, 3), (3, 4), (4, 4))
+
+
+def cosines(points: Tensor) -> Tensor:
+    """Cosines of all pairs, (..., pairs)."""
+    gram = points @ points.mT
+    rows, columns = torch.triu_indices(points.shape[-2], points.shape[-2], 1)
+    return gram[..., rows, columns]
+
+
+def equation(n: int, beta: float, weight: float, start: float, times: np.ndarray) -> np.ndarray:
+    """The cosine at some times, by scipy."""
+    from scipy.integrate import solve_ivp
+
+    def slope(_: float, g: np.ndarray) -> np.ndarray:
+        share = 1.0 / (math.exp(beta * (1.0 - float(g[0]))) + n - 1)
+        return 2 * weight * share * (1 - g) * ((n - 1) * g + 1)
+
+    return solve_ivp(slope, (0.0, times[-1]), [start], t_eval=times, rtol=1e-11, atol=1e-13, method="DOP853").y[0]
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    found, kept = spheres.sphered(case), alive(run)
+    pairs, times = cosines(found.points(run.points[kept])), run.times[kept].numpy()
+    wanted = equation(case.tokens.n, pair.beta_of(case)[0], found.weight, float(pairs[0].mean()), times)
+    uneven = float((pairs.amax(-1) - pairs.amin(-1)).max())
+    return (
+        Measurement("angles stay equal", -uneven, 1e-7),
+        Measurement("the cosine follows its equation", -float((pairs.mean(-1).numpy() - wanted).__abs__().max()), 1e-8),
+    )
+
+
+def sample(draw: Draw) -> Case:
+    n, d = sizes(draw, SIZES)
+    space, eye = place(draw, d), torch.eye(d, dtype=torch.float64)
+    g = float(draw.uniform(-0.8 / (n - 1), 0.8))
+    gram = (1 - g) * torch.eye(n, dtype=torch.float64) + g
+    points = torch.linalg.cholesky(gram) @ orthogonal(draw, d)[:n]
+    law = sphere_law(draw, space, eye, [float(draw.uniform(-2.0, 3.0)) * eye])
+    return Case(law, onto(space, points), space, 5.0)
+
+
+def uneven(draw: Draw) -> Case:
+    space, eye = place(draw, 4, 0.0), torch.eye(4, dtype=torch.float64)
+    return Case(sphere_law(draw, space, eye, [1.5 * eye]), onto(space, unit(draw, 4, 4)), space, 5.0)
+
+
+def _equal(case: Case) -> Margin:
+    pairs = cosines(spheres.sphered(case).points(case.tokens.points))
+    return vanishing(float(pairs.max() - pairs.min()) if pairs.numel() else 1.0)
+
+
+THEOREM = Theorem(
+    key="consensus.T6-equiangular",
+    title="Tokens at equal angles",
+    statement=r"If \(V = c I,\ P = \beta W\) and all pairs have the same cosine \(g\), they keep a common one, with "
+    r"\(\dot g = \frac{2c\,e^{\beta g}(1-g)((n-1)g+1)}{e^\beta + (n-1)e^{\beta g}}\).",
+    citation=pair.CITATION,
+    status=Status.HERE,
+    hypotheses=(
+        given.SOFTMAX,
+        given.TOKENS,
+        spheres.CURVED,
+        spheres.PURE,
+        given.FULL,
+        spheres.EQUAL_MASSES,
+        given.PLACELESS,
+        given.UNBIASED,
+        given.ONE_HEAD,
+        spheres.IDENTITY,
+        spheres.ATTRACTIVE,
+        pair.ISOTROPIC,
+        Hypothesis("equal angles", r"\langle x_i, x_j\rangle_W = g", _equal),
+    ),
+    fate="monotone",
+    conclude=conclude,
+    sample=sample,
+    violate={"equal angles": uneven},
+    proof="The symmetric group acts; the derivative of one inner product is 2 c w (1 + (n-2) g - (n-1) g^2).",
+)

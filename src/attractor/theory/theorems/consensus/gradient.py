@@ -1,0 +1,165 @@
+r"""T1: attention is a gradient flow of the interaction energy exactly where the value follows the interaction.
+
+On the unit sphere, :math:`E = \tfrac12\sum_{ij}m_im_je^{x_i^\top Px_j}` with P symmetric has :math:`\partial E/\partial
+x_i = m_iZ_iP\tilde b_i`, where :math:`\tilde b_i = \sum_jw_{ij}x_j`. If :math:`U = cP`, this is :math:`m_iZ_iU\tilde
+b_i/c`, whose tangent part is :math:`m_iZ_i\dot x_i/c`: the flow is c times the gradient in the metric :math:`g(u, v) =
+\sum_im_iZ_iu_i^\top v_i`, definite P or not. On :math:`E_W` the condition reads :math:`WV = cP`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attractor.flow import Trajectory, velocity
+from attractor.observables import energy, energy_rate, partition
+from attractor.states import Tokens
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
+from attractor.theory.matrices import asymmetry
+from attractor.theory.sampling import Draw, definite, indefinite, sizes, skew
+from attractor.theory.sphere_sampling import SIZES, onto, place, sphere_law, unit
+from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem
+from attractor.theory.trends import alive, smallest_increase
+
+
+def proportion(case: Case) -> tuple[float, float]:
+    """c and the relative residual of U = c P."""
+    found = spheres.sphered(case)
+    value, interaction = found.total, found.interactions[0]
+    c = float((value * interaction).sum() / interaction.square().sum().clamp_min(1e-300))
+    return c, float((value - c * interaction).norm() / value.norm().clamp_min(1e-300))
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    c, _ = proportion(case)
+    kept = alive(run)
+    rows = list(range(kept.stop))[:: max(1, kept.stop // 8)]
+    states = [Tokens(run.points[row], case.tokens.masses) for row in rows]
+    balance = max(_balance(case, state, c) for state in states)
+    parallel = max(_parallel(case, state, c) for state in states[:3])
+    level = torch.stack([energy(Tokens.trusted(points, case.tokens.masses), case.law) for points in run.points[kept]])
+    return (
+        Measurement("energy rate is the squared speed", -balance, 1e-12),
+        Measurement("the gradient points along the velocity", -parallel, 1e-12),
+        Measurement("energy never decreases", smallest_increase(level, level), 1e-8),
+    )
+
+
+def _balance(case: Case, state: Tokens, c: float) -> float:
+    """dE/dt less the squared speed over c, relative to the sizes that cancel in it."""
+    rate = float(energy_rate(state, case.law, case.space))
+    found, motion = spheres.sphered(case), velocity(case.law, state, case.space)
+    weights = state.weights * partition(state, case.law).squeeze(-2)
+    speeds = found.points(motion).norm(dim=-1)
+    squared = float((weights * speeds.square()).sum()) / c
+    # near rest, rounding of the drive outweighs its tangent part
+    drive = torch.linalg.matrix_norm(found.total, 2)
+    size = squared + float((weights * (speeds + 1e-3 * drive)).sum() * found.steepness[0])
+    return abs(rate - squared) / max(size, 1e-300)
+
+
+def _parallel(case: Case, state: Tokens, c: float) -> float:
+    """The tangent part of the gradient (by automatic differentiation) less the weighted velocity."""
+    found = spheres.sphered(case)
+    points = found.points(state.points).requires_grad_()
+    inverse = torch.linalg.inv(found.root)
+    energy(Tokens.trusted(points @ inverse.mT, state.masses), case.law).backward()
+    assert isinstance(points.grad, Tensor)
+    gradient, at = points.grad / state.weights[:, None], points.detach()
+    gradient = gradient - at * (at * gradient).sum(-1, keepdim=True)
+    motion = found.points(velocity(case.law, state, case.space))
+    wanted = partition(state, case.law).squeeze(-2)[:, None] * motion / c
+    return float((gradient - wanted).norm() / points.grad.norm().clamp_min(1e-300) * float(state.weights.min()))
+
+
+def symmetric_interaction(draw: Draw, d: int) -> Tensor:
+    return (definite(draw, d), definite(draw, d, -1.0), indefinite(draw, d))[int(draw.integers(3))]
+
+
+def sample(draw: Draw) -> Case:
+    n, d = sizes(draw, SIZES)
+    space, interaction = place(draw, d), symmetric_interaction(draw, d)
+    law = sphere_law(draw, space, float(draw.uniform(0.3, 2.0)) * interaction, [interaction])
+    return Case(law, onto(space, unit(draw, n, d)), space, horizon=6.0)
+
+
+def built(shape: str) -> Sampler:
+    """Cases that miss one hypothesis."""
+
+    def draw_case(draw: Draw) -> Case:
+        n, d = sizes(draw, SIZES)
+        space = place(draw, d, 0.0)
+        interaction = definite(draw, d, 1.0, 0.2, 4.0)
+        value, mask = interaction, None
+        if shape == "identity":
+            value = torch.eye(d, dtype=torch.float64)
+        elif shape == "skew":
+            value = interaction = interaction + skew(draw, d, 2.0)
+        elif shape == "negative":
+            value = -interaction
+        elif shape == "masked":
+            mask = "causal"
+        law = sphere_law(draw, space, value, [interaction], mask=mask)
+        return Case(law, onto(space, unit(draw, n, d)), space, horizon=6.0)
+
+    return draw_case
+
+
+def _unbiased(case: Case) -> Margin:
+    law = case.attention
+    biased = [name for name in given.BIASES if (bias := getattr(law, name)) is not None and bool((bias != 0).any())]
+    return decided(not biased, ", ".join(biased) or "no biases")
+
+
+def _proportional(case: Case) -> Margin:
+    c, residual = proportion(case)
+    return vanishing(residual, detail=f"c = {c:.4g}")
+
+
+def _sign(case: Case) -> Margin:
+    found = spheres.sphered(case)
+    return strictly(proportion(case)[0] * float(found.interactions[0].norm() / found.total.norm().clamp_min(1e-300)))
+
+
+def _symmetric(case: Case) -> Margin:
+    return vanishing(asymmetry(spheres.sphered(case).interactions[0]))
+
+
+UNBIASED = Hypothesis("no biases at all", r"s_{ij} = x_i^\top P x_j", _unbiased, structural=True)
+SYMMETRIC = Hypothesis("interaction symmetric", r"P = P^\top", _symmetric)
+PROPORTIONAL = Hypothesis("value follows interaction", r"W V = c P", _proportional)
+FORM = (given.SOFTMAX, spheres.CURVED, given.TOKENS, given.FULL, given.PLACELESS, UNBIASED, given.ONE_HEAD)
+HYPOTHESES = (*FORM, SYMMETRIC, PROPORTIONAL, Hypothesis("ascent", r"c > 0", _sign))
+CITATION = Citation(
+    "abella2024asymptotic",
+    "the gradient structure, stated there for U = I and a positive definite P; that case needs the ellipsoid with "
+    "W proportional to P",
+    "P = scale Q'K is its P, V is its U, x'Wx = 1 its ellipsoid; its energy counts every token with mass one",
+)
+
+
+THEOREM = Theorem(
+    key="consensus.T1",
+    title="Gradient structure",
+    statement=r"If \(P = P^\top\) and \(W V = c P\) with \(c > 0\), then \(E = \tfrac12\sum_{ij} m_i m_j "
+    r"e^{x_i^\top P x_j}\) satisfies "
+    r"\(\dot E = \tfrac1c\sum_i m_i Z_i |\dot x_i|_W^2 \ge 0\): the flow is \(c\) times the gradient of \(E\) in the metric "
+    r"\(\sum_i m_i Z_i u_i^\top W v_i\). \(P\) need not be definite; \(V = I\) on the sphere needs \(P\) "
+    r"proportional to \(I\).",
+    citation=CITATION,
+    status=Status.HERE,
+    hypotheses=HYPOTHESES,
+    fate="monotone",
+    conclude=conclude,
+    sample=sample,
+    violate={
+        "value follows interaction": built("identity"),
+        "interaction symmetric": built("skew"),
+        "ascent": built("negative"),
+        "full attention": built("masked"),
+    },
+    proof="The derivative of E in x_i is m_i Z_i P b_i = m_i Z_i W V b_i / c, and the projection to the tangent "
+    "space is W-orthogonal.",
+)

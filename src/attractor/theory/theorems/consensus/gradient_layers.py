@@ -1,0 +1,79 @@
+r"""T1 for discrete layers: the energy climbs at every layer, however large its step, where the interaction is also
+semi-definite.
+
+Proof. :math:`e^{x^\top Py}` with :math:`P \succeq 0` is a positive definite kernel: with its feature map, :math:`E(X) =
+\tfrac12|\Phi|^2` for :math:`\Phi = \sum_im_i\phi(x_i)`. Then :math:`E(X^+) - E(X) \ge \langle\Phi^+ - \Phi, \Phi\rangle
+= \sum_{ij}m_im_j(e^{x_i^{+\top}Px_j} - e^{x_i^\top Px_j}) \ge \sum_im_iZ_i\langle x_i^+ - x_i, P\tilde b_i\rangle`, by
+convexity of the exponential. Since :math:`P\tilde b_i = Ub_i/c` on the unit sphere it is left to see that
+:math:`\langle x^+ - x, b\rangle \ge 0` for :math:`x^+ = N(x + hb)`: :math:`h\langle x^+ - x, b\rangle = \langle x^+ -
+x, x + hb\rangle - \langle x^+ - x, x\rangle`, where the first term is not negative because :math:`x^+` is the unit
+vector closest to :math:`x + hb`, and the second is :math:`1 - \langle x^+, x\rangle \ge 0`.
+"""
+
+from __future__ import annotations
+
+from attractor.flow import Trajectory
+from attractor.observables import energy
+from attractor.states import Tokens
+from attractor.theory import spheres
+from attractor.theory.conditions import Hypothesis, weakly
+from attractor.theory.matrices import extremes
+from attractor.theory.sampling import Draw, definite, indefinite, sizes
+from attractor.theory.sphere_sampling import SIZES, onto, place, sphere_law, unit
+from attractor.theory.theorem import Case, Measurement, Status, Theorem
+from attractor.theory.theorems.consensus import gradient
+from attractor.theory.trends import smallest_increase
+
+LAYERS = 12
+STEPS = (0.1, 1.0, 20.0, 1000.0)
+
+
+def layered(step: float, layers: int = LAYERS) -> dict[str, object]:
+    """Options of a flow that takes discrete layers and keeps them all."""
+    return {"method": "layers", "step": step, "save": [k * step for k in range(layers + 1)]}
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    level = energy(Tokens.trusted(run.points, case.tokens.masses), case.law)
+    return (Measurement("energy never decreases from layer to layer", smallest_increase(level, level), 1e-12),)
+
+
+def sample(draw: Draw) -> Case:
+    n, d = sizes(draw, SIZES)
+    space, interaction = place(draw, d), definite(draw, d, 1.0, 0.2, 3.0)
+    law = sphere_law(draw, space, float(draw.uniform(0.3, 2.0)) * interaction, [interaction])
+    step = STEPS[int(draw.integers(len(STEPS)))]
+    return Case(law, onto(space, unit(draw, n, d)), space, LAYERS * step, layered(step))
+
+
+def saddle(draw: Draw) -> Case:
+    n, d = sizes(draw, SIZES)
+    interaction = indefinite(draw, d, None, 0.4, 3.0)
+    space = place(draw, d, 0.0)
+    step = STEPS[int(draw.integers(1, len(STEPS)))]
+    law = sphere_law(draw, space, interaction, [interaction])
+    return Case(law, onto(space, unit(draw, n, d)), space, LAYERS * step, layered(step))
+
+
+THEOREM = Theorem(
+    key="consensus.T1-layers",
+    title="Energy climbs layer by layer",
+    statement=r"If \(P = P^\top \succeq 0\) and \(W V = c P\) with \(c > 0\), then "
+    r"\(E\big(N(x + h\,b(x))\big) \ge E(x)\) for every step \(h > 0\).",
+    citation=gradient.CITATION,
+    status=Status.HERE,
+    hypotheses=(
+        *gradient.HYPOTHESES,
+        Hypothesis(
+            "interaction semi-definite",
+            r"P \succeq 0",
+            lambda case: weakly(extremes(spheres.sphered(case).interactions[0])[0]),
+        ),
+    ),
+    fate="monotone",
+    conclude=conclude,
+    sample=sample,
+    violate={"interaction semi-definite": saddle},
+    proof="The exponential kernel of a semi-definite P is positive definite and convex in each point; x+ is the "
+    "unit vector closest to x + hb.",
+)

@@ -1,0 +1,135 @@
+r"""T2: tokens in an open hemisphere under values c I reach consensus, at a rate that the weights bound from below.
+
+:math:`\rho = \operatorname{dist}(0, \operatorname{conv}\{x_i\}) = \max_{|e|=1}\min_i\langle e, x_i\rangle`. Let e be
+optimal, i active (:math:`\langle e, x_i\rangle = \rho`) and :math:`a_{ij} = \sum_hc_hw^h_{ij} \ge \alpha`. Then
+:math:`\langle e, \dot x_i\rangle = \sum_ja_{ij}(\langle e, x_j\rangle - \rho\langle x_i, x_j\rangle) \ge
+\rho\sum_ja_{ij}(1 - \langle x_i, x_j\rangle) \ge \alpha\rho\sum_j\lambda_j(1 - \langle x_i, x_j\rangle) = \alpha\rho(1
+- \rho^2)`, where :math:`\rho e = \sum_j\lambda_jx_j` is the point of the hull nearest to zero. Hence
+:math:`\rho^2/(1-\rho^2)` grows at least like :math:`e^{2\alpha t}`. At consensus all weights of a row are :math:`m_j`,
+so deviations from the mean decay like :math:`e^{-ct}`, whatever P.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attractor.attention import Attention
+from attractor.attention.kernels import Kernel
+from attractor.flow import Trajectory
+from attractor.observables import hemisphere_margin
+from attractor.states import Tokens
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.approach import odds, rate_within, spread
+from attractor.theory.conditions import Hypothesis, Margin, decided
+from attractor.theory.sampling import Draw, sizes
+from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural, unit, wandering
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.trends import alive, smallest_increase
+
+HORIZON = 24.0
+CITATION = Citation(
+    "abella2024asymptotic",
+    "the hemisphere theorem, stated there for bounded and uniformly continuous P(t)",
+    "P = scale Q'K is its P, V is its U; heads are summed, so its rates are those of total weight one",
+)
+
+
+def least_weight(case: Case) -> float:
+    """A lower bound of every total weight sum_h c_h w^h_ij at all times."""
+    laws = spheres.laws_of(case)
+    masses = case.tokens.weights / case.tokens.weights.sum()
+    least = float(masses.min())
+    scalars = spheres.sphered(case).values.diagonal(dim1=-2, dim2=-1).mean(-1)
+    if len(laws) == 1:
+        steep = spheres.sphered(case).steepness
+    else:  # between two laws of a schedule queries and keys are interpolated, so norms of products are bounded by products
+        inverse = torch.linalg.inv(spheres.sphered(case).root)
+        queries, keys = ([_norms(law, name, inverse) for law in laws] for name in ("query", "key"))
+        scale = max(abs(law.scale) for law in laws)
+        steep = scale * torch.stack(queries).amax(0) * torch.stack(keys).amax(0)
+    return float((scalars * least / (least + (1.0 - least) * (2.0 * steep).exp())).sum())
+
+
+def _norms(law: Attention, name: str, inverse: torch.Tensor) -> torch.Tensor:
+    part = getattr(law, name).double()
+    part = part if part.ndim == 3 else part.unsqueeze(0)
+    return torch.linalg.matrix_norm(part @ inverse, 2)
+
+
+def margins(case: Case, run: Trajectory) -> tuple[torch.Tensor, torch.Tensor]:
+    """Saved times and the margins at them."""
+    kept = alive(run)
+    return run.times[kept], hemisphere_margin(Tokens.trusted(run.points[kept], case.tokens.masses), space=case.space)
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    times, rho = margins(case, run)
+    away = rho < 1 - 1e-8  # nearer to consensus 1 - rho is rounding
+    logarithm, clock = odds(rho[away]).clamp_min(1e-300).log(), times[away]
+    promised = logarithm - 2 * least_weight(case) * clock
+    found = spheres.sphered(case)
+    rate = rate_within(times, spread(found.points(run.points[alive(run)])))
+    return (
+        Measurement("the margin never decreases", smallest_increase(rho), 1e-10),
+        Measurement("its odds grow as fast as promised", smallest_increase(promised), 1e-6),
+        Measurement("angles fall like e^{-ct}", -abs(rate / found.weight + 1), 0.03, asymptotic=True),
+    )
+
+
+def sample(draw: Draw) -> Case:
+    n, d = sizes(draw, SIZES)
+    space, value = place(draw, d), torch.eye(d, dtype=torch.float64)
+    varied = draw.random() < 0.15
+    law = wandering(draw, space, value, HORIZON, 0.7) if varied else plural(draw, space, value, 0.7)
+    return Case(law, onto(space, halved(draw, n, d)), space, HORIZON)
+
+
+def around(draw: Draw) -> Case:
+    """Tokens that surround the origin."""
+    space, value = place(draw, 3, 0.0), torch.eye(3, dtype=torch.float64)
+    return Case(plural(draw, space, value, 0.7), onto(space, unit(draw, 12, 3)), space, HORIZON)
+
+
+def lopsided(draw: Draw) -> Case:
+    """A value that is no multiple of the identity."""
+    n, d = sizes(draw, SIZES)
+    space = place(draw, d, 0.0)
+    value = torch.diag(torch.from_numpy(draw.uniform(-1.0, 1.5, d)))
+    return Case(plural(draw, space, value, 0.7), onto(space, halved(draw, n, d)), space, HORIZON)
+
+
+def _softmax(case: Case) -> Margin:
+    laws = spheres.laws_of(case)
+    names = {law.kernel.name for law in laws if isinstance(law.kernel, Kernel)}
+    plain = names == {"softmax"} and all(law.query_bias is None and law.positions is None for law in laws)
+    return decided(plain, "softmax of the scores" if plain else "biases, positions or another kernel")
+
+
+THEOREM = Theorem(
+    key="consensus.T2",
+    title="Hemisphere",
+    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\) and \(c = \sum_h c_h > 0\), attention is full and all tokens "
+    r"lie in an open hemisphere "
+    r"(\(\rho(0) > 0\)), then they tend to one point, whatever the bounded \(P_h(t)\), and with "
+    r"\(\alpha = \sum_h c_h\,m/(m + (1-m)e^{2\|P_h\|})\), \(m\) the smallest mass, "
+    r"\(\frac{\rho^2}{1-\rho^2}(t) \ge \frac{\rho^2}{1-\rho^2}(0)\,e^{2\alpha t}\).",
+    citation=CITATION,
+    status=Status.HERE,
+    hypotheses=(
+        given.TOKENS,
+        *spheres.ON_SPHERE,
+        spheres.FULL,
+        Hypothesis("softmax", r"w_{ij} \propto m_j e^{s_{ij}}", _softmax, structural=True),
+        spheres.IDENTITY,
+        spheres.ATTRACTIVE,
+        spheres.HEMISPHERE,
+    ),
+    fate="consensus",
+    rate=r"|x_i - x_j| \sim e^{-ct}, \text{ exactly, for every } P",
+    conclude=conclude,
+    sample=sample,
+    violate={"open hemisphere": around, "identity values": lopsided},
+    broken=spheres.reverse,
+    proof="At the token that is lowest along the best direction, the hull's nearest point bounds the pull of the others.",
+)

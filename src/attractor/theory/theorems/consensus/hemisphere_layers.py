@@ -1,0 +1,49 @@
+r"""T2 for discrete layers: heights and margin never fall, for any step, mask and kernel.
+
+:math:`|x_i + hb_i| \le 1 + hc` and :math:`\langle e, x_i + hb_i\rangle \ge (1 + hc)\,m_e`, so :math:`\langle e, N(x_i +
+hb_i)\rangle \ge m_e` where :math:`m_e \ge 0`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.sampling import Draw, sizes
+from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural
+from attractor.theory.theorem import Case, Status, Theorem
+from attractor.theory.theorems.consensus import hemisphere, hemisphere_margin
+from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layered
+
+
+def sample(draw: Draw) -> Case:
+    n, d = sizes(draw, SIZES)
+    space, value = place(draw, d), torch.eye(d, dtype=torch.float64)
+    step = STEPS[int(draw.integers(len(STEPS)))]
+    law = plural(draw, space, value, mask=(None, "causal")[int(draw.integers(2))])
+    return Case(law, onto(space, halved(draw, n, d)), space, LAYERS * step, layered(step))
+
+
+def turning(draw: Draw) -> Case:
+    n, d = sizes(draw, SIZES)
+    space, value = place(draw, d, 0.0), torch.eye(d, dtype=torch.float64)
+    value[0, 1], value[1, 0] = 2.0, -2.0
+    return Case(plural(draw, space, value), onto(space, halved(draw, n, d)), space, LAYERS * 1.0, layered(1.0))
+
+
+THEOREM = Theorem(
+    key="consensus.T2-layers",
+    title="Hemispheres are never left, layer by layer",
+    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), then along discrete layers \(x \mapsto N(x + h\,b(x))\) with "
+    r"any step \(h > 0\), any mask and any "
+    r"weights that are not negative, \(\rho\) and every \(\min_i\langle e, x_i\rangle_W \ge 0\) never decrease.",
+    citation=hemisphere.CITATION,
+    status=Status.HERE,
+    hypotheses=(given.TOKENS, *spheres.ON_SPHERE, spheres.IDENTITY, spheres.ATTRACTIVE, spheres.HEMISPHERE),
+    fate="monotone",
+    conclude=hemisphere_margin.conclude,
+    sample=sample,
+    violate={"identity values": turning},
+    proof="The drive is at most c long and at least c m_e high.",
+)

@@ -1,0 +1,88 @@
+r"""T2, what is left of it for every mask, kernel and interaction: heights over a hyperplane never fall.
+
+If :math:`m_e = \min_i\langle e, x_i\rangle \ge 0` and token i is lowest, then :math:`\langle e, \dot x_i\rangle =
+\sum_ja_{ij}(\langle e, x_j\rangle - \langle x_i, x_j\rangle m_e) \ge m_e\sum_ja_{ij}(1 - \langle x_i, x_j\rangle) \ge
+0` for any weights :math:`a_{ij} \ge 0`. So also :math:`\rho = \max_e m_e` never falls. (The diameter may grow while it
+exceeds a right angle.)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attractor.attention import Rotary
+from attractor.flow import Trajectory
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.sampling import Draw, sizes
+from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural, wandering
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
+from attractor.theory.theorems.consensus import hemisphere
+from attractor.theory.trends import alive, smallest_increase
+
+HORIZON = 8.0
+MASKS = (None, "causal", "window:2")
+KERNELS = ("softmax", "l2")
+
+
+def heights(case: Case, run: Trajectory) -> torch.Tensor:
+    """Lowest heights over hyperplanes that all tokens start above, (S, directions)."""
+    points = spheres.sphered(case).points(run.points[alive(run)])
+    start = points[0]
+    # mixtures of tokens are good candidates; those that do not have all tokens on one side are left out
+    mixtures = torch.cat((start.mean(0, keepdim=True), start, start[:-1] + start[1:]))
+    directions = mixtures / mixtures.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    directions = directions[(start @ directions.mT).amin(0) >= 0]
+    return (points @ directions.mT).amin(-2)
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    _, rho = hemisphere.margins(case, run)
+    lowest = heights(case, run)
+    fall = smallest_increase(lowest) if lowest.numel() else 0.0
+    return (
+        Measurement("the margin never decreases", smallest_increase(rho), 1e-10),
+        Measurement("heights over hyperplanes never decrease", fall, 1e-10),
+    )
+
+
+def varied(pole: bool = True) -> Sampler:
+    def draw_case(draw: Draw) -> Case:
+        n, d = sizes(draw, SIZES)
+        space, value = place(draw, d), torch.eye(d, dtype=torch.float64)
+        mask, kernel = MASKS[int(draw.integers(3))], KERNELS[int(draw.integers(2))]
+        positions = Rotary(10.0) if d == 4 else None
+        if draw.random() < 0.1:
+            law = wandering(draw, space, value, HORIZON, mask="causal")
+        else:
+            law = plural(draw, space, value, mask=mask, kernel=kernel, positions=positions)
+        return Case(law, onto(space, halved(draw, n, d)), space, HORIZON)
+
+    return draw_case
+
+
+def turning(draw: Draw) -> Case:
+    """A value with a skew part turns tokens out of the hemisphere they start in."""
+    n, d = sizes(draw, SIZES)
+    space, value = place(draw, d, 0.0), torch.eye(d, dtype=torch.float64)
+    value[0, 1], value[1, 0] = 1.0, -1.0
+    return Case(plural(draw, space, value), onto(space, halved(draw, n, d)), space, HORIZON)
+
+
+THEOREM = Theorem(
+    key="consensus.T2-margin",
+    title="Hemispheres are never left",
+    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), then for every direction \(e\) with \(\min_i\langle e, "
+    r"x_i\rangle_W \ge 0\) this minimum "
+    r"never decreases, and neither does \(\rho\): for every mask, every \(P_h(t)\), every kernel with weights that "
+    r"are not negative.",
+    citation=hemisphere.CITATION,
+    status=Status.HERE,
+    hypotheses=(given.TOKENS, *spheres.ON_SPHERE, spheres.IDENTITY, spheres.ATTRACTIVE, spheres.HEMISPHERE),
+    fate="monotone",
+    conclude=conclude,
+    sample=varied(),
+    violate={"identity values": turning},
+    broken=spheres.reverse,
+    proof="The lowest token is pulled towards tokens that are not lower, and shortened by less.",
+)

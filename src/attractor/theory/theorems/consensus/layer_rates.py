@@ -1,0 +1,75 @@
+r"""Discrete layers near consensus, full attention: one layer shrinks angles by 1/(1 + hc), so one layer with h = 1 is
+ln 2 of time.
+
+:math:`N(x + hb) = N(x + h'\Pi_xb)` with :math:`h' = h/(1 + h\langle x, b\rangle)`. At consensus the weights of a row
+are the masses and :math:`|x + hb| = 1 + hc`, so a deviation from the mean is divided by :math:`1 + hc`, whatever P.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from attractor.flow import Trajectory
+from attractor.theory import spheres
+from attractor.theory.approach import rate_within, spread
+from attractor.theory.sampling import Draw, sizes
+from attractor.theory.sphere_sampling import halved, onto, place, plural
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
+from attractor.theory.theorems.consensus import hemisphere
+from attractor.theory.theorems.consensus.gradient_layers import layered
+
+STEPS = {0.5: 80, 1.0: 50, 2.0: 40, 5.0: 40}  # layers that reach consensus to ten digits
+FEW = ((4, 3),)  # one shape: layers are slow to take one by one
+
+
+def step_of(case: Case) -> float:
+    """The size of a layer: that of the case, or 1."""
+    return float(case.options.get("step", 1.0))
+
+
+def measured(case: Case, run: Trajectory) -> float:
+    """The factor by which one layer shrinks angles, from the run."""
+    rate = rate_within(run.times, spread(spheres.sphered(case).points(run.points)), 1e-11, 1e-5)
+    return math.exp(rate * step_of(case))
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    factor = 1.0 / (1.0 + step_of(case) * spheres.sphered(case).weight)
+    missed = abs(measured(case, run) / factor - 1)
+    return (Measurement("a layer divides angles by 1 + hc", -missed, 0.01, asymptotic=True),)
+
+
+def stepped(mask: str | None, layers: dict[float, int], size: float = 0.5, value: float | None = None) -> Sampler:
+    """Tokens of a hemisphere under values I (or others, given by the size of their asymmetry)."""
+
+    def draw_case(draw: Draw) -> Case:
+        n, d = sizes(draw, FEW)
+        space, matrix = place(draw, d), torch.eye(d, dtype=torch.float64)
+        if value is not None:
+            space, matrix = place(draw, d, 0.0), torch.diag(torch.from_numpy(draw.uniform(1 - value, 1.0, d)))
+        step = list(layers)[int(draw.integers(len(layers)))]
+        law = plural(draw, space, matrix, size, mask=mask)
+        state = onto(space, halved(draw, n, d, least=0.3))
+        return Case(law, state, space, layers[step] * step, layered(step, layers[step]))
+
+    return draw_case
+
+
+THEOREM = Theorem(
+    key="consensus.T2-layer-rate",
+    title="One layer is ln(1 + h) of time",
+    statement=r"Under the hypotheses of T2, along discrete layers \(x \mapsto N(x + h\,b(x))\), angles shrink by "
+    r"the factor \(1/(1 + hc)\) a layer near "
+    r"consensus, whatever \(P\): for \(h = c = 1\) a layer is \(\ln 2\) of the continuous time, not 1.",
+    citation=hemisphere.CITATION,
+    status=Status.HERE,
+    hypotheses=hemisphere.THEOREM.hypotheses,
+    fate="consensus",
+    rate=r"|x_i - x_j| \sim (1 + hc)^{-k}",
+    conclude=conclude,
+    sample=stepped(None, STEPS),
+    violate={"identity values": stepped(None, STEPS, value=0.7)},
+    proof="At consensus weights are the masses, so deviations from the mean vanish in b, and |x + hb| = 1 + hc.",
+)

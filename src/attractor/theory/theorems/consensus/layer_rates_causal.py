@@ -1,0 +1,44 @@
+r"""Discrete layers near consensus under a causal mask: one layer shrinks angles by (1 + hc/2)/(1 + hc).
+
+Token i gives itself the weight 1/i at consensus, so the linearisation of a layer is triangular with diagonal :math:`(1
++ hc/i)/(1 + hc)`; token 2 is slowest. With :math:`h = c = 1` a layer multiplies angles by 3/4, an exponent of ln(4/3) =
+0.288; since the flow has the rate 1/2, that is 2 ln(4/3) = 0.575 of its time.
+"""
+
+from __future__ import annotations
+
+from attractor.flow import Trajectory
+from attractor.theory import spheres
+from attractor.theory.theorem import Case, Measurement, Status, Theorem
+from attractor.theory.theorems.consensus import causal_identity
+from attractor.theory.theorems.consensus.layer_rates import measured, step_of, stepped
+
+STEPS = {0.5: 200, 1.0: 130, 5.0: 80}
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    size = step_of(case) * spheres.sphered(case).weight
+    factor = (1.0 + size / 2) / (1.0 + size)
+    # later tokens leave corrections that fall off slowly: (1 + s/3)/(1 + s/2) a layer
+    missed = abs(measured(case, run) / factor - 1)
+    return (Measurement("a layer shrinks angles by (1 + hc/2)/(1 + hc)", -missed, 0.01, asymptotic=True),)
+
+
+THEOREM = Theorem(
+    key="consensus.T3-layer-rate",
+    title="One causal layer near consensus",
+    statement=r"Under the hypotheses of T3, along discrete layers \(x \mapsto N(x + h\,b(x))\), angles to \(x_1\) "
+    r"shrink by the factor "
+    r"\((1 + hc/2)/(1 + hc)\) a layer near consensus, whatever \(P\): by \(\tfrac34\) for \(h = c = 1\), as much as "
+    r"the flow, whose rate is "
+    r"\(\tfrac12\), in the time \(2\ln\tfrac43\).",
+    citation=causal_identity.CITATION,
+    status=Status.HERE,
+    hypotheses=causal_identity.THEOREM.hypotheses,
+    fate="consensus",
+    rate=r"|x_i - x_1| \sim \left(\frac{1 + hc/2}{1 + hc}\right)^k",
+    conclude=conclude,
+    sample=stepped("causal", STEPS),
+    violate={"identity values": stepped("causal", STEPS, value=0.7), "causal mask": stepped(None, STEPS)},
+    proof="The linearisation of a layer is triangular with diagonal (1 + hc/i)/(1 + hc).",
+)

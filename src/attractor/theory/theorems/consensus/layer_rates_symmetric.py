@@ -1,0 +1,87 @@
+r"""Discrete layers with a symmetric value under a causal mask: convergence and rate, which need the step to be small
+enough.
+
+Token 1 is the power iteration of :math:`I + hU`; token i with the earlier ones at :math:`v_1` has :math:`c_i^+ \propto
+(1 + ha\lambda_1)c_i + h(1-a)\lambda_1 \ge (1+h\lambda_1)c_i` against :math:`|(1 + ha\lambda_k)|` beside it, and
+:math:`|1 + ha\lambda_k| \le \max(1, |1 + h\lambda_k|) < 1 + h\lambda_1`. Near :math:`v_1` the diagonal of the
+linearisation is :math:`(1 + h\lambda_k/i)/(1 + h\lambda_1)`. With :math:`\lambda_{\min} = -9, h = 1` tokens leave for
+the wrong axis although the flow reaches :math:`v_1`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from attractor.flow import Trajectory
+from attractor.theory import spheres
+from attractor.theory.approach import apart, rate_within
+from attractor.theory.conditions import Hypothesis, Margin, strictly
+from attractor.theory.sampling import Draw, orthogonal, sizes
+from attractor.theory.sphere_sampling import halved, onto, place, plural
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
+from attractor.theory.theorems.consensus import causal_symmetric, common
+from attractor.theory.theorems.consensus.gradient_layers import layered
+from attractor.theory.theorems.consensus.layer_rates import step_of
+
+LAYERS = {0.5: 200, 1.0: 120}
+
+
+def factor(case: Case) -> float:
+    """max |1 + h lambda_k / i| / (1 + h lambda_1) over k >= 2 and tokens i."""
+    values, h = causal_symmetric.spectrum(case), step_of(case)
+    places = torch.arange(1, case.tokens.n + 1, dtype=torch.float64)
+    return float((1 + h * values[1:, None] / places).abs().max() / (1 + h * values[0]))
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    points, pole = spheres.sphered(case).points(run.points), common.dominant(case).vector
+    distance = torch.minimum(apart(points, pole), apart(points, -pole))
+    rate = rate_within(run.times, distance, 1e-11, 1e-5)
+    missed = abs(rate * step_of(case) / math.log(factor(case)) - 1)
+    return (
+        Measurement("no token leaves the hemisphere", float(common.heights(case, run.points).amin()), 1e-12),
+        Measurement("all tokens reach the eigenvector", -float(distance[-1]), 1e-3, asymptotic=True),
+        Measurement("at the rate of the linearisation", -missed, 0.1, asymptotic=True),
+    )
+
+
+def valued(low: float, high: float) -> Sampler:
+    def draw_case(draw: Draw) -> Case:
+        n, d = sizes(draw, causal_symmetric.FEW)
+        space, basis = place(draw, d), orthogonal(draw, d)
+        value = basis @ torch.diag(torch.tensor([1.0, *draw.uniform(low, high, d - 1)], dtype=torch.float64)) @ basis.mT
+        step = list(LAYERS)[int(draw.integers(len(LAYERS)))]
+        law = plural(draw, space, value, 0.5, mask="causal")
+        state = onto(space, halved(draw, n, d, basis[:, 0], 0.15))
+        return Case(law, state, space, LAYERS[step] * step, layered(step, LAYERS[step]))
+
+    return draw_case
+
+
+def _small_step(case: Case) -> Margin:
+    values, h = causal_symmetric.spectrum(case), step_of(case)
+    return strictly(float(1 + h * values[0] - (1 + h * values[1:]).abs().max()))
+
+
+THEOREM = Theorem(
+    key="consensus.T4-layers",
+    title="Causal, symmetric value, layer by layer",
+    statement=r"Under the hypotheses of T4, discrete layers \(x \mapsto N(x + h\,b(x))\) with \(|1 + h\lambda_k| < "
+    r"1 + h\lambda_1\) for all \(k \ge 2\) "
+    r"bring all tokens to \(\pm v_1\), at the factor \(\max_{k\ge2,\,i}|1 + h\lambda_k/i|/(1 + h\lambda_1)\) a "
+    r"layer, whatever \(P\).",
+    citation=causal_symmetric.CITATION,
+    status=Status.HERE,
+    hypotheses=(
+        *causal_symmetric.THEOREM.hypotheses,
+        Hypothesis("small step", r"|1 + h\lambda_k| < 1 + h\lambda_1", _small_step),
+    ),
+    fate="consensus",
+    rate=r"|x_i \mp v_1| \sim \Big(\max_{k\ge2,\,i}\frac{|1 + h\lambda_k/i|}{1 + h\lambda_1}\Big)^k",
+    conclude=conclude,
+    sample=valued(-1.2, 0.4),
+    violate={"small step": valued(-20.0, -9.0)},
+    proof="Power iteration for token 1, then induction: the height grows by 1 + h lambda_1 at least, the rest by less.",
+)

@@ -1,0 +1,68 @@
+r"""T1, second part: where attention is a gradient flow, every trajectory has a limit.
+
+E is analytic, the metric is analytic and the manifold compact, so by Lojasiewicz's inequality every trajectory has
+finite length and converges to one equilibrium, at an exponential rate where that is not degenerate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attractor.flow import Trajectory
+from attractor.theory import spheres
+from attractor.theory.sampling import Draw, sizes, skew
+from attractor.theory.sphere_sampling import SIZES, onto, place, sphere_law, unit
+from attractor.theory.theorem import Case, Measurement, Status, Theorem
+from attractor.theory.theorems.consensus import gradient
+from attractor.theory.trends import alive, decades
+
+HORIZON = 5000.0
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    kept = alive(run)
+    points, times = spheres.sphered(case).points(run.points[kept]), run.times[kept]
+    steps = (points[1:] - points[:-1]).norm(dim=-1).amax(-1)
+    late = steps[times[1:] > 0.5 * times[-1]]
+    moved = float(late.sum()) if len(late) else 2.0
+    return (Measurement("the second half of the time moves nothing", -moved, 1e-2, asymptotic=True),)
+
+
+def sample(draw: Draw) -> Case:
+    n, d = sizes(draw, SIZES)
+    space, interaction = place(draw, d), gradient.symmetric_interaction(draw, d)
+    law = sphere_law(draw, space, float(draw.uniform(0.5, 2.0)) * interaction, [interaction])
+    return Case(law, onto(space, unit(draw, n, d)), space, HORIZON, {"save": decades(HORIZON)})
+
+
+def turning(draw: Draw) -> Case:
+    """A value with a large skew part: tokens that agree keep turning."""
+    n, d = sizes(draw, SIZES)
+    space, interaction = place(draw, d, 0.0), gradient.symmetric_interaction(draw, d)
+    law = sphere_law(draw, space, interaction + skew(draw, d, 2.0), [interaction])
+    return Case(law, onto(space, unit(draw, n, d)), space, 60.0, {"save": decades(60.0)})
+
+
+def turned(case: Case) -> Case:
+    law, d = case.attention, case.attention.dim
+    value = law.value.clone()
+    value[0, 1] += 9.0
+    value[1, 0] -= 9.0
+    assert d > 1
+    return replace(case, law=replace(law, value=value), horizon=60.0, options={"save": decades(60.0)})
+
+
+THEOREM = Theorem(
+    key="consensus.T1-limit",
+    title="Gradient flows converge",
+    statement=r"If \(P = P^\top\) and \(W V = c P\) with \(c > 0\), then every trajectory converges to an equilibrium.",
+    citation=gradient.CITATION,
+    status=Status.HERE,
+    hypotheses=gradient.HYPOTHESES,
+    fate="equilibrium",
+    conclude=conclude,
+    sample=sample,
+    violate={"value follows interaction": turning},
+    broken=turned,
+    proof="An analytic gradient flow on a compact analytic manifold: Lojasiewicz.",
+)

@@ -1,0 +1,116 @@
+r"""A neighbour: separated tokens stay separated for a time that is exponential in beta.
+
+Proof. While all pairs keep angles of at least :math:`\theta'`, the weight that token i gives to others is at most
+:math:`\sum_{j\ne i}m_je^{\beta(\cos\theta'-1)}/m_i \le M e^{-\beta(1-\cos\theta')}`, :math:`M = (1-m)/m` with m the
+smallest mass, so it moves at most at that speed times c and an angle falls at most at twice that. Starting from angles
+of at least :math:`\theta_0`, none is below :math:`\theta'` before :math:`t = (\theta_0 -
+\theta')\,e^{\beta(1-\cos\theta')}/(2cM)`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from attractor.flow import Trajectory
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.conditions import Hypothesis, Margin, strictly
+from attractor.theory.sampling import Draw
+from attractor.theory.sphere_sampling import onto, place, sphere_law, unit
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.theorems.consensus import pair
+from attractor.theory.theorems.consensus.equiangular import cosines
+from attractor.theory.trends import alive
+
+PART = 0.5  # theta' as a part of theta_0
+
+
+def smallest_angle(case: Case, points: torch.Tensor) -> torch.Tensor:
+    """Smallest angle of a pair, (...)."""
+    return cosines(spheres.sphered(case).points(points)).clamp(-1.0, 1.0).amax(-1).acos()
+
+
+def promised(case: Case) -> float:
+    """The time before which no angle is below half of the smallest at the start."""
+    start = float(smallest_angle(case, case.tokens.points))
+    masses = case.tokens.weights / case.tokens.weights.sum()
+    crowd = float((1 - masses.min()) / masses.min())
+    barrier = pair.beta_of(case)[0] * (1 - math.cos(PART * start))
+    return (1 - PART) * start * math.exp(min(barrier, 700.0)) / (2 * spheres.sphered(case).weight * crowd)
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    kept = alive(run)
+    angles, times = smallest_angle(case, run.points[kept]), run.times[kept]
+    early = times <= promised(case)
+    return (Measurement("no pair comes near in time", float(angles[early].min() - PART * angles[0]), 1e-9),)
+
+
+def sample(draw: Draw) -> Case:
+    """Tokens near the corners of a cross, so that all pairs are well apart."""
+    space, eye = place(draw, 3), torch.eye(3, dtype=torch.float64)
+    points = torch.cat((eye, -eye))[: int(draw.choice([3, 5]))] + 0.1 * unit(draw, 1, 3)
+    points = points / points.norm(dim=-1, keepdim=True)
+    beta = float(draw.uniform(4.0, 20.0))
+    case = Case(sphere_law(draw, space, eye, [beta * eye]), onto(space, points), space, 1.0)
+    return Case(case.law, case.state, space, min(promised(case), 50.0))
+
+
+def soft(draw: Draw) -> Case:
+    """No barrier: a repulsive score makes the weights of others large."""
+    space, eye = place(draw, 3, 0.0), torch.eye(3, dtype=torch.float64)
+    points = halves(draw)
+    return Case(sphere_law(draw, space, eye, [-6.0 * eye]), onto(space, points), space, 2.0)
+
+
+def halves(draw: Draw) -> torch.Tensor:
+    points = torch.eye(3, dtype=torch.float64) + 0.3 * unit(draw, 3, 3)
+    return points / points.norm(dim=-1, keepdim=True)
+
+
+def blunt(case: Case) -> Case:
+    """Attention that does not look."""
+    return replace(case, law=replace(case.attention, scale=0.0))
+
+
+def _barrier(case: Case) -> Margin:
+    return strictly(pair.beta_of(case)[0] * float(smallest_angle(case, case.tokens.points)))
+
+
+THEOREM = Theorem(
+    key="consensus.metastability",
+    title="Separated tokens wait exponentially long",
+    statement=r"Let \(V = c I,\ P = \beta W\) with \(\beta > 0\) and all pairs at angles of at least \(\theta_0\). "
+    r"Then no pair is closer than \(\theta_0/2\) before "
+    r"\(t = \frac{\theta_0}{4cM}\,e^{\beta(1-\cos(\theta_0/2))}\), \(M = (1-m)/m\) with \(m\) the smallest mass.",
+    citation=Citation(
+        "geshkovski2024dynamic",
+        "metastability: clusters persist for times exponential in beta; this is an explicit bound for single tokens",
+        "beta is its beta; V = c I with its c = 1",
+    ),
+    status=Status.HERE,
+    hypotheses=(
+        given.SOFTMAX,
+        given.TOKENS,
+        spheres.CURVED,
+        spheres.PURE,
+        given.FULL,
+        given.PLACELESS,
+        given.UNBIASED,
+        given.ONE_HEAD,
+        spheres.IDENTITY,
+        spheres.ATTRACTIVE,
+        pair.ISOTROPIC,
+        Hypothesis("separated tokens", r"\beta\,\theta_0 > 0", _barrier),
+    ),
+    fate="monotone",
+    rate=r"t \ge \tfrac{\theta_0}{4cM}e^{\beta(1-\cos(\theta_0/2))}",
+    conclude=conclude,
+    sample=sample,
+    violate={"separated tokens": soft},
+    broken=blunt,
+    proof="While pairs are apart, the weight of all others together is below M exp(-beta (1 - cos theta')).",
+)

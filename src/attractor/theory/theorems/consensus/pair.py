@@ -1,0 +1,123 @@
+r"""T6: two tokens (or two equal clusters) with P = beta I: the angle obeys one equation, and merging takes a time that
+is an integral.
+
+Both tokens turn towards each other with the weight :math:`1/(1 + e^{\beta(1-\cos\theta)})`, so :math:`\dot\theta =
+-2c\sin\theta/(1 + e^{\beta(1-\cos\theta)})` and the time from :math:`\theta_0` to :math:`\theta` is
+:math:`\int_\theta^{\theta_0}\frac{1 + e^{\beta(1-\cos u)}}{2c\sin u}\,du`, which grows like
+:math:`e^{\beta(1-\cos\theta_0)}`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from attractor.flow import Trajectory
+from attractor.spaces.sphere import angle
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
+from attractor.theory.sampling import Draw
+from attractor.theory.sphere_sampling import gaussian, onto, place, sphere_law, unit
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.trends import alive
+
+
+def merging_time(beta: float, start: float, end: float, weight: float = 1.0) -> float:
+    """Time in which the angle of two tokens falls from ``start`` to ``end``."""
+    from scipy.integrate import quad
+
+    value, _ = quad(
+        lambda u: (1.0 + math.exp(beta * (1.0 - math.cos(u)))) / (2.0 * weight * math.sin(u)),
+        end,
+        start,
+        epsabs=1e-13,
+        epsrel=1e-12,
+    )
+    return float(value)
+
+
+def beta_of(case: Case) -> tuple[float, float]:
+    """beta and the relative residual of P = beta I on the unit sphere."""
+    interaction = spheres.sphered(case).interactions[0]
+    beta = float(interaction.diagonal().mean())
+    eye = torch.eye(len(interaction), dtype=interaction.dtype)
+    return beta, float((interaction - beta * eye).norm() / interaction.norm().clamp_min(1e-300))
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    found, kept = spheres.sphered(case), alive(run)
+    points, times = found.points(run.points[kept]), run.times[kept]
+    angles = angle(points[:, 0], points[:, 1])
+    beta, _ = beta_of(case)
+    rows = [row for row in range(1, len(times)) if angles[row] > 1e-5][-1:]
+    missed = [
+        abs(merging_time(beta, float(angles[0]), float(angles[r]), found.weight) / float(times[r]) - 1) for r in rows
+    ]
+    return (Measurement("the time is the integral", -max(missed, default=0.0), 1e-7),)
+
+
+def sample(draw: Draw) -> Case:
+    d = int(draw.integers(2, 5))
+    space, eye = place(draw, d), torch.eye(d, dtype=torch.float64)
+    law = sphere_law(draw, space, eye, [float(draw.uniform(-2.0, 4.0)) * eye])
+    points = unit(draw, 2, d)
+    return Case(law, onto(space, points), space, float(draw.choice([2.0, 6.0])))
+
+
+def crooked(draw: Draw) -> Case:
+    space, eye = place(draw, 3, 0.0), torch.eye(3, dtype=torch.float64)
+    return Case(sphere_law(draw, space, eye, [gaussian(draw, 3, 1.5)]), onto(space, unit(draw, 2, 3)), space, 4.0)
+
+
+def crowd(draw: Draw) -> Case:
+    space, eye = place(draw, 3, 0.0), torch.eye(3, dtype=torch.float64)
+    return Case(sphere_law(draw, space, eye, [2.0 * eye]), onto(space, unit(draw, 4, 3)), space, 4.0)
+
+
+def _facing(case: Case) -> Margin:
+    points = spheres.sphered(case).points(case.tokens.points)
+    return strictly(float((points[0] + points[1]).norm()))
+
+
+def _pair(case: Case) -> Margin:
+    return decided(case.tokens.n == 2, f"{case.tokens.n} tokens")
+
+
+ISOTROPIC = Hypothesis("isotropic interaction", r"P = \beta W", lambda case: vanishing(beta_of(case)[1]))
+CITATION = Citation(
+    "geshkovski2023mathematical",
+    "the reductions to one equation, here with the exact time",
+    "beta is its beta, V = c I with its c = 1; P = beta W on an ellipsoid",
+)
+THEOREM = Theorem(
+    key="consensus.T6-pair",
+    title="Two tokens",
+    statement=r"Two tokens with \(V = c I,\ P = \beta W\): the angle falls from \(\theta_0\) to \(\theta\) in the time "
+    r"\(\int_\theta^{\theta_0}\frac{1 + e^{\beta(1-\cos u)}}{2c\sin u}\,du\).",
+    citation=CITATION,
+    status=Status.HERE,
+    hypotheses=(
+        given.SOFTMAX,
+        given.TOKENS,
+        spheres.CURVED,
+        spheres.PURE,
+        given.FULL,
+        spheres.EQUAL_MASSES,
+        given.PLACELESS,
+        given.UNBIASED,
+        given.ONE_HEAD,
+        Hypothesis("two tokens", "n = 2", _pair, structural=True),
+        spheres.IDENTITY,
+        spheres.ATTRACTIVE,
+        ISOTROPIC,
+        Hypothesis("not opposite", r"\theta_0 < \pi", _facing),
+    ),
+    fate="consensus",
+    rate=r"t_{\text{merge}} \sim e^{\beta(1-\cos\theta_0)}",
+    conclude=conclude,
+    sample=sample,
+    violate={"isotropic interaction": crooked, "two tokens": crowd},
+    proof="By symmetry both tokens turn at the speed c sin(theta) times the weight of the other.",
+)

@@ -1,0 +1,104 @@
+r"""A neighbour: Renyi centres. Under a causal mask with sharp attention, tokens far from all earlier ones hardly move
+for a long time.
+
+Token i is a (strong) centre at radius :math:`\delta` if no earlier token is within :math:`\delta`. At that moment it
+gives the earlier tokens a weight of at most :math:`(i-1)e^{-\beta\delta^2/2}`, its speed (chords: :math:`1 - \langle x,
+y\rangle = |x-y|^2/2`). That earlier tokens do not come near later on is not proved here: the statement about times is
+checked only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attractor.flow import Trajectory, velocity
+from attractor.theory import hypotheses as given
+from attractor.theory import spheres
+from attractor.theory.conditions import Hypothesis, Margin, strictly
+from attractor.theory.sampling import Draw
+from attractor.theory.sphere_sampling import onto, place, sphere_law, unit
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.theorems.consensus import pair
+from attractor.theory.trends import alive
+
+RADIUS = 4.0  # delta in units of beta^-1/2
+
+
+def centres(points: Tensor, radius: float) -> Tensor:
+    """Which tokens are farther than the radius from every earlier one, (n,)."""
+    near = torch.cdist(points, points) <= radius
+    return ~torch.tril(near, -1).any(-1)
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    found, beta = spheres.sphered(case), pair.beta_of(case)[0]
+    points, radius = found.points(run.points[alive(run)]), RADIUS * beta**-0.5
+    chosen = centres(points[0], radius)
+    speeds = found.points(velocity(case.law, case.tokens, case.space)).norm(dim=-1)
+    weight = float(torch.exp(torch.tensor(-beta * radius**2 / 2, dtype=torch.float64)))
+    bound = found.weight * torch.arange(case.tokens.n, dtype=torch.float64) * weight
+    drift = (points[-1] - points[0]).norm(dim=-1)
+    return (
+        Measurement("centres start slowly", float((bound - speeds)[chosen].min()), 1e-12),
+        Measurement("centres have hardly moved", -float(drift[chosen].max()) / radius, 0.25, asymptotic=True),
+    )
+
+
+def sample(draw: Draw) -> Case:
+    space, eye = place(draw, 3, 0.2), torch.eye(3, dtype=torch.float64)
+    beta = float(draw.choice([64.0, 100.0, 150.0]))
+    law = sphere_law(draw, space, eye, [beta * eye], mask="causal")
+    return Case(law, onto(space, unit(draw, 24, 3)), space, 10.0, {"save": [0.0, 10.0], "rtol": 1e-8})
+
+
+def unmasked(draw: Draw) -> Case:
+    space, eye = place(draw, 3, 0.0), torch.eye(3, dtype=torch.float64)
+    law = sphere_law(draw, space, eye, [64.0 * eye])
+    return Case(law, onto(space, unit(draw, 24, 3)), space, 10.0, {"save": [0.0, 10.0], "rtol": 1e-8})
+
+
+def blunt(case: Case) -> Case:
+    """Attention that does not look: every earlier token pulls alike."""
+    return replace(case, law=replace(case.attention, scale=0.0))
+
+
+def _sharp(case: Case) -> Margin:
+    return strictly(pair.beta_of(case)[0] / RADIUS**2 - 1.0)
+
+
+THEOREM = Theorem(
+    key="consensus.renyi",
+    title="Renyi centres",
+    statement=r"Let the mask be causal, \(V = c I,\ P = \beta W\), \(\delta = 4\beta^{-1/2} < 1\). A token farther "
+    r"than \(\delta\) from every earlier one starts at most "
+    r"with the speed \(c(i-1)e^{-\beta\delta^2/2} = c(i-1)e^{-8}\), and has moved by less than \(\delta/4\) at \(t = 10/c\).",
+    citation=Citation(
+        "karagodin2024clustering",
+        "Renyi parking centres as metastable cluster centres, there with delta = 4 beta^-1/2 in a figure",
+        "beta is its beta; V = c I with its c = 1; distances are chords",
+    ),
+    status=Status.CHECKED,
+    hypotheses=(
+        given.SOFTMAX,
+        given.TOKENS,
+        spheres.CURVED,
+        spheres.PURE,
+        spheres.CAUSAL,
+        spheres.EQUAL_MASSES,
+        given.PLACELESS,
+        given.UNBIASED,
+        given.ONE_HEAD,
+        spheres.IDENTITY,
+        spheres.ATTRACTIVE,
+        pair.ISOTROPIC,
+        Hypothesis("sharp attention", r"\beta > 16", _sharp),
+    ),
+    fate="identity",
+    conclude=conclude,
+    sample=sample,
+    violate={"causal mask": unmasked},
+    broken=blunt,
+)

@@ -1,0 +1,107 @@
+r"""T8: under a causal mask a stable value sends every token to zero, whatever the interaction and the rotary positions.
+
+The first token obeys :math:`\dot x_1 = V x_1`; if the earlier ones are integrable, token l is bounded, its weight on itself stays above a
+positive number, and it decays too. Near zero token l has the rate :math:`|\operatorname{Re}\lambda|/l`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attractor.attention import Rotary
+from attractor.flow import Trajectory
+from attractor.theory import hypotheses as given
+from attractor.theory.conditions import Hypothesis, Margin, strictly, weakly
+from attractor.theory.matrices import extremes
+from attractor.theory.sampling import Draw, cloud, definite, law_of, metric_law, sizes, skew
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.trends import RUNAWAY, alive, exponential
+
+SIZES = ((2, 4), (3, 4), (4, 2))
+HORIZON = 64.0
+
+
+def stable(case: Case) -> Margin:
+    """One head: the spectrum of V. Several: no V_h expands in any direction and their sum contracts in all."""
+    found = case.matrices
+    size = float(torch.linalg.matrix_norm(found.value, 2).clamp_min(1e-300))
+    if len(found.values) == 1:
+        abscissa = float(torch.linalg.eigvals(found.value).real.max()) / size
+        return strictly(-abscissa, detail=f"largest real part {abscissa * size:.4g}")
+    worst = max(extremes(value)[1] for value in found.values)
+    if weakly(-worst).verdict.value != "holds":
+        return weakly(-worst, detail="a head expands in some direction")
+    return strictly(-extremes(found.value)[1])
+
+
+def start_of(case: Case, run: Trajectory) -> torch.Tensor:
+    """The first token as the exact solution has it, (S, d)."""
+    times, value = run.times[alive(run)], case.matrices.value
+    return (
+        torch.linalg.matrix_exp(times[:, None, None] * value)
+        @ case.law.enter(case.tokens).points[given.first(case.tokens)]
+    )
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    kept = alive(run)
+    points, first = run.points[kept], given.first(case.tokens)
+    exact = start_of(case, run)
+    size = float(points[0].norm(dim=-1).max().clamp_min(1e-300))
+    missed = float((points[:, first] - exact).norm(dim=-1).max()) / max(size, float(exact.norm(dim=-1).max()))
+    norms = points.norm(dim=-1)
+    worst = float((norms[-1] / size).max().clamp_min(1e-300).log10())
+    rate = -float(torch.linalg.eigvals(case.matrices.value).real.max()) / case.tokens.n
+    fitted = -exponential(run.times[kept], norms.amax(-1)) if len(norms) > 4 else 0.0
+    return (
+        Measurement("the first token is e^(Vt) x_1(0)", -missed, 1e-7),
+        Measurement("every norm falls below 1/50 of the start", -worst - 1.69897, asymptotic=True),
+        Measurement("the slowest rate is near |Re| / n", -abs(fitted / rate - 1.0), 0.3, asymptotic=True),
+    )
+
+
+def problem(draw: Draw, n: int, value: torch.Tensor, **options: object) -> Case:
+    law = law_of(draw, definite(draw, len(value)) + skew(draw, len(value)), value, **options)
+    return Case(law, cloud(draw, n, len(value), 0.7), horizon=HORIZON, options=RUNAWAY)
+
+
+def sample(draw: Draw) -> Case:
+    n, d = sizes(draw, SIZES)
+    value = definite(draw, d, -1.0, 0.6, 1.2) + skew(draw, d, 0.3)
+    return problem(draw, n, value, mask="causal", **({"positions": Rotary(10.0)} if draw.random() < 0.5 else {}))
+
+
+def unstable(draw: Draw) -> Case:
+    n, d = sizes(draw, SIZES)
+    return problem(draw, n, definite(draw, d, 1.0), mask="causal")
+
+
+def unmasked(draw: Draw) -> Case:
+    """A stable value under full attention polarises if the metric is positive (T4)."""
+    law = metric_law(draw, definite(draw, 4), definite(draw, 4, -1.0))
+    return Case(law, cloud(draw, 4, 4), horizon=16.0, options=RUNAWAY)
+
+
+THEOREM = Theorem(
+    key="regimes.T8",
+    title="Causal collapse",
+    statement=r"Under a causal mask, if every eigenvalue of \(V\) has a negative real part (several heads: "
+    r"\(\operatorname{sym} V_h \preceq 0\) and \(\operatorname{sym}\sum_h V_h \prec 0\)), every token tends to zero exponentially, for any "
+    r"interaction, any rotary positions and any bounded bias of the scores; the first is \(x_1(t) = e^{\sum_h V_h t} x_1(0)\).",
+    citation=Citation("pham2025dynamical", "decoders, which it does not treat apart", "our value V is its V^T"),
+    status=Status.HERE,
+    hypotheses=(
+        given.SOFTMAX,
+        given.FLAT,
+        given.TOKENS,
+        given.UNDRIVEN,
+        given.CAUSAL,
+        Hypothesis("value stable", r"\max \operatorname{Re}\lambda(V) < 0", stable),
+    ),
+    fate="collapse",
+    rate=r"|x_l| \sim e^{-|\max\operatorname{Re}\lambda(V)|\,t/l}; \text{ slow where } \operatorname{sym} W \not\succeq 0",
+    conclude=conclude,
+    sample=sample,
+    violate={"value stable": unstable, "causal mask": unmasked},
+    proof="Induction over tokens: the earlier ones are integrable, so each is bounded, sees itself with positive weight, and decays.",
+)

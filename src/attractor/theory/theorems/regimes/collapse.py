@@ -1,0 +1,111 @@
+r"""T1: negative symmetric metric, positive interaction: every token tends to zero.
+
+:math:`U = -\tfrac12\sum_l m_l x_l^\top A x_l` decreases: :math:`\dot U = -\sum_{h,l} m_l \sum_i P^h_{li}s^h_{li} \le -\bar x^\top
+\big(\sum_h W_h\big)\bar x`, since a softmax mean of scores is at least their plain mean. Equality forces zero; LaSalle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from attractor.attention import Rotary
+from attractor.flow import Trajectory
+from attractor.theory import hypotheses as given
+from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, shared_metric_law, sizes, skew
+from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem, negated
+from attractor.theory.trends import RUNAWAY, alive, decades, largest_norms, power, smallest_increase
+
+HORIZON = 100.0
+LATE = {"save": decades(HORIZON)}
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    kept, metric = alive(run), case.matrices.metric
+    points = run.points[kept]
+    energy = (run.masses * ((points @ metric) * points).sum(-1)).sum(-1)
+    size = torch.linalg.matrix_norm(metric, 2) * points.norm(dim=-1).amax(-1).square()
+    slope = power(run.times[kept], largest_norms(run)) if len(points) > 2 else 0.0
+    return (
+        Measurement("the metric energy never grows", smallest_increase(energy, size), 1e-8),
+        Measurement("norms keep falling, as a power of time at least", -slope - 0.5, 0.25, asymptotic=True),
+    )
+
+
+def sample(draw: Draw) -> Case:
+    n, d = sizes(draw)
+    metric, state = definite(draw, d, -1.0), cloud(draw, n, d)
+    if draw.random() < 0.3:
+        return Case(shared_metric_law(draw, metric, 2), state, horizon=HORIZON, options=LATE)
+    law = metric_law(draw, metric, definite(draw, d) + skew(draw, d))
+    return Case(law, state, horizon=HORIZON, options=LATE)
+
+
+def rotation(draw: Draw) -> Case:
+    """The published statement without symmetry: W = R(a), A = -R(-a) with a beyond 45 degrees."""
+    angle = float(draw.uniform(0.26, 0.45)) * torch.pi
+    cosine, sine = torch.tensor([angle], dtype=torch.float64).cos(), torch.tensor([angle], dtype=torch.float64).sin()
+    turn = torch.stack((torch.cat((cosine, -sine)), torch.cat((sine, cosine))))
+    law = metric_law(draw, -turn.mT, turn)
+    return Case(law, cloud(draw, 4, 2), horizon=10.0, options={"save": decades(10.0), **RUNAWAY})
+
+
+def other(metric_sign: float, interaction_sign: float) -> Sampler:
+    def draw_case(draw: Draw) -> Case:
+        n, d = sizes(draw)
+        metric = definite(draw, d, metric_sign) if metric_sign else indefinite(draw, d)
+        law = metric_law(draw, metric, definite(draw, d, interaction_sign))
+        return Case(law, cloud(draw, n, d), horizon=10.0, options={"save": decades(10.0), **RUNAWAY})
+
+    return draw_case
+
+
+def masked(draw: Draw) -> Case:
+    case = sample(draw)
+    return replace(case, law=replace(case.attention, mask="causal"))
+
+
+def turned(draw: Draw) -> Case:
+    law = metric_law(draw, definite(draw, 4, -1.0), definite(draw, 4), positions=Rotary(10.0))
+    return Case(law, cloud(draw, 6, 4), horizon=HORIZON, options=LATE)
+
+
+def reversed_briefly(case: Case) -> Case:
+    """Reversed tokens run away: a short look is enough."""
+    return replace(negated(case), horizon=5.0, options={})
+
+
+THEOREM = Theorem(
+    key="regimes.T1",
+    title="Collapse, symmetric metric",
+    statement=r"If \(A = A^\top \prec 0\) with \(W_h = A V_h\) for every head and \(\operatorname{sym}\sum_h W_h \succ 0\), "
+    r"then \(x_l(t) \to 0\) for every token and every start.",
+    citation=Citation(
+        "pham2025dynamical",
+        "convergence theorem, stated there for the symmetric part of A",
+        "W = Q'K is its QK^T; our value V is its V^T; A is its W (V^T)^-1",
+    ),
+    status=Status.HERE,
+    hypotheses=(
+        *given.PLAIN,
+        given.TOKENS,
+        given.METRIC,
+        given.METRIC_SYMMETRIC,
+        given.METRIC_NEGATIVE,
+        given.INTERACTION_POSITIVE,
+    ),
+    fate="collapse",
+    rate=r"\|x\| \sim t^{-1/2}; \text{ only the mean decays exponentially}",
+    conclude=conclude,
+    sample=sample,
+    violate={
+        "metric symmetric": rotation,
+        "metric negative": other(0.0, 1.0),
+        "interaction positive": other(-1.0, -1.0),
+        "full attention": masked,
+        "no positions": turned,
+    },
+    broken=reversed_briefly,
+    proof="The metric energy is a Lyapunov function: a softmax mean of scores is at least their plain mean.",
+)

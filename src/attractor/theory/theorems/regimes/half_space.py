@@ -1,0 +1,118 @@
+r"""T6: tokens on one side of a hyperplane that the values stretch run away from it, under any row-normalised attention.
+
+If :math:`V_h^\top u = \lambda_h u` with :math:`\lambda_h \ge 0`, then :math:`u\cdot\dot x_l = \sum_h\lambda_h\sum_i w^h_{li}\,u\cdot x_i`
+lies between :math:`\lambda\min_i u\cdot x_i` and :math:`\lambda\max_i u\cdot x_i`, :math:`\lambda = \sum_h\lambda_h`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from attractor.attention import Attention, Rotary
+from attractor.flow import Trajectory
+from attractor.states import Tokens
+from attractor.theory import hypotheses as given
+from attractor.theory.conditions import Hypothesis, Margin, strictly
+from attractor.theory.sampling import Draw, cloud, orthogonal, sizes
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.trends import RUNAWAY, alive
+
+
+def directions(case: Case) -> list[tuple[float, torch.Tensor]]:
+    """Rates and unit directions that all values stretch, each turned towards the tokens; the best separated first."""
+    values, tokens = case.matrices.values, case.tokens.points.double()
+    found, vectors = torch.linalg.eig(case.matrices.value.mT)
+    size = torch.linalg.matrix_norm(case.matrices.value, 2)
+    kept: list[tuple[float, torch.Tensor]] = []
+    for rate, vector in zip(found, vectors.mT, strict=True):
+        if abs(float(rate.imag)) > 1e-12 * float(size):
+            continue
+        u = vector.real / vector.real.norm()
+        rates = (values.mT @ u) @ u  # (h,)
+        missed = (values.mT @ u - rates[:, None] * u).norm()
+        if float(missed) <= 1e-9 * float(size) and bool((rates >= -1e-12 * size).all()) and float(rate.real) > 0:
+            kept.append((float(rate.real), u if float((tokens @ u).sum()) >= 0 else -u))
+    return sorted(kept, key=lambda pair: -float((tokens @ pair[1]).min()))
+
+
+def stretched(case: Case) -> Margin:
+    size = float(torch.linalg.matrix_norm(case.matrices.value, 2))
+    rates = [rate for rate, _ in directions(case)]
+    return strictly(max(rates, default=-size) / max(size, 1e-300))
+
+
+def one_side(case: Case) -> Margin:
+    points = case.tokens.points.double()
+    sides = [float((points @ u).min()) for _, u in directions(case)]
+    return strictly(max(sides, default=-1.0) / max(float(points.norm(dim=-1).max()), 1e-300))
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    kept = alive(run)
+    rate, u = (directions(case) or [(1.0, torch.eye(case.tokens.dim, dtype=torch.float64)[0])])[0]
+    heights, growth = run.points[kept] @ u, rate * run.times[kept]
+    low, high = heights.amin(-1), heights.amax(-1)
+    slack = ((low / low[0]).clamp_min(1e-300).log() - growth).min()
+    excess = (growth - (high / high[0]).clamp_min(1e-300).log()).min()
+    return (
+        Measurement("heights grow at least like e^(rate t)", float(slack), 1e-7),
+        Measurement("heights grow at most like e^(rate t)", float(excess), 1e-7),
+    )
+
+
+def stretching(draw: Draw, d: int, heads: int, rate: float) -> torch.Tensor:
+    """Values whose transposes share the first basis vector, in a random frame."""
+    frame, values = orthogonal(draw, d), torch.from_numpy(0.5 * draw.standard_normal((heads, d, d)))
+    values[:, 0, :] = 0.0
+    values[:, 0, 0] = torch.from_numpy(rate * draw.uniform(0.2, 1.0, heads))
+    return frame.mT @ values @ frame
+
+
+def problem(draw: Draw, rate: float, split: bool = False) -> Case:
+    n, d = sizes(draw, ((5, 4),))
+    heads = int(draw.integers(1, 3))
+    options: dict[str, Any] = ({}, {"mask": "causal"}, {"positions": Rotary(10.0)}, {"kernel": "l2"})[
+        int(draw.integers(4))
+    ]
+    query, key = (torch.from_numpy(0.7 * draw.standard_normal((heads, 4, d))) for _ in range(2))
+    law = Attention(query, key, stretching(draw, d, heads, rate), **options)
+    case = Case(law, cloud(draw, n, d), horizon=3.0, options=RUNAWAY)
+    for found, u in directions(case)[:1]:
+        if found > 0 and not split:
+            heights = case.tokens.points @ u
+            lifted = case.tokens.points + (heights.abs() + 0.1 - heights)[:, None] * u
+            case = replace(case, state=Tokens(lifted))
+    return case
+
+
+THEOREM = Theorem(
+    key="regimes.T6",
+    title="Half-space divergence",
+    statement=r"If \(V_h^\top u = \lambda_h u\) with \(\lambda_h \ge 0\) for every head, \(\lambda = \sum_h \lambda_h > 0\) and "
+    r"\(u\cdot x_i(0) > 0\) for every token, then "
+    r"\(e^{\lambda t}\min_i u\cdot x_i(0) \le u\cdot x_l(t) \le e^{\lambda t}\max_i u\cdot x_i(0)\): "
+    r"for any mask, any rotary positions and any row-normalised kernel.",
+    citation=Citation(
+        "pham2025dynamical",
+        "divergence theorem: what it means by tokens that are initially separated",
+        "our value V is its V^T, so u is an eigenvector of its V",
+    ),
+    status=Status.HERE,
+    hypotheses=(
+        given.NORMALISED,
+        given.FLAT,
+        given.TOKENS,
+        given.UNDRIVEN,
+        Hypothesis("stretched direction", r"V_h^\top u = \lambda_h u,\ \lambda_h \ge 0,\ \lambda > 0", stretched),
+        Hypothesis("one side", r"u \cdot x_i(0) > 0 \text{ for all } i", one_side),
+    ),
+    fate="divergence",
+    rate=r"e^{\lambda t}",
+    conclude=conclude,
+    sample=lambda draw: problem(draw, 1.0),
+    violate={"one side": lambda draw: problem(draw, 1.0, split=True)},
+    proof="Each weighted mean of u.x lies between the smallest and the largest; Gronwall.",
+)

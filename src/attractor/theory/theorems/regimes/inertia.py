@@ -1,0 +1,83 @@
+r"""T5: the value has as many unstable directions as the metric has positive eigenvalues.
+
+:math:`A V + V^\top A = 2\operatorname{sym} W` is a Lyapunov equation with a definite right-hand side; the inertia theorem of
+Ostrowski and Schneider counts.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attractor.attention import Attention
+from attractor.theory import hypotheses as given
+from attractor.theory.conditions import Hypothesis, strictly
+from attractor.theory.matrices import extremes, symmetric
+from attractor.theory.sampling import Draw, definite, indefinite, metric_law, skew
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, each
+
+
+def conclude(case: Case, value: torch.Tensor) -> tuple[Measurement, ...]:
+    sign = 1.0 if extremes(case.matrices.interaction)[0] > 0 else -1.0
+    positive = int((torch.linalg.eigvalsh(symmetric(sign * case.matrices.metric)) > 0).sum())
+    unstable = int((torch.linalg.eigvals(value).real > 0).sum())
+    return (Measurement("eigenvalues counted", -abs(unstable - positive)),)
+
+
+def value_of(case: Case) -> torch.Tensor:
+    law = case.attention
+    assert isinstance(law, Attention)
+    return law.value_map.reshape(law.dim, law.dim)
+
+
+def sample(draw: Draw) -> Case:
+    d = int(draw.integers(2, 12))
+    sign = 1.0 if draw.random() < 0.5 else -1.0
+    # an odd number of directions cannot be split evenly, so reversing V changes the count
+    positive = int(draw.choice([count for count in range(d + 1) if 2 * count != d]))
+    metric = indefinite(draw, d, positive, 0.1, 3.0)
+    return Case(metric_law(draw, metric, sign * (definite(draw, d, 1.0, 0.1, 3.0) + skew(draw, d, 1.0))))
+
+
+def lopsided(draw: Draw) -> Case:
+    metric = indefinite(draw, 6) + skew(draw, 6, 1.0)
+    return Case(metric_law(draw, metric, definite(draw, 6) + skew(draw, 6, 1.0)))
+
+
+def mixed(draw: Draw) -> Case:
+    return Case(metric_law(draw, indefinite(draw, 6), indefinite(draw, 6)))
+
+
+def either_sign(case: Case) -> float:
+    low, high = extremes(case.matrices.interaction)
+    return max(low, -high)
+
+
+THEOREM = Theorem(
+    key="regimes.T5",
+    title="Inertia law",
+    statement=r"If \(A = A^\top\), \(W = A V\) and \(\operatorname{sym} W \succ 0\), then \(V\) has as many eigenvalues with positive "
+    r"real part as \(A\) has positive eigenvalues; for \(\operatorname{sym} W \prec 0\), as \(-A\) has.",
+    citation=Citation(
+        "pham2025dynamical",
+        "joins its two criteria, A not negative and V with a positive eigenvalue",
+        "W = Q'K is its QK^T; our value V is its V^T; A is its W (V^T)^-1",
+    ),
+    status=Status.HERE,
+    hypotheses=(
+        given.SOFTMAX,
+        given.ONE_HEAD,
+        given.METRIC,
+        given.METRIC_SYMMETRIC,
+        Hypothesis(
+            "interaction definite",
+            r"\operatorname{sym} W \succ 0 \text{ or } \prec 0",
+            lambda case: strictly(either_sign(case)),
+        ),
+    ),
+    fate="identity",
+    conclude=conclude,
+    sample=sample,
+    violate={"metric symmetric": lopsided, "interaction definite": mixed},
+    gather=each(value_of),
+    proof="A V + V'A = 2 sym W; inertia theorem of Ostrowski and Schneider.",
+)

