@@ -1,13 +1,15 @@
 r"""Attention whose regime is chosen before training and holds after it.
 
-With one key map :math:`P_h` (k, d) and one matrix :math:`S_h` (k, k), sym :math:`S_h \succ 0`, for each head, and one symmetric B (d, d) for the layer:
+With one key map :math:`P_h` (k, d) and one matrix :math:`S_h` (k, k), sym :math:`S_h \succ 0`, for each head, and one
+symmetric B (d, d) for the layer:
 
 .. math:: K_h = P_h, \quad Q_h = S_h^\top P_h, \quad V_h = S_h P_h, \quad O_h = B P_h^\top
 
 so that :math:`W_h = Q_h^\top K_h = P_h^\top S_h P_h` and the value map is :math:`O_h V_h = B\,W_h`. All heads share the metric
-:math:`A = B^{-1}`, :math:`W_h = A\,(O_h V_h)`, and :math:`\sum_h W_h` has a positive definite symmetric part wherever the stacked P has rank d. That is what
-T0, T1 and T3 of [pham2025dynamical] need, for the whole layer and in token space: B < 0 collapses, B > 0 diverges, mixed signs are
-in between with as many growing directions as positive signs. No inverse is ever taken.
+:math:`A = B^{-1}`, :math:`W_h = A\,(O_h V_h)`, and :math:`\sum_h W_h` has a positive definite symmetric part wherever the
+stacked P has rank d. That is what T0, T1 and T3 of [pham2025dynamical] need, for the whole layer and in token space: B < 0
+collapses, B > 0 diverges, mixed signs are in between with as many growing directions as positive signs. No inverse is ever
+taken.
 
 Symbols: our value map is their :math:`V^\top`; with the scale c of the scores their A is c times ours.
 """

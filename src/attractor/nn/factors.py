@@ -1,7 +1,8 @@
 r"""Matrices whose symmetric part has signs that training cannot change.
 
-:math:`S = L\,\mathrm{diag}(\sigma \odot \mathrm{softplus}(\theta))\,L^\top + (T - T^\top)` with L unit lower triangular. By Sylvester's law the
-inertia of sym S is the count of the signs :math:`\sigma`, whatever L, :math:`\theta` and T become. Only the free entries are parameters.
+:math:`S = L\,\mathrm{diag}(\sigma \odot \mathrm{softplus}(\theta))\,L^\top + (T - T^\top)` with L unit lower triangular. By
+Sylvester's law the inertia of sym S is the count of the signs :math:`\sigma`, whatever L, :math:`\theta` and T become. Only
+the free entries are parameters.
 """
 
 from __future__ import annotations

@@ -191,7 +191,9 @@ def _compute(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def _by_engine(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float, hide: dict[str, object]) -> Tensor:
+def _by_engine(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float, hide: dict[str, object]
+) -> Tensor:
     """A kernel of the dynamics, whose engines work in float32 and float64."""
     wide = working(q.dtype, None)
     with torch.autocast(q.device.type, enabled=False):

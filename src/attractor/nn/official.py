@@ -1,9 +1,10 @@
 r"""The published D x D parameterisation, from its description, for comparison.
 
-W and A are made definite, :math:`\pm L\,\mathrm{diag}(\mathrm{softplus})\,L^\top` plus skew parts, and the stacked weights of ``nn.Linear`` (out, in) solve
-:math:`W_q W_k^\top = W` and :math:`A\,W_v = W` ("quotient": EnWik8, ImageNet) or :math:`W\,W_v^\top = A` ("product": WikiText-103); :math:`W_q` and
-:math:`W_o` are free. Scores see :math:`W_q^\top W_k`, which has the spectrum of W but is not congruent to it unless :math:`W_q` is
-orthogonal, and tokens move by :math:`W_o W_v` head by head: so nothing here bounds the regime of the tokens once training has begun.
+W and A are made definite, :math:`\pm L\,\mathrm{diag}(\mathrm{softplus})\,L^\top` plus skew parts, and the stacked weights of
+``nn.Linear`` (out, in) solve :math:`W_q W_k^\top = W` and :math:`A\,W_v = W` ("quotient": EnWik8, ImageNet) or
+:math:`W\,W_v^\top = A` ("product": WikiText-103); :math:`W_q` and :math:`W_o` are free. Scores see :math:`W_q^\top W_k`, which
+has the spectrum of W but is not congruent to it unless :math:`W_q` is orthogonal, and tokens move by :math:`W_o W_v` head by
+head: so nothing here bounds the regime of the tokens once training has begun.
 
 What the description does not say (the start of the skew parts) follows the other orientation.
 """

@@ -88,7 +88,11 @@ class PlainAttention(AttentionLayer):
         )
 
     def scores_scale(self) -> Tensor | float:
-        return self.scale / self.temperature if self.log_temperature is None else self.scale * (-self.log_temperature).exp()
+        return (
+            self.scale / self.temperature
+            if self.log_temperature is None
+            else self.scale * (-self.log_temperature).exp()
+        )
 
 
 def _positive(value: float | str, name: str) -> tuple[float, nn.Parameter | None]:

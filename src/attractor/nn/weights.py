@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,12 +62,16 @@ class Weights:
 
     def to(self, like: torch.dtype | Tensor) -> Weights:
         """The same in another precision, or where another tensor is."""
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Weights(**{name: None if part is None else part.to(like) for name, part in parts.items()})
+        return self._each(lambda part: part.to(like))
 
     def detach(self) -> Weights:
+        """The same without gradients."""
+        return self._each(Tensor.detach)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Weights:
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Weights(**{name: None if part is None else part.detach() for name, part in parts.items()})
+        changed: dict[str, Any] = {name: change(part) for name, part in parts.items() if part is not None}
+        return Weights(**changed)
 
 
 def split_heads(matrix: Tensor, heads: int) -> Tensor:

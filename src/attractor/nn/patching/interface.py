@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attractor.errors import missing
+from attractor.errors import UnsupportedError, missing
 from attractor.nn.patching.cache import Carrying, grouped, ungrouped
 from attractor.nn.patching.seats import Seat
 from attractor.nn.refinements import Refinement, Slice
@@ -36,9 +36,18 @@ def register(base: str) -> str:
     return name
 
 
-def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def remember(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Before the module runs: keep the tokens that it reads, and let keys carry them where a cache needs that."""
     seat: Seat = module.__dict__["refined"]
+    config: Any = module.config
+    now: str = config._attn_implementation
+    if not now.startswith(PREFIX):
+        raise UnsupportedError(
+            f"the attention implementation was changed to {now!r} after refining, which would leave the refinement out: "
+            "unrefine the model, change it, and refine again"
+        )
     x = args[0] if args else kwargs["hidden_states"]
     seat.tokens = x
     cache = kwargs.get("past_key_values")

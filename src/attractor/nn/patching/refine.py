@@ -56,7 +56,9 @@ def refine(
         seat.pad, seat.handle = pad, module.register_forward_pre_hook(remember, with_kwargs=True)
     config: Any = model.config
     config._attn_implementation = name
-    setattr(config, RECORD, {"kind": kind, "sign": sign, "value": value, "layers": None if layers is None else [*layers]})
+    setattr(
+        config, RECORD, {"kind": kind, "sign": sign, "value": value, "layers": None if layers is None else [*layers]}
+    )
     return model
 
 
@@ -100,7 +102,9 @@ def _check(model: nn.Module, kind: str) -> str:
             "call model.set_attn_implementation('sdpa') first"
         )
     if getattr(config, "reorder_and_upcast_attn", False) and base == "eager":
-        raise UnsupportedError("reorder_and_upcast_attn goes around the attention interface: switch it off or use 'sdpa'")
+        raise UnsupportedError(
+            "reorder_and_upcast_attn goes around the attention interface: switch it off or use 'sdpa'"
+        )
     return base
 
 

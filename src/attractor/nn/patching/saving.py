@@ -23,10 +23,12 @@ def load_refined(folder: str | Path, factory: Any = None, **options: Any) -> Any
         raise StoreError(f"{folder} holds no config.json: give a folder that save_pretrained wrote")
     if factory is None:
         from transformers import AutoModelForCausalLM as factory
-    model = factory.from_pretrained(folder, **options)
+    model = _quietly(factory, folder, options)
     record = getattr(model.config, RECORD, None)
     if record is None:
-        raise InputError(f"the model in {folder} was not refined when it was saved: from_pretrained and refine do the rest")
+        raise InputError(
+            f"the model in {folder} was not refined when it was saved: from_pretrained and refine do the rest"
+        )
     delattr(model.config, RECORD)
     refine(model, **record)
     saved = _strengths(folder)
@@ -39,6 +41,18 @@ def load_refined(folder: str | Path, factory: Any = None, **options: Any) -> Any
                 raise StoreError(f"the weights in {folder} have no strength for {name.removesuffix(END)}")
             parameter.copy_(saved[near[0]])
     return model
+
+
+def _quietly(factory: Any, folder: Path, options: dict[str, Any]) -> Any:
+    """The bare model, without a report that it does not know the strengths: they are read afterwards."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        return factory.from_pretrained(folder, **options)
+    finally:
+        logging.set_verbosity(before)
 
 
 def _strengths(folder: Path) -> dict[str, torch.Tensor]:

@@ -2,9 +2,10 @@ r"""The lambda-A slice: the diagonal form of a head is its share of the metric i
 
 .. math:: s^h_{ij} = \text{scale}\,(\langle q_i, k_j\rangle + \lambda_h\, x_i[h]^\top A[h]\, x_j[h])
 
-for layers whose metric A is explicit and diagonal; with equal strengths the sum of the W_h gains :math:`\lambda A`. Where one head has
-:math:`W' = W + \lambda A` and :math:`V = A^{-1} W`, :math:`\mathrm{sym}(V^\top W')` gains :math:`\lambda\,\mathrm{sym}(W)`: since sym W > 0 by construction, a
-positive strength pushes to divergence whatever A is. (The source names a lambda-A term without defining it; this is our reading.)
+for layers whose metric A is explicit and diagonal; with equal strengths the sum of the W_h gains :math:`\lambda A`. Where one
+head has :math:`W' = W + \lambda A` and :math:`V = A^{-1} W`, :math:`\mathrm{sym}(V^\top W')` gains
+:math:`\lambda\,\mathrm{sym}(W)`: since sym W > 0 by construction, a positive strength pushes to divergence whatever A is. (The
+source names a lambda-A term without defining it; this is our reading.)
 """
 
 from __future__ import annotations

@@ -23,8 +23,11 @@ START = 0.05  # of a signed strength, as in the published code
 
 
 class Refinement(nn.Module):
-    r"""Strengths :math:`\lambda` of the given ``shape`` by sign: "+" and "-" are :math:`\pm\mathrm{softplus}(\theta)`, never zero; "free" is
-    :math:`\theta` itself, zero at the start unless ``value`` says otherwise."""
+    r"""Strengths :math:`\lambda` of the given ``shape``, by sign.
+
+    "+" and "-" are :math:`\pm\mathrm{softplus}(\theta)`, never zero; "free" is :math:`\theta` itself, zero at the start unless ``value``
+    says otherwise.
+    """
 
     name: ClassVar[str] = ""
     default_sign: ClassVar[Sign] = "free"

@@ -2,9 +2,10 @@ r"""The metric shift: every head's interaction moves along its own value map.
 
 .. math:: W_h' = W_h + \lambda_h\,O_h V_h, \qquad A' = A + \lambda I
 
-where A is the metric, :math:`W = A\,(OV)`. So :math:`\mathrm{sym}((OV)^\top W')` gains :math:`\lambda\,(OV)^\top (OV) \succeq 0`: a positive strength moves
-every head towards divergence and a negative one towards collapse, whatever the value is. The term of the score is
-:math:`\lambda_h \langle O_h^\top x_i, v_j\rangle`: keys need nothing but values, which a cache already holds.
+where A is the metric, :math:`W = A\,(OV)`. So :math:`\mathrm{sym}((OV)^\top W')` gains
+:math:`\lambda\,(OV)^\top (OV) \succeq 0`: a positive strength moves every head towards divergence and a negative one towards
+collapse, whatever the value is. The term of the score is :math:`\lambda_h \langle O_h^\top x_i, v_j\rangle`: keys need nothing
+but values, which a cache already holds.
 
 Symbols: W + lambda V' in [pham2025dynamical], whose V is our value map transposed.
 """

@@ -2,9 +2,9 @@ r"""The lambda slice of the published code: head h adds a diagonal form on its s
 
 .. math:: s^h_{ij} = \text{scale}\,(\langle q_i, k_j\rangle + x_i[h]^\top \Lambda_h\, x_j[h])
 
-with x[h] the h-th of equal slices of what the layer reads; over all heads this adds the diagonal matrix :math:`\Lambda` to the sum of the W_h.
-:math:`\mathrm{sym}(V^\top W)` of the head gains :math:`\mathrm{sym}(V^\top \Lambda_h)`: whether that pushes to divergence or to collapse depends on the
-signs of V, so no sign of :math:`\lambda` is right for every model.
+with x[h] the h-th of equal slices of what the layer reads; over all heads this adds the diagonal matrix :math:`\Lambda` to the
+sum of the W_h. :math:`\mathrm{sym}(V^\top W)` of the head gains :math:`\mathrm{sym}(V^\top \Lambda_h)`: whether that pushes to
+divergence or to collapse depends on the signs of V, so no sign of :math:`\lambda` is right for every model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Slice(Refinement):
 
     def __init__(self, dim: int, heads: int, sign: Sign | None = None, value: float | None = None) -> None:
         if heads < 1 or dim % heads:
-            raise InputError(f"a slice for each head needs a dimension that is a multiple of heads, got {dim} and {heads}")
+            raise InputError(
+                f"a slice for each head needs a dimension that is a multiple of heads, got {dim} and {heads}"
+            )
         super().__init__((heads, dim // heads), sign, value)
 
     def query_part(self, x: Tensor, output: Tensor, metric: Tensor | None) -> Tensor:
