@@ -46,6 +46,7 @@ LAYERS: dict[str, Make] = {
         DIM, HEADS, refinement=Shift(DIM, HEADS, value=0.7), kernel="sigmoid", bias=True
     ),
     "slice": lambda: PlainAttention(DIM, HEADS, refinement=Slice(DIM, HEADS, sign="-"), positions="rotary"),
+    "part of a slice": lambda: PlainAttention(DIM, HEADS, refinement=Slice(DIM, HEADS, channels=2), causal=True),
     "metric": lambda: DefiniteAttention(
         DIM, HEADS, "intermediate", metric="diagonal", refinement=MetricSlice(DIM, HEADS, value=0.3)
     ),

@@ -56,6 +56,7 @@ def bert(**options: Any) -> Any:
 FAMILIES = {"gpt2": gpt2, "llama": llama, "bert": bert}
 EVERY = pytest.mark.parametrize("family", FAMILIES)
 DECODERS = pytest.mark.parametrize("family", ["gpt2", "llama"])
+CHANNELS = 3  # of the slices of 8 in the test of caches
 KINDS = pytest.mark.parametrize("kind", ["shift", "slice"])
 
 
@@ -225,8 +226,9 @@ def test_padded_encoder(kind: Any, implementation: str) -> None:
 @DECODERS
 @KINDS
 def test_cache(family: str, kind: Any) -> None:
-    """Token by token with a cache gives the logits of one pass; so do a prompt in two parts and a cropped cache."""
-    model, ids = strengthened(FAMILIES[family]().double(), kind), words()
+    """Token by token with a cache gives the logits of one pass; so does the rest of the text at once."""
+    some = {"channels": CHANNELS} if kind == "slice" else {}
+    model, ids = strengthened(FAMILIES[family]().double(), kind, **some), words()
     with torch.no_grad():
         whole = model(ids).logits
         first = model(ids[:, :4], use_cache=True)
@@ -350,6 +352,10 @@ def test_refused(tmp_path: Path) -> None:
         at.nn.refine(nn.Linear(2, 2))
     with pytest.raises(UnsupportedError, match=r"'flex_attention': call model\.set_attn"):
         at.nn.refine(llama(attn_implementation="flex_attention"))
+    with pytest.raises(InputError, match="1 to 8 of them to use, got 9"):
+        at.nn.refine(model, "slice", channels=9)
+    with pytest.raises(InputError, match="channels are a choice of the slice"):
+        at.nn.refine(model, "shift", channels=3)
     assert not at.nn.refined(model)
     at.nn.refine(model)
     with pytest.raises(InputError, match="refined already"):

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attractor.attention import MLP, Block, LayerNorm, RMSNorm
+from attractor.attention import MLP, Block, LayerNorm, Norm, RMSNorm
 from attractor.attention.feedforward import ACTIVATIONS
 from attractor.errors import InputError
 from attractor.nn.layer import AttentionLayer
@@ -74,16 +74,14 @@ class TransformerBlock(nn.Module):
 
     def law(self, dtype: torch.dtype = torch.float64) -> Block:
         """The block as a law; its discrete layer with step 1 is this block."""
-        norms = tuple(
-            (LayerNorm if isinstance(norm, nn.LayerNorm) else RMSNorm)(
-                norm.weight.detach().to(dtype),
-                norm.bias.detach().to(dtype) if isinstance(norm, nn.LayerNorm) else None,
-                float(norm.eps),  # type: ignore[arg-type]
-            )
-            for norm in self.norms
-        )
+        norms: list[Norm] = []
+        for norm in self.norms:
+            assert isinstance(norm, (nn.LayerNorm, nn.RMSNorm))
+            gain, eps = norm.weight.detach().to(dtype), float(norm.eps or 0.0)
+            centred = isinstance(norm, nn.LayerNorm)
+            norms.append(LayerNorm(gain, norm.bias.detach().to(dtype), eps) if centred else RMSNorm(gain, eps=eps))
         feed = None
         if self.widen is not None and self.narrow is not None:
             parts = [part.detach().to(dtype) for line in (self.widen, self.narrow) for part in (line.weight, line.bias)]
             feed = MLP(*parts, activation=self.activation)
-        return Block(self.attention.law(dtype), feed, self.placement, norms)  # type: ignore[arg-type]
+        return Block(self.attention.law(dtype), feed, self.placement, tuple(norms))  # type: ignore[arg-type]

@@ -119,7 +119,8 @@ class AttentionLayer(nn.Module):
             hide = {"visible": mask & _causal(q.shape[-2], q.device) if self.causal else mask}
         if torch.compiler.is_compiling():
             # outside any compiled graph: which engine runs is decided by what the tensors are
-            return torch.compiler.disable(_by_engine)(self.kernel, q, k, v, scale, hide)
+            apart: Any = torch.compiler.disable(_by_engine)
+            return apart(self.kernel, q, k, v, scale, hide)
         return _by_engine(self.kernel, q, k, v, scale, hide)
 
     def exported(self, dtype: torch.dtype | None = None) -> tuple[Weights, Rotary | None]:

@@ -26,11 +26,11 @@ class Carrying:
         return self._cache.update(wide, value, *rest, **options)
 
 
-def grouped(x: Tensor, heads: int, groups: int) -> Tensor:
-    """Slices of tokens (batch, n, d), those of heads that share a key side by side: (batch, heads / groups, n, groups d / heads)."""
-    return x.unflatten(-1, (heads // groups, -1)).transpose(1, 2)
+def grouped(slices: Tensor, groups: int) -> Tensor:
+    """Slices of every head (batch, h, n, c), those of heads that share a key side by side: (batch, h / groups, n, groups c)."""
+    return slices.unflatten(1, (-1, groups)).transpose(2, 3).flatten(3)
 
 
 def ungrouped(carried: Tensor, groups: int) -> Tensor:
-    """The slice of every head, (batch, h, n, d / h)."""
+    """The slice of every head again, (batch, h, n, c)."""
     return carried.unflatten(-1, (groups, -1)).transpose(2, 3).flatten(1, 2)

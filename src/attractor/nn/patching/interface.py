@@ -53,7 +53,7 @@ def remember(
     cache = kwargs.get("past_key_values")
     if cache is not None and isinstance(module.refinement, Slice):
         cache = getattr(cache, "self_attention_cache", cache)
-        kwargs = {**kwargs, "past_key_values": Carrying(cache, grouped(x, seat.heads, seat.groups))}
+        kwargs = {**kwargs, "past_key_values": Carrying(cache, grouped(module.refinement.key_part(x, x), seat.groups))}
     return args, kwargs
 
 
@@ -94,11 +94,10 @@ def _extended(
     if not isinstance(refinement, Slice):
         return module, q, torch.cat((key, value), dim=-1), value
     own, carried = key[..., : seat.head_dim], key[..., seat.head_dim :]
-    if carried.shape[-1] == 0:
-        carried = grouped(x, seat.heads, seat.groups).to(key.dtype)
     if seat.groups > 1:
         own, value = own.repeat_interleave(seat.groups, dim=1), value.repeat_interleave(seat.groups, dim=1)
-    k = torch.cat((own, ungrouped(carried, seat.groups)), dim=-1)
+    slices = ungrouped(carried, seat.groups) if carried.shape[-1] else refinement.key_part(x, x).to(key.dtype)
+    k = torch.cat((own, slices), dim=-1)
     return (module if seat.groups == 1 else _Apart(module)), q, k, value
 
 

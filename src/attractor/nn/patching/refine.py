@@ -22,6 +22,7 @@ def refine(
     *,
     sign: Sign | None = None,
     value: float | None = None,
+    channels: int | None = None,
     layers: Collection[int] | None = None,
     pad: bool | None = None,
 ) -> Model:
@@ -33,6 +34,7 @@ def refine(
     kind : "shift", W + lambda V of every head; or "slice", a diagonal form on every head's share of the channels.
     sign : "+", "-" (a softplus, never zero) or "free"; the shift is free and the slice "+" unless told otherwise.
     value : the first size of the strength: 0 for "free", 0.05 otherwise. At 0 logits are those of the model, bit by bit.
+    channels : of each slice that are used, all of them unless given; fewer make keys less wide and steps faster.
     layers : numbers of the attention modules to refine; all of them unless given.
     pad : pad values to the width of keys, which some fused kernels want; by default where that helps on a GPU.
 
@@ -48,7 +50,7 @@ def refine(
         raise UnsupportedError(
             f"no attention module of {type(model).__name__} is known: refine is for models built like BERT, Llama or GPT-2"
         )
-    made = [_made(name, seat, kind, sign, value) for name, _, seat in chosen]
+    made = [_made(name, seat, kind, sign, value, channels) for name, _, seat in chosen]
     name = register(base)
     for (_, module, seat), refinement in zip(chosen, made, strict=True):
         module.refinement = refinement.train(module.training)
@@ -56,9 +58,8 @@ def refine(
         seat.pad, seat.handle = pad, module.register_forward_pre_hook(remember, with_kwargs=True)
     config: Any = model.config
     config._attn_implementation = name
-    setattr(
-        config, RECORD, {"kind": kind, "sign": sign, "value": value, "layers": None if layers is None else [*layers]}
-    )
+    options = {"sign": sign, "value": value, "channels": channels, "layers": None if layers is None else [*layers]}
+    setattr(config, RECORD, {"kind": kind, **options})
     return model
 
 
@@ -108,13 +109,13 @@ def _check(model: nn.Module, kind: str) -> str:
     return base
 
 
-def _made(name: str, seat: Seat, kind: str, sign: Sign | None, value: float | None) -> Refinement:
+def _made(name: str, seat: Seat, kind: str, sign: Sign | None, value: float | None, channels: int | None) -> Refinement:
     if not seat.fits():
         raise UnsupportedError(
             f"the output projection of {name} is not a plain ({seat.dim}, {seat.heads * seat.head_dim}) matrix, which the "
             "refinement reads: quantised and wrapped weights are not supported"
         )
-    refinement = refinement_named(kind, seat.dim, seat.heads, sign, value)
+    refinement = refinement_named(kind, seat.dim, seat.heads, sign, value, channels)
     assert refinement is not None
     return refinement.to(seat.output.weight)
 

@@ -25,18 +25,12 @@ class MetricSlice(Slice):
     name: ClassVar[str] = "metric"
     default_sign: ClassVar[Sign] = "free"
 
-    def __init__(self, dim: int, heads: int, sign: Sign | None = None, value: float | None = None) -> None:
-        super().__init__(dim, heads, sign, value)
-        self.channels = dim // heads
-        self.theta = type(self.theta)(self.theta.detach()[:, :1].clone())
-
-    @property
-    def slices(self) -> tuple[int, ...]:
-        return self.theta.shape[0], self.channels
+    def strengths(self) -> tuple[int, ...]:
+        return self.heads, 1
 
     def diagonal(self, metric: Tensor | None) -> Tensor:
         if metric is None:
             raise UnsupportedError(
                 "the metric refinement needs an explicit diagonal metric: DefiniteAttention(..., metric='diagonal') has one"
             )
-        return self.strength.to(metric) * metric.unflatten(0, self.slices)
+        return self.strength.to(metric) * metric.unflatten(0, (self.heads, self.width))[:, : self.channels]

@@ -29,8 +29,9 @@ class Shift(Refinement):
         super().__init__((heads,), sign, value)
 
     def query_part(self, x: Tensor, output: Tensor, metric: Tensor | None) -> Tensor:
-        seen = (x @ output.to(x.dtype)).unflatten(-1, (self.theta.shape[0], -1)).transpose(-3, -2)
-        return seen * self.strength.to(seen.dtype)[:, None, None]
+        # strengths multiply the weights, which are fewer than tokens times channels
+        scaled = output.unflatten(1, (self.theta.shape[0], -1)) * self.strength.to(output.dtype).unsqueeze(-1)
+        return (x @ scaled.flatten(1).to(x.dtype)).unflatten(-1, scaled.shape[1:]).transpose(-3, -2)
 
     def key_part(self, x: Tensor, v: Tensor) -> Tensor:
         return v

@@ -20,35 +20,48 @@ from attractor.nn.weights import Weights
 
 
 class Slice(Refinement):
-    """One strength for each head and channel of its slice; "+" from 0.05 unless told otherwise."""
+    """One strength for each head and channel of its slice; "+" from 0.05 unless told otherwise.
+
+    ``channels`` keeps the first so many of every slice, which makes queries and keys less wide.
+    """
 
     name: ClassVar[str] = "slice"
     default_sign: ClassVar[Sign] = "+"
 
-    def __init__(self, dim: int, heads: int, sign: Sign | None = None, value: float | None = None) -> None:
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        sign: Sign | None = None,
+        value: float | None = None,
+        *,
+        channels: int | None = None,
+    ) -> None:
         if heads < 1 or dim % heads:
             raise InputError(
                 f"a slice for each head needs a dimension that is a multiple of heads, got {dim} and {heads}"
             )
-        super().__init__((heads, dim // heads), sign, value)
+        self.heads, self.width = heads, dim // heads
+        self.channels = self.width if channels is None else channels
+        if not 1 <= self.channels <= self.width:
+            raise InputError(f"a slice of {self.width} channels has 1 to {self.width} of them to use, got {channels}")
+        super().__init__(self.strengths(), sign, value)
+
+    def strengths(self) -> tuple[int, ...]:
+        """The shape of the parameter."""
+        return self.heads, self.channels
 
     def query_part(self, x: Tensor, output: Tensor, metric: Tensor | None) -> Tensor:
         return self.key_part(x, x) * self.diagonal(metric).to(x.dtype).unsqueeze(-2)
 
     def key_part(self, x: Tensor, v: Tensor) -> Tensor:
-        return x.unflatten(-1, tuple(self.slices)).transpose(-3, -2)
+        return x.unflatten(-1, (self.heads, self.width))[..., : self.channels].transpose(-3, -2)
 
     def diagonal(self, metric: Tensor | None) -> Tensor:
         """What multiplies the channels of each slice, (h, channels)."""
         return self.strength
 
-    @property
-    def slices(self) -> tuple[int, ...]:
-        """Heads and channels of a slice."""
-        return tuple(self.theta.shape)
-
     def rows(self, weights: Weights, metric: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        heads, channels = self.slices
-        identity = torch.eye(heads * channels, dtype=weights.query.dtype, device=weights.query.device)
-        key = identity.unflatten(0, (heads, channels))
+        identity = torch.eye(self.heads * self.width, dtype=weights.query.dtype, device=weights.query.device)
+        key = identity.unflatten(0, (self.heads, self.width))[:, : self.channels]
         return self.diagonal(metric).to(key).unsqueeze(-1) * key, key, None
