@@ -62,7 +62,7 @@ from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
-    from attractor import checkpoints, theory
+    from attractor import checkpoints, meanfield, nn, theory
     from attractor.checkpoints import audit, checkpoint, trace
     from attractor.theory import check, predict, regime, regimes
 
@@ -73,6 +73,7 @@ _LATER = {
     "checkpoint": "attractor.checkpoints",
     "audit": "attractor.checkpoints",
     "trace": "attractor.checkpoints",
+    "nn": "attractor.nn",
     "theory": "attractor.theory",
     "check": "attractor.theory",
     "predict": "attractor.theory",
@@ -141,6 +142,7 @@ __all__ = [
     "load",
     "mean",
     "meanfield",
+    "nn",
     "observables",
     "pairwise_distance",
     "partition",
