@@ -15,8 +15,6 @@ Command = Callable[[str], Any]
 LATER = [
     "tour",
     "gaussian",
-    "predict",
-    "check",
     "audit",
     "iterate",
     "train",
@@ -44,7 +42,7 @@ def test_help(line: str, command: Command) -> None:
 
 
 def test_help_of_commands(command: Command) -> None:
-    for name in ("simulate", "trace", "bench", "doctor"):
+    for name in ("simulate", "trace", "claims", "questions", "bench", "doctor"):
         done = command(f"{name} --help")
         assert done.code == 0
         assert "--json" in done.out
