@@ -20,6 +20,7 @@ from attractor.flow import velocity
 from attractor.states import Tokens
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
+from attractor.theory.approach import tangent_spectrum
 from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
 from attractor.theory.ensembles import integrate
 from attractor.theory.sampling import Draw, orthogonal
@@ -49,21 +50,14 @@ def predicted(case: Case) -> float:
 
 
 def abscissa(case: Case) -> float:
-    """Largest real part of the Jacobian of the velocity in tangent directions, by automatic differentiation."""
-    found, state = spheres.sphered(case), case.tokens
-    points = found.points(state.points)
-    n, d = points.shape
+    """Largest real part of the linearised velocity in tangent directions."""
+    found = spheres.sphered(case)
     inverse = torch.linalg.inv(found.root)
 
-    def field(flat: Tensor) -> Tensor:
-        at = flat.reshape(n, d)
-        at = at / at.norm(dim=-1, keepdim=True)
-        return found.points(velocity(case.law, Tokens.trusted(at @ inverse.mT), case.space)).reshape(-1)
+    def field(at: Tensor) -> Tensor:
+        return found.points(velocity(case.law, Tokens.trusted(at @ inverse.mT), case.space))
 
-    jacobian = torch.autograd.functional.jacobian(field, points.reshape(-1))
-    bases = [torch.linalg.svd(row[None]).Vh[1:] for row in points]  # tangent directions at each token
-    tangent = torch.block_diag(*bases)
-    return float(torch.linalg.eigvals(tangent @ jacobian @ tangent.mT).real.max())
+    return float(tangent_spectrum(field, found.points(case.tokens.points)).real.max())
 
 
 def nudged(case: Case, size: float = NUDGE) -> Case:

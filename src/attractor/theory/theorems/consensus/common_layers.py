@@ -17,7 +17,7 @@ from attractor.theory.sampling import Draw, sizes
 from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import common
-from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layered
+from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layer_by_layer, layered
 from attractor.theory.theorems.consensus.layer_rates import step_of
 
 
@@ -71,5 +71,6 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"one side": across, "top eigenvalue dominates": strong},
+    gather=layer_by_layer,
     proof="The component along v is at least (1 + h lambda) m, the rest at most (1 + h mu) sqrt(1 - m^2).",
 )
