@@ -62,15 +62,18 @@ from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
-    from attractor import checkpoints, theory
-    from attractor.checkpoints import checkpoint, trace
+    from attractor import checkpoints, meanfield, nn, theory
+    from attractor.checkpoints import audit, checkpoint, trace
     from attractor.theory import check, predict, regime, regimes
 
 # Names that are looked up when they are first used, so that an import stays light: where each lives.
 _LATER = {
+    "meanfield": "attractor.meanfield",
     "checkpoints": "attractor.checkpoints",
     "checkpoint": "attractor.checkpoints",
+    "audit": "attractor.checkpoints",
     "trace": "attractor.checkpoints",
+    "nn": "attractor.nn",
     "theory": "attractor.theory",
     "check": "attractor.theory",
     "predict": "attractor.theory",
@@ -117,6 +120,7 @@ __all__ = [
     "Window",
     "__version__",
     "attention_entropy",
+    "audit",
     "check",
     "checkpoint",
     "checkpoints",
@@ -137,6 +141,8 @@ __all__ = [
     "hemisphere_margin",
     "load",
     "mean",
+    "meanfield",
+    "nn",
     "observables",
     "pairwise_distance",
     "partition",

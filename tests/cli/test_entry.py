@@ -15,7 +15,6 @@ Command = Callable[[str], Any]
 LATER = [
     "tour",
     "gaussian",
-    "audit",
     "iterate",
     "train",
     "sweep",

@@ -84,6 +84,7 @@ SAME: dict[str, Run] = {
     f"{FILES} --kernel sinkhorn --eps 0.5 --until 0.5": lambda: at.flow(
         isotropic(kernel=at.Sinkhorn(eps=0.5)), six(), until=0.5
     ),
+    f"{FILES} --kernel capped --cap 2 --until 1": lambda: at.flow(isotropic(kernel=at.Capped(2.0)), six(), until=1.0),
     f"{FILES} --kernel sigmoid --bias -2 --until 1": lambda: at.flow(
         isotropic(kernel=at.Sigmoid(bias=-2.0)), six(), until=1.0
     ),

@@ -58,6 +58,7 @@ def test_thousands_of_tokens_that_start_together_become_one_at_once() -> None:
 def test_a_log_equals_a_list_of_its_events() -> None:
     still = at.flow(at.Attention.isotropic(3, 1.0), at.Tokens.uniform(4, 3), until=0.1)
     assert still.events == []
-    merged = at.flow(at.Attention.isotropic(3, 1.0), at.Tokens.uniform(4, 3), space="sphere", until=100.0)
+    law = at.Attention.isotropic(3, 1.0)
+    merged = at.flow(law, at.Tokens.uniform(4, 3), space="sphere", until=100.0, merge=1e-2)
     assert merged.events == list(merged.events)
     assert merged.events != []

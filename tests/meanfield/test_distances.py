@@ -169,6 +169,7 @@ def test_the_sinkhorn_divergence() -> None:
     fine = float(sinkhorn_distance(Tokens(x, a), Tokens(y, b), eps=0.01))
     assert fine == pytest.approx(float(wasserstein(Tokens(x, a), Tokens(y, b))), rel=0.02)
     assert float(sinkhorn_distance(Tokens(x, a), Tokens(x, a))) < 1e-6
+    assert float(sinkhorn_distance(Tokens(np.ones((3, 2))), Tokens(np.ones((4, 2))))) < 1e-7
 
 
 def test_a_whitened_sample_has_the_moments_of_its_gaussian() -> None:

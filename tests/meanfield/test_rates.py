@@ -98,6 +98,10 @@ def test_refusals() -> None:
     law, start = Attention.isotropic(2, 1.0), Gaussian(np.zeros(2), np.eye(2))
     with pytest.raises(InputError, match="increasing"):
         rates(law, start, until=0.1, sizes=(40, 20))
+    with pytest.raises(InputError, match="it gave"):
+        rates(law, lambda n, seed, ensemble: Tokens.gaussian(n, 2), until=0.1, sizes=(20, 40), against="pair")
+    with pytest.raises(InputError, match="got Tokens"):
+        rates(law, Tokens.gaussian(5, 2), until=0.1, sizes=(20, 40))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="belongs to a Gaussian start"):
         rates(law, disc, until=0.1, sizes=(20, 40))
     with pytest.raises(InputError, match="'distance' is not known"):

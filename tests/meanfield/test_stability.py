@@ -11,7 +11,7 @@ import torch
 from scipy import integrate
 from scipy.linalg import expm
 
-from attractor import L2, Attention, Sigmoid, Sinkhorn, Tokens, flow, velocity
+from attractor import L2, Attention, Gaussian, Sigmoid, Sinkhorn, Tokens, flow, velocity
 from attractor.errors import InputError, UnsupportedError
 from attractor.meanfield import (
     conditional_wasserstein,
@@ -103,7 +103,12 @@ def test_the_sinkhorn_derivative_in_the_point() -> None:
         norms.append(
             float(torch.linalg.matrix_norm(law.value[0] @ covariance @ (law.key[0].T @ law.query[0]) / 0.7, ord=2))
         )
-    assert local_constants(law, tokens)[0] == pytest.approx(max(norms), rel=1e-9)
+    found = local_constants(law, tokens)
+    assert found[0] == pytest.approx(max(norms), rel=1e-9)
+    padded = Tokens(
+        torch.cat((x, torch.ones(1, 2, dtype=torch.float64))), torch.cat((tokens.weights, torch.zeros(1).double()))
+    )
+    assert local_constants(law, padded) == pytest.approx(found, rel=1e-9)
 
 
 def test_constants_by_hand() -> None:
@@ -195,6 +200,13 @@ def test_product_data_do_not_see_the_mask() -> None:
     np.testing.assert_allclose(runs["causal"].final.points[-6:], alone.final.points, atol=1e-9)
 
 
+def test_ratios_are_to_the_start() -> None:
+    first, law = Tokens.drawn("ball", 6, 2), Attention.random(2, seed=1)
+    found = stability(law, first, perturbed(first, 0.1), until=1.0, save=[0.5, 1.0])
+    assert found.times.tolist() == [0.0, 0.5, 1.0]
+    assert found.distance[0] == pytest.approx(float(wasserstein(first, perturbed(first, 0.1))), rel=1e-12)
+
+
 def test_refusals() -> None:
     first = Tokens.drawn("ball", 6, 2)
     second, law = perturbed(first, 0.1), Attention.random(2)
@@ -206,6 +218,8 @@ def test_refusals() -> None:
         stability(Attention.random(2, mask="window:2"), first, second, until=1.0)
     with pytest.raises(InputError, match="must differ"):
         stability(law, first, first, until=0.1)
+    with pytest.raises(InputError, match="clouds of tokens"):
+        stability(law, *([Gaussian(np.zeros(2), np.eye(2))] * 2), until=0.1)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="same total mass"):
         stability(law, first, Tokens(second.points, np.ones(6)), until=0.1)
     with pytest.raises(UnsupportedError, match="influence"):

@@ -1,5 +1,6 @@
 """Checkpoints: real models, opened lazily, as laws layer by layer and head by head."""
 
+from attractor.checkpoints.audit import Audit, audit
 from attractor.checkpoints.checkpoint import Checkpoint, Layers
 from attractor.checkpoints.family import Family, families
 from attractor.checkpoints.layer import Layer
@@ -8,6 +9,7 @@ from attractor.checkpoints.trace import Trace, Traces, trace, trace_texts
 from attractor.checkpoints.verification import LayerCheck, Verification
 
 __all__ = [
+    "Audit",
     "Checkpoint",
     "Family",
     "Layer",
@@ -16,6 +18,7 @@ __all__ = [
     "Trace",
     "Traces",
     "Verification",
+    "audit",
     "checkpoint",
     "families",
     "trace",

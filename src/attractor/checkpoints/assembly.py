@@ -17,6 +17,7 @@ from attractor.attention import Attention, Norm, NormedAttention, Positions
 from attractor.errors import CheckpointError, UnsupportedError
 
 GROUPED = ("key", "value", "key_bias", "value_bias")
+PARTS = ("query", "output", "query_bias", "output_bias", *GROUPED)
 
 
 @dataclass(frozen=True)
@@ -59,21 +60,19 @@ class Turning:
 
     def __call__(self, rows: Tensor, axis: int) -> Tensor:
         """Rows of heads in the order in which attractor pairs them, the turned ones multiplied by the factor."""
-        stretch = torch.ones(rows.shape[axis], dtype=rows.dtype, device=rows.device)
+        ordered = self.order(rows, axis)
+        if self.factor == 1.0:
+            return ordered
+        stretch = torch.ones(rows.shape[axis], dtype=torch.float64, device=rows.device)
         stretch[: self.turned] = self.factor
-        ordered = rows.index_select(axis, self._order(rows.shape[axis]).to(rows.device))
-        return (
-            ordered if self.factor == 1.0 else ordered * stretch.reshape(-1, *[1] * (rows.ndim - 1 - axis % rows.ndim))
-        )
+        return ordered.double() * stretch.reshape(-1, *[1] * (rows.ndim - 1 - axis))
 
     def order(self, rows: Tensor, axis: int) -> Tensor:
         """The order alone, for what a norm will rescale."""
-        return rows.index_select(axis, self._order(rows.shape[axis]).to(rows.device))
+        return rows.index_select(axis, self._order(rows.shape[axis]).to(rows.device)) if self.halves else rows
 
     def _order(self, head_dim: int) -> Tensor:
         half = self.turned // 2
-        if not self.halves:
-            return torch.arange(head_dim)
         pairs = torch.stack((torch.arange(half), torch.arange(half) + half), dim=-1).flatten()
         return torch.cat((pairs, torch.arange(self.turned, head_dim)))
 
@@ -92,11 +91,15 @@ def split_columns(matrix: Tensor, heads: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The heads of a layer, keys and values kept once for each group: the law of all of them, or of one."""
+    """The heads of a layer as they are stored, keys and values once for each group: the law of all of them, or of one.
+
+    Laws are built when asked for, in ``dtype``, and not kept.
+    """
 
     parts: Projections
     options: dict[str, Any]
     joint: bool = False
+    dtype: torch.dtype = torch.float64
 
     @property
     def heads(self) -> int:
@@ -117,11 +120,9 @@ class Heads:
 
     def law(self) -> Attention | NormedAttention:
         """The law of all heads; groups are repeated for their queries."""
-        parts, heads = self.parts, self.heads
-        repeated = {
-            name: _repeated(getattr(parts, name), heads) for name in GROUPED if getattr(parts, name) is not None
-        }
-        own = {name: getattr(parts, name) for name in ("query", "output", "query_bias", "output_bias")}
+        given = {name: part.to(self.dtype) for name in PARTS if (part := getattr(self.parts, name)) is not None}
+        repeated = {name: _repeated(part, self.heads) for name, part in given.items() if name in GROUPED}
+        own = {name: part for name, part in given.items() if name not in GROUPED}
         return self._normed(Attention(**own, **repeated, **self.options))
 
     def head(self, index: int) -> Attention | NormedAttention:
@@ -138,7 +139,8 @@ class Heads:
             "key_bias": group,
             "value_bias": group,
         }
-        parts = {name: part[row] for name, row in rows.items() if (part := getattr(self.parts, name)) is not None}
+        given = {name: part for name in rows if (part := getattr(self.parts, name)) is not None}
+        parts = {name: part[rows[name]].to(self.dtype) for name, part in given.items()}
         positions = self.options["positions"]
         options = {**self.options, "positions": positions if positions is None else positions.head(index)}
         return self._normed(Attention(**parts, **options))
@@ -162,11 +164,12 @@ def heads_from(
     positions: Positions | None = None,
     kernel: Any = "softmax",
     joint: bool = False,
+    dtype: torch.dtype = torch.float64,
 ) -> Heads:
     """The heads of a layer from its projections, rotary coordinates in attractor's order."""
     if turning is not None:
         parts, positions = _turned(parts, turning), turning.positions
-    return Heads(parts, {"scale": scale, "mask": mask, "positions": positions, "kernel": kernel}, joint)
+    return Heads(parts, {"scale": scale, "mask": mask, "positions": positions, "kernel": kernel}, joint, dtype)
 
 
 def _repeated(part: Tensor, heads: int) -> Tensor:

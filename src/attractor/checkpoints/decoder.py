@@ -87,6 +87,7 @@ class Decoder(Family):
         parts = self.projections(config, read, f"{path}{self.attention}.")
         law = heads_from(
             parts,
+            dtype=read.dtype,
             scale=self.scale(config),
             mask=self.mask(config, index),
             turning=turning(config, self.head_dim(config), kind),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
 from attractor.attention import Attention, LatentAttention, Law, Norm, NormedAttention
 from attractor.checkpoints.assembly import Heads
-from attractor.checkpoints.folding import bare, folded
 from attractor.errors import InputError, UnsupportedError
 
 Placement = Literal["none", "pre", "post", "peri"]
@@ -35,9 +33,9 @@ class Layer:
     undefined: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    @cached_property
+    @property
     def attention(self) -> Attention | NormedAttention | LatentAttention:
-        """The law of all heads."""
+        """The law of all heads, built anew each time: a large layer is not held twice."""
         return self.source if isinstance(self.source, LatentAttention) else self.source.law()
 
     @property
@@ -71,13 +69,17 @@ class Layer:
     @property
     def bare_norm(self) -> Norm | None:
         """The norm without gain and bias."""
-        return bare(self.norm)
+        return None if self.norm is None else type(self.norm)(None, None, self.norm.eps)
 
     def _folded(self, law: Law) -> Law:
+        from attractor.theory import fold
+
+        if self.norm is None:
+            return law
         if isinstance(law, NormedAttention):
-            return dataclasses.replace(law, attention=folded(law.attention, self.norm))
+            return dataclasses.replace(law, attention=fold(law.attention, self.norm))
         if isinstance(law, Attention):
-            return folded(law, self.norm)
+            return fold(law, self.norm)
         raise UnsupportedError(
             "the norm before a latent attention is not folded: it would have to pass the latent norms"
         )

@@ -11,7 +11,7 @@ import torch
 from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.checkpoints.family import family_of
 from attractor.checkpoints.tensors import LiveTensors, folder_tensors
-from attractor.errors import CheckpointError, InputError, missing
+from attractor.errors import CheckpointError, InputError, UnsupportedError, missing
 
 PATTERNS = ["*.json", "*.txt", "*.model"]
 
@@ -60,7 +60,12 @@ def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
     family = family_of(model_type, name)
-    return Checkpoint(name, family, _configuration(folder), folder_tensors(folder), dtype)
+    config = _configuration(folder)
+    if getattr(config, "quantization_config", None):
+        raise UnsupportedError(
+            f"{name} holds quantised weights that only its own kernels read; open the original, or a GGUF file"
+        )
+    return Checkpoint(name, family, config, folder_tensors(folder), dtype)
 
 
 def _configuration(folder: Path) -> Any:
@@ -119,7 +124,7 @@ def _downloaded(name: str) -> Path:
 
 def _line(error: Exception) -> str:
     """The first sentence of an error that has many."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).split(" An error happened")[0]
     return text.split(". ")[0].rstrip(".") or type(error).__name__
 
 

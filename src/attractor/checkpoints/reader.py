@@ -1,9 +1,9 @@
-"""Tensors as a family asks for them: by short name, in double precision, checked."""
+"""Tensors as a family asks for them: by short name, checked."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,12 +16,21 @@ FEED_FORWARD = re.compile(r"\.(mlp|fc1|fc2|fc_in|fc_out|intermediate|experts|ffn
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads ``prefix + name``; a shape that contradicts the configuration and entries that are not finite are refused."""
+    """Reads ``prefix + name``; a shape that contradicts the configuration and entries that are not finite are refused.
+
+    Vectors come in ``dtype``, matrices as they are stored unless ``widened``: they are converted head by head, so that a layer
+    takes no more memory than its file does.
+    """
 
     tensors: Tensors
     prefix: str = ""
     dtype: torch.dtype = torch.float64
     names: frozenset[str] = field(default=frozenset(), repr=False)
+    widened: bool = False
+
+    def wide(self) -> Reader:
+        """The same, with matrices in ``dtype`` too."""
+        return replace(self, widened=True)
 
     def __contains__(self, name: str) -> bool:
         return self.prefix + name in self.names
@@ -37,13 +46,18 @@ class Reader:
             raise CheckpointError(
                 f"the tensor {self.prefix + name} has shape {tuple(tensor.shape)}, the configuration calls for {shape}"
             )
-        tensor = tensor.to(self.dtype)
-        if not bool(torch.isfinite(tensor.sum())):  # a sum needs no copy, and finite weights do not overflow it
-            count = int((~torch.isfinite(tensor)).sum())
+        self._check_finite(name, tensor)
+        return tensor.to(self.dtype) if self.widened or tensor.ndim < 2 else tensor
+
+    def _check_finite(self, name: str, tensor: Tensor) -> None:
+        # a sum needs no copy, and is finite only if every entry is
+        if bool(torch.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)))):
+            return
+        count = int((~torch.isfinite(tensor)).sum())
+        if count:
             raise CheckpointError(
                 f"the tensor {self.prefix + name} holds {count} entries that are NaN or infinite: the checkpoint is damaged"
             )
-        return tensor
 
     def maybe(self, name: str, *shape: int) -> Tensor | None:
         """A tensor, or None where there is none."""

@@ -105,8 +105,8 @@ def _state(checkpoint: Checkpoint, stack: str, index: int) -> dict[str, Tensor]:
     """Every tensor of the layer but the feed-forward's, under the names of the small model."""
     family, read = checkpoint.family, checkpoint.reader
     old, new = family.path(stack, index), family.path(stack, family.slot(checkpoint.config, index))
-    state = {new + name.removeprefix(old): read(name) for name in read.under(old)}
-    return state | {name: read(name) for name in family.shared(stack) if name in read}
+    state = {new + name.removeprefix(old): read(name).double() for name in read.under(old)}
+    return state | {name: read(name).double() for name in family.shared(stack) if name in read}
 
 
 def _single(checkpoint: Checkpoint, stack: str, index: int, state: dict[str, Tensor]) -> torch.nn.Module:

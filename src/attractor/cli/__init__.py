@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from attractor._version import __version__
+from attractor.cli.audit import audit
 from attractor.cli.bench import bench
 from attractor.cli.check import check
 from attractor.cli.claims import claims
 from attractor.cli.doctor import doctor
 from attractor.cli.ending import complain
+from attractor.cli.gaussian import gaussian
 from attractor.cli.groups import paragraphs
 from attractor.cli.meanfield import meanfield
 from attractor.cli.positions import positions
@@ -30,7 +32,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (simulate, meanfield, predict, regimes, check, positions, claims, questions, trace, bench, doctor):
+for command in (
+    simulate,
+    gaussian,
+    meanfield,
+    predict,
+    regimes,
+    check,
+    positions,
+    claims,
+    questions,
+    audit,
+    trace,
+    bench,
+    doctor,
+):
     app.command(help=paragraphs(command.__doc__ or ""))(command)
 
 

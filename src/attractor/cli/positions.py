@@ -15,11 +15,11 @@ SCHEMA = "attractor.positions/1"
 
 def positions(
     context: typer.Context,
-    systems: Annotated[int, typer.Option(metavar="N", help="Random systems under each encoding.", min=1)] = 40,
+    systems: Annotated[int, typer.Option(metavar="N", help="Random systems under each encoding.", min=1)] = 24,
     phase: Annotated[
         int, typer.Option(metavar="N", help="Systems in each cell of the phase diagram; 0 for none.", min=0)
     ] = 12,
-    until: Annotated[float, typer.Option("--until", "-t", metavar="T", help="The time to reach.")] = 300.0,
+    until: Annotated[float, typer.Option("--until", "-t", metavar="T", help="The time to reach.")] = 100.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the systems.", min=0)] = 0,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the study: .png, .pdf or .svg.")] = None,
     json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,

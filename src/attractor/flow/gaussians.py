@@ -30,6 +30,7 @@ FAR = 1e5  # growth of standard deviations that is called divergence where it ca
 LOOSER = (
     30.0  # tolerance of the implicit method, of order five, in parts of the other: what is stiff forgets its errors
 )
+FAINTEST = -14.0  # logarithm of what is left of a mean whose digits are still kept
 LONG = 150  # steps after which the factor is kept from turning where the covariance rests
 UNSETTLED = 1e40  # growth of the rate after which a shape that still turns is left to turn
 
@@ -85,6 +86,7 @@ class Member:
         self.size = float(np.linalg.norm(rows, axis=1).max())
         self.streak, self.last, self.first_rate = 0, np.inf, self.speed[2]
         self.growth, self.steps, self.asleep = 0.0, 0, 0
+        self.strongest, self.first_length = self.problem.strength, float(self.z[-2])
         self.stiffness = Stiffness()
         self.solver = self._solver("DOP853")
         self._save_until(self.plan.start, None)
@@ -131,22 +133,37 @@ class Member:
     def _change_method(self, old: np.ndarray, tau: float) -> None:
         """A long run rests where the covariance does, an implicit method follows what is stiff, and columns stay apart."""
         self.steps += 1
+        self.strongest = max(self.strongest, self.problem.strength)
         explicit, change = type(self.solver).__name__ == "DOP853", self.z[:-1] - old[:-1]
         ahead = self.speed[2] * (self.plan.until - self.time)
         stiff = self.stiffness.seen(change, tau, ahead) if explicit else not self.stiffness.over(change, tau)
         crowded = parallel(self.problem.unpack(self.z)[1])
         lifted = self.problem.lifted or stiff or self.steps >= LONG
-        if explicit != stiff and not crowded and lifted == self.problem.lifted:
+        faint = self._faint()
+        if explicit != stiff and not crowded and not faint and lifted == self.problem.lifted:
             return
+        if faint:
+            cut, length = (
+                self.problem.rank * self.problem.dim + 1,
+                float(np.linalg.norm(self.z[self.problem.rank * self.problem.dim + 1 : -2])),
+            )
+            self.z = np.concatenate((self.z[:cut], self.z[cut:-2] / length, [self.z[-2] + np.log(length), self.z[-1]]))
         if crowded:
             cut = self.problem.rank * self.problem.dim
             shape = self.z[:cut].reshape(self.problem.dim, self.problem.rank)
             self.z = np.concatenate((straightened(shape).ravel(), self.z[cut:]))
         self.problem.lifted, self.problem.implicit, rate = lifted, stiff, self.speed[2]
+        # differences need a rate that does not bend within their step
+        self.problem.slowest = max(1.0 / (self.plan.until - self.plan.start), self.strongest if stiff else 0.0)
         self.speed = self.problem.rest(*self.problem.unpack(self.z))
         tau *= self.speed[2] / rate
         self.stiffness = Stiffness() if explicit == stiff else self.stiffness
         self.solver = self._solver("Radau" if stiff else "DOP853", tau)
+
+    def _faint(self) -> bool:
+        """Whether the mean has become short for its logarithm; one that is about to vanish is left alone."""
+        cut = self.problem.rank * self.problem.dim + 1
+        return 0.0 < float(np.linalg.norm(self.z[cut:-2])) < 0.3 and self.z[-2] - self.first_length > FAINTEST
 
     @property
     def time(self) -> float:
@@ -188,9 +205,9 @@ class Member:
         if inside(low)[-1] >= theta:
             tau = low
         else:
-            tau = brentq(lambda tau: float(inside(tau)[-1]) - theta, low, high, xtol=4e-16 * max(1.0, high), rtol=1e-15)
+            tau = brentq(lambda tau: float(inside(tau)[-1]) - theta, low, high, xtol=4e-16 * max(1.0, high), rtol=1e-15)  # type: ignore[arg-type]
         z = inside(tau)
-        slope = self.problem(tau, z)
+        slope = self.problem(tau, z)  # type: ignore[arg-type]
         return z + ((theta - z[-1]) / slope[-1]) * slope
 
     def _reach(self) -> None:
@@ -226,11 +243,10 @@ class Member:
 
     def _noise(self, mean: np.ndarray, factor: np.ndarray) -> bool:
         """Whether what still moves can no longer be told from rounding; tokens may turn fast while the covariance rests."""
-        drift, moved, rate = self.speed
-        floor = NOISE * rate * float(np.linalg.norm(factor))
-        asleep = float(np.linalg.norm(moved)) <= floor and float(np.linalg.norm(drift)) <= NOISE * rate * float(
-            np.linalg.norm(mean)
-        )
+        drift, moved, _ = self.speed
+        floor = NOISE * self.problem.strength
+        asleep = float(np.linalg.norm(moved)) <= floor * float(np.linalg.norm(factor))
+        asleep = asleep and float(np.linalg.norm(drift)) <= floor * float(np.linalg.norm(mean))
         self.asleep = self.asleep + 1 if asleep else 0
         if self.asleep < PATIENCE:
             return False
@@ -263,7 +279,10 @@ class Member:
         direction = mean / np.linalg.norm(mean) if lone else np.linalg.svd(factor)[0][:, 0]
         direction = direction * np.sign(direction[np.abs(direction).argmax()])
         entries = ", ".join(f"{entry:.6g}" for entry in direction)
-        moving = "; the shape still turns there" if turning >= SETTLED else ""
+        sizes = np.linalg.svd(factor, compute_uv=False)
+        several = int(np.sum(sizes > 1e-4 * sizes[0])) if not lone else 1
+        moving = f" and {several - 1} more direction{'s' if several > 2 else ''}" if several > 1 else ""
+        moving += "; the shape still turns there" if turning >= SETTLED else ""
         return Outcome(
             "blow_up",
             time,
@@ -297,7 +316,9 @@ class Member:
         elif rule.limit(view) is not None:
             left = self.plan.until - self.time
             met = met and (self.offset <= ROUNDING or self.offset * left <= STILL * self.size)
-        if met and not self.run.recorder.pending(self.run.who[:1])[0]:
+        if met and isinstance(rule, Steady):
+            self._rest(words(rule, view))
+        elif met and (rule.urgent or not self.run.recorder.pending(self.run.who[:1])[0]):
             self._finish(Outcome(rule.name, self.time, words(rule, view)))
 
     def _finish(self, outcome: Outcome, end: float | None = None) -> None:

@@ -1,12 +1,14 @@
 r"""The closed dynamics of a Gaussian in variables that stay of order one, whatever the covariance does.
 
 Write :math:`\alpha = e^m a`, :math:`L = e^s\ell` and :math:`t = t_0 + c(e^\theta - 1)`, and let depth run with :math:`d\tau = \rho\,dt`,
-:math:`\rho^2 = \rho_0^2 + |BL|^2/|L|^2` (:math:`|B|` itself where L = 0, and for an implicit method, which wants it smooth). Where :math:`\Sigma = LL^\top` blows up, :math:`\rho \to \infty`: the shape
+:math:`\rho^2 = \rho_0^2 + |BL|^2/|L|^2` (:math:`|B|` itself where L = 0, and for an implicit method, which wants it smooth). Where
+:math:`\Sigma = LL^\top` blows up, :math:`\rho \to \infty`: the shape
 :math:`\ell` settles, s grows steadily and t converges, so a solver takes steady steps in :math:`\tau` and reads the blow-up time off t
 (for softmax attention, whose right side is homogeneous of degree two, :math:`\tau` is the shape's own time).
 
 The factor is moved by :math:`\dot L = BL` at first, and in a long run (``lifted``) by :math:`\dot L = BL + L\Omega`, with the skew
-:math:`\Omega` that makes :math:`|\dot L|` least: any skew one gives the same :math:`\dot\Sigma = B\Sigma + \Sigma B^\top`, and this one (the horizontal lift of Bures' metric) rests where :math:`\Sigma` does,
+:math:`\Omega` that makes :math:`|\dot L|` least: any skew one gives the same :math:`\dot\Sigma = B\Sigma + \Sigma B^\top`, and this
+one (the horizontal lift of Bures' metric) rests where :math:`\Sigma` does,
 also if tokens turn there. With :math:`L = UsW^\top` and :math:`N = U^\top BU` it is
 :math:`\Omega_{ij} = -s_is_j(N_{ij} - N_{ji})/(s_i^2 + s_j^2)` in the basis W.
 """
@@ -33,7 +35,7 @@ class Rescaled:
     def __init__(self, field: Field, rank: int, dim: int, start: float, until: float) -> None:
         self.field, self.rank, self.dim = field, rank, dim
         self.start, self.slowest, self.unit = start, 1.0 / (until - start), until - start
-        self.evaluations = 0
+        self.evaluations, self.strength = 0, 0.0  # strength is |B| at the last rest
         self.lifted = self.implicit = False
 
     def pack(self, mean: np.ndarray, factor: np.ndarray) -> np.ndarray:
@@ -75,6 +77,7 @@ class Rescaled:
         """The same, with the least velocity of the factor: it is zero where the covariance rests."""
         self.evaluations += 1
         slope, drift = self.field(mean, factor)
+        self.strength = float(np.linalg.norm(slope))
         return drift, horizontal(slope, factor), self.rate(slope, factor, slope @ factor)
 
     def __call__(self, tau: float, z: np.ndarray) -> np.ndarray:

@@ -44,9 +44,10 @@ class View:
 
 
 class Rule(Record):
-    """A reason to stop: ``measure`` falls below one when it holds."""
+    """A reason to stop: ``measure`` falls below one when it holds; an ``urgent`` one ends a Gaussian that owes saved times too."""
 
     name: ClassVar[str] = ""
+    urgent: ClassVar[bool] = False
 
     def measure(self, view: View) -> np.ndarray:
         """How far from stopping each member is, as a multiple of what counts as there."""

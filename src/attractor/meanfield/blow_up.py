@@ -33,4 +33,4 @@ def blow_up(law: Law, start: Gaussian, until: float = 1e4, **options: object) ->
 def blow_up_map(law: Law, covariances: np.ndarray, until: float = 1e4, **options: object) -> list[BlowUp]:
     """The same from each of several covariances (n, d, d), means zero."""
     zero = np.zeros(covariances.shape[-1])
-    return [blow_up(law, Gaussian(zero, covariance), until, **options) for covariance in covariances]
+    return [blow_up(law, Gaussian(zero, covariance), until, **options) for covariance in covariances]  # type: ignore[arg-type]

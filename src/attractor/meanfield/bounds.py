@@ -2,7 +2,8 @@ r"""What can be said of a Gaussian before it is followed [castin2025unified; der
 
 With :math:`A = \text{scale}\,K^\top Q`, :math:`S = (A + A^\top)/2`, spectral norms throughout:
 
-- softmax, V symmetric positive definite and S > 0: :math:`\frac{1}{2|V||A||\Sigma_0|} \le T^* \le \frac{d}{2\lambda_{\min}(S)\lambda_{\min}(V)^2
+- softmax, V symmetric positive definite and S > 0:
+  :math:`\frac{1}{2|V||A||\Sigma_0|} \le T^* \le \frac{d}{2\lambda_{\min}(S)\lambda_{\min}(V)^2
   \mathrm{tr}(V^{-1}\Sigma_0)}` (proved); the lower bound needs none of that, as :math:`|\Sigma|' \le 2|V||A||\Sigma|^2` always.
 - l2, K square and invertible: :math:`|\Sigma_t| \le |\Sigma_0|e^{2|V||K^{-1}||Q|t}` (proved).
 - sinkhorn: :math:`|\Sigma_t| \le |\Sigma_0|e^{2|V|t}` (proved).

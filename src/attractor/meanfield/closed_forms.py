@@ -2,7 +2,8 @@ r"""Gaussian flows that can be written down [castin2025unified; derived for this
 
 With :math:`A = \text{scale}\,K^\top Q`, :math:`S = (A + A^\top)/2` and :math:`\Sigma_0^{1/2}` any factor:
 
-- softmax, V = I: :math:`\Sigma_t^{-1} + 2tS` is conserved, :math:`\Sigma_t = L_0(I - 2tM)^{-1}L_0^\top` with :math:`M = L_0^\top SL_0`; it blows
+- softmax, V = I: :math:`\Sigma_t^{-1} + 2tS` is conserved, :math:`\Sigma_t = L_0(I - 2tM)^{-1}L_0^\top` with
+  :math:`M = L_0^\top SL_0`; it blows
   up at :math:`T^* = 1/(2\lambda_{\max}(M))` along :math:`L_0u_{\max}` if that is positive, and never otherwise. If A is symmetric,
   :math:`\alpha_t = e^t\,L_0(I - 2tM)^{-1/2}L_0^{-1}\alpha_0`, for invertible :math:`L_0`.
 - softmax, d = 1: :math:`\sigma_t = \sigma_0/(1 - 2va\sigma_0t)`, :math:`\alpha_t = \alpha_0e^{vt}(1 - 2va\sigma_0t)^{-1/2}`.
@@ -178,7 +179,7 @@ def _factor(covariance: ArrayLike) -> np.ndarray:
     from attractor.states import Gaussian
 
     Sigma = np.asarray(covariance, dtype=np.float64)
-    L = Gaussian(np.zeros(len(Sigma)), Sigma).factor.numpy()
+    L = Gaussian(np.zeros(len(Sigma)), Sigma).factor.numpy()  # type: ignore[arg-type]
     return L[:, np.abs(L).max(axis=0) > 0]
 
 

@@ -153,6 +153,8 @@ def local_constants(law: Law, tokens: Tokens, p: float = 2.0) -> tuple[float, fl
     attention = checked(law, "a stability constant")
     if attention.mask is not None or tokens.batch_shape:
         raise UnsupportedError("local constants are those of one state without a mask")
+    carrying = tokens.weights > 0
+    tokens = Tokens.trusted(tokens.points[carrying], tokens.weights[carrying])
     n, d = tokens.n, tokens.dim
     masses = torch.cat((torch.zeros(n, dtype=torch.float64), tokens.weights.double()))
 

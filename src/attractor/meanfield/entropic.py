@@ -37,7 +37,7 @@ def sinkhorn_distance(
     here, there = (Cloud(side.points - centre, side.weights) for side in (here, there))
     if eps is None:
         size = sum((side.explicit * (side.points**2).sum(-1)).sum(-1) for side in (here, there))
-        eps = SHARE * max(float(torch.as_tensor(size).max()), 1e-300)
+        eps = SHARE * float(torch.as_tensor(size).max()) or 1.0  # two clouds at one point need none
     if not 0 < eps < float("inf"):
         raise InputError(f"sinkhorn_distance needs eps > 0, got {eps}")
     pairs = ((here, there), (here, here), (there, there))

@@ -4,7 +4,8 @@ r"""Stationary covariances of softmax attention, and how large their rank can be
 
 - V = I: iff the image is isotropic for S, :math:`U^\top SU = 0`; so the rank is at most :math:`n_0 + \min(n_+, n_-)` of the inertia of S
   (proved). From a positive definite start with S not negative semi-definite there is blow-up, never a limit (proved).
-- generic V, A invertible: limits have :math:`U^\top AU = 0`, so the rank is at most :math:`\lfloor d/2\rfloor` (checked, for softmax; for l2 it is
+- generic V, A invertible: limits have :math:`U^\top AU = 0`, so the rank is at most :math:`\lfloor d/2\rfloor` (checked, for softmax;
+  for l2 it is
   false, see ``attractor.experiments.gaussian_counterexample``).
 """
 

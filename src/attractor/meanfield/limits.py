@@ -38,6 +38,7 @@ class Grown(Rule):
 
     times: float = GROWN
     name: ClassVar[str] = "grown"
+    urgent: ClassVar[bool] = True
 
     def measure(self, view: View) -> np.ndarray:
         return self.times * np.maximum(view.size, 1e-300) / np.maximum(view.norms(), 1e-300)
@@ -58,6 +59,7 @@ class Limit:
     direction: tuple[float, ...] | None
     message: str
     evaluations: int
+    path: np.ndarray | None = None
 
     @property
     def line(self) -> np.ndarray | None:
@@ -75,40 +77,38 @@ def limit(
     horizon: float | None = None,
     rtol: float = 1e-8,
     evaluations: int = EVALUATIONS,
+    path: bool = False,
 ) -> Limit:
     """Follow a centred Gaussian to ``horizon`` T and 10 T, and say what becomes of its covariance.
 
-    Growing runs end once standard deviations are 10,000 times those of the start; a blow-up is followed to its end.
+    Growing runs end once standard deviations are 10,000 times those of the start; a blow-up is followed to its end. With ``path``
+    covariances on the way to T are kept too.
     """
-    start = Gaussian(np.zeros(len(covariance)), covariance)
+    start = Gaussian(np.zeros(len(covariance)), covariance)  # type: ignore[arg-type]
     if horizon is None:
         horizon = _horizon(law, start)
-    rules = [Steady(), Grown()]
-    first = flow(law, start, until=horizon, save=[], rtol=rtol, stop=rules, max_evaluations=evaluations)
-    spent, end = first.stats.evaluations, first.outcome
-    early = late = _spectrum(first.final)
-    last = first
-    if end.name == "reached":
-        last = flow(law, first.final, until=9.0 * horizon, save=[], rtol=rtol, stop=rules, max_evaluations=evaluations)
-        spent, end = spent + last.stats.evaluations, last.outcome
-        late = _spectrum(last.final)
-    if end.name == "grown":
-        last, end, more = _followed(law, last.final, evaluations)
-        spent, late = spent + more, _spectrum(last.final)
-    kind, rank = _kind(end.name, early, late)
-    time = horizon + end.time if last is not first and end.name != "blow_up" else end.time
-    assert isinstance(last.final, Gaussian)
-    return Limit(kind, rank, last.final.covariance.numpy(), late, time, end.direction, end.message, spent)
+    save = _times(horizon) if path else [horizon, 10.0 * horizon]
+    run = flow(law, start, save=save, rtol=rtol, stop=[Steady(), Grown()], max_evaluations=evaluations)
+    way, spent, end = run.covariances.numpy() if path else None, run.stats.evaluations, run.outcome
+    early, late = (
+        _spectrum(run.points[-2:-1]) if len(run.points) > 1 else _spectrum(run.points),
+        _spectrum(run.points[-1:]),
+    )
+    if end.name == "grown":  # to blow-up, or on and on
+        run = flow(law, start, until=10.0 * horizon, save=[], stop=[Grown(1e9)], max_evaluations=evaluations)
+        spent, end = spent + run.stats.evaluations, run.outcome
+    assert isinstance(run.final, Gaussian)
+    kind, rank = _kind(end.name, start, early, late)
+    covariance = run.final.covariance.numpy()
+    return Limit(kind, rank, covariance, late, end.time, end.direction, end.message, spent, way)
 
 
-def _followed(law: Law, state: object, evaluations: int) -> tuple:
-    """Where growth leads: blow-up comes soon or never is seen."""
-    assert isinstance(state, Gaussian)
-    run = flow(law, state, until=_horizon(law, state), save=[], stop=[Grown(1e3)], max_evaluations=evaluations)
-    return run, run.outcome, run.stats.evaluations
+def _times(horizon: float) -> list[float]:
+    """Times for a picture of the way to T, dense at first, and 10 T."""
+    return [float(time) for time in horizon * np.geomspace(1e-9, 1.0, 160)] + [10.0 * horizon]
 
 
-def _kind(name: str, early: np.ndarray, late: np.ndarray) -> tuple[str, int | None]:
+def _kind(name: str, start: Gaussian, early: np.ndarray, late: np.ndarray) -> tuple[str, int | None]:
     if name == "blow_up":
         return "blow_up", None
     if name in ("diverged", "grown"):
@@ -116,7 +116,7 @@ def _kind(name: str, early: np.ndarray, late: np.ndarray) -> tuple[str, int | No
     if name not in ("reached", "steady", "collapsed"):
         return "undecided", None
     rank = limit_rank(early, late)
-    full = int(np.sum(late > 0))
+    full = int((start.factor.abs().amax(-2) > 0).sum())
     return ("collapse" if rank == 0 else "full_rank" if rank == full else "low_rank"), rank
 
 
@@ -127,7 +127,6 @@ def _horizon(law: Law, start: Gaussian) -> float:
     return UNITS / rate if rate > 0 else UNITS
 
 
-def _spectrum(state: object) -> np.ndarray:
-    """Eigenvalues from the largest down, from the factor: small ones are not drowned."""
-    assert isinstance(state, Gaussian)
-    return np.linalg.svd(state.factor.numpy())[1] ** 2
+def _spectrum(points: torch.Tensor) -> np.ndarray:
+    """Eigenvalues from the largest down of the last of some saved states, from the factor: small ones are not drowned."""
+    return np.linalg.svd(points[-1, 1:].numpy())[1] ** 2 if len(points) else np.zeros(1)

@@ -4,7 +4,8 @@ Under sigmoid and exponential attention a Gaussian does not stay Gaussian. Repla
 instant, it moves by :math:`\dot\alpha = E\,\Gamma(x)` and :math:`\dot L = E[\Gamma(x)z^\top]`, :math:`x = \alpha + Lz`, which keeps the
 covariance positive semi-definite. With :math:`u = Ax`, :math:`v = u^\top\Sigma u`:
 
-- sigmoid: :math:`\Gamma(x) = V[\alpha E\,s(m + \sqrt v Z) + \Sigma u\,E\,s'(m + \sqrt v Z)]`, :math:`m = u\cdot\alpha + b`; both expectations by
+- sigmoid: :math:`\Gamma(x) = V[\alpha E\,s(m + \sqrt v Z) + \Sigma u\,E\,s'(m + \sqrt v Z)]`, :math:`m = u\cdot\alpha + b`; both
+  expectations by
   Gauss-Hermite quadrature, over z on a grid;
 - exponential: :math:`\Gamma(x) = e^{\alpha\cdot u + v/2}V(\alpha + \Sigma u)`; the expectation over z is a Gaussian integral, finite while
   the singular values of :math:`L^\top AL` are below one.

@@ -126,7 +126,11 @@ class _Problem:
     def draw(self, n: int, seed: int, repeats: int, whitened: bool = False) -> Tokens:
         if isinstance(self.start, Gaussian):
             return sample(self.start, n, seed, whitened=whitened, ensemble=repeats)
-        return self.start(n, seed, repeats)
+        tokens = self.start(n, seed, repeats)
+        if not isinstance(tokens, Tokens) or tuple(tokens.points.shape[:-1]) != (repeats, n):
+            shape = tuple(tokens.points.shape) if isinstance(tokens, Tokens) else type(tokens).__name__
+            raise InputError(f"start(n, seed, ensemble) must give Tokens of shape ({repeats}, {n}, d), it gave {shape}")
+        return tokens
 
     def moved(self, state: Measure) -> Measure:
         options = {"stop": (), "save": [self.until], **TOLERANCES, **self.options}
@@ -141,6 +145,10 @@ class _Problem:
 
 
 def _checked(problem: _Problem, sizes: Sequence[int], repeats: int) -> tuple[int, ...]:
+    if not isinstance(problem.start, Gaussian) and not callable(problem.start):
+        raise InputError(
+            f"rates start from a Gaussian or a function (n, seed, ensemble), got {type(problem.start).__name__}"
+        )
     sizes = tuple(int(n) for n in sizes)
     if len(sizes) < 2 or any(b <= a for a, b in pairwise(sizes)) or sizes[0] < 2:
         raise InputError(f"rates need at least two increasing numbers of tokens, got {list(sizes)}")

@@ -15,7 +15,7 @@ from attractor.states import Gaussian, Tokens
 def sample(
     gaussian: Gaussian, n: int, seed: int = 0, *, whitened: bool = False, ensemble: int | Sequence[int] = ()
 ) -> Tokens:
-    """n independent tokens (*ensemble, n, d) of a Gaussian.
+    """n independent tokens (..., n, d) of a Gaussian, the leading axes those of ``ensemble``.
 
     ``whitened`` moves and stretches each draw so that its mean and covariance (divisor n) are exactly those of the Gaussian:
     what differs later is the dynamics, not the start. It needs more tokens than dimensions.

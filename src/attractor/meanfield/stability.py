@@ -64,11 +64,15 @@ def stability(law: Law, first: Tokens, second: Tokens, *, until: float, p: float
     Under a causal mask the distance is the conditional one, position by position. ``options`` go to ``flow``.
     """
     check_pair(first, second, "stability")
+    if not isinstance(first, Tokens) or not isinstance(second, Tokens):
+        raise InputError("stability compares two clouds of tokens; draw them from Gaussians by meanfield.sample")
     p = check_order(p, "stability")
     attention = checked(law, "a stability bound")
     hardy(attention, p)
     mass = _mass(first, second)
     settings = {"save": TIMES, "stop": (), **options}
+    if not isinstance(settings["save"], int):
+        settings["save"] = sorted({0.0, *map(float, settings["save"])})  # ratios are to the start
     runs = [flow(law, tokens, until=until, **settings) for tokens in (first, second)]
     times = runs[0].times.numpy()
     distance = np.stack([_distance(attention, *(run.state(k) for run in runs), p) for k in range(len(times))])  # type: ignore[arg-type]

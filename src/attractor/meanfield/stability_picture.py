@@ -22,7 +22,7 @@ def draw_stability(found: Stability, path: Any = None) -> Any:
     rows = drawn.reshape(len(found.times), -1)
     drawn = np.where(np.isfinite(rows).all(-1, keepdims=True), rows, np.inf)
     last = float(bound.reshape(len(bound), -1)[-1].max())
-    note = "" if np.isfinite(drawn).all() else f"the bound goes on to {last:.3g} at t = {found.times[-1]:g}"
+    note = "" if np.isfinite(drawn).all() else f"goes on to {last:.3g}"
     kind = "bound" if found.explicit else "estimate from measured constants"
     panels = [
         Bounded(

@@ -15,6 +15,7 @@ from attractor.observables.cosines import cosine, cosine_min
 from attractor.observables.distances import pairwise_distance, sharpness
 from attractor.observables.energies import energy
 from attractor.observables.farthest import diameter
+from attractor.observables.gaussian_energies import gaussian_energy
 from attractor.observables.hemisphere import hemisphere_margin
 from attractor.observables.moments import covariance, mean
 from attractor.observables.norm import token_norm
@@ -22,6 +23,7 @@ from attractor.observables.partitions import partition
 from attractor.observables.ranks import effective_rank
 from attractor.observables.rates import energy_rate
 from attractor.observables.registry import Observable, named, names, observable
+from attractor.observables.tilt import tilt
 from attractor.observables.weights import attention_entropy, self_weight
 
 for _module in pkgutil.iter_modules(__path__):
@@ -41,6 +43,7 @@ __all__ = [
     "effective_rank",
     "energy",
     "energy_rate",
+    "gaussian_energy",
     "hemisphere_margin",
     "mean",
     "named",
@@ -50,5 +53,6 @@ __all__ = [
     "partition",
     "self_weight",
     "sharpness",
+    "tilt",
     "token_norm",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attractor.attention import L2, Attention, Law, Linear, Sigmoid, Sinkhorn
+from attractor.attention import Attention, Exponential, Law, Sinkhorn, Softmax
 from attractor.observables.laws import Times, along, kernel_of
 from attractor.observables.moments import covariance
 from attractor.observables.registry import observable
@@ -31,7 +31,7 @@ def tilt(
 
 def heavy(law: Law) -> bool:
     """Whether the weights of a law are exponentials of scores without a bound, so that ``tilt`` above 1/2 is a warning."""
-    return isinstance(law, Attention) and not isinstance(kernel_of(law), (L2, Sigmoid, Linear, Sinkhorn))
+    return isinstance(law, Attention) and isinstance(kernel_of(law), (Exponential, Softmax))
 
 
 def _tilt(state: Tokens | Gaussian, law: Attention) -> Tensor:

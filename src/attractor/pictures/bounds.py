@@ -53,16 +53,8 @@ def _panel(axes: Any, panel: Bounded, colour: str) -> None:
                   fontsize=6.5, color=style.INK)  # fmt: skip
     axes.annotate("measured", (panel.times[-1], measured[-1].max()), textcoords="offset points", xytext=(-2, 4), ha="right",
                   fontsize=6.5, color=colour)  # fmt: skip
-    if panel.note:
-        axes.text(
-            0.02,
-            0.97,
-            panel.note,
-            transform=axes.transAxes,
-            va="top",
-            fontsize=6.5,
-            color=style.QUIET,
-            parse_math=False,
-        )
+    if panel.note:  # the bound has left the frame, so the corner beyond it is free
+        axes.text(0.99, 0.97, panel.note, transform=axes.transAxes, ha="right", va="top", fontsize=6.5, color=style.QUIET,
+                  parse_math=False)  # fmt: skip
     axes.set_xlabel("time t")
     axes.set_ylabel(panel.label, parse_math=False)

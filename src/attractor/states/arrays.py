@@ -32,6 +32,9 @@ def floating(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
 
 def finite(value: Tensor, name: str) -> Tensor:
     """The same tensor, refused if it holds NaN or infinity."""
+    # a finite sum has finite terms, and needs no copy of a large tensor
+    if bool(torch.isfinite(value.detach().sum())):
+        return value
     bad = ~torch.isfinite(value.detach())
     if bool(bad.any()):
         where = tuple(int(index) for index in torch.nonzero(bad)[0])

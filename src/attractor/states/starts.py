@@ -56,7 +56,7 @@ def drawn(
     ensemble: int | Sequence[int] = (),
     **options: Any,
 ) -> Tokens:
-    """n independent tokens (*ensemble, n, dim) of a named start, multiplied by ``scale``; ``options`` as for Tokens."""
+    """n independent tokens (..., n, dim) of a named start, multiplied by ``scale``; ``options`` as for Tokens."""
     if n < 1 or dim < 1:
         raise InputError(f"there must be at least one token of at least one dimension, got n={n}, dim={dim}")
     if not (math.isfinite(scale) and scale > 0):

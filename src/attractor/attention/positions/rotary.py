@@ -50,10 +50,15 @@ class Rotary(Positions):
         frequencies = self.frequencies(vectors.shape[-1]).to(vectors.device)
         angles = indices(tokens).to(torch.float64).unsqueeze(-1) * frequencies  # (..., n, dim/2)
         cos, sin = angles.cos().to(vectors.dtype).unsqueeze(-3), angles.sin().to(vectors.dtype).unsqueeze(-3)
-        turned = 2 * frequencies.shape[0]
-        even, odd = vectors[..., 0:turned:2], vectors[..., 1:turned:2]
-        pairs = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-        return pairs if turned == vectors.shape[-1] else torch.cat((pairs, vectors[..., turned:]), dim=-1)
+        return turn_pairs(vectors, cos, sin)
 
     def citations(self) -> tuple[str, ...]:
         return ("su2021roformer",)
+
+
+def turn_pairs(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The pairs (0, 1), (2, 3), ... turned by angles whose cosines and sines are (..., n, pairs); further coordinates stay."""
+    turned = 2 * cos.shape[-1]
+    even, odd = vectors[..., 0:turned:2], vectors[..., 1:turned:2]
+    pairs = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+    return pairs if turned == vectors.shape[-1] else torch.cat((pairs, vectors[..., turned:]), dim=-1)

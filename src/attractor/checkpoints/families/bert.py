@@ -34,7 +34,10 @@ class Bert(Family):
         heads = config.num_attention_heads
         parts = self.projections(config, read, self.path(stack, index))
         law = heads_from(
-            parts, scale=(config.hidden_size // heads) ** -0.5, mask=Causal() if config.is_decoder else None
+            parts,
+            dtype=read.dtype,
+            scale=(config.hidden_size // heads) ** -0.5,
+            mask=Causal() if config.is_decoder else None,
         )
         # this layer's tokens leave the last norm of the one below
         name = f"encoder.layer.{index - 1}.output.LayerNorm" if index else "embeddings.LayerNorm"

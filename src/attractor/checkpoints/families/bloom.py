@@ -28,7 +28,7 @@ class Bloom(Family):
         bias = read(f"{path}self_attention.query_key_value.bias", 3 * d).unflatten(0, (heads, 3, k))
         output = split_columns(read(f"{path}self_attention.dense.weight", d, d), heads)
         parts = Projections.of(fused.unbind(1), output, bias.unbind(1), read(f"{path}self_attention.dense.bias", d))
-        law = heads_from(parts, scale=k**-0.5, mask=Causal(), positions=Alibi.usual(heads))
+        law = heads_from(parts, dtype=read.dtype, scale=k**-0.5, mask=Causal(), positions=Alibi.usual(heads))
         gain, shift = read(f"{path}input_layernorm.weight", d), read(f"{path}input_layernorm.bias", d)
         norm = LayerNorm(gain, shift, config.layer_norm_epsilon)
         return Layer(index, f"layer {index}", law, norm)

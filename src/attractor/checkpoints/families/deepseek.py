@@ -34,7 +34,7 @@ class DeepSeek(Family):
         return {**super().small(config, stack, index), **dense}
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
-        path, d = self.path(stack, index), config.hidden_size
+        path, d, read = self.path(stack, index), config.hidden_size, read.wide()
         turn = turning(config, config.qk_rope_head_dim, halves=not getattr(config, "rope_interleave", True))
         assert turn is not None
         law = self.law(config, read, f"{path}self_attn.", turn)

@@ -28,6 +28,6 @@ class Esm(Bert):
             raise UnsupportedError(f"an ESM with positions of type {kind!r} is not known; they are rotary or absolute")
         path, k = self.path(stack, index), d // heads
         rotary = Turning(Rotary(1e4, k), k) if kind == "rotary" else None
-        law = heads_from(self.projections(config, read, path), scale=k**-0.5, turning=rotary)
+        law = heads_from(self.projections(config, read, path), dtype=read.dtype, scale=k**-0.5, turning=rotary)
         norm = LayerNorm(*self.affine(config, read, f"{path}attention.LayerNorm"), config.layer_norm_eps)
         return Layer(index, f"layer {index}", law, norm)

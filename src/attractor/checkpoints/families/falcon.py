@@ -42,7 +42,7 @@ class Falcon(Family):
         # the bias is added before scores are scaled
         alibi = Alibi(Alibi.usual(heads).slopes * k**-0.5) if config.alibi else None
         rotary = None if config.alibi else turning(config, k)
-        law = heads_from(parts, scale=k**-0.5, mask=Causal(), turning=rotary, positions=alibi)
+        law = heads_from(parts, dtype=read.dtype, scale=k**-0.5, mask=Causal(), turning=rotary, positions=alibi)
         name = read.first(f"{path}ln_attn.weight", f"{path}input_layernorm.weight").removesuffix(".weight")
         norm = LayerNorm(read(f"{name}.weight", d), read(f"{name}.bias", d), config.layer_norm_epsilon)
         parallel = config.new_decoder_architecture or config.parallel_attn

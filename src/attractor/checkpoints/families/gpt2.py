@@ -44,4 +44,4 @@ class GPT2(Family):
         scale = scale / (index + 1) if config.scale_attn_by_inverse_layer_idx else scale
         gain, shift = read(f"{path}ln_1.weight", d), read(f"{path}ln_1.bias", d)
         norm = LayerNorm(gain, shift, config.layer_norm_epsilon)
-        return Layer(index, f"layer {index}", heads_from(parts, scale=scale, mask=Causal()), norm)
+        return Layer(index, f"layer {index}", heads_from(parts, dtype=read.dtype, scale=scale, mask=Causal()), norm)

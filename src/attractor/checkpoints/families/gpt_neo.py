@@ -35,4 +35,4 @@ class GPTNeo(Family):
         mask = Window(config.window_size) if config.attention_layers[index] == "local" else Causal()
         gain, bias = read(f"{path}ln_1.weight", d), read(f"{path}ln_1.bias", d)
         norm = LayerNorm(gain, bias, config.layer_norm_epsilon)
-        return Layer(index, f"layer {index}", heads_from(parts, scale=1.0, mask=mask), norm)
+        return Layer(index, f"layer {index}", heads_from(parts, dtype=read.dtype, scale=1.0, mask=mask), norm)

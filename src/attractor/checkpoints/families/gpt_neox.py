@@ -27,7 +27,7 @@ class GPTNeoX(Family):
         biases = (None,) * 3 if bias is None else bias.unflatten(0, (heads, 3, k)).unbind(1)
         output = split_columns(read(f"{path}attention.dense.weight", d, d), heads)
         parts = Projections.of(fused.unbind(1), output, biases, read.maybe(f"{path}attention.dense.bias", d))
-        law = heads_from(parts, scale=k**-0.5, mask=Causal(), turning=turning(config, k))
+        law = heads_from(parts, dtype=read.dtype, scale=k**-0.5, mask=Causal(), turning=turning(config, k))
         gain, shift = read(f"{path}input_layernorm.weight", d), read(f"{path}input_layernorm.bias", d)
         norm, parallel = LayerNorm(gain, shift, config.layer_norm_eps), config.use_parallel_residual
         notes = long_context(config)

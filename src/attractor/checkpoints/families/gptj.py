@@ -35,7 +35,7 @@ class GPTJ(Family):
         matrices = (split_rows(read(f"{path}attn.{name}.weight", d, d), heads) for name in names)
         parts = Projections.of(matrices, split_columns(read(f"{path}attn.out_proj.weight", d, d), heads))
         rotary = Turning(Rotary(1e4, turned), turned, halves=False)
-        law = heads_from(parts, scale=(d // heads) ** -0.5, mask=Causal(), turning=rotary)
+        law = heads_from(parts, dtype=read.dtype, scale=(d // heads) ** -0.5, mask=Causal(), turning=rotary)
         gain, bias = read(f"{path}ln_1.weight", d), read(f"{path}ln_1.bias", d)
         norm = LayerNorm(gain, bias, config.layer_norm_epsilon)
         return Layer(index, f"layer {index}", law, norm, parallel=True)

@@ -34,7 +34,9 @@ class ModernBert(Family):
         parts = Projections.of(matrices, output, biases, read.maybe(f"{path}attn.Wo.bias", d))
         kind = config.layer_types[index]
         mask = Window(config.sliding_window + 1, causal=False) if kind == "sliding_attention" else None
-        law = heads_from(parts, scale=(d // heads) ** -0.5, mask=mask, turning=turning(config, d // heads, kind))
+        law = heads_from(
+            parts, dtype=read.dtype, scale=(d // heads) ** -0.5, mask=mask, turning=turning(config, d // heads, kind)
+        )
         if index == 0:
             note = "the first layer reads the normalised embeddings as they are"
             return Layer(index, "layer 0", law, None, placement="none", notes=(note,))

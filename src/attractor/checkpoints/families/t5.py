@@ -55,6 +55,6 @@ class T5(Family):
         table = read(self.shared(stack)[0], config.relative_attention_num_buckets, heads)
         positions = Relative(table, config.relative_attention_max_distance, both_sides=stack == "encoder")
         mask = Causal() if stack == "decoder" else None
-        law = heads_from(parts, scale=1.0, mask=mask, positions=positions)
+        law = heads_from(parts, dtype=read.dtype, scale=1.0, mask=mask, positions=positions)
         norm = RMSNorm(read(f"{path}layer_norm.weight", d), None, config.layer_norm_epsilon)
         return Layer(index, f"{stack} layer {index}", law, norm)

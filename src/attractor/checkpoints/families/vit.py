@@ -44,6 +44,6 @@ class ViT(Family):
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, d, heads = self.path(stack, index), config.hidden_size, config.num_attention_heads
-        law = heads_from(self.projections(config, read, path), scale=(d // heads) ** -0.5)
+        law = heads_from(self.projections(config, read, path), dtype=read.dtype, scale=(d // heads) ** -0.5)
         gain, shift = (read(f"{path}{self.norm_name}.{part}", d) for part in ("weight", "bias"))
         return Layer(index, f"layer {index}", law, LayerNorm(gain, shift, config.layer_norm_eps))

@@ -56,6 +56,8 @@ class Whisper(Family):
             (query_bias, None, value_bias),
             read(f"{inside}out_proj.bias", d),
         )
-        law = heads_from(parts, scale=(d // heads) ** -0.5, mask=Causal() if stack == "decoder" else None)
+        law = heads_from(
+            parts, dtype=read.dtype, scale=(d // heads) ** -0.5, mask=Causal() if stack == "decoder" else None
+        )
         gain, bias = (read(f"{path}self_attn_layer_norm.{part}", d) for part in ("weight", "bias"))
         return Layer(index, f"{stack} layer {index}", law, LayerNorm(gain, bias, 1e-5))

@@ -26,7 +26,7 @@ from attractor.theory.ensembles import integrate
 from attractor.theory.sampling import Draw, orthogonal
 from attractor.theory.sphere_sampling import gaussian, onto, place, sphere_law
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
-from attractor.theory.theorems.consensus import causal_symmetric, common
+from attractor.theory.theorems.consensus import causal_symmetric, common_value
 
 HORIZON = 80.0
 NUDGE = 1e-4
@@ -34,12 +34,12 @@ NUDGE = 1e-4
 
 def poles(case: Case) -> Tensor:
     """Heights of the tokens over the hyperplane of v_1."""
-    return spheres.sphered(case).points(case.tokens.points) @ common.dominant(case).vector
+    return spheres.sphered(case).points(case.tokens.points) @ common_value.dominant(case).vector
 
 
 def sharpness(case: Case) -> float:
     """p = v_1' P v_1 of one head."""
-    vector = common.dominant(case).vector
+    vector = common_value.dominant(case).vector
     return float(vector @ spheres.sphered(case).interactions[0] @ vector)
 
 
@@ -141,7 +141,7 @@ THEOREM = Theorem(
         given.ONE_HEAD,
         spheres.VALUE_SYMMETRIC,
         causal_symmetric.SIMPLE,
-        common.POSITIVE,
+        common_value.POSITIVE,
         Hypothesis("opposite poles", r"x_1 = -v_1,\ x_2 = v_1", _opposite, structural=True),
         Hypothesis("sharp attention", r"\sigma(2p) > \lambda_1/(2\lambda_1 - \lambda_2)", _sharp),
     ),

@@ -25,7 +25,7 @@ from attractor.theory.ensembles import integrate
 from attractor.theory.sampling import Draw, orthogonal, sizes
 from attractor.theory.sphere_sampling import halved, onto, place, plural
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem
-from attractor.theory.theorems.consensus import common
+from attractor.theory.theorems.consensus import common_value
 from attractor.theory.trends import alive
 
 HORIZON = 40.0
@@ -55,7 +55,7 @@ def gather(cases: Sequence[Case]) -> list[tuple[Trajectory, float]]:
 
 
 def linearised(case: Case) -> float:
-    found, pole = spheres.sphered(case), common.dominant(case).vector
+    found, pole = spheres.sphered(case), common_value.dominant(case).vector
     inverse = torch.linalg.inv(found.root)
 
     def field(at: torch.Tensor) -> torch.Tensor:
@@ -68,8 +68,8 @@ def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measuremen
     run, slowest = evidence
     kept = alive(run)
     points, times = spheres.sphered(case).points(run.points[kept]), run.times[kept]
-    lowest = common.heights(case, run.points[kept]).amin()
-    pole = common.dominant(case).vector
+    lowest = common_value.heights(case, run.points[kept]).amin()
+    pole = common_value.dominant(case).vector
     distance = torch.minimum(apart(points, pole), apart(points, -pole))
     rate = rate_within(times, distance, 1e-8, 1e-4)
     return (
@@ -141,8 +141,8 @@ THEOREM = Theorem(
         spheres.VALUE_SYMMETRIC,
         spheres.SAME_SIGN,
         SIMPLE,
-        common.POSITIVE,
-        common.ONE_SIDE,
+        common_value.POSITIVE,
+        common_value.ONE_SIDE,
     ),
     fate="consensus",
     rate=r"|x_i \mp v_1| \sim e^{-(\lambda_1 - \max_{k\ge2,\,i\le n}\lambda_k/i)\,t}",

@@ -23,7 +23,7 @@ from attractor.theory.conditions import Hypothesis, Margin, strictly
 from attractor.theory.sampling import Draw, orthogonal, sizes
 from attractor.theory.sphere_sampling import halved, onto, place, plural
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
-from attractor.theory.theorems.consensus import causal_symmetric, common
+from attractor.theory.theorems.consensus import causal_symmetric, common_value
 from attractor.theory.theorems.consensus.gradient_layers import layer_by_layer, layered
 from attractor.theory.theorems.consensus.layer_rates import step_of
 
@@ -43,7 +43,7 @@ def gather(cases: Sequence[Case]) -> list[tuple[Trajectory, float]]:
 
 
 def radius(case: Case) -> float:
-    found, pole = spheres.sphered(case), common.dominant(case).vector
+    found, pole = spheres.sphered(case), common_value.dominant(case).vector
     inverse = torch.linalg.inv(found.root)
 
     def layer(at: torch.Tensor) -> torch.Tensor:
@@ -54,11 +54,11 @@ def radius(case: Case) -> float:
 
 def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measurement, ...]:
     run, largest = evidence
-    points, pole = spheres.sphered(case).points(run.points), common.dominant(case).vector
+    points, pole = spheres.sphered(case).points(run.points), common_value.dominant(case).vector
     distance = torch.minimum(apart(points, pole), apart(points, -pole))
     rate = rate_within(run.times, distance, 1e-11, 1e-5)
     return (
-        Measurement("no token leaves the hemisphere", float(common.heights(case, run.points).amin()), 1e-12),
+        Measurement("no token leaves the hemisphere", float(common_value.heights(case, run.points).amin()), 1e-12),
         Measurement("all tokens reach the eigenvector", -float(distance[-1]), 1e-3, asymptotic=True),
         Measurement("the linearisation has the factor", -abs(largest / factor(case) - 1), 1e-8),
         Measurement("the approach is as fast", rate * step_of(case) / math.log(factor(case)) - 1, 0.1, asymptotic=True),

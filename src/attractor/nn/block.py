@@ -1,0 +1,87 @@
+"""A small Transformer block, to compare where its norms stand."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from attractor.attention import MLP, Block, LayerNorm, Norm, RMSNorm
+from attractor.attention.feedforward import ACTIVATIONS
+from attractor.errors import InputError
+from attractor.nn.layer import AttentionLayer
+
+Placement = Literal["none", "pre", "post", "peri", "sandwich"]
+NORMS = {"none": 0, "pre": 2, "post": 2, "peri": 4}
+
+
+class TransformerBlock(nn.Module):
+    """Attention and a feed-forward part, each added to the residual stream.
+
+    Parameters
+    ----------
+    attention : any layer of ``attractor.nn``.
+    hidden : width of the feed-forward part, four times the dimension unless given; 0 leaves it out.
+    placement : "none", "pre", "post" or "peri" (also called "sandwich"), as in ``at.Block``.
+    norm : "layer" or "rms".
+    dropout : of what each part adds.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionLayer,
+        hidden: int | None = None,
+        *,
+        placement: Placement = "pre",
+        norm: Literal["layer", "rms"] = "layer",
+        activation: str = "gelu",
+        dropout: float = 0.0,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        dim, hidden = attention.dim, 4 * attention.dim if hidden is None else hidden
+        self.placement = "peri" if placement == "sandwich" else placement
+        if self.placement not in NORMS:
+            raise InputError(f"placement {placement!r} is not known; give none, pre, post, or peri (sandwich)")
+        if norm not in ("layer", "rms"):
+            raise InputError(f"norm must be 'layer' or 'rms', got {norm!r}")
+        if activation not in ACTIVATIONS:
+            raise InputError(f"activation {activation!r} is not known; the activations are {', '.join(ACTIVATIONS)}")
+        self.attention, self.activation = attention, activation
+        self.widen = nn.Linear(dim, hidden) if hidden else None
+        self.narrow = nn.Linear(hidden, dim) if hidden else None
+        kind = nn.LayerNorm if norm == "layer" else nn.RMSNorm
+        self.norms = nn.ModuleList([kind(dim, eps=eps) for _ in range(NORMS[self.placement])])
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (..., n, d); ``mask`` as in ``AttentionLayer``."""
+        x = self._add(x, 0, mask)
+        return x if self.widen is None else self._add(x, 1, mask)
+
+    def _add(self, x: Tensor, part: int, mask: Tensor | None) -> Tensor:
+        before = self.norms[part](x) if self.placement in ("pre", "peri") else x
+        moved = self.attention(before, mask) if part == 0 else self._feed(before)
+        moved = self.norms[2 + part](moved) if self.placement == "peri" else moved
+        x = x + self.dropout(moved)
+        return self.norms[part](x) if self.placement == "post" else x
+
+    def _feed(self, x: Tensor) -> Tensor:
+        assert self.widen is not None
+        assert self.narrow is not None
+        return self.narrow(ACTIVATIONS[self.activation](self.widen(x)))
+
+    def law(self, dtype: torch.dtype = torch.float64) -> Block:
+        """The block as a law; its discrete layer with step 1 is this block."""
+        norms: list[Norm] = []
+        for norm in self.norms:
+            assert isinstance(norm, (nn.LayerNorm, nn.RMSNorm))
+            gain, eps = norm.weight.detach().to(dtype), float(norm.eps or 0.0)
+            centred = isinstance(norm, nn.LayerNorm)
+            norms.append(LayerNorm(gain, norm.bias.detach().to(dtype), eps) if centred else RMSNorm(gain, eps=eps))
+        feed = None
+        if self.widen is not None and self.narrow is not None:
+            parts = [part.detach().to(dtype) for line in (self.widen, self.narrow) for part in (line.weight, line.bias)]
+            feed = MLP(*parts, activation=self.activation)
+        return Block(self.attention.law(dtype), feed, self.placement, tuple(norms))  # type: ignore[arg-type]

@@ -1,0 +1,160 @@
+r"""Attention whose regime is chosen before training and holds after it.
+
+With one key map :math:`P_h` (k, d) and one matrix :math:`S_h` (k, k), sym :math:`S_h \succ 0`, for each head, and one
+symmetric B (d, d) for the layer:
+
+.. math:: K_h = P_h, \quad Q_h = S_h^\top P_h, \quad V_h = S_h P_h, \quad O_h = B P_h^\top
+
+so that :math:`W_h = Q_h^\top K_h = P_h^\top S_h P_h` and the value map is :math:`O_h V_h = B\,W_h`. All heads share the metric
+:math:`A = B^{-1}`, :math:`W_h = A\,(O_h V_h)`, and :math:`\sum_h W_h` has a positive definite symmetric part wherever the
+stacked P has rank d. That is what T0, T1 and T3 of [pham2025dynamical] need, for the whole layer and in token space: B < 0
+collapses, B > 0 diverges, mixed signs are in between with as many growing directions as positive signs. No inverse is ever
+taken.
+
+Symbols: our value map is their :math:`V^\top`; with the scale c of the scores their A is c times ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attractor.errors import InputError
+from attractor.nn.factors import PIVOT, Signed, working
+from attractor.nn.layer import AttentionLayer
+from attractor.nn.official import Official, Solve
+from attractor.nn.weights import Weights
+
+Regime = Literal["convergent", "divergent", "intermediate"]
+Skew = Literal["none", "interaction", "both"]
+
+
+class DefiniteAttention(AttentionLayer):
+    """Self-attention that is convergent, divergent or intermediate by construction, for any values of its parameters.
+
+    Parameters
+    ----------
+    dim, heads : sizes; heads * head_dim must be at least dim, or the interactions could not add up to a definite one.
+    regime : "convergent", "divergent" or "intermediate".
+    negative : share of negative directions of the metric in the intermediate regime.
+    skew : "interaction" (or True) gives every S_h a skew part, which the theorems allow; "both" gives one to B too, as the published
+        experiments have it, and then no theorem applies; "none" (or False) has symmetric interactions.
+    metric : "full" or "diagonal" B.
+    relaxed : value and output are free from the start that the regime gives them; only interactions stay definite.
+    orientation : "token", or "official" for the published D x D parameterisation, which makes Wq Wk' definite instead of Wq' Wk and
+        leaves heads and output out, so it guarantees nothing about tokens.
+    solve : how the official orientation defines its value: "quotient" (EnWik8, ImageNet) or "product" (WikiText-103).
+
+    Further options (causal, positions, scale, refinement, dropout, kernel) are those of ``AttentionLayer``.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        regime: Regime = "convergent",
+        *,
+        head_dim: int | None = None,
+        negative: float = 0.5,
+        skew: Skew | bool = "interaction",
+        metric: Literal["full", "diagonal"] = "full",
+        relaxed: bool = False,
+        orientation: Literal["token", "official"] = "token",
+        solve: Solve = "quotient",
+        pivot: float = PIVOT,
+        **options: Any,
+    ) -> None:
+        super().__init__(dim, heads, head_dim=head_dim, **options)
+        self.regime, self.orientation, self.relaxed = regime, orientation, bool(relaxed)
+        signs, skew = _signs(regime, dim, negative), _skew(skew)
+        if metric not in ("full", "diagonal"):
+            raise InputError(f"metric must be 'full' or 'diagonal', got {metric!r}")
+        if not 0 < pivot < float("inf"):
+            raise InputError(f"pivots start at a positive number, got {pivot}")
+        if orientation == "official":
+            if relaxed or metric == "diagonal" or self.head_dim * heads != dim:
+                raise InputError(
+                    "the official orientation has d x d matrices: no relaxed version, no diagonal metric, head_dim = dim / heads"
+                )
+            self.core: Token | Official = Official(signs, heads, skew != "none", solve, pivot)
+        elif orientation == "token":
+            self.core = Token(signs, heads, self.head_dim, skew, metric == "diagonal", self.relaxed, pivot)
+        else:
+            raise InputError(f"orientation must be 'token' or 'official', got {orientation!r}")
+
+    def weights(self, dtype: torch.dtype | None = None) -> Weights:
+        return self.core.weights(dtype)
+
+    def inverse_metric(self, dtype: torch.dtype | None = None) -> Tensor:
+        """B (d, d), the inverse of the metric A that all heads share."""
+        if not isinstance(self.core, Token) or self.core.inverse_metric is None:
+            kind = "relaxed layer" if self.relaxed else "layer of official orientation"
+            raise InputError(f"a {kind} has no metric that its heads share; exact layers of token orientation do")
+        return self.core.inverse_metric(dtype)
+
+    def metric_diagonal(self, dtype: torch.dtype | None = None) -> Tensor | None:
+        found = self.core.inverse_metric if isinstance(self.core, Token) else None
+        return 1.0 / found.scaled_pivots(dtype) if found is not None and found.diagonal and found.skew is None else None
+
+    def extra_repr(self) -> str:
+        kind = "official orientation" if self.orientation == "official" else "relaxed" if self.relaxed else "exact"
+        return f"regime={self.regime} ({kind}), {super().extra_repr()}"
+
+
+class Token(nn.Module):
+    """P (h, k, d), S (h, k, k) and B (d, d); relaxed: value and output instead of B."""
+
+    def __init__(
+        self, signs: Tensor, heads: int, head_dim: int, skew: Skew, diagonal: bool, relaxed: bool, pivot: float
+    ) -> None:
+        super().__init__()
+        dim = signs.shape[0]
+        if heads * head_dim < dim:
+            raise InputError(
+                f"{heads} heads of dimension {head_dim} span {heads * head_dim} of {dim} dimensions, so their interactions cannot "
+                f"add up to a definite one: head_dim must be at least {-(-dim // heads)}"
+            )
+        # variance 1/d like independent normal entries, but well conditioned; scaled for more rows than dimensions
+        start = nn.init.orthogonal_(torch.empty(heads * head_dim, dim))
+        self.projection = nn.Parameter((start * (heads * head_dim / dim) ** 0.5).unflatten(0, (heads, head_dim)))
+        self.interaction = Signed(torch.ones(head_dim), heads, skew=skew != "none", pivot=pivot)
+        metric = Signed(signs, diagonal=diagonal, skew=skew == "both", pivot=pivot)
+        self.inverse_metric = None if relaxed else metric
+        if relaxed:
+            with torch.no_grad():
+                projection, inner = self.projection.detach(), self.interaction()
+                self.value = nn.Parameter(inner @ projection)
+                self.output = nn.Parameter(metric() @ projection.mT)
+
+    def weights(self, dtype: torch.dtype | None = None) -> Weights:
+        wide = working(self.projection.dtype, dtype)
+        with torch.autocast(self.projection.device.type, enabled=False):
+            projection, inner = self.projection.to(wide), self.interaction(wide)
+            query = inner.mT @ projection
+            if self.inverse_metric is None:
+                return Weights(query, projection, self.value.to(wide), self.output.to(wide))
+            if self.inverse_metric.diagonal and self.inverse_metric.skew is None:
+                output = self.inverse_metric.scaled_pivots(wide).unsqueeze(-1) * projection.mT
+            else:
+                output = self.inverse_metric(wide) @ projection.mT
+            return Weights(query, projection, inner @ projection, output)
+
+
+def _signs(regime: str, dim: int, negative: float) -> Tensor:
+    """Signs of the metric's pivots; the negative ones come first."""
+    if regime not in ("convergent", "divergent", "intermediate"):
+        raise InputError(f"regime {regime!r} is not known; the regimes are convergent, divergent and intermediate")
+    if not 0 <= negative <= 1:
+        raise InputError(f"negative is a share of directions, between 0 and 1, got {negative}")
+    count = {"convergent": dim, "divergent": 0, "intermediate": int(negative * dim)}[regime]
+    return torch.cat((-torch.ones(count), torch.ones(dim - count)))
+
+
+def _skew(skew: Skew | bool) -> Skew:
+    if isinstance(skew, bool):
+        return "interaction" if skew else "none"
+    if skew not in ("none", "interaction", "both"):
+        raise InputError(f"skew must be 'none', 'interaction' or 'both', got {skew!r}")
+    return skew

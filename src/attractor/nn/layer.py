@@ -1,0 +1,205 @@
+"""What every attention layer of ``attractor.nn`` shares: from plain weights to the output, to the law and to a plain layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attractor.attention import Attention, Kernel, Rotary, Softmax
+from attractor.attention.kernels import Pairing, kernel_named
+from attractor.attention.positions.rotary import turn_pairs
+from attractor.errors import InputError
+from attractor.nn.factors import working
+from attractor.nn.refinements import Refinement, refinement_named
+from attractor.nn.weights import Weights
+
+if TYPE_CHECKING:
+    from attractor.nn.plain import PlainAttention
+
+
+class AttentionLayer(nn.Module):
+    r"""Multi-head self-attention, x (..., n, d) to :math:`\sum_h O_h \sum_j w^h_{ij} V_h x_j`, with weights that a subclass makes.
+
+    Parameters
+    ----------
+    dim, heads : sizes; ``head_dim`` is dim / heads unless given.
+    kernel : "softmax" (through PyTorch's fused attention), "l2", "sinkhorn", "sigmoid", or a Kernel: those of ``at.Attention``.
+    causal : whether token i sees tokens 0..i only. Under sinkhorn the coupling is made of all tokens first, as in the dynamics, so
+        a later token still moves the potentials: such a layer is no autoregressive model. Sigmoid averages over all n tokens,
+        so its output is scaled by the length of the sequence.
+    positions : None, "rotary" or Rotary(...). Absolute positions are added to tokens before the first layer, not here.
+    scale : of the scores, 1/sqrt(head_dim) unless given.
+    refinement : None, "shift", "slice", "metric", or a Refinement: a learned term of the scores.
+    dropout : of attention weights, softmax only.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        head_dim: int | None = None,
+        kernel: Kernel | str = "softmax",
+        causal: bool = False,
+        positions: Rotary | str | None = None,
+        scale: float | None = None,
+        refinement: Refinement | str | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.dim, self.heads = dim, heads
+        self.head_dim = head_size(dim, heads) if head_dim is None else head_dim
+        self.kernel, self.causal = kernel_named(kernel), bool(causal)
+        self.positions = _positions(positions)
+        if self.positions is not None:
+            self.positions.check(dim, self.head_dim)
+        self.scale = self.head_dim**-0.5 if scale is None else float(scale)
+        if not 0.0 <= dropout < 1.0:
+            raise InputError(f"dropout must be at least 0 and below 1, got {dropout}")
+        if dropout and not isinstance(self.kernel, Softmax):
+            raise InputError(f"dropout of attention weights goes with the softmax kernel, not with {self.kernel.name}")
+        self.dropout = float(dropout)
+        self.refinement = refinement_named(refinement, dim, heads)
+        if self.refinement is not None and self.kernel.name == "l2":
+            raise InputError("refinements add to scores, and the l2 kernel has distances instead: take another kernel")
+
+    def weights(self, dtype: torch.dtype | None = None) -> Weights:
+        """The plain weights that the layer has now, differentiable, in float32 at least."""
+        raise NotImplementedError
+
+    def scores_scale(self) -> Tensor | float:
+        """What multiplies every score."""
+        return self.scale
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (..., n, d); ``mask`` is boolean, (n, n) or broadcast to (..., h, n, n), True where a query sees a key."""
+        if x.ndim < 2 or x.shape[-1] != self.dim:
+            raise InputError(f"the layer reads tokens of dimension {self.dim}, got shape {tuple(x.shape)}")
+        weights = self.weights().to(_compute(x))
+        q, k, v = self._project(x, weights)
+        if self.refinement is not None:
+            q, k = self.refinement.extend(q, k, v, x, weights, self.metric_diagonal())
+        moved = self._attend(q, k, v, mask)
+        return functional.linear(moved.transpose(-3, -2).flatten(-2), weights.o, weights.output_bias)
+
+    def metric_diagonal(self, dtype: torch.dtype | None = None) -> Tensor | None:
+        """The metric A (d,) where it is explicit and diagonal."""
+        return None
+
+    def _project(self, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (..., h, n, k), turned by positions."""
+        parts = []
+        for name in ("query", "key", "value"):
+            matrix, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
+            flat = functional.linear(x, matrix.flatten(0, 1), None if bias is None else bias.flatten())
+            parts.append(flat.unflatten(-1, (self.heads, -1)).transpose(-3, -2))
+        q, k, v = parts
+        if self.positions is not None:
+            frequencies = self.positions.frequencies(q.shape[-1]).to(x.device)
+            angles = torch.arange(x.shape[-2], device=x.device, dtype=torch.float64).unsqueeze(-1) * frequencies
+            cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+            q, k = turn_pairs(q, cos, sin), turn_pairs(k, cos, sin)
+        return q, k, v
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        scale = self.scores_scale()
+        if isinstance(self.kernel, Softmax):
+            if isinstance(scale, Tensor):
+                q, scale = q * scale.to(q.dtype), 1.0
+            visible = mask if mask is None or not self.causal else mask & _causal(q.shape[-2], q.device)
+            causal, dropout = self.causal and mask is None, self.dropout if self.training else 0.0
+            return functional.scaled_dot_product_attention(
+                q, k, v, visible, is_causal=causal, dropout_p=dropout, scale=scale
+            )
+        hide: dict[str, object] = {"causal": True} if self.causal else {}
+        if mask is not None:
+            hide = {"visible": mask & _causal(q.shape[-2], q.device) if self.causal else mask}
+        if torch.compiler.is_compiling():
+            # outside any compiled graph: which engine runs is decided by what the tensors are
+            apart: Any = torch.compiler.disable(_by_engine)
+            return apart(self.kernel, q, k, v, scale, hide)
+        return _by_engine(self.kernel, q, k, v, scale, hide)
+
+    def exported(self, dtype: torch.dtype | None = None) -> tuple[Weights, Rotary | None]:
+        """Plain weights and positions that compute what the layer computes.
+
+        A refinement becomes further rows of query and key, which positions leave alone.
+        """
+        weights, positions = self.weights(dtype).detach(), self.positions
+        if self.refinement is None:
+            return weights, positions
+        if positions is not None and positions.dim is None:
+            positions = Rotary(positions.theta, self.head_dim)
+        return self.refinement.merge(weights, self.metric_diagonal(dtype)).detach(), positions
+
+    def law(self, dtype: torch.dtype = torch.float64) -> Attention:
+        """The layer as a law of motion, its value map factored."""
+        weights, positions = self.exported(dtype)
+        scale = self.scores_scale()
+        return Attention(
+            weights.query,
+            weights.key,
+            weights.value,
+            kernel=self.kernel,
+            mask="causal" if self.causal else None,
+            positions=positions,
+            scale=float(scale.detach()) if isinstance(scale, Tensor) else scale,
+            output=weights.output,
+            query_bias=weights.query_bias,
+            key_bias=weights.key_bias,
+            value_bias=weights.value_bias,
+            output_bias=weights.output_bias,
+        )
+
+    def plain(self) -> PlainAttention:
+        """A layer with free query, key, value and output weights that computes the same, refinement included."""
+        from attractor.nn.plain import PlainAttention
+
+        return PlainAttention.of(self)
+
+    def extra_repr(self) -> str:
+        words = [f"dim={self.dim}, heads={self.heads}, head_dim={self.head_dim}, kernel={self.kernel.name}"]
+        words += ["causal"] if self.causal else []
+        words += [self.positions.name] if self.positions is not None else []
+        return ", ".join(words)
+
+
+def head_size(dim: int, heads: int) -> int:
+    """dim / heads."""
+    if dim < 1 or heads < 1 or dim % heads:
+        raise InputError(
+            f"dimension {dim} does not split into {heads} heads: dim must be a positive multiple of heads, or give head_dim=... too"
+        )
+    return dim // heads
+
+
+def _positions(positions: Any) -> Rotary | None:
+    if positions is None or isinstance(positions, Rotary):
+        return positions
+    if positions == "rotary":
+        return Rotary()
+    raise InputError(
+        f"positions must be None, 'rotary' or Rotary(...), got {positions!r}; absolute positions are added before the first layer"
+    )
+
+
+def _compute(x: Tensor) -> torch.dtype:
+    """The precision that weights meet tokens in: autocast's where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _by_engine(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float, hide: dict[str, object]
+) -> Tensor:
+    """A kernel of the dynamics, whose engines work in float32 and float64."""
+    wide = working(q.dtype, None)
+    with torch.autocast(q.device.type, enabled=False):
+        return kernel.attend(Pairing(q.to(wide), k.to(wide), scale, None, hide), v.to(wide)).to(v.dtype)
+
+
+def _causal(n: int, device: torch.device) -> Tensor:
+    return torch.ones(n, n, dtype=torch.bool, device=device).tril()

@@ -1,0 +1,1 @@
+"""Refinements of pretrained models of the ``transformers`` library, in place and removable."""

@@ -1,0 +1,135 @@
+"""The attention function that ``transformers`` calls for a refined model, with the mask function beside it.
+
+A name without a mask function would make ``transformers`` build no mask at all, and a padded batch would silently attend to padding.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attractor.errors import UnsupportedError, missing
+from attractor.nn.patching.cache import Carrying, grouped, ungrouped
+from attractor.nn.patching.seats import Seat
+from attractor.nn.refinements import Refinement, Slice
+
+PREFIX = "attractor_"
+BASES = ("sdpa", "eager")
+Pair = tuple[Tensor, Any]
+
+
+def register(base: str) -> str:
+    """Make the refined form of an implementation known, and say its name."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    except ImportError:
+        raise missing("transformers", "checkpoints") from None
+    name = PREFIX + base
+    AttentionInterface.register(name, _attention(base))
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
+    return name
+
+
+def remember(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Before the module runs: keep the tokens that it reads, and let keys carry them where a cache needs that."""
+    seat: Seat = module.__dict__["refined"]
+    config: Any = module.config
+    now: str = config._attn_implementation
+    if not now.startswith(PREFIX):
+        raise UnsupportedError(
+            f"the attention implementation was changed to {now!r} after refining, which would leave the refinement out: "
+            "unrefine the model, change it, and refine again"
+        )
+    x = args[0] if args else kwargs["hidden_states"]
+    seat.tokens = x
+    cache = kwargs.get("past_key_values")
+    if cache is not None and isinstance(module.refinement, Slice):
+        cache = getattr(cache, "self_attention_cache", cache)
+        kwargs = {**kwargs, "past_key_values": Carrying(cache, grouped(module.refinement.key_part(x, x), seat.groups))}
+    return args, kwargs
+
+
+def _attention(base: str) -> Callable[..., Pair]:
+    def refined_attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+    ) -> Pair:
+        attend = _base(base, module)
+        seat: Seat | None = module.__dict__.get("refined")
+        if seat is None:
+            return attend(module, query, key, value, attention_mask, **options)
+        refinement, x = module.refinement, seat.tokens
+        assert isinstance(refinement, Refinement)
+        assert x is not None
+        seat.tokens = None  # or it would keep the graph of this step alive
+        own = key[..., : seat.head_dim]
+        idle = refinement.idle()
+        learning = torch.is_grad_enabled() and refinement.theta.requires_grad
+        if idle and not learning:
+            return attend(module, query, own, value, attention_mask, **options)
+        wide_module, q, k, v = _extended(module, refinement, seat, x, query, key, value)
+        output, weights = _narrow(attend, wide_module, q, k, v, attention_mask, options, seat.pad)
+        if not idle:
+            return output, weights
+        # the values of the plain model to the last bit, with the derivative of the refined one
+        plain, weights = attend(module, query, own, value, attention_mask, **options)
+        return plain.detach() + (output - output.detach()), weights
+
+    return refined_attention
+
+
+def _extended(
+    module: nn.Module, refinement: Refinement, seat: Seat, x: Tensor, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Any, Tensor, Tensor, Tensor]:
+    """Queries, keys and values with the coordinates of the refinement; heads that shared a key stand apart where it differs now."""
+    a = refinement.query_part(x, seat.output_weight(), None).to(query.dtype)
+    q = torch.cat((query, a), dim=-1)
+    if not isinstance(refinement, Slice):
+        return module, q, torch.cat((key, value), dim=-1), value
+    own, carried = key[..., : seat.head_dim], key[..., seat.head_dim :]
+    if seat.groups > 1:
+        own, value = own.repeat_interleave(seat.groups, dim=1), value.repeat_interleave(seat.groups, dim=1)
+    slices = ungrouped(carried, seat.groups) if carried.shape[-1] else refinement.key_part(x, x).to(key.dtype)
+    k = torch.cat((own, slices), dim=-1)
+    return (module if seat.groups == 1 else _Apart(module)), q, k, value
+
+
+class _Apart:
+    """A module whose heads no longer share keys, for the function that would repeat them."""
+
+    num_key_value_groups = 1
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _narrow(
+    attend: Callable[..., Pair], module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, options: Any, pad: bool | None
+) -> Pair:
+    """Attention with keys wider than values; where the fastest fused kernel wants equal widths, values are padded."""
+    width = v.shape[-1]
+    if pad is None:
+        pad = q.is_cuda and mask is None and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= 256
+    if not pad:
+        return attend(module, q, k, v, mask, **options)
+    output, weights = attend(module, q, k, functional.pad(v, (0, q.shape[-1] - width)), mask, **options)
+    return output[..., :width], weights
+
+
+def _base(base: str, module: nn.Module) -> Callable[..., Pair]:
+    """The implementation that the model had; each family defines its own eager one."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if base == "eager":
+        return sys.modules[type(module).__module__].eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS[base]
