@@ -14,9 +14,6 @@ import attractor as at
 Command = Callable[[str], Any]
 LATER = [
     "tour",
-    "gaussian",
-    "predict",
-    "check",
     "iterate",
     "train",
     "sweep",
@@ -43,7 +40,7 @@ def test_help(line: str, command: Command) -> None:
 
 
 def test_help_of_commands(command: Command) -> None:
-    for name in ("simulate", "trace", "bench", "doctor"):
+    for name in ("simulate", "trace", "claims", "questions", "bench", "doctor"):
         done = command(f"{name} --help")
         assert done.code == 0
         assert "--json" in done.out
