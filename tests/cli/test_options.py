@@ -39,7 +39,7 @@ Run = Callable[[], at.Trajectory]
 
 SAME: dict[str, Run] = {
     "--tokens 9 --dim 2 --seed 3 --until 1": lambda: at.flow(isotropic(2), at.Tokens.uniform(9, 2, seed=3), until=1.0),
-    "-n 9 -d 2 -t 1": lambda: at.flow(isotropic(2), at.Tokens.uniform(9, 2), until=1.0),
+    "-n 9 -d 2 -t 1 --device cpu": lambda: at.flow(isotropic(2), at.Tokens.uniform(9, 2), until=1.0),
     "--tokens 9 --start gaussian --spread 0.5 --until 1": lambda: at.flow(
         isotropic(3), at.Tokens.gaussian(9, 3, scale=0.5), until=1.0
     ),

@@ -166,7 +166,13 @@ def test_a_bad_argument_is_one_line(line: str, command: Command, bad_files: Path
 
 
 @pytest.mark.parametrize(
-    ("line", "words"), [("simulat", "No such command"), ("audit", "No such command"), ("doctor x", "extra")]
+    ("line", "words"),
+    [
+        ("simulat", "No such command"),
+        ("audit", "Missing argument"),
+        ("trace", "Missing argument"),
+        ("doctor x", "extra"),
+    ],
 )
 def test_a_bad_command_is_one_line(line: str, words: str, command: Command) -> None:
     done = command(line)

@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
 import typer
@@ -35,7 +35,8 @@ def grouped(*groups: type[Any]) -> Callable[[Callable[..., None]], Callable[...,
         for group in groups:
             annotations = get_type_hints(group, include_extras=True)
             for field in fields(group):
-                kind, default = inspect.Parameter.KEYWORD_ONLY, field.default
+                kind = inspect.Parameter.KEYWORD_ONLY
+                default = inspect.Parameter.empty if field.default is MISSING else field.default
                 parameters.append(
                     inspect.Parameter(field.name, kind, default=default, annotation=annotations[field.name])
                 )
