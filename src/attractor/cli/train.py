@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,8 @@ def train(context: typer.Context, options: TrainOptions, output: TrainOutput) ->
 
         runs = planned(options)
         reports = [one(*run, options.resume is not None, output) for run in runs]
+        if os.environ.get("RANK", "0") != "0":
+            return  # of several processes the first one speaks
         if output.json:
             command = replay(context, without=("json", "progress", "debug"))
             print_json({"schema": SCHEMA, "command": command, "runs": reports, "versions": versions()})
@@ -96,6 +99,7 @@ def one(config: Any, folder: Path, resume: bool, output: TrainOutput) -> dict[st
     from attractor.experiments.training import train as run
 
     shows = sys.stderr.isatty() if output.progress is None else output.progress
+    shows = shows and os.environ.get("RANK", "0") == "0"
     with Progress(console=Console(stderr=True), disable=not shows, transient=True) as bar:
         task = bar.add_task(f"seed {config.seed}", total=config.steps)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,7 +59,9 @@ def train(
     _check_trackers(config)
     text, folder = Bytes(config.data, config.context), RunFolder(out)
     AcceleratorState._reset_state()  # it outlives a run, and would refuse another precision in the same process
+    together = int(os.environ.get("WORLD_SIZE", "1")) > 1
     accelerator = Accelerator(
+        cpu=together and not torch.cuda.is_available(),  # or processes without a GPU would not know of each other
         mixed_precision=config.precision,
         gradient_accumulation_steps=config.accumulate,
         log_with=list(config.trackers) or None,
