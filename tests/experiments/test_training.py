@@ -59,6 +59,7 @@ CHOICES: list[dict[str, Any]] = [
     {"attention": "divergent", "positions": "absolute", "options": {"metric": "diagonal"}, "refinement": "metric"},
     {"attention": "intermediate", "placement": "peri", "dropout": 0.1},
     {"attention": "plain", "refinement": "shift", "placement": "post"},
+    {"attention": "plain", "spectral": True, "options": {"temperature": "learned", "gain": "learned"}},
     {"attention": "plain", "refinement": "slice", "sign": "-", "strength": 0.1, "precision": "bf16"},
 ]
 
@@ -157,6 +158,7 @@ def test_refused(data: Path, tmp_path: Path) -> None:
         ("steps = 5\n", "does not say what to read"),
         ("data = = 1", "is not a TOML file"),
         ("data = 'text'\nattention = 'chaotic'\n", "attention 'chaotic' is not known; give plain, convergent"),
+        ("data = 'text'\nattention = 'divergent'\nspectral = true\n", "spectral goes with attention 'plain'"),
         ("data = 'text'\nsteps = 0\n", "steps must be a whole number of at least 1, got 0"),
     ):
         path.write_text(text, encoding="utf-8")

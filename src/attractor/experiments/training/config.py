@@ -38,6 +38,7 @@ class Config:
     refinement: str = "none"
     sign: str | None = None
     strength: float | None = None
+    spectral: bool = False
     dropout: float = 0.0
     steps: int = 1000
     batch: int = 16
@@ -79,6 +80,8 @@ class Config:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise InputError(f"{name} {getattr(self, name)!r} is not known; give {', '.join(known)}")
+        if self.spectral and self.attention != "plain":
+            raise InputError(f"spectral goes with attention 'plain', not with {self.attention!r}")
         object.__setattr__(self, "trackers", tuple(self.trackers))
 
     def learning_rate(self, step: int) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attractor.experiments.training.config import Config
-from attractor.nn import AttentionLayer, DefiniteAttention, PlainAttention, TransformerBlock
+from attractor.nn import AttentionLayer, DefiniteAttention, PlainAttention, TransformerBlock, spectral
 from attractor.nn.refinements import refinement_named
 
 BYTES = 256
@@ -56,6 +56,7 @@ def _block(config: Config) -> TransformerBlock:
     attention: AttentionLayer
     if config.attention == "plain":
         attention = PlainAttention(config.dim, config.heads, **shared)
+        attention = spectral(attention) if config.spectral else attention
     else:
         regime: Any = config.attention
         attention = DefiniteAttention(config.dim, config.heads, regime, **shared)
