@@ -15,14 +15,21 @@ from attractor.attention import (
     MLP,
     Absolute,
     Affine,
+    Alibi,
     Attention,
     Block,
+    Capped,
     Causal,
     Exponential,
+    Feature,
+    LatentAttention,
     LayerNorm,
     Linear,
+    NormedAttention,
+    Relative,
     RMSNorm,
     Rotary,
+    ScaledRotary,
     Schedule,
     Sigmoid,
     Sinkhorn,
@@ -67,6 +74,19 @@ RECORDS: dict[str, Record] = {
     "visible": Visible(torch.tensor([[True, False], [True, True]])),
     "absolute": Absolute(draw(3, 4), when="input", on="qk"),
     "rotary": Rotary(theta=500.0, dim=2),
+    "scaled rotary": ScaledRotary(angles=(1.0, 0.25)),
+    "alibi": Alibi(draw(2)),
+    "relative": Relative(draw(8, 2), reach=20),
+    "capped": Capped(30.0),
+    "feature": Feature(draw(3, 4), draw(3), RMSNorm(draw(3))),
+    "normed attention": NormedAttention(attention(), RMSNorm(draw(2)), RMSNorm()),
+    "latent attention": LatentAttention(
+        (Feature(draw(3, 4)), Feature(draw(2, 4), None, RMSNorm())),
+        draw(2, 2, 5),
+        draw(2, 2, 5, seed=1),
+        draw(2, 3, 5, seed=2),
+        draw(2, 4, 3),
+    ),
     "layernorm": LayerNorm(draw(3), draw(3, seed=1), 1e-5),
     "rmsnorm": RMSNorm(),
     "euclidean": Euclidean(),
@@ -147,7 +167,9 @@ def test_moved_tokens_keep_their_precision() -> None:
 def test_a_law_that_was_read_moves_tokens_alike() -> None:
     tokens = Tokens(draw(3, 4, seed=8))
     for record in RECORDS.values():
-        if isinstance(record, (Attention, Block, MLP, Affine, Stack, Total, Schedule)):
+        if isinstance(
+            record, (Attention, NormedAttention, LatentAttention, Block, MLP, Affine, Stack, Total, Schedule)
+        ):
             torch.testing.assert_close(
                 through_json(record).velocity(tokens, 0.6), record.velocity(tokens, 0.6), rtol=0, atol=0
             )

@@ -386,4 +386,6 @@ def test_what_is_hidden_and_no_number_hides_no_large_score(instruction_set: str,
             for one, other in zip(found, wanted, strict=True):
                 assert one is not None
                 assert other is not None
-                torch.testing.assert_close(one[:8], other[:8], rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6)
+                torch.testing.assert_close(
+                    one[:8], other[:8], rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6
+                )

@@ -84,3 +84,19 @@ def test_bad_questions_get_a_sentence() -> None:
         at.predict(law, [1, 2])  # type: ignore[arg-type]
     with pytest.raises(at.errors.InputError, match="instances"):
         at.check("regimes.T5", instances=0)
+
+
+def test_layers_and_flows_are_different_questions() -> None:
+    """T1 is about flows: with a step beyond the limit it must not be offered."""
+    law, tokens = at.Attention(EYE, EYE, -EYE), at.Tokens.gaussian(5, 3, seed=0, scale=0.1)
+    flowing, layered, far = (at.predict(law, tokens, step=step, paper="regimes") for step in (None, 1.0, 3.0))
+    assert "regimes.T1" in flowing.fates["collapse"]
+    assert "regimes.D1" not in flowing.fates["collapse"]
+    assert layered.fates == {"collapse": ["regimes.D1"]}
+    assert far.fates == {}
+
+
+def test_positions_that_are_added_once_move_the_start() -> None:
+    """T6 looks at the tokens as they enter."""
+    law = at.Attention(EYE, EYE, EYE, positions=at.Absolute(torch.full((4, 3), 9.0), when="input"))
+    assert "regimes.T6" in at.predict(law, at.Tokens.gaussian(4, 3, seed=0)).fates["divergence"]

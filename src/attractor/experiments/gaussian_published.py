@@ -36,8 +36,8 @@ def published_procedure(law: Law, covariance: np.ndarray, step: float = STEP, st
     Closure(law)
     field, Sigma = numeric(law.member(torch.tensor([0]))), np.array(covariance, dtype=np.float64)
     zero, d = np.zeros(len(Sigma)), len(Sigma)
+    values, vectors = np.linalg.eigh(Sigma)
     for _ in range(steps):
-        values, vectors = np.linalg.eigh(Sigma)
         slope, _ = field(zero, vectors * np.sqrt(np.maximum(values, 0.0)))
         moved = Sigma + step * (slope @ Sigma + Sigma @ slope.T)
         if not np.isfinite(moved).all() or np.abs(moved).max() > INFINITE:

@@ -26,6 +26,7 @@ from attractor.theory.trends import decades, power
 
 TOKENS, DIM = 6, 4
 FAR = 12.0  # several times the start: what gets there grows, and an accurate step is tiny beyond
+EVALUATIONS = 5000  # for each system; one that needs more is undecided
 KINDS: tuple[str, ...] = ("collapse", "plateau", "growth", "undecided")
 ANGLES = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, float(np.pi))
 SPREADS = (0.0, 0.25, 0.5, 1.0)
@@ -141,7 +142,17 @@ def _system(index: int, seed: int, change: Change, options: dict[str, Any]) -> t
 def _follow(drawn: Sequence[tuple[Attention, Tensor]], horizon: float, angle: float = 1.0) -> Trajectory:
     tokens = Tokens(torch.stack([points for _, points in drawn]), positions=angle * torch.arange(TOKENS))
     law = stacked([law for law, _ in drawn])
-    return flow(law, tokens, until=horizon, save=decades(horizon), rtol=1e-6, atol=1e-9, stop=(), events=(GROWN,))
+    return flow(
+        law,
+        tokens,
+        until=horizon,
+        save=decades(horizon),
+        rtol=1e-6,
+        atol=1e-9,
+        stop=(),
+        events=(GROWN,),
+        max_evaluations=EVALUATIONS * len(drawn),
+    )
 
 
 def _ends(run: Trajectory, limit: Tensor) -> list[tuple[str, float, float]]:
@@ -149,9 +160,10 @@ def _ends(run: Trajectory, limit: Tensor) -> list[tuple[str, float, float]]:
     ended = []
     for index, outcome in enumerate(run.outcomes):
         gaps = (run.points[:, index] - limit).norm(dim=-1).amax(-1)
-        far = outcome.name != "reached" or float(gaps[-1]) >= FAR
+        far, spent = outcome.name == "event" or float(gaps[-1]) >= FAR, outcome.name == "budget"
         exponent = power(run.times[1:], gaps[1:])
-        ended.append(("growth" if far else _kind(exponent, float(gaps[-1] / gaps[0])), exponent, float(gaps[-1])))
+        kind = "growth" if far else "undecided" if spent else _kind(exponent, float(gaps[-1] / gaps[0]))
+        ended.append((kind, exponent, float(gaps[-1])))
     return ended
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from typing import Any
+
+import numpy as np
 
 from attractor.attention import Law
 from attractor.errors import InputError
 from attractor.spaces import Euclidean, Space, space_named
 from attractor.states import Gaussian, Tokens
-from attractor.theory.conditions import Condition, Verdict
+from attractor.theory.conditions import Condition, Verdict, decided
+from attractor.theory.ensembles import integrate
 from attractor.theory.fates import FATES, exclusive
+from attractor.theory.library import theorem as theorem_named
 from attractor.theory.library import theorems
 from attractor.theory.theorem import Case, Theorem
 
@@ -135,6 +140,25 @@ def predict(
 
 def ask(theorem: Theorem, case: Case) -> Finding:
     """One theorem about one case."""
+    elsewhere = _other_time(theorem, case)
+    if elsewhere is not None:
+        return Finding(theorem, (elsewhere,), Verdict.FAILS, None)
     conditions = theorem.examine(case)
     verdict = theorem.verdict(conditions)
     return Finding(theorem, conditions, verdict, theorem.predicted(case) if verdict is Verdict.HOLDS else None)
+
+
+def _other_time(theorem: Theorem, case: Case) -> Condition | None:
+    """What is wrong where a statement about flows is asked about discrete layers, or the other way round."""
+    asked = case.options.get("method") == "layers"
+    if theorem.gather is not integrate or _layered(theorem.key) == asked:
+        return None
+    if asked:
+        return Condition("continuous time", r"\dot x", decided(False, "asked about discrete layers"), True)
+    return Condition("discrete layers", r"x + h\,\dot x", decided(False, "asked about continuous time"), True)
+
+
+@cache
+def _layered(key: str) -> bool:
+    """Whether a theorem is about discrete layers: its instances are."""
+    return theorem_named(key).sample(np.random.default_rng(0)).options.get("method") == "layers"

@@ -72,6 +72,11 @@ class Case:
         return self.law
 
     @property
+    def entered(self) -> Tokens:
+        """The tokens as they enter the flow: with positions that are added once."""
+        return self.law.enter(self.tokens)
+
+    @property
     def tokens(self) -> Tokens:
         if not isinstance(self.state, Tokens):
             raise UnsupportedError(f"this statement is about Tokens(...), got {type(self.state).__name__}")

@@ -38,6 +38,7 @@ class Setting:
     rotary: bool
     shifted: bool
     biased: bool
+    moved: bool = False  # positions at every layer, in values too: the same system around -p
 
     @classmethod
     def of(cls, law: Attention) -> Setting:
@@ -47,7 +48,9 @@ class Setting:
         biases = (law.query_bias, law.value_bias, law.output_bias)  # a key bias drops out of a softmax
         biased = any(bias is not None and bool((bias != 0).any()) for bias in biases)
         rotary = isinstance(law.positions, Rotary)
-        return cls(law.kernel.name == "softmax", causal, law.mask is not None and not causal, rotary, shifted, biased)
+        masked = law.mask is not None and not causal
+        moved = isinstance(law.positions, Absolute) and (law.positions.when, law.positions.on) == ("every", "qkv")
+        return cls(law.kernel.name == "softmax", causal, masked, rotary, shifted, biased, moved)
 
     @property
     def common(self) -> bool:
@@ -120,7 +123,8 @@ def _certified(found: Label, metric: Form, interaction: Form, setting: Setting, 
     if key is None:
         skew = f"asymmetry {metric.asymmetry:.2g} of the metric form, {interaction.asymmetry:.2g} of the interaction"
         return Label(found.name, None, f"{found.why}; no theorem certifies it: {skew}")
-    return Label(found.name, key, f"{found.why}; proved by {key}")
+    place = ", around minus the positions, which every layer adds" if setting.moved else ""
+    return Label(found.name, key, f"{found.why}; proved by {key}{place}")
 
 
 def _causal(value: Spectrum, setting: Setting, heads: int) -> Label:

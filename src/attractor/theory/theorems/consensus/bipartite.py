@@ -25,7 +25,8 @@ from attractor.theory.ensembles import integrate
 from attractor.theory.sampling import Draw, orthogonal
 from attractor.theory.sphere_sampling import gaussian, onto, place, sphere_law
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
-from attractor.theory.theorems.consensus import causal_symmetric, common
+from attractor.theory.theorems.consensus import causal_symmetric
+from attractor.theory.theorems.consensus import common_value as common
 
 HORIZON = 80.0
 NUDGE = 1e-4

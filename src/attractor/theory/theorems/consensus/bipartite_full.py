@@ -21,7 +21,8 @@ from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, v
 from attractor.theory.sampling import Draw, orthogonal
 from attractor.theory.sphere_sampling import onto, place, sphere_law
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
-from attractor.theory.theorems.consensus import bipartite, causal_symmetric, common
+from attractor.theory.theorems.consensus import bipartite, causal_symmetric
+from attractor.theory.theorems.consensus import common_value as common
 
 
 def predicted(case: Case) -> float:

@@ -21,7 +21,7 @@ from attractor.theory.conditions import Hypothesis, Margin, strictly
 from attractor.theory.sampling import Draw, orthogonal, sizes
 from attractor.theory.sphere_sampling import halved, onto, place, plural
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem
-from attractor.theory.theorems.consensus import common
+from attractor.theory.theorems.consensus import common_value as common
 from attractor.theory.trends import alive
 
 HORIZON = 40.0

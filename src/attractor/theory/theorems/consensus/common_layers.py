@@ -16,7 +16,7 @@ from attractor.flow import Trajectory
 from attractor.theory.sampling import Draw, sizes
 from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
-from attractor.theory.theorems.consensus import common
+from attractor.theory.theorems.consensus import common_value as common
 from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layered
 from attractor.theory.theorems.consensus.layer_rates import step_of
 

@@ -21,7 +21,8 @@ from attractor.theory.conditions import Hypothesis, Margin, strictly
 from attractor.theory.sampling import Draw, orthogonal, sizes
 from attractor.theory.sphere_sampling import halved, onto, place, plural
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
-from attractor.theory.theorems.consensus import causal_symmetric, common
+from attractor.theory.theorems.consensus import causal_symmetric
+from attractor.theory.theorems.consensus import common_value as common
 from attractor.theory.theorems.consensus.gradient_layers import layered
 from attractor.theory.theorems.consensus.layer_rates import step_of
 

@@ -29,7 +29,7 @@ def small(case: Case) -> Margin:
     """The statement is local: scores small enough that no softmax saturates."""
     size = (
         float(torch.linalg.matrix_norm(case.matrices.interaction, 2))
-        * float(case.tokens.points.norm(dim=-1).max()) ** 2
+        * float(case.entered.points.norm(dim=-1).max()) ** 2
     )
     return strictly(0.5 - size)
 

@@ -23,7 +23,7 @@ def energy(points: torch.Tensor, masses: torch.Tensor, metric: torch.Tensor) -> 
 
 
 def positive_energy(case: Case) -> Margin:
-    points, metric = case.tokens.points.double(), case.matrices.metric
+    points, metric = case.entered.points.double(), case.matrices.metric
     size = torch.linalg.matrix_norm(metric, 2) * (case.tokens.weights * points.square().sum(-1)).sum(-1)
     return strictly(float(energy(points, case.tokens.weights, metric) / size.clamp_min(1e-300)))
 

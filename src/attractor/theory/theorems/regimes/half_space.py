@@ -23,7 +23,7 @@ from attractor.theory.trends import RUNAWAY, alive
 
 def directions(case: Case) -> list[tuple[float, torch.Tensor]]:
     """Rates and unit directions that all values stretch, each turned towards the tokens; the best separated first."""
-    values, tokens = case.matrices.values, case.tokens.points.double()
+    values, tokens = case.matrices.values, case.entered.points.double()
     found, vectors = torch.linalg.eig(case.matrices.value.mT)
     size = torch.linalg.matrix_norm(case.matrices.value, 2)
     kept: list[tuple[float, torch.Tensor]] = []
@@ -45,7 +45,7 @@ def stretched(case: Case) -> Margin:
 
 
 def one_side(case: Case) -> Margin:
-    points = case.tokens.points.double()
+    points = case.entered.points.double()
     sides = [float((points @ u).min()) for _, u in directions(case)]
     return strictly(max(sides, default=-1.0) / max(float(points.norm(dim=-1).max()), 1e-300))
 

@@ -26,7 +26,7 @@ def gaps(points: torch.Tensor) -> torch.Tensor:
 
 
 def distinct(case: Case) -> Margin:
-    points = case.tokens.points
+    points = case.entered.points
     return nonzero(float(gaps(points).max() / points.norm(dim=-1).max().clamp_min(1e-300)))
 
 
