@@ -14,7 +14,7 @@ from attractor.theory import Case, theorem
 from attractor.theory.theorems.consensus import (
     bipartite,
     bipartite_full,
-    common,
+    common_value,
     equiangular,
     hemisphere,
     pair,
@@ -77,7 +77,7 @@ def test_the_common_value_bound_is_sharper_than_the_root() -> None:
 
 def test_the_dominant_eigenvector_of_a_value_that_is_not_symmetric() -> None:
     value = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.3, -1.2], [0.0, 1.2, 0.3]], dtype=torch.float64)
-    found = common.dominant(Case(at.Attention(EYE, EYE, value), None, at.Sphere()))
+    found = common_value.dominant(Case(at.Attention(EYE, EYE, value), None, at.Sphere()))
     assert found.value == pytest.approx(2.0)
     assert found.others == pytest.approx(math.hypot(0.3, 1.2))
     assert found.residual < 1e-12

@@ -16,7 +16,7 @@ class Layers(Stepper):
     """x <- N(x + h b(x)) with the full drive b, not its tangent part; blocks apply their own norms.
 
     It is of first order as h tends to 0, but one layer with h = 1 is not one unit of time: near consensus it is ln 2 of it
-    for full attention and ln(4/3) for causal attention (consensus.md, section 5).
+    for full attention and 2 ln(4/3) for causal attention, whose rate is 1/2 (consensus.md, section 5).
     """
 
     name: ClassVar[str] = "layers"

@@ -20,13 +20,13 @@ from attractor.flow import velocity
 from attractor.states import Tokens
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
+from attractor.theory.approach import tangent_spectrum
 from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
 from attractor.theory.ensembles import integrate
 from attractor.theory.sampling import Draw, orthogonal
 from attractor.theory.sphere_sampling import gaussian, onto, place, sphere_law
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
-from attractor.theory.theorems.consensus import causal_symmetric
-from attractor.theory.theorems.consensus import common_value as common
+from attractor.theory.theorems.consensus import causal_symmetric, common_value
 
 HORIZON = 80.0
 NUDGE = 1e-4
@@ -34,12 +34,12 @@ NUDGE = 1e-4
 
 def poles(case: Case) -> Tensor:
     """Heights of the tokens over the hyperplane of v_1."""
-    return spheres.sphered(case).points(case.tokens.points) @ common.dominant(case).vector
+    return spheres.sphered(case).points(case.tokens.points) @ common_value.dominant(case).vector
 
 
 def sharpness(case: Case) -> float:
     """p = v_1' P v_1 of one head."""
-    vector = common.dominant(case).vector
+    vector = common_value.dominant(case).vector
     return float(vector @ spheres.sphered(case).interactions[0] @ vector)
 
 
@@ -50,21 +50,14 @@ def predicted(case: Case) -> float:
 
 
 def abscissa(case: Case) -> float:
-    """Largest real part of the Jacobian of the velocity in tangent directions, by automatic differentiation."""
-    found, state = spheres.sphered(case), case.tokens
-    points = found.points(state.points)
-    n, d = points.shape
+    """Largest real part of the linearised velocity in tangent directions."""
+    found = spheres.sphered(case)
     inverse = torch.linalg.inv(found.root)
 
-    def field(flat: Tensor) -> Tensor:
-        at = flat.reshape(n, d)
-        at = at / at.norm(dim=-1, keepdim=True)
-        return found.points(velocity(case.law, Tokens.trusted(at @ inverse.mT), case.space)).reshape(-1)
+    def field(at: Tensor) -> Tensor:
+        return found.points(velocity(case.law, Tokens.trusted(at @ inverse.mT), case.space))
 
-    jacobian = torch.autograd.functional.jacobian(field, points.reshape(-1))
-    bases = [torch.linalg.svd(row[None]).Vh[1:] for row in points]  # tangent directions at each token
-    tangent = torch.block_diag(*bases)
-    return float(torch.linalg.eigvals(tangent @ jacobian @ tangent.mT).real.max())
+    return float(tangent_spectrum(field, found.points(case.tokens.points)).real.max())
 
 
 def nudged(case: Case, size: float = NUDGE) -> Case:
@@ -148,7 +141,7 @@ THEOREM = Theorem(
         given.ONE_HEAD,
         spheres.VALUE_SYMMETRIC,
         causal_symmetric.SIMPLE,
-        common.POSITIVE,
+        common_value.POSITIVE,
         Hypothesis("opposite poles", r"x_1 = -v_1,\ x_2 = v_1", _opposite, structural=True),
         Hypothesis("sharp attention", r"\sigma(2p) > \lambda_1/(2\lambda_1 - \lambda_2)", _sharp),
     ),

@@ -21,8 +21,7 @@ from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, v
 from attractor.theory.sampling import Draw, orthogonal
 from attractor.theory.sphere_sampling import onto, place, sphere_law
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
-from attractor.theory.theorems.consensus import bipartite, causal_symmetric
-from attractor.theory.theorems.consensus import common_value as common
+from attractor.theory.theorems.consensus import bipartite, causal_symmetric, common_value
 
 
 def predicted(case: Case) -> float:
@@ -93,7 +92,7 @@ THEOREM = Theorem(
         given.ONE_HEAD,
         spheres.VALUE_SYMMETRIC,
         causal_symmetric.SIMPLE,
-        common.POSITIVE,
+        common_value.POSITIVE,
         Hypothesis("equal halves", r"x_i = \pm v_1, \text{ half of each}", _halves, structural=True),
         Hypothesis("sharp attention", r"\tanh p > \max(0, \lambda_2/\lambda_1)", _sharp),
     ),

@@ -11,17 +11,21 @@ and the first positive for :math:`\lambda_1 > 0`. The linearisation at :math:`v_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from attractor.flow import Trajectory
+from attractor.flow import Trajectory, velocity
+from attractor.states import Tokens
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
-from attractor.theory.approach import apart, rate_within
+from attractor.theory.approach import apart, rate_within, tangent_spectrum
 from attractor.theory.conditions import Hypothesis, Margin, strictly
+from attractor.theory.ensembles import integrate
 from attractor.theory.sampling import Draw, orthogonal, sizes
 from attractor.theory.sphere_sampling import halved, onto, place, plural
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem
-from attractor.theory.theorems.consensus import common_value as common
+from attractor.theory.theorems.consensus import common_value
 from attractor.theory.trends import alive
 
 HORIZON = 40.0
@@ -45,17 +49,35 @@ def exponent(case: Case) -> float:
     return float(values[0] - (values[1:, None] / places).max())
 
 
-def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+def gather(cases: Sequence[Case]) -> list[tuple[Trajectory, float]]:
+    """Runs, and the largest real part of the linearisation where all tokens are at the eigenvector."""
+    return [(run, linearised(case)) for case, run in zip(cases, integrate(cases), strict=True)]
+
+
+def linearised(case: Case) -> float:
+    found, pole = spheres.sphered(case), common_value.dominant(case).vector
+    inverse = torch.linalg.inv(found.root)
+
+    def field(at: torch.Tensor) -> torch.Tensor:
+        return found.points(velocity(case.law, Tokens.trusted(at @ inverse.mT), case.space))
+
+    return float(tangent_spectrum(field, pole.expand(case.tokens.n, -1)).real.max())
+
+
+def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measurement, ...]:
+    run, slowest = evidence
     kept = alive(run)
     points, times = spheres.sphered(case).points(run.points[kept]), run.times[kept]
-    lowest = common.heights(case, run.points[kept]).amin()
-    pole = common.dominant(case).vector
+    lowest = common_value.heights(case, run.points[kept]).amin()
+    pole = common_value.dominant(case).vector
     distance = torch.minimum(apart(points, pole), apart(points, -pole))
     rate = rate_within(times, distance, 1e-8, 1e-4)
     return (
         Measurement("no token leaves the hemisphere", float(lowest), 1e-12),
         Measurement("all tokens reach the eigenvector", -float(distance[-1]), 1e-3, asymptotic=True),
-        Measurement("at the rate of the linearisation", -abs(rate / exponent(case) + 1), 0.1, asymptotic=True),
+        Measurement("the linearisation has the exponent", -abs(slowest / exponent(case) + 1), 1e-8),
+        # modes that are close in rate, or excited a little, make a run faster at first; none is slower
+        Measurement("the approach is as fast", -rate / exponent(case) - 1, 0.1, asymptotic=True),
     )
 
 
@@ -119,13 +141,14 @@ THEOREM = Theorem(
         spheres.VALUE_SYMMETRIC,
         spheres.SAME_SIGN,
         SIMPLE,
-        common.POSITIVE,
-        common.ONE_SIDE,
+        common_value.POSITIVE,
+        common_value.ONE_SIDE,
     ),
     fate="consensus",
     rate=r"|x_i \mp v_1| \sim e^{-(\lambda_1 - \max_{k\ge2,\,i\le n}\lambda_k/i)\,t}",
     conclude=conclude,
     sample=valued((-1.5, 0.5)),
     violate={"top eigenvalue positive": valued(None), "one side": unsided, "causal mask": unmasked},
+    gather=gather,
     proof="The field points inward on the edge of the hemisphere because lambda_1 >= 0; induction over tokens.",
 )

@@ -16,14 +16,14 @@ from attractor.flow import Trajectory
 from attractor.theory.sampling import Draw, sizes
 from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
-from attractor.theory.theorems.consensus import common_value as common
-from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layered
+from attractor.theory.theorems.consensus import common_value
+from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layer_by_layer, layered
 from attractor.theory.theorems.consensus.layer_rates import step_of
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    top, h = common.dominant(case), step_of(case)
-    lowest = common.heights(case, run.points).amin(-1)
+    top, h = common_value.dominant(case), step_of(case)
+    lowest = common_value.heights(case, run.points).amin(-1)
     tangents = (1 - lowest.square()).clamp_min(0.0).sqrt() / lowest
     factor = (1 + h * top.others) / (1 + h * top.value)
     falls = factor * tangents[:-1] - tangents[1:]
@@ -38,20 +38,20 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 def sample(draw: Draw) -> Case:
     n, d = sizes(draw, SIZES)
     space = place(draw, d)
-    value, pole = common.block(draw, d, symmetric=bool(draw.integers(2)))
+    value, pole = common_value.block(draw, d, symmetric=bool(draw.integers(2)))
     step = STEPS[int(draw.integers(len(STEPS)))]
     law = plural(draw, space, value, mask=(None, "causal")[int(draw.integers(2))])
     return Case(law, onto(space, halved(draw, n, d, pole)), space, LAYERS * step, layered(step))
 
 
 def across(draw: Draw) -> Case:
-    case = common.both_sides(draw)
+    case = common_value.both_sides(draw)
     return Case(case.law, case.state, case.space, LAYERS * 1.0, layered(1.0))
 
 
 def strong(draw: Draw) -> Case:
     n, d = sizes(draw, SIZES)
-    value, pole = common.block(draw, d, -9.0, -3.0, symmetric=True)
+    value, pole = common_value.block(draw, d, -9.0, -3.0, symmetric=True)
     space = place(draw, d, 0.0)
     law = plural(draw, space, value)
     assert isinstance(value, torch.Tensor)
@@ -63,13 +63,14 @@ THEOREM = Theorem(
     title="Common dominant value, layer by layer",
     statement=r"Under the hypotheses of T4-common, a layer \(x \mapsto N(x + h\,b(x))\) with any step \(h > 0\) multiplies "
     r"\(\max_i\tan\angle(x_i, v)\) by at most \((1 + h\mu)/(1 + h\lambda) < 1\), for every mask, kernel and \(P_h\).",
-    citation=common.CITATION,
+    citation=common_value.CITATION,
     status=Status.HERE,
-    hypotheses=common.THEOREM.hypotheses,
+    hypotheses=common_value.THEOREM.hypotheses,
     fate="consensus",
     rate=r"\max_i\tan\angle(x_i, v) \le \Big(\frac{1+h\mu}{1+h\lambda}\Big)^k\max_j\tan\angle(x_j(0), v)",
     conclude=conclude,
     sample=sample,
     violate={"one side": across, "top eigenvalue dominates": strong},
+    gather=layer_by_layer,
     proof="The component along v is at least (1 + h lambda) m, the rest at most (1 + h mu) sqrt(1 - m^2).",
 )

@@ -12,11 +12,16 @@ vector closest to :math:`x + hb`, and the second is :math:`1 - \langle x^+, x\ra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 from attractor.flow import Trajectory
 from attractor.observables import energy
 from attractor.states import Tokens
 from attractor.theory import spheres
 from attractor.theory.conditions import Hypothesis, weakly
+from attractor.theory.ensembles import integrate
 from attractor.theory.matrices import extremes
 from attractor.theory.sampling import Draw, definite, indefinite, sizes
 from attractor.theory.sphere_sampling import SIZES, onto, place, sphere_law, unit
@@ -31,6 +36,12 @@ STEPS = (0.1, 1.0, 20.0, 1000.0)
 def layered(step: float, layers: int = LAYERS) -> dict[str, object]:
     """Options of a flow that takes discrete layers and keeps them all."""
     return {"method": "layers", "step": step, "save": [k * step for k in range(layers + 1)]}
+
+
+def layer_by_layer(cases: Sequence[Case]) -> list[Trajectory]:
+    """Runs in discrete layers, of step 1 where a case does not say."""
+    plain: dict[str, Any] = {"horizon": float(LAYERS), "options": layered(1.0)}
+    return integrate([case if case.options.get("method") == "layers" else replace(case, **plain) for case in cases])
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
@@ -74,6 +85,7 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"interaction semi-definite": saddle},
+    gather=layer_by_layer,
     proof="The exponential kernel of a semi-definite P is positive definite and convex in each point; x+ is the "
     "unit vector closest to x + hb.",
 )

@@ -14,7 +14,7 @@ from attractor.theory.sampling import Draw, sizes
 from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural
 from attractor.theory.theorem import Case, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere, hemisphere_margin
-from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layered
+from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layer_by_layer, layered
 
 
 def sample(draw: Draw) -> Case:
@@ -45,5 +45,6 @@ THEOREM = Theorem(
     conclude=hemisphere_margin.conclude,
     sample=sample,
     violate={"identity values": turning},
+    gather=layer_by_layer,
     proof="The drive is at most c long and at least c m_e high.",
 )

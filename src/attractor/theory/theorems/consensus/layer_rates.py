@@ -18,7 +18,7 @@ from attractor.theory.sampling import Draw, sizes
 from attractor.theory.sphere_sampling import halved, onto, place, plural
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
-from attractor.theory.theorems.consensus.gradient_layers import layered
+from attractor.theory.theorems.consensus.gradient_layers import layer_by_layer, layered
 
 STEPS = {0.5: 80, 1.0: 50, 2.0: 40, 5.0: 40}  # layers that reach consensus to ten digits
 FEW = ((4, 3),)  # one shape: layers are slow to take one by one
@@ -71,5 +71,6 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=stepped(None, STEPS),
     violate={"identity values": stepped(None, STEPS, value=0.7)},
+    gather=layer_by_layer,
     proof="At consensus weights are the masses, so deviations from the mean vanish in b, and |x + hb| = 1 + hc.",
 )

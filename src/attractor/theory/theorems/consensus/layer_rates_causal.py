@@ -11,6 +11,7 @@ from attractor.flow import Trajectory
 from attractor.theory import spheres
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import causal_identity
+from attractor.theory.theorems.consensus.gradient_layers import layer_by_layer
 from attractor.theory.theorems.consensus.layer_rates import measured, step_of, stepped
 
 STEPS = {0.5: 200, 1.0: 130, 5.0: 80}
@@ -40,5 +41,6 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=stepped("causal", STEPS),
     violate={"identity values": stepped("causal", STEPS, value=0.7), "causal mask": stepped(None, STEPS)},
+    gather=layer_by_layer,
     proof="The linearisation of a layer is triangular with diagonal (1 + hc/i)/(1 + hc).",
 )

@@ -18,7 +18,9 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     kept = alive(run)
     turns = torch.linalg.matrix_exp(case.matrices.value * run.times[kept, None, None])
     wanted = turns @ run.points[0, 0]
-    missed = (run.points[kept, 0] - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-300)
+    missed = (run.points[kept, 0] - wanted).norm(dim=-1) / (wanted.norm(dim=-1) + run.points[0, 0].norm()).clamp_min(
+        1e-300
+    )
     return (Measurement("the first token is linear", -float(missed.max()), 1e-7),)
 
 
