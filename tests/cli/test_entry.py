@@ -15,7 +15,6 @@ Command = Callable[[str], Any]
 LATER = [
     "tour",
     "iterate",
-    "train",
     "sweep",
     "reproduce",
     "explore",
@@ -40,7 +39,7 @@ def test_help(line: str, command: Command) -> None:
 
 
 def test_help_of_commands(command: Command) -> None:
-    for name in ("simulate", "trace", "claims", "questions", "bench", "doctor"):
+    for name in ("simulate", "trace", "train", "claims", "questions", "bench", "doctor"):
         done = command(f"{name} --help")
         assert done.code == 0
         assert "--json" in done.out

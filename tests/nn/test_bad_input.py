@@ -22,6 +22,8 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: DefiniteAttention(8, 2, orientation="official", relaxed=True), "no relaxed version"),
     (lambda: DefiniteAttention(8, 2, orientation="official", solve="lu"), "solve must be"),  # type: ignore[arg-type]
     (lambda: DefiniteAttention(8, 2, "intermediate", negative=1.5), "share of directions, between 0 and 1"),
+    (lambda: DefiniteAttention(4, 2, "intermediate", signs=[1, 1, 1, -1]), "4 numbers .*2 of them negative"),
+    (lambda: DefiniteAttention(8, 2, interaction="none"), "interaction must be"),  # type: ignore[arg-type]
     (lambda: DefiniteAttention(8, 2, pivot=0.0), "positive number"),
     (lambda: PlainAttention(8, 2, positions="absolute"), "before the first layer"),
     (lambda: PlainAttention(6, 2, positions="rotary"), "head dimension must be even"),

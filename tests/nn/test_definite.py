@@ -118,6 +118,26 @@ def test_intermediate_share_is_a_choice() -> None:
     assert int((torch.linalg.eigvalsh(layer.inverse_metric().detach()) < 0).sum()) == 3
 
 
+def test_signs_may_be_permuted() -> None:
+    """The control of the experiments: the same inertia with other pivots negative."""
+    signs = [1, -1] * (DIM // 2)
+    layer = trained("intermediate", signs=signs)
+    inverse = layer.inverse_metric(torch.float64).detach()
+    assert int((torch.linalg.eigvalsh(inverse) < 0).sum()) == DIM // 2
+    usual = DefiniteAttention(DIM, HEADS, "intermediate", metric="diagonal").inverse_metric().diagonal()
+    other = DefiniteAttention(DIM, HEADS, "intermediate", metric="diagonal", signs=signs).inverse_metric().diagonal()
+    assert sorted(usual.tolist()) == sorted(other.tolist())
+    assert not torch.equal(usual, other)
+
+
+@pytest.mark.theorem
+@pytest.mark.parametrize(("regime", "label"), [("divergent", "polarising"), ("convergent", "escaping")])
+def test_negative_interactions_are_the_other_column_of_the_phase_table(regime: str, label: str) -> None:
+    layer = trained(regime, interaction="negative")
+    assert positive(-layer.law().interaction.sum(0))
+    assert at.regime(layer).label == label
+
+
 def test_a_skew_metric_is_what_the_published_experiments_have() -> None:
     inverse = trained("convergent", skew="both").inverse_metric().detach()
     assert float((inverse - inverse.mT).abs().max()) > 1e-3

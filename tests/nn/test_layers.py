@@ -237,3 +237,17 @@ def test_spectral_norm_of_the_value_stays_at_one() -> None:
     assert abs(kept - 1) < 0.02
     assert abs(free - 1) > 0.1
     assert layer.plain()(x).shape == x.shape
+
+
+def test_kept_turns_follow_the_tokens() -> None:
+    """Rotary tables are kept between calls: other lengths, precisions and inference must not meet old ones."""
+    torch.manual_seed(0)
+    layer = PlainAttention(DIM, HEADS, positions="rotary", causal=True).double()
+    x = tokens(torch.float64, 2)
+    with torch.no_grad():
+        whole = layer(x)
+        torch.testing.assert_close(layer(x[:, :3]), whole[:, :3], rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(layer.float()(x.float()), whole.float(), rtol=1e-4, atol=1e-5)
+    with torch.inference_mode():
+        layer(x.float())
+    layer(x.float()).sum().backward()

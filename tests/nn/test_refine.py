@@ -317,12 +317,16 @@ def test_chosen_layers_and_signs() -> None:
     torch.testing.assert_close(refinements(other)[1].strength, torch.full((HEADS, DIM // HEADS), 0.2))
 
 
-def test_training_step_moves_strengths() -> None:
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_training_step_moves_strengths(checkpointed: bool) -> None:
+    """From zero, where the first step runs both paths, recomputed or not."""
     model = at.nn.refine(gpt2(), "shift").train()
+    if checkpointed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(3):
         optimiser.zero_grad()
-        model(words(), labels=words()).loss.backward()
+        model(words(), labels=words(), use_cache=False).loss.backward()
         optimiser.step()
     assert all(float(refinement.theta.detach().abs().min()) > 1e-3 for refinement in refinements(model))
 

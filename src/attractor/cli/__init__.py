@@ -24,6 +24,7 @@ from attractor.cli.questions import questions
 from attractor.cli.regimes import regimes
 from attractor.cli.simulate import simulate
 from attractor.cli.trace import trace
+from attractor.cli.train import train
 
 app = typer.Typer(
     name="attractor",
@@ -44,6 +45,7 @@ for command in (
     questions,
     audit,
     trace,
+    train,
     bench,
     doctor,
 ):

@@ -16,6 +16,7 @@ Symbols: our value map is their :math:`V^\top`; with the scale c of the scores t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -39,6 +40,9 @@ class DefiniteAttention(AttentionLayer):
     dim, heads : sizes; heads * head_dim must be at least dim, or the interactions could not add up to a definite one.
     regime : "convergent", "divergent" or "intermediate".
     negative : share of negative directions of the metric in the intermediate regime.
+    signs : of the metric's pivots, one by one (+1 or -1) in the place of those of the regime, to compare with permuted signs.
+    interaction : "positive"; "negative" makes every sym S_h negative definite, the other column of the phase table: a positive metric then
+        polarises and a negative one escapes.
     skew : "interaction" (or True) gives every S_h a skew part, which the theorems allow; "both" gives one to B too, as the published
         experiments have it, and then no theorem applies; "none" (or False) has symmetric interactions.
     metric : "full" or "diagonal" B.
@@ -58,6 +62,8 @@ class DefiniteAttention(AttentionLayer):
         *,
         head_dim: int | None = None,
         negative: float = 0.5,
+        signs: Sequence[int] | None = None,
+        interaction: Literal["positive", "negative"] = "positive",
         skew: Skew | bool = "interaction",
         metric: Literal["full", "diagonal"] = "full",
         relaxed: bool = False,
@@ -68,7 +74,10 @@ class DefiniteAttention(AttentionLayer):
     ) -> None:
         super().__init__(dim, heads, head_dim=head_dim, **options)
         self.regime, self.orientation, self.relaxed = regime, orientation, bool(relaxed)
-        signs, skew = _signs(regime, dim, negative), _skew(skew)
+        chosen, skew = _signs(regime, dim, negative, signs), _skew(skew)
+        if interaction not in ("positive", "negative"):
+            raise InputError(f"interaction must be 'positive' or 'negative', got {interaction!r}")
+        inner = 1.0 if interaction == "positive" else -1.0
         if metric not in ("full", "diagonal"):
             raise InputError(f"metric must be 'full' or 'diagonal', got {metric!r}")
         if not 0 < pivot < float("inf"):
@@ -78,9 +87,9 @@ class DefiniteAttention(AttentionLayer):
                 raise InputError(
                     "the official orientation has d x d matrices: no relaxed version, no diagonal metric, head_dim = dim / heads"
                 )
-            self.core: Token | Official = Official(signs, heads, skew != "none", solve, pivot)
+            self.core: Token | Official = Official(chosen, inner, heads, skew != "none", solve, pivot)
         elif orientation == "token":
-            self.core = Token(signs, heads, self.head_dim, skew, metric == "diagonal", self.relaxed, pivot)
+            self.core = Token(chosen, inner, heads, self.head_dim, skew, metric == "diagonal", self.relaxed, pivot)
         else:
             raise InputError(f"orientation must be 'token' or 'official', got {orientation!r}")
 
@@ -107,7 +116,15 @@ class Token(nn.Module):
     """P (h, k, d), S (h, k, k) and B (d, d); relaxed: value and output instead of B."""
 
     def __init__(
-        self, signs: Tensor, heads: int, head_dim: int, skew: Skew, diagonal: bool, relaxed: bool, pivot: float
+        self,
+        signs: Tensor,
+        inner: float,
+        heads: int,
+        head_dim: int,
+        skew: Skew,
+        diagonal: bool,
+        relaxed: bool,
+        pivot: float,
     ) -> None:
         super().__init__()
         dim = signs.shape[0]
@@ -119,13 +136,13 @@ class Token(nn.Module):
         # variance 1/d like independent normal entries, but well conditioned; scaled for more rows than dimensions
         start = nn.init.orthogonal_(torch.empty(heads * head_dim, dim))
         self.projection = nn.Parameter((start * (heads * head_dim / dim) ** 0.5).unflatten(0, (heads, head_dim)))
-        self.interaction = Signed(torch.ones(head_dim), heads, skew=skew != "none", pivot=pivot)
+        self.interaction = Signed(inner * torch.ones(head_dim), heads, skew=skew != "none", pivot=pivot)
         metric = Signed(signs, diagonal=diagonal, skew=skew == "both", pivot=pivot)
         self.inverse_metric = None if relaxed else metric
         if relaxed:
             with torch.no_grad():
-                projection, inner = self.projection.detach(), self.interaction()
-                self.value = nn.Parameter(inner @ projection)
+                projection = self.projection.detach()
+                self.value = nn.Parameter(self.interaction() @ projection)
                 self.output = nn.Parameter(metric() @ projection.mT)
 
     def weights(self, dtype: torch.dtype | None = None) -> Weights:
@@ -142,14 +159,20 @@ class Token(nn.Module):
             return Weights(query, projection, inner @ projection, output)
 
 
-def _signs(regime: str, dim: int, negative: float) -> Tensor:
-    """Signs of the metric's pivots; the negative ones come first."""
+def _signs(regime: str, dim: int, negative: float, signs: Sequence[int] | None) -> Tensor:
+    """Signs of the metric's pivots; the negative ones come first unless they are given."""
     if regime not in ("convergent", "divergent", "intermediate"):
         raise InputError(f"regime {regime!r} is not known; the regimes are convergent, divergent and intermediate")
     if not 0 <= negative <= 1:
         raise InputError(f"negative is a share of directions, between 0 and 1, got {negative}")
     count = {"convergent": dim, "divergent": 0, "intermediate": int(negative * dim)}[regime]
-    return torch.cat((-torch.ones(count), torch.ones(dim - count)))
+    if signs is None:
+        return torch.cat((-torch.ones(count), torch.ones(dim - count)))
+    if len(signs) != dim or any(abs(sign) != 1 for sign in signs) or sum(sign < 0 for sign in signs) != count:
+        raise InputError(
+            f"signs must be {dim} numbers +1 or -1, {count} of them negative for this regime, got {list(signs)}"
+        )
+    return torch.tensor([float(sign) for sign in signs])
 
 
 def _skew(skew: Skew | bool) -> Skew:

@@ -54,6 +54,7 @@ class AttentionLayer(nn.Module):
         self.head_dim = head_size(dim, heads) if head_dim is None else head_dim
         self.kernel, self.causal = kernel_named(kernel), bool(causal)
         self.positions = _positions(positions)
+        self._kept: tuple[Any, tuple[Tensor, Tensor]] | None = None
         if self.positions is not None:
             self.positions.check(dim, self.head_dim)
         self.scale = self.head_dim**-0.5 if scale is None else float(scale)
@@ -98,11 +99,18 @@ class AttentionLayer(nn.Module):
             parts.append(flat.unflatten(-1, (self.heads, -1)).transpose(-3, -2))
         q, k, v = parts
         if self.positions is not None:
-            frequencies = self.positions.frequencies(q.shape[-1]).to(x.device)
-            angles = torch.arange(x.shape[-2], device=x.device, dtype=torch.float64).unsqueeze(-1) * frequencies
-            cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+            cos, sin = self._turns(self.positions, q)
             q, k = turn_pairs(q, cos, sin), turn_pairs(k, cos, sin)
         return q, k, v
+
+    def _turns(self, positions: Rotary, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (n, pairs) for queries of this length; the last ones are kept, since making them waits for the device."""
+        if torch.compiler.is_compiling():
+            return _tables(positions, q)
+        wanted = q.shape[-2:], q.dtype, q.device, torch.is_inference_mode_enabled()
+        if self._kept is None or self._kept[0] != wanted:
+            self._kept = wanted, _tables(positions, q)
+        return self._kept[1]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         scale = self.scores_scale()
@@ -184,6 +192,12 @@ def _positions(positions: Any) -> Rotary | None:
     raise InputError(
         f"positions must be None, 'rotary' or Rotary(...), got {positions!r}; absolute positions are added before the first layer"
     )
+
+
+def _tables(positions: Rotary, q: Tensor) -> tuple[Tensor, Tensor]:
+    frequencies = positions.frequencies(q.shape[-1]).to(q.device)
+    angles = torch.arange(q.shape[-2], device=q.device, dtype=torch.float64).unsqueeze(-1) * frequencies
+    return angles.cos().to(q.dtype), angles.sin().to(q.dtype)
 
 
 def _compute(x: Tensor) -> torch.dtype:
