@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -46,6 +47,8 @@ def ending(command: str, debug: bool, *, interrupted: Callable[[], str] = lambda
     except typer.Exit:
         raise
     except KeyboardInterrupt:
+        # a store that was being written has tasks under way, and their loop would lament each of them at exit
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
         complain(interrupted(), command)
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:

@@ -37,7 +37,7 @@ def markdown(paper: str | None = None) -> str:
     parts = []
     for theorem in theorems(paper):
         lines = [
-            f"### {theorem.key}: {theorem.title}",
+            f"## {theorem.key}: {theorem.title}",
             f"*{theorem.status.value}*; {theorem.citation.place or 'source'}: {{cite:p}}`{theorem.citation.key}`",
             dollars(theorem.statement),
             "Hypotheses: " + "; ".join(f"{item.name} (${item.formula}$)" for item in theorem.hypotheses) + ".",
