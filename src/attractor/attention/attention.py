@@ -236,6 +236,10 @@ class Attention(Law):
         return None
 
     def gathers(self) -> bool:
+        return self._gathers
+
+    @cached_property
+    def _gathers(self) -> bool:
         scalars = self._value_scalars
         assert isinstance(self.kernel, Kernel)
         return scalars is not None and bool((scalars > 0).all()) and self.kernel.name != "linear"

@@ -66,8 +66,11 @@ class Log(Sequence[Event]):
         self._members = list(range(len(self._forests)) if members is None else members)
         counts = [len(self._own), *map(len, self._forests)]
         self._starts = np.cumsum([0, *counts])
+
+    @cached_property
+    def _order(self) -> np.ndarray:
         times = [np.array([event.time for event in self._own]), *(forest.rows[:, 0] for forest in self._forests)]
-        self._order = np.argsort(np.concatenate(times), kind="stable")
+        return np.argsort(np.concatenate(times), kind="stable")
 
     @cached_property
     def _sizes(self) -> list[np.ndarray]:
@@ -95,7 +98,7 @@ class Log(Sequence[Event]):
         return [self._event(place) for place in self._order[np.sort(picked)].tolist()]
 
     def __len__(self) -> int:
-        return len(self._order)
+        return int(self._starts[-1])
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, (Log, list, tuple)) else NotImplemented
