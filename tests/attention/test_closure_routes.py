@@ -136,9 +136,12 @@ def test_linear_attention_agrees_with_particles_at_any_number(n: int) -> None:
     torch.testing.assert_close(moved.covariances, particles.observe(at.covariance), rtol=0, atol=1e-12)
 
 
+SECOND = matrices(11, 2, size=0.5)
+
+
 @pytest.mark.theorem
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["softmax", "l2"])
+@pytest.mark.parametrize("kernel", ["softmax", "multi-head", "l2"])
 def test_particles_approach_the_closure_at_the_rate_of_their_number(kernel: str) -> None:
     """T1: whitened samples, at least 16 repeats: rms errors fall with slopes in [-0.7, -0.35], below 4e-3 at the end.
 
@@ -146,7 +149,11 @@ def test_particles_approach_the_closure_at_the_rate_of_their_number(kernel: str)
     -0.64, with the repeats used here -0.41 to -0.58.
     """
     query, key, value = matrices(10, 2, size=0.6)
-    law = at.Attention(query, key, value, kernel=kernel)
+    law = at.Attention(query, key, value, kernel="softmax" if kernel == "multi-head" else kernel)
+    if kernel == "multi-head":
+        law = at.Attention(
+            *(np.concatenate([one, other]) for one, other in zip((query, key, value), SECOND, strict=True))
+        )
     root = np.array([[0.8, 0.0], [0.2, 0.7]])
     assert np.linalg.norm(root.T @ (key[0].T @ query[0]) @ root, 2) < 0.4
     start = at.Gaussian([0.3, -0.2], root @ root.T)
