@@ -86,7 +86,12 @@ def test_an_interrupted_run_without_a_store(command: Command, monkeypatch: pytes
 def test_an_interrupted_run_says_how_to_go_on(command: Command, folder: Path) -> None:
     line = "simulate --tokens 200 --beta 81 --mask causal --space sphere --until 1e12 --out run.zarr"
     process = subprocess.Popen(
-        [sys.executable, "-m", "attractor", *line.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "attractor", *line.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # where the tests run in the background of a shell the signal is ignored, and a child would ignore it too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not Path("run.zarr/checkpoint.npz").exists() and process.poll() is None and time.monotonic() < deadline:
