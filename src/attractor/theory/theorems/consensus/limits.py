@@ -6,26 +6,44 @@ finite length and converges to one equilibrium, at an exponential rate where tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from attractor.flow import Trajectory
 from attractor.theory import spheres
+from attractor.theory.ensembles import integrate
 from attractor.theory.sampling import Draw, sizes, skew
 from attractor.theory.sphere_sampling import SIZES, onto, place, sphere_law, unit
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import gradient
 from attractor.theory.trends import alive, decades
 
-HORIZON = 5000.0
+HORIZON, LATER = 5000.0, 1e6
+RESTING = 1e-3
+PATIENT = {"max_evaluations": 20_000_000}
 
 
-def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+def moved_late(case: Case, run: Trajectory) -> float:
+    """How far a token went in the second half of the time."""
     kept = alive(run)
     points, times = spheres.sphered(case).points(run.points[kept]), run.times[kept]
     steps = (points[1:] - points[:-1]).norm(dim=-1).amax(-1)
     late = steps[times[1:] > 0.5 * times[-1]]
-    moved = float(late.sum()) if len(late) else 2.0
-    return (Measurement("the second half of the time moves nothing", -moved, 1e-2, asymptotic=True),)
+    return float(late.sum()) if len(late) else 2.0
+
+
+def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
+    moved = moved_late(case, run)
+    return (Measurement("the second half of the time moves nothing", -moved, RESTING, asymptotic=True),)
+
+
+def gather(cases: Sequence[Case]) -> list[Trajectory]:
+    """Nothing bounds how long a start near a saddle waits: what still moves is followed much longer before it is judged."""
+    runs = integrate(cases)
+    for index, (case, run) in enumerate(zip(cases, runs, strict=True)):
+        if case.horizon == HORIZON and moved_late(case, run) > RESTING:
+            runs[index] = integrate([replace(case, horizon=LATER, options={"save": decades(LATER), **PATIENT})])[0]
+    return runs
 
 
 def sample(draw: Draw) -> Case:
@@ -61,6 +79,7 @@ THEOREM = Theorem(
     hypotheses=gradient.HYPOTHESES,
     fate="equilibrium",
     conclude=conclude,
+    gather=gather,
     sample=sample,
     violate={"value follows interaction": turning},
     broken=turned,
