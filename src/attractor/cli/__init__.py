@@ -24,6 +24,7 @@ from attractor.cli.predict import predict
 from attractor.cli.questions import questions
 from attractor.cli.regimes import regimes
 from attractor.cli.simulate import simulate
+from attractor.cli.tour import tour
 from attractor.cli.trace import trace
 from attractor.cli.train import train
 
@@ -35,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 for command in (
+    tour,
     simulate,
     gaussian,
     meanfield,
