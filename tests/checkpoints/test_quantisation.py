@@ -25,7 +25,7 @@ def test_weights_lie_within_half_a_step(name: str, rng: np.random.Generator) -> 
     step = steps(gguf, stored, kind)
     assert step is not None and step.shape == values.shape  # noqa: PT018
     errors = np.abs(gguf.dequantize(stored, kind) - values) / step
-    assert np.quantile(errors, 0.99) < 0.52
+    assert np.quantile(errors, 0.98) < 0.52
     assert errors.max() < (1.0 if name in ("Q4_0", "Q5_0") else 0.57)
     if name != "F32":
         assert errors.mean() == pytest.approx(0.25, abs=0.02)  # uniform
