@@ -28,7 +28,7 @@ def test_weights_lie_within_half_a_step(name: str, rng: np.random.Generator) -> 
     assert np.quantile(errors, 0.98) < 0.52
     assert errors.max() < (1.0 if name in ("Q4_0", "Q5_0") else 0.57)
     if name != "F32":
-        assert errors.mean() == pytest.approx(0.25, abs=0.02)  # uniform
+        assert errors.mean() == pytest.approx(0.25, abs=0.03)  # uniform, but for the ends of blocks, which are exact
 
 
 @pytest.mark.parametrize("name", SCALES)
