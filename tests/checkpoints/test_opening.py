@@ -214,3 +214,24 @@ def test_sources_that_are_none(source: Any, kind: type[Exception], message: str)
     with pytest.raises(kind, match=message) as caught:
         at.checkpoint(source)
     assert "\n" not in str(caught.value)
+
+
+def test_layers_are_read_ahead_in_order(folder: Path) -> None:
+    opened = at.checkpoint(folder)
+    assert [layer.index for layer in opened.layers.ahead([1, 0, 1])] == [1, 0, 1]
+    assert list(opened.layers.ahead([])) == []
+    with pytest.raises(InputError, match="layers 0 to 1, not 7"):
+        list(opened.layers.ahead([0, 7]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_one_entry_that_is_not_finite_is_found(dtype: torch.dtype, bad: float, folder: Path) -> None:
+    name = "layers.0.self_attn.v_proj.weight"
+    for file in folder.glob("*.safetensors"):
+        stored = {key: value.to(dtype) for key, value in load_file(file).items()}
+        if name in stored:
+            stored[name][1, 2] = bad
+        save_file(stored, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"v_proj\.weight holds 1 entries"):
+        at.checkpoint(folder).layers[0]
