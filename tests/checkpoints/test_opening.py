@@ -78,6 +78,26 @@ def test_a_safe_pickle_opens(folder: Path, tmp_path: Path) -> None:
     same(at.checkpoint(other), at.checkpoint(model))
 
 
+@pytest.mark.parametrize("prefix", ["", "bert."])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_folders_older_than_model_types_open(prefix: str, mapped: bool, tmp_path: Path) -> None:
+    """Without model_type the names of tensors tell; pickles of the old format are read too, and the whole model runs."""
+    model: Any = random_model("BERT, MiniLM")
+    model.save_pretrained(tmp_path)
+    _without(tmp_path, "*.safetensors")
+    stored = {prefix + name: value for name, value in model.state_dict().items()}
+    torch.save(stored, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=mapped)
+    file = tmp_path / "config.json"
+    config = {name: value for name, value in json.loads(file.read_text()).items() if name != "model_type"}
+    file.write_text(json.dumps(config))
+    opened = at.checkpoint(tmp_path)
+    assert "named as those of bert" in opened.notes[0]
+    same(opened, at.checkpoint(model))
+    ids = [3, 5, 7, 9]
+    expected = model(input_ids=torch.tensor([ids])).last_hidden_state[0].double()
+    torch.testing.assert_close(at.trace(opened, ids, attention=False).points[-1], expected, rtol=1e-5, atol=1e-5)
+
+
 class Trap:
     def __reduce__(self) -> Any:
         return (print, ("the pickle ran",))
@@ -174,6 +194,11 @@ DAMAGE = {
         lambda folder: _config(folder, model_type="lama"),
         UnsupportedError,
         r"type 'lama', .* the nearest is 'llama'.*The families are .*whisper",
+    ),
+    "no model type": (
+        lambda folder: _config(folder, model_type=None),
+        UnsupportedError,
+        r"names no model_type, and the tensors \(embed_tokens\.weight, .* add .model_type. to it, one of bert",
     ),
     "another model's tensors": (
         lambda folder: _config(folder, model_type="bert"),
