@@ -4,9 +4,9 @@ Spearman's rho of a predictor and an outcome over layers; intervals by resamplin
 outcome over layers. Several models: the mean of their rhos weighted by layers, layers resampled and permuted inside each model, so that
 differences between models count for nothing. ``family`` is the p-value of the largest |rho| of all predictors under the same permutations.
 
-Neighbouring layers are alike, so that two curves along depth agree more often than permuted ones do. Two guards: ``p_shift`` is the p-value
-against outcomes that are only turned round along depth and perhaps reversed, which keeps neighbours together; ``given_depth`` is the partial
-rank correlation with the number of the layer taken out.
+Neighbouring layers are alike, so that two curves along depth agree more often than permuted ones do. Two guards: ``p_shift`` is the
+p-value against outcomes that are only turned round along depth and perhaps reversed, which keeps neighbours together;
+``given_depth`` is the partial rank correlation with the number of the layer taken out.
 """
 
 from __future__ import annotations
