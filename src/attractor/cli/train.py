@@ -1,9 +1,10 @@
-"""``attractor train``: a model of bytes with chosen attention."""
+"""``attractor train``: a model of text or of pictures with chosen attention."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,9 +24,11 @@ class TrainOptions:
     """What is trained."""
 
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one that comes along: tiny, enwik8.")
+        str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one that comes along, such as tiny.")
     ]
-    data: Annotated[Path | None, what("PATH", "A file or a folder of text.", default="what CONFIG says")] = None
+    data: Annotated[
+        str | None, what("PATH", "A file or a folder of text or pictures; datasets:NAME.", default="what CONFIG says")
+    ] = None
     out: Annotated[Path | None, what("FOLDER", "A new folder for the run.", "--out", "-o")] = None
     resume: Annotated[Path | None, what("FOLDER", "Go on with the run in this folder, after its last checkpoint.")] = (
         None
@@ -34,6 +37,9 @@ class TrainOptions:
         None
     )
     steps: Annotated[int | None, what("N", "How many steps.", min=1, default="what CONFIG says")] = None
+    change: Annotated[
+        list[str] | None, what("NAME=VALUE", "Another entry of CONFIG; may be given several times.", "--set")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -49,11 +55,12 @@ class TrainOutput:
 
 @grouped(TrainOptions, TrainOutput)
 def train(context: typer.Context, options: TrainOptions, output: TrainOutput) -> None:
-    """Train a small language model of bytes whose attention is the experiment.
+    """Train a Transformer of text or of pictures whose attention is the experiment.
 
     The folder of a run holds its configuration, the last checkpoint, and curve.jsonl with a line for each step: the loss, and at
-    evaluations bits per byte, norms, distances and cosines of tokens along depth and the regime of every layer. A run that was
-    killed and resumed has the same curve. Exit code 0; 1 for a failed run, 2 for a bad argument.
+    evaluations the scores (bits per byte and perplexities, or accuracy), norms, distances and cosines of tokens along depth and the
+    regime of every layer and head. A run that was killed and resumed has the same curve. Exit code 0; 1 for a failed run, 2 for a
+    bad argument.
     """
     with ending("attractor train", output.debug):
         from attractor.cli.printing import print_json, versions
@@ -67,10 +74,7 @@ def train(context: typer.Context, options: TrainOptions, output: TrainOutput) ->
             print_json({"schema": SCHEMA, "command": command, "runs": reports, "versions": versions()})
         else:
             for report in reports:
-                typer.echo(
-                    f"{report['folder']}: {report['steps']} steps, {report['parameters']} parameters, "
-                    f"{report['bits_per_byte']:.4f} bits per byte, {report['seconds']:.1f} s"
-                )
+                typer.echo(said(report))
 
 
 def planned(options: TrainOptions) -> list[tuple[Any, Path]]:
@@ -81,7 +85,7 @@ def planned(options: TrainOptions) -> list[tuple[Any, Path]]:
         raise InputError("give --out FOLDER for a new run or --resume FOLDER to go on with one")
     folder = options.out or options.resume
     assert folder is not None
-    changes = {"data": None if options.data is None else str(options.data), "steps": options.steps}
+    changes = {**changed(options.change or []), "data": options.data, "steps": options.steps}
     if options.seeds is None:
         return [(read_config(options.config, **changes), folder)]
     try:
@@ -89,6 +93,31 @@ def planned(options: TrainOptions) -> list[tuple[Any, Path]]:
     except ValueError:
         raise InputError(f"--seeds {options.seeds} is not a list of whole numbers: write --seeds 0,1,2") from None
     return [(read_config(options.config, **changes, seed=seed), folder / f"seed{seed}") for seed in seeds]
+
+
+def changed(given: list[str]) -> dict[str, Any]:
+    """Entries as TOML has them; a word that is none there is itself."""
+    found: dict[str, Any] = {}
+    for entry in given:
+        name, sign, value = entry.partition("=")
+        if not sign or not name.strip():
+            raise InputError(f"--set {entry} is not of the form NAME=VALUE, such as --set attention=divergent")
+        try:
+            found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name.strip()] = value.strip()
+    return found
+
+
+def said(report: dict[str, Any]) -> str:
+    """One line for a run."""
+    score = (
+        f"accuracy {report['accuracy']:.4f}" if "accuracy" in report else f"{report['bits_per_byte']:.4f} bits per byte"
+    )
+    return (
+        f"{report['folder']}: {report['steps']} steps, {report['parameters']} parameters, {score}, "
+        f"{report['seconds']:.1f} s"
+    )
 
 
 def one(config: Any, folder: Path, resume: bool, output: TrainOutput) -> dict[str, Any]:
