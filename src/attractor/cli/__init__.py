@@ -15,6 +15,7 @@ from attractor.cli.check import check
 from attractor.cli.claims import claims
 from attractor.cli.doctor import doctor
 from attractor.cli.ending import complain
+from attractor.cli.fetch import fetch
 from attractor.cli.gaussian import gaussian
 from attractor.cli.groups import paragraphs
 from attractor.cli.meanfield import meanfield
@@ -46,6 +47,7 @@ for command in (
     audit,
     trace,
     train,
+    fetch,
     bench,
     doctor,
 ):
