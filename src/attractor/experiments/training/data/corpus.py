@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from attractor.errors import InputError, missing
+from attractor.experiments.training.data.names import LIBRARY, paths_of
 
-LIBRARY = "datasets:"
 NAMES = {"train": "train", "valid": "validation", "validation": "validation", "dev": "validation", "test": "test"}
 SHARES = ("train", "validation", "test")
 BLOCK = 1 << 24
@@ -26,11 +26,12 @@ def open_corpus(data: str, split: Sequence[float], cache: Path) -> dict[str, np.
     """
     if data.startswith(LIBRARY):
         return _by_files(_from_library(data.removeprefix(LIBRARY), cache / "datasets"), data, split, cache)
-    path = Path(data)
-    if not path.exists():
-        raise InputError(f"the data folder {path} does not exist")
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    files = [file for path in paths_of(data) for file in _files(path)]
     return _by_files(files, data, split, cache)
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
 def _by_files(files: list[Path], data: str, split: Sequence[float], cache: Path) -> dict[str, np.ndarray]:

@@ -16,8 +16,9 @@ import torch
 from attractor.errors import InputError, StoreError
 from attractor.experiments.training.config import Config
 from attractor.experiments.training.data import Batch
-from attractor.experiments.training.data.corpus import LIBRARY, load_named
+from attractor.experiments.training.data.corpus import load_named
 from attractor.experiments.training.data.images import image_scores
+from attractor.experiments.training.data.names import LIBRARY, paths_of
 from attractor.experiments.training.data.order import samples
 from attractor.experiments.training.data.sources import import_pillow
 
@@ -103,7 +104,7 @@ def random_part(picture: Any, size: int, kind: str, draw: np.random.Generator) -
 def open_files(config: Config) -> PictureFiles:
     """Class folders under train and val (or validation, test), or a dataset of the ``datasets`` library."""
     import_pillow()
-    found = _library(config.data) if config.data.startswith(LIBRARY) else _folders(Path(config.data))
+    found = _library(config.data) if config.data.startswith(LIBRARY) else _folders(paths_of(config.data)[0])
     opened, labels, classes = found
     if not config.size:
         raise InputError(
@@ -113,8 +114,6 @@ def open_files(config: Config) -> PictureFiles:
 
 
 def _folders(root: Path) -> tuple[dict[str, Open], dict[str, np.ndarray], int]:
-    if not root.is_dir():
-        raise InputError(f"the data folder {root} does not exist")
     train = root / "train"
     held = next((root / name for name in ("val", "validation", "test") if (root / name).is_dir()), None)
     if not train.is_dir() or held is None:

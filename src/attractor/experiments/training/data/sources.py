@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from attractor.errors import InputError, StoreError, missing
+from attractor.experiments.training.data.names import LIBRARY, paths_of
 
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]  # part: pictures (count, height, width, channels), labels (count,)
 IDX = {"train": "train-images", "validation": "t10k-images"}
@@ -23,7 +24,9 @@ def arrays_of(data: str) -> Arrays | None:
     """
     if data == "digits":
         return digits()
-    path = Path(data)
+    if data.startswith(LIBRARY):
+        return None
+    path = paths_of(data)[0]
     if path.suffix == ".npz" and path.is_file():
         return from_npz(path)
     if next(iter(path.rglob("data_batch_1.png")), None) is not None:
