@@ -168,7 +168,9 @@ def test_refused(data: Path, tmp_path: Path) -> None:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(InputError, match=message):
             read_config(path)
-    with pytest.raises(InputError, match="attractor has cifar10, enwik8, imagenet, tiny, tiny-vit, wikitext103"):
+    with pytest.raises(
+        InputError, match="attractor has cifar10, enwik8, imagenet, prose, prose-bpe, tiny, tiny-vit, wikitext103"
+    ):
         read_config("huge")
     with pytest.raises(InputError, match="tracker 'paper' is not known"):
         train(Config(str(data), trackers=("paper",), **SMALL), tmp_path / "run")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -177,6 +179,29 @@ def test_class_folders(tmp_path: Path) -> None:
     assert train(config, tmp_path / "run").scores["accuracy"] in (0.0, 1 / 6, 2 / 6, 0.5, 4 / 6, 5 / 6, 1.0)
     with pytest.raises(InputError, match="give the size that they are brought to"):
         open_data(Config(str(tmp_path / "imagenet"), **SMALL), tmp_path)
+
+
+class Rows(list[dict[str, Any]]):
+    column_names = ("img", "label")
+
+    def __getitem__(self, key: Any) -> Any:
+        return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
+
+
+def test_pictures_of_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    pictures = [Image.fromarray(draw.integers(0, 256, (20, 24, 3), dtype=np.uint8)) for _ in range(6)]
+    rows = Rows({"img": picture, "label": number % 3} for number, picture in enumerate(pictures))
+    library = SimpleNamespace(load_dataset=lambda name, configuration: {"train": rows, "test": rows})
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    data: Any = open_data(Config("datasets:cifar10", **{**SMALL, "size": 16}), tmp_path)
+    assert (data.shape, data.classes, data.parts()) == ((16, 16, 3), 3, ("train", "validation"))
+    held = next(iter(data.evaluation("validation", 6, 0)))
+    assert held[0].shape == (6, 16, 16, 3)
+    assert held[1].tolist() == [0, 1, 2, 0, 1, 2]
+    Rows.column_names = ("pixels", "label")
+    with pytest.raises(InputError, match="needs columns image and label; it has pixels, label"):
+        open_data(Config("datasets:cifar10", **{**SMALL, "size": 16}), tmp_path)
 
 
 def test_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
