@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from attractor.errors import missing
+from attractor.errors import StoreError, missing
 from attractor.experiments.training.batches import Ahead
 from attractor.experiments.training.config import Config
 from attractor.experiments.training.data import Data, open_data
@@ -85,7 +86,7 @@ def train(
     torch.manual_seed(config.seed + 1000003 * accelerator.process_index)  # dropout differs between processes
     first = folder.step() if resume else 0
     if first:
-        accelerator.load_state(str(folder.checkpoint))
+        _load(accelerator, folder)
     if accelerator.is_main_process:
         folder.cut(first)
     if config.trackers:
@@ -143,6 +144,20 @@ def _save(accelerator: Any, folder: RunFolder, step: int) -> None:
     if accelerator.is_main_process:
         folder.save(step, lambda path: (folder.path / "checkpoint.parts").rename(path))
     accelerator.wait_for_everyone()
+
+
+def _load(accelerator: Any, folder: RunFolder) -> None:
+    """What the checkpoint holds, into the model, the optimiser and the generators."""
+    from safetensors import SafetensorError
+
+    try:
+        accelerator.load_state(str(folder.checkpoint))
+    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise StoreError(
+            f"the checkpoint in {folder.checkpoint} cannot be read ({reason}): it is damaged or of another configuration; "
+            "begin again in another folder"
+        ) from None
 
 
 def _report(
