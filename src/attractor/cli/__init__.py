@@ -24,6 +24,7 @@ from attractor.cli.predict import predict
 from attractor.cli.questions import questions
 from attractor.cli.regimes import regimes
 from attractor.cli.simulate import simulate
+from attractor.cli.study import study
 from attractor.cli.trace import trace
 from attractor.cli.train import train
 
@@ -47,6 +48,7 @@ for command in (
     audit,
     trace,
     train,
+    study,
     fetch,
     bench,
     doctor,
