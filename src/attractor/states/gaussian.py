@@ -12,6 +12,14 @@ from attractor.records import Record
 from attractor.states.arrays import finite, floating
 
 
+def _rounding(given: object) -> float:
+    """The relative error of what was given in fewer digits than float64; 0 where it was not."""
+    kind = getattr(given, "dtype", None)
+    if isinstance(kind, torch.dtype) and kind.is_floating_point and kind != torch.float64:
+        return torch.finfo(kind).eps
+    return 1.2e-7 if str(kind) in ("float32", "float16") else 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Gaussian(Record):
     r"""The measure :math:`N(\alpha, \Sigma)`: ``mean`` (..., d), ``covariance`` (..., d, d) symmetric positive semi-definite."""
@@ -20,6 +28,7 @@ class Gaussian(Record):
     covariance: Tensor
 
     def __post_init__(self) -> None:
+        rounding = max(_rounding(part) for part in (self.mean, self.covariance))
         mean = finite(floating(self.mean, "the mean", torch.float64), "the mean")
         covariance = finite(floating(self.covariance, "the covariance", torch.float64), "the covariance")
         if mean.ndim < 1 or mean.shape[-1] == 0:
@@ -33,14 +42,15 @@ class Gaussian(Record):
             raise InputError(
                 f"mean {tuple(mean.shape)} and covariance {tuple(covariance.shape)} have different ensemble axes"
             )
-        size = covariance.detach().abs().amax().clamp_min(1e-300)
-        asymmetry = float((covariance - covariance.mT).detach().abs().amax() / size)
-        if asymmetry > 1e-10:
+        size = covariance.detach().abs().amax((-2, -1)).clamp_min(1e-300)
+        asymmetry = float(((covariance - covariance.mT).detach().abs().amax((-2, -1)) / size).max())
+        if asymmetry > max(1e-10, 16 * rounding):
             raise InputError(f"a covariance must be symmetric; this one is asymmetric by {asymmetry:.2g} of its size")
         covariance = (covariance + covariance.mT) / 2
-        smallest = float(torch.linalg.eigvalsh(covariance.detach())[..., 0].min())
-        if smallest < -1e-12 * float(size):
-            raise InputError(f"a covariance must be positive semi-definite; the smallest eigenvalue is {smallest:.6g}")
+        lowest = torch.linalg.eigvalsh(covariance.detach())[..., 0]
+        if bool((lowest < -max(1e-12, 4 * dim * rounding) * size).any()):
+            worst = float(lowest.reshape(-1)[(lowest / size).argmin()])
+            raise InputError(f"a covariance must be positive semi-definite; the smallest eigenvalue is {worst:.6g}")
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "covariance", covariance)
 
