@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -41,6 +43,12 @@ class Audit:
     def row(self) -> dict[str, Any]:
         """Ready for JSON; eigenvalues are left out."""
         return {name: value for name, value in vars(self).items() if name != "spectra"}
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write a self-contained page; needs ``attractor[report]``."""
+        from attractor.checkpoints.audit_page import audit_report
+
+        return audit_report([self], command=f"at.audit({self.model!r}, fold={self.folded})").write(path)
 
     def __repr__(self) -> str:
         from attractor.checkpoints.audit_words import line
