@@ -12,13 +12,12 @@ from typing import Any, Literal
 
 import torch
 
-from attractor.checkpoints.auditing import LayerAudit, Settings, Spectra, add_error_bars, audit_layer, obstacle
+from attractor.checkpoints.auditing import WIDE, LayerAudit, Settings, Spectra, add_error_bars, audit_layer, obstacle
 from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.checkpoints.opening import checkpoint as open_checkpoint
 from attractor.checkpoints.quantisation import Quantised
 from attractor.errors import InputError
 
-WIDE = 1024  # beyond this width a plain audit leaves out what costs more than reading the weights
 Detail = Literal["auto", "full", "heads"]
 
 
@@ -100,8 +99,8 @@ def audit(
     parts: list[LayerAudit] = []
     undefined: list[dict[str, Any]] = []
     exact = isinstance(found.tensors, Quantised) and full
-    for count, index in enumerate(chosen):
-        layer = found.layers[index]
+    for count, (index, layer) in enumerate(zip(chosen, found.layers.ahead(chosen), strict=True)):
+        layer = layer if full else layer.in_stored_precision()
         reason = obstacle(layer)
         if reason is not None:
             undefined.append({"layer": index, "name": layer.name, "reason": reason})

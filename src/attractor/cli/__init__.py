@@ -20,6 +20,7 @@ from attractor.cli.gaussian import gaussian
 from attractor.cli.groups import paragraphs
 from attractor.cli.meanfield import meanfield
 from attractor.cli.positions import positions
+from attractor.cli.practice import practice
 from attractor.cli.predict import predict
 from attractor.cli.questions import questions
 from attractor.cli.regimes import regimes
@@ -46,6 +47,7 @@ for command in (
     questions,
     audit,
     trace,
+    practice,
     train,
     fetch,
     bench,
