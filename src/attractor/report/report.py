@@ -11,7 +11,7 @@ from attractor.errors import InputError
 from attractor.report import blocks
 from attractor.report.figures import content_of
 from attractor.report.film import filmed
-from attractor.report.heatmap import Measure, grid_content
+from attractor.report.heatmap import Measure, Pictures, grid_content
 from attractor.report.page import render, write_page
 
 if TYPE_CHECKING:
@@ -102,13 +102,15 @@ class Section:
         alt: str,
         axes: tuple[str, str] = ("layer", "head"),
         detail: Callable[[int, int], Mapping[str, Any]] | None = None,
+        pictures: Pictures | None = None,
         command: str = "",
     ) -> Section:
         """A grid coloured by one of several measures, which the reader chooses.
 
-        ``detail(row, column)`` gives the rows of the panel that a click on the cell opens: label -> text, number or Badge.
+        ``detail(row, column)`` gives the rows of the panel that a click on the cell opens: label -> text, number or Badge;
+        ``pictures`` adds a plot to it.
         """
-        content = grid_content(measures, rows, columns, axes, detail)
+        content = grid_content(measures, rows, columns, axes, detail, pictures)
         return self._add(blocks.Heatmap(content, *said(caption, alt), command))
 
     def fold(self, title: str) -> Section:
