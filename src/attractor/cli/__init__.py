@@ -21,6 +21,7 @@ from attractor.cli.groups import paragraphs
 from attractor.cli.iterate import iterate
 from attractor.cli.meanfield import meanfield
 from attractor.cli.positions import positions
+from attractor.cli.practice import practice
 from attractor.cli.predict import predict
 from attractor.cli.questions import questions
 from attractor.cli.regimes import regimes
@@ -48,6 +49,7 @@ for command in (
     audit,
     trace,
     iterate,
+    practice,
     train,
     fetch,
     bench,
