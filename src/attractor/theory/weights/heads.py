@@ -87,8 +87,8 @@ def factors_of(law: Attention) -> list[Factors]:
     if law.output is None:
         return _grouped(query, key, [_dense(matrix) for matrix in value])
     output = law.output.detach().double().cpu().reshape(-1, d, value.shape[-2])
-    if output.shape[-1] <= d and (whole := _orthonormal(value, output)) is not None:
-        return [Factors(query, key, *whole, tuple(range(len(query))))]
+    if output.shape[-1] <= d and (parts := orthonormal(value, output)) is not None:
+        return [Factors(query, key, *parts, tuple(range(len(query))))]
     return _grouped(query, key, [_factored(inner, outer) for inner, outer in zip(value, output, strict=True)])
 
 
@@ -98,13 +98,13 @@ def _grouped(query: Tensor, key: Tensor, parts: list[tuple[Tensor, Tensor]]) -> 
     for rank in sorted(set(ranks)):
         members = [index for index, size in enumerate(ranks) if size == rank]
         stacked = (torch.stack([parts[index][part] for index in members]) for part in (0, 1))
-        groups.append(Factors(query[members], key[members], *stacked, tuple(members)))
+        groups.append(Factors(query[members], key[members], next(stacked), next(stacked), tuple(members)))
     return groups
 
 
-def _orthonormal(value: Tensor, output: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Outputs with orthonormal columns by Cholesky factors of their Gram matrices, twice, which is as good as a QR where the columns
-    are far from dependent; None where some are not."""
+def orthonormal(value: Tensor, output: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same maps with outputs (n, d, r) whose columns are orthonormal, by Cholesky factors of their Gram matrices, twice, which is as
+    good as a QR where columns are far from dependent; None where some are not."""
     for _ in range(2):
         triangle, failed = torch.linalg.cholesky_ex(output.mT @ output, upper=True)
         pivots = triangle.diagonal(dim1=-2, dim2=-1)

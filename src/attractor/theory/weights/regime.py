@@ -10,6 +10,7 @@ import torch
 
 from attractor.attention import Attention, Block, Rotary, Stack
 from attractor.errors import InputError
+from attractor.theory.weights.factors import Factors
 from attractor.theory.weights.forms import BANDS, Form, Spectrum, core, form
 from attractor.theory.weights.heads import Head, factors_of, fold, heads_in
 from attractor.theory.weights.labels import Label, Setting, label
@@ -119,18 +120,24 @@ def regime(
     band = BANDS.get(found.query.dtype, 1e-5) if tolerance is None else float(tolerance)
     if not 0 < band < 1:
         raise InputError(f"tolerance must be between 0 and 1, got {tolerance}")
-    factors, setting = factors_of(found), Setting.of(found)
-    turns = found.positions if isinstance(found.positions, Rotary) else None
-    single = found.query.dtype != torch.float64
-    rows = [
-        row for group in factors for row in head_regimes(group.grams(), setting, turns, offsets, band, single, layer)
-    ]
-    rows.sort(key=lambda row: row.head)
-    heads = heads_in(factors)
-    whole = _layer(heads, rows, setting, band, single, layer) if sums else None
-    if whole is not None and mode == "stacked":
+    whole = regime_of(found, factors_of(found), layer=layer, sums=sums, offsets=offsets, band=band)
+    if whole.layer is not None and mode == "stacked":
         stacked, condition = stacked_metric(found, band)
-        whole = replace(whole, stacked_metric=stacked, stacked_condition=condition)
+        row = replace(whole.layer, stacked_metric=stacked, stacked_condition=condition)
+        return replace(whole, layer=row)
+    return whole
+
+
+def regime_of(
+    law: Attention, factors: list[Factors], *, layer: int | None, sums: bool, offsets: Sequence[int], band: float
+) -> Regime:
+    """The same for a law whose factors are at hand."""
+    setting, single = Setting.of(law), law.query.dtype != torch.float64
+    turns = law.positions if isinstance(law.positions, Rotary) else None
+    options = setting, turns, offsets, band, single, layer
+    rows = [row for group in factors for row in head_regimes(group.grams(), *options)]
+    rows.sort(key=lambda row: row.head)
+    whole = _layer(heads_in(factors), rows, setting, band, single, layer) if sums else None
     return Regime(tuple(rows), whole)
 
 
