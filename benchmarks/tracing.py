@@ -1,8 +1,8 @@
 """How much a trace slows a model: the plain forward, hooks that only look, the summary, and everything that is measured.
 
-Run with ``python benchmarks/tracing.py [MODEL] [--tokens N] [--repeats R]``; rounds are interleaved, and the median of the ratios of a round
-to its own plain forward is printed. Time is the processor's, not the clock's, so that other work on the machine does not count; it is that of
-all threads together. The target: hooks and summary at most 1.10.
+Run with ``python benchmarks/tracing.py [MODEL] [--tokens N] [--repeats R]``. Rounds are interleaved, and the median of the ratios of a
+round to its own plain forward is printed. Time is the processor's, of all threads together, so that other work on the machine does
+not count. The target: hooks and summary at most 1.10.
 """
 
 from __future__ import annotations

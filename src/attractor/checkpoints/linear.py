@@ -14,8 +14,11 @@ REST = "_without_first"
 
 
 def linear(points: Tensor) -> dict[str, Tensor]:
-    """Measurements of the tokens (n, d) and, with ``_without_first``, of all but the first; and how long that one is beside the others."""
-    x = points.double()
+    """Measurements of the tokens (n, d) and, with ``_without_first``, of all but the first; and how long that one is beside the others.
+
+    In the precision of the tokens, float32 at least.
+    """
+    x = points if points.dtype == torch.float64 else points.float()
     lengths = torch.linalg.vector_norm(x, dim=-1)
     share = torch.where(lengths > 0, 1.0 / lengths, 0.0)
     way = share @ x  # the sum of unit vectors, none of which is formed

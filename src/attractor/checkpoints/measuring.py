@@ -66,9 +66,9 @@ class measured:
             self._heads.append(by_head(self._layer(passage.index), Tokens(passage.reads.double())))
 
     def _stream(self, points: Tensor) -> dict[str, Tensor]:
-        found = linear(points)
         if self._summary:
-            return found
+            return linear(points)
+        found = linear(points.double())
         for suffix, part in (("", points), (REST, points[1:])):
             if len(part) < 2:
                 found |= {name + suffix: torch.tensor(torch.nan) for name in (*COSTLY, "energy")}
