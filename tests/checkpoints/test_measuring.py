@@ -12,7 +12,7 @@ from small_models import random_model
 
 import attractor as at
 from attractor.checkpoints import trace_texts
-from attractor.checkpoints.linear import LINEAR, linear
+from attractor.checkpoints.linear import LINEAR, curves, sums
 from attractor.checkpoints.measuring import by_head, sphere_energy
 
 IDS = [5, 9, 2, 33, 17, 8, 41, 3]
@@ -23,7 +23,7 @@ def test_sums_give_the_observables(spread: float) -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(1, 6, generator=draw, dtype=torch.float64) + spread * torch.randn(9, 6, generator=draw).double()
     x[0] *= 300
-    found = linear(x)
+    found = {name: values[0] for name, values in curves([sums(x)]).items()}
     for suffix, part in (("", x), ("_without_first", x[1:])):
         for name in LINEAR:
             expected = float(at.observables.named(name)(at.Tokens(part)))
@@ -33,7 +33,7 @@ def test_sums_give_the_observables(spread: float) -> None:
 
 def test_sums_of_few_tokens() -> None:
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    found = linear(x)
+    found = {name: values[0] for name, values in curves([sums(x)]).items()}
     assert float(found["cosine"]) == pytest.approx(0, abs=1e-7)  # a token at the origin is orthogonal to all
     assert math.isnan(float(found["cosine_without_first"]))
     assert float(found["token_norm_without_first"]) == 0

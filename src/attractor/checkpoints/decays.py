@@ -76,7 +76,7 @@ def decay(values: Sequence[float] | np.ndarray, floor: float = 0.0, first: int |
     window = (start, last)
     where = f"passes {start} to {last}"
     if best.rate <= 0 or log_m[0] - log_m[-1] < math.log(1.5):
-        return Decay("none", f"it does not fall over {where}", window, fits, floor)
+        return Decay("none", f"it falls by less than a factor of 1.5 over {where}", window, fits, floor)
     if best.residual > GOOD * spread:
         return Decay("neither", f"neither law fits {where}: {_words(best)}, {_words(other)}", window, fits, floor)
     if ahead < CLEAR:

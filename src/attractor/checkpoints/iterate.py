@@ -29,7 +29,7 @@ from attractor.checkpoints.precision import double
 from attractor.checkpoints.prompts import Prompts, read_prompts
 from attractor.checkpoints.readout import decoded, unembedding
 from attractor.checkpoints.running import whole_model
-from attractor.checkpoints.watching import Passage
+from attractor.checkpoints.watching import Passage, norms_after
 from attractor.errors import AttractorError, InputError
 from attractor.states import Tokens
 
@@ -136,8 +136,9 @@ def iterate(
     asked = read_prompts(
         opened, prompts, random_prompts, prompt_tokens, protocol.seed, tokenizer, max_tokens, bool(wanted)
     )
+    run = _Run(opened, chosen, protocol, asked, wanted)  # files are read outside of the double world
     with torch.no_grad(), double() if exact else nullcontext():
-        run = _Run(opened, chosen, protocol, asked, wanted)
+        run.begin()
         if resume:
             run.restore(load_saved(store, run.definition()))
         run.all_passes(store, progress)
@@ -163,16 +164,19 @@ class _Run:
                 )
         self.words = unembedding(opened, self.model, fresh) if decode else None
         self.layers = opened.family.stacks(opened.config)[stack]
-        inputs = [_floats(one, protocol.dtype) for one in prompts.inputs]
-        self.states = [embedded(self.model, self.checkpoint, stack, one) for one in inputs]
-        self.inputs = inputs
+        norms_after(self.checkpoint, stack)
+        self.inputs = [_floats(one, protocol.dtype) for one in prompts.inputs]
         self.done = 0
-        self.curves: dict[str, list[list[float]]] = {name: [[] for _ in inputs] for name in CURVES}
-        self.normed: list[list[float]] = [[float("nan")] for _ in inputs]
-        self.by_layer = [[_metric(x)] for x in self.states]
+        self.curves: dict[str, list[list[float]]] = {name: [[] for _ in self.inputs] for name in CURVES}
+        self.normed: list[list[float]] = [[float("nan")] for _ in self.inputs]
         self.texts: dict[int, tuple[str, ...]] = {}
+
+    def begin(self) -> None:
+        """Embed the prompts."""
+        self.states = [embedded(self.model, self.checkpoint, self.stack, one) for one in self.inputs]
+        self.by_layer = [[_metric(x)] for x in self.states]
         self._measure()
-        if 0 in decode:
+        if 0 in self.decode:
             self._read(0, self.states)
 
     def definition(self) -> dict[str, Any]:

@@ -1,41 +1,56 @@
 r"""What can be said of a stream in time linear in its tokens, so that a model at work is hardly slowed.
 
 The mean squared distance of two of n tokens is :math:`\frac{2}{n-1}\sum|x_i - \bar x|^2`, which does not cancel where tokens are close, and
-their mean cosine :math:`(|\sum x_i/|x_i||^2 - n)/(n(n-1))`.
+their mean cosine :math:`(|\sum x_i/|x_i||^2 - n)/(n(n-1))`. Sums are taken over all tokens but the first, which may be hundreds of
+times as long as the others; the first is joined to them by
+
+.. math:: \sum|x_i - \bar x|^2 = \sum_{i>1}|x_i - \bar x'|^2 + \tfrac{n-1}{n}|x_1 - \bar x'|^2.
+
+A run keeps the sums of every state, and numbers are made of them once at its end.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 LINEAR = ("token_norm", "pairwise_distance", "cosine", "sharpness")
 REST = "_without_first"
+Sums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def linear(points: Tensor) -> dict[str, Tensor]:
-    """Measurements of the tokens (n, d) and, with ``_without_first``, of all but the first; and how long that one is beside the others.
-
-    In the precision of the tokens, float32 at least.
-    """
-    x = points if points.dtype == torch.float64 else points.float()
+def sums(points: Tensor) -> Sums:
+    """Of tokens (n, d): their lengths (n,), the first direction and the sum of the others' (d,), the spread of the others and the
+    distance of the first from their mean. In the precision of the tokens, float32 at least."""
+    x = points if points.dtype in (torch.float64, torch.float32) else points.float()
+    first, others = x[0], x[1:]
     lengths = torch.linalg.vector_norm(x, dim=-1)
-    share = torch.where(lengths > 0, 1.0 / lengths, 0.0)
-    way = share @ x  # the sum of unit vectors, none of which is formed
-    found = _of(x, lengths, way)
-    rest = _of(x[1:], lengths[1:], way - share[0] * x[0])
-    found |= {name + REST: value for name, value in rest.items()}
-    found["first_norm"] = lengths[0] / rest["token_norm"]
+    share = lengths.clamp_min(torch.finfo(x.dtype).tiny).reciprocal()
+    mean = others.mean(0)
+    spread = torch.linalg.vector_norm(others - mean)
+    return lengths, share[0] * first, share[1:] @ others, spread, torch.linalg.vector_norm(first - mean)
+
+
+def curves(states: Sequence[Sums]) -> dict[str, Tensor]:
+    """The measurements of every state, (states,) each; and how long the first token is beside the others."""
+    lengths, first, others, spread, away = (torch.stack(parts).double() for parts in zip(*states, strict=True))
+    n, rest = lengths.shape[1], spread.square()
+    found = _of(n, lengths, (others + first).square().sum(-1), rest + away.square() * (n - 1) / n)
+    without = _of(n - 1, lengths[:, 1:], others.square().sum(-1), rest)
+    found |= {name + REST: values for name, values in without.items()}
+    found["first_norm"] = lengths[:, 0] / without["token_norm"]
     return found
 
 
-def _of(x: Tensor, lengths: Tensor, way: Tensor) -> dict[str, Tensor]:
-    n, norm = len(x), lengths.mean()
+def _of(n: int, lengths: Tensor, way: Tensor, spread: Tensor) -> dict[str, Tensor]:
+    norm = lengths.mean(-1)
     if n < 2:
         return {name: torch.full_like(norm, torch.nan) for name in LINEAR} | {"token_norm": norm}
-    distance = torch.linalg.vector_norm(x - x.mean(0)).square() * (2.0 / (n - 1))
-    cosine = (way @ way - (lengths > 0).sum()) / (n * (n - 1))
-    sharpness = distance * n / (2.0 * (lengths @ lengths))
+    distance = 2.0 * spread / (n - 1)
+    cosine = (way - (lengths > 0).sum(-1)) / (n * (n - 1))
+    sharpness = distance / (2.0 * lengths.square().mean(-1))
     return {
         "token_norm": norm,
         "pairwise_distance": distance,
@@ -46,4 +61,4 @@ def _of(x: Tensor, lengths: Tensor, way: Tensor) -> dict[str, Tensor]:
 
 def moved(before: Tensor, after: Tensor) -> Tensor:
     """The root mean square over tokens of how far they went."""
-    return torch.linalg.vector_norm(after - before, dtype=torch.float64) / len(before) ** 0.5
+    return torch.linalg.vector_norm(after - before) / len(before) ** 0.5

@@ -18,7 +18,7 @@ from attractor import observables
 from attractor.attention import Attention, Softmax
 from attractor.checkpoints.expansion import query_expansion
 from attractor.checkpoints.layer import Layer
-from attractor.checkpoints.linear import LINEAR, REST, linear, moved
+from attractor.checkpoints.linear import LINEAR, REST, Sums, curves, moved, sums
 from attractor.checkpoints.watching import Passage
 from attractor.errors import UnsupportedError
 from attractor.observables.interaction import log_partition, masses
@@ -51,6 +51,7 @@ class measured:
 
     def __init__(self, layer: Callable[[int], Layer], attention: bool, summary: bool = False) -> None:
         self._layer, self._attention, self._summary = layer, attention and not summary, summary
+        self._sums: list[Sums] = []
         self._curves: list[dict[str, Tensor]] = []
         self._blocks: list[dict[str, Tensor]] = []
         self._heads: list[dict[str, Tensor]] = []
@@ -58,17 +59,18 @@ class measured:
     def add(self, passage: Passage) -> None:
         self._tokens = len(passage.before)
         if passage.index == 0:
-            self._curves.append(self._stream(passage.before))
-        self._curves.append(self._stream(passage.after))
+            self._stream(passage.before)
+        self._stream(passage.after)
         by_attention, by_feedforward = moved(passage.before, passage.middle), moved(passage.middle, passage.after)
         self._blocks.append({"attention": by_attention, "feedforward": by_feedforward})
         if self._attention:
             self._heads.append(by_head(self._layer(passage.index), Tokens(passage.reads.double())))
 
-    def _stream(self, points: Tensor) -> dict[str, Tensor]:
+    def _stream(self, points: Tensor) -> None:
+        self._sums.append(sums(points if self._summary else points.double()))
         if self._summary:
-            return linear(points)
-        found = linear(points.double())
+            return
+        found: dict[str, Tensor] = {}
         for suffix, part in (("", points), (REST, points[1:])):
             if len(part) < 2:
                 found |= {name + suffix: torch.tensor(torch.nan) for name in (*COSTLY, "energy")}
@@ -76,14 +78,14 @@ class measured:
             tokens = Tokens(part.double())
             found |= {name + suffix: observables.named(name)(tokens) for name in COSTLY}
             found["energy" + suffix] = sphere_energy(tokens.points)
-        return found
+        self._curves.append(found)
 
     def result(self) -> Measurements:
         """Everything in tables."""
-        curves = {name: _column(self._curves, name) for name in self._curves[0]}
+        costly = {name: _column(self._curves, name) for name in self._curves[0]} if self._curves else {}
         blocks = {name: _column(self._blocks, name) for name in self._blocks[0]}
         heads = {name: torch.stack([row[name] for row in self._heads]) for name in HEADS} if self._heads else {}
-        return Measurements(curves, blocks, heads, self._tokens)
+        return Measurements({**curves(self._sums), **costly}, blocks, heads, self._tokens)
 
 
 def sphere_energy(points: Tensor) -> Tensor:

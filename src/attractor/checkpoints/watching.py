@@ -51,7 +51,7 @@ def watched(
     ``without`` may hold "attention", whose output becomes zero, and "feedforward", which a block then ends before.
     """
     handles: list[Any] = []
-    for index, layer in enumerate(_norms_after(checkpoint, stack)):
+    for index, layer in enumerate(norms_after(checkpoint, stack)):
         modules = checkpoint.family.modules(stack, index)
         handles += _block(model, modules, index, layer, see, without)
     try:
@@ -61,7 +61,7 @@ def watched(
             handle.remove()
 
 
-def _norms_after(checkpoint: Checkpoint, stack: str) -> list[Norm | None]:
+def norms_after(checkpoint: Checkpoint, stack: str) -> list[Norm | None]:
     """The norm that each layer's attention output passes before it is added, where there is one; read once for many texts."""
     known = _NORMS.setdefault(checkpoint, {})
     if stack not in known:

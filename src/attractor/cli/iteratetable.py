@@ -20,7 +20,10 @@ WORDS = 160  # characters of a decoded text
 def print_iteration(report: dict[str, Any]) -> None:
     """The law first, then the curves at chosen passes, and the words."""
     law, protocol = report["law"], report["protocol"]
-    print_rows(f"{law['name'].capitalize()}: {law['message']}.", _how(report))
+    name = {"none": "No law", "neither": "Neither law", "reached": "Consensus"}.get(
+        law["name"], law["name"].capitalize()
+    )
+    print_rows(f"{name}: {law['message']}.", _how(report))
     several = " (means over prompts)" if len(report["prompts"]) > 1 else ""
     print_rows(f"tokens after pass k{several}", _curves(report))
     if law["fits"]:
