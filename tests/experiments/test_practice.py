@@ -27,7 +27,8 @@ def test_rank_correlations_are_scipys() -> None:
     draw = np.random.default_rng(0)
     for _ in range(5):
         first, second = draw.integers(0, 6, (2, 12)).astype(float)
-        assert spearman(first, second) == pytest.approx(stats.spearmanr(first, second).statistic, abs=1e-12)
+        expected: Any = stats.spearmanr(first, second)
+        assert spearman(first, second) == pytest.approx(expected.statistic, abs=1e-12)
     assert spearman(np.ones(5), np.arange(5.0)) == 0.0
 
 
@@ -59,6 +60,20 @@ def test_the_permutation_test_is_exact_for_few_layers() -> None:
     """Four layers in perfect order: two of 24 orders are as extreme."""
     ranks = Ranks([Sample(np.arange(4.0), np.arange(4.0)[None])], seed=0, resamples=4000)
     assert ranks.correlation(0).p == pytest.approx(2 / 24, abs=0.02)
+
+
+def test_what_depth_explains_is_taken_out() -> None:
+    """Two curves that both rise with depth: correlated, but not given depth, and turning one round tells little against it."""
+    draw = np.random.default_rng(3)
+    depth = np.arange(24.0)
+    one, other = (depth + draw.normal(0, 3, 24) for _ in range(2))
+    found = Ranks([Sample(one, other[None])], seed=0, resamples=500).correlation(0)
+    assert found.rho > 0.8
+    assert abs(found.given_depth) < 0.4
+    assert found.p < 0.01 < found.p_shift
+    ranks = [stats.rankdata(part) for part in (one, other, depth)]
+    left = [np.polyval(np.polyfit(ranks[2], part, 1), ranks[2]) - part for part in ranks[:2]]
+    assert found.given_depth == pytest.approx(np.corrcoef(*left)[0, 1], abs=1e-9)
 
 
 @pytest.mark.parametrize("case", ["Llama, grouped", "BERT, MiniLM"])

@@ -26,6 +26,8 @@ from attractor.cli.predict import predict
 from attractor.cli.questions import questions
 from attractor.cli.regimes import regimes
 from attractor.cli.simulate import simulate
+from attractor.cli.study import study
+from attractor.cli.tour import tour
 from attractor.cli.trace import trace
 from attractor.cli.train import train
 
@@ -37,6 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 for command in (
+    tour,
     simulate,
     gaussian,
     meanfield,
@@ -51,6 +54,7 @@ for command in (
     iterate,
     practice,
     train,
+    study,
     fetch,
     bench,
     doctor,

@@ -23,11 +23,23 @@ def print_practice(document: dict[str, Any]) -> None:
         cells = (f"{model['heads'][key]} ({model['random_heads'][key]})" for key in SHOWN[1:])
         table.add_row(model["name"], str(model["heads"]["heads"]), *cells)
     Console().print(table)
-    ranks = Table("outcome", "predictor", "of", "rho", "95%", "p", "p of all", title="rank correlations over layers")
+    ranks = Table(
+        "outcome",
+        "predictor",
+        "of",
+        "rho",
+        "95%",
+        "p",
+        "p of all",
+        "p shifted",
+        "given depth",
+        title="rank correlations over layers",
+    )
     for row in document["pooled"]:
         group = document["predictors"][row["predictor"]]["group"]
         interval = f"{row['low']:.2f} to {row['high']:.2f}"
         cells = f"{row['rho']:.2f}", interval, f"{row['p']:.2g}", f"{row['family']:.2g}"
+        cells += (f"{row['p_shift']:.2g}", f"{row['given_depth']:.2f}")
         ranks.add_row(row["outcome"], row["predictor"], group, *cells)
     Console().print(ranks)
     print_rows("answers", {f"{index + 1}": text for index, text in enumerate(document["answers"])})
