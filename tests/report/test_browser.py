@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from attractor.pictures import Scene
 from attractor.report import Report
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
@@ -22,7 +24,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     def open_page(path: Path, **options: Any) -> Any:
         page = browser.new_page(**{"viewport": {"width": 1200, "height": 900}, **options})
         pages.append(page)
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(90_000)
         page.on(
             "request",
             lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else faults.append(request.url),
@@ -106,3 +108,22 @@ def test_it_fits_a_telephone_and_paper(
     page.wait_for_selector(".plot[data-drawn]")
     page.evaluate("window.dispatchEvent(new Event('afterprint'))")
     assert ground(page) == "rgb(18, 22, 28)"
+
+
+def test_tokens_move_in_a_report(opened: Callable[..., Any], tmp_path: Path) -> None:
+    times = np.linspace(0.0, 4.0, 9)
+    angles = np.linspace(0.0, 2.0, 5) * np.exp(-times)[:, None]
+    scene = Scene(
+        times, np.stack([np.cos(angles), np.sin(angles)], axis=-1), np.full(5, 0.2), "sphere", title="Five tokens"
+    )
+    report = Report("Films")
+    report.section("One").film(scene, caption="They meet.").film(scene)
+    page = opened(report.write(tmp_path / "report.html"))
+    page.wait_for_selector(".film[data-drawn] >> nth=1")
+    assert page.locator(".now").all_inner_texts() == ["t = 0", "t = 0"]
+    page.locator(".time").first.focus()
+    page.keyboard.press("End")
+    page.wait_for_function("document.querySelector('.now').textContent === 't = 4'")
+    assert page.locator(".now").all_inner_texts() == ["t = 4", "t = 0"]
+    page.click("#theme")
+    page.wait_for_function("document.querySelector('.film .tokens').layout.font.color === '#e9edf2'")

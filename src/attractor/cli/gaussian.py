@@ -65,6 +65,7 @@ class ResultOptions:
     """What becomes of it."""
 
     plot: Annotated[Path | None, result_option("FILE", "Draw it: .png, .pdf or .svg.")] = None
+    report: Annotated[Path | None, result_option("FILE.html", "Write a page: the picture, and the numbers.")] = None
     json: Annotated[bool, result_option("", "Print one JSON object.", "--json")] = False
     quiet: Annotated[
         bool, result_option("", "Print nothing but errors (and the object of --json).", "--quiet", "-q")
@@ -91,6 +92,10 @@ def gaussian(
         if results.plot is not None:
             check_picture(results.plot)
             _check_still(results.plot)
+        if results.report is not None:
+            from attractor.report import check_place
+
+            check_place(results.report, "--report")
         report = _mode(context, many)(start, law, many, results)
         tell(context, report, results)
 
@@ -176,15 +181,21 @@ def tell(context: typer.Context, report: dict[str, Any], results: ResultOptions)
     """One JSON object, or a few lines for people."""
     from attractor.cli.printing import print_json, print_rows, versions
 
+    command = replay(context, without=("json", "quiet", "progress", "debug"))
+    if results.report is not None:
+        from attractor.cli.gaussianpage import gaussian_report
+
+        gaussian_report(report, command).write(results.report)
     if results.quiet and not results.json:
         return
-    command = replay(context, without=("json", "quiet", "progress", "debug"))
     written = None if results.plot is None else str(results.plot)
     if results.json:
         head = {"schema": SCHEMA, "command": command}
-        data = {name: value for name, value in report.items() if name != "lines_for_people"}
-        print_json({**head, **data, "picture": written, "versions": versions()})
+        data = {name: value for name, value in report.items() if name not in ("lines_for_people", "view")}
+        page = None if results.report is None else str(results.report)
+        print_json({**head, **data, "picture": written, "report": page, "versions": versions()})
         return
     for title, rows in report["lines_for_people"]:
         print_rows(title, rows)
-    print_rows("Results", {**({"picture": written} if written else {}), "again": command})
+    places = {"picture": written, "report": results.report}
+    print_rows("Results", {**{label: str(place) for label, place in places.items() if place}, "again": command})

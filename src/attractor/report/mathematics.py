@@ -32,7 +32,6 @@ def mathematics(latex: str, block: bool = False) -> Markup:
         return Markup("<code>{}</code>").format(latex)
     for element in tree.iter():
         element.text = None if element.text is None else unescape(element.text)
-    tree.set("alttext", latex)
     return Markup(written(tree))
 
 

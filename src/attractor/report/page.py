@@ -60,7 +60,7 @@ def render(report: Report) -> str:
             report=report,
             numbered=list(enumerate(report.sections, start=1)),
             version=__version__,
-            style=source["style"].markup(),
+            style=source["style"].markup() + (Trusted(FILM, "film.css").markup() if moves else ""),
             script=source["script"].markup(),
             plotly=plotly() if draws else "",
             film=None if not moves else Trusted(FILM, "film.js").markup(),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attractor.errors import InputError
 from attractor.report import blocks
 from attractor.report.figures import content_of
+from attractor.report.film import filmed
 from attractor.report.heatmap import Measure, grid_content
 from attractor.report.page import render, write_page
+
+if TYPE_CHECKING:
+    from attractor.pictures import Scene
 
 
 class Section:
@@ -81,6 +85,12 @@ class Section:
         """
         table = None if numbers is None else tabulated(numbers, columns, "", "")
         return self._add(blocks.Figure(content_of(figure), *said(caption, alt), command, height, table))
+
+    def film(
+        self, scene: Scene, *, caption: str = "", command: str = "", frames: int = 90, tokens: int = 600
+    ) -> Section:
+        """Tokens that move along time, with a slider and their observables beside them; ``caption`` comes before the scene's own."""
+        return self._add(filmed(scene, caption, command, frames, tokens))
 
     def heatmap(
         self,

@@ -81,12 +81,21 @@
     });
     return plot.drawn;
   }
-  // far plots wait until they are near, hidden ones until they are opened
+  const films = all("figure.film").map((figure) => ({ place: figure, drawn: null }));
+  function drawFilm(film) {
+    if (film.drawn) return film.drawn;
+    const moving = window.attractorFilm(film.place, data(film.place), isDark);
+    film.drawn = moving.ready.then(() => { painters.push(moving.paint); film.place.dataset.drawn = "true"; });
+    return film.drawn;
+  }
+  const drawAll = () => Promise.all([...plots.map(drawPlot), ...films.map(drawFilm)]);
+  // far pictures wait until they are near, hidden ones until they are opened; words come first
   const near = new IntersectionObserver((seen) => seen.filter((entry) => entry.isIntersecting).forEach((entry) => {
     near.unobserve(entry.target);
-    drawPlot(plots.find((plot) => plot.place === entry.target));
+    const plot = plots.find((one) => one.place === entry.target);
+    window.setTimeout(() => (plot ? drawPlot(plot) : drawFilm(films.find((one) => one.place === entry.target))), 0);
   }), { rootMargin: "900px" });
-  plots.forEach((plot) => near.observe(plot.place));
+  window.addEventListener("load", () => [...plots, ...films].forEach((one) => near.observe(one.place)));
 
   // heatmaps
   const sequential = ["#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725"];
@@ -197,13 +206,6 @@
   }
   all("figure.heatmap").forEach(heatmap);
 
-  // films of tokens
-  if (window.attractorFilm) all("figure.film").forEach((figure) => {
-    const film = window.attractorFilm(figure, data(figure), isDark);
-    painters.push(film.paint);
-    film.ready.then(() => { figure.dataset.drawn = "true"; });
-  });
-
   // where the reader is
   const links = all("nav a"), sections = all("main > section");
   function locate() {
@@ -218,7 +220,7 @@
     before = root.dataset.theme || "";
     choose("light");
     all("details").forEach((fold) => { fold.open = true; });
-    plots.forEach(drawPlot);
+    drawAll();
   });
   window.addEventListener("afterprint", () => { if (before) choose(before); else { delete root.dataset.theme; paint(); } });
   paint();
