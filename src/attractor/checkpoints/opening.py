@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from attractor.checkpoints import llama2c
 from attractor.checkpoints.checkpoint import Checkpoint
-from attractor.checkpoints.family import family_of
+from attractor.checkpoints.family import families, family_of
 from attractor.checkpoints.tensors import LiveTensors, folder_tensors
 from attractor.errors import CheckpointError, InputError, UnsupportedError, missing
 
@@ -65,19 +66,41 @@ def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
         model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
+    tensors, notes = None, ()
+    if model_type is None:
+        tensors = folder_tensors(folder)
+        model_type = _named_by(tensors.names(), file)
+        notes = (f"config.json names no model_type; its tensors are named as those of {model_type}",)
     family = family_of(model_type, name)
-    config = _configuration(folder)
+    config = _configuration(folder, model_type)
     if getattr(config, "quantization_config", None):
         raise UnsupportedError(
             f"{name} holds quantised weights that only its own kernels read; open the original, or a GGUF file"
         )
-    return Checkpoint(name, family, config, folder_tensors(folder), dtype)
+    return Checkpoint(name, family, config, tensors or folder_tensors(folder), dtype, notes=notes)
 
 
-def _configuration(folder: Path) -> Any:
+def _named_by(names: Collection[str], file: Path) -> str:
+    """The model type of files older than that entry: models then put their type before the names of their tensors, or were BERT."""
+    known = {kind for family in families() for kind in family.model_types}
+    found = sorted({name.split(".")[0] for name in names} & known)
+    if not found:
+        found = [family.model_types[0] for family in families() if vars(type(family)).get("telltale") in names]
+    if len(found) != 1:
+        some = ", ".join(sorted(names)[:2])
+        raise UnsupportedError(
+            f"{file} names no model_type, and the tensors ({some}, ...) do not tell which it is; add "
+            f'"model_type" to it, one of {", ".join(sorted(known))}'
+        )
+    return found[0]
+
+
+def _configuration(folder: Path, model_type: str) -> Any:
     from transformers import AutoConfig
 
     try:
+        if "model_type" not in (settings := json.loads((folder / "config.json").read_text(encoding="utf-8"))):
+            return AutoConfig.for_model(model_type, **settings)
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise CheckpointError(f"{folder / 'config.json'} is not a sound configuration: {_line(error)}") from None

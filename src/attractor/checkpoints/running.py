@@ -10,6 +10,7 @@ import torch
 from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.checkpoints.gguf import GGUFTensors
 from attractor.checkpoints.llama2c import Llama2cTensors
+from attractor.checkpoints.tensors import PickleFolder
 from attractor.checkpoints.verification import quiet
 from attractor.errors import CheckpointError, InputError
 
@@ -28,8 +29,13 @@ def whole_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> A
             names = [name for name in checkpoint.tensors.names() if name.startswith("model.")]
             state = {name.removeprefix("model."): checkpoint.tensors.read(name) for name in names}
             return kind.from_pretrained(None, config=checkpoint.config, state_dict=state, dtype=dtype).eval()
+        if isinstance(checkpoint.tensors, PickleFolder):
+            state = {name: checkpoint.tensors.read(name) for name in checkpoint.tensors.names()}
+            return kind.from_pretrained(None, config=checkpoint.config, state_dict=state, dtype=dtype).eval()
         folder = checkpoint.tensors.describe()
-        model = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, dtype=dtype)
+        model = kind.from_pretrained(
+            folder, config=checkpoint.config, local_files_only=True, trust_remote_code=False, dtype=dtype
+        )
     return model.eval()
 
 

@@ -20,10 +20,12 @@ from attractor.cli.gaussian import gaussian
 from attractor.cli.groups import paragraphs
 from attractor.cli.meanfield import meanfield
 from attractor.cli.positions import positions
+from attractor.cli.practice import practice
 from attractor.cli.predict import predict
 from attractor.cli.questions import questions
 from attractor.cli.regimes import regimes
 from attractor.cli.simulate import simulate
+from attractor.cli.study import study
 from attractor.cli.tour import tour
 from attractor.cli.trace import trace
 from attractor.cli.train import train
@@ -48,7 +50,9 @@ for command in (
     questions,
     audit,
     trace,
+    practice,
     train,
+    study,
     fetch,
     bench,
     doctor,

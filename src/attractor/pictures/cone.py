@@ -38,7 +38,7 @@ def draw_cone(
     place = None if path is None else still(path)
     with style.applied():
         figure = picture_class()(figsize=(7.0, 3.75))
-        left: Any = figure.add_axes((0.0, 0.1, 0.47, 0.8), projection="3d", computed_zorder=False)
+        left: Any = figure.add_axes((0.0, 0.1, 0.44, 0.8), projection="3d", computed_zorder=False)
         right = figure.add_axes((0.56, 0.17, 0.40, 0.70))
         for way, kind in zip(paths, kinds, strict=True):
             colour = style.PALETTE[COLOURS[kind]]
@@ -102,6 +102,7 @@ def _cone_shell(axes: Any, top: float) -> None:
         axis.pane.set_visible(False)
         axis._axinfo["grid"]["linewidth"] = 0
         axis.set_tick_params(pad=-2)
+    axes.zaxis.labelpad = -4
     axes.locator_params(nbins=5)
 
 
