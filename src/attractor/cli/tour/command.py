@@ -96,7 +96,7 @@ def tour(context: typer.Context, options: TourOptions, output: TourOutput) -> No
         report.facts = {
             "seed": options.seed,
             "stops": f"{sum(one.status == 'made' for one in visits)} of {len(visits)}",
-            "seconds": round(time.perf_counter() - begin),
+            "took": f"{time.perf_counter() - begin:.0f} s",
         }
         add_overview(report, visits)
         report.section("Three commands to try next").commands(commands(options.model))
