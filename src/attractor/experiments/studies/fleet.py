@@ -119,7 +119,8 @@ class Fleet:
         shaped = []
         for name, gradient in zip(self.parameters, gradients, strict=True):
             axis = 1 if name.startswith(BLOCKS) else 0
-            shaped.append(gradient * factor.reshape([-1 if k == axis else 1 for k in range(gradient.ndim)]))
+            small = gradient * factor.reshape([-1 if k == axis else 1 for k in range(gradient.ndim)])
+            shaped.append(small.contiguous())  # the fused optimiser asks for the strides of the parameter
         return shaped
 
     @torch.no_grad()

@@ -72,7 +72,7 @@ def train_fleet(
                 progress(step + 1, float(history[step].mean()))
     _wait(device)
     ended = time.perf_counter()
-    loss, score = stepper.evaluate(0)
+    loss, score = stepper.evaluate(data.final)
     curve.append((config.steps, loss))
     count = config.steps - WARM - 1
     rate = None if began is None else count * data.tokens() * len(seeds) / (ended - began)
@@ -146,6 +146,7 @@ class _Stepper:
         self.optimiser.step()
         return losses.detach()
 
+    @torch.no_grad()
     def evaluate(self, count: int) -> tuple[Tensor, Tensor]:
         """Loss and score (s,) on validation data: ``count`` batches spread over it, or all that the source has where that is 0."""
         models, seen = len(self.configs), 0

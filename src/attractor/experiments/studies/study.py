@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from attractor.errors import StoreError
 from attractor.experiments.studies.arms import Study, changes_of
@@ -116,7 +119,10 @@ def _carried_out(jobs: list[Job], plan: Plan, started: float) -> Iterator[tuple[
         return
     context = multiprocessing.get_context("spawn")
     waiting = list(jobs)
-    with ProcessPoolExecutor(plan.workers, mp_context=context) as pool:
+    threads = max(1, (os.cpu_count() or 1) // plan.workers)
+    with ProcessPoolExecutor(
+        plan.workers, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,)
+    ) as pool:
         running: dict[Future[tuple[list[Row] | None, str]], Job] = {}
         while waiting or running:
             while waiting and len(running) < plan.workers and not late():
