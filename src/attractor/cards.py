@@ -22,6 +22,9 @@ BOX = (
 )
 
 
+TABLE = "border:0;margin:0;color:inherit;font-size:inherit"
+
+
 def card(title: str, rows: Mapping[str, Any], drawing: str = "") -> str:
     """The card; titles, labels and texts are escaped, tensors of few numbers are written out."""
     cells = "".join(
@@ -29,7 +32,8 @@ def card(title: str, rows: Mapping[str, Any], drawing: str = "") -> str:
         f"<td style='padding:0;text-align:left'>{cell(value)}</td></tr>"
         for label, value in rows.items()
     )
-    return f"<div style='{BOX}'><div><b>{escape(title)}</b><table style='border:0;margin:4px 0 0;color:inherit;font-size:inherit'>{cells}</table></div>{drawing}</div>"
+    table = f"<table style='{TABLE};margin:4px 0 0'>{cells}</table>"
+    return f"<div style='{BOX}'><div><b>{escape(title)}</b>{table}</div>{drawing}</div>"
 
 
 def cell(value: Any) -> str:
@@ -75,7 +79,9 @@ def short(value: Any) -> Any:
 
 
 def svg(width: int, height: int, inside: str, words: str) -> str:
-    return f"<svg style='flex:none' role='img' aria-label='{escape(words)}' width='{width}' height='{height}' viewBox='0 0 {width} {height}'>{inside}</svg>"
+    """A drawing that says what it shows."""
+    size = f"width='{width}' height='{height}' viewBox='0 0 {width} {height}'"
+    return f"<svg style='flex:none' role='img' aria-label='{escape(words)}' {size}>{inside}</svg>"
 
 
 def dots(points: Any, words: str) -> str:
