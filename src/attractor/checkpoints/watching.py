@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from attractor.attention import Norm
 from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.checkpoints.family import Modules
+
+_NORMS: WeakKeyDictionary[Checkpoint, dict[str, list[Norm | None]]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -59,7 +62,14 @@ def watched(
 
 
 def _norms_after(checkpoint: Checkpoint, stack: str) -> list[Norm | None]:
-    """The norm that each layer's attention output passes before it is added, where there is one."""
+    """The norm that each layer's attention output passes before it is added, where there is one; read once for many texts."""
+    known = _NORMS.setdefault(checkpoint, {})
+    if stack not in known:
+        known[stack] = _read_norms(checkpoint, stack)
+    return known[stack]
+
+
+def _read_norms(checkpoint: Checkpoint, stack: str) -> list[Norm | None]:
     count = checkpoint.family.stacks(checkpoint.config)[stack]
     first = next(i for i in range(len(checkpoint.layers)) if checkpoint.layers.place(i)[0] == stack)
     if checkpoint.layers[first].output_norm is None:
