@@ -185,7 +185,7 @@ def commands(model: str) -> dict[str, str]:
     simulate = "attractor simulate --tokens 64 --dim 3 --beta 4 --space sphere --until 100 --report mine.html"
     return {
         simulate: "your own tokens: change their number, the dimension or beta, and see where they go",
-        f"attractor trace {model} --text 'A sentence of your own.' --plot trace.html": "your own sentence, block by block",
+        f"attractor trace {model} --text 'A sentence of your own.' --report trace.html": "your own sentence, block by block",
         f"attractor audit {model}": "what the weights of a model say, head by head; any folder, GGUF file or name will do",
     }
 
