@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attractor.cards import card, ellipse
 from attractor.errors import InputError
 from attractor.records import Record
 from attractor.states.arrays import finite, floating
@@ -83,6 +84,17 @@ class Gaussian(Record):
         object.__setattr__(gaussian, "mean", rows[..., 0, :])
         object.__setattr__(gaussian, "covariance", rows[..., 1:, :].mT @ rows[..., 1:, :])
         return gaussian
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks, with the shape of the covariance on its first two coordinates."""
+        rows = {
+            "dimension": self.dim,
+            **({"ensemble": " x ".join(map(str, self.batch_shape))} if self.batch_shape else {}),
+        }
+        mean = self.mean.detach().cpu().reshape(-1, self.dim)[0].numpy()
+        covariance = self.covariance.detach().cpu().reshape(-1, self.dim, self.dim)[0].numpy()
+        rows |= {"mean": mean, "covariance": covariance}
+        return card("Gaussian", rows, ellipse(covariance, "shape of the covariance"))
 
     def __repr__(self) -> str:
         return f"Gaussian(dim={self.dim}, ensemble={tuple(self.batch_shape)})"
