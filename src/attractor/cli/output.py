@@ -19,6 +19,7 @@ WITH_RESUME = {
     "plot",
     "density",
     "member",
+    "width",
     "observe",
     "json",
     "quiet",
@@ -76,9 +77,6 @@ def check_output(options: OutputOptions, context: typer.Context) -> None:
     for path in options.plot or ():
         check_picture(path)
     if options.density is not None:
-        from attractor.pictures.still import still_suffix
-
-        still_suffix(options.density)
-        check_picture(options.density, "--density")
+        check_picture(options.density, "--density", still=True)
     if options.out is not None:
         check_store(options.out)
