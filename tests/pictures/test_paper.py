@@ -56,7 +56,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "cone": lambda: draw_cone([covered, covered[::-1]], ["blow_up", "low_rank"], **WORDS),
     "map": lambda: draw_map(places, np.where(places[:, 0] > 0.4, np.inf, 1 + places[:, 1] ** 2), **WORDS),
     "far map": lambda: draw_map(places, np.exp(9 * places[:, 1]), **WORDS),
-    "counts": lambda: draw_counts({f"d = {d}": {"accurate": {"1": 9, "2": 100, "none": 3}, "emulated": {"2": 7}} for d in (3, 4, 5)}, **WORDS),
+    "counts": lambda: draw_counts({f"d = {d}": {"accurate": {"1": 9, "2": 100}, "emulated": {"2": 7}} for d in (3, 4, 5)}, **WORDS),
     "bounds": lambda: draw_bounded([Bounded("measured", "length", times, times[:, None], 1 + times[:, None], "goes on")] * 2, **WORDS),
     "decays": lambda: draw_decays([100, 200, 400], [decay] * 5, **WORDS),
     "density on a line": lambda: draw_densities(times, numbers.normal(size=(5, 50, 1)), **WORDS),
