@@ -29,7 +29,8 @@ def draw(study: PositionalStudy, path: Path | None = None) -> Any:
         page = Still(title, _caption(study), 0.2 + grid.rows * (tall + 0.62))
         bars = page.panel(grid.left, 0.4, grid.wide, tall - 0.15)
         _bars(bars, study, colours)
-        page.legend(*bars.get_legend_handles_labels(), 0.02, ncols=4, handlelength=1.0, columnspacing=1.0)
+        handles, names = bars.get_legend_handles_labels()
+        page.legend(handles, names, 0.02, ncols=4, handlelength=1.0, columnspacing=1.0)
         if study.phase:
             row, left = grid.place(1)
             narrow = grid.across == 1  # the second panel has short labels and may begin further left
