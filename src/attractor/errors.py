@@ -23,6 +23,10 @@ class CheckpointError(AttractorError, OSError):
     """A checkpoint cannot be opened, or its files are damaged or contradict each other."""
 
 
+class FetchError(AttractorError, OSError):
+    """Something could not be downloaded, verified, unpacked or kept."""
+
+
 class MemoryShortageError(AttractorError, MemoryError):
     """What was asked for needs more memory than there is; the message says how many tokens would fit."""
 

@@ -125,12 +125,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def random_model(case: str, seed: int = 0) -> torch.nn.Module:
+def random_model(case: str, seed: int = 0, **changes: Any) -> torch.nn.Module:
     """A model whose every parameter is random: a forgotten bias or gain must show."""
     from transformers import AutoConfig, AutoModel
 
     kind, settings = MODELS[case]
-    model = AutoModel.from_config(AutoConfig.for_model(kind, **settings))
+    model = AutoModel.from_config(AutoConfig.for_model(kind, **{**settings, **changes}))
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

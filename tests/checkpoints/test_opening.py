@@ -78,6 +78,26 @@ def test_a_safe_pickle_opens(folder: Path, tmp_path: Path) -> None:
     same(at.checkpoint(other), at.checkpoint(model))
 
 
+@pytest.mark.parametrize("prefix", ["", "bert."])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_folders_older_than_model_types_open(prefix: str, mapped: bool, tmp_path: Path) -> None:
+    """Without model_type the names of tensors tell; pickles of the old format are read too, and the whole model runs."""
+    model: Any = random_model("BERT, MiniLM")
+    model.save_pretrained(tmp_path)
+    _without(tmp_path, "*.safetensors")
+    stored = {prefix + name: value for name, value in model.state_dict().items()}
+    torch.save(stored, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=mapped)
+    file = tmp_path / "config.json"
+    config = {name: value for name, value in json.loads(file.read_text()).items() if name != "model_type"}
+    file.write_text(json.dumps(config))
+    opened = at.checkpoint(tmp_path)
+    assert "named as those of bert" in opened.notes[0]
+    same(opened, at.checkpoint(model))
+    ids = [3, 5, 7, 9]
+    expected = model(input_ids=torch.tensor([ids])).last_hidden_state[0].double()
+    torch.testing.assert_close(at.trace(opened, ids, attention=False).points[-1], expected, rtol=1e-5, atol=1e-5)
+
+
 class Trap:
     def __reduce__(self) -> Any:
         return (print, ("the pickle ran",))
@@ -175,6 +195,11 @@ DAMAGE = {
         UnsupportedError,
         r"type 'lama', .* the nearest is 'llama'.*The families are .*whisper",
     ),
+    "no model type": (
+        lambda folder: _config(folder, model_type=None),
+        UnsupportedError,
+        r"names no model_type, and the tensors \(embed_tokens\.weight, .* add .model_type. to it, one of bert",
+    ),
     "another model's tensors": (
         lambda folder: _config(folder, model_type="bert"),
         CheckpointError,
@@ -214,3 +239,24 @@ def test_sources_that_are_none(source: Any, kind: type[Exception], message: str)
     with pytest.raises(kind, match=message) as caught:
         at.checkpoint(source)
     assert "\n" not in str(caught.value)
+
+
+def test_layers_are_read_ahead_in_order(folder: Path) -> None:
+    opened = at.checkpoint(folder)
+    assert [layer.index for layer in opened.layers.ahead([1, 0, 1])] == [1, 0, 1]
+    assert list(opened.layers.ahead([])) == []
+    with pytest.raises(InputError, match="layers 0 to 1, not 7"):
+        list(opened.layers.ahead([0, 7]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_one_entry_that_is_not_finite_is_found(dtype: torch.dtype, bad: float, folder: Path) -> None:
+    name = "layers.0.self_attn.v_proj.weight"
+    for file in folder.glob("*.safetensors"):
+        stored = {key: value.to(dtype) for key, value in load_file(file).items()}
+        if name in stored:
+            stored[name][1, 2] = bad
+        save_file(stored, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"v_proj\.weight holds 1 entries"):
+        at.checkpoint(folder).layers[0]

@@ -23,7 +23,7 @@ def test_minilm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model, file = str(Path(found.origin).parent / "model"), tmp_path / "heads.csv"
     assert run(["audit", model, model, "--no-sums", "--json", "--csv", str(file)]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["schema"] == "attractor.audit/1"
+    assert report["schema"] == "attractor.audit/2"
     assert [len(part["heads"]) for part in report["models"]] == [72, 72]
     with file.open(encoding="utf-8", newline="") as rows:
         assert len(list(csv.DictReader(rows))) == 144

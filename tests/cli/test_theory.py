@@ -86,15 +86,14 @@ def test_regimes_answer_for_a_singular_value(command, folder: Path) -> None:
     assert (layer["heads"][0]["label"], layer["heads"][0]["rank"]) == ("convergent", 3)
 
 
-def test_pages_hold_mathematics_and_no_scripts(command, tmp_path: Path) -> None:
+def test_pages_hold_mathematics_and_ask_for_nothing(command, tmp_path: Path) -> None:
     prediction, report = tmp_path / "prediction.html", tmp_path / "check.html"
-    assert command(f"predict --beta 1 --tokens 4 --html {prediction}").code == 0
+    assert command(f"predict --beta 1 --tokens 4 --report {prediction}").code == 0
     assert command(f"check --theorem regimes.T5 --instances 2 --violated 1 --processes 1 --html {report}").code == 0
     for path in (prediction, report):
         page = path.read_text(encoding="utf-8")
         assert "<math" in page
-        assert "<script" not in page
-        assert "src=" not in page
+        assert "default-src 'none'" in page
         assert "\\operatorname" not in page
 
 

@@ -107,7 +107,7 @@ def test_many_frames_and_tokens_stay_small(tmp_path: Path) -> None:
 def test_one_saved_time_has_no_controls(make_scene: Make, tmp_path: Path) -> None:
     scene = make_scene()
     still = replace(scene, times=scene.times[:1], points=scene.points[:1], curves={}, events=[])
-    assert '<main class="lone still"' in draw(still, tmp_path / "still.html").read_text(encoding="utf-8")
+    assert '<main class="film lone still"' in draw(still, tmp_path / "still.html").read_text(encoding="utf-8")
 
 
 def test_a_plotly_figure_for_notebooks(globe_scene: Scene) -> None:

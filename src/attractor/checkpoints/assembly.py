@@ -127,22 +127,21 @@ class Heads:
 
     def head(self, index: int) -> Attention | NormedAttention:
         """One head alone, without the output bias, which belongs to no head."""
+        return self._part(index, index * self.groups // self.heads, index)
+
+    def some(self, indices: range) -> Attention | NormedAttention:
+        """Several heads together, without the output bias; not for positions that differ from head to head."""
+        groups = [index * self.groups // self.heads for index in indices]
+        return self._part(list(indices), groups, 0)
+
+    def _part(self, heads: Any, groups: Any, first: int) -> Attention | NormedAttention:
         if self.joint:
             raise UnsupportedError("queries and keys are normalised over all heads together, so no head stands alone")
-        group = index * self.groups // self.heads
-        rows = {
-            "query": index,
-            "output": index,
-            "query_bias": index,
-            "key": group,
-            "value": group,
-            "key_bias": group,
-            "value_bias": group,
-        }
+        rows = {name: groups if name in GROUPED else heads for name in PARTS if name != "output_bias"}
         given = {name: part for name in rows if (part := getattr(self.parts, name)) is not None}
         parts = {name: part[rows[name]].to(self.dtype) for name, part in given.items()}
         positions = self.options["positions"]
-        options = {**self.options, "positions": positions if positions is None else positions.head(index)}
+        options = {**self.options, "positions": positions if positions is None else positions.head(first)}
         return self._normed(Attention(**parts, **options))
 
     def _normed(self, law: Attention) -> Attention | NormedAttention:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from attractor.attention import Attention
+import torch
+
+from attractor.checkpoints.auditing import LayerAudit, Settings, Spectra, add_error_bars, audit_layer, obstacle
 from attractor.checkpoints.checkpoint import Checkpoint
-from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.opening import checkpoint as open_checkpoint
-from attractor.errors import UnsupportedError
-from attractor.theory import regime
+from attractor.checkpoints.quantisation import Quantised
+from attractor.errors import InputError
+
+WIDE = 1024  # beyond this width a plain audit leaves out what costs more than reading the weights
+Detail = Literal["auto", "full", "heads"]
 
 
 @dataclass(frozen=True)
 class Audit:
-    """One row for each head and each layer, as ``regime`` gives them; ``undefined`` says which layers have none, and why."""
+    """One row for each head and each layer, as ``regime`` gives them, with the nulls of every head (``nulls``), its numbers
+    without the norm (``plain``) and error bars of quantised weights (``errors``); ``undefined`` says which layers have none, and why.
+
+    ``card`` says what was audited and how; ``spectra`` has the eigenvalues of every head, in the order of ``heads``.
+    """
 
     model: str
     family: str
@@ -27,54 +36,139 @@ class Audit:
     undefined: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
     seconds: float
+    card: dict[str, Any] = field(default_factory=dict)
+    spectra: tuple[Spectra, ...] = field(default=(), repr=False, compare=False)
+
+    def row(self) -> dict[str, Any]:
+        """Ready for JSON; eigenvalues are left out."""
+        return {name: value for name, value in vars(self).items() if name != "spectra"}
+
+    def __repr__(self) -> str:
+        from attractor.checkpoints.audit_words import line
+
+        return line(self)
+
+    def _repr_html_(self) -> str:
+        from attractor.checkpoints.audit_words import table
+
+        return table(self)
 
 
 def audit(
     source: Any,
     *,
     fold: bool = True,
-    sums: bool = True,
+    detail: Detail = "auto",
+    sums: bool | None = None,
+    nulls: int = 64,
     layers: Sequence[int] | None = None,
+    verify: bool | None = None,
+    seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Audit:
     """Classify every head of a model by its weights, one layer in memory at a time.
 
-    ``fold`` takes the gain, bias and centring of the norm before attention into the weights; ``sums`` adds the layers as wholes, for
-    which matrices of size d are formed. Where scores are not bilinear there is nothing to classify, and the reason is given.
+    Parameters
+    ----------
+    source : a Checkpoint, or anything ``checkpoint`` opens.
+    fold : take the gain, bias and centring of the norm before attention into the weights.
+    detail : "heads" asks about heads alone; "full" adds mismatched heads, the numbers without the norm, rotary offsets, error bars of
+        quantised weights, and sums of layers, for which matrices of size d are formed; "auto" is "full" up to a width of 1024.
+    sums : the sums of layers, whatever ``detail`` says.
+    nulls : how many random heads each head is compared with; 0 leaves out all nulls.
+    layers : which ones; all by default.
+    verify : compare our attention with the model's own on three layers first; by default up to a width of 1024.
+
+    Where scores are not bilinear there is nothing to classify, and the reason is given.
     """
     start, found = time.perf_counter(), source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    heads: list[dict[str, Any]] = []
-    whole: list[dict[str, Any]] = []
+    if detail not in ("auto", "full", "heads"):
+        raise InputError(f"detail must be 'auto', 'full' or 'heads', got {detail!r}")
+    if nulls and nulls < 3:
+        raise InputError(f"nulls must be 0 or at least 3 random heads, got {nulls}")
+    full = found.dim <= WIDE if detail == "auto" else detail == "full"
+    settings = _settings(full, fold, sums, nulls, seed)
+    chosen = range(len(found.layers)) if layers is None else layers
+    parts: list[LayerAudit] = []
     undefined: list[dict[str, Any]] = []
-    for count, index in enumerate(range(len(found.layers)) if layers is None else layers):
+    exact = isinstance(found.tensors, Quantised) and full
+    for count, index in enumerate(chosen):
         layer = found.layers[index]
         reason = obstacle(layer)
         if reason is not None:
             undefined.append({"layer": index, "name": layer.name, "reason": reason})
-        elif sums:
-            both = regime(layer.law(fold=fold), layer=index)
-            heads += [{**row.row(), "name": layer.name} for row in both.heads]
-            whole += [] if both.layer is None else [{**both.layer.row(), "name": layer.name}]
         else:
-            heads += [_head(layer, index, head, fold) for head in range(layer.heads)]
+            with one_thread(found.dim <= WIDE):
+                parts.append(audit_layer(layer, index, settings))
+                if exact:
+                    add_error_bars(parts[-1].heads, found, index, settings)
         if progress is not None:
             progress(count + 1)
-    seconds = time.perf_counter() - start
-    parts = tuple(heads), tuple(whole), tuple(undefined)
-    return Audit(found.name, found.family.name, fold, *parts, found.notes, seconds)
+    checked = found.dim <= WIDE if verify is None else verify
+    card = {
+        **card_of(found),
+        "verified": _verified(found, list(chosen)) if checked else None,
+        "settings": vars(settings),
+    }
+    rows = (tuple(row for part in parts for row in part.heads), tuple(part.layer for part in parts), tuple(undefined))
+    spectra = tuple(one for part in parts for one in part.spectra)
+    notes = found.notes + _left_out(found, full, settings)
+    return Audit(found.name, found.family.name, fold, *rows, notes, time.perf_counter() - start, card, spectra)
 
 
-def obstacle(layer: Layer) -> str | None:
-    """Why the heads of a layer have no matrices to classify, or None."""
-    if "interaction" in layer.undefined:
-        return layer.undefined["interaction"]
+@contextmanager
+def one_thread(wanted: bool) -> Iterator[None]:
+    """Small eigenproblems gain nothing from several threads, and on a busy machine lose most of their time waiting for each other."""
+    threads = torch.get_num_threads()
     try:
-        first = layer.head(0)
-    except UnsupportedError as error:
-        return str(error)
-    return None if isinstance(first, Attention) else f"a {type(first).__name__} has no bilinear scores"
+        torch.set_num_threads(1 if wanted else threads)
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _head(layer: Layer, index: int, head: int, fold: bool) -> dict[str, Any]:
-    row = regime(layer.head(head, fold=fold), layer=index, sums=False).heads[0].row()
-    return {**row, "head": head, "name": layer.name}
+def _settings(full: bool, fold: bool, sums: bool | None, nulls: int, seed: int) -> Settings:
+    summed = full if sums is None else sums
+    if full:
+        return Settings(fold, summed, fold, nulls, 8 if nulls else 0, seed=seed)
+    return Settings(fold, summed, False, nulls, 0, (), 0, seed)
+
+
+def _left_out(found: Checkpoint, full: bool, settings: Settings) -> tuple[str, ...]:
+    if full:
+        return ()
+    return (
+        f"mismatched heads, rotary offsets, numbers without the norm{'' if settings.sums else ', sums of layers'}"
+        " and error bars were left out (detail is not full)",
+    )
+
+
+def card_of(found: Checkpoint) -> dict[str, Any]:
+    """What a model is: its family, sizes and source."""
+    layer = found.layers[0]
+    return {
+        "title": found.family.title,
+        "model_type": getattr(found.config, "model_type", None),
+        "layers": len(found.layers),
+        "heads": layer.heads,
+        "groups": layer.groups,
+        "dim": found.dim,
+        "placement": layer.placement,
+        "norm": None if layer.norm is None else type(layer.norm).__name__,
+        "source": found.tensors.describe(),
+        "remark": found.family.remark,
+    }
+
+
+def _verified(found: Checkpoint, chosen: list[int]) -> dict[str, Any]:
+    """Our attention against the model's own on the first, the middle and the last layer."""
+    picked = sorted({chosen[0], chosen[len(chosen) // 2], chosen[-1]}) if chosen else []
+    try:
+        checks = found.verify(layers=picked)
+    except Exception as error:  # transformers may have no code for a model whose tensors we can read
+        return {
+            "layers": picked,
+            "error": None,
+            "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+        }
+    return {"layers": picked, "error": checks.error, "reason": None}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
@@ -83,3 +84,14 @@ class Layers(Sequence[Layer]):
 
     def __iter__(self):  # Sequence's own would end on IndexError
         return (self[index] for index in range(len(self)))
+
+    def ahead(self, indices: Iterable[int]) -> Iterator[Layer]:
+        """Layers one after the other, the next being read while the present one is looked at: two are in memory, as stored."""
+        with ThreadPoolExecutor(1, "attractor-layers") as reading:
+            coming = None
+            for index in indices:
+                present, coming = coming, reading.submit(self.__getitem__, index)
+                if present is not None:
+                    yield present.result()
+            if coming is not None:
+                yield coming.result()

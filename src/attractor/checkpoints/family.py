@@ -50,6 +50,7 @@ class Family(ABC):
     width: ClassVar[str] = "hidden_size"
     implementation: ClassVar[str] = "eager"  # of the model's own attention, for verification
     renamed: ClassVar[bool] = False  # whether transformers names its modules otherwise than the files do
+    telltale: ClassVar[str] = ""  # a tensor that only this family had when configurations did not name their model type
     remark: ClassVar[str] = ""  # what is undefined or left out, for the table of families
 
     def stacks(self, config: Config) -> dict[str, int]:

@@ -108,6 +108,18 @@ class GGUFTensors:
         heads = self._heads.get(name)
         return values if heads is None else across_halves(values, heads)
 
+    def step(self, name: str) -> Tensor | None:
+        """The step of every entry of a tensor, None where its format has no uniform grid."""
+        from attractor.checkpoints.quantisation import steps
+
+        stored = self._stored[self._names[name]]
+        found = steps(self._gguf, stored.data, stored.tensor_type)
+        if found is None:
+            return None
+        heads = self._heads.get(name)
+        values = torch.from_numpy(found)
+        return values if heads is None else across_halves(values, heads)
+
     def describe(self) -> str:
         return str(self.path)
 

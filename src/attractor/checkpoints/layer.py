@@ -66,6 +66,12 @@ class Layer:
             one = self.source.head(index)
         return self._folded(one) if fold else one
 
+    def some(self, heads: range, fold: bool = False) -> Law:
+        """Several heads together, without the layer's output bias."""
+        assert isinstance(self.source, Heads)
+        law = self.source.some(heads)
+        return self._folded(law) if fold else law
+
     @property
     def bare_norm(self) -> Norm | None:
         """The norm without gain and bias."""

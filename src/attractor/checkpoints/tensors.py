@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor
@@ -128,7 +129,9 @@ def unpickled(file: Path) -> dict[str, Tensor]:
     if not file.exists():
         raise CheckpointError(f"the index names {file.name}, which is missing from {file.parent}")
     try:
-        stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        stored = torch.load(
+            file, map_location="cpu", weights_only=True, mmap=is_zipfile(file)
+        )  # old files cannot be mapped
     except Exception as error:
         reason = str(error).split("\n")[0].split(". ")[0]
         raise CheckpointError(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,10 +15,16 @@ from attractor.cli.files import check_file
 from attractor.cli.groups import grouped, panel, replay
 
 if TYPE_CHECKING:
-    from attractor.checkpoints import Audit
+    from attractor.checkpoints import Audit, Checkpoint
 
-SCHEMA = "attractor.audit/1"
+SCHEMA = "attractor.audit/2"
 change, output = panel("Weights"), panel("Results")
+
+
+class Detail(StrEnum):
+    auto = "auto"
+    full = "full"
+    heads = "heads"
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,23 @@ class AuditOptions:
         list[str], typer.Argument(metavar="MODEL...", help="Folders, GGUF files, or names on the Hugging Face hub.")
     ]
     fold: Annotated[bool, change("", "Take the norm before attention into the weights.", "--fold/--no-fold")] = True
-    sums: Annotated[bool, change("", "Classify layers as wholes too.", "--sums/--no-sums")] = True
+    detail: Annotated[
+        Detail,
+        change(
+            "",
+            "heads: heads alone; full: also mismatched heads, rotary offsets, numbers without the norm, sums and error bars; "
+            "auto: full up to width 1024.",
+        ),
+    ] = Detail.auto
+    sums: Annotated[
+        bool | None, change("", "Classify layers as wholes too.", "--sums/--no-sums", default="as --detail")
+    ] = None
+    nulls: Annotated[int, change("N", "Random heads to compare with; 0: no nulls.", min=0)] = 64
+    verify: Annotated[
+        bool | None,
+        change("", "Compare with the model's own attention.", "--verify/--no-verify", default="up to width 1024"),
+    ] = None
+    seed: Annotated[int, change("N", "Of random heads and perturbed weights.", min=0)] = 0
 
 
 @dataclass(frozen=True)
@@ -37,6 +59,7 @@ class AuditOutput:
     """What becomes of the audit."""
 
     csv: Annotated[Path | None, output("FILE", "Write one row for each head.")] = None
+    parquet: Annotated[Path | None, output("FILE", "The same as a Parquet table.")] = None
     json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
     progress: Annotated[
         bool | None, output("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
@@ -46,33 +69,47 @@ class AuditOutput:
 
 @grouped(AuditOptions, AuditOutput)
 def audit(context: typer.Context, options: AuditOptions, output: AuditOutput) -> None:
-    """Classify every head of real models by its weights: definiteness, spectra, regime, and whether a theorem certifies it.
+    """Classify every head of real models by its weights: definiteness, spectra, regime, whether a theorem certifies it, and how far it is
+    from a random head and from mismatched ones. Several models are compared with the first.
 
     All numbers are spectra of weights alone, without data. Exit code 0; 1 if a model cannot be read, 2 for a bad argument.
     """
     with ending("attractor audit", output.debug):
-        if output.csv is not None:
-            check_file(output.csv, "--csv")
+        _check(output)
         from attractor.checkpoints.opening import needs_transformers
         from attractor.checkpoints.verification import quiet
-        from attractor.cli.audittable import print_audit
+        from attractor.cli.audittable import print_audit, print_comparison
         from attractor.cli.printing import print_json, versions
         from attractor.flow.summary import strict
 
         needs_transformers()
-        with quiet():
-            found = [one(model, options, output) for model in options.models]
-        if output.csv is not None:
-            write_csv(found, output.csv)
         command = replay(context, without=("json", "progress", "debug"))
+        with quiet():
+            pairs = [one(model, options, output) for model in options.models]
+            found = [audited for _, audited in pairs]
+            compared = _compared(pairs)
+        written = _write(found, output)
         if output.json:
-            models = [asdict(model) for model in found]
-            print_json(strict({"schema": SCHEMA, "command": command, "models": models, "versions": versions()}))
+            parts = {"models": [model.row() for model in found], "comparisons": [one.row() for one in compared]}
+            print_json(strict({"schema": SCHEMA, "command": command, **parts, "versions": versions()}))
         else:
-            print_audit(found, command)
+            print_audit(found)
+            print_comparison(compared)
+            _end(written, command)
 
 
-def one(model: str, options: AuditOptions, output: AuditOutput) -> Audit:
+def _check(output: AuditOutput) -> None:
+    """Refuse what could not be written at the end."""
+    for path, option in ((output.csv, "--csv"), (output.parquet, "--parquet")):
+        if path is not None:
+            check_file(path, option)
+    if output.parquet is not None:
+        from attractor.checkpoints.audit_files import needs_pyarrow
+
+        needs_pyarrow()
+
+
+def one(model: str, options: AuditOptions, output: AuditOutput) -> tuple[Checkpoint, Audit]:
     """One model, with a bar."""
     from rich.console import Console
     from rich.progress import Progress
@@ -83,18 +120,32 @@ def one(model: str, options: AuditOptions, output: AuditOutput) -> Audit:
     shows = sys.stderr.isatty() if output.progress is None else output.progress
     opened = checkpoint(model)
     with Progress(console=Console(stderr=True), disable=not shows, transient=True) as bar:
-        task = bar.add_task("layers", total=len(opened.layers))
+        task = bar.add_task(f"layers of {Path(model).name}", total=len(opened.layers))
         advance = lambda count: bar.update(task, completed=count)  # noqa: E731
-        return audit_one(opened, fold=options.fold, sums=options.sums, progress=advance)
+        settings = {name: getattr(options, name) for name in ("fold", "detail", "sums", "nulls", "verify", "seed")}
+        return opened, audit_one(opened, progress=advance, **{**settings, "detail": options.detail.value})
 
 
-def write_csv(found: list[Audit], path: Path) -> None:
-    """One row for each head of every model; what has more than one number is left to JSON."""
-    from attractor.pictures.writing import atomic
+def _compared(pairs: list[tuple[Checkpoint, Audit]]) -> list:
+    from attractor.checkpoints.comparison import compare
 
-    rows: list[dict[str, Any]] = [{"model": model.model, **row} for model in found for row in model.heads]
-    flat = [{key: value for key, value in row.items() if not isinstance(value, (list, dict))} for row in rows]
-    with atomic(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(flat[0]) if flat else ["model"])
-        writer.writeheader()
-        writer.writerows(flat)
+    (opened, first), *others = pairs
+    return [compare(first, audited, (opened, other)) for other, audited in others]
+
+
+def _write(found: list[Audit], output: AuditOutput) -> list[Path]:
+    from attractor.checkpoints.audit_files import write_csv, write_parquet
+
+    written = []
+    for path, write in ((output.csv, write_csv), (output.parquet, write_parquet)):
+        if path is not None:
+            write(found, path)
+            written.append(path)
+    return written
+
+
+def _end(written: list[Path], command: str) -> None:
+    from attractor.cli.printing import print_rows
+
+    files = {"files": " ".join(str(path) for path in written)} if written else {}
+    print_rows("", {**files, "again": command})

@@ -2,43 +2,159 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from attractor.checkpoints.audit_words import by_layer, deviations, median
 from attractor.cli.printing import number, print_rows
+from attractor.theory.weights.quantities import QUANTITIES
 
 if TYPE_CHECKING:
     from attractor.checkpoints import Audit
+    from attractor.checkpoints.comparison import Comparison
 
-COLUMNS = {"W index": "reduced_interaction_index", "metric index": "reduced_metric_index", "value": "value_abscissa"}
-WIDTH = 14
+COLUMNS = {
+    "W index": "interaction_index",
+    "metric index": "reduced_metric_index",
+    "asymmetry of A": "metric_asymmetry",
+    "value": "value_abscissa",
+    "radius": "value_radius",
+}
+SUMS = {
+    "value": "value_abscissa",
+    "radius": "value_radius",
+    "residual": "residual",
+    "growth": "growth_consensus",
+    "drift only": "growth_diffuse",
+    "label": "label",
+}
+WIDTH, TOP = 22, 5
 
 
-def print_audit(found: list[Audit], command: str) -> None:
-    """For every model a line a layer: medians over heads, and the labels."""
+def short(value: float | None) -> str:
+    return "-" if value is None else number(float(f"{value:.3g}"))
+
+
+def print_audit(found: list[Audit]) -> None:
+    """For every model a line a layer: medians over heads, how far these are from their nulls, and the labels."""
     for model in found:
         how = "norms folded in" if model.folded else "norms left out"
         notes = {f"note {index + 1}": note for index, note in enumerate(model.notes)}
-        print_rows(f"{model.model}: {len(model.heads)} heads of family {model.family}, {how}", notes)
+        title = f"{model.model}: {len(model.heads)} heads of family {model.family}, {how}"
+        print_rows(title, {**_card(model), **notes})
         if model.heads:
-            print_rows("medians over the heads of a layer (spectra of weights alone), and labels", _layers(model))
+            print_rows(
+                "medians over the heads of a layer (deviations from random heads | from mismatched heads), and labels (certified)",
+                _layers(model),
+            )
+            _print_more(model)
         print_rows("", {row["name"]: f"undefined: {row['reason']}" for row in model.undefined})
-    print_rows("", {"again": command})
+
+
+def _card(model: Audit) -> dict[str, str]:
+    card, rows = model.card, {"weights alone": "every number below is a spectrum of weights; none depends on data"}
+    if card.get("verified"):
+        error = card["verified"]["error"]
+        checked = f"layers {', '.join(map(str, card['verified']['layers']))}"
+        rows["verified"] = (
+            f"not possible: {card['verified']['reason']}"
+            if error is None
+            else f"our attention is the model's own to {error:.1g} ({checked})"
+        )
+    return rows
 
 
 def _layers(model: Audit) -> dict[str, str]:
-    by_layer: dict[str, list[dict[str, Any]]] = {}
-    for row in model.heads:
-        by_layer.setdefault(row["name"], []).append(row)
-    rows = {"": "".join(f"{name:>{WIDTH}}" for name in COLUMNS) + "   labels (certified by a theorem)"}
-    for name, heads in by_layer.items():
-        middle = (statistics.median(head[column] for head in heads) for column in COLUMNS.values())
-        rows[name] = "".join(f"{number(float(f'{value:.3g}')):>{WIDTH}}" for value in middle) + f"   {_labels(heads)}"
+    rows = {"": "".join(f"{name:>{WIDTH}}" for name in COLUMNS) + "   labels"}
+    for name, heads in by_layer(model).items():
+        rows[name] = "".join(f"{_cell(heads, column):>{WIDTH}}" for column in COLUMNS.values()) + f"   {_labels(heads)}"
     return rows
+
+
+def _cell(heads: list[dict[str, Any]], column: str) -> str:
+    away = [deviations(heads, column, kind) for kind in ("random", "mismatched")]
+    text = " | ".join("-" if value is None else f"{value:.1f}" for value in away)
+    return f"{short(median(heads, column))} ({text})" if "nulls" in heads[0] else short(median(heads, column))
 
 
 def _labels(heads: list[dict[str, Any]]) -> str:
     counts = Counter(head["label"] for head in heads)
     certified = Counter(head["label"] for head in heads if head["certificate"] is not None)
     return ", ".join(f"{count} {label} ({certified[label]})" for label, count in counts.most_common())
+
+
+def _print_more(model: Audit) -> None:
+    """Layers as wholes, heads far from their nulls, rotary offsets, error bars."""
+    summed = [row for row in model.layers if "residual" in row]
+    if summed:
+        rows = {"": "".join(f"{name:>{WIDTH // 2 + 1}}" for name in list(SUMS)[:-1]) + "   label"}
+        for row in summed:
+            cells = [row[name] if name == "label" else short(row[name]) for name in SUMS.values()]
+            rows[row["name"]] = "".join(f"{cell:>{WIDTH // 2 + 1}}" for cell in cells[:-1]) + f"   {cells[-1]}"
+        print_rows("layers as wholes: sums over heads, residual of a shared metric, predicted growth of the norm", rows)
+    far = _far(model)
+    if far:
+        print_rows("heads farthest from mismatched ones", far)
+    offsets = _offsets(model)
+    if offsets:
+        print_rows("rotary family: medians over all heads at each offset (key minus query)", offsets)
+    bars = _bars(model)
+    if bars:
+        print_rows("error bars of quantised weights: median over heads of the number and of its bar", bars)
+
+
+def _far(model: Audit) -> dict[str, str]:
+    found = [
+        (abs(null["deviations"]), head, quantity.title, null["deviations"])
+        for head in model.heads
+        for quantity in QUANTITIES
+        if quantity.half == "both"
+        and (null := head.get("nulls", {}).get(quantity.name, {}).get("mismatched")) is not None
+        and null["deviations"] is not None
+    ]
+    top = sorted(found, key=lambda row: -row[0])[:TOP]
+    return {f"{head['name']} head {head['head']} {title}": f"{away:+.1f} deviations" for _, head, title, away in top}
+
+
+def _offsets(model: Audit) -> dict[str, str]:
+    by_offset: dict[int, list[dict[str, Any]]] = {}
+    for head in model.heads:
+        for row in head["offsets"]:
+            by_offset.setdefault(row["offset"], []).append(row)
+    return {
+        str(offset): f"index {short(median(rows, 'index')):>9}   change of W {short(median(rows, 'change')):>9}"
+        for offset, rows in sorted(by_offset.items(), reverse=True)
+    }
+
+
+def _bars(model: Audit) -> dict[str, str]:
+    rows = {}
+    for title, column in COLUMNS.items():
+        bars = [head["errors"][column] for head in model.heads if head.get("errors", {}).get(column)]
+        if bars:
+            rows[title] = f"{short(median(list(model.heads), column)):>9} +- {short(median(bars, 'bar'))}"
+    return rows
+
+
+def print_comparison(compared: list[Comparison]) -> None:
+    """Which heads moved most, and the medians of both models."""
+    for one in compared:
+        medians = {
+            quantity.title: f"{short(row['first']):>10} -> {short(row['second']):>10}"
+            for quantity in QUANTITIES
+            if (row := one.summary[quantity.name])["first"] is not None and row["second"] is not None
+        }
+        print_rows(f"{one.first} -> {one.second}: medians over all heads", medians)
+        if one.reason is not None:
+            print_rows("", {"heads": one.reason})
+            continue
+        top = {f"{row['name']} head {row['head']}": _moved(row) for row in one.most_moved[: 2 * TOP]}
+        print_rows("heads that moved most", top)
+
+
+def _moved(row: dict[str, Any]) -> str:
+    before, after = row["label"]
+    words = [f"numbers by {row['standardised']:.2g} spreads"]
+    if "value_moved" in row:
+        words = [f"W by {row['interaction_moved']:.2g} and V by {row['value_moved']:.2g} of their size", *words]
+    return ", ".join(words) + ("" if before == after else f", {before} -> {after}")

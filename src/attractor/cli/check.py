@@ -39,8 +39,11 @@ def check(
         ),
     ] = None,
     show: Annotated[bool, typer.Option("--list", metavar="", help="List the theorems and stop.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with the statements as mathematics.")
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", "--html", metavar="FILE.html", help="Write a page with the statements as mathematics."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
     progress: Annotated[
@@ -71,22 +74,26 @@ def check(
             rows = [summary(entry) for entry in chosen]
             print_json({"schema": SCHEMA, "theorems": rows}) if json else print_theorems(rows)
             return
+        if report is not None:
+            from attractor.report import check_place
+
+            check_place(report, "--report")
         wanted = sys.stderr.isatty() if progress is None else progress
         with bar(wanted, len(chosen)) as tell:
-            report = run(
+            found = run(
                 theorem or None, instances=instances, violated=violated, seed=seed, processes=processes, progress=tell
             )
-        if html is not None:
-            from attractor.cli.theorypage import write_check
+        command = replay(context, without=("json", "debug", "progress"))
+        if report is not None:
+            from attractor.cli.theorypage import check_report
 
-            write_check(report, html)
+            check_report(found, command).write(report)
         if json:
-            command = replay(context, without=("json", "debug", "progress"))
-            print_json({"schema": SCHEMA, "command": command, **report.row(), "versions": versions()})
+            print_json({"schema": SCHEMA, "command": command, **found.row(), "versions": versions()})
         else:
-            print_check(report.row())
-        if report.violations:
-            complain(f"{report.violations} violations of proved statements", "attractor check")
+            print_check(found.row())
+        if found.violations:
+            complain(f"{found.violations} violations of proved statements", "attractor check")
             raise typer.Exit(FAILED)
 
 

@@ -66,6 +66,7 @@ class ResultOptions:
     """What becomes of it."""
 
     plot: Annotated[Path | None, result_option("FILE", "Draw it: .png, .pdf or .svg.")] = None
+    report: Annotated[Path | None, result_option("FILE.html", "Write a page: the picture, and the numbers.")] = None
     json: Annotated[bool, result_option("", "Print one JSON object.", "--json")] = False
     quiet: Annotated[
         bool, result_option("", "Print nothing but errors (and the object of --json).", "--quiet", "-q")
@@ -95,6 +96,10 @@ def gaussian(
         check_numbers(context)
         if results.plot is not None:
             check_picture(results.plot, still=True)
+        if results.report is not None:
+            from attractor.report import check_place
+
+            check_place(results.report, "--report")
         report = _mode(context, many)(start, law, many, results)
         tell(context, report, results)
 
@@ -174,15 +179,21 @@ def tell(context: typer.Context, report: dict[str, Any], results: ResultOptions)
     """One JSON object, or a few lines for people."""
     from attractor.cli.printing import print_json, print_rows, versions
 
+    command = replay(context, without=("json", "quiet", "progress", "debug"))
+    if results.report is not None:
+        from attractor.cli.gaussianpage import gaussian_report
+
+        gaussian_report(report, command).write(results.report)
     if results.quiet and not results.json:
         return
-    command = replay(context, without=("json", "quiet", "progress", "debug"))
     pictures = [] if results.plot is None else [str(results.plot)]
+    page = None if results.report is None else str(results.report)
     if results.json:
         head = {"schema": SCHEMA, "command": command}
-        data = {name: value for name, value in report.items() if name != "lines_for_people"}
-        print_json({**head, **data, "written": {"pictures": pictures}, "versions": versions()})
+        data = {name: value for name, value in report.items() if name not in ("lines_for_people", "view")}
+        print_json({**head, **data, "written": {"pictures": pictures, "report": page}, "versions": versions()})
         return
     for title, rows in report["lines_for_people"]:
         print_rows(title, rows)
-    print_rows("Results", {**({"picture": pictures[0]} if pictures else {}), "again": command})
+    places = {"picture": " ".join(pictures), "report": page}
+    print_rows("Results", {**{label: place for label, place in places.items() if place}, "again": command})

@@ -44,7 +44,18 @@ def one(start: StartOptions, law: LawOptions, many: ManyOptions, results: Result
         mean, values = (", ".join(number(x) for x in state_row[name]) for name in ("mean", "eigenvalues"))
         rows[f"t = {number(state_row['time'])}"] = f"mean ({mean}), eigenvalues of the covariance ({values})"
     title = f"{end.name.replace('_', ' ').capitalize()} at t = {end.time:.12g}: {end.message}."
-    return strict({**report, "lines_for_people": [(title, rows)]})
+    return {
+        **strict(report),
+        "lines_for_people": [(title, rows)],
+        "view": lambda section: pages().add_gaussian(section, run),
+    }
+
+
+def pages() -> Any:
+    """What draws in reports, which not every run needs."""
+    from attractor.cli import gaussianpage
+
+    return gaussianpage
 
 
 def _moments(mean: Any, covariance: Any) -> dict[str, Any]:
@@ -90,17 +101,30 @@ def phase(start: StartOptions, law: LawOptions, many: ManyOptions, results: Resu
     summary = found.summary()
     if results.plot is not None:
         _plot_phase(found, results, f"Covariances under {moved!r}", _sentence(summary))
-    return {"phase": summary, "lines_for_people": [(f"{summary['starts']} starts of trace one", _rows(summary))]}
+    lines = [(f"{summary['starts']} starts of trace one", _rows(summary))]
+    return {
+        "phase": summary,
+        "lines_for_people": lines,
+        "view": lambda part: _phase_view(part, found, _sentence(summary)),
+    }
 
 
 def _plot_phase(found: Any, results: ResultOptions, title: str, caption: str) -> None:
-    from attractor.meanfield.phase import cone
     from attractor.pictures.cone import draw_cone
 
-    ways = [
-        cone(np.concatenate((start[None], one.path))) for start, one in zip(found.starts, found.limits, strict=True)
-    ]
-    draw_cone(ways, [one.kind for one in found.limits], results.plot, title=title, caption=caption)
+    draw_cone(_ways(found), [one.kind for one in found.limits], results.plot, title=title, caption=caption)
+
+
+def _ways(found: Any) -> list[np.ndarray]:
+    """Paths in the disc of covariances of trace one."""
+    from attractor.meanfield.phase import cone
+
+    pairs = zip(found.starts, found.limits, strict=True)
+    return [cone(np.concatenate((start[None], one.path))) for start, one in pairs]
+
+
+def _phase_view(section: Any, found: Any, words: str) -> None:
+    pages().add_phase(section, _ways(found), [one.kind for one in found.limits], words)
 
 
 def _sentence(summary: dict[str, Any]) -> str:
@@ -149,7 +173,13 @@ def blow_up_map(start: StartOptions, law: LawOptions, many: ManyOptions, results
     rows = {"blow up": f"{len(finite)} of {len(times)}"}
     if len(finite):
         rows |= {"first": f"t = {number(float(finite.min()))}", "last": f"t = {number(float(finite.max()))}"}
-    return strict({"map": entries, "lines_for_people": [(f"{len(times)} starts of trace one", rows)]})
+    lines = [(f"{len(times)} starts of trace one", rows)]
+    places = cone(starts)[:, :2]
+    return {
+        **strict({"map": entries}),
+        "lines_for_people": lines,
+        "view": lambda part: pages().add_blow_up_map(part, places, times),
+    }
 
 
 def case(start: StartOptions, law: LawOptions, many: ManyOptions, results: ResultOptions) -> dict[str, Any]:
@@ -172,7 +202,14 @@ def case(start: StartOptions, law: LawOptions, many: ManyOptions, results: Resul
     if results.plot is not None:
         kernel = next(iter(found.found))
         _plot_phase(found.found[kernel][0], results, f"Case {found.case.name}, {kernel}", found.case.claim)
-    return {"case": found.summary(), "lines_for_people": sections}
+
+    def view(section: Any) -> None:
+        for kernel, (phase_found, _) in found.found.items():
+            _phase_view(
+                section, phase_found, f"{kernel}: {_sentence(phase_found.summary())} Claimed: {found.case.claim}."
+            )
+
+    return {"case": found.summary(), "lines_for_people": sections, "view": view}
 
 
 def ranks(start: StartOptions, law: LawOptions, many: ManyOptions, results: ResultOptions) -> dict[str, Any]:
@@ -196,19 +233,19 @@ def ranks(start: StartOptions, law: LawOptions, many: ManyOptions, results: Resu
             )
         rows["dim ker S"] = str(found.kernel_dimension[dim])
         sections.append((f"{law.kernel}, V {many.value_kind}, d = {dim}, {many.draws} draws", rows))
-    if results.plot is not None:
-        panels = {
-            f"d = {dim}": {
-                "accurate": found.accurate[dim],
-                **({"published procedure, emulated": found.emulated[dim]} if many.emulate else {}),
-            }
-            for dim in dims
+    panels = {
+        f"d = {dim}": {
+            "accurate": found.accurate[dim],
+            **({"published procedure, emulated": found.emulated[dim]} if many.emulate else {}),
         }
-        title = f"Ranks of limits under {law.kernel} attention, V {many.value_kind}"
-        draw_counts(
-            panels, results.plot, title=title, caption=f"{many.draws} draws in each dimension, seed {many.seed}."
-        )
-    return {"ranks": found.summary(), "lines_for_people": sections}
+        for dim in dims
+    }
+    title = f"Ranks of limits under {law.kernel} attention, V {many.value_kind}"
+    caption = f"{many.draws} draws in each dimension, seed {many.seed}."
+    if results.plot is not None:
+        draw_counts(panels, results.plot, title=title, caption=caption)
+    view = lambda part: pages().add_ranks(part, panels, f"{title.lower()}; {caption}")  # noqa: E731
+    return {"ranks": found.summary(), "lines_for_people": sections, "view": view}
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -18,6 +18,7 @@ WITH_RESUME = {
     "resume",
     "plot",
     "density",
+    "report",
     "member",
     "width",
     "observe",
@@ -43,6 +44,9 @@ class OutputOptions:
     ] = None
     density: Annotated[
         Path | None, option("FILE", "Draw the density of tokens on a line or in a plane: .png, .pdf or .svg.")
+    ] = None
+    report: Annotated[
+        Path | None, option("FILE.html", "Write a page: the film, the theory beside it, observables and costs.")
     ] = None
     member: Annotated[int, option("I", "Which member of an ensemble is drawn.", min=0)] = 0
     observe: Annotated[
@@ -78,5 +82,9 @@ def check_output(options: OutputOptions, context: typer.Context) -> None:
         check_picture(path)
     if options.density is not None:
         check_picture(options.density, "--density", still=True)
+    if options.report is not None:
+        from attractor.report import check_place
+
+        check_place(options.report, "--report")
     if options.out is not None:
         check_store(options.out)

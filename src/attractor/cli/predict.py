@@ -26,9 +26,10 @@ class PredictOptions:
 
     step: Annotated[float | None, option("H", "Size of discrete layers.", default="continuous time")] = None
     paper: Annotated[str | None, option("NAME", "Ask one source only: regimes, consensus, meanfield.")] = None
-    html: Annotated[Path | None, option("FILE", "Write the answer as a page, with the statements as mathematics.")] = (
-        None
-    )
+    report: Annotated[
+        Path | None,
+        option("FILE.html", "Write the answer as a page, with the statements as mathematics.", "--report", "--html"),
+    ] = None
     json: Annotated[bool, option("", "Print one JSON object.", "--json")] = False
     debug: Annotated[bool, option("", "Show the traceback of an error.", "--debug")] = False
 
@@ -49,6 +50,10 @@ def predict(
         from attractor.theory import theorems
 
         check_numbers(context)
+        if options.report is not None:
+            from attractor.report import check_place
+
+            check_place(options.report, "--report")
         papers = sorted({theorem.key.split(".")[0] for theorem in theorems()})
         if options.paper is not None and options.paper not in papers:
             raise InputError(f"--paper {options.paper!r} is not known; the papers are {', '.join(papers)}")
@@ -56,10 +61,10 @@ def predict(
             raise InputError("--ensemble is for simulate: a prediction is about one start")
         problem = build(tokens, law, space, RunOptions())
         found = ask(problem.law, problem.tokens, problem.space, step=options.step, paper=options.paper)
-        if options.html is not None:
-            from attractor.cli.theorypage import write_prediction
+        if options.report is not None:
+            from attractor.cli.theorypage import prediction_report
 
-            write_prediction(found, options.html)
+            prediction_report(found, replay(context, without=("json", "debug"))).write(options.report)
         if options.json:
             command = replay(context, without=("json", "debug"))
             print_json({"schema": SCHEMA, "command": command, **found.row(), "versions": versions()})

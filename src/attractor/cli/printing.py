@@ -129,7 +129,11 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _places(outcome: dict[str, Any], written: dict[str, Any], command: str) -> dict[str, str]:
-    rows = {"pictures": " ".join(written["pictures"]), "store": written["store"] or ""}
+    rows = {
+        "pictures": " ".join(written["pictures"]),
+        "report": written["report"] or "",
+        "store": written["store"] or "",
+    }
     if written["store"] and outcome["name"] in ("budget", "unfinished"):
         rows["go on"] = shlex.join(["attractor", "simulate", "--resume", written["store"]])
     return {**{label: text for label, text in rows.items() if text}, "again": command}

@@ -69,6 +69,8 @@ def simulate(
             arguments = _words({**result.definition["options"], **asdict(output)})
         if first_process():
             drawn, failure = write_pictures(result, output.plot or [], output.member, output.density)
+            if output.report is not None:
+                write_report(context, result, output)
             tell(context, result, arguments, output, [str(path) for path in drawn])
             if failure is not None:
                 raise failure
@@ -135,7 +137,7 @@ def follow(problem: Problem, tokens: TokenOptions, run: RunOptions, output: Outp
     members = problem.tokens.batch_shape.numel()
     if output.density is not None and problem.tokens.dim > 2:
         raise InputError(f"--density is drawn on a line or in a plane, not in dimension {problem.tokens.dim}")
-    if (output.plot or output.density) and output.member >= members:
+    if (output.plot or output.density or output.report) and output.member >= members:
         raise InputError(f"--member {output.member} does not exist: members are numbered from 0 to {members - 1}")
     for name in output.observe or ():
         named(name)(problem.tokens, law=problem.law, space=problem.space)
@@ -176,6 +178,20 @@ def _words(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
+def again(context: typer.Context) -> str:
+    """The command; the store exists by now, so the same run again must do without it."""
+    return replay(context, without=("out", "json", "quiet", "progress", "debug"))
+
+
+def write_report(context: typer.Context, run: Trajectory, output: OutputOptions) -> None:
+    """The page of the run."""
+    from attractor.cli.simulatepage import simulation_report
+
+    assert output.report is not None
+    observe = tuple(dict.fromkeys(output.observe or ()))
+    simulation_report(run, again(context), output.member, observe).write(output.report)
+
+
 def tell(
     context: typer.Context, run: Trajectory, arguments: dict[str, Any], output: OutputOptions, pictures: list[str]
 ) -> None:
@@ -188,9 +204,9 @@ def tell(
     observe = tuple(dict.fromkeys(output.observe or ()))
     report = summary(run, observe)
     store = output.out or output.resume
-    written = {"store": None if store is None else str(store), "pictures": pictures}
-    # the store exists by now, so the same run again must do without it
-    command = replay(context, without=("out", "json", "quiet", "progress", "debug"))
+    page = None if output.report is None else str(output.report)
+    written = {"store": None if store is None else str(store), "pictures": pictures, "report": page}
+    command = again(context)
     if output.json:
         head = {"schema": SCHEMA, "command": command, "arguments": arguments}
         print_json({**head, **report, "written": written, "versions": versions()})

@@ -1,102 +1,150 @@
-"""Predictions and checks as one page of HTML: the statements as MathML, which browsers draw without scripts or a network."""
+"""Predictions and checks as pages: the statements as formulas, each hypothesis with its margin."""
 
 from __future__ import annotations
 
-import html
-import re
-from pathlib import Path
 from typing import Any
 
-from attractor.errors import InputError, missing
-from attractor.theory import Prediction, Report, Theorem, theorem
-from attractor.theory.fates import FATES
+from attractor.flow import Trajectory
+from attractor.pictures import style
+from attractor.report import Badge, Code, Maths, Report, Section, plain
+from attractor.theory import Prediction, Theorem, theorem
+from attractor.theory import Report as Checks
+from attractor.theory.fates import FATES, contradiction
+from attractor.theory.prediction import Finding
 
-STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
-h1{font-size:1.5rem}h2{font-size:1.1rem;margin-bottom:.2rem}table{border-collapse:collapse;margin:.5rem 0}
-td,th{padding:.15rem .8rem .15rem 0;text-align:left;vertical-align:top;border-bottom:1px solid #e3e6ea}
-.holds{color:#17692b}.fails{color:#b3261e}.undetermined{color:#8a5a00}.note{color:#59636e}
-@media(prefers-color-scheme:dark){body{color:#e6e9ec;background:#14171a}td,th{border-color:#343a40}.holds{color:#6fce83}
-.fails{color:#ff8f87}.undetermined{color:#e5b454}.note{color:#9aa4ae}}"""
-
-
-def mathematics(latex: str) -> str:
-    """A formula as MathML."""
-    try:
-        from latex2mathml.converter import convert
-    except ImportError:
-        raise missing("latex2mathml", "theory") from None
-    return convert(latex)
+TONES = {"holds": "good", "undetermined": "warn", "fails": "bad"}
+BARS = 40  # hypotheses that a picture of sharpness shows
 
 
-def sentence(text: str) -> str:
-    r"""Words with formulas between \( and \)."""
-    parts = re.split(r"\\\((.*?)\\\)", text)
-    return "".join(mathematics(part) if index % 2 else html.escape(part) for index, part in enumerate(parts))
-
-
-def rows(head: tuple[str, ...], body: list[tuple[str, ...]]) -> str:
-    """A table; cells are HTML already."""
-    top = "".join(f"<th>{cell}</th>" for cell in head)
-    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in body)
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"
-
-
-def statement(entry: Theorem) -> str:
-    """What a theorem says."""
-    rate = f"<p>Rate: {mathematics(entry.rate)}</p>" if entry.rate else ""
-    note = f"{entry.status.value}; {entry.citation.key}, {entry.citation.place}. Symbols: {entry.citation.symbols}."
-    title = html.escape(f"{entry.key}: {entry.title}")
-    return f"<h2>{title}</h2><p>{sentence(entry.statement)}</p>{rate}<p class='note'>{html.escape(note)}</p>"
-
-
-def conditions(row: dict[str, Any], formulas: dict[str, str]) -> str:
-    cells = []
-    for found in row["conditions"]:
-        margin = "" if found["margin"] is None else f"{found['margin']:.3g}"
-        verdict = f"<span class='{found['verdict']}'>{found['verdict']}</span>"
-        name = html.escape(found["name"])
-        cells.append((name, mathematics(formulas[found["name"]]), verdict, margin, html.escape(found["detail"])))
-    return rows(("hypothesis", "", "verdict", "margin", "detail"), cells)
-
-
-def write_prediction(found: Prediction, path: Path) -> None:
+def prediction_report(found: Prediction, command: str) -> Report:
     """The answer of ``predict``."""
-    fates = [(fate, FATES[fate], ", ".join(keys)) for fate, keys in found.fates.items()]
-    parts = [rows(("fate", "which means that", "by"), fates) if fates else "<p>No theorem predicts a fate.</p>"]
-    parts += [
-        f"<p class='fails'>{one.theorem.key} and {other.theorem.key} exclude each other.</p>"
-        for one, other in found.contradictions
-    ]
-    near = [] if found.nearest is None else [found.nearest]
-    for title, group in (("Theorems that apply", found.applicable), ("Nearest theorem that does not apply", near)):
-        parts.append(f"<h1>{title}</h1>")
-        for item in group:
-            formulas = {hypothesis.name: hypothesis.formula for hypothesis in item.theorem.hypotheses}
-            parts.append(statement(item.theorem) + conditions(item.row(), formulas))
-    _write("What the theorems predict", "".join(parts), path)
+    count = len(found.applicable)
+    lead = f"{count or 'No'} theorem{'' if count == 1 else 's'} of {len(found.findings)} apply to this system."
+    report = Report("What the theorems predict", command, kicker="attractor predict", lead=lead)
+    add_fates(report.section("Predicted"), found)
+    applying = report.section("Theorems that apply")
+    for item in found.applicable:
+        add_theorem(applying.fold(f"{item.theorem.key}: {item.theorem.title}"), item)
+    if found.nearest is not None:
+        nearest = report.section("Nearest theorem that does not apply")
+        nearest.text(f"{found.nearest.theorem.key}: {found.nearest.theorem.title}. What is missing is marked.")
+        add_theorem(nearest, found.nearest)
+    return report
 
 
-def write_check(report: Report, path: Path) -> None:
-    """The report of ``check``."""
-    parts = [f"<p>Seed {report.seed}; {report.violations} violations of proved statements.</p>"]
-    for entry in report.theorems:
-        style = "fails" if entry.violations else "holds"
-        counts = f"<p><span class='{style}'>{entry.violations} violations</span> in {entry.instances} instances"
-        counts += f"; smallest margin {entry.worst:.3g}"
-        parts.append(statement(theorem(entry.key)) + counts + f" ({html.escape(entry.conclusion)}).</p>")
-        sharp = [(html.escape(item.hypothesis), f"{item.held} of {item.instances}") for item in entry.sharpness]
-        parts.append(rows(("violated hypothesis", "conclusion held"), sharp) if sharp else "")
-    _write("Theorems on random instances", "".join(parts), path)
+def add_fates(section: Section, found: Prediction, run: Trajectory | None = None) -> Section:
+    """Fates, what each means and who predicts it; beside them, if there is a run, what it shows."""
+    rows: list[dict[str, Any]] = []
+    for fate, keys in found.fates.items():
+        row: dict[str, Any] = {"predicted": Badge(fate), "which means that": FATES[fate], "by": ", ".join(keys)}
+        if run is not None:
+            against = contradiction(fate, run)
+            row["in this run"] = (
+                Badge("contradicted: " + against, "bad") if against else Badge("not contradicted", "good")
+            )
+        rows.append(row)
+    if rows:
+        section.table(rows, caption="Fates that proved theorems predict from the law, the tokens and the space alone.")
+    else:
+        section.text("No theorem predicts a fate for this system.", tone="warn")
+    for one, other in found.contradictions:
+        section.text(f"{one.theorem.key} and {other.theorem.key} exclude each other.", tone="bad")
+    return section
 
 
-def _write(title: str, body: str, path: Path) -> None:
-    from attractor.pictures.writing import atomic
+def add_statement(section: Section, entry: Theorem) -> Section:
+    """What a theorem says, and where it comes from."""
+    section.text(entry.statement)
+    if entry.rate:
+        section.text("Rate:").maths(entry.rate)
+    place = f", {entry.citation.place}" if entry.citation.place else ""
+    return section.text(
+        f"{entry.status.value.capitalize()}; {entry.citation.key}{place}. Symbols: {entry.citation.symbols}."
+    )
 
-    if path.suffix != ".html":
-        raise InputError(f"--html writes a page: give a name that ends in .html, not {path}")
-    head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{title}</title><style>{STYLE}</style>"
-    with atomic(path) as temporary:
-        temporary.write_text(
-            f"<!doctype html><html lang='en'><head>{head}</head><body><h1>{title}</h1>{body}</body></html>",
-            encoding="utf-8",
+
+def add_theorem(section: Section, item: Finding) -> Section:
+    """A theorem and how this system meets its hypotheses."""
+    add_statement(section, item.theorem)
+    rows = [
+        (
+            condition.name,
+            Maths(condition.formula),
+            Badge(condition.verdict.value, TONES[condition.verdict.value]),
+            condition.row()["margin"],
+            condition.margin.detail,
         )
+        for condition in item.conditions
+    ]
+    return section.table(rows, ("hypothesis", "formula", "verdict", "margin", "detail"))
+
+
+def check_report(found: Checks, command: str) -> Report:
+    """The report of ``check``."""
+    instances = sum(entry.instances for entry in found.theorems)
+    lead = f"{len(found.theorems)} theorems on {instances} random instances: {found.violations} violations of proved statements."
+    facts = {
+        "theorems": len(found.theorems),
+        "instances": instances,
+        "violations": found.violations,
+        "seed": found.seed,
+        "seconds": found.seconds,
+    }
+    report = Report("Theorems on random instances", command, kicker="attractor check", lead=lead, facts=facts)
+    add_check(report.section("Instances"), found)
+    sharp = report.section("What each hypothesis is worth")
+    add_sharpness(sharp, found)
+    statements = report.section("Statements")
+    for entry in found.theorems:
+        part = statements.fold(f"{entry.key}: {entry.title}")
+        add_statement(part, theorem(entry.key)).commands({f"attractor check --theorem {entry.key}": "check it again"})
+    return report
+
+
+def add_check(section: Section, found: Checks) -> Section:
+    """One row for each theorem."""
+    rows = [
+        {
+            "theorem": Code(entry.key),
+            "statement": entry.title,
+            "status": Badge(entry.status, "good" if entry.status.startswith("proved") else "warn"),
+            "instances": entry.instances,
+            "violations": Badge(str(entry.violations), "bad" if entry.violations else "good"),
+            "smallest margin": entry.worst,
+            "of the conclusion": entry.conclusion,
+        }
+        for entry in found.theorems
+    ]
+    caption = "Each theorem on random systems that satisfy its hypotheses; a negative margin would be a violation."
+    return section.table(rows, caption=caption)
+
+
+def add_sharpness(section: Section, found: Checks) -> Section:
+    """How often a conclusion survived the loss of a hypothesis."""
+    sharp = [(entry.key, item) for entry in found.theorems for item in entry.sharpness]
+    if not sharp:
+        return section.text("No hypothesis was violated on purpose: give `--violated N`.")
+    rows = [
+        {"theorem": key, "violated hypothesis": item.hypothesis, "conclusion held": item.held, "of": item.instances}
+        for key, item in sharp
+    ]
+    shown = list(reversed(sharp[:BARS]))
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": [plain(f"{key}: {item.hypothesis}") for key, item in shown],
+        "x": [100 * item.held / item.instances for _, item in shown],
+        "marker": {"color": style.PALETTE[0]},
+        "hovertemplate": "%{y}<br>held in %{x:.0f}%<extra></extra>",
+    }
+    layout = {"xaxis": {"range": [-1, 101], "ticksuffix": "%"}, "bargap": 0.35}
+    left = "" if len(sharp) <= BARS else f" The first {BARS} of {len(sharp)} are drawn."
+    section.figure(
+        {"data": [bars], "layout": layout},
+        "How often the conclusion still held where one hypothesis was violated on purpose: at 0% the hypothesis is needed, "
+        f"at 100% these samples do not show that it is.{left}",
+        f"Bars of {len(shown)} hypotheses from 0 to 100 per cent.",
+        height=110 + 26 * len(shown),
+        numbers=rows,
+    )
+    return section

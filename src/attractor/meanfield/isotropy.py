@@ -4,9 +4,9 @@ r"""Stationary covariances of softmax attention, and how large their rank can be
 
 - V = I: iff the image is isotropic for S, :math:`U^\top SU = 0`; so the rank is at most :math:`n_0 + \min(n_+, n_-)` of the inertia of S
   (proved). From a positive definite start with S not negative semi-definite there is blow-up, never a limit (proved).
-- generic V, A invertible: limits have :math:`U^\top AU = 0`, so the rank is at most :math:`\lfloor d/2\rfloor` (checked, for softmax;
-  for l2 it is
-  false, see ``attractor.experiments.gaussian_counterexample``).
+- generic V, A invertible: limits with :math:`U^\top AU = 0` have rank at most :math:`\lfloor d/2\rfloor`. In dimensions two and three all
+  limits of softmax attention were such (checked); from four on there are others, of higher rank, on which tokens turn, and for l2 too:
+  ``attractor claims`` has an example of each.
 """
 
 from __future__ import annotations
@@ -49,4 +49,4 @@ def rank_bound(law: Attention, tolerance: float = 1e-12) -> int | None:
         plus, minus = int(np.sum(values > size)), int(np.sum(values < -size))
         return len(values) - plus - minus + min(plus, minus)
     invertible = np.linalg.cond(A[0]) < 1.0 / tolerance
-    return len(A[0]) // 2 if invertible else None
+    return len(A[0]) // 2 if invertible and len(A[0]) <= 3 else None  # false from d = 4 on

@@ -95,6 +95,9 @@ def limit(
         _spectrum(run.points[-1:]),
     )
     if end.name == "grown":  # to blow-up, or on and on
+        if path:  # the way is in its last moments, between the times that were saved
+            times = end.time * (1.0 - np.geomspace(1.0, 1e-9, 160)[1:])
+            way = flow(law, start, save=times.tolist(), rtol=rtol, stop=()).covariances.numpy()
         run = flow(law, start, until=10.0 * horizon, save=[], stop=[Grown(1e9)], max_evaluations=evaluations)
         spent, end = spent + run.stats.evaluations, run.outcome
     assert isinstance(run.final, Gaussian)

@@ -86,6 +86,7 @@ def _cone_shell(axes: Any, top: float) -> None:
         axis.pane.set_visible(False)
         axis._axinfo["grid"]["linewidth"] = 0
         axis.set_tick_params(pad=-2)
+    axes.zaxis.labelpad = -4
     axes.locator_params(nbins=5)
 
 

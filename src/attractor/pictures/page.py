@@ -34,7 +34,7 @@ def page(drawing: Drawing, frames: int) -> str:
         raise missing("plotly", "plot") from None
     reel = Reel.of(drawing, frames)
     read = files("attractor.pictures").joinpath
-    shape = " ".join([*([] if has_strips(drawing) else ["lone"]), *([] if len(reel.indices) > 1 else ["still"])])
+    shape = shape_of(reel)
     # "<" is written as an escape so that no text can close the script element it travels in
     content = str(to_json_plotly(content_of(reel))).replace("<", "\\u003c")
     return Template(read("page.html").read_text(encoding="utf-8")).substitute(
@@ -44,10 +44,17 @@ def page(drawing: Drawing, frames: int) -> str:
         shape=shape,
         strips=len(shown_curves(drawing)) + drawing.circle,
         style=read("page.css").read_text(encoding="utf-8"),
+        film_style=read("film.css").read_text(encoding="utf-8"),
+        film=read("film.js").read_text(encoding="utf-8"),
         script=read("page.js").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
         reel=content,
     )
+
+
+def shape_of(reel: Reel) -> str:
+    """Classes of the page: without curves, without frames to play."""
+    return " ".join([*([] if has_strips(reel.drawing) else ["lone"]), *([] if len(reel.indices) > 1 else ["still"])])
 
 
 def reading(drawing: Drawing) -> str:

@@ -17,7 +17,7 @@ def target(path: str | os.PathLike[str]) -> Path:
     if place.is_dir():
         raise InputError(f"{place} is a folder; give the name of a file in it, such as {place / 'tokens.html'}")
     if not place.parent.is_dir():
-        raise InputError(f"the folder {place.parent} does not exist; create it before a picture is written there")
+        raise InputError(f"the folder {place.parent} does not exist; create it before a file is written there")
     return place
 
 

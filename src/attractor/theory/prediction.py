@@ -22,7 +22,7 @@ from attractor.theory.library import theorems
 from attractor.theory.theorem import Case, Theorem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Finding:
     """One theorem, asked about one case."""
 
@@ -47,6 +47,11 @@ class Finding:
         unseen = len(self.theorem.hypotheses) - len(self.conditions)
         return len(self.missing) + unseen, sum(max(0.0, -condition.margin.value) for condition in self.missing)
 
+    def __repr__(self) -> str:
+        lacking = ", ".join(condition.name for condition in self.missing)
+        fate = f", {self.fate}" if self.fate not in (None, "identity") else ""
+        return f"Finding({self.theorem.key}: {self.verdict.value}{fate}{'; missing: ' + lacking if lacking else ''})"
+
     def row(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
@@ -61,7 +66,7 @@ class Finding:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """What the theorems say about a case."""
 
@@ -92,9 +97,25 @@ class Prediction:
 
     @property
     def nearest(self) -> Finding | None:
-        """The theorem that comes closest to applying without doing so."""
+        """The theorem that comes closest to applying without doing so; those that predict a fate come first."""
         others = [finding for finding in self.findings if finding.verdict is not Verdict.HOLDS]
-        return min(others, key=lambda finding: finding.distance, default=None)
+        return min(others, key=lambda finding: (finding.theorem.fate == "identity", *finding.distance), default=None)
+
+    def __repr__(self) -> str:
+        """Fates with the theorems behind them, what else applies, what cannot be decided, and what the nearest one misses."""
+        said = {key for keys in self.fates.values() for key in keys}
+        lines = [f"{fate} ({FATES[fate]}): {', '.join(keys)}" for fate, keys in self.fates.items()]
+        lines = lines or ["no theorem predicts a fate"]
+        also = [finding.theorem.key for finding in self.applicable if finding.theorem.key not in said]
+        lines += [f"also apply: {', '.join(also)}"] if also else []
+        lines += [f"undetermined: {', '.join(f.theorem.key for f in self.undetermined)}"] if self.undetermined else []
+        lines += [f"CONTRADICTION: {a.theorem.key} and {b.theorem.key}" for a, b in self.contradictions]
+        if self.nearest is not None:
+            lacking = (
+                ", ".join(condition.name for condition in self.nearest.missing) or "nothing that could be examined"
+            )
+            lines.append(f"nearest that does not apply: {self.nearest.theorem.key}, for want of: {lacking}")
+        return "Prediction\n" + "\n".join("  " + line for line in lines)
 
     def row(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -150,8 +171,9 @@ def ask(theorem: Theorem, case: Case) -> Finding:
 
 def _other_time(theorem: Theorem, case: Case) -> Condition | None:
     """What is wrong where a statement about flows is asked about discrete layers, or the other way round."""
-    asked = case.options.get("method") == "layers"
-    if theorem.gather is not integrate or _layered(theorem.key) == asked:
+    asked, layered = case.options.get("method") == "layers", _layered(theorem.key)
+    timeless = theorem.gather is not integrate and theorem.fate == "identity"  # it says nothing of time
+    if layered == asked or (timeless and not layered):
         return None
     if asked:
         return Condition("continuous time", r"\dot x", decided(False, "asked about discrete layers"), True)

@@ -118,7 +118,7 @@ def negated(case: Case) -> Case:
     return replace(case, law=replace(law, **changed))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Theorem:
     """A statement that can be asked about a case, and checked on random ones.
 
@@ -156,6 +156,9 @@ class Theorem:
             raise InputError(f"theorem {self.key}: hypotheses are {names}, violated are {list(self.violate)}")
         if isinstance(self.fate, str) and self.fate not in FATES:
             raise InputError(f"theorem {self.key}: the fate {self.fate!r} is not one of {', '.join(FATES)}")
+
+    def __repr__(self) -> str:
+        return f"Theorem({self.key!r}: {self.title}, {self.status.value})"
 
     def examine(self, case: Case) -> tuple[Condition, ...]:
         """The hypotheses that can be looked at, each with its margin."""

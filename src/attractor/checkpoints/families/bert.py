@@ -15,6 +15,7 @@ class Bert(Family):
     name = "bert"
     title = "BERT, RoBERTa, MiniLM"
     model_types = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+    telltale = "encoder.layer.0.attention.self.query.weight"
     prefixes = ("bert.", "roberta.", "electra.", "")
     layers = "encoder.layer"
 

@@ -87,8 +87,8 @@ EXAMPLE = CounterExample(
     source="castin2025unified",
     place="low rank of the limits, for softmax and L2",
     verdict="false",
-    truth="It holds for convergent limits of softmax attention with generic V; L2 has limits of higher rank on "
-    "which tokens turn for ever.",
+    truth="It holds for limits that are isotropic for A; L2 attention has others, of higher rank, on which tokens turn for ever "
+    "(and so has softmax).",
     run=run,
-    theorems=("meanfield.T6",),
+    theorems=("meanfield.T6", "meanfield.T6-generic"),
 )

@@ -2,18 +2,24 @@ r"""Symmetric parts and spectra in numbers, of matrices that may come as product
 
 A product :math:`L^\top R` of (m, d) factors never becomes d x d: with the thin QR :math:`[L^\top R^\top] = Z [R_1 R_2]` it is
 :math:`Z N Z^\top`, :math:`N = R_1 R_2^\top` of size 2m, which has its eigenvalues, norms and symmetric part, and d - 2m zeros
-besides.
+besides. :math:`[R_1 R_2]` is the Cholesky factor of the Gram matrix of the rows of L and R, which is how it is computed
+wherever these are far from dependent. Everything takes many matrices at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 BANDS = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative size below which an eigenvalue has no sign
+
+
+EMPTY = torch.zeros(0, dtype=torch.float64)
+PIVOT = 1e-4  # rows whose Cholesky pivots differ by more are orthogonalised instead: their Gram matrix has lost digits
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,7 @@ class Form:
     ``inertia`` counts positive, negative and other eigenvalues; ``low`` and ``high`` are the extreme ones, ``index`` is tr S over the
     sum of their sizes (1: positive semi-definite, -1: negative), ``asymmetry`` the share of the skew part, ``norm`` the Frobenius norm
     of the matrix. ``sign`` is positive, negative, semidefinite, indefinite, or undetermined where rounding decides.
+    ``eigenvalues`` are those of S, ascending, without the zeros that rank brings.
     """
 
     inertia: tuple[int, int, int]
@@ -33,6 +40,7 @@ class Form:
     norm: float
     trace: float
     sign: str
+    eigenvalues: Tensor = field(default=EMPTY, repr=False, compare=False)
 
     @property
     def margin(self) -> float:
@@ -41,7 +49,7 @@ class Form:
 
     def row(self, prefix: str = "") -> dict[str, Any]:
         """Flat, ready for JSON and tables."""
-        row = asdict(self)
+        row = numbers(self)
         counts = dict(zip(("positive", "negative", "zero"), row.pop("inertia"), strict=True))
         return {f"{prefix}{name}": value for name, value in {**counts, **row}.items()}
 
@@ -61,10 +69,16 @@ class Spectrum:
     norm: float
     zeros: int
     stability: str
+    eigenvalues: Tensor = field(default=EMPTY, repr=False, compare=False)
 
     def row(self, prefix: str = "") -> dict[str, Any]:
         """Flat, ready for JSON and tables."""
-        return {f"{prefix}{name}": value for name, value in asdict(self).items()}
+        return {f"{prefix}{name}": value for name, value in numbers(self).items()}
+
+
+def numbers(record: Form | Spectrum) -> dict[str, Any]:
+    """The fields of a record but its eigenvalues."""
+    return {item.name: getattr(record, item.name) for item in fields(record) if item.name != "eigenvalues"}
 
 
 def core(left: Tensor, right: Tensor) -> Tensor:
@@ -72,30 +86,84 @@ def core(left: Tensor, right: Tensor) -> Tensor:
     m, d = left.shape[-2:]
     if 2 * m >= d:
         return left.mT @ right
-    triangle = torch.linalg.qr(torch.cat((left, right), -2).mT, mode="r").R
-    return triangle[..., :m] @ triangle[..., m:].mT
+    first, second = triangles(left, right)
+    return first @ second.mT
+
+
+def triangles(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """R_1 and R_2, (..., 2m, m) each, of the thin QR of [left' right'] for (..., m, d) factors with 2m <= d."""
+    grams = (left @ left.mT, left @ right.mT, right @ right.mT)
+    return from_grams(*grams, lambda rows: torch.cat((left, right), -2).reshape(-1, *_joint(left))[rows])
+
+
+def from_grams(inner: Tensor, cross: Tensor, outer: Tensor, rows: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The same from L L', L R' and R R' (..., m, m); ``rows`` gives the factors [L; R] of chosen matrices where they are needed."""
+    m = inner.shape[-1]
+    sizes = [
+        gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(1e-300).sqrt() for gram in (inner, outer)
+    ]
+    a, b = sizes
+    upper = torch.cat((inner / a**2, cross / (a * b)), -1)
+    lower = torch.cat((cross.mT / (a * b), outer / b**2), -1)
+    both = torch.cat((upper, lower), -2)
+    factor, failed = torch.linalg.cholesky_ex(both, upper=True)
+    pivots = factor.diagonal(dim1=-2, dim2=-1)
+    weak = ((failed != 0) | ~(pivots.amin(-1) > PIVOT * pivots.amax(-1))).reshape(-1).nonzero()[:, 0]
+    scale = torch.cat((a.expand(*a.shape[:-1], m), b.expand(*b.shape[:-1], m)), -1)
+    factor = (factor * scale).reshape(-1, 2 * m, 2 * m)
+    if len(weak):
+        factor[weak] = torch.linalg.qr(rows(weak).mT, mode="r").R
+    factor = factor.reshape(both.shape)
+    return factor[..., :m], factor[..., m:]
+
+
+def _joint(left: Tensor) -> tuple[int, int]:
+    return 2 * left.shape[-2], left.shape[-1]
 
 
 def form(matrix: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> Form:
     """The symmetric part of a square matrix that has ``zeros`` more dimensions in its kernel."""
-    values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)
-    norm = float(torch.linalg.vector_norm(matrix))
-    cut = band * float(torch.linalg.matrix_norm(matrix, 2)) if norm else 0.0
-    positive, negative = int((values > cut).sum()), int((values < -cut).sum())
-    low, high, total = float(values[0]), float(values[-1]), float(values.abs().sum())
+    return forms(matrix[None], zeros, band)[0]
+
+
+def forms(matrices: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> list[Form]:
+    """The symmetric parts of many matrices (n, m, m), each with ``zeros`` more dimensions in its kernel."""
+    values = torch.linalg.eigvalsh((matrices + matrices.mT) / 2)
+    norms = torch.linalg.vector_norm(matrices, dim=(-2, -1))
+    skew = torch.linalg.vector_norm(matrices - matrices.mT, dim=(-2, -1)) / 2
+    cut = (band * norms)[:, None]
+    columns = (
+        (values > cut).sum(-1),
+        (values < -cut).sum(-1),
+        values[:, 0],
+        values[:, -1],
+        values.sum(-1) / values.abs().sum(-1).clamp_min(1e-300),
+        skew / norms.clamp_min(1e-300),
+        norms,
+        matrices.diagonal(dim1=-2, dim2=-1).sum(-1),
+    )
+    rows = zip(*(column.tolist() for column in columns), values, strict=True)
+    return [_form(zeros, *row) for row in rows]
+
+
+def _form(
+    zeros: int,
+    positive: int,
+    negative: int,
+    low: float,
+    high: float,
+    index: float,
+    asymmetry: float,
+    norm: float,
+    trace: float,
+    values: Tensor,
+) -> Form:
     if zeros:
         low, high = min(low, 0.0), max(high, 0.0)
-    skew = float(torch.linalg.vector_norm(matrix - matrix.mT)) / 2
-    return Form(
-        (positive, negative, len(values) - positive - negative + zeros),
-        low,
-        high,
-        float(values.sum()) / total if total else 0.0,
-        skew / norm if norm else 0.0,
-        norm,
-        float(matrix.diagonal().sum()),
-        _sign(positive, negative, len(values) - positive - negative, zeros),
-    )
+    unclear = len(values) - positive - negative
+    inertia = positive, negative, unclear + zeros
+    sign = _sign(positive, negative, unclear, zeros)
+    return Form(inertia, low, high, index, asymmetry, norm, trace, sign, values)
 
 
 def _sign(positive: int, negative: int, unclear: int, zeros: int) -> str:
@@ -110,8 +178,24 @@ def _sign(positive: int, negative: int, unclear: int, zeros: int) -> str:
 
 def spectrum(matrix: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> Spectrum:
     """Eigenvalues of a square matrix that has ``zeros`` more dimensions in its kernel."""
-    values = torch.linalg.eigvals(matrix)
-    norm = float(torch.linalg.matrix_norm(matrix, 2))
+    return spectra(matrix[None], zeros, band)[0]
+
+
+def spectra(matrices: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> list[Spectrum]:
+    """Eigenvalues of many matrices (n, m, m), each with ``zeros`` more dimensions in its kernel."""
+    values = torch.linalg.eigvals(matrices)
+    norms = spectral_norms(matrices)
+    return [_spectrum(one, norm, zeros, band) for one, norm in zip(values, norms.tolist(), strict=True)]
+
+
+def spectral_norms(matrices: Tensor) -> Tensor:
+    """The largest singular values, (n,)."""
+    sizes = torch.linalg.vector_norm(matrices, dim=(-2, -1)).clamp_min(1e-300)
+    scaled = matrices / sizes[:, None, None]
+    return sizes * torch.linalg.eigvalsh(scaled @ scaled.mT)[:, -1].clamp_min(0.0).sqrt()
+
+
+def _spectrum(values: Tensor, norm: float, zeros: int, band: float) -> Spectrum:
     abscissa, lowest = float(values.real.max()), float(values.real.min())
     real = values.real[values.imag.abs() <= 1e-12 * norm]
     if abs(abscissa) <= band * norm or not norm:
@@ -126,4 +210,5 @@ def spectrum(matrix: Tensor, zeros: int = 0, band: float = BANDS[torch.float64])
         norm,
         zeros,
         stability,
+        values,
     )

@@ -17,6 +17,8 @@ from torch import Tensor
 from attractor.attention import Attention, LayerNorm
 from attractor.attention.norms import Norm
 from attractor.errors import InputError, UnsupportedError
+from attractor.theory.weights.factors import Factors
+from attractor.theory.weights.forms import PIVOT
 
 RANK = 1e-12  # singular values below this share of the largest count as zero
 
@@ -61,6 +63,21 @@ class Head:
 
 def heads_of(law: Attention) -> list[Head]:
     """Every head of a law in float64, the value map as a product through its rank."""
+    return heads_in(factors_of(law))
+
+
+def heads_in(groups: list[Factors]) -> list[Head]:
+    """The heads of several groups, in order."""
+    found = {
+        member: Head(group.query[index], group.key[index], group.value[index], group.output[index])
+        for group in groups
+        for index, member in enumerate(group.members)
+    }
+    return [found[member] for member in sorted(found)]
+
+
+def factors_of(law: Attention) -> list[Factors]:
+    """The heads of a law in float64, those whose values have the same rank together."""
     if law.query.ndim > 3:
         raise UnsupportedError("the law has parameters for several ensemble members: ask about law.member(...) of one")
     query, key, value = (getattr(law, name).detach().double().cpu() for name in ("query", "key", "value"))
@@ -68,11 +85,34 @@ def heads_of(law: Attention) -> list[Head]:
     query, key = (law.scale * query).reshape(-1, *query.shape[-2:]), key.reshape(-1, *key.shape[-2:])
     value = value.reshape(-1, *value.shape[-2:])
     if law.output is None:
-        parts = [_dense(matrix) for matrix in value]
-    else:
-        output = law.output.detach().double().cpu().reshape(-1, d, value.shape[-2])
-        parts = [_factored(inner, outer) for inner, outer in zip(value, output, strict=True)]
-    return [Head(q, k, v, o) for q, k, (v, o) in zip(query, key, parts, strict=True)]
+        return _grouped(query, key, [_dense(matrix) for matrix in value])
+    output = law.output.detach().double().cpu().reshape(-1, d, value.shape[-2])
+    if output.shape[-1] <= d and (parts := orthonormal(value, output)) is not None:
+        return [Factors(query, key, *parts, tuple(range(len(query))))]
+    return _grouped(query, key, [_factored(inner, outer) for inner, outer in zip(value, output, strict=True)])
+
+
+def _grouped(query: Tensor, key: Tensor, parts: list[tuple[Tensor, Tensor]]) -> list[Factors]:
+    ranks = [len(value) for value, _ in parts]
+    groups = []
+    for rank in sorted(set(ranks)):
+        members = [index for index, size in enumerate(ranks) if size == rank]
+        stacked = (torch.stack([parts[index][part] for index in members]) for part in (0, 1))
+        groups.append(Factors(query[members], key[members], next(stacked), next(stacked), tuple(members)))
+    return groups
+
+
+def orthonormal(value: Tensor, output: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same maps with outputs (n, d, r) whose columns are orthonormal, by Cholesky factors of their Gram matrices, twice, which is as
+    good as a QR where columns are far from dependent; None where some are not."""
+    for _ in range(2):
+        triangle, failed = torch.linalg.cholesky_ex(output.mT @ output, upper=True)
+        pivots = triangle.diagonal(dim1=-2, dim2=-1)
+        if bool((failed != 0).any()) or not bool((pivots.amin(-1) > PIVOT * pivots.amax(-1)).all()):
+            return None
+        output = torch.linalg.solve_triangular(triangle, output, upper=True, left=False)
+        value = triangle @ value
+    return value, output
 
 
 def _dense(value: Tensor) -> tuple[Tensor, Tensor]:

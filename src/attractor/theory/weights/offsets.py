@@ -1,7 +1,7 @@
 r"""Rotary positions: a family of interactions, one for every offset, never a single W.
 
-:math:`s_{lj} = x_l^\top W(\delta) x_j` with :math:`\delta = j - l` and :math:`W(\delta) = Q^\top R_\delta K`. One thin QR of the
-factors serves all offsets: :math:`N(\delta) = R_1 R_\delta R_2^\top`.
+:math:`s_{lj} = x_l^\top W(\delta) x_j` with :math:`\delta = j - l` and :math:`W(\delta) = Q^\top R_\delta K`. One factorisation
+serves all offsets: :math:`N(\delta) = R_1 R_\delta R_2^\top`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from attractor.attention import Rotary
-from attractor.theory.weights.forms import BANDS, form
-from attractor.theory.weights.heads import Head
+from attractor.theory.weights.factors import Grams
+from attractor.theory.weights.forms import BANDS, forms
 
 OFFSETS = tuple(2**power for power in range(12))  # 1 to 2048
 
@@ -49,25 +49,27 @@ def rotation(positions: Rotary, size: int, offset: float) -> Tensor:
     return turned
 
 
-def family(
-    head: Head, positions: Rotary, causal: bool, offsets: Sequence[int] = OFFSETS, band: float = BANDS[torch.float64]
-) -> tuple[Offset, ...]:
-    """One row for each offset, zero first; under a causal mask keys stand at or before their query."""
-    k, d = head.query.shape
-    left, right = head.query.mT, head.key.mT  # (d, k)
-    if 2 * k < d:
-        triangle = torch.linalg.qr(torch.cat((left, right), -1), mode="r").R
-        left, right = triangle[:, :k], triangle[:, k:]
-    still = left @ right.mT
-    size = torch.linalg.vector_norm(still).clamp_min(1e-300)
-    signed = [0, *(-offset for offset in offsets), *(() if causal else offsets)]
-    rows = []
-    for offset in sorted(signed):
+def families(
+    grams: Grams, positions: Rotary, causal: bool, offsets: Sequence[int] = OFFSETS, band: float = BANDS[torch.float64]
+) -> list[tuple[Offset, ...]]:
+    """For every head one row for each offset, zero included; under a causal mask keys stand at or before their query."""
+    k, d = grams.scores.query.shape[-2:]
+    left, right = grams.triangles
+    still = grams.interaction
+    sizes = torch.linalg.vector_norm(still, dim=(-2, -1)).clamp_min(1e-300)
+    signed = sorted({0, *(-abs(offset) for offset in offsets), *(() if causal else map(abs, offsets))})
+    columns = []
+    for offset in signed:
         turn = rotation(positions, k, offset)
         whole = left @ turn @ right.mT
-        reduced = head.reduced_query.mT @ turn @ head.reduced_key
-        seen = form(whole, d - len(whole), band)
-        change = float(torch.linalg.vector_norm(whole - still) / size)
-        signs = form(reduced, 0, band).sign, form(head.reduced_value.mT @ reduced, 0, band).sign
-        rows.append(Offset(offset, seen.index, seen.low, seen.high, change, seen.trace, *signs))
-    return tuple(rows)
+        reduced = grams.reduced_query.mT @ turn @ grams.reduced_key
+        changes = (torch.linalg.vector_norm(whole - still, dim=(-2, -1)) / sizes).tolist()
+        seen = forms(whole, d - whole.shape[-1], band)
+        signs = forms(reduced, 0, band), forms(grams.reduced_value.mT @ reduced, 0, band)
+        columns.append(
+            [
+                Offset(offset, one.index, one.low, one.high, change, one.trace, interaction.sign, metric.sign)
+                for one, change, interaction, metric in zip(seen, changes, *signs, strict=True)
+            ]
+        )
+    return list(zip(*columns, strict=True))

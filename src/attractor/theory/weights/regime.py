@@ -10,8 +10,9 @@ import torch
 
 from attractor.attention import Attention, Block, Rotary, Stack
 from attractor.errors import InputError
-from attractor.theory.weights.forms import BANDS, Form, Spectrum, core, form, spectrum
-from attractor.theory.weights.heads import Head, fold, heads_of
+from attractor.theory.weights.factors import Factors
+from attractor.theory.weights.forms import BANDS, Form, Spectrum, core, form
+from attractor.theory.weights.heads import Head, factors_of, fold, heads_in
 from attractor.theory.weights.labels import Label, Setting, label
 from attractor.theory.weights.layers import (
     interaction_sum,
@@ -21,41 +22,8 @@ from attractor.theory.weights.layers import (
     stacked_metric,
     value_spectrum,
 )
-from attractor.theory.weights.offsets import OFFSETS, Offset, family
-
-
-@dataclass(frozen=True)
-class HeadRegime:
-    """One head by itself. ``interaction`` and ``metric`` are the forms of W and V'W in all d dimensions, where a head of k < d/2 rows
-    is never definite; ``reduced_interaction``, ``reduced_metric`` and ``value`` are those of the system on the range of its output,
-    which the label speaks about. ``metric_asymmetry`` is that of A itself, None where the value is singular."""
-
-    layer: int | None
-    head: int
-    dim: int
-    rank: int
-    interaction: Form
-    metric: Form
-    reduced_interaction: Form
-    reduced_metric: Form
-    metric_asymmetry: float | None
-    value: Spectrum
-    offsets: tuple[Offset, ...]
-    label: Label
-
-    @property
-    def growing(self) -> float:
-        """The share of positive directions of the reduced metric."""
-        return self.reduced_metric.inertia[0] / self.rank
-
-    def row(self) -> dict[str, Any]:
-        """Flat but for the offsets, ready for JSON and tables."""
-        forms = ("interaction", "metric", "reduced_interaction", "reduced_metric", "value")
-        parts = [getattr(self, name).row(f"{name}_") for name in forms]
-        head = {"layer": self.layer, "head": self.head, "dim": self.dim, "rank": self.rank, **_words(self.label)}
-        row = {key: value for part in (head, *parts) for key, value in part.items()}
-        own = {"growing": self.growing, "metric_asymmetry": self.metric_asymmetry}
-        return {**row, **own, "offsets": [offset.row() for offset in self.offsets]}
+from attractor.theory.weights.lone import HeadRegime, head_regimes, words
+from attractor.theory.weights.offsets import OFFSETS, Offset
 
 
 @dataclass(frozen=True)
@@ -86,7 +54,7 @@ class LayerRegime:
             "heads": self.heads,
             "dim": self.dim,
             "residual": self.residual,
-            **_words(self.label),
+            **words(self.label),
         }
         return {key: value for part in (head, *parts) for key, value in part.items()}
 
@@ -152,17 +120,24 @@ def regime(
     band = BANDS.get(found.query.dtype, 1e-5) if tolerance is None else float(tolerance)
     if not 0 < band < 1:
         raise InputError(f"tolerance must be between 0 and 1, got {tolerance}")
-    heads, setting = heads_of(found), Setting.of(found)
-    turns = found.positions if isinstance(found.positions, Rotary) else None
-    single = found.query.dtype != torch.float64
-    rows = []
-    for index, head in enumerate(heads):
-        turned = () if turns is None else family(head, turns, setting.causal, offsets, band)
-        rows.append(_head(head, setting, turned, band, single, layer, index))
-    whole = _layer(heads, rows, setting, band, single, layer) if sums else None
-    if whole is not None and mode == "stacked":
+    whole = regime_of(found, factors_of(found), layer=layer, sums=sums, offsets=offsets, band=band)
+    if whole.layer is not None and mode == "stacked":
         stacked, condition = stacked_metric(found, band)
-        whole = replace(whole, stacked_metric=stacked, stacked_condition=condition)
+        row = replace(whole.layer, stacked_metric=stacked, stacked_condition=condition)
+        return replace(whole, layer=row)
+    return whole
+
+
+def regime_of(
+    law: Attention, factors: list[Factors], *, layer: int | None, sums: bool, offsets: Sequence[int], band: float
+) -> Regime:
+    """The same for a law whose factors are at hand."""
+    setting, single = Setting.of(law), law.query.dtype != torch.float64
+    turns = law.positions if isinstance(law.positions, Rotary) else None
+    options = setting, turns, offsets, band, single, layer
+    rows = [row for group in factors for row in head_regimes(group.grams(), *options)]
+    rows.sort(key=lambda row: row.head)
+    whole = _layer(heads_in(factors), rows, setting, band, single, layer) if sums else None
     return Regime(tuple(rows), whole)
 
 
@@ -186,35 +161,6 @@ def attention_of(law: Any) -> Attention:
     if not isinstance(law, Attention):
         raise InputError(f"regime is about Attention(...) or what holds one, got {type(law).__name__}")
     return law
-
-
-def _words(found: Label) -> dict[str, Any]:
-    return {"label": found.name, "certificate": found.certificate, "why": found.why}
-
-
-def _head(
-    head: Head, setting: Setting, offsets: tuple[Offset, ...], band: float, single: bool, layer: int | None, index: int
-) -> HeadRegime:
-    interaction, value = head.reduced_interaction, head.reduced_value
-    small, wide = core(head.query, head.key), core(head.reduced_query @ head.value, head.key)
-    forms = form(interaction, 0, band), form(value.mT @ interaction, 0, band)
-    seen = spectrum(value, 0, band)
-    invertible = float(torch.linalg.cond(value)) < 1e12
-    metric = form(torch.linalg.solve(value, interaction, left=False)).asymmetry if invertible else None
-    named = label(forms[1], forms[0], seen, setting, offsets=offsets, tolerance=1e-5 if single else 1e-9)
-    return HeadRegime(
-        layer,
-        index,
-        head.dim,
-        head.rank,
-        form(small, head.dim - len(small), band),
-        form(wide, head.dim - len(wide), band),
-        *forms,
-        metric,
-        seen,
-        offsets,
-        named,
-    )
 
 
 def _layer(

@@ -1,8 +1,7 @@
 r"""T6: stationary covariances of softmax attention with V = I are those whose image is isotropic for S.
 
 :math:`\dot\Sigma = \Sigma A\Sigma + \Sigma A^\top\Sigma = 2\Sigma S\Sigma`, which vanishes iff :math:`U^\top SU = 0`
-for a basis U of the image; an isotropic subspace has dimension at most :math:`n_0 + \min(n_+, n_-)`. (For generic V and
-invertible A, limits of softmax attention had rank at most d/2 in all runs; L2 has more: see the claims.)
+for a basis U of the image; an isotropic subspace has dimension at most :math:`n_0 + \min(n_+, n_-)`. (Generic V: T6-generic.)
 """
 
 from __future__ import annotations

@@ -1,0 +1,73 @@
+"""An audit in a line, and in a table for notebooks."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from attractor.theory.weights.quantities import QUANTITIES
+
+if TYPE_CHECKING:
+    from attractor.checkpoints.audit import Audit
+
+SHOWN = ("interaction_index", "reduced_metric_index", "metric_asymmetry", "value_abscissa", "value_radius")
+
+
+def labels(heads: tuple[dict[str, Any], ...]) -> str:
+    """How many heads have each label, and how many of these a theorem certifies."""
+    counts = Counter(head["label"] for head in heads)
+    certified = Counter(head["label"] for head in heads if head["certificate"] is not None)
+    return ", ".join(f"{count} {label} ({certified[label]} certified)" for label, count in counts.most_common())
+
+
+def line(audit: Audit) -> str:
+    """One line."""
+    how = "folded" if audit.folded else "plain"
+    what = (
+        labels(audit.heads) or f"no head has matrices: {audit.undefined[0]['reason']}"
+        if audit.undefined
+        else labels(audit.heads)
+    )
+    return (
+        f"Audit({audit.model!r}, {audit.family}, {len(audit.layers)} layers, {len(audit.heads)} heads, {how}: {what})"
+    )
+
+
+def deviations(heads: list[dict[str, Any]], name: str, kind: str) -> float | None:
+    """The median over heads of how many deviations they are from a null, whatever the side."""
+    found = [
+        null["deviations"] for head in heads if (null := head.get("nulls", {}).get(name, {}).get(kind)) is not None
+    ]
+    sizes = [abs(value) for value in found if value is not None]
+    return statistics.median(sizes) if sizes else None
+
+
+def median(heads: list[dict[str, Any]], name: str) -> float | None:
+    """The median of a column, where it exists."""
+    values = [head[name] for head in heads if head.get(name) is not None]
+    return statistics.median(values) if values else None
+
+
+def by_layer(audit: Audit) -> dict[str, list[dict[str, Any]]]:
+    """The heads of each layer."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in audit.heads:
+        found.setdefault(row["name"], []).append(row)
+    return found
+
+
+def table(audit: Audit) -> str:
+    """Medians over the heads of each layer, in HTML."""
+    titles = {quantity.name: quantity for quantity in QUANTITIES}
+    head = "".join(f'<th title="{escape(titles[name].meaning)}">{escape(titles[name].title)}</th>' for name in SHOWN)
+    rows = []
+    for name, heads in by_layer(audit).items():
+        cells = (f"<td>{'' if (value := median(heads, column)) is None else f'{value:.3g}'}</td>" for column in SHOWN)
+        rows.append(f"<tr><th>{escape(name)}</th>{''.join(cells)}<td>{escape(labels(tuple(heads)))}</td></tr>")
+    rows += [f"<tr><th>{escape(row['name'])}</th><td>{escape(row['reason'])}</td></tr>" for row in audit.undefined]
+    caption = f"<caption>{escape(line(audit))}<br>medians over heads; spectra of weights alone</caption>"
+    return (
+        f"<table>{caption}<thead><tr><th></th>{head}<th>labels</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )

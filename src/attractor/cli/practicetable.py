@@ -1,0 +1,102 @@
+"""The experiment on real models for people: tables and pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attractor.cli.printing import number, print_rows
+
+SHOWN = ("heads", "W positive", "A negative", "A positive", "value stable", "collapse proved", "divergence proved")
+DRAWN = {"stream": "stream across attention", "rate": "rate of the layer's flow", "block": "across the block"}
+
+
+def print_practice(document: dict[str, Any]) -> None:
+    """Hypotheses by model, correlations of all models together, and the answers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "model", *SHOWN, title="heads that meet hypotheses (random heads of the same shapes)", title_justify="left"
+    )
+    for model in document["models"]:
+        cells = (f"{model['heads'][key]} ({model['random_heads'][key]})" for key in SHOWN[1:])
+        table.add_row(model["name"], str(model["heads"]["heads"]), *cells)
+    Console().print(table)
+    ranks = Table(
+        "outcome",
+        "predictor",
+        "of",
+        "rho",
+        "95%",
+        "p",
+        "p of all",
+        "p shifted",
+        "given depth",
+        title="rank correlations over layers",
+    )
+    for row in document["pooled"]:
+        group = document["predictors"][row["predictor"]]["group"]
+        interval = f"{row['low']:.2f} to {row['high']:.2f}"
+        cells = f"{row['rho']:.2f}", interval, f"{row['p']:.2g}", f"{row['family']:.2g}"
+        cells += (f"{row['p_shift']:.2g}", f"{row['given_depth']:.2f}")
+        ranks.add_row(row["outcome"], row["predictor"], group, *cells)
+    Console().print(ranks)
+    print_rows("answers", {f"{index + 1}": text for index, text in enumerate(document["answers"])})
+    print_rows("", {"models together": ", ".join(document["pooled_over"]), "again": document["command"]})
+
+
+def draw(document: dict[str, Any], plot: Path | None, layers: Path | None) -> None:
+    """The pictures that were asked for."""
+    if plot is not None:
+        _correlations(document, plot)
+    if layers is not None:
+        _layers(document, layers)
+
+
+def _correlations(document: dict[str, Any], path: Path) -> None:
+    from attractor.pictures.intervals import Interval, Rows, draw_intervals
+
+    predictors = document["predictors"]
+    panels = []
+    for outcome, title in DRAWN.items():
+        rows = [row for row in document["pooled"] if row["outcome"] == outcome]
+        if rows:
+            panels.append(Rows(title, [Interval(row["rho"], row["low"], row["high"], row["null"]) for row in rows]))
+    caption = (
+        f"Spearman correlations over layers inside each model, averaged over {', '.join(document['pooled_over'])}; bars: 95% of "
+        f"{number(document['resamples'])} resamples of layers; grey: 95% of permutations. The block is defined for pre-norm models only. "
+        f"Drawn by: {document['command']}"
+    )
+    draw_intervals(
+        [name.replace("_", " ") for name in predictors],
+        [part["group"] for part in predictors.values()],
+        panels,
+        "Which spectra of weights rank layers by how much they lengthen tokens?",
+        caption,
+        "rank correlation",
+        path,
+    )
+
+
+def _layers(document: dict[str, Any], path: Path) -> None:
+    from attractor.pictures.curves import Curve, Panel, draw_panels
+
+    models = document["models"]
+
+    def depth(model: dict[str, Any]) -> list[float]:
+        count = len(model["layers"]["stream"])
+        return [(index + 0.5) / count for index in range(count)]
+
+    measured = tuple(Curve(depth(model), model["layers"]["stream"], model["name"]) for model in models)
+    promised = tuple(Curve(depth(model), model["layers"]["value_radius"]) for model in models)
+    pairs = tuple(Curve(m["layers"]["value_radius"], m["layers"]["stream"], dots=True) for m in models)
+    panels = (
+        Panel(measured, "depth", "log growth across attention"),
+        Panel(promised, "depth", "discrete radius of the value", log_y=True),
+        Panel(pairs, "discrete radius of the value", "log growth across attention", log_x=True),
+    )
+    caption = (
+        f"One curve a model, one point a layer; colours are the same in all panels. Drawn by: {document['command']}"
+    )
+    draw_panels(panels, "Growth of norms that was measured, and what the value's spectrum promises", caption, path)

@@ -1,0 +1,1 @@
+"""Theory against practice: what the weights of real models promise, and what their tokens do."""

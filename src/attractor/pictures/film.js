@@ -1,0 +1,205 @@
+// Moves the tokens: every frame is decoded from compact arrays, so the page stays small and nothing is fetched.
+// attractorFilm(root, reel, isDark) fills the elements .tokens, .curves, .time, .play and .now of a root, and returns what paints it and a promise.
+window.attractorFilm = function (root, reel, isDark) {
+  "use strict";
+  const [tokens, curves, slider, play, now] = [".tokens", ".curves", ".time", ".play", ".now"].map((name) => root.querySelector(name));
+  const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+  const grid = new Int16Array(bytes(reel.coordinates)), leaders = new Uint16Array(bytes(reel.leaders));
+  const n = reel.masses.length, dim = reel.dim, count = reel.labels.length;
+  const total = reel.masses.reduce((sum, mass) => sum + mass, 0);
+  const looks = {
+    light: { ink: "#1b1f24", quiet: "#56606c", hair: "#e3e8ee", rule: "#cdd5de", curve: "#0072b2",
+      shell: "#c3cddb", lit: "#ffffff", ground: "#e6ebf2", grid: "#9fadbf", rim: "#ffffff" },
+    dark: { ink: "#e9edf2", quiet: "#a3adba", hair: "#2b333d", rule: "#3b4653", curve: "#56b4e9",
+      shell: "#1d2530", lit: "#4a5a70", ground: "#3a475a", grid: "#6d7f96", rim: "#12161c" },
+  };
+  let frame = 0, timer = null;
+
+  const place = (at, token, axis) => reel.centre[axis] + reel.half * grid[(at * n + token) * dim + axis] / 32767;
+
+  const dot = (a, b) => a.reduce((sum, value, axis) => sum + value * b[axis], 0);
+  const times = (matrix, a) => matrix.map((row) => dot(row, a));
+  const scaled = (a, factor) => a.map((value) => value * factor);
+  const added = (a, b) => a.map((value, axis) => value + b[axis]);
+  const unit = (a) => scaled(a, 1 / Math.hypot(...a));
+  const cross = (a, b) => [a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]];
+
+  function discs(at) {
+    const share = new Float64Array(n), company = new Uint32Array(n);
+    for (let token = 0; token < n; token++) {
+      const leader = leaders[at * n + token];
+      share[leader] += reel.masses[token] / total;
+      company[leader] += 1;
+    }
+    const size = [], custom = [], axes = Array.from({ length: dim }, () => new Float32Array(n));
+    for (let token = 0; token < n; token++) {
+      const own = company[token] > 0;
+      size.push(own ? Math.max(reel.full * Math.sqrt(share[token]), reel.smallest) : 0);
+      const words = company[token] > 1 ? `disc of ${company[token]} tokens, ${(100 * share[token]).toPrecision(3)}% of the mass` : "on its own";
+      custom.push([reel.tokens[token], reel.masses[token], words]);
+      for (let axis = 0; axis < dim; axis++) axes[axis][token] = place(at, token, axis);
+    }
+    if (dim === 1) axes.unshift(new Float64Array(n).fill(reel.places[at]));
+    return { axes, size, custom };
+  }
+
+  function trails(at, sizes) {
+    const points = reel.trail_steps * reel.fine + 1, length = points + 1;
+    const axes = Array.from({ length: dim }, () => new Float32Array(reel.trails.length * length));
+    const pixel = reel.half / (0.42 * Math.min(tokens.clientWidth, tokens.clientHeight));
+    for (let step = 0; step < length; step++) {
+      const then = Math.max(0, at - reel.trail_steps + step / reel.fine), below = Math.min(Math.floor(then), Math.max(count - 2, 0));
+      const part = then - below, above = Math.min(below + 1, count - 1);
+      reel.trails.forEach((token, row) => {
+        const middle = reel.centre.map((_, axis) => (1 - part) * place(below, token, axis) + part * place(above, token, axis));
+        // between saved times a trail follows the surface instead of cutting through it
+        const stretch = reel.on_surface ? Math.sqrt(Math.max(1e-12, dot(middle, times(reel.matrix, middle)))) : 1;
+        const trail = scaled(middle, 1 / stretch), head = reel.centre.map((_, axis) => place(at, token, axis));
+        // a trail stops at the rim of its disc, or it would be drawn across it
+        const covered = Math.hypot(...added(trail, scaled(head, -1))) < pixel * sizes[leaders[at * n + token]] / 2;
+        for (let axis = 0; axis < dim; axis++) axes[axis][row * length + step] = step === points || covered ? NaN : trail[axis];
+      });
+    }
+    return axes;
+  }
+
+  // Older parts are nearer to the ground's colour: WebGL would add up the light of translucent lines.
+  function trailColours(ground) {
+    const points = reel.trail_steps * reel.fine + 1, channels = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
+    const base = channels(ground), colours = tokens.data[tokens.data.length - 1].marker.color;
+    return reel.trails.flatMap((token) => {
+      const hue = channels(colours[token]);
+      return Array.from({ length: points + 1 }, (_, step) => {
+        const fresh = Math.min(0.05 + 0.75 * step / (points - 1), 0.8);
+        return `rgb(${hue.map((value, channel) => Math.round(fresh * value + (1 - fresh) * base[channel])).join(",")})`;
+      });
+    });
+  }
+
+  function moveTokens(at) {
+    const disc = discs(at), last = tokens.data.length - 1, trail = dim > 1 ? trails(at, disc.size) : null;
+    const change = { "marker.size": [], customdata: [] };
+    const letters = ["x", "y", "z"].slice(0, disc.axes.length);
+    letters.forEach((letter, axis) => { change[letter] = trail ? [trail[axis], disc.axes[axis]] : [disc.axes[axis]]; });
+    change["marker.size"] = trail ? [null, disc.size] : [disc.size];
+    change.customdata = trail ? [null, disc.custom] : [disc.custom];
+    return Plotly.restyle(tokens, change, trail ? [last - 1, last] : [last]);
+  }
+
+  // Turns the lens to the eye. On the unit sphere, u = W^(1/2) x, it is the disc across the line of sight; the front of the surface
+  // lies above each of its points on the same line of sight, and its normal W x gives the light.
+  function turnLens(camera) {
+    const { root, inverse, lens, light } = reel.surface, vector = (place) => [place.x, place.y, place.z];
+    const eye = unit(added(vector(camera.eye), scaled(vector(camera.center), -1)));
+    const right = unit(cross(vector(camera.up), eye)), up = cross(eye, right);
+    const sight = unit(times(root, eye)), spare = Math.abs(sight[2]) < 0.9 ? [0, 0, 1] : [1, 0, 0];
+    const across = unit(cross(spare, sight)), along = cross(sight, across);
+    const change = { x: [[]], y: [[]], z: [[]], intensity: [[]] };
+    for (const [a, b] of lens) {
+      const middle = added(scaled(across, a), scaled(along, b));
+      const place = times(inverse, middle), front = added(middle, scaled(sight, Math.sqrt(Math.max(0, 1 - a * a - b * b))));
+      const normal = unit(times(root, front));
+      ["x", "y", "z"].forEach((letter, axis) => change[letter][0].push(place[axis]));
+      change.intensity[0].push(Math.max(0, dot(light, [dot(normal, right), dot(normal, up), dot(normal, eye)])) ** 0.8);
+    }
+    return Plotly.restyle(tokens, change, [tokens.data.findIndex((trace) => trace.name === "lens")]);
+  }
+
+  let turning = false;
+  function turned(event) {
+    const part = Object.keys(event).some((key) => key.startsWith("scene.camera"));
+    const camera = event["scene.camera"] || (part ? tokens.layout.scene.camera : null);
+    if (!camera || turning) return;
+    turning = true;
+    // an update reads the camera from the layout: without this line it would undo the turn that is going on
+    tokens.layout.scene.camera = camera;
+    turnLens(camera).then(() => { turning = false; });
+  }
+
+  function moveMarker(at) {
+    if (!reel.strips) return null;
+    const dots = reel.values.map((_, curve) => reel.values.length + curve);
+    const where = { x: dots.map(() => [reel.places[at]]), y: reel.values.map((values) => [values[at]]) };
+    const line = { "shapes[0].x0": reel.places[at], "shapes[0].x1": reel.places[at] };
+    return dots.length ? Plotly.update(curves, where, line, dots) : Plotly.relayout(curves, line);
+  }
+
+  function show(at) {
+    frame = Math.min(Math.max(at, 0), count - 1);
+    slider.value = String(frame);
+    slider.setAttribute("aria-valuetext", reel.labels[frame]);
+    now.textContent = reel.labels[frame];
+    return Promise.all([moveTokens(frame), moveMarker(frame)]);
+  }
+
+  function stop() {
+    if (timer !== null) window.clearTimeout(timer);
+    timer = null;
+    play.innerHTML = '<span aria-hidden="true">▶</span> Play';
+    play.setAttribute("aria-pressed", "false");
+  }
+
+  function step() {
+    if (frame >= count - 1) return stop();
+    const began = performance.now();
+    // a frame is asked for only when the last one is drawn, so slow machines play slowly instead of choking
+    show(frame + 1).then(() => { if (timer !== null) timer = window.setTimeout(step, Math.max(0, reel.pause - (performance.now() - began))); });
+  }
+
+  function start() {
+    if (frame >= count - 1) frame = -1;
+    play.innerHTML = '<span aria-hidden="true">❚❚</span> Pause';
+    play.setAttribute("aria-pressed", "true");
+    timer = window.setTimeout(step, 0);
+  }
+
+  function paint() {
+    const look = isDark() ? looks.dark : looks.light;
+    const axes = (layout) => Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key));
+    const colours = (layout) => Object.fromEntries(axes(layout).flatMap((key) => [[key + ".gridcolor", look.hair], [key + ".color", look.quiet]]));
+    const change = { "font.color": look.ink, "modebar.color": look.quiet, "modebar.activecolor": look.ink, ...colours(tokens.layout) };
+    if (tokens.layout.scene) for (const axis of ["xaxis", "yaxis", "zaxis"]) {
+      change[`scene.${axis}.gridcolor`] = look.rule;
+      change[`scene.${axis}.color`] = look.quiet;
+    }
+    Plotly.relayout(tokens, change);
+    tokens.data.forEach((trace, index) => {
+      if (trace.name === "lens") Plotly.restyle(tokens, { colorscale: [[[0, look.shell], [1, look.lit]]] }, [index]);
+      if (trace.name === "grid") Plotly.restyle(tokens, { "line.color": look.grid }, [index]);
+      if (trace.name === "trails" && dim === 3) Plotly.restyle(tokens, { "line.color": [trailColours(look.ground)] }, [index]);
+      if (trace.name === "tokens") Plotly.restyle(tokens, { "marker.line.color": look.rim }, [index]);
+    });
+    if (!reel.strips) return;
+    Plotly.relayout(curves, { "font.color": look.ink, ...colours(curves.layout) });
+    const lines = reel.values.map((_, curve) => curve);
+    if (lines.length) Plotly.restyle(curves, { "line.color": look.curve }, lines);
+  }
+
+  function jump(event) {
+    const at = event.points[0].x;
+    let best = 0;
+    reel.places.forEach((value, index) => { if (Math.abs(value - at) < Math.abs(reel.places[best] - at)) best = index; });
+    stop();
+    show(best);
+  }
+
+  // plotly offers to upload a chart to its cloud unless it is told not to
+  const config = { responsive: true, displaylogo: false, scrollZoom: "gl3d", showSendToCloud: false, plotlyServerURL: "",
+    modeBarButtons: [dim === 3 ? ["toImage", "orbitRotation", "pan3d", "resetCameraDefault3d"] : ["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
+  const drawn = [Plotly.newPlot(tokens, reel.figures.tokens.data, reel.figures.tokens.layout, config)];
+  if (reel.strips) drawn.push(Plotly.newPlot(curves, reel.figures.curves.data, reel.figures.curves.layout, { ...config, displayModeBar: false }));
+  slider.max = String(count - 1);
+  const ready = Promise.all(drawn).then(() => {
+    paint();
+    slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
+    play.addEventListener("click", () => (timer === null ? start() : stop()));
+    if (reel.strips) curves.on("plotly_click", jump);
+    if (reel.surface) {
+      turnLens(tokens.layout.scene.camera);
+      tokens.on("plotly_relayouting", turned);
+      tokens.on("plotly_relayout", turned);
+    }
+    return show(0);
+  });
+  return { paint, ready };
+};

@@ -1,0 +1,42 @@
+r"""Reports: one self-contained page of HTML, the same look for every command.
+
+A report knows rows, arrays and plotly figures, nothing of laws or checkpoints, so every layer above ``pictures`` may build one; the
+commands do so where they print. It needs ``attractor[report]`` (jinja2, plotly, latex2mathml). ::
+
+    from attractor.report import Badge, Maths, Measure, Report, plain
+
+    report = Report(
+        "Audit of MiniLM",                                   # the headline
+        command="attractor audit minilm --report audit.html",  # what made every number that has no command of its own
+        lead="One sentence that says what was found.",
+        facts={"model": "all-MiniLM-L6-v2", "layers": 6, "seed": 0},  # short labels at the head
+    )
+    part = report.section("Heads", lead="...", command="...")   # both optional
+    part.text(r"Words with \(formulas\) and `code`; everything else is escaped.")   # tone="good" | "warn" | "bad" for a box
+    part.maths(r"\dot x_i = \sum_j w_{ij} V x_j")
+    part.card({"heads": 72, "certified": 3}, title="In short")  # cards in a row stand side by side
+    part.table(rows, columns, caption="...", command="...")     # rows: dicts or sequences; cells: text, number, None, Badge, Maths, Code
+    part.figure(figure, "The sentence under it.", alt="...", height=420, numbers=rows)   # plotly figure or {"data", "layout"}
+    part.heatmap(
+        {"index of W": Measure(values, "diverging", "What the number means."),   # (rows, columns); the reader switches between measures
+         "regime": Measure(labels, "category")},
+        rows=range(6), columns=range(12), axes=("layer", "head"),
+        caption="The sentence under it.", alt="...",
+        detail=lambda layer, head: {"index of W": 0.3, "verdict": Badge("contracting")},   # the panel that a click opens
+    )
+    part.fold("All rows").table(rows)                           # hidden until opened
+    part.commands({"attractor trace minilm --text '...'": "follow the tokens of a text"})
+    report.write("audit.html")                                  # atomic; or report.html() for the text
+
+``check_place(path, "--report")`` says, before the work starts, whether the page can be written. Text that goes into a plotly figure
+(hover texts, ticks, titles) passes through ``plain``, because plotly obeys a few tags; all other text is escaped here. Colours of traces
+come from ``attractor.pictures.style.PALETTE`` unless given; axes, grid and fonts follow the reader's choice of light or dark.
+"""
+
+from attractor.report.blocks import Badge, Code, Maths
+from attractor.report.figures import plain
+from attractor.report.heatmap import Measure
+from attractor.report.page import check_place
+from attractor.report.report import Report, Section
+
+__all__ = ["Badge", "Code", "Maths", "Measure", "Report", "Section", "check_place", "plain"]

@@ -1,0 +1,83 @@
+"""Plotly figures in the one look, as JSON that no text can break out of."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from attractor.errors import InputError
+from attractor.pictures import style
+from attractor.pictures.layouts import CLEAR, FONT
+
+
+def plain(text: object) -> str:
+    """Text that plotly shows as it is, in hover labels, titles and ticks: its tags are shown, not obeyed."""
+    return escape(str(text), quote=False)
+
+
+def content_of(figure: Any) -> dict[str, Any]:
+    """Traces and layout of a plotly figure or of a mapping with ``data`` and ``layout``."""
+    if hasattr(figure, "to_plotly_json"):
+        figure = figure.to_plotly_json()
+    if not isinstance(figure, Mapping) or "data" not in figure:
+        raise InputError(f"a figure is a plotly figure or a dict with data and layout, not a {type(figure).__name__}")
+    layout = copy.deepcopy(dict(figure.get("layout") or {}))
+    layout.pop("template", None)  # ours below; plotly's own weighs 7 kB in every figure
+    return {"data": list(figure["data"]), "layout": dressed(layout)}
+
+
+def dressed(layout: dict[str, Any]) -> dict[str, Any]:
+    """The house's fonts, colours and margins wherever the layout says nothing."""
+    house: dict[str, Any] = {
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "font": FONT,
+        "colorway": list(style.PALETTE),
+        "margin": {"l": 60, "r": 20, "t": 44 if title_of(layout) else 16, "b": 50},
+        "hoverlabel": {"font": {"size": 13}},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"},
+        "modebar": {"bgcolor": CLEAR},
+    }
+    axes = {"zeroline": False, "automargin": True, "gridcolor": style.HAIR, "color": style.QUIET}
+    flat = any(key.startswith(("xaxis", "yaxis")) for key in layout) or "scene" not in layout
+    for name in {"xaxis", "yaxis", *(key for key in layout if key[:5] in ("xaxis", "yaxis"))} if flat else ():
+        house[name] = axes
+    return merged(house, layout)
+
+
+def title_of(layout: dict[str, Any]) -> str:
+    title = layout.get("title")
+    return (title.get("text") or "") if isinstance(title, dict) else (title or "")
+
+
+def merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``over``, with what only ``under`` says."""
+    both = {
+        key: merged(under[key], value) if isinstance(value, dict) and isinstance(under.get(key), dict) else value
+        for key, value in over.items()
+    }
+    return {**under, **both}
+
+
+def encoded(content: Any) -> str:
+    """JSON for a script element: "<" is written as an escape, so that no text can close the element it travels in."""
+    text = json.dumps(tidy(content), allow_nan=False, separators=(",", ":"), default=str)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def tidy(value: Any) -> Any:
+    """Seven digits of every floating number: finer than a pixel, and half the file."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if np.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): tidy(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [tidy(item) for item in value]
+    return value

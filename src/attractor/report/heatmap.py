@@ -1,0 +1,94 @@
+"""A grid of numbers or labels, such as layers by heads, and what is known about each of its cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attractor.errors import InputError
+from attractor.pictures import style
+from attractor.report.blocks import Badge, number
+
+SCALES = ("sequential", "diverging", "category")
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """One way to colour the grid.
+
+    values: (rows, columns) numbers, NaN or None where there is none; or labels, with ``scale="category"``.
+    scale: "sequential" (low to high), "diverging" (around zero) or "category" (one colour for each label).
+    words: a sentence that says what is measured. limits: the ends of the scale, by default those of the values.
+    colours: for categories, label -> "#rrggbb"; by default the palette in order of appearance.
+    """
+
+    values: Any
+    scale: str = "sequential"
+    words: str = ""
+    limits: tuple[float, float] | None = None
+    colours: Mapping[str, str] | None = None
+
+
+def grid_content(
+    measures: Mapping[str, Measure | Any],
+    rows: Sequence[object],
+    columns: Sequence[object],
+    axes: tuple[str, str],
+    detail: Callable[[int, int], Mapping[str, Any]] | None,
+) -> dict[str, Any]:
+    """What the script needs: labels, measures as flat lists, and the rows of every detail panel."""
+    if not measures:
+        raise InputError("a heatmap needs at least one measure")
+    size = (len(rows), len(columns))
+    content: dict[str, Any] = {"rows": [str(row) for row in rows], "columns": [str(column) for column in columns]}
+    content |= {"axes": list(axes), "measures": [], "details": None}
+    for name, measure in measures.items():
+        content["measures"].append(measured(name, measure if isinstance(measure, Measure) else Measure(measure), size))
+    if detail is not None:
+        content["details"] = [[panel(detail(row, column)) for column in range(size[1])] for row in range(size[0])]
+    return content
+
+
+def measured(name: str, measure: Measure, size: tuple[int, int]) -> dict[str, Any]:
+    """One measure, ready for JSON; ``shown`` is what a reader sees of each cell."""
+    if measure.scale not in SCALES:
+        raise InputError(f"scale {measure.scale!r} is not known; give one of {', '.join(SCALES)}")
+    words = {"name": name, "scale": measure.scale, "words": measure.words}
+    if measure.scale == "category":
+        labels = np.array(measure.values, dtype=object)
+        _check(labels, size, name)
+        flat = [None if label is None else str(label) for label in labels.ravel()]
+        kinds = list(dict.fromkeys(label for label in flat if label is not None))
+        given = dict(measure.colours or {})
+        colours = {kind: given.get(kind, style.PALETTE[place % len(style.PALETTE)]) for place, kind in enumerate(kinds)}
+        return {**words, "values": flat, "shown": [label or "none" for label in flat], "colours": colours}
+    values = np.array(measure.values, dtype=float)
+    _check(values, size, name)
+    low, high = _limits(values, measure)
+    flat = [float(value) if np.isfinite(value) else None for value in values.ravel()]
+    return {**words, "values": flat, "shown": [number(float(value)) for value in values.ravel()], "low": low, "high": high,
+            "ends": [number(low), number(high)]}  # fmt: skip
+
+
+def _check(values: np.ndarray, size: tuple[int, int], name: str) -> None:
+    if values.shape != size:
+        raise InputError(f"the measure {name!r} has shape {values.shape}; rows and columns make it {size}")
+
+
+def _limits(values: np.ndarray, measure: Measure) -> tuple[float, float]:
+    if measure.limits is not None:
+        return float(measure.limits[0]), float(measure.limits[1])
+    sound = values[np.isfinite(values)]
+    low, high = (float(sound.min()), float(sound.max())) if sound.size else (0.0, 1.0)
+    if measure.scale == "diverging":
+        high = max(abs(low), abs(high), 1e-300)
+        return -high, high
+    return (low, high) if high > low else (low - 0.5, low + 0.5)
+
+
+def panel(detail: Mapping[str, Any]) -> list[list[str]]:
+    """Labels and texts of one detail panel."""
+    return [[str(label), value.text if isinstance(value, Badge) else number(value)] for label, value in detail.items()]

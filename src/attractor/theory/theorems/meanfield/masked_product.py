@@ -1,0 +1,113 @@
+r"""T14, product data: where what tokens are does not depend on where they stand, a causal mask changes nothing.
+
+For :math:`\mu = \theta\otimes\nu` the measure that position s sees, made a probability, has the marginal :math:`\nu` for every s: the
+field is that of attention without a mask, and the product stays a product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from attractor.attention.masks import Causal
+from attractor.flow import flow
+from attractor.states import Tokens
+from attractor.theory import gaussians as mean_field
+from attractor.theory import hypotheses as given
+from attractor.theory.conditions import Hypothesis, Margin, vanishing
+from attractor.theory.sampling import Draw, cloud, law_of, sizes
+from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, each
+
+LATEST = 2.0
+
+
+def places(case: Case) -> list[torch.Tensor]:
+    """The tokens at each position, in the order of their coordinates."""
+    tokens = case.tokens
+    if tokens.positions is None:
+        return [row[None] for row in tokens.points]
+    parts = [tokens.points[tokens.positions == place] for place in tokens.positions.unique()]
+    return [torch.stack(sorted(part, key=lambda row: row.tolist())) for part in parts]
+
+
+def _product(case: Case) -> Margin:
+    parts = places(case)
+    if len({len(part) for part in parts}) > 1:
+        return given.decided(False, "positions carry different numbers of tokens")
+    worst = max(float((part - parts[0]).abs().max()) for part in parts)
+    return vanishing(worst / max(float(case.tokens.points.abs().max()), 1e-300))
+
+
+def _causal(case: Case) -> Margin:
+    return given.decided(
+        isinstance(case.attention.mask, Causal), "positions, equal ones included, see those not after them"
+    )
+
+
+def _equal(case: Case) -> Margin:
+    masses = case.tokens.weights
+    return given.decided(bool((masses - masses.mean()).abs().max() <= 1e-12 * masses.mean()), "masses of tokens")
+
+
+def both(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens at the end, with the mask and without one."""
+    until, options = min(case.horizon, LATEST), {"stop": (), "merge": False, "rtol": 1e-10, "atol": 1e-12}
+    plain = Tokens(case.tokens.points)
+    masked = flow(case.law, case.tokens, until=until, save=[until], **options).points[-1]
+    free = flow(replace(case.attention, mask=None), plain, until=until, save=[until], **options).points[-1]
+    return masked, free
+
+
+def conclude(case: Case, seen: tuple[torch.Tensor, torch.Tensor]) -> tuple[Measurement, ...]:
+    masked, free = seen
+    size = max(float(free.norm(dim=-1).max()), 1e-300)
+    missed = float((masked - free).norm(dim=-1).max()) / size
+    return (Measurement("the mask changes nothing", -missed, 1e-7),)
+
+
+def blocks(product: bool) -> Sampler:
+    def draw_case(draw: Draw) -> Case:
+        n, d = sizes(draw, ((3, 2), (4, 3)))
+        count = int(draw.integers(2, 5))
+        parts = [cloud(draw, n, d).points] * count if product else [cloud(draw, n, d).points for _ in range(count)]
+        kernel = ("softmax", "l2")[int(draw.integers(2))]
+        law = law_of(draw, gaussian(draw, d), gaussian(draw, d), kernel=kernel, mask="causal")
+        where = torch.arange(count).repeat_interleave(n)
+        return Case(law, Tokens(torch.cat(parts), positions=where), horizon=1.0)
+
+    return draw_case
+
+
+def shuffled(case: Case) -> Case:
+    """The same places with tokens of their own."""
+    tokens = case.tokens
+    assert tokens.positions is not None
+    return replace(case, state=replace(tokens, points=tokens.points * (1.0 + tokens.positions[:, None])))
+
+
+THEOREM = Theorem(
+    key="meanfield.T14-product",
+    title="Product data do not feel the mask",
+    statement=r"For \(\mu = \theta\otimes\nu\), every position carrying the same measure \(\nu\), causal softmax or L2 attention moves "
+    r"tokens as attention without a mask does, and \(\mu_t = \theta\otimes\nu_t\).",
+    citation=mean_field.cite("masked attention"),
+    status=Status.HERE,
+    hypotheses=(
+        mean_field.kernels("softmax", "l2"),
+        given.FLAT,
+        given.TOKENS,
+        Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } s_j > s_i", _causal, structural=True),
+        Hypothesis("equal masses", r"m_i = 1/n", _equal, structural=True),
+        mean_field.BARE,
+        Hypothesis("product data", r"\mu = \theta\otimes\nu", _product),
+    ),
+    fate="identity",
+    conclude=conclude,
+    sample=blocks(True),
+    violate={"product data": blocks(False)},
+    gather=each(both),
+    broken=shuffled,
+    proof="What a position sees, made a probability, has the marginal nu.",
+)

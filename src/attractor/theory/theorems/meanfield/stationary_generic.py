@@ -1,0 +1,153 @@
+r"""T6, generic value: in dimensions two and three, limits of covariances under softmax attention have rank at most d/2.
+
+:math:`\Sigma` rests iff :math:`X = V\Sigma A\Sigma` is skew; its rows, so its columns, lie in the image of :math:`\Sigma`, and its rank is
+even. X = 0 makes the image isotropic for A, so of dimension at most d/2. A rank of two on an image of dimension two or three needs, for d
+at most three, an image that V leaves invariant and one equation more than there are unknowns: generic V leave no room. From d = 4 on they
+do, and the bound is false (the claim meanfield.softmax-rank).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from attractor.meanfield import limit_rank
+from attractor.theory import gaussians as mean_field
+from attractor.theory.conditions import Hypothesis, Margin, decided, nonzero, strictly
+from attractor.theory.sampling import Draw, definite, indefinite, skew
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+
+UNITS = 1e3  # the first look, in units of the inverse rate of the start; the second is ten times later
+GROWN = 1e6
+EVALUATIONS = 20_000
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The rank of the limit, None where there is none within the budget, and a word about it."""
+
+    rank: int | None
+    word: str
+
+
+def followed(case: Case) -> Seen:
+    """Where the covariance goes, by a stiff method: the way to a limit of lower rank is slow, and explicit steps stay short."""
+    known = case.facts.get("seen")
+    if known is not None:
+        return known
+    from scipy.integrate import solve_ivp
+
+    value, form = case.matrices.values[0].numpy(), mean_field.crossed(case).numpy()
+    start = mean_field.start_of(case).covariance.numpy()
+    size, d, spent = float(np.linalg.norm(start)), len(start), 0
+
+    def velocity(_: float, flat: np.ndarray) -> np.ndarray:
+        nonlocal spent
+        spent += 1
+        if spent > EVALUATIONS:
+            raise StopIteration
+        covariance = flat.reshape(d, d)
+        half = value @ covariance @ form @ covariance
+        return (half + half.T).ravel()
+
+    def grown(_: float, flat: np.ndarray) -> float:
+        return GROWN * size - float(np.linalg.norm(flat))
+
+    grown.terminal = True  # type: ignore[attr-defined]
+    late = UNITS / max(float(np.linalg.norm(value @ start @ form)), 1e-3)
+    try:
+        run = solve_ivp(
+            velocity,
+            (0.0, 10.0 * late),
+            start.ravel(),
+            "LSODA",
+            t_eval=(late, 10.0 * late),
+            events=grown,
+            rtol=1e-9,
+            atol=1e-13 * size,
+        )
+    except StopIteration:
+        return Seen(None, "not decided within the budget")
+    if run.status < 0:
+        return Seen(None, "the integration failed")
+    if run.status > 0:
+        return Seen(None, "the covariance grows without bound")
+    looks = [np.linalg.eigvalsh(row.reshape(d, d))[::-1] for row in run.y.T]
+    if looks[1][0] < 1e-2 * size * min(1.0, 1e2 / UNITS):
+        return Seen(0, "the covariance goes to zero")
+    return Seen(limit_rank(*looks), "the covariance has a limit")
+
+
+def conclude(case: Case, seen: Seen) -> tuple[Measurement, ...]:
+    most = mean_field.start_of(case).dim // 2
+    rank = 0 if seen.rank is None else seen.rank  # the statement is about limits alone
+    return (Measurement("the rank is at most d/2", float(most - rank), asymptotic=True),)
+
+
+def _invertible(case: Case) -> Margin:
+    values = torch.linalg.svdvals(mean_field.crossed(case))
+    return strictly(float(values[-1] / values[0].clamp_min(1e-300)))
+
+
+def _generic(case: Case) -> Margin:
+    value = case.matrices.values[0]
+    part = value.diagonal().mean() * torch.eye(len(value), dtype=value.dtype)
+    return nonzero(float((value - part).norm() / value.norm().clamp_min(1e-300)), 1e-3)
+
+
+def _small(case: Case) -> Margin:
+    return decided(case.attention.dim <= 3, f"d = {case.attention.dim}")
+
+
+def _convergent(case: Case) -> Margin:
+    seen = followed(case)
+    return decided(seen.rank is not None, seen.word)
+
+
+def sample(draw: Draw) -> Case:
+    return drawn(draw, int(draw.integers(2, 4)))
+
+
+def drawn(draw: Draw, d: int) -> Case:
+    """Mostly such as have a limit of positive rank: S indefinite, V not symmetric and with a positive symmetric part."""
+    form = indefinite(draw, d, 1, 0.2, 1.5) + skew(draw, d)
+    value = definite(draw, d, 1.0, 0.2, 2.0) + skew(draw, d)
+    case = Case(mean_field.softmax_law(draw, form, value), mean_field.normal(draw, d))
+    return replace(case, facts={"seen": followed(case)})
+
+
+def identity(draw: Draw) -> Case:
+    """V = I with a skew interaction, invertible and without effect: every covariance rests."""
+    law = mean_field.softmax_law(draw, skew(draw, 2, 1.0), torch.eye(2, dtype=torch.float64))
+    return Case(law, mean_field.normal(draw, 2))
+
+
+def resting(case: Case) -> Case:
+    """No value at all: the covariance stays what it was."""
+    return Case(replace(case.attention, value=torch.zeros_like(case.attention.value)), case.state)
+
+
+THEOREM = Theorem(
+    key="meanfield.T6-generic",
+    title="Limits have at most half rank",
+    statement=r"Softmax attention in \(d \le 3\) dimensions with \(A\) invertible and \(V\) generic: if \(\Sigma_t\) has a "
+    r"limit, its rank is at most \(\lfloor d/2\rfloor\).",
+    citation=mean_field.cite("limits of low rank, said of every d"),
+    status=Status.CHECKED,
+    hypotheses=(
+        *mean_field.SOFTMAX_GAUSSIAN,
+        mean_field.FULL_RANK,
+        Hypothesis("interaction invertible", r"\det A \ne 0", _invertible),
+        Hypothesis("value generic", r"V \ne cI", _generic),
+        Hypothesis("at most three dimensions", r"d \le 3", _small, structural=True),
+        Hypothesis("covariance converges", r"\Sigma_t \to \Sigma_\infty", _convergent),
+    ),
+    fate="identity",
+    conclude=conclude,
+    sample=sample,
+    violate={"value generic": identity, "at most three dimensions": lambda draw: drawn(draw, 4)},
+    gather=each(followed),
+    broken=resting,
+)
