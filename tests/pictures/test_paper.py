@@ -22,6 +22,7 @@ from attractor.pictures.curves import Curve, Panel, draw_panels
 from attractor.pictures.decay import Decay, draw_decays
 from attractor.pictures.densities import draw_densities
 from attractor.pictures.heat import draw_map
+from attractor.pictures.intervals import Interval, Rows, draw_intervals
 from attractor.pictures.spectrum import draw_spectrum
 from attractor.pictures.style import sized
 from attractor.theory.positional import KINDS, Cell, Encoding, PositionalStudy
@@ -38,6 +39,7 @@ WORDS = {
     "title": "A title that is long enough to need more than one line of a single column of a journal",
     "caption": "What it shows. " * 9,
 }
+ROWS = Rows("panel", [Interval(0.1, -0.3, 0.4, 0.2)] * 4)
 times = np.linspace(0.0, 1.0, 5)
 numbers = np.random.default_rng(0)
 covered = np.column_stack([0.5 * np.cos(6 * times), 0.5 * np.sin(6 * times), 1 + times])
@@ -62,6 +64,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "density on a line": lambda: draw_densities(times, numbers.normal(size=(5, 50, 1)), **WORDS),
     "density in the plane": lambda: draw_densities(times[:4], numbers.normal(size=(4, 50, 2)), **WORDS),
     "curves": lambda: draw_panels([Panel((Curve(list(times), list(times), "a line"),), y="value", title="one of them")] * 3, **WORDS),
+    "intervals": lambda: draw_intervals(["of a head"] * 4, ["spectrum", "null"] * 2, [ROWS] * 2, x="correlation", **WORDS),
     "positions": lambda: draw_positions(study),
     "benchmark": lambda: draw_bench({**REPORT, "growth": GROWTH}),
 }  # fmt: skip
