@@ -1,10 +1,11 @@
-"""Draws the pictures of the gallery again: runs every example and keeps its picture, in few colours. About a minute:
+"""Draws the pictures of the documentation again, in few colours: every example's, and those of the stored benchmarks. About a minute:
 
-python docs/pictures.py
+python docs/pictures.py [NAME ...]
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from pathlib import Path
 
 from PIL import Image
 
+from attractor.bench.picture import draw
+
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "_static" / "gallery"
-COLOURS = 64
+COLOURS = 256
 
 
 def main() -> None:
@@ -27,8 +30,17 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             quiet = {**os.environ, "MPLBACKEND": "agg"}
             subprocess.run([sys.executable, str(script)], cwd=folder, env=quiet, check=True)
-            picture = Image.open(Path(folder) / f"{script.stem}.png").convert("RGB")
-            picture.quantize(COLOURS).save(KEPT / f"{script.stem}.png", optimize=True)
+            keep(Path(folder) / f"{script.stem}.png", KEPT / f"{script.stem}.png")
+    for report in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        measured = json.loads(report.read_text(encoding="utf-8"))
+        if measured.get("schema") == "attractor.bench/1" and (not wanted or report.stem in wanted):
+            picture = draw(measured, report.with_suffix(".png"))
+            keep(picture, picture)
+
+
+def keep(picture: Path, place: Path) -> None:
+    """A picture with fewer colours takes a fraction of the room."""
+    Image.open(picture).convert("RGB").quantize(COLOURS).save(place, optimize=True)
 
 
 if __name__ == "__main__":
