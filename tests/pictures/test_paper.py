@@ -90,9 +90,12 @@ def test_a_figure_has_the_width_of_its_columns_and_nothing_is_cut(name: str, wid
 
 
 @pytest.mark.parametrize("width", ["one", "two"])
-def test_tokens_fit_their_columns(globe_scene: Scene, width: str) -> None:
+@pytest.mark.parametrize(
+    ("dim", "space"), [(1, "euclidean"), (2, "euclidean"), (2, "sphere"), (5, "euclidean"), (3, "ellipsoid")]
+)
+def test_tokens_fit_their_columns(make_scene: Callable[..., Scene], dim: int, space: str, width: str) -> None:
     with paper(width):
-        figure = draw(globe_scene)
+        figure = draw(make_scene(dim, space))
     assert figure.get_size_inches()[0] == pytest.approx(style.COLUMNS[width])
     assert overhang(figure) <= 0.01
 
