@@ -13,7 +13,7 @@ import attractor as at
 
 Command = Callable[[str], Any]
 LATER = [
-    "iterate",
+    "tour",
     "sweep",
     "reproduce",
     "explore",
