@@ -5,13 +5,15 @@
 A step is forward, backward and AdamW on random tokens, on the GPU if there is one (bfloat16 autocast there, float32 on the CPU). Prints
 one JSON object: median seconds of each contender and the median, over rounds, of its ratio to the plain model; the target is 1.05.
 All contenders take the same path but for attention, so the ratio is the price of the refinement. ``--channels 16`` keeps part of each
-slice, ``--pad`` says whether values are padded to the width of keys, ``--compile`` compiles every contender. Sizes by default are those of
+slice, ``--pad`` says whether values are made as wide as keys, ``--compile`` compiles every contender, and ``--backends`` adds contenders
+(plain ones too) that try this kernel of PyTorch's fused attention first. Sizes by default are those of
 GPT-2 small on a GPU (about a minute on an H200) and small ones on the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import time
@@ -38,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20 if gpu else 5)
     parser.add_argument("--channels", type=int, help="of each slice, all of them by default")
     parser.add_argument("--pad", choices=list(PADS), default="auto")
+    parser.add_argument("--backends", nargs="+", choices=["cudnn", "flash", "efficient"], default=[])
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--device", default="cuda" if gpu else "cpu")
     return parser.parse_args()
@@ -73,23 +76,35 @@ def model_of(given: argparse.Namespace) -> Any:
     return transformers.LlamaForCausalLM(config).to(given.device).train()
 
 
-def step_of(given: argparse.Namespace, kind: str | None) -> Callable[[], None]:
+def step_of(given: argparse.Namespace, kind: str | None, backend: str | None) -> Callable[[], None]:
     model = model_of(given)
     if kind is not None:
         channels = given.channels if kind == "slice" else None
-        at.nn.refine(model, kind, sign="free", value=0.01, channels=channels, pad=PADS[given.pad])
+        at.nn.refine(model, kind, sign="free", value=0.01, channels=channels, pad=PADS[given.pad], backend=backend)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=given.device == "cuda")
     run = torch.compile(model) if given.compile else model
     ids = torch.randint(0, given.vocabulary, (given.batch, given.context), device=given.device)
 
     def step() -> None:
         optimiser.zero_grad()
-        with torch.autocast(given.device, torch.bfloat16, enabled=given.device == "cuda"):
+        with torch.autocast(given.device, torch.bfloat16, enabled=given.device == "cuda"), preferred(backend):
             loss = run(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         optimiser.step()
 
     return step
+
+
+def preferred(backend: str | None) -> Any:
+    if backend is None:
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    names = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
+    first = getattr(SDPBackend, names.pop(backend))
+    return sdpa_kernel(
+        [first, *(getattr(SDPBackend, name) for name in names.values()), SDPBackend.MATH], set_priority=True
+    )
 
 
 def seconds(given: argparse.Namespace, step: Callable[[], None]) -> float:
@@ -104,8 +119,11 @@ def seconds(given: argparse.Namespace, step: Callable[[], None]) -> float:
 
 def main() -> None:
     given = arguments()
-    contenders: dict[str, str | None] = {"plain": None, **{kind: kind for kind in given.kinds}}
-    steps = {name: step_of(given, kind) for name, kind in contenders.items()}
+    contenders: dict[str, tuple[str | None, str | None]] = {}
+    for kind in (None, *given.kinds):
+        for backend in (None, *given.backends):
+            contenders[" ".join(filter(None, (kind or "plain", backend)))] = kind, backend
+    steps = {name: step_of(given, *choice) for name, choice in contenders.items()}
     for step in steps.values():
         for _ in range(3):  # what is compiled, tuned or allocated on first use
             step()

@@ -58,7 +58,9 @@ class Grid:
     def label(self) -> Measure:
         words = "; ".join(f"{name}: {LABELS[name]}" for name in dict.fromkeys(row["label"] for row in self.audit.heads))
         return Measure(
-            self.table(lambda head: head.get("label")), "category", f"The regime of the head alone. {words}."
+            self.table(lambda head: head.get("label")),
+            "category",
+            f"The regime of the head alone, as a flow without norms. {words}.",
         )
 
     def deviations(self) -> dict[str, Measure]:
@@ -123,7 +125,7 @@ def number_of(head: dict[str, Any], quantity: Quantity) -> str:
     text = short(head[quantity.name])
     bar = (head.get("errors") or {}).get(quantity.name)
     if bar:
-        text += f" ± {short(bar['bar'])}"
+        text += f" ± {bar['bar']:.1g}"
     away = [
         f"{kind} {null['deviations']:+.1f}σ"
         for kind in ("random", "mismatched")

@@ -125,21 +125,25 @@ def add_layers(report: Report, audit: Audit, of: str) -> None:
         )
     columns = {
         "layer": "name",
-        "largest real part": "value_abscissa",
+        "real part": "value_abscissa",
         "radius": "value_radius",
-        "index of the sum of W": "interaction_index",
-        "index of the metric form": "metric_index",
-        "residual of a shared metric": "residual",
-        "growth at consensus": "growth_consensus",
-        "growth by drift alone": "growth_diffuse",
+        "index of W": "interaction_index",
+        "metric index": "metric_index",
+        "residual": "residual",
+        "growth": "growth_consensus",
+        "drift alone": "growth_diffuse",
         "label": "label",
     }
-    rows = [{title: row.get(name) for title, name in columns.items()} for row in audit.layers]
+    rows = [
+        {title: row.get(name) for title, name in columns.items()} | {"layer": row["name"].removeprefix("layer ")}
+        for row in audit.layers
+    ]
     part.table(
         rows,
         [title for title in columns if any(row[title] is not None for row in rows)],
-        caption="Growth is that of the root mean square of a stream of unit size: a prediction for random directions; a text lies "
-        "between the two columns.",
+        caption="Sums over heads: largest real part and discrete radius of the value, indices of W and of the metric form, what the best "
+        "shared metric leaves; growth of the root mean square of a stream of unit size, for random directions at consensus and with "
+        "attention spread so thin that its drift alone remains.",
     )
     if any(row["offsets"] for row in audit.heads):
         part.figure(

@@ -27,10 +27,10 @@ LAYOUT: dict[str, Any] = {
 
 def traces(spectra: Spectra, head: dict[str, Any]) -> list[dict[str, Any]]:
     """The eigenvalues of the value in the plane, with the disc of a random head, and those of the symmetric forms by rank."""
-    value = spectra.value.numpy()
+    value = spectra.value
     made = [
         {
-            **_dots("value O V", _few(value.real), _few(value.imag), style.PALETTE[0]),
+            **_dots("value O V", _few(value.real.numpy()), _few(value.imag.numpy()), style.PALETTE[0]),
             "hovertemplate": "%{x:.3g} + %{y:.3g}i<extra></extra>",
         }
     ]

@@ -29,6 +29,10 @@ def add_meanings(report: Report) -> None:
             for quantity in QUANTITIES
         ]
     )  # fmt: skip
+    part.text(
+        "A label, and the theorem that certifies it, speak of the head by itself: tokens that move by this head's attention alone, along "
+        "continuous time, without norms, feed-forward and other heads. They are no statement about what the model does to a text."
+    )
     part.fold("Labels").table([{"label": name, "meaning": meaning} for name, meaning in LABELS.items()])
 
 

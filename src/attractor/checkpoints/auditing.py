@@ -227,9 +227,7 @@ def quantities(layer: Layer, fold: bool) -> dict[str, list[float]]:
 def add_error_bars(rows: list[dict[str, Any]], checkpoint: Checkpoint, index: int, settings: Settings) -> None:
     """Error bars of quantised weights for the heads of one layer."""
     stored = {name: _column(rows, name) for name in NAMES}
-    copies = [
-        quantities(perturbed(checkpoint, settings.seed + copy).layers[index], settings.fold)
-        for copy in range(settings.copies)
-    ]
+    seeds = range(settings.seed, settings.seed + settings.copies)
+    copies = [quantities(copy.layers[index], settings.fold) for copy in perturbed(checkpoint, seeds)]
     for row, bars in zip(rows, error_bars(stored, copies), strict=True):
         row["errors"] = bars

@@ -18,6 +18,7 @@ from attractor.cli.ending import complain
 from attractor.cli.fetch import fetch
 from attractor.cli.gaussian import gaussian
 from attractor.cli.groups import paragraphs
+from attractor.cli.iterate import iterate
 from attractor.cli.meanfield import meanfield
 from attractor.cli.positions import positions
 from attractor.cli.practice import practice
@@ -25,6 +26,8 @@ from attractor.cli.predict import predict
 from attractor.cli.questions import questions
 from attractor.cli.regimes import regimes
 from attractor.cli.simulate import simulate
+from attractor.cli.study import study
+from attractor.cli.tour import tour
 from attractor.cli.trace import trace
 from attractor.cli.train import train
 
@@ -36,6 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 for command in (
+    tour,
     simulate,
     gaussian,
     meanfield,
@@ -47,8 +51,10 @@ for command in (
     questions,
     audit,
     trace,
+    iterate,
     practice,
     train,
+    study,
     fetch,
     bench,
     doctor,

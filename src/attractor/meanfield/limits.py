@@ -72,7 +72,7 @@ class Limit:
 
 def limit(
     law: Law,
-    covariance: np.ndarray,
+    covariance: np.ndarray | Gaussian,
     *,
     horizon: float | None = None,
     rtol: float = 1e-8,
@@ -84,7 +84,8 @@ def limit(
     Growing runs end once standard deviations are 10,000 times those of the start; a blow-up is followed to its end. With ``path``
     covariances on the way to T are kept too.
     """
-    start = Gaussian(np.zeros(len(covariance)), covariance)  # type: ignore[arg-type]
+    given = covariance.covariance.numpy() if isinstance(covariance, Gaussian) else covariance
+    start = Gaussian(np.zeros(len(given)), given)  # type: ignore[arg-type]
     if horizon is None:
         horizon = _horizon(law, start)
     save = _times(horizon) if path else [horizon, 10.0 * horizon]
@@ -95,6 +96,9 @@ def limit(
         _spectrum(run.points[-1:]),
     )
     if end.name == "grown":  # to blow-up, or on and on
+        if path:  # the way is in its last moments, between the times that were saved
+            times = end.time * (1.0 - np.geomspace(1.0, 1e-9, 160)[1:])
+            way = flow(law, start, save=times.tolist(), rtol=rtol, stop=()).covariances.numpy()
         run = flow(law, start, until=10.0 * horizon, save=[], stop=[Grown(1e9)], max_evaluations=evaluations)
         spent, end = spent + run.stats.evaluations, run.outcome
     assert isinstance(run.final, Gaussian)

@@ -26,6 +26,7 @@ class TransformerBlock(nn.Module):
     placement : "none", "pre", "post" or "peri" (also called "sandwich"), as in ``at.Block``.
     norm : "layer" or "rms".
     dropout : of what each part adds.
+    drop_path : share of the sequences of a batch that a part leaves as they are in training (stochastic depth).
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class TransformerBlock(nn.Module):
         norm: Literal["layer", "rms"] = "layer",
         activation: str = "gelu",
         dropout: float = 0.0,
+        drop_path: float = 0.0,
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
@@ -53,7 +55,9 @@ class TransformerBlock(nn.Module):
         self.narrow = nn.Linear(hidden, dim) if hidden else None
         kind = nn.LayerNorm if norm == "layer" else nn.RMSNorm
         self.norms = nn.ModuleList([kind(dim, eps=eps) for _ in range(NORMS[self.placement])])
-        self.dropout = nn.Dropout(dropout)
+        if not 0.0 <= drop_path < 1.0:
+            raise InputError(f"drop_path must be at least 0 and below 1, got {drop_path}")
+        self.dropout, self.drop_path = nn.Dropout(dropout), float(drop_path)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (..., n, d); ``mask`` as in ``AttentionLayer``."""
@@ -64,7 +68,11 @@ class TransformerBlock(nn.Module):
         before = self.norms[part](x) if self.placement in ("pre", "peri") else x
         moved = self.attention(before, mask) if part == 0 else self._feed(before)
         moved = self.norms[2 + part](moved) if self.placement == "peri" else moved
-        x = x + self.dropout(moved)
+        moved = self.dropout(moved)
+        if self.drop_path and self.training:
+            kept = 1 - self.drop_path
+            moved = moved * moved.new_empty(moved.shape[0], *[1] * (moved.ndim - 1)).bernoulli_(kept) / kept
+        x = x + moved
         return self.norms[part](x) if self.placement == "post" else x
 
     def _feed(self, x: Tensor) -> Tensor:

@@ -42,7 +42,9 @@ class DefiniteAttention(AttentionLayer):
     negative : share of negative directions of the metric in the intermediate regime.
     signs : of the metric's pivots, one by one (+1 or -1) in the place of those of the regime, to compare with permuted signs.
     interaction : "positive"; "negative" makes every sym S_h negative definite, the other column of the phase table: a positive metric then
-        polarises and a negative one escapes.
+        polarises and a negative one escapes. Or signs (heads, head_dim) of the pivots of every S_h: then those of the metric and of the
+        interactions have together as many negative ones as the regime, and where they stand is free. That is the control for the
+        parameterisation itself: the same parameters and the same signs in other places, and no regime.
     skew : "interaction" (or True) gives every S_h a skew part, which the theorems allow; "both" gives one to B too, as the published
         experiments have it, and then no theorem applies; "none" (or False) has symmetric interactions.
     metric : "full" or "diagonal" B.
@@ -63,7 +65,7 @@ class DefiniteAttention(AttentionLayer):
         head_dim: int | None = None,
         negative: float = 0.5,
         signs: Sequence[int] | None = None,
-        interaction: Literal["positive", "negative"] = "positive",
+        interaction: Literal["positive", "negative"] | Sequence[Sequence[int]] = "positive",
         skew: Skew | bool = "interaction",
         metric: Literal["full", "diagonal"] = "full",
         relaxed: bool = False,
@@ -74,10 +76,9 @@ class DefiniteAttention(AttentionLayer):
     ) -> None:
         super().__init__(dim, heads, head_dim=head_dim, **options)
         self.regime, self.orientation, self.relaxed = regime, orientation, bool(relaxed)
-        chosen, skew = _signs(regime, dim, negative, signs), _skew(skew)
-        if interaction not in ("positive", "negative"):
-            raise InputError(f"interaction must be 'positive' or 'negative', got {interaction!r}")
-        inner = 1.0 if interaction == "positive" else -1.0
+        inner, skew = _interaction(interaction, heads, self.head_dim), _skew(skew)
+        elsewhere = 0 if isinstance(interaction, str) else int((inner < 0).sum())
+        chosen = _signs(regime, dim, negative, signs, elsewhere)
         if metric not in ("full", "diagonal"):
             raise InputError(f"metric must be 'full' or 'diagonal', got {metric!r}")
         if not 0 < pivot < float("inf"):
@@ -118,7 +119,7 @@ class Token(nn.Module):
     def __init__(
         self,
         signs: Tensor,
-        inner: float,
+        inner: Tensor,
         heads: int,
         head_dim: int,
         skew: Skew,
@@ -136,7 +137,7 @@ class Token(nn.Module):
         # variance 1/d like independent normal entries, but well conditioned; scaled for more rows than dimensions
         start = nn.init.orthogonal_(torch.empty(heads * head_dim, dim))
         self.projection = nn.Parameter((start * (heads * head_dim / dim) ** 0.5).unflatten(0, (heads, head_dim)))
-        self.interaction = Signed(inner * torch.ones(head_dim), heads, skew=skew != "none", pivot=pivot)
+        self.interaction = Signed(inner, heads, skew=skew != "none", pivot=pivot)
         metric = Signed(signs, diagonal=diagonal, skew=skew == "both", pivot=pivot)
         self.inverse_metric = None if relaxed else metric
         if relaxed:
@@ -159,20 +160,41 @@ class Token(nn.Module):
             return Weights(query, projection, inner @ projection, output)
 
 
-def _signs(regime: str, dim: int, negative: float, signs: Sequence[int] | None) -> Tensor:
-    """Signs of the metric's pivots; the negative ones come first unless they are given."""
+def _signs(regime: str, dim: int, negative: float, signs: Sequence[int] | None, elsewhere: int) -> Tensor:
+    """Signs of the metric's pivots; the negative ones come first unless they are given. ``elsewhere`` are those among interactions."""
     if regime not in ("convergent", "divergent", "intermediate"):
         raise InputError(f"regime {regime!r} is not known; the regimes are convergent, divergent and intermediate")
     if not 0 <= negative <= 1:
         raise InputError(f"negative is a share of directions, between 0 and 1, got {negative}")
-    count = {"convergent": dim, "divergent": 0, "intermediate": int(negative * dim)}[regime]
-    if signs is None:
+    count = {"convergent": dim, "divergent": 0, "intermediate": int(negative * dim)}[regime] - elsewhere
+    if signs is None and count >= 0:
         return torch.cat((-torch.ones(count), torch.ones(dim - count)))
-    if len(signs) != dim or any(abs(sign) != 1 for sign in signs) or sum(sign < 0 for sign in signs) != count:
+    if (
+        signs is None
+        or len(signs) != dim
+        or any(abs(sign) != 1 for sign in signs)
+        or sum(s < 0 for s in signs) != count
+    ):
+        more = f" (beside {elsewhere} of the interactions)" if elsewhere else ""
+        given = "none" if signs is None else list(signs)
         raise InputError(
-            f"signs must be {dim} numbers +1 or -1, {count} of them negative for this regime, got {list(signs)}"
+            f"signs must be {dim} numbers +1 or -1, {max(count, 0)} of them negative for this regime{more}, got {given}"
         )
     return torch.tensor([float(sign) for sign in signs])
+
+
+def _interaction(given: str | Sequence[Sequence[int]], heads: int, head_dim: int) -> Tensor:
+    """Signs (heads, head_dim) of the pivots of every S_h."""
+    if given in ("positive", "negative"):
+        return (1.0 if given == "positive" else -1.0) * torch.ones(heads, head_dim)
+    if isinstance(given, str) or [len(row) for row in given] != [head_dim] * heads:
+        raise InputError(
+            f"interaction must be 'positive', 'negative' or {heads} rows of {head_dim} signs +1 or -1, got {given!r}"
+        )
+    signs = torch.tensor([[float(sign) for sign in row] for row in given])
+    if not bool((signs.abs() == 1).all()):
+        raise InputError(f"the signs of an interaction are +1 or -1, got {given!r}")
+    return signs
 
 
 def _skew(skew: Skew | bool) -> Skew:

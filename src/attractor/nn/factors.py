@@ -18,7 +18,7 @@ SKEW = 0.02  # standard deviation of the skew part at the start
 
 
 class Signed(nn.Module):
-    """One (size, size) matrix, or ``copies`` of them, with pivots of the given ``signs`` (size,).
+    """One (size, size) matrix, or ``copies`` of them, with pivots of the given ``signs``, (size,) or (copies, size).
 
     ``diagonal`` keeps the pivots alone; ``skew`` adds T - T'. Products are made in float32 at least, also inside autocast.
     """
@@ -35,7 +35,7 @@ class Signed(nn.Module):
         pivot: float = PIVOT,
     ) -> None:
         super().__init__()
-        self.size, self.copies, self.diagonal = signs.shape[0], copies, diagonal
+        self.size, self.copies, self.diagonal = signs.shape[-1], copies, diagonal
         leading = () if copies is None else (copies,)
         below = self.size * (self.size - 1) // 2
         self.register_buffer("signs", signs.to(torch.get_default_dtype()))

@@ -27,14 +27,14 @@ SMALLEST = 1e-2  # eigenvalue that the start's symmetric part is clipped at
 class Official(nn.Module):
     """Free query and output (d, d), definite ``interaction`` W and ``metric`` A (d, d)."""
 
-    def __init__(self, signs: Tensor, inner: float, heads: int, skew: bool, solve: Solve, pivot: float) -> None:
+    def __init__(self, signs: Tensor, inner: Tensor, heads: int, skew: bool, solve: Solve, pivot: float) -> None:
         super().__init__()
         if solve not in ("quotient", "product"):
             raise InputError(f"solve must be 'quotient' or 'product', got {solve!r}")
         dim = signs.shape[0]
         self.heads, self.solve = heads, solve
         self.query, self.output = (nn.Parameter(nn.init.orthogonal_(torch.empty(dim, dim))) for _ in range(2))
-        self.interaction = Signed(inner * torch.ones(dim), skew=skew, pivot=pivot)
+        self.interaction = Signed(inner.flatten(), skew=skew, pivot=pivot)
         self.metric = Signed(signs, skew=skew, pivot=pivot)
         for part in (self.interaction, self.metric):
             part.start(_lower(nn.init.orthogonal_(torch.empty(dim, dim))))

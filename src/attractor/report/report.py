@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,11 @@ class Report(Section):
     def html(self) -> str:
         """The whole page as text."""
         return render(self)
+
+    def _repr_html_(self) -> str:
+        """The page in a frame, for notebooks."""
+        frame = "width:100%;height:80vh;border:1px solid #8884;border-radius:10px"
+        return f'<iframe srcdoc="{escape(self.html())}" style="{frame}" title="{escape(self.title)}"></iframe>'
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, whole or not at all; ``path`` ends in .html, in a folder that exists."""

@@ -53,7 +53,7 @@ class Checked:
         return {**asdict(self), "worst": self.worst if math.isfinite(self.worst) else None}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """All theorems that were checked."""
 
@@ -65,6 +65,13 @@ class Report:
     def violations(self) -> int:
         """Violations of proved statements: there must be none."""
         return sum(entry.violations for entry in self.theorems if entry.status.startswith("proved"))
+
+    def __repr__(self) -> str:
+        lines = [
+            f"  {entry.key}: {entry.instances} instances, {entry.violations} violations, worst margin {entry.worst:.3g}"
+            for entry in self.theorems
+        ]
+        return "\n".join([f"Report of {len(lines)} theorems, {self.violations} violations of proved ones", *lines])
 
     def row(self) -> dict[str, Any]:
         """Ready for JSON."""

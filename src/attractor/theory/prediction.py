@@ -15,14 +15,13 @@ from attractor.errors import InputError
 from attractor.spaces import Euclidean, Space, space_named
 from attractor.states import Gaussian, Tokens
 from attractor.theory.conditions import Condition, Verdict, decided
-from attractor.theory.ensembles import integrate
 from attractor.theory.fates import FATES, exclusive
 from attractor.theory.library import theorem as theorem_named
 from attractor.theory.library import theorems
 from attractor.theory.theorem import Case, Theorem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Finding:
     """One theorem, asked about one case."""
 
@@ -47,6 +46,11 @@ class Finding:
         unseen = len(self.theorem.hypotheses) - len(self.conditions)
         return len(self.missing) + unseen, sum(max(0.0, -condition.margin.value) for condition in self.missing)
 
+    def __repr__(self) -> str:
+        lacking = ", ".join(condition.name for condition in self.missing)
+        fate = f", {self.fate}" if self.fate not in (None, "identity") else ""
+        return f"Finding({self.theorem.key}: {self.verdict.value}{fate}{'; missing: ' + lacking if lacking else ''})"
+
     def row(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
@@ -61,7 +65,7 @@ class Finding:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """What the theorems say about a case."""
 
@@ -92,9 +96,25 @@ class Prediction:
 
     @property
     def nearest(self) -> Finding | None:
-        """The theorem that comes closest to applying without doing so."""
+        """The theorem that comes closest to applying without doing so; those that predict a fate come first."""
         others = [finding for finding in self.findings if finding.verdict is not Verdict.HOLDS]
-        return min(others, key=lambda finding: finding.distance, default=None)
+        return min(others, key=lambda finding: (finding.theorem.fate == "identity", *finding.distance), default=None)
+
+    def __repr__(self) -> str:
+        """Fates with the theorems behind them, what else applies, what cannot be decided, and what the nearest one misses."""
+        said = {key for keys in self.fates.values() for key in keys}
+        lines = [f"{fate} ({FATES[fate]}): {', '.join(keys)}" for fate, keys in self.fates.items()]
+        lines = lines or ["no theorem predicts a fate"]
+        also = [finding.theorem.key for finding in self.applicable if finding.theorem.key not in said]
+        lines += [f"also apply: {', '.join(also)}"] if also else []
+        lines += [f"undetermined: {', '.join(f.theorem.key for f in self.undetermined)}"] if self.undetermined else []
+        lines += [f"CONTRADICTION: {a.theorem.key} and {b.theorem.key}" for a, b in self.contradictions]
+        if self.nearest is not None:
+            lacking = (
+                ", ".join(condition.name for condition in self.nearest.missing) or "nothing that could be examined"
+            )
+            lines.append(f"nearest that does not apply: {self.nearest.theorem.key}, for want of: {lacking}")
+        return "Prediction\n" + "\n".join("  " + line for line in lines)
 
     def row(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -129,9 +149,17 @@ def predict(
     if state is not None and not isinstance(state, (Tokens, Gaussian)):
         raise InputError(f"predict asks about Tokens(...) or a Gaussian(...), got {type(state).__name__}")
     place = Euclidean() if space is None else space_named(space) if isinstance(space, str) else space
+    if not isinstance(place, Space):
+        raise InputError(f"space must be Sphere(), an Ellipsoid(...) or a name, got {type(place).__name__}")
     if isinstance(state, Tokens):
         law.check(state)
         place.check_dimension(state.dim)
+        state = state.moved(place.enter(state.points))  # as a flow would
+    elif isinstance(state, Gaussian) and getattr(law, "dim", state.dim) != state.dim:
+        raise InputError(f"the law moves points of {law.dim} coordinates, the Gaussian has {state.dim}")  # type: ignore[attr-defined]
+    if paper is not None and not theorems(paper):
+        papers = sorted({theorem.key.split(".")[0] for theorem in theorems()})
+        raise InputError(f"paper {paper!r} is not known; give {', '.join(papers)}")
     if step is not None and not (math.isfinite(step) and step > 0):
         raise InputError(f"step must be positive, got {step}")
     case = Case(law, state, place, options={} if step is None else {"method": "layers", "step": float(step)})
@@ -150,8 +178,8 @@ def ask(theorem: Theorem, case: Case) -> Finding:
 
 def _other_time(theorem: Theorem, case: Case) -> Condition | None:
     """What is wrong where a statement about flows is asked about discrete layers, or the other way round."""
-    asked = case.options.get("method") == "layers"
-    if theorem.gather is not integrate or _layered(theorem.key) == asked:
+    asked, layered = case.options.get("method") == "layers", _layered(theorem.key)
+    if layered == asked or theorem.timeless:
         return None
     if asked:
         return Condition("continuous time", r"\dot x", decided(False, "asked about discrete layers"), True)

@@ -118,7 +118,7 @@ def negated(case: Case) -> Case:
     return replace(case, law=replace(law, **changed))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Theorem:
     """A statement that can be asked about a case, and checked on random ones.
 
@@ -132,6 +132,7 @@ class Theorem:
     sample : a random case that satisfies the hypotheses (draws that do not are thrown away).
     violate : for some hypotheses, a sampler of cases that fail this one alone.
     gather : cases -> evidence for each; by default their trajectories, integrated in ensembles.
+    timeless : whether it speaks of weights or of one moment, so of layers as well as of flows.
     broken : a change of the case after which the conclusion, measured with the law as it was, must fail.
     """
 
@@ -149,6 +150,7 @@ class Theorem:
     broken: Callable[[Case], Case] = negated
     rate: str = ""
     proof: str = ""
+    timeless: bool = False
 
     def __post_init__(self) -> None:
         names = [hypothesis.name for hypothesis in self.hypotheses]
@@ -156,6 +158,9 @@ class Theorem:
             raise InputError(f"theorem {self.key}: hypotheses are {names}, violated are {list(self.violate)}")
         if isinstance(self.fate, str) and self.fate not in FATES:
             raise InputError(f"theorem {self.key}: the fate {self.fate!r} is not one of {', '.join(FATES)}")
+
+    def __repr__(self) -> str:
+        return f"Theorem({self.key!r}: {self.title}, {self.status.value})"
 
     def examine(self, case: Case) -> tuple[Condition, ...]:
         """The hypotheses that can be looked at, each with its margin."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +87,15 @@ class RunFolder:
         """Forget what lies after a step."""
         kept = [row for row in self.rows() if row["step"] <= step]
         self.curve.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+
+
+@contextmanager
+def unmade(*folders: Path) -> Iterator[None]:
+    """Take folders away again that an error left behind half filled."""
+    fresh = [folder for folder in folders if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise

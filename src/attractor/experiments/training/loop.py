@@ -9,64 +9,68 @@ resumed has the curve of one that was not.
 from __future__ import annotations
 
 import json
-import math
 import os
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from attractor.errors import AttractorError, InputError, MemoryShortageError, MissingExtraError, missing
+from attractor.errors import StoreError, missing
+from attractor.experiments.training.batches import Ahead
 from attractor.experiments.training.config import Config
-from attractor.experiments.training.dynamics import dynamics
-from attractor.experiments.training.folder import RunFolder
-from attractor.experiments.training.model import ByteModel, first_bad, parameter_groups
-from attractor.experiments.training.text import Bytes
+from attractor.experiments.training.data import Data, open_data
+from attractor.experiments.training.evaluation import evaluate
+from attractor.experiments.training.folder import RunFolder, unmade
+from attractor.experiments.training.models import build_model
+from attractor.experiments.training.models.inspection import parameter_groups
+from attractor.experiments.training.steps import enough_memory, take_step
+from attractor.experiments.training.tracking import check_trackers, log
+
+Progress = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Report:
-    """How a run ended: its last evaluation, and where the curve is."""
+    """How a run ended: the last training loss, the last scores, and where the curve is. ``throughput`` is in samples each second."""
 
     folder: Path
     steps: int
     parameters: int
     loss: float
-    bits_per_byte: float
-    perplexity: float
+    scores: dict[str, float]
     seconds: float
+    throughput: float
 
     def row(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return {**vars(self), "folder": str(self.folder)}
+        found = {name: value for name, value in vars(self).items() if name != "scores"}
+        return {**found, "folder": str(self.folder), **self.scores}
 
 
 def train(
-    config: Config, out: str | Path, *, resume: bool = False, progress: Callable[[dict[str, Any]], None] | None = None
+    config: Config,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    cache: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> Report:
-    """Train a model of bytes as ``config`` says, into the folder ``out``; ``resume`` goes on after its checkpoint."""
-    try:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
-        from accelerate.utils import set_seed
-    except ImportError:
-        raise missing("accelerate", "train") from None
-    _check_trackers(config)
-    text, folder = Bytes(config.data, config.context), RunFolder(out)
-    AcceleratorState._reset_state()  # it outlives a run, and would refuse another precision in the same process
-    together = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    accelerator = Accelerator(
-        cpu=together and not torch.cuda.is_available(),  # or processes without a GPU would not know of each other
-        mixed_precision=config.precision,
-        gradient_accumulation_steps=config.accumulate,
-        log_with=list(config.trackers) or None,
-        project_dir=str(out),
-    )
+    """Train a model as ``config`` says, into the folder ``out``; ``resume`` goes on after its checkpoint.
+
+    ``cache`` is where joined corpora and tokens are kept, a folder of the run unless given; ``progress`` is called with every row.
+    """
+    check_trackers(config)
+    folder = RunFolder(out)
+    accelerator = _accelerator(config, folder)
+    cache = folder.path / "data" if cache is None else Path(cache)
+    with unmade(cache, folder.path), accelerator.main_process_first():
+        data = open_data(config, cache)
+        torch.manual_seed(config.seed)
+        model = build_model(config, data)
     if accelerator.is_main_process:
         if resume:
             folder.agree(config)
@@ -75,101 +79,61 @@ def train(
             folder.begin(config)
     accelerator.wait_for_everyone()
 
-    set_seed(config.seed)
-    model = ByteModel(config)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    optimiser = torch.optim.AdamW(parameter_groups(model, config.decay), lr=config.rate, betas=(0.9, 0.95))
-    model, optimiser = accelerator.prepare(model, optimiser)
+    groups = parameter_groups(model, config.decay)
+    optimiser = torch.optim.AdamW(groups, lr=config.rate, betas=config.betas)  # type: ignore[arg-type]
+    with enough_memory(config, -1):
+        model, optimiser = accelerator.prepare(model, optimiser)
+    torch.manual_seed(config.seed + 1000003 * accelerator.process_index)  # dropout differs between processes
     first = folder.step() if resume else 0
     if first:
-        accelerator.load_state(str(folder.checkpoint))
+        _load(accelerator, folder)
     if accelerator.is_main_process:
         folder.cut(first)
     if config.trackers:
         accelerator.init_trackers("attractor", config={name: str(value) for name, value in config.row().items()})
-    run = torch.compile(model) if config.compile else model
+    compiled = torch.compile(model) if config.compile else model
 
     started = time.perf_counter()
-    with folder.curve.open("a", encoding="utf-8") as curve:
+    with folder.curve.open("a", encoding="utf-8") as curve, Ahead(accelerator, data, config, first) as batches:
         for step in range(first, config.steps):
             for group in optimiser.param_groups:
                 group["lr"] = config.learning_rate(step)
-            loss = _step(accelerator, run, model, optimiser, text, config, step)
-            row: dict[str, Any] = {"step": step + 1, "loss": loss, "rate": config.learning_rate(step)}
-            if not math.isfinite(loss):
-                _stop(accelerator, model, text, config, folder, step)
             last = step + 1 == config.steps
-            if last or (step + 1) % config.evaluate == 0:
-                row |= _evaluate(accelerator, model, text, config)
+            with enough_memory(config, step):
+                loss = take_step(accelerator, compiled, model, optimiser, batches, config, folder, step)
+                row: dict[str, Any] = {"step": step + 1, "loss": loss, "rate": config.learning_rate(step)}
+                if last or (step + 1) % config.evaluate == 0:
+                    row |= evaluate(accelerator, model, data, config, last)
             if accelerator.is_main_process:
                 curve.write(json.dumps(row) + "\n")
                 curve.flush()
                 if progress is not None:
                     progress(row)
-            if config.trackers:
-                accelerator.log({name: value for name, value in row.items() if isinstance(value, float)}, step=step + 1)
+            log(accelerator, config, row)
             if last or (step + 1) % config.checkpoint == 0:
                 _save(accelerator, folder, step + 1)
     if config.trackers:
         accelerator.end_training()
     accelerator.wait_for_everyone()
-    end = folder.rows()[-1]
-    bits, perplexity = end["bits_per_byte"], end["perplexity"]
-    return Report(folder.path, config.steps, parameters, end["loss"], bits, perplexity, time.perf_counter() - started)
+    return _report(folder, config, data, parameters, first, accelerator.num_processes, time.perf_counter() - started)
 
 
-def _check_trackers(config: Config) -> None:
-    for name in config.trackers:
-        if name not in ("tensorboard", "wandb"):
-            raise InputError(f"tracker {name!r} is not known; give tensorboard or wandb")
-        if find_spec(name) is None:
-            raise MissingExtraError(f"trackers name {name}, which is not installed: pip install {name}")
-
-
-def _step(accelerator: Any, run: Any, model: Any, optimiser: Any, text: Bytes, config: Config, step: int) -> float:
-    """One step of the optimiser, over ``accumulate`` batches: the mean loss over batches and processes."""
-    total = torch.zeros((), device=accelerator.device)
+def _accelerator(config: Config, folder: RunFolder) -> Any:
     try:
-        for part in range(config.accumulate):
-            with accelerator.accumulate(model):
-                loss = run(_batch(accelerator, text, config, step * config.accumulate + part))
-                accelerator.backward(loss)
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), config.clip)
-                optimiser.step()
-                optimiser.zero_grad()
-            total += loss.detach() / config.accumulate
-    except torch.cuda.OutOfMemoryError:
-        raise MemoryShortageError(
-            f"the GPU has no memory left at step {step + 1}: lower batch (now {config.batch}) and raise accumulate (now "
-            f"{config.accumulate}) by the same factor for the same run, or lower context (now {config.context})"
-        ) from None
-    return float(accelerator.reduce(total, "mean"))
-
-
-def _batch(accelerator: Any, text: Bytes, config: Config, number: int) -> Tensor:
-    return text.batch(config.batch, config.seed, number, accelerator.process_index).to(accelerator.device)
-
-
-@torch.no_grad()
-def _evaluate(accelerator: Any, model: Any, text: Bytes, config: Config) -> dict[str, Any]:
-    """Loss on validation text, and what tokens do along depth there."""
-    inner = accelerator.unwrap_model(model)
-    inner.eval()
-    losses = []
-    for number in range(config.evaluations):
-        batch = text.validation_batch(config.batch, number, config.evaluations).to(accelerator.device)
-        with accelerator.autocast():
-            losses.append(float(inner(batch)))
-    found = dynamics(inner, text.validation_batch(config.batch, 0, config.evaluations).to(accelerator.device))
-    inner.train()
-    loss = sum(losses) / len(losses)
-    return {
-        "validation_loss": loss,
-        "bits_per_byte": loss / math.log(2),
-        "perplexity": math.exp(min(loss, 700.0)),
-        "dynamics": found,
-    }
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+    except ImportError:
+        raise missing("accelerate", "train") from None
+    AcceleratorState._reset_state()  # it outlives a run, and would refuse another precision in the same process
+    together = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return Accelerator(
+        cpu=together and not torch.cuda.is_available(),  # or processes without a GPU would not know of each other
+        mixed_precision=config.precision,
+        gradient_accumulation_steps=config.accumulate,
+        log_with=list(config.trackers) or None,
+        project_dir=str(folder.path),
+    )
 
 
 def _save(accelerator: Any, folder: RunFolder, step: int) -> None:
@@ -184,13 +148,24 @@ def _save(accelerator: Any, folder: RunFolder, step: int) -> None:
     accelerator.wait_for_everyone()
 
 
-def _stop(accelerator: Any, model: Any, text: Bytes, config: Config, folder: RunFolder, step: int) -> None:
-    """Say where a loss that is not a number came from; the last checkpoint stays."""
-    number = step * config.accumulate
-    where = first_bad(accelerator.unwrap_model(model), _batch(accelerator, text, config, number))
-    kept = folder.step()
-    raise AttractorError(
-        f"the loss of step {step + 1} is not a finite number; the first such number is in {where}. "
-        + (f"The checkpoint after step {kept} is kept in {folder.checkpoint}" if kept else "There is no checkpoint yet")
-        + ": lower rate, or raise warmup"
-    )
+def _load(accelerator: Any, folder: RunFolder) -> None:
+    """What the checkpoint holds, into the model, the optimiser and the generators."""
+    from safetensors import SafetensorError
+
+    try:
+        accelerator.load_state(str(folder.checkpoint))
+    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise StoreError(
+            f"the checkpoint in {folder.checkpoint} cannot be read ({reason}): it is damaged or of another configuration; "
+            "begin again in another folder"
+        ) from None
+
+
+def _report(
+    folder: RunFolder, config: Config, data: Data, parameters: int, first: int, world: int, seconds: float
+) -> Report:
+    end = folder.rows()[-1]
+    scores = {name: value for name, value in end.items() if isinstance(value, float) and name not in ("loss", "rate")}
+    read = (config.steps - first) * config.batch * config.accumulate * world
+    return Report(folder.path, config.steps, parameters, end["loss"], scores, seconds, read / max(seconds, 1e-9))

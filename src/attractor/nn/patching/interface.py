@@ -5,6 +5,7 @@ A name without a mask function would make ``transformers`` build no mask at all,
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attractor.errors import UnsupportedError, missing
 from attractor.nn.patching.cache import Carrying, grouped, ungrouped
 from attractor.nn.patching.seats import Seat
-from attractor.nn.refinements import Refinement, Slice
+from attractor.nn.refinements import Refinement, Shift, Slice
 
 PREFIX = "attractor_"
 BASES = ("sdpa", "eager")
+KERNELS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 Pair = tuple[Tensor, Any]
 
 
@@ -75,7 +83,8 @@ def _attention(base: str) -> Callable[..., Pair]:
         if idle and not learning:
             return attend(module, query, own, value, attention_mask, **options)
         wide_module, q, k, v = _extended(module, refinement, seat, x, query, key, value)
-        output, weights = _narrow(attend, wide_module, q, k, v, attention_mask, options, seat.pad)
+        with _preferred(seat.backend):
+            output, weights = _narrow(attend, wide_module, q, k, v, attention_mask, options, seat.pad)
         if not idle:
             return output, weights
         # the values of the plain model to the last bit, with the derivative of the refined one
@@ -116,14 +125,28 @@ class _Apart:
 def _narrow(
     attend: Callable[..., Pair], module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, options: Any, pad: bool | None
 ) -> Pair:
-    """Attention with keys wider than values; where the fastest fused kernel wants equal widths, values are padded."""
+    """Attention with keys wider than values; where the fastest fused kernel wants equal widths, values are made as wide.
+
+    Keys of the shift end with the values themselves, so they take the place of padded values: nothing is copied.
+    """
     width = v.shape[-1]
     if pad is None:
         pad = q.is_cuda and mask is None and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= 256
     if not pad:
         return attend(module, q, k, v, mask, **options)
+    if isinstance(module.refinement, Shift):
+        output, weights = attend(module, q, k, k, mask, **options)
+        return output[..., -width:], weights
     output, weights = attend(module, q, k, functional.pad(v, (0, q.shape[-1] - width)), mask, **options)
     return output[..., :width], weights
+
+
+def _preferred(backend: str | None) -> Any:
+    """The kernel of PyTorch's fused attention that is tried first."""
+    if backend is None:
+        return contextlib.nullcontext()
+    first = KERNELS[backend]
+    return sdpa_kernel([first, *(kernel for kernel in KERNELS.values() if kernel != first)], set_priority=True)
 
 
 def _base(base: str, module: nn.Module) -> Callable[..., Pair]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.nn.patching.interface import BASES, PREFIX, register, remember
+from attractor.nn.patching.interface import BASES, KERNELS, PREFIX, register, remember
 from attractor.nn.patching.seats import Seat, seats
 from attractor.nn.refinements import REFINEMENTS, Refinement, Sign, refinement_named
 
@@ -25,6 +25,7 @@ def refine(
     channels: int | None = None,
     layers: Collection[int] | None = None,
     pad: bool | None = None,
+    backend: str | None = None,
 ) -> Model:
     """Give the self-attention of a ``transformers`` model a refinement, in place; its parameters are the model's from then on.
 
@@ -37,11 +38,14 @@ def refine(
     channels : of each slice that are used, all of them unless given; fewer make keys less wide and steps faster.
     layers : numbers of the attention modules to refine; all of them unless given.
     pad : pad values to the width of keys, which some fused kernels want; by default where that helps on a GPU.
+    backend : the kernel of PyTorch's fused attention to try first (cudnn, flash, efficient, math); PyTorch's own order unless given.
 
     Tokens are what the attention module reads: after the norm of a pre-norm model, with absolute positions where a model adds them.
     A cache filled before refining cannot be used after it.
     """
     base = _check(model, kind)
+    if backend is not None and backend not in KERNELS:
+        raise InputError(f"backend {backend!r} is not known; give {', '.join(KERNELS)}")
     found = list(seats(model))
     if layers is not None and not set(layers) <= set(range(len(found))):
         raise InputError(f"layers must be among 0 to {len(found) - 1}, got {sorted(layers)}")
@@ -55,7 +59,8 @@ def refine(
     for (_, module, seat), refinement in zip(chosen, made, strict=True):
         module.refinement = refinement.train(module.training)
         module.__dict__["refined"] = seat
-        seat.pad, seat.handle = pad, module.register_forward_pre_hook(remember, with_kwargs=True)
+        seat.pad, seat.backend = pad, backend
+        seat.handle = module.register_forward_pre_hook(remember, with_kwargs=True)
     config: Any = model.config
     config._attn_implementation = name
     options = {"sign": sign, "value": value, "channels": channels, "layers": None if layers is None else [*layers]}

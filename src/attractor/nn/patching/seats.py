@@ -22,6 +22,7 @@ class Seat:
     head_dim: int
     dim: int
     pad: bool | None = None
+    backend: str | None = None
     handle: Any = None
     tokens: Tensor | None = None
 

@@ -12,7 +12,7 @@ that hold one half of it. A quantity that one half decides is compared with that
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -131,7 +131,7 @@ def nulls(
         for quantity in QUANTITIES:
             name, mine = quantity.name, float(own[quantity.name][head])
             found = {"random": Null.of(mine, scaled[name]), "mismatched": Null.of(mine, others[name][head])}
-            row[name] = {kind: None if null is None else asdict(null) for kind, null in found.items()}
+            row[name] = {kind: None if null is None else dict(vars(null)) for kind, null in found.items()}
         rows.append(row)
     return rows
 

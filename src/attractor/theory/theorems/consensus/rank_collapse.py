@@ -17,6 +17,7 @@ from torch import Tensor
 from attractor.attention import Attention
 from attractor.states import Tokens
 from attractor.theory import hypotheses as given
+from attractor.theory.conditions import Hypothesis
 from attractor.theory.sampling import Draw, cloud, sizes
 from attractor.theory.sphere_sampling import gaussian
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, each
@@ -46,12 +47,17 @@ def conclude(case: Case, points: Tensor) -> tuple[Measurement, ...]:
     return (Measurement("diameters shrink cubically", float(slack.min()), 1e-12),)
 
 
+def _bare(case: Case) -> given.Margin:
+    return given.decided(case.facts.get("skip") is False, "a flow, like a residual stream, adds to the tokens")
+
+
 def sample(draw: Draw) -> Case:
     n, d = sizes(draw)
     heads = int(draw.integers(1, 3))
     parts = [gaussian(draw, d, 0.7) for _ in range(3 * heads)]
     query, key, value = (torch.stack(parts[k::3]) for k in range(3))
-    return Case(Attention(query, key, value), cloud(draw, n, d, float(draw.uniform(0.2, 1.0))))
+    state = cloud(draw, n, d, float(draw.uniform(0.2, 1.0)))
+    return Case(Attention(query, key, value), state, facts={"skip": False})
 
 
 def masked(draw: Draw) -> Case:
@@ -77,7 +83,14 @@ THEOREM = Theorem(
         "res(X) = X - 1 x' there is measured by the diameter here; P = scale Q'K",
     ),
     status=Status.HERE,
-    hypotheses=(given.SOFTMAX, given.TOKENS, given.FULL, given.PLACELESS, given.UNBIASED),
+    hypotheses=(
+        given.SOFTMAX,
+        given.TOKENS,
+        given.FULL,
+        given.PLACELESS,
+        given.UNBIASED,
+        Hypothesis("no skip connection", r"x_i^+ = \textstyle\sum_h\sum_j w^h_{ij} V_h x_j", _bare, structural=True),
+    ),
     fate="identity",
     rate=r"D_{k+1} = O(D_k^3)",
     conclude=conclude,

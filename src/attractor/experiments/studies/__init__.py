@@ -1,0 +1,1 @@
+"""Studies: many training runs that differ in one thing, and what their differences amount to."""
