@@ -92,7 +92,13 @@ def pickled(folder: Path) -> None:
     torch.save({"run": os.system}, folder / "pytorch_model.bin")
 
 
+def cut(folder: Path) -> None:
+    file = sorted(folder.glob("*.safetensors"))[0]
+    file.write_bytes(file.read_bytes()[:-50])
+
+
 DAMAGE = {
+    "truncated": (cut, 1, "it is truncated or not a safetensors file"),
     "NaN": (nan, 1, "layers.1.self_attn.k_proj.weight holds 1 entries that are NaN"),
     "family": (lambda folder: changed(folder, model_type="mamba"), 2, "no family for"),
     "shapes": (lambda folder: changed(folder, num_key_value_heads=4), 1, "the configuration calls for"),
@@ -128,6 +134,7 @@ def test_damage_is_one_line_and_writes_nothing(
     ("arguments", "code", "message"),
     [
         (["./nowhere"], 2, "no file or folder"),
+        (["no-such-owner/no-such-model"], 1, "connect to the network, or give the path"),
         (["."], 1, "has no config.json"),
         ([".", "--csv", "nowhere/heads.csv"], 2, "does not exist"),
         ([".", "--parquet", "nowhere/heads.parquet"], 2, "does not exist"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -112,8 +113,13 @@ def at_once(look: Callable[[range], Any], parts: list[range], dim: int) -> Itera
     if len(parts) < 2 or dim <= WIDE:
         yield from map(look, parts)
         return
-    with ThreadPoolExecutor(torch.get_num_threads(), "attractor-heads", torch.set_num_threads, (1,)) as pool:
-        yield from pool.map(look, parts)
+    yield from _pool(torch.get_num_threads()).map(look, parts)
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that are kept: the libraries of linear algebra hold buffers for every thread that they have ever seen."""
+    return ThreadPoolExecutor(threads, "attractor-heads", torch.set_num_threads, (1,))
 
 
 def parts_of(layer: Layer, together: bool) -> list[range]:
