@@ -18,6 +18,7 @@ from attractor.cli.ending import complain
 from attractor.cli.fetch import fetch
 from attractor.cli.gaussian import gaussian
 from attractor.cli.groups import paragraphs
+from attractor.cli.iterate import iterate
 from attractor.cli.meanfield import meanfield
 from attractor.cli.positions import positions
 from attractor.cli.practice import practice
@@ -50,6 +51,7 @@ for command in (
     questions,
     audit,
     trace,
+    iterate,
     practice,
     train,
     study,

@@ -122,6 +122,8 @@ def _mode(context: typer.Context, many: ManyOptions) -> Any:
         other = [used[name] for name in ("mean", "covariance", "until", "save") if name in used]
         if other:
             raise InputError(f"{wanted[0]} has its own starts and times: leave out {', '.join(other)}")
+    elif "until" in used and "save" in used:
+        raise InputError("--save names the times of the run, and the last is its end: leave out --until")
     found = {"--phase": modes.phase, "--blow-up-map": modes.blow_up_map, "--case": modes.case, "--ranks": modes.ranks}
     return found[wanted[0]] if wanted else modes.one
 
