@@ -13,7 +13,6 @@ import attractor as at
 
 Command = Callable[[str], Any]
 LATER = [
-    "tour",
     "sweep",
     "reproduce",
     "explore",

@@ -39,6 +39,18 @@ def test_a_model_learns_digits_and_its_tokens_are_followed(tmp_path: Path) -> No
     assert [len(heads) for heads in row["dynamics"]["head_regimes"]] == [4, 4]
 
 
+@pytest.mark.theorem
+@pytest.mark.parametrize("regime", ["convergent", "divergent", "intermediate"])
+def test_regimes_hold_along_a_run(regime: str, tmp_path: Path) -> None:
+    """Full attention without positions in the scores: the theorems speak of every layer, at every evaluation, also in bfloat16."""
+    config = Config(
+        "digits", **{**SMALL, "steps": 8, "evaluate": 2, "rate": 3e-2, "precision": "bf16", "attention": regime}
+    )
+    train(config, tmp_path / "run")
+    found = [row["dynamics"]["regimes"] for row in RunFolder(tmp_path / "run").rows() if "dynamics" in row]
+    assert found == [[regime]] * 4
+
+
 def test_stopped_and_resumed_to_the_same_curve(tmp_path: Path) -> None:
     """Augmentation and order follow from the step, and random states of dropped paths are kept."""
     config = Config("digits", **SMALL, drop_path=0.3)

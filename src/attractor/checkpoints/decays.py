@@ -78,7 +78,7 @@ def decay(values: Sequence[float] | np.ndarray, floor: float = 0.0, first: int |
     if best.rate <= 0 or log_m[0] - log_m[-1] < math.log(1.5):
         return Decay("none", f"it falls by less than a factor of 1.5 over {where}", window, fits, floor)
     if best.residual > GOOD * spread:
-        return Decay("neither", f"neither law fits {where}: {_words(best)}, {_words(other)}", window, fits, floor)
+        return Decay("neither", f"{where} fit neither, {_words(best)} and {_words(other)}", window, fits, floor)
     if ahead < CLEAR:
         return Decay("undecided", f"both laws fit {where} alike: {_words(best)}, {_words(other)}", window, fits, floor)
     message = f"{_words(best)} over {where}; {other.law} would leave {other.residual:.2g}, AIC {ahead:.0f} worse"

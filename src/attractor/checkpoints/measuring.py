@@ -109,8 +109,10 @@ def by_head(layer: Layer, tokens: Tokens) -> dict[str, Tensor]:
         expansion = query_expansion(law, tokens).mean(-1) if isinstance(law, Attention) else undefined
     except UnsupportedError:
         expansion = undefined
-    bilinear = isinstance(law, Attention) and isinstance(law.kernel, Softmax)
-    return {**found, "expansion": expansion, "log_energy": _log_energy(law, tokens) if bilinear else undefined}
+    energy = undefined
+    if isinstance(law, Attention) and isinstance(law.kernel, Softmax):  # scores that are bilinear
+        energy = _log_energy(law, tokens)
+    return {**found, "expansion": expansion, "log_energy": energy}
 
 
 def _log_energy(law: Attention, tokens: Tokens) -> Tensor:

@@ -95,7 +95,7 @@ def train(
     compiled = torch.compile(model) if config.compile else model
 
     started = time.perf_counter()
-    with folder.curve.open("a", encoding="utf-8") as curve, Ahead(accelerator, data, config, first) as batches:
+    with folder.curve.open("a", encoding="utf-8") as curve, Ahead(accelerator, data, config) as batches:
         for step in range(first, config.steps):
             for group in optimiser.param_groups:
                 group["lr"] = config.learning_rate(step)

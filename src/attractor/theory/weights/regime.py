@@ -122,7 +122,9 @@ def regime(
         raise InputError(f"tolerance must be between 0 and 1, got {tolerance}")
     try:
         whole = regime_of(found, factors_of(found), layer=layer, sums=sums, offsets=offsets, band=band)
-    except torch.linalg.LinAlgError:
+    except RuntimeError as error:
+        if type(error).__name__ != "_LinAlgError":
+            raise
         largest = max(float(part.abs().max()) for part in (found.query, found.key, found.value))
         raise InputError(
             f"the spectra of this law cannot be computed in floating point: its weights reach {largest:.3g}, and some products leave the "

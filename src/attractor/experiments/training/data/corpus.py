@@ -42,7 +42,8 @@ def _by_files(files: list[Path], data: str, split: Sequence[float], cache: Path)
             if word in words:
                 named.setdefault(part, []).append(file)
                 break
-    if "train" in named:
+    # a file that is called so by chance must not push the others aside
+    if "train" in named and ("validation" in named or sum(map(len, named.values())) == len(files)):
         parts = {part: _mapped(named[part], cache / f"{part}.txt") for part in SHARES if part in named}
         if "validation" in parts:
             return parts
