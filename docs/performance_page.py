@@ -38,7 +38,8 @@ def bench(name: str, report: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for contest in report["contests"]:
-        lines += [row(contest["name"], entry) for entry in contest["contenders"] if entry["status"] == "timed"]
+        timed = [entry for entry in contest["contenders"] if entry["status"] == "timed"]
+        lines += [row("" if number else contest["name"], entry) for number, entry in enumerate(timed)]
     lines += [""]
     picture = RESULTS / name.replace(".json", ".png")
     if picture.exists():

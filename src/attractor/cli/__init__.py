@@ -38,28 +38,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (
-    tour,
-    simulate,
-    gaussian,
-    meanfield,
-    predict,
-    regimes,
-    check,
-    positions,
-    claims,
-    questions,
-    audit,
-    trace,
-    iterate,
-    practice,
-    train,
-    study,
-    fetch,
-    bench,
-    doctor,
-):
-    app.command(help=paragraphs(command.__doc__ or ""))(command)
+COMMANDS = {  # in the order of the help
+    "Start": (tour,),
+    "Simulate": (simulate, gaussian, meanfield),
+    "Theory": (predict, regimes, check, positions, claims, questions),
+    "Real models": (fetch, audit, trace, iterate, practice),
+    "Training": (train, study),
+    "This machine": (bench, doctor),
+}
+for heading, commands in COMMANDS.items():
+    for command in commands:
+        app.command(help=paragraphs(command.__doc__ or ""), rich_help_panel=heading)(command)
 
 
 def _version(wanted: bool) -> None:

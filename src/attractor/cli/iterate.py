@@ -12,6 +12,7 @@ from attractor.cli.bars import counted
 from attractor.cli.ending import ending
 from attractor.cli.files import check_file, check_picture
 from attractor.cli.groups import grouped, numbers, panel, replay
+from attractor.cli.pictures import PictureOptions
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -93,20 +94,21 @@ class IterateOutput:
     debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(IterateModel, IteratePrompts, IteratePasses, IterateOutput)
+@grouped(IterateModel, IteratePrompts, IteratePasses, IterateOutput, PictureOptions)
 def iterate(
     context: typer.Context,
     model: IterateModel,
     prompts: IteratePrompts,
     passes: IteratePasses,
     output: IterateOutput,
+    paper: PictureOptions,
 ) -> None:
     """Push tokens through all blocks of a model again and again, and say by which law they come to consensus.
 
     The tokens are embedded once. Consensus is measured as the published experiments do, 1 - mean |cos(x_1, x_j)|, with the smallest
     signed cosine beside it: two opposite clusters score 0 too. Exit code 0; 1 if the run fails, 2 for a bad argument.
     """
-    with ending("attractor iterate", output.debug, interrupted=lambda: _interrupted(output)):
+    with ending("attractor iterate", output.debug, interrupted=lambda: _interrupted(output)), paper.sized():
         check_options(model, prompts, output)
         from attractor.checkpoints.opening import needs_transformers
         from attractor.checkpoints.verification import quiet
