@@ -26,6 +26,7 @@ from attractor.cli.questions import questions
 from attractor.cli.regimes import regimes
 from attractor.cli.simulate import simulate
 from attractor.cli.study import study
+from attractor.cli.study_results import study_results
 from attractor.cli.tour import tour
 from attractor.cli.trace import trace
 from attractor.cli.train import train
@@ -53,6 +54,7 @@ for command in (
     practice,
     train,
     study,
+    study_results,
     fetch,
     bench,
     doctor,

@@ -29,10 +29,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Rows:
-    """One panel: an interval for each of the shared rows."""
+    """One panel: an interval for each of the shared rows, on an axis from ``-reach`` to ``reach``; what lies beyond is not seen."""
 
     title: str
     intervals: Sequence[Interval]
+    reach: float = 1.05
 
 
 def draw_intervals(
@@ -44,12 +45,17 @@ def draw_intervals(
     x: str,
     path: str | os.PathLike[str],
     dpi: int = 200,
+    labels: float = LABELS,
+    grouped: bool = True,
 ) -> Path:
-    """Rows ``names``, coloured by ``groups``, and a panel beside the other for each set of intervals."""
+    """Rows ``names``, coloured by ``groups``, and a panel beside the other for each set of intervals.
+
+    Names have ``labels`` inches, and say their group where it is ``grouped``."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise InputError(f"{path}: this picture is written as {', '.join(SUFFIXES)}")
     with style.applied():
-        figure = _compose(names, groups, panels, title, caption, x)
+        shown = [f"{name}  [{group}]" for name, group in zip(names, groups, strict=True)] if grouped else names
+        figure = _compose(shown, groups, panels, title, caption, x, labels)
         place = target(path)
         with atomic(place) as temporary:
             save(figure, temporary, dpi, place.suffix.lower()[1:])
@@ -57,7 +63,13 @@ def draw_intervals(
 
 
 def _compose(
-    names: Sequence[str], groups: Sequence[str], panels: Sequence[Rows], title: str, caption: str, x: str
+    names: Sequence[str],
+    groups: Sequence[str],
+    panels: Sequence[Rows],
+    title: str,
+    caption: str,
+    x: str,
+    labels: float,
 ) -> Any:
     width = style.COLUMNS["two"]
     titles, lines = wrap(title, width, size=11.0), wrap(caption, width)
@@ -71,14 +83,14 @@ def _compose(
     for row, line in enumerate(reversed(lines)):
         place = (0.08 + LINE * row) / height
         figure.text(0.1 / width, place, line, size=6.5, color=style.QUIET, va="bottom", ha="left", parse_math=False)
-    each = (width - LABELS - 0.12 - GAP * (len(panels) - 1)) / len(panels)
+    each = (width - labels - 0.12 - GAP * (len(panels) - 1)) / len(panels)
     order = list(dict.fromkeys(groups))
     colours = [style.PALETTE[order.index(group) % len(style.PALETTE)] for group in groups]
     for index, panel in enumerate(panels):
-        left = LABELS + index * (each + GAP)
+        left = labels + index * (each + GAP)
         axes = figure.add_axes((left / width, (foot + FOOT) / height, each / width, body / height))
         _fill(axes, panel, colours, x)
-        axes.set_yticks(range(len(names)), [f"{name}  [{group}]" for name, group in zip(names, groups, strict=True)])
+        axes.set_yticks(range(len(names)), names)
         if index:
             axes.set_yticklabels([])
     return figure
@@ -92,7 +104,7 @@ def _fill(axes: Any, panel: Rows, colours: Sequence[str], x: str) -> None:
         axes.plot((one.low, one.high), (row, row), color=colour, linewidth=1.3)
         axes.plot((one.value,), (row,), color=colour, marker="o", markersize=4)
     axes.set_ylim(len(panel.intervals) - 0.4, -0.6)
-    axes.set_xlim(-1.05, 1.05)
+    axes.set_xlim(-panel.reach, panel.reach)
     axes.set_xlabel(x)
     axes.set_title(panel.title, loc="left")
     axes.tick_params(axis="y", length=0)
