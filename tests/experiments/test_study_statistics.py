@@ -90,7 +90,8 @@ def test_trained_convergent_models_keep_their_regime() -> None:
 def test_the_page_is_what_the_data_give() -> None:
     place = ROOT / "docs" / "experiments_page.py"
     spec = importlib.util.spec_from_file_location("experiments_page", place)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     written = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")

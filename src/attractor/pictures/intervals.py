@@ -105,6 +105,7 @@ def _fill(axes: Any, panel: Rows, colours: Sequence[str], x: str) -> None:
         axes.plot((one.value,), (row,), color=colour, marker="o", markersize=4)
     axes.set_ylim(len(panel.intervals) - 0.4, -0.6)
     axes.set_xlim(-panel.reach, panel.reach)
+    axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel(x)
     axes.set_title(panel.title, loc="left")
     axes.tick_params(axis="y", length=0)
