@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 SMALL = "--set layers=1,dim=8,heads=2,context=8,batch=2,steps=4,evaluate=2,evaluations=1"
-ARMS = "plain/rotary,convergent/rotary,divergent/rotary"
+ARMS = "plain/rotary,convergent/rotary"
 STUDY = f"study bytes --data words.txt --seeds 0,1 --arms {ARMS} {SMALL}"
 TIMES = ("seconds", "tokens_per_second", "time", "command")
 
@@ -44,7 +44,7 @@ def test_a_killed_study_goes_on_to_the_same_runs(words: Path, command: Callable[
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:2]) + lines[0][:50])  # as if it had died while it wrote
     done = command(f"{STUDY} --out cut --json")
-    assert done.json["runs"] == 6
+    assert done.json["runs"] == 4
     assert done.json["missing"] == []
     assert "plain/rotary" not in done.err  # was there already
     assert rows(words / "cut") == rows(words / "whole")
@@ -52,7 +52,7 @@ def test_a_killed_study_goes_on_to_the_same_runs(words: Path, command: Callable[
 
     found = command("study-results cut --plot differences.png --plot-depth depth.svg --json").json
     assert found["schema"] == "attractor.study-results/1"
-    assert [pair["seeds"] for pair in found["comparisons"]] == [2, 2, 2]
+    assert [pair["seeds"] for pair in found["comparisons"]] == [2]
     assert "plain/rotary against plain/absolute" in found["missing"]
     assert (words / "differences.png").stat().st_size > 1000
     assert (words / "depth.svg").exists()

@@ -68,8 +68,9 @@ def draw_differences(document: dict[str, Any], path: Path) -> Path:
     title = f"{document['study']}: what each change is worth"
     ends = sorted(max(abs(one.low), abs(one.high)) for one in intervals) or [1.0]
     whole, near = (
-        1.08 * value or 1.0 for value in (ends[-1], ends[2 * len(ends) // 3])
-    )  # two thirds are seen near zero
+        1.08 * ends[-1] or 1.0,
+        1.4 * ends[len(ends) // 2] or 1.0,
+    )  # more than half of the pairs are seen near zero
     panels = [Rows("all", intervals, whole), Rows("near zero", intervals, near)]
     x = f"{unit} {'saved' if sign < 0 else 'gained'}"
     return draw_intervals(names, groups, panels, title, caption, x, path, labels=2.85, grouped=False)
