@@ -62,8 +62,8 @@ from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
-    from attractor import checkpoints, meanfield, nn, theory
-    from attractor.checkpoints import audit, checkpoint, trace
+    from attractor import checkpoints, meanfield, nn, pictures, theory
+    from attractor.checkpoints import audit, checkpoint, iterate, trace
     from attractor.theory import check, predict, regime, regimes
 
 # Names that are looked up when they are first used, so that an import stays light: where each lives.
@@ -73,7 +73,9 @@ _LATER = {
     "checkpoint": "attractor.checkpoints",
     "audit": "attractor.checkpoints",
     "trace": "attractor.checkpoints",
+    "iterate": "attractor.checkpoints",
     "nn": "attractor.nn",
+    "pictures": "attractor.pictures",
     "theory": "attractor.theory",
     "check": "attractor.theory",
     "predict": "attractor.theory",
@@ -139,6 +141,7 @@ __all__ = [
     "errors",
     "flow",
     "hemisphere_margin",
+    "iterate",
     "load",
     "mean",
     "meanfield",
@@ -146,6 +149,7 @@ __all__ = [
     "observables",
     "pairwise_distance",
     "partition",
+    "pictures",
     "predict",
     "regime",
     "regimes",

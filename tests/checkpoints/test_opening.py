@@ -135,6 +135,10 @@ def _cut_shard(folder: Path) -> None:
         file.write_bytes(file.read_bytes()[:-100])
 
 
+def _renamed(index: Path) -> None:
+    index.write_text(index.read_text().replace("layers.1.self_attn.q_proj", "layers.9.self_attn.q_proj"))
+
+
 def _pickled(folder: Path) -> None:
     for file in [*folder.glob("*.safetensors"), folder / "model.safetensors.index.json"]:
         file.unlink()
@@ -183,6 +187,11 @@ DAMAGE = {
         CheckpointError,
         "cannot be read as an index",
     ),
+    "an index that names what is not there": (
+        lambda folder: _renamed(folder / "model.safetensors.index.json"),
+        CheckpointError,
+        r"holds the tensor layers\.9\.self_attn\.q_proj\.(bias|weight), which it does not",
+    ),
     "an index that leads elsewhere": (
         lambda folder: (folder / "model.safetensors.index.json").write_text(
             '{"weight_map": {"x": "../x.safetensors"}}'
@@ -193,7 +202,7 @@ DAMAGE = {
     "an unknown family": (
         lambda folder: _config(folder, model_type="lama"),
         UnsupportedError,
-        r"type 'lama', .* the nearest is 'llama'.*The families are .*whisper",
+        r"\(LlamaModel\) is a model of type 'lama', .* the nearest is 'llama'.*The families are .*whisper.*; to add one, write one file",
     ),
     "no model type": (
         lambda folder: _config(folder, model_type=None),
@@ -227,7 +236,11 @@ def test_damage_is_one_sentence(what: str, folder: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("source", "kind", "message"),
     [
-        ("no-such-owner/no-such-model", CheckpointError, "not in the cache of the Hugging Face hub"),
+        (
+            "no-such-owner/no-such-model",
+            CheckpointError,
+            "not in the cache of the Hugging Face hub .* connect to the network",
+        ),
         ("./no/such/folder", InputError, "no file or folder"),
         ("weights.gguf", InputError, "no file or folder"),
         (3, InputError, "not from a int"),

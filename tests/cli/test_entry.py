@@ -13,8 +13,6 @@ import attractor as at
 
 Command = Callable[[str], Any]
 LATER = [
-    "tour",
-    "iterate",
     "sweep",
     "reproduce",
     "explore",

@@ -6,6 +6,7 @@ import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,12 +49,51 @@ def test_a_table_for_people(minilm: str, capsys: pytest.CaptureFixture[str]) -> 
     assert f"again  attractor trace {minilm} --text '{TEXT}' --without feedforward --no-attention" in printed
 
 
+@pytest.mark.model
+def test_a_text_longer_than_the_context(minilm: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A text is refused unless it is to be cut; those of a dataset are cut."""
+    (tmp_path / "long.jsonl").write_text(json.dumps({"text": "word " * 600}) + "\n", encoding="utf-8")
+    assert run(["trace", minilm, "--text", "word " * 600]) == 2
+    assert "602 tokens and the model's context 512; cut it with --max-tokens" in capsys.readouterr().err
+    assert run(["trace", minilm, "--dataset", str(tmp_path / "long.jsonl"), "--summary", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["lengths"] == [512]
+    assert "effective_rank" not in report["curves"]
+    assert report["heads"] == {}
+    assert run(["trace", minilm, "--image", "a.png"]) == 2
+    assert "reads no pictures" in capsys.readouterr().err
+
+
+@pytest.mark.model
+@pytest.mark.browser
+def test_a_page(
+    minilm: str, browser: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a real browser: curves drawn, a head opened, nothing asked of the network."""
+    page_file = tmp_path / "trace.html"
+    assert (
+        run(["trace", "minilm", "--text", TEXT, "--text", "And another one of them.", "--report", str(page_file)]) == 0
+    )
+    assert f"report  {page_file}" in capsys.readouterr().out
+    page, asked = browser.new_page(), []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(page_file.as_uri())
+    assert page.locator("h1").inner_text() == "Where the tokens of minilm go"
+    page.locator("text=Heads on these texts").last.scroll_into_view_if_needed()
+    assert page.locator("svg.main-svg").count() > 0
+    assert asked == [page_file.as_uri()]
+    page.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["no-such/model", "--text", "a b"], 1, "not in the cache of the Hugging Face hub"),
         (["./nowhere", "--text", "a b"], 2, "no file or folder"),
         (["."], 2, "give a text with --text"),
+        ([".", "--dataset", "nothing.jsonl"], 2, "there is no file nothing.jsonl"),
+        ([".", "--image", "a.png", "--text", "a b"], 2, "give --image alone"),
+        ([".", "--text", "a b", "--report", "page.txt"], 2, "page.txt"),
         ([".", "--text", " "], 2, "a text is empty"),
         ([".", "--file", "nothing.txt"], 2, "is not a file"),
         ([".", "--text", "a b"], 1, "has no config.json"),

@@ -47,6 +47,15 @@ def test_parts_by_their_names(folder: Path, tmp_path: Path) -> None:
     assert bytes(cut["train"]) + bytes(cut["validation"]) == TEXT.encode()
 
 
+def test_a_file_called_train_by_chance(tmp_path: Path) -> None:
+    data = tmp_path / "notes"
+    data.mkdir()
+    (data / "train-times.txt").write_text("t" * 40)
+    (data / "walks.txt").write_text("w" * 60)
+    corpus = open_corpus(str(data), (0.9, 0.1), tmp_path / "cache")
+    assert bytes(corpus["train"]) == b"t" * 40 + b"w" * 50
+
+
 def test_parts_by_shares_are_those_of_enwik8(tmp_path: Path) -> None:
     """One file: the first 90 of 100, then 5 and 5, read where it lies."""
     (tmp_path / "enwik8").write_bytes(bytes(range(100)) * 10)
@@ -191,6 +200,13 @@ def test_text_of_the_datasets_library(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(InputError, match="no column 'text', but page"):
         open_text(config, tmp_path / "again")
     Rows.column_names = ("text",)
+
+    def unreachable(name: str, configuration: str | None) -> None:
+        raise ConnectionError("Couldn't reach the Hub\nand more")
+
+    monkeypatch.setattr(Library, "load_dataset", unreachable)
+    with pytest.raises(InputError, match=r"cannot load Salesforce/wikitext: Couldn't reach the Hub$"):
+        open_text(config, tmp_path / "again")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"attractor\[data\]"):
         open_text(config, tmp_path / "again")

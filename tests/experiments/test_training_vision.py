@@ -31,12 +31,24 @@ SMALL |= {"steps": 6, "evaluate": 3, "evaluations": 2, "checkpoint": 3, "augment
 
 
 def test_a_model_learns_digits_and_its_tokens_are_followed(tmp_path: Path) -> None:
-    config = read_config("tiny-vit", steps=60, evaluate=60)
+    config = read_config("tiny-vit", steps=40, evaluate=40, batch=48)
     report = train(config, tmp_path / "run")
     assert report.scores["accuracy"] > 0.3
     row = RunFolder(tmp_path / "run").rows()[-1]
     assert [len(row["dynamics"][name]) for name in ("norm", "distance", "cosine", "regimes")] == [3, 3, 3, 2]
     assert [len(heads) for heads in row["dynamics"]["head_regimes"]] == [4, 4]
+
+
+@pytest.mark.theorem
+@pytest.mark.parametrize("regime", ["convergent", "divergent", "intermediate"])
+def test_regimes_hold_along_a_run(regime: str, tmp_path: Path) -> None:
+    """Full attention without positions in the scores: the theorems speak of every layer, at every evaluation, also in bfloat16."""
+    config = Config(
+        "digits", **{**SMALL, "steps": 8, "evaluate": 2, "rate": 3e-2, "precision": "bf16", "attention": regime}
+    )
+    train(config, tmp_path / "run")
+    found = [row["dynamics"]["regimes"] for row in RunFolder(tmp_path / "run").rows() if "dynamics" in row]
+    assert found == [[regime]] * 4
 
 
 def test_stopped_and_resumed_to_the_same_curve(tmp_path: Path) -> None:

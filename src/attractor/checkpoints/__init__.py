@@ -3,6 +3,7 @@
 from attractor.checkpoints.audit import Audit, audit
 from attractor.checkpoints.checkpoint import Checkpoint, Layers
 from attractor.checkpoints.family import Family, families
+from attractor.checkpoints.iterate import Iteration, Protocol, iterate
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.opening import checkpoint
 from attractor.checkpoints.trace import Trace, Traces, trace, trace_texts
@@ -12,15 +13,18 @@ __all__ = [
     "Audit",
     "Checkpoint",
     "Family",
+    "Iteration",
     "Layer",
     "LayerCheck",
     "Layers",
+    "Protocol",
     "Trace",
     "Traces",
     "Verification",
     "audit",
     "checkpoint",
     "families",
+    "iterate",
     "trace",
     "trace_texts",
 ]

@@ -126,9 +126,10 @@ def family_of(model_type: str | None, where: str) -> Family:
     known = {name: family for family in families() for name in family.model_types}
     if model_type in known:
         return known[model_type]
-    near = difflib.get_close_matches(str(model_type), known, n=1)
+    near = difflib.get_close_matches(str(model_type), known, n=1, cutoff=0.75)
     hint = f"; the nearest is {near[0]!r}" if near else ""
     raise UnsupportedError(
         f"{where} is a model of type {model_type!r}, which attractor has no family for{hint}. The families are "
-        f"{', '.join(sorted(known))}; a new one is one file in attractor/checkpoints/families"
+        f"{', '.join(sorted(known))}; to add one, write one file in attractor/checkpoints/families that says what its attention "
+        "tensors are called (see 'Adding a family' in the documentation)"
     )

@@ -63,7 +63,8 @@ def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
             return _file(quantised[0], dtype)
         raise CheckpointError(f"{folder} has no config.json, so the model in it is not known")
     try:
-        model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        model_type, built = settings.get("model_type"), settings.get("architectures")
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
     tensors, notes = None, ()
@@ -71,7 +72,9 @@ def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
         tensors = folder_tensors(folder)
         model_type = _named_by(tensors.names(), file)
         notes = (f"config.json names no model_type; its tensors are named as those of {model_type}",)
-    family = family_of(model_type, name)
+    family = family_of(
+        model_type, f"{name} ({', '.join(map(str, built))})" if isinstance(built, list) and built else name
+    )
     config = _configuration(folder, model_type)
     if getattr(config, "quantization_config", None):
         raise UnsupportedError(
@@ -155,8 +158,8 @@ def _downloaded(name: str) -> Path:
             folder = Path(snapshot_download(name, allow_patterns=[*PATTERNS, "pytorch_model*.bin"]))
     except Exception as error:
         raise CheckpointError(
-            f"{name!r} is no file or folder here, is not in the cache of the Hugging Face hub and could not be fetched: "
-            f"{_line(error)}"
+            f"{name!r} is no file or folder here, is not in the cache of the Hugging Face hub and could not be fetched "
+            f"({_line(error).removeprefix('Got: ')}); connect to the network, or give the path of a folder or a file"
         ) from None
     return folder
 

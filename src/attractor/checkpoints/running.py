@@ -54,7 +54,9 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
         return checkpoint.tensors.tokenizer()
     place = Path(checkpoint.tensors.describe())
     if place.is_dir() and not any(list(place.glob(pattern)) for pattern in TOKENIZERS):
-        raise CheckpointError(f"{checkpoint.name} has no tokenizer beside its weights; give token ids")
+        raise CheckpointError(
+            f"{checkpoint.name} has no tokenizer beside its weights; put its files there, or give token ids from Python"
+        )
     inside = {"gguf_file": place.name} if place.is_file() else {}
     try:
         with quiet():
@@ -63,7 +65,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
     except Exception as error:
         reason = " ".join(str(error).split()).split(". ")[0]
         raise CheckpointError(
-            f"{checkpoint.name} has no tokenizer that can be read ({reason}); give token ids"
+            f"{checkpoint.name} has no tokenizer that can be read ({reason}); put its files there, or give token ids from Python"
         ) from None
 
 

@@ -47,6 +47,11 @@ class SafetensorsFolder:
                 raise CheckpointError(
                     f"{index} names {len(set(self._files.values()))} files and {len(absent)} of them are missing: {', '.join(absent[:3])}"
                 )
+            for file in sorted(set(self._files.values())):
+                held = set(_keys(file))  # reads the header alone, and refuses a file that is shorter than it says
+                lost = next((name for name, place in self._files.items() if place == file and name not in held), None)
+                if lost is not None:
+                    raise CheckpointError(f"{index} says that {file.name} holds the tensor {lost}, which it does not")
         else:
             files = sorted(folder.glob("*.safetensors"))
             whole = folder / "model.safetensors"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,15 +13,18 @@ from torch import Tensor
 
 from attractor.checkpoints.ablations import check_ablations, frozen_norms, without_positions
 from attractor.checkpoints.checkpoint import Checkpoint
+from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.measuring import Measurements, measured
 from attractor.checkpoints.opening import checkpoint as open_checkpoint
-from attractor.checkpoints.running import token_ids, tokenizer_of, whole_model
+from attractor.checkpoints.running import context_length, token_ids, tokenizer_of, whole_model
 from attractor.checkpoints.watching import Passage, watched
 from attractor.errors import InputError
 from attractor.flow import Outcome, Trajectory
 from attractor.flow.outcome import Statistics
 from attractor.spaces import Euclidean
 from attractor.states import Tokens
+
+KEPT = 2**30  # bytes of layers that a session may hold on to
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,13 +76,14 @@ def trace(
     stack: str | None = None,
     attention: bool = True,
     max_tokens: int | None = None,
+    cut: bool = False,
 ) -> Trace:
     """Run a model on one text (or token ids, or a dict of the model's own inputs, such as an image's pixel_values) and return its
     tokens along depth.
 
     ``without`` takes parts of the model away: "feedforward", "attention", "positions" (no angles, no position vectors) or "norms"
     (frozen at the lengths of the plain run, which shows beside another ablation: alone it changes nothing). ``attention=False``
-    leaves out what needs the weights of attention; ``max_tokens`` cuts a text.
+    leaves out what needs the weights of attention; ``max_tokens`` cuts a text, and ``cut`` cuts it to the model's context.
     """
     model = Session.open(source, tokenizer, without, stack)
     states: list[Tensor] = []
@@ -89,7 +93,7 @@ def trace(
         states.append(passage.after.double())
 
     start = time.perf_counter()
-    inputs, words = model.inputs(text, max_tokens)
+    inputs, words = model.inputs(text, max_tokens, cut)
     found = model.run(inputs, attention, keep)
     points = torch.stack(states)
     seconds, depth = time.perf_counter() - start, float(len(states) - 1)
@@ -112,16 +116,22 @@ def trace_texts(
     stack: str | None = None,
     attention: bool = True,
     max_tokens: int | None = None,
+    cut: bool = False,
+    summary: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Traces:
-    """The same for many texts, one after the other, as numbers alone."""
+    """The same for many texts, one after the other, as numbers alone.
+
+    ``summary`` measures what takes time linear in the number of tokens, which slows the model by a few percent: norms, distances, mean
+    cosine, sharpness, and what each part of a block moved.
+    """
     if not texts:
         raise InputError("there is no text to trace")
     model, start = Session.open(source, tokenizer, without, stack), time.perf_counter()
     found, lengths = [], []
     for count, text in enumerate(texts):
-        inputs, words = model.inputs(text, max_tokens)
-        found.append(model.run(inputs, attention))
+        inputs, words = model.inputs(text, max_tokens, cut)
+        found.append(model.run(inputs, attention, summary=summary))
         lengths.append(len(words) or found[-1].tokens)
         if progress is not None:
             progress(count + 1)
@@ -138,6 +148,7 @@ class Session:
     tokenizer: Any
     without: tuple[str, ...]
     stack: str
+    kept: dict[int, Layer] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, source: Any, tokenizer: Any, without: Sequence[str], stack: str | None) -> Session:
@@ -150,14 +161,29 @@ class Session:
             raise InputError(f"{found.name} has no stack {stack!r}; it has {', '.join(map(repr, stacks))}")
         return cls(found, whole_model(found), tokenizer, tuple(without), stack)
 
-    def inputs(self, text: Any, max_tokens: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
+    def inputs(
+        self, text: Any, max_tokens: int | None = None, cut: bool = False
+    ) -> tuple[dict[str, Tensor], list[str]]:
         """What the model is called with, and the tokens in words."""
         if isinstance(text, dict):
             return text, []
         if isinstance(text, str) and not text.strip():
             raise InputError("the text is empty; give at least two tokens")
+        longest = context_length(self.checkpoint.config) if cut else None
+        max_tokens = min(filter(None, (max_tokens, longest)), default=None)
         ids, words = token_ids(self.checkpoint, text, self._tokenizer() if isinstance(text, str) else None, max_tokens)
         return {"input_ids": ids.unsqueeze(0)}, words
+
+    def layer(self, index: int) -> Layer:
+        """A layer of the stack that is followed; kept for the next text where all layers together are small."""
+        layers = self.checkpoint.layers
+        if index not in self.kept:
+            places = [layers.place(place)[0] for place in range(len(layers))]
+            found = layers[places.index(self.stack) + index]
+            if 4 * found.dim**2 * 8 * len(layers) > KEPT:
+                return found
+            self.kept[index] = found
+        return self.kept[index]
 
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
@@ -165,10 +191,14 @@ class Session:
         return self.tokenizer
 
     def run(
-        self, inputs: dict[str, Tensor], attention: bool, keep: Callable[[Passage], None] | None = None
+        self,
+        inputs: dict[str, Tensor],
+        attention: bool,
+        keep: Callable[[Passage], None] | None = None,
+        summary: bool = False,
     ) -> Measurements:
         """One run, measured block by block."""
-        measure = measured(self.checkpoint, self.stack, attention)
+        measure = measured(self.layer, attention, summary)
 
         def see(passage: Passage) -> None:
             measure.add(passage)

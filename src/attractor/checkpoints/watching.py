@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from attractor.attention import Norm
 from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.checkpoints.family import Modules
+
+_NORMS: WeakKeyDictionary[Checkpoint, dict[str, list[Norm | None]]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -48,7 +51,7 @@ def watched(
     ``without`` may hold "attention", whose output becomes zero, and "feedforward", which a block then ends before.
     """
     handles: list[Any] = []
-    for index, layer in enumerate(_norms_after(checkpoint, stack)):
+    for index, layer in enumerate(norms_after(checkpoint, stack)):
         modules = checkpoint.family.modules(stack, index)
         handles += _block(model, modules, index, layer, see, without)
     try:
@@ -58,8 +61,15 @@ def watched(
             handle.remove()
 
 
-def _norms_after(checkpoint: Checkpoint, stack: str) -> list[Norm | None]:
-    """The norm that each layer's attention output passes before it is added, where there is one."""
+def norms_after(checkpoint: Checkpoint, stack: str) -> list[Norm | None]:
+    """The norm that each layer's attention output passes before it is added, where there is one; read once for many texts."""
+    known = _NORMS.setdefault(checkpoint, {})
+    if stack not in known:
+        known[stack] = _read_norms(checkpoint, stack)
+    return known[stack]
+
+
+def _read_norms(checkpoint: Checkpoint, stack: str) -> list[Norm | None]:
     count = checkpoint.family.stacks(checkpoint.config)[stack]
     first = next(i for i in range(len(checkpoint.layers)) if checkpoint.layers.place(i)[0] == stack)
     if checkpoint.layers[first].output_norm is None:

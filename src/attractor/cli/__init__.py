@@ -18,6 +18,7 @@ from attractor.cli.ending import complain
 from attractor.cli.fetch import fetch
 from attractor.cli.gaussian import gaussian
 from attractor.cli.groups import paragraphs
+from attractor.cli.iterate import iterate
 from attractor.cli.meanfield import meanfield
 from attractor.cli.positions import positions
 from attractor.cli.practice import practice
@@ -38,28 +39,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (
-    tour,
-    simulate,
-    gaussian,
-    meanfield,
-    predict,
-    regimes,
-    check,
-    positions,
-    claims,
-    questions,
-    audit,
-    trace,
-    practice,
-    train,
-    study,
-    study_results,
-    fetch,
-    bench,
-    doctor,
-):
-    app.command(help=paragraphs(command.__doc__ or ""))(command)
+COMMANDS = {  # in the order of the help
+    "Start": (tour,),
+    "Simulate": (simulate, gaussian, meanfield),
+    "Theory": (predict, regimes, check, positions, claims, questions),
+    "Real models": (fetch, audit, trace, iterate, practice),
+    "Training": (train, study, study_results),
+    "This machine": (bench, doctor),
+}
+for heading, commands in COMMANDS.items():
+    for command in commands:
+        app.command(help=paragraphs(command.__doc__ or ""), rich_help_panel=heading)(command)
 
 
 def _version(wanted: bool) -> None:

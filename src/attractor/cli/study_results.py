@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from attractor.cli.ending import ending
+from attractor.cli.files import check_picture
 from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.pictures import PictureOptions
 from attractor.errors import InputError
 
 SCHEMA = "attractor.study-results/1"
@@ -36,26 +38,30 @@ class ResultsOutput:
     debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(ResultsOptions, ResultsOutput)
-def study_results(context: typer.Context, options: ResultsOptions, output: ResultsOutput) -> None:
+@grouped(ResultsOptions, ResultsOutput, PictureOptions)
+def study_results(
+    context: typer.Context, options: ResultsOptions, output: ResultsOutput, pictures: PictureOptions
+) -> None:
     """Compare the arms of a study: means with 95% intervals, and for every pair that a question asks about the difference, its interval,
     paired tests, Holm's correction within the question and the size of the effect.
 
     Exit code 0; 1 if the file cannot be read, 2 for a bad argument.
     """
-    with ending("attractor study-results", output.debug):
+    with ending("attractor study-results", output.debug), pictures.sized():
         from attractor.cli.printing import print_json, versions
-        from attractor.cli.questions import check_plot
         from attractor.cli.studytable import draw_depth, draw_differences, print_results
 
         for path in (output.plot, output.plot_depth):
-            check_plot(path)
+            if path is not None:
+                check_picture(path, still=True)
         study, rows, document = found(options)
         document = {"schema": SCHEMA, "command": replay(context, without=("json", "debug")), **document}
+        drawn = []
         if output.plot is not None:
-            document["picture"] = str(draw_differences(document, output.plot))
+            drawn.append(str(draw_differences(document, output.plot)))
         if output.plot_depth is not None:
-            document["depth_picture"] = str(draw_depth(study, rows, document["command"], output.plot_depth))
+            drawn.append(str(draw_depth(study, rows, document["command"], output.plot_depth)))
+        document["written"] = {"pictures": drawn}
         if output.json:
             print_json({**document, "versions": versions()})
         else:

@@ -44,6 +44,7 @@ def print_results(document: dict[str, Any]) -> None:
             "p flips": f"all flips of signs, exact; at least {2 / 2**count:.3g} with {count} seeds",
             "hardware": ", ".join(document["hardware"]),
             "made by": "; ".join(document["made_by"]),
+            "pictures": " ".join(document["written"]["pictures"]) or "none",
             "again": document["command"],
         },
     )
@@ -73,7 +74,7 @@ def draw_differences(document: dict[str, Any], path: Path) -> Path:
     )  # more than half of the pairs are seen near zero
     panels = [Rows("all", intervals, whole), Rows("near zero", intervals, near)]
     x = f"{unit} {'saved' if sign < 0 else 'gained'}"
-    return draw_intervals(names, groups, panels, title, caption, x, path, labels=2.85, grouped=False)
+    return draw_intervals(names, groups, panels, title, caption, x, path, grouped=False)
 
 
 def draw_depth(study: Any, rows: list[dict[str, Any]], command: str, path: Path) -> Path:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attractor.cli.bars import counted
 from attractor.cli.ending import ending
 from attractor.cli.files import check_picture
 from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.pictures import PictureOptions
+from attractor.cli.texts import read_files
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,11 +28,26 @@ class TextOptions:
     """What the model reads."""
 
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or a name on the Hugging Face hub.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A folder, a file, a name of attractor fetch, or one on the Hugging Face hub."
+        ),
     ]
     text: Annotated[list[str] | None, text_option("TEXT", "A text; may be repeated.")] = None
     file: Annotated[list[Path] | None, text_option("FILE", "A file with a text; may be repeated.")] = None
     lines: Annotated[bool, text_option("", "Every line of --file that is not blank is a text.", "--lines")] = False
+    dataset: Annotated[
+        str | None,
+        text_option(
+            "NAME|FILE", "Many texts: .txt, .jsonl, .csv or .parquet, data of attractor fetch, or a datasets name."
+        ),
+    ] = None
+    column: Annotated[str | None, text_option("NAME", "The column of --dataset that is read.", default="text")] = None
+    split: Annotated[str, text_option("NAME", "The split of a --dataset of the hub.")] = "train"
+    limit: Annotated[int, text_option("N", "Read the first N texts of --dataset.", min=1)] = 32
+    image: Annotated[list[Path] | None, text_option("FILE", "A picture, for a model of pictures; may be repeated.")] = (
+        None
+    )
     max_tokens: Annotated[
         int | None, text_option("N", "Cut texts to their first N tokens.", min=2, default="the model's context")
     ] = None
@@ -38,7 +55,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What is taken away from the model."""
+    """What is taken away from the model, and what is measured."""
 
     without: Annotated[
         list[str] | None,
@@ -46,8 +63,11 @@ class ModelOptions:
     ] = None
     attention: Annotated[
         bool,
-        change("", "Measure entropy, self-weight and expansion of every head.", "--attention/--no-attention"),
+        change("", "Measure entropy, weights, expansion and energy of every head.", "--attention/--no-attention"),
     ] = True
+    summary: Annotated[
+        bool, change("", "Only what hardly slows the model: norms, distances, mean cosine, sharpness.", "--summary")
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +78,9 @@ class TraceOutput:
         list[Path] | None,
         output("FILE", "Draw the first text: .html, .png, .pdf, .svg, .gif or .mp4; may be repeated."),
     ] = None
+    report: Annotated[
+        Path | None, output("FILE.html", "Write a page: curves along depth, what every block moved, heads as heatmaps.")
+    ] = None
     json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
     progress: Annotated[
         bool | None, output("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
@@ -65,78 +88,105 @@ class TraceOutput:
     debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(TextOptions, ModelOptions, TraceOutput)
-def trace(context: typer.Context, texts: TextOptions, model: ModelOptions, output: TraceOutput) -> None:
+@grouped(TextOptions, ModelOptions, TraceOutput, PictureOptions)
+def trace(
+    context: typer.Context, texts: TextOptions, model: ModelOptions, output: TraceOutput, paper: PictureOptions
+) -> None:
     """Follow the tokens of a real model along depth: norms, distances, cosines, rank, and what every block moved.
 
     States are the residual stream before every block and after the last, before the final norm; with several texts, means over
     them. All numbers depend on the texts. Exit code 0; 1 if the model cannot be read, 2 for a bad argument.
     """
-    with ending("attractor trace", output.debug):
+    with ending("attractor trace", output.debug), paper.sized():
+        check_options(texts, output)
         given = read_texts(texts)
-        for path in output.plot or ():
-            check_picture(path)
-        from attractor.cli.printing import print_json, versions
+        from attractor.cli.printing import print_json, version, versions
         from attractor.cli.tracetable import print_traces
 
         with offline_silence():
-            opened, found = run(texts, given, model, output)
-            pictures = draw(opened, given[0], texts, model, output)
+            opened, read, found = run(texts, given, model, output)
+            pictures = draw(opened, read[0], texts, model, output)
         command = replay(context, without=("json", "progress", "debug"))
         report = {"schema": SCHEMA, "command": command, **summary(opened, found), "pictures": pictures}
+        if output.report is not None:
+            from attractor.cli.tracepage import trace_report
+
+            trace_report(report).write(output.report)
+            report["report"] = str(output.report)
         if output.json:
-            print_json({**report, "versions": {**versions(), "transformers": _transformers()}})
+            print_json({**report, "versions": {**versions(), "transformers": version("transformers")}})
         else:
             print_traces(report)
+
+
+def check_options(texts: TextOptions, output: TraceOutput) -> None:
+    """What can be known to fail before a model is read."""
+    for path in output.plot or ():
+        check_picture(path)
+    if output.report is not None:
+        from attractor.report import check_place
+
+        check_place(output.report, "--report")
+    if texts.image and (texts.text or texts.file or texts.dataset):
+        raise InputError("a model reads texts or pictures: give --image alone")
 
 
 def read_texts(options: TextOptions) -> list[str]:
     """Every text that was asked for."""
     found = list(options.text or ())
-    for path in options.file or ():
-        if not path.is_file():
-            raise InputError(f"--file {path} is not a file that can be read")
-        try:
-            whole = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--file {path} cannot be read as text: {error}") from None
+    for whole in read_files(options.file or ()):
         found += [line for line in whole.splitlines() if line.strip()] if options.lines else [whole]
-    if not found:
-        raise InputError("give a text with --text or a file with --file")
+    if options.dataset is not None:
+        from attractor.checkpoints.corpora import corpus
+
+        found += corpus(options.dataset, options.limit, options.column, options.split)
+    if not found and not options.image:
+        raise InputError(
+            "give a text with --text, a file with --file, many texts with --dataset, or a picture with --image"
+        )
     if any(not text.strip() for text in found):
         raise InputError("a text is empty; give at least two tokens")
     return found
 
 
-def run(texts: TextOptions, given: list[str], model: ModelOptions, output: TraceOutput) -> tuple[Checkpoint, Traces]:
-    """The model opened once and run on every text."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+def run(
+    texts: TextOptions, given: list[str], model: ModelOptions, output: TraceOutput
+) -> tuple[Checkpoint, list[Any], Traces]:
+    """The model opened once and run on every text or picture."""
     from attractor.checkpoints import checkpoint, trace_texts
 
-    shows = sys.stderr.isatty() if output.progress is None else output.progress
-    with Progress(console=Console(stderr=True), disable=not shows, transient=True) as bar:
-        task = bar.add_task("texts", total=len(given))
+    with counted("texts", output.progress) as show:
         opened = checkpoint(texts.model)
+        read: list[Any] = list(given)
+        if texts.image:
+            from attractor.checkpoints.images import picture
+
+            read = [picture(opened, path) for path in texts.image]
+        elif getattr(opened.config, "image_size", None) is not None:
+            raise InputError(f"{opened.name} is a model of pictures; give it one with --image")
         found = trace_texts(
             opened,
-            given,
+            read,
             without=model.without or (),
             attention=model.attention,
+            summary=model.summary,
             max_tokens=texts.max_tokens,
-            progress=lambda count: bar.update(task, completed=count),
+            cut=texts.dataset is not None,
+            progress=lambda count: show(count, len(read)),
         )
-    return opened, found
+    return opened, read, found
 
 
-def draw(opened: Checkpoint, text: str, texts: TextOptions, model: ModelOptions, output: TraceOutput) -> list[str]:
+def draw(opened: Checkpoint, first: Any, texts: TextOptions, model: ModelOptions, output: TraceOutput) -> list[str]:
     """Pictures of the first text."""
     if not output.plot:
         return []
     from attractor.checkpoints import trace as trace_one
 
-    run = trace_one(opened, text, without=model.without or (), attention=False, max_tokens=texts.max_tokens)
+    run = trace_one(
+        opened, first, without=model.without or (), attention=False, max_tokens=texts.max_tokens,
+        cut=texts.dataset is not None,
+    )  # fmt: skip
     title = f"{'/'.join(Path(opened.name).parts[-2:])} along depth"
     for path in output.plot:
         run.plot(path, curves=("token_norm", "cosine", "effective_rank"), title=title)
@@ -172,9 +222,3 @@ def offline_silence() -> Any:
 
     needs_transformers()
     return quiet()
-
-
-def _transformers() -> str | None:
-    from attractor.cli.printing import version
-
-    return version("transformers")

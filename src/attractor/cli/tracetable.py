@@ -14,6 +14,8 @@ COLUMNS = {
     "rank": "effective_rank",
     "sharpness": "sharpness",
     "clusters": "clusters",
+    "energy": "energy",
+    "first": "first_norm",
 }
 WIDTH = 11
 
@@ -34,12 +36,13 @@ def print_traces(report: dict[str, Any]) -> None:
     print_rows("what every block moved, and its heads on average", _blocks(report))
     if report["pictures"]:
         print_rows("pictures", {str(index): path for index, path in enumerate(report["pictures"])})
-    print_rows("", {"again": report["command"]})
+    print_rows("", {**({"report": report["report"]} if "report" in report else {}), "again": report["command"]})
 
 
 def _stream(report: dict[str, Any], suffix: str) -> dict[str, str]:
-    rows = {"block": "".join(f"{name:>{WIDTH}}" for name in COLUMNS)}
-    columns = [report["curves"][name + suffix]["mean"] for name in COLUMNS.values()]
+    shown = {label: name + suffix for label, name in COLUMNS.items() if name + suffix in report["curves"]}
+    rows = {"block": "".join(f"{label:>{WIDTH}}" for label in shown)}
+    columns = [report["curves"][name]["mean"] for name in shown.values()]
     for depth, values in enumerate(zip(*columns, strict=True)):
         label = "input" if depth == 0 else str(depth - 1)
         rows[label] = "".join(f"{_cell(value):>{WIDTH}}" for value in values)
@@ -48,7 +51,8 @@ def _stream(report: dict[str, Any], suffix: str) -> dict[str, str]:
 
 def _blocks(report: dict[str, Any]) -> dict[str, str]:
     names = {"attention": "attention", "feedforward": "feedforward"}
-    heads = {"entropy": "attention_entropy", "self": "self_weight", "expansion": "expansion"}
+    heads = {"entropy": "attention_entropy", "self": "self_weight", "to first": "first_weight"}
+    heads |= {"expansion": "expansion", "log energy": "log_energy"}
     columns = {label: report["blocks"][name]["mean"] for label, name in names.items()}
     columns |= {
         label: [_mean(row) for row in report["heads"][name]] for label, name in heads.items() if report["heads"]

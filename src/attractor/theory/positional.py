@@ -155,14 +155,21 @@ def _follow(drawn: Sequence[tuple[Attention, Tensor]], horizon: float, angle: fl
     )
 
 
-def _ends(run: Trajectory, limit: Tensor) -> list[tuple[str, float, float]]:
-    """For each member how it ended, the exponent of t and the last distance to the limit."""
+def _ends(run: Trajectory, limit: Tensor, returns: bool = False) -> list[tuple[str, float, float]]:
+    """For each member how it ended, the exponent of t and the last distance to the limit. Members that went far away and of which it is
+    proved that they come back (``returns``: T8, a causal mask and a stable value) are undecided, since they are followed no further."""
     ended = []
     for index, outcome in enumerate(run.outcomes):
         gaps = (run.points[:, index] - limit).norm(dim=-1).amax(-1)
         far, spent = outcome.name == "event" or float(gaps[-1]) >= FAR, outcome.name == "budget"
         exponent = power(run.times[1:], gaps[1:])
-        kind = "growth" if far else "undecided" if spent else _kind(exponent, float(gaps[-1] / gaps[0]))
+        kind = (
+            "growth"
+            if far and not returns
+            else "undecided"
+            if far or spent
+            else _kind(exponent, float(gaps[-1] / gaps[0]))
+        )
         ended.append((kind, exponent, float(gaps[-1])))
     return ended
 
@@ -184,7 +191,7 @@ def _encoding(
 ) -> Encoding:
     run = _follow([_system(index, seed, change, options) for index in range(systems)], horizon)
     limit = -table if name == "absolute, every layer" else torch.zeros_like(table)
-    kinds, exponents, distances = zip(*_ends(run, limit), strict=True)
+    kinds, exponents, distances = zip(*_ends(run, limit, options.get("mask") == "causal"), strict=True)
     return Encoding(name, _counts(kinds), float(np.median(exponents)), float(np.median(distances)))
 
 

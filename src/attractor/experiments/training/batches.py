@@ -12,7 +12,7 @@ from attractor.experiments.training.data import Batch, Data
 class Ahead:
     """Training batches of one process in the order of their numbers, one ahead."""
 
-    def __init__(self, accelerator: Any, data: Data, config: Config, first: int) -> None:
+    def __init__(self, accelerator: Any, data: Data, config: Config) -> None:
         self.accelerator, self.data, self.config = accelerator, data, config
         self.last = config.steps * config.accumulate
         self.pool = ThreadPoolExecutor(1)

@@ -1,0 +1,66 @@
+"""How much a trace slows a model: the plain forward, hooks that only look, the summary, and everything that is measured.
+
+Run with ``python benchmarks/tracing.py [MODEL] [--tokens N] [--repeats R]``. Rounds are interleaved, and the median of the ratios of a
+round to its own plain forward is printed. Time is the processor's, of all threads together, so that other work on the machine does
+not count. The target: hooks and summary at most 1.10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+import attractor as at
+from attractor.checkpoints.trace import Session
+from attractor.checkpoints.watching import watched
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("model", nargs="?", default="smollm2")
+    options.add_argument("--tokens", type=int, default=256)
+    options.add_argument("--repeats", type=int, default=15)
+    options.add_argument("--threads", type=int, default=1)
+    chosen = options.parse_args()
+    torch.set_num_threads(chosen.threads)
+    opened = at.checkpoint(chosen.model)
+    model = Session.open(opened, None, (), None)
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, opened.config.vocab_size, (chosen.tokens,), generator=draw)
+    inputs, _ = model.inputs(ids)
+
+    def looked() -> None:
+        with torch.no_grad(), watched(model.model, opened, model.stack, lambda passage: None):
+            model._call(inputs)
+
+    def plain() -> None:
+        with torch.no_grad():
+            model._call(inputs)
+
+    ways: dict[str, Callable[[], object]] = {
+        "plain": plain,
+        "hooks": looked,
+        "summary": lambda: model.run(inputs, False, summary=True),
+        "stream": lambda: model.run(inputs, False),
+        "everything": lambda: model.run(inputs, True),
+    }
+    for way in ways.values():  # the first round loads and compiles
+        way()
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(chosen.repeats):
+        for name, way in ways.items():
+            start = time.process_time()
+            way()
+            seconds[name].append(time.process_time() - start)
+    print(f"{chosen.model}, {chosen.tokens} tokens, {chosen.threads} threads, median of {chosen.repeats} rounds")
+    for name, taken in seconds.items():
+        ratios = [one / other for one, other in zip(taken, seconds["plain"], strict=True)]
+        print(f"  {name:<11} {1e3 * statistics.median(taken):9.1f} ms   {statistics.median(ratios):6.3f} of plain")
+
+
+if __name__ == "__main__":
+    main()

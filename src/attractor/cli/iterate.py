@@ -1,0 +1,248 @@
+"""``attractor iterate``: tokens through all blocks of a model, pass after pass."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attractor.cli.bars import counted
+from attractor.cli.ending import ending
+from attractor.cli.files import check_file, check_picture
+from attractor.cli.groups import grouped, numbers, panel, replay
+from attractor.cli.pictures import PictureOptions
+from attractor.errors import InputError
+
+if TYPE_CHECKING:
+    from attractor.checkpoints import Checkpoint, Iteration
+
+SCHEMA = "attractor.iterate/1"
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+SIZES = {"layers": 12, "dim": 384, "heads": 6}
+model_option, prompt, change, output = panel("Model"), panel("Prompts"), panel("Passes"), panel("Results")
+
+
+@dataclass(frozen=True)
+class IterateModel:
+    """What the tokens go through."""
+
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", show_default=False,
+                       help="A folder, a file, a name of attractor fetch, or one on the Hugging Face hub."),
+    ] = None  # fmt: skip
+    config: Annotated[
+        str | None,
+        model_option("TYPE", "Instead of a model, a type of transformers with random weights: gpt2, llama..."),
+    ] = None
+    layers: Annotated[int | None, model_option("L", "With --config: blocks.", min=1, default="12")] = None
+    dim: Annotated[int | None, model_option("D", "With --config: width.", min=2, default="384")] = None
+    heads: Annotated[int | None, model_option("H", "With --config: heads.", min=1, default="6")] = None
+    random: Annotated[bool, model_option("", "Draw all weights at random before the run.", "--random")] = False
+    redraw: Annotated[bool, model_option("", "Draw them anew before every pass.", "--redraw")] = False
+    init: Annotated[
+        str, model_option("NAME", "Random weights as the family draws them, or plain: N(0, 0.02) everywhere.")
+    ] = "family"
+    dtype: Annotated[str, model_option("NAME", "float64, float32, bfloat16 or float16.")] = "float64"
+
+
+@dataclass(frozen=True)
+class IteratePrompts:
+    """What the tokens are at the start."""
+
+    text: Annotated[list[str] | None, prompt("TEXT", "A prompt; may be repeated.")] = None
+    file: Annotated[list[Path] | None, prompt("FILE", "A file with a prompt; may be repeated.")] = None
+    random_prompts: Annotated[
+        int | None, prompt("K", "Prompts of random token ids.", min=1, default="1 if none is given")
+    ] = None
+    prompt_tokens: Annotated[int, prompt("N", "Tokens of a random prompt.", min=2)] = 24
+    max_tokens: Annotated[int | None, prompt("N", "Cut prompts to their first N tokens.", min=2)] = None
+
+
+@dataclass(frozen=True)
+class IteratePasses:
+    """What is done in every pass."""
+
+    passes: Annotated[int, change("N", "How often the tokens go through all blocks.", "--passes", "-n", min=1)] = 100
+    feedforward: Annotated[bool, change("", "With or without the feed-forward.", "--feedforward/--no-feedforward")] = (
+        True
+    )
+    final_norm: Annotated[
+        bool, change("", "The final norm between passes, or only at the end.", "--final-norm/--no-final-norm")
+    ] = True
+    seed: Annotated[int, change("S", "Of random weights and prompts.", min=0)] = 42
+    decode: Annotated[str | None, change("K,K,...", "Read the tokens as words after these passes; 0 is the start.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True)
+class IterateOutput:
+    """What becomes of the run."""
+
+    out: Annotated[Path | None, output("FILE", "Keep the state in this .npz file as the run goes.", "--out", "-o")] = (
+        None
+    )
+    resume: Annotated[bool, output("", "Go on with the run in --out.", "--resume")] = False
+    plot: Annotated[list[Path] | None, output("FILE", "Draw the decay: .png, .pdf or .svg; may be repeated.")] = None
+    json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
+    progress: Annotated[
+        bool | None, output("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
+    ] = None
+    debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
+
+
+@grouped(IterateModel, IteratePrompts, IteratePasses, IterateOutput, PictureOptions)
+def iterate(
+    context: typer.Context,
+    model: IterateModel,
+    prompts: IteratePrompts,
+    passes: IteratePasses,
+    output: IterateOutput,
+    paper: PictureOptions,
+) -> None:
+    """Push tokens through all blocks of a model again and again, and say by which law they come to consensus.
+
+    The tokens are embedded once. Consensus is measured as the published experiments do, 1 - mean |cos(x_1, x_j)|, with the smallest
+    signed cosine beside it: two opposite clusters score 0 too. Exit code 0; 1 if the run fails, 2 for a bad argument.
+    """
+    with ending("attractor iterate", output.debug, interrupted=lambda: _interrupted(output)), paper.sized():
+        check_options(model, prompts, output)
+        from attractor.checkpoints.opening import needs_transformers
+        from attractor.checkpoints.verification import quiet
+        from attractor.cli.iteratetable import print_iteration
+        from attractor.cli.printing import print_json, version, versions
+
+        needs_transformers()
+        decode = whole_numbers(passes.decode)
+        with quiet():
+            found = run(model, prompts, passes, output, decode)
+        pictures = draw(found, output)
+        command = replay(context, without=("json", "progress", "debug", "resume"))
+        report = {"schema": SCHEMA, "command": command, **summary(found), "pictures": pictures}
+        if output.json:
+            print_json({**report, "versions": {**versions(), "transformers": version("transformers")}})
+        else:
+            print_iteration(report)
+
+
+def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateOutput) -> None:
+    """What can be known to fail before anything is read."""
+    from attractor.pictures.still import still_suffix
+
+    if (model.model is None) == (model.config is None):
+        raise InputError("give a MODEL, or --config with the type of one, and not both")
+    sizes = [f"--{name}" for name in SIZES if getattr(model, name) is not None]
+    if model.config is None and sizes:
+        raise InputError(f"{', '.join(sizes)} describe a random model: give --config too")
+    if model.dtype not in DTYPES:
+        raise InputError(f"--dtype must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {model.dtype!r}")
+    if model.init not in ("family", "plain"):
+        raise InputError(f"--init must be family or plain, got {model.init!r}")
+    if model.config is not None and (prompts.text or prompts.file):
+        raise InputError("a random configuration has no tokenizer, so it reads no text: use --random-prompts")
+    for path in output.plot or ():
+        still_suffix(path)
+        check_picture(path)
+    if output.resume and output.out is None:
+        raise InputError("--resume goes on with the run in a file: name it with --out")
+    if output.out is not None:
+        if output.out.suffix != ".npz":
+            raise InputError(f"--out {output.out}: the state is kept in a .npz file")
+        check_file(output.out, "--out")
+        if output.out.exists() and not output.resume:
+            raise InputError(f"--out {output.out} exists: go on with it with --resume, or choose another name")
+
+
+def whole_numbers(text: str | None) -> list[int]:
+    """Passes from a comma-separated list."""
+    found = numbers(text, "--decode") if text else []
+    if any(value != int(value) for value in found):
+        raise InputError(f"--decode must be passes such as 0,1,10, got {text}")
+    return [int(value) for value in found]
+
+
+def opened(model: IterateModel, seed: int) -> Checkpoint:
+    """The model, or one of random weights."""
+    import torch
+
+    from attractor.checkpoints import checkpoint
+    from attractor.checkpoints.configured import configuration, drawn
+
+    if model.config is None:
+        return checkpoint(str(model.model))
+    layers, dim, heads = (getattr(model, name) or usual for name, usual in SIZES.items())
+    config = configuration(model.config, layers, dim, heads)
+    made = checkpoint(drawn(config, seed, model.init, getattr(torch, model.dtype)))
+    return replace(made, name=f"random {model.config} (d {dim}, {heads} heads, {model.init} weights)")
+
+
+def run(
+    model: IterateModel, prompts: IteratePrompts, passes: IteratePasses, output: IterateOutput, decode: list[int]
+) -> Iteration:
+    """The iteration, with a bar."""
+    import torch
+
+    from attractor.checkpoints import iterate as iterate_all
+    from attractor.cli.texts import read_files
+
+    given = [*(prompts.text or ()), *read_files(prompts.file or ())]
+    random = prompts.random_prompts if prompts.random_prompts is not None else (0 if given else 1)
+    with counted("passes", output.progress) as show:
+        return iterate_all(
+            opened(model, passes.seed),
+            given,
+            passes=passes.passes,
+            feedforward=passes.feedforward,
+            final_norm=passes.final_norm,
+            random=model.random and model.config is None,
+            redraw=model.redraw,
+            init=model.init,
+            seed=passes.seed,
+            dtype=getattr(torch, model.dtype),
+            random_prompts=random,
+            prompt_tokens=prompts.prompt_tokens,
+            max_tokens=prompts.max_tokens,
+            decode=decode,
+            store=output.out,
+            resume=output.resume,
+            progress=show,
+        )
+
+
+def draw(found: Iteration, output: IterateOutput) -> list[str]:
+    """Pictures of the decay."""
+    from attractor.checkpoints.iteration_picture import draw_iteration
+
+    for path in output.plot or ():
+        draw_iteration(found, path)
+    return [str(path) for path in output.plot or ()]
+
+
+def summary(found: Iteration) -> dict[str, Any]:
+    """The iteration in numbers, ready for JSON."""
+    from attractor.flow.summary import strict
+
+    protocol = {**asdict(found.protocol), "dtype": str(found.protocol.dtype).removeprefix("torch.")}
+    report = {
+        "model": found.model,
+        "layers": found.layers,
+        "protocol": protocol,
+        "prompts": list(found.prompts),
+        "lengths": list(found.lengths),
+        "notes": list(found.notes),
+        "law": asdict(found.law),
+        "laws": [asdict(law) for law in found.laws],
+        "curves": {name: rows.tolist() for name, rows in found.curves.items()},
+        "normed": found.normed.tolist(),
+        "by_layer": found.by_layer.tolist(),
+        "words": {str(k): list(texts) for k, texts in found.words.items()},
+        "seconds": found.seconds,
+    }
+    return strict(report)
+
+
+def _interrupted(output: IterateOutput) -> str:
+    return f"interrupted; go on with --out {output.out} --resume" if output.out is not None else "interrupted"

@@ -1,0 +1,58 @@
+"""Two models side by side: which head moved, by how much, and what is said of models that do not correspond."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from small_models import random_model
+
+import attractor as at
+from attractor.checkpoints.comparison import compare
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    """A model, and the same after the value and the query of layer 1, head 2 were changed."""
+    before: Any = random_model("BERT, MiniLM")
+    after = copy.deepcopy(before)
+    attention = after.encoder.layer[1].attention.self
+    rows = slice(2 * 8, 3 * 8)
+    with torch.no_grad():
+        attention.value.weight[rows] *= 2.0
+        attention.query.weight[rows] += 0.01 * torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    return before, after
+
+
+def test_the_head_that_changed_moved_most(pair: tuple[Any, Any]) -> None:
+    opened = tuple(at.checkpoint(model) for model in pair)
+    audits = [at.audit(one, sums=False, nulls=0, verify=False) for one in opened]
+    found = compare(audits[0], audits[1], (opened[0], opened[1]))
+    assert found.reason is None
+    first, second = found.most_moved[:2]
+    assert (first["layer"], first["head"], second["moved"]) == (1, 2, 0.0)
+    assert first["value_moved"] == pytest.approx(1.0, rel=1e-7)
+    laws = [one.layers[1].head(2, fold=True) for one in opened]
+    before, after = (law.scale * law.interaction for law in laws)  # type: ignore[attr-defined]
+    assert first["interaction_moved"] == pytest.approx(float((after - before).norm() / before.norm()), rel=1e-6)
+    assert first["changes"]["value_abscissa"] == pytest.approx(audits[0].heads[6]["value_abscissa"], rel=1e-9)
+    assert found.summary["value_abscissa"]["first"] is not None
+    assert "layer 1 head 2" in repr(found)
+    numbers = compare(audits[0], audits[1])
+    assert (numbers.most_moved[0]["layer"], numbers.most_moved[0]["head"]) == (1, 2)
+
+
+def test_models_that_do_not_correspond_are_compared_by_medians(pair: tuple[Any, Any]) -> None:
+    first = at.audit(pair[0], nulls=0, sums=False, verify=False)
+    for other, reason in (
+        (at.audit(random_model("Whisper"), nulls=0, sums=False, verify=False), "layers"),
+        (at.audit(pair[1], fold=False, nulls=0, sums=False, verify=False), "norms folded in"),
+        (at.audit(pair[1], layers=[0], nulls=0, sums=False, verify=False), "not the same layers"),
+    ):
+        found = compare(first, other)
+        assert found.reason is not None
+        assert reason in found.reason
+        assert found.heads == ()
+        assert found.summary["value_radius"]["second"] is not None

