@@ -99,7 +99,7 @@ def test_the_page_is_what_the_data_give() -> None:
 
 
 def row(arm: str, seed: int, **more: object) -> str:
-    trace = {"norm": [1.0, 2.0], "cosine": [0.1, 0.2], "growth": [0.1]}
+    trace = {"norm": [1.0, 2.0], "distance": [1.0, 4.0], "cosine": [0.1, 0.2], "growth": [0.1]}
     known = {
         "study": "bytes",
         "arm": arm,

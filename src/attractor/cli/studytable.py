@@ -78,7 +78,7 @@ def draw_differences(document: dict[str, Any], path: Path) -> Path:
 
 
 def draw_depth(study: Any, rows: list[dict[str, Any]], command: str, path: Path) -> Path:
-    """Norms, cosines and growth along depth, means over seeds, for arms with the first arm's positions."""
+    """Norms, distances, cosines and growth along depth, means over seeds, for arms with the first arm's positions."""
     from attractor.experiments.studies.results import depth_curves
     from attractor.pictures.curves import Curve, Panel, draw_panels
 
@@ -95,10 +95,12 @@ def draw_depth(study: Any, rows: list[dict[str, Any]], command: str, path: Path)
             )
             for kind, found in curves.items()
         ]
-        return Panel(tuple(lines), "layer" if measure == "growth" else "blocks passed", label)
+        x = "layer" if measure == "growth" else "blocks passed"
+        return Panel(tuple(lines), x, label, log_y=measure == "distance")
 
     panels = (
         panel("norm", "mean norm of tokens", named=True),
+        panel("distance", "mean squared distance of pairs"),
         panel("cosine", "mean cosine of pairs"),
         panel("growth", "max Re λ of the value map"),
     )

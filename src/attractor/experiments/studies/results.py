@@ -88,7 +88,7 @@ def dynamics_table(study: Study, rows: Sequence[Row]) -> list[Row]:
 def depth_curves(rows: Sequence[Row], arm: str) -> dict[str, list[float]]:
     """Means over seeds of what was traced along depth."""
     traces = [row["dynamics"] for row in rows if row["arm"] == arm]
-    names = ("norm", "cosine", "growth")
+    names = ("norm", "distance", "cosine", "growth")
     return {
         name: [float(value) for value in np.mean([trace[name] for trace in traces], axis=0, dtype=float)]
         for name in names
