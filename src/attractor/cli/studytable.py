@@ -105,7 +105,7 @@ def draw_depth(study: Any, rows: list[dict[str, Any]], command: str, path: Path)
         panel("growth", "max Re λ of the value map"),
     )
     caption = (
-        f"Trained models with {positions} positions, means over seeds; colours are the same in all panels; scattered: scattered-convergent. "
+        f"Trained models with {positions} positions, means over seeds; colours: the same in all panels; scattered: scattered-convergent. "
         f"Drawn by: {command}"
     )
     return draw_panels(panels, f"{study.name}: tokens along the depth of trained models", caption, path)
