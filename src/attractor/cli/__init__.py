@@ -27,6 +27,7 @@ from attractor.cli.questions import questions
 from attractor.cli.regimes import regimes
 from attractor.cli.simulate import simulate
 from attractor.cli.study import study
+from attractor.cli.study_results import study_results
 from attractor.cli.tour import tour
 from attractor.cli.trace import trace
 from attractor.cli.train import train
@@ -43,7 +44,7 @@ COMMANDS = {  # in the order of the help
     "Simulate": (simulate, gaussian, meanfield),
     "Theory": (predict, regimes, check, positions, claims, questions),
     "Real models": (fetch, audit, trace, iterate, practice),
-    "Training": (train, study),
+    "Training": (train, study, study_results),
     "This machine": (bench, doctor),
 }
 for heading, commands in COMMANDS.items():

@@ -98,6 +98,7 @@ def planned(options: StudyOptions, how: StudyHow) -> Any:
     if not options.data.exists():
         raise InputError(f"the data {options.data} do not exist")
     changes: dict[str, Any] = {"data": str(options.data), **entries(options.change)}
+    check_entries(changes)
     kept = how.kept or options.out / "kept"
     return Plan(chosen, arms, seeds, changes, Way.best(how.compile), kept, how.workers, how.minutes)
 
@@ -110,6 +111,19 @@ def entries(text: str | None) -> dict[str, Any]:
         return tomllib.loads("\n".join((text or "").split(",")))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"--set {text} is not a list such as steps=100,rate=1e-3: {error}") from None
+
+
+def check_entries(changes: dict[str, Any]) -> None:
+    """Refuse entries that no configuration has, before a folder is made."""
+    from dataclasses import fields
+
+    from attractor.experiments.training.config import Config
+
+    unknown = sorted(changes.keys() - {field.name for field in fields(Config)})
+    if unknown:
+        raise InputError(
+            f"--set {unknown[0]} is not an entry of a configuration; see attractor.experiments.training.Config"
+        )
 
 
 def hardware() -> str:

@@ -26,10 +26,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Rows:
-    """One panel: an interval for each of the shared rows."""
+    """One panel: an interval for each of the shared rows, on an axis from ``-reach`` to ``reach``; what lies beyond is not seen."""
 
     title: str
     intervals: Sequence[Interval]
+    reach: float = 1.05
 
 
 def draw_intervals(
@@ -41,11 +42,13 @@ def draw_intervals(
     x: str,
     path: str | os.PathLike[str] | None = None,
     dpi: int = 200,
+    grouped: bool = True,
 ) -> Any:
-    """Rows ``names``, coloured by ``groups``, and a panel beside the other (in one column, below it) for each set of intervals."""
+    """Rows ``names``, coloured by ``groups``, and a panel beside the other (in one column, below it) for each set of intervals; names say
+    their group where it is ``grouped``."""
     if path is not None:
         still_suffix(path)
-    labels = [f"{name}  [{group}]" for name, group in zip(names, groups, strict=True)]
+    labels = [f"{name}  [{group}]" for name, group in zip(names, groups, strict=True)] if grouped else list(names)
     order = list(dict.fromkeys(groups))
     colours = [style.PALETTE[order.index(group) % len(style.PALETTE)] for group in groups]
     with style.applied():
@@ -69,7 +72,8 @@ def _fill(axes: Any, panel: Rows, colours: Sequence[str], x: str) -> None:
         axes.plot((one.low, one.high), (row, row), color=colour, linewidth=1.3)
         axes.plot((one.value,), (row,), color=colour, marker="o", markersize=4)
     axes.set_ylim(len(panel.intervals) - 0.4, -0.6)
-    axes.set_xlim(-1.05, 1.05)
+    axes.set_xlim(-panel.reach, panel.reach)
+    axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel(x)
     axes.set_title(panel.title, loc="left")
     axes.tick_params(axis="y", length=0)

@@ -1,0 +1,149 @@
+"""Writes docs/experiments.md: the words of experiments.md.in with the numbers of benchmarks/results/training.
+
+python docs/experiments_page.py              # and with --pictures also docs/_static/study_*.png
+
+In the words, ``[[bytes convergent/rotary plain/rotary]]`` is a difference with its interval (``[[after ...]]`` where no
+question asks for it), ``[[norm bytes plain/rotary]]`` a log growth
+of norms with its interval, ``{{regimes}}`` the table of a question.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from attractor.experiments.studies.arms import STUDIES
+from attractor.experiments.studies.results import dynamics_table, read_results
+from attractor.experiments.studies.statistics import Comparison, arms_table, by_arm, comparisons, paired
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "benchmarks" / "results" / "training"
+POINTS = {"bytes": 1.0, "bpe": 1.0, "vision": 100.0}  # accuracies are said in percent
+DIGITS = {"bytes": 3, "bpe": 4, "vision": 1}
+FOLLOWED = (
+    "plain",
+    "convergent",
+    "intermediate",
+    "divergent",
+    "channels",
+    "scattered-intermediate",
+    "scattered-convergent",
+)
+BARE = ("bare-plain", "bare-convergent", "bare-intermediate", "bare-divergent")
+
+
+class Numbers:
+    """What the data say, by study."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[str, list[Comparison]] = {}
+        self.values: dict[str, dict[str, dict[int, float]]] = {}
+        self.arms: dict[str, dict[str, dict[str, Any]]] = {}
+        self.dynamics: dict[str, dict[str, dict[str, Any]]] = {}
+        for name in STUDIES:
+            study, rows = read_results(RESULTS / f"{name}.jsonl")
+            self.pairs[name], missing = comparisons(study, rows)
+            assert not missing, missing
+            self.values[name] = by_arm(rows, study.measure)
+            self.arms[name] = {row["arm"]: row for row in arms_table(study, rows)}
+            self.dynamics[name] = {row["arm"]: row for row in dynamics_table(study, rows)}
+
+    def said(self, match: re.Match[str]) -> str:
+        """The number that a mark in the words stands for."""
+        words = match[1].split()
+        if words[0] in ("norm", "later_norm", "cosine"):
+            return between(self.dynamics[words[1]][words[2]][words[0]], 2)
+        study, arm, reference = words[-3:]
+        planned = [one.row() for one in self.pairs[study] if (one.arm, one.reference) == (arm, reference)]
+        assert bool(planned) != (words[0] == "after"), match[1]  # a pair that no question asks about is called so
+        values = self.values[study]
+        pair = planned[0] if planned else paired(values[arm], values[reference], STUDIES[study].lower)
+        assert pair is not None
+        unit = " points" if study == "vision" else ""
+        ends = (signed(pair[name], study) for name in ("difference", "low", "high"))
+        return "{}{unit} ({} to {})".format(*ends, unit=unit)
+
+    def table(self, question: str) -> str:
+        """The comparisons of one question."""
+        lines = [
+            "| study | arm | reference | arm's mean | difference (95%) | deviations | p | Holm | flips |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for study, pairs in self.pairs.items():
+            for pair in pairs:
+                if pair.question == question:
+                    lines.append(self._row(study, pair))
+        return "\n".join(lines)
+
+    def _row(self, study: str, pair: Comparison) -> str:
+        mean = f"{POINTS[study] * pair.mean:.{DIGITS[study]}f}"
+        interval = f"{signed(pair.low, study)} to {signed(pair.high, study)}"
+        mark = "**" if pair.p_holm < 0.05 else ""
+        difference = f"{mark}{signed(pair.difference, study)}{mark} ({interval})"
+        size = "" if pair.deviations is None else f"{pair.deviations:+.1f}"
+        tests = f"{pair.p:.2g}", f"{pair.p_holm:.2g}", f"{pair.p_flips:.2g}"
+        return "| " + " | ".join((study, pair.arm, pair.reference, mean, difference, size, *tests)) + " |"
+
+    def everything(self) -> str:
+        """All arms of all studies: means with intervals."""
+        lines = ["| arm | bytes, bits per byte | bpe, bits per byte | vision, % right |", "|---|---|---|---|"]
+        for arm in dict.fromkeys(arm for study in STUDIES.values() for arm in study.arms):
+            cells = []
+            for study, arms in self.arms.items():
+                found = arms.get(arm)
+                cells.append("" if found is None else between(found, DIGITS[study], POINTS[study]))
+            lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+        return "\n".join(lines)
+
+    def depth(self) -> str:
+        """What tokens do in trained models."""
+        lines = [
+            "| study | arm | log growth of norms (95%) | after the first block (95%) | last cosine (95%) | max Re λ, layers | negative |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for study, found in self.dynamics.items():
+            positions = STUDIES[study].arms[0].partition("/")[2]
+            for kind in (*FOLLOWED, *BARE):
+                row = found.get(f"{kind}/{positions}")
+                if row is not None:
+                    curves = [between(row[name], 2) for name in ("norm", "later_norm", "cosine")]
+                    growth = f"{row['growth_low']:.4f} to {row['growth_high']:.4f}"
+                    cells = study, row["arm"], *curves, growth, f"{row['negative']} of {row['layers']}"
+                    lines.append("| " + " | ".join(cells) + " |")
+        return "\n".join(lines)
+
+
+def signed(value: float, study: str) -> str:
+    return f"{POINTS[study] * value:+.{DIGITS[study]}f}"
+
+
+def between(found: dict[str, Any], digits: int, factor: float = 1.0) -> str:
+    low, high = found["interval"]
+    return f"{factor * found['mean']:.{digits}f} ({factor * low:.{digits}f} to {factor * high:.{digits}f})"
+
+
+def page() -> str:
+    """The text of the page."""
+    numbers = Numbers()
+    words = (DOCS / "experiments.md.in").read_text(encoding="utf-8")
+    words = re.sub(r"\[\[(.+?)\]\]", numbers.said, words)
+    special = {"all arms": numbers.everything, "depth": numbers.depth}
+    return re.sub(r"\{\{(.+?)\}\}", lambda match: special.get(match[1], lambda: numbers.table(match[1]))(), words)
+
+
+def pictures() -> None:
+    """Redraw the pictures, by the commands that their captions name."""
+    from attractor.cli import run
+
+    for name in STUDIES:
+        where = f"benchmarks/results/training/{name}.jsonl"
+        for option, picture in (("--plot", f"study_{name}.png"), ("--plot-depth", f"study_{name}_depth.png")):
+            assert run(["study-results", where, option, f"docs/_static/{picture}"]) == 0
+
+
+if __name__ == "__main__":
+    (DOCS / "experiments.md").write_text(page(), encoding="utf-8")
+    if "--pictures" in sys.argv:
+        pictures()

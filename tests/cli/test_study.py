@@ -1,0 +1,108 @@
+"""``attractor study`` and ``attractor study-results``: killed and resumed, and refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = "--set layers=1,dim=8,heads=2,context=8,batch=2,steps=4,evaluate=2,evaluations=1"
+ARMS = "plain/rotary,convergent/rotary"
+STUDY = f"study bytes --data words.txt --seeds 0,1 --arms {ARMS} {SMALL}"
+TIMES = ("seconds", "tokens_per_second", "time", "command")
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("Tokens gather, and where they gather they stay. " * 40)
+    return tmp_path
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
+    found = [{name: value for name, value in row.items() if name not in TIMES} for row in found]
+    return sorted(found, key=lambda row: (row["arm"], row["seed"]))
+
+
+def test_a_killed_study_goes_on_to_the_same_runs(words: Path, command: Callable[[str], Any]) -> None:
+    assert command(f"{STUDY} --out whole").code == 0
+    begun = subprocess.Popen(
+        [sys.executable, "-m", "attractor", *STUDY.split(), "--out", "cut"], stderr=subprocess.DEVNULL
+    )
+    file, end = words / "cut" / "runs.jsonl", time.monotonic() + 100
+    while time.monotonic() < end and not (file.exists() and file.read_text().count("\n") >= 2):
+        time.sleep(0.05)
+    begun.kill()
+    begun.wait()
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:2]) + lines[0][:50])  # as if it had died while it wrote
+    done = command(f"{STUDY} --out cut --json")
+    assert done.json["runs"] == 4
+    assert done.json["missing"] == []
+    assert "plain/rotary" not in done.err  # was there already
+    assert rows(words / "cut") == rows(words / "whole")
+    assert "with changes" not in command(f"{STUDY} --out cut").err  # nothing is left to do
+
+    found = command("study-results cut --plot differences.png --plot-depth depth.svg --json").json
+    assert found["schema"] == "attractor.study-results/1"
+    assert [pair["seeds"] for pair in found["comparisons"]] == [2]
+    assert "plain/rotary against plain/absolute" in found["missing"]
+    assert (words / "differences.png").stat().st_size > 1000
+    assert (words / "depth.svg").exists()
+    told = command("study-results cut --question regimes")
+    assert told.code == 0
+    assert "at least 0.5 with 2 seeds" in told.out
+
+    other = command(f"{STUDY},rate=0.5 --out cut")
+    assert other.code == 1
+    assert "give another folder" in other.err
+    assert rows(words / "cut") == rows(words / "whole")
+
+
+def test_time_that_is_up_and_arms_that_fail_are_said(words: Path, command: Callable[[str], Any]) -> None:
+    late = command(f"{STUDY} --out late --minutes 0")
+    assert late.code == 1
+    assert "0 runs, without plain/rotary" in late.out
+    failed = command(f"study bytes --data words.txt --out failed --seeds 0 --arms plain/rotary {SMALL},context=100000")
+    assert failed.code in (1, 2)
+    assert failed.err.count("\n") == 1
+    assert "Traceback" not in failed.err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("study sound --data words.txt --out new", "the studies are bytes, bpe, vision"),
+        ("study bytes --data words.txt --out new --arms plain/rotary,bent/rotary", "arm 'bent/rotary' is not known"),
+        ("study bytes --data words.txt --out new --arms plain/sideways", "arm 'plain/sideways' is not known"),
+        ("study bytes --data absent.txt --out new", "absent.txt do not exist"),
+        ("study bytes --data words.txt --out new --seeds one", "--seeds one is not a list"),
+        ("study bytes --data words.txt --out new --set steps", "--set steps is not a list"),
+        ("study bytes --data words.txt --out new --set stops=3", "--set stops is not an entry"),
+        ("study-results absent", "absent does not exist"),
+        ("study-results words.txt --plot picture.bmp", "written as .png, .pdf, .svg"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    line: str, said: str, words: Path, command: Callable[[str], Any]
+) -> None:
+    done = command(line)
+    assert done.code == 2
+    assert said in done.err
+    assert done.err.count("\n") == 1
+    assert not done.out
+    assert not (words / "new").exists()
+
+
+def test_an_unknown_question_names_those_there_are(command: Callable[[str], Any]) -> None:
+    kept = Path(__file__).parents[2] / "benchmarks" / "results" / "training" / "bpe.jsonl"
+    done = command(f"study-results {kept} --question fate")
+    assert done.code == 2
+    assert "regimes, positions, refinements, alternatives, control" in done.err
