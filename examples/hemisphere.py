@@ -2,6 +2,7 @@
 
 Consensus is a theorem of [abella2024asymptotic]. That the margin rho (distance from the origin to the hull of the tokens)
 never decreases, and that 1 - rho^2 falls like exp(-2 t) in the end, was derived for this project. Run: python examples/hemisphere.py
+It draws hemisphere.png.
 """
 
 import math
@@ -9,6 +10,7 @@ import math
 import torch
 
 import attractor as at
+from attractor.pictures import Curve, Panel, draw_panels
 
 torch.manual_seed(0)
 Q, K = torch.randn(3, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
@@ -26,3 +28,15 @@ for t, margin, change in zip(run.times[1:].tolist(), rho[1:].tolist(), odds.diff
 assert bool((rho.diff() >= -1e-12).all()), "the margin decreased"
 assert math.isclose(float(odds.diff()[-1]) / 0.5, 2.0, abs_tol=0.05), "the last slope is not 2"
 print("the margin never decreased; the slope tends to 2")
+
+times = run.times.tolist()
+fall = Curve(times, (1 - rho**2).tolist(), "1 - rho^2")
+slope = Curve(
+    times[8:], [float(1 - rho[8] ** 2) * math.exp(-2 * (t - times[8])) for t in times[8:]], "exp(-2 t)", dashed=True
+)
+draw_panels(
+    [Panel((Curve(times, rho.tolist()),), y="margin rho"), Panel((fall, slope), y="1 - rho^2", log_y=True)],
+    "Tokens of a hemisphere agree, whatever Q and K are",
+    "First: the distance from the origin to the hull of ten tokens never decreases. Second: what is missing to one falls like exp(-2 t).",
+    "hemisphere.png",
+)

@@ -62,7 +62,7 @@ from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
-    from attractor import checkpoints, meanfield, nn, theory
+    from attractor import checkpoints, meanfield, nn, pictures, theory
     from attractor.checkpoints import audit, checkpoint, iterate, trace
     from attractor.theory import check, predict, regime, regimes
 
@@ -75,6 +75,7 @@ _LATER = {
     "trace": "attractor.checkpoints",
     "iterate": "attractor.checkpoints",
     "nn": "attractor.nn",
+    "pictures": "attractor.pictures",
     "theory": "attractor.theory",
     "check": "attractor.theory",
     "predict": "attractor.theory",
@@ -148,6 +149,7 @@ __all__ = [
     "observables",
     "pairwise_distance",
     "partition",
+    "pictures",
     "predict",
     "regime",
     "regimes",

@@ -72,7 +72,7 @@ def test_error_bars_of_smollm() -> None:
     found = at.audit(opened, layers=[4], detail="full", sums=False, nulls=0, verify=False)
     bars = [row["errors"]["value_radius"]["bar"] for row in found.heads]
     assert 0 < max(bars) < 0.1
-    moved = at.audit(perturbed(opened, 99), layers=[4], detail="heads", nulls=0, verify=False)
+    moved = at.audit(perturbed(opened, [99])[0], layers=[4], detail="heads", nulls=0, verify=False)
     changes = [
         abs(one["value_radius"] - other["value_radius"]) for one, other in zip(found.heads, moved.heads, strict=True)
     ]

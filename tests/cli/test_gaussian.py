@@ -69,7 +69,7 @@ def test_questions_about_many(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (["--phase", "--until", "3"], "its own starts and times"),
         (["--phase", "--dim", "3"], "in the plane"),
         (["--ranks", "--dims", "1"], "dimensions from 2 to 12"),
-        (["--plot", "run.gif"], "is written to"),
+        (["--plot", "run.gif"], "is written as"),
         (["--covariance", "nan,0;0,1"], "finite"),
         (["--affine-offset", "c.npy"], "goes with --affine"),
     ],

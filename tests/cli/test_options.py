@@ -138,7 +138,8 @@ SAME: dict[str, Run] = {
     ),
 }
 ELSEWHERE = {  # tested in the other files of this folder
-    "--out", "--resume", "--plot", "--report", "--density", "--member", "--observe", "--json", "--quiet", "--progress", "--debug", "--help",
+    "--out", "--resume", "--plot", "--report", "--density", "--member", "--width", "--observe", "--json", "--quiet", "--progress",
+    "--debug", "--help",
 }  # fmt: skip
 
 

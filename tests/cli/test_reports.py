@@ -49,7 +49,7 @@ def test_an_ensemble(command, tmp_path: Path) -> None:
 def test_gaussians(command, tmp_path: Path, line: str, words: str) -> None:
     page = tmp_path / "gaussian.html"
     done = command(f"gaussian {line} --report {page} --json")
-    assert done.json["report"] == str(page)
+    assert done.json["written"]["report"] == str(page)
     assert words in text_of(page)
 
 

@@ -191,6 +191,13 @@ def test_text_of_the_datasets_library(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(InputError, match="no column 'text', but page"):
         open_text(config, tmp_path / "again")
     Rows.column_names = ("text",)
+
+    def unreachable(name: str, configuration: str | None) -> None:
+        raise ConnectionError("Couldn't reach the Hub\nand more")
+
+    monkeypatch.setattr(Library, "load_dataset", unreachable)
+    with pytest.raises(InputError, match=r"cannot load Salesforce/wikitext: Couldn't reach the Hub$"):
+        open_text(config, tmp_path / "again")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"attractor\[data\]"):
         open_text(config, tmp_path / "again")

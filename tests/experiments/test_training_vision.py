@@ -31,7 +31,7 @@ SMALL |= {"steps": 6, "evaluate": 3, "evaluations": 2, "checkpoint": 3, "augment
 
 
 def test_a_model_learns_digits_and_its_tokens_are_followed(tmp_path: Path) -> None:
-    config = read_config("tiny-vit", steps=60, evaluate=60)
+    config = read_config("tiny-vit", steps=40, evaluate=40, batch=48)
     report = train(config, tmp_path / "run")
     assert report.scores["accuracy"] > 0.3
     row = RunFolder(tmp_path / "run").rows()[-1]

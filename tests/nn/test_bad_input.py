@@ -24,6 +24,12 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: DefiniteAttention(8, 2, "intermediate", negative=1.5), "share of directions, between 0 and 1"),
     (lambda: DefiniteAttention(4, 2, "intermediate", signs=[1, 1, 1, -1]), "4 numbers .*2 of them negative"),
     (lambda: DefiniteAttention(8, 2, interaction="none"), "interaction must be"),  # type: ignore[arg-type]
+    (lambda: DefiniteAttention(4, 2, interaction=[[1, 1], [1]]), "2 rows of 2 signs"),
+    (lambda: DefiniteAttention(4, 2, interaction=[[1, 1], [1, 2]]), "signs of an interaction are"),
+    (
+        lambda: DefiniteAttention(4, 2, "convergent", signs=[1, 1, -1, -1], interaction=[[1, 1], [1, -1]]),
+        r"3 of them negative for this regime \(beside 1 of the interactions\)",
+    ),
     (lambda: DefiniteAttention(8, 2, pivot=0.0), "positive number"),
     (lambda: PlainAttention(8, 2, positions="absolute"), "before the first layer"),
     (lambda: PlainAttention(6, 2, positions="rotary"), "head dimension must be even"),

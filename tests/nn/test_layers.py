@@ -31,7 +31,11 @@ LAYERS: dict[str, Make] = {
     "relaxed": lambda: DefiniteAttention(DIM, HEADS, "convergent", relaxed=True),
     "wide heads": lambda: DefiniteAttention(DIM, HEADS, "divergent", head_dim=6),
     "official": lambda: DefiniteAttention(DIM, HEADS, "convergent", orientation="official"),
+    "scattered signs": lambda: DefiniteAttention(
+        DIM, HEADS, "convergent", signs=[-1, 1] * 4, interaction=[[1, 1, -1, -1], [-1, 1, 1, -1]]
+    ),
     "plain": lambda: PlainAttention(DIM, HEADS, bias=True),
+    "spectral": lambda: spectral(PlainAttention(DIM, HEADS)).eval(),  # in training the power method moves at every call
     "temperature and gain": lambda: PlainAttention(DIM, HEADS, temperature="learned", gain="learned", bias=True),
     "cold": lambda: PlainAttention(DIM, HEADS, temperature=0.5, gain=-2.0, causal=True),
     "l2": lambda: PlainAttention(DIM, HEADS, kernel="l2", temperature="learned"),
@@ -130,7 +134,11 @@ def test_low_precision_trains(layer: AttentionLayer) -> None:
         assert bool(parameter.grad.isfinite().all())
 
 
-@pytest.mark.parametrize("name", ["convergent", "intermediate, rotary", "shift, rotary", "plain"])
+BY_ENGINE = ("l2", "sinkhorn", "sinkhorn, causal", "sigmoid", "shift, sigmoid")
+WITH_BACKWARD = ("convergent", "intermediate, rotary", "shift, rotary", "plain")
+
+
+@pytest.mark.parametrize("name", WITH_BACKWARD)
 def test_compile(name: str) -> None:
     """The whole graph, traced with its backward."""
     torch.manual_seed(5)
@@ -140,6 +148,17 @@ def test_compile(name: str) -> None:
     torch.testing.assert_close(compiled(x), layer(x), rtol=1e-5, atol=1e-6)
     compiled(x).square().sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in (*BY_ENGINE, *WITH_BACKWARD)])
+def test_compile_without_breaks(name: str) -> None:
+    """One graph for every other layer, too."""
+    torch.compiler.reset()  # or layers of one class would be taken for one that changes all the time
+    torch.manual_seed(5)
+    layer, x = LAYERS[name](), tokens(torch.float32, 2)
+    with torch.no_grad():
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)(x)
+        torch.testing.assert_close(compiled, layer(x), rtol=1e-5, atol=1e-6)
 
 
 # the compiler looks at .grad of what enters the graph after the break
@@ -215,6 +234,42 @@ def test_block_is_a_layer_of_its_law(placement: Any, norm: Any) -> None:
         x = tokens(torch.float64, 2)
         layered = block.law().layer(at.Tokens(x), 1.0, at.Euclidean())
         torch.testing.assert_close(block(x), layered, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "peri"])
+def test_block_learns_compiles_and_is_kept(placement: Any) -> None:
+    """Gradients in float64, a compiled graph, bfloat16, and the state dict, as for single layers."""
+    torch.manual_seed(0)
+    block = TransformerBlock(DefiniteAttention(DIM, HEADS, "divergent"), 12, placement=placement).double()
+    names, parameters = zip(*block.named_parameters(), strict=True)
+    x = tokens().requires_grad_()
+
+    def output(x: Tensor, *given: Tensor) -> Tensor:
+        return torch.func.functional_call(block, dict(zip(names, given, strict=True)), (x,))
+
+    inputs = (x, *(parameter.detach().clone().requires_grad_() for parameter in parameters))
+    assert torch.autograd.gradcheck(output, inputs, fast_mode=True, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(torch.compile(block, backend="eager", fullgraph=True)(x), block(x))
+    other = TransformerBlock(DefiniteAttention(DIM, HEADS, "divergent"), 12, placement=placement).double()
+    other.load_state_dict(block.state_dict())
+    with torch.no_grad():
+        assert torch.equal(other(x), block(x))
+        low = block.bfloat16()(x.bfloat16())
+    assert float((low.double() - other(x)).detach().abs().max()) < 0.06 * float(other(x).detach().abs().max())
+
+
+def test_dropped_paths_keep_the_mean() -> None:
+    """A sequence is moved whole or not at all, and by as much more as it is moved less often; in evaluation nothing is dropped."""
+    torch.manual_seed(0)
+    block = TransformerBlock(PlainAttention(DIM, HEADS), 0, placement="none", drop_path=0.25)
+    x = tokens(torch.float32).expand(4000, N, DIM)
+    with torch.no_grad():
+        moved, whole = block(x) - x, (block.eval()(x) - x)[0]
+    kept = moved.flatten(1).norm(dim=1) > 0
+    torch.testing.assert_close(moved[kept][0], whole / 0.75, rtol=1e-4, atol=1e-5)
+    assert abs(float(kept.float().mean()) - 0.75) < 0.03
+    with pytest.raises(at.AttractorError, match="drop_path must be at least 0 and below 1"):
+        TransformerBlock(PlainAttention(DIM, HEADS), drop_path=1.0)
 
 
 def test_block_without_feedforward() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attractor.errors import InputError
 from attractor.pictures import Scene, draw
 
 Make = Callable[..., Scene]
@@ -118,3 +119,12 @@ def test_a_plotly_figure_for_notebooks(globe_scene: Scene) -> None:
     assert 1 < len(figure.frames) <= 10
     assert len(figure.layout.sliders[0].steps) == len(figure.frames)
     assert figure.layout.title.text == globe_scene.title
+
+
+def test_labels_name_the_tokens_and_are_escaped(make_scene: Make, tmp_path: Path) -> None:
+    scene = replace(make_scene(n=3), labels=("the", NASTY, "bank"))
+    content = Reader(draw(scene, tmp_path / "words.html").read_text(encoding="utf-8")).texts["reel"]
+    assert json.loads(content)["tokens"][2] == "2: bank"
+    assert "<" not in "".join(json.loads(content)["tokens"])
+    with pytest.raises(InputError, match="one for each"):
+        replace(scene, labels=("one",))

@@ -8,7 +8,7 @@ import torch
 
 import attractor as at
 from attractor.theory.weights.factors import Factors
-from attractor.theory.weights.growth import growth
+from attractor.theory.weights.growth import Growing, growth
 from attractor.theory.weights.heads import factors_of
 from attractor.theory.weights.nulls import mismatched, nulls, random_factors, random_heads
 from attractor.theory.weights.quantities import NAMES, QUANTITIES, measured
@@ -137,7 +137,7 @@ def test_nulls_do_not_depend_on_gauge(rng: np.random.Generator) -> None:
 def test_growth_is_the_mean_square_of_random_tokens(rng: np.random.Generator) -> None:
     law = heads(rng, h=3, d=24, value_bias=normal(rng, 3, 4), output_bias=normal(rng, 24))
     law = at.Attention(**{**vars(law), "value": 0.05 * law.value})
-    found = growth([law])
+    found = growth(law)
     x = normal(rng, 100_000, 24)
     assert law.output is not None and law.value_bias is not None and law.output_bias is not None  # noqa: PT018
     drift = torch.einsum("hdr,hr->d", law.output, law.value_bias) + law.output_bias
@@ -150,13 +150,16 @@ def test_growth_is_the_mean_square_of_random_tokens(rng: np.random.Generator) ->
 
 def test_growth_of_wide_layers_is_estimated(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     law = heads(rng, h=4, d=96, k=4, r=16)
-    exact = growth([law])
+    exact = growth(law)
     monkeypatch.setattr("attractor.theory.weights.growth.EXACT", 8)
     assert law.output is not None
     halves = [
         at.Attention(law.query[part], law.key[part], law.value[part], output=law.output[part])
         for part in (slice(0, 1), slice(1, 4))
     ]
-    probed = growth(halves)
+    growing = Growing(law.dim)
+    for half in halves:
+        growing.add(half)
+    probed = growing.result()
     assert probed.estimated
     assert probed.consensus == pytest.approx(exact.consensus, rel=0.1)

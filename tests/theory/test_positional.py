@@ -50,7 +50,7 @@ def test_another_split_has_the_same_interaction(rng) -> None:
 
 def test_the_picture(study: PositionalStudy, tmp_path: Path) -> None:
     assert draw(study, tmp_path / "study.png").stat().st_size > 10_000
-    with pytest.raises(at.errors.InputError, match="drawn as"):
+    with pytest.raises(at.errors.InputError, match="written as"):
         draw(study, tmp_path / "study.gif")
 
 

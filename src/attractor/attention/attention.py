@@ -16,6 +16,7 @@ from attractor.attention.kernels import Kernel, Pairing, kernel_named
 from attractor.attention.law import Law
 from attractor.attention.masks import Mask, mask_from
 from attractor.attention.positions import Absolute, Positions
+from attractor.cards import SHOWN, card
 from attractor.errors import InputError
 from attractor.states import Tokens
 from attractor.states.arrays import alike
@@ -267,6 +268,21 @@ class Attention(Law):
 
     def citations(self) -> tuple[str, ...]:
         return ("geshkovski2023mathematical",)
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks; small matrices are written out."""
+        assert isinstance(self.kernel, Kernel)
+        rows = {"moves": "token i by the sum over j of w_ij V x_j", "dimension": self.dim, "heads": self.heads}
+        rows |= {"head dimension": self.query.shape[-2], "kernel": self.kernel.name, "scale": float(self.scale)}
+        rows |= {} if self.mask is None else {"mask": self.mask.name}
+        rows |= {} if self.positions is None else {"positions": self.positions.name}
+        single = self.query.ndim == 2 or self.query.shape[0] == 1
+        if single and self.dim <= SHOWN:
+            rows |= {
+                "Q'K": self.interaction.reshape(self.dim, self.dim),
+                "V": self.value_map.reshape(self.dim, self.dim),
+            }
+        return card("Attention", rows)
 
     def __repr__(self) -> str:
         mask = "" if self.mask is None else f", mask={self.mask.name}"

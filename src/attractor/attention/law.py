@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from attractor.cards import of_record
 from attractor.errors import InputError
 from attractor.records import Record
 from attractor.spaces import Space
@@ -25,6 +26,10 @@ class Law(Record):
     def dim(self) -> int | None:
         """Dimension of the tokens, or None where any will do."""
         return None
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        return of_record(self)
 
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         """Velocity of every token, (..., n, d).

@@ -5,52 +5,50 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attractor.errors import InputError
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SUFFIXES = (".png", ".pdf", ".svg")
-ROW = 0.17  # inches
+    from attractor.pictures.still import Still
+
+ROW, GROUP = 0.15, 0.34  # inches of a row, and of the name above a group of rows
+AXIS = 0.42  # inches of the axis below
 LABELS = {"n": "tokens n", "d": "dimension d", "beta": "inverse temperature beta"}
+CAPTION = (
+    "Dots: median over the rounds of (time of the contender) / (our time); lines: all rounds; bars: the target. "
+    "Green: met, orange: missed, grey: no target."
+)
 
 
-def known_suffix(path: Path) -> str:
-    """The kind of picture that a path asks for."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path}: a benchmark is drawn as {', '.join(SUFFIXES)}, not as {path.suffix or 'nothing'!r}")
-    return path.suffix.lower()
-
-
-def draw(report: dict[str, Any], path: Path) -> Path:
-    """Write the picture of a report."""
+def draw(report: dict[str, Any], path: Path | None = None) -> Any:
+    """The picture of a report as a figure, or the path it was written to."""
     from attractor.pictures import style
-    from attractor.pictures.figure import picture_class, save
-    from attractor.pictures.writing import atomic, target
+    from attractor.pictures.figure import wrap
+    from attractor.pictures.still import Grid, Still, still_suffix, written
+    from attractor.pictures.style import inches
 
-    suffix, place, figure_class = known_suffix(path), target(path), picture_class()
-    rows = [
-        (result["name"], entry)
+    if path is not None:
+        still_suffix(path)
+    groups = {
+        result["name"]: [entry for entry in result["contenders"] if entry["ratio"] is not None]
         for result in report["contests"]
-        for entry in result["contenders"]
-        if entry["ratio"] is not None
-    ]
+    }
+    groups = {name: entries for name, entries in groups.items() if entries}
     grown = [curve for curve in report["growth"] if curve["status"] == "timed"]
     variables = [name for name in LABELS if any(curve["variable"] == name for curve in grown)]
     with style.applied():
-        names = 2 * len({name for name, _ in rows})
-        tall = max(1.0, ROW * (len(rows) + names) + 0.6) if rows else 0.0
-        height = tall + (2.6 if variables else 0.0) + 0.4
-        figure = figure_class(figsize=(7.5, height))
-        figure.text(0.01, 1 - 0.12 / height, _title(report), va="top", fontsize=7, parse_math=False)
-        if rows:
-            _ratios(figure.add_axes((0.42, (height - tall) / height + 0.02, 0.55, (tall - 0.6) / height)), rows)
-        for place_number, variable in enumerate(variables):
-            axes = figure.add_axes((0.09 + 0.32 * place_number, 0.45 / height, 0.22, 1.75 / height))
+        names = {name: wrap(name, inches(), size=6.5, bold=True) for name in groups}
+        rows = sum(GROUP + 0.11 * (len(names[name]) - 1) + ROW * len(groups[name]) for name in groups)
+        tall = rows + AXIS if groups else 0.0
+        grid = Grid.of(len(variables) or 1, 1.5, left=0.55, gap=0.6)
+        step = 2.1 + 0.1 * max((len([c for c in grown if c["variable"] == name]) for name in variables), default=0)
+        page = Still(_title(report), CAPTION if groups else "", tall + 0.15 + (step * grid.rows if variables else 0.0))
+        if groups:
+            _ratios(page, groups, names, rows)
+        for number, variable in enumerate(variables):
+            row, left = grid.place(number)
+            axes = page.panel(left, tall + 0.15 + step * (row + 1) - 1.9, grid.wide, 1.5)
             _growth(axes, variable, [curve for curve in grown if curve["variable"] == variable])
-        with atomic(place) as temporary:
-            save(figure, temporary, 200, suffix[1:])
-    return place
+        return written(page.figure, path)
 
 
 def _title(report: dict[str, Any]) -> str:
@@ -65,32 +63,47 @@ def _title(report: dict[str, Any]) -> str:
     return ", ".join(str(part) for part in (*parts, kind) if part)
 
 
-def _ratios(axes: Axes, rows: list[tuple[str, dict[str, Any]]]) -> None:
+def _ratios(page: Still, groups: dict[str, list[dict[str, Any]]], names: dict[str, list[str]], rows: float) -> None:
     from attractor.pictures import style
 
-    height, before, ticks = 0.0, None, []
-    for name, entry in rows:
-        if name != before:
-            height, before = height + 1.6, name
-            axes.text(-0.02, height, name, transform=axes.get_yaxis_transform(), ha="right", va="center", fontsize=6,
-                      fontweight="bold", parse_math=False)  # fmt: skip
-            height += 1.0
-        ratio, target = entry["ratio"], entry["target"]
-        colour = style.PALETTE[2] if entry["met"] else style.PALETTE[1] if entry["met"] is False else style.QUIET
-        axes.plot([ratio["least"], ratio["most"]], [height, height], color=colour, linewidth=1.0)
-        axes.plot([ratio["median"]], [height], "o", color=colour, markersize=3.5)
-        if target is not None:
-            axes.plot([target["least"]], [height], "|", color=style.INK, markersize=8)
-        ticks.append((height, entry["name"]))
-        height += 1.0
+    contenders = [entry["name"] for entries in groups.values() for entry in entries]
+    labels = [page.figure.text(0, 0, name, fontsize=6, parse_math=False) for name in contenders]
+    left = max(label.get_window_extent().width for label in labels) / page.figure.dpi + 0.25
+    axes = page.panel(left, 0.0, page.width - left - 0.15, rows)
+    height, ticks = 0.0, []
+    for name, entries in groups.items():
+        # a name stands alone in its line, from the edge of the paper on: however long it is, nothing cuts it
+        height += GROUP - 0.11
+        for line in names[name]:
+            place = (0.1 / page.width, 1 - (page.top + height + 0.02) / page.height)
+            page.figure.text(*place, line, va="center", fontsize=6.5, fontweight="bold", parse_math=False)
+            height += 0.11
+        for entry in entries:
+            _ratio(axes, height + ROW / 2, entry)
+            ticks.append((height + ROW / 2, entry["name"]))
+            height += ROW
+    for label in labels:
+        label.remove()
     axes.set_xscale("log")
-    axes.set_ylim(height, 0)
+    axes.set_ylim(rows, 0)
     axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks], parse_math=False)
     axes.tick_params(axis="y", length=0, labelsize=6)
+    axes.spines["left"].set_visible(False)
     axes.axvline(1.0, color=style.FAINT, linewidth=0.8, zorder=0)
     axes.grid(axis="x", color=style.HAIR, linewidth=0.5)
     axes.set_axisbelow(True)
-    axes.set_xlabel("time of the contender / our time (line: all rounds; |: target)")
+    axes.set_xlabel("time of the contender / our time")
+
+
+def _ratio(axes: Axes, height: float, entry: dict[str, Any]) -> None:
+    from attractor.pictures import style
+
+    ratio, target = entry["ratio"], entry["target"]
+    colour = style.PALETTE[2] if entry["met"] else style.PALETTE[1] if entry["met"] is False else style.QUIET
+    axes.plot([ratio["least"], ratio["most"]], [height, height], color=colour, linewidth=1.0)
+    axes.plot([ratio["median"]], [height], "o", color=colour, markersize=3.5)
+    if target is not None:
+        axes.plot([target["least"]], [height], "|", color=style.INK, markersize=8)
 
 
 def _growth(axes: Axes, variable: str, curves: list[dict[str, Any]]) -> None:
@@ -102,4 +115,4 @@ def _growth(axes: Axes, variable: str, curves: list[dict[str, Any]]) -> None:
         axes.loglog(curve["sizes"], curve["costs"], "o-", color=colour, markersize=2.5, linewidth=1.0, label=label)
     axes.set_xlabel(LABELS[variable])
     axes.set_ylabel(curves[0]["cost"])
-    axes.legend(fontsize=4.2, frameon=False, loc="lower left", bbox_to_anchor=(-0.3, 1.0), borderpad=0)
+    axes.legend(fontsize=5, frameon=False, loc="lower left", bbox_to_anchor=(-0.2, 1.0), borderpad=0, handlelength=1.2)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import torch
 
-from attractor.checkpoints.auditing import LayerAudit, Settings, Spectra, add_error_bars, audit_layer, obstacle
+from attractor.checkpoints.auditing import WIDE, LayerAudit, Settings, Spectra, add_error_bars, audit_layer, obstacle
 from attractor.checkpoints.checkpoint import Checkpoint
+from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.opening import checkpoint as open_checkpoint
 from attractor.checkpoints.quantisation import Quantised
 from attractor.errors import InputError
 
-WIDE = 1024  # beyond this width a plain audit leaves out what costs more than reading the weights
 Detail = Literal["auto", "full", "heads"]
+WORKERS = 8  # layers of a narrow model that are in memory together
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,12 @@ class Audit:
     def row(self) -> dict[str, Any]:
         """Ready for JSON; eigenvalues are left out."""
         return {name: value for name, value in vars(self).items() if name != "spectra"}
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write a self-contained page; needs ``attractor[report]``."""
+        from attractor.checkpoints.audit_page import audit_report
+
+        return audit_report([self], command=f"at.audit({self.model!r}, fold={self.folded})").write(path)
 
     def __repr__(self) -> str:
         from attractor.checkpoints.audit_words import line
@@ -91,17 +101,23 @@ def audit(
     chosen = range(len(found.layers)) if layers is None else layers
     parts: list[LayerAudit] = []
     undefined: list[dict[str, Any]] = []
-    exact = isinstance(found.tensors, Quantised) and full
-    for count, index in enumerate(chosen):
-        layer = found.layers[index]
+    quantised = isinstance(found.tensors, Quantised) and full
+
+    def look(index: int, layer: Layer) -> LayerAudit | dict[str, Any]:
+        layer = layer if full else layer.in_stored_precision()
         reason = obstacle(layer)
         if reason is not None:
-            undefined.append({"layer": index, "name": layer.name, "reason": reason})
+            return {"layer": index, "name": layer.name, "reason": reason}
+        part = audit_layer(layer, index, settings)
+        if quantised:
+            add_error_bars(part.heads, found, index, settings)
+        return part
+
+    for count, part in enumerate(each_layer(found, chosen, look)):
+        if isinstance(part, LayerAudit):
+            parts.append(part)
         else:
-            with one_thread(found.dim <= WIDE):
-                parts.append(audit_layer(layer, index, settings))
-                if exact:
-                    add_error_bars(parts[-1].heads, found, index, settings)
+            undefined.append(part)
         if progress is not None:
             progress(count + 1)
     checked = found.dim <= WIDE if verify is None else verify
@@ -116,13 +132,24 @@ def audit(
     return Audit(found.name, found.family.name, fold, *rows, notes, time.perf_counter() - start, card, spectra)
 
 
-@contextmanager
-def one_thread(wanted: bool) -> Iterator[None]:
-    """Small eigenproblems gain nothing from several threads, and on a busy machine lose most of their time waiting for each other."""
+def each_layer(found: Checkpoint, chosen: Sequence[int], look: Callable[[int, Layer], T]) -> Iterator[T]:
+    """What is seen in each layer: of narrow models several at once, of wide ones one after the other.
+
+    Small eigenproblems gain nothing from several threads, and on a busy machine lose most of their time waiting for each other: so
+    every layer of a narrow model has a thread of its own.
+    """
     threads = torch.get_num_threads()
     try:
-        torch.set_num_threads(1 if wanted else threads)
-        yield
+        if found.dim > WIDE:
+            yield from map(look, chosen, found.layers.ahead(chosen))
+            return
+        torch.set_num_threads(1)
+        assert found.reader  # found once, before several threads ask for it
+        pool = ThreadPoolExecutor(min(threads, WORKERS), "attractor-layers", torch.set_num_threads, (1,))
+        try:
+            yield from pool.map(lambda index: look(index, found.layers[index]), chosen)
+        finally:
+            pool.shutdown(cancel_futures=True)
     finally:
         torch.set_num_threads(threads)
 

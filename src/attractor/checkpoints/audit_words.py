@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attractor.theory.weights.quantities import QUANTITIES
@@ -71,3 +72,9 @@ def table(audit: Audit) -> str:
     return (
         f"<table>{caption}<thead><tr><th></th>{head}<th>labels</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
+
+
+def short_name(model: str) -> str:
+    """The last telling part of a path or hub name."""
+    parts = [part for part in Path(model).parts if part not in ("/", "model", "snapshots")]
+    return parts[-1] if parts else model

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,9 +16,10 @@ from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.quantisation import error_bars, perturbed
 from attractor.errors import UnsupportedError
+from attractor.theory.weights.compression import compressed
 from attractor.theory.weights.factors import Factors
 from attractor.theory.weights.forms import BANDS
-from attractor.theory.weights.growth import growth
+from attractor.theory.weights.growth import Growing
 from attractor.theory.weights.heads import factors_of
 from attractor.theory.weights.layers import value_spectrum
 from attractor.theory.weights.lone import HeadRegime
@@ -25,7 +27,8 @@ from attractor.theory.weights.nulls import nulls
 from attractor.theory.weights.quantities import NAMES, measured
 from attractor.theory.weights.regime import regime_of
 
-CHUNK = 256 * 2**20  # bytes of the factors of heads that are looked at together, where a whole layer is not needed
+WIDE = 1024  # beyond this width a plain audit leaves out what costs more than reading the weights
+CHUNK = 64 * 2**20  # bytes of the factors of heads that are looked at together, where a whole layer is not needed
 OFFSETS = tuple(4**power for power in range(6))  # 1 to 1024
 
 
@@ -77,29 +80,44 @@ def audit_layer(layer: Layer, index: int, settings: Settings) -> LayerAudit:
     heads: list[dict[str, Any]] = []
     spectra: list[Spectra] = []
     whole: dict[str, Any] = {"layer": index, "name": layer.name, "heads": layer.heads, "dim": layer.dim}
-    for members, law in laws(layer, settings.fold, settings.sums):
-        factors, band = factors_of(law), BANDS.get(law.query.dtype, 1e-5)
-        found = regime_of(law, factors, layer=index, sums=settings.sums, offsets=settings.offsets, band=band)
-        rows = [_row(row, layer, members) for row in found.heads]
-        if settings.draws:
-            _add_nulls(rows, members, factors, settings)
-        heads += rows
-        spectra += [_spectra(row) for row in found.heads]
-        if found.layer is not None:
-            whole |= {**found.layer.row(), "name": layer.name}
-    if settings.plain and settings.fold and layer.norm is not None:
-        _add_plain(heads, whole, layer, settings)
     # attention adds to what it reads, but for a norm between: then the folded law is what reads the stream
     reads = layer.placement in ("pre", "peri")
+    growing = Growing(layer.dim)
+
+    def look(members: range) -> tuple[list[dict[str, Any]], list[Spectra], dict[str, Any]]:
+        law = law_of(layer, members, settings.fold)
+        if settings.fold == reads:
+            growing.add(law)
+        return _some_heads(law, layer, index, members, settings)
+
+    for rows, seen, summed in at_once(look, parts_of(layer, settings.sums), layer.dim):
+        heads += rows
+        spectra += seen
+        whole |= summed
+    if settings.plain and settings.fold and layer.norm is not None:
+        _add_plain(heads, whole, layer, settings)
+    if settings.fold != reads:
+        for members in parts_of(layer, settings.sums):
+            growing.add(law_of(layer, members, reads))
+    assert isinstance(layer.source, Heads)
     whole |= {
-        **growth(law for _, law in laws(layer, reads, True)).row(),
+        **growing.result(layer.source.parts.output_bias).row(),
         "growth_reads": "normed" if reads else "stream",
     }
     return LayerAudit(heads, whole, spectra)
 
 
-def laws(layer: Layer, fold: bool, together: bool) -> Iterator[tuple[range, Attention]]:
-    """The heads of a layer in one law, or in several that fit into CHUNK; those without a rotary or no encoding one by one."""
+def at_once(look: Callable[[range], Any], parts: list[range], dim: int) -> Iterator[Any]:
+    """Look at the parts of a layer, one after the other or, in wide models, one on each processor: small eigenproblems use only one."""
+    if len(parts) < 2 or dim <= WIDE:
+        yield from map(look, parts)
+        return
+    with ThreadPoolExecutor(torch.get_num_threads(), "attractor-heads", torch.set_num_threads, (1,)) as pool:
+        yield from pool.map(look, parts)
+
+
+def parts_of(layer: Layer, together: bool) -> list[range]:
+    """The heads of a layer in ranges that fit into CHUNK, or all together; those whose positions differ from head to head one by one."""
     source = layer.source
     assert isinstance(source, Heads)
     size = 8 * sum(
@@ -108,17 +126,38 @@ def laws(layer: Layer, fold: bool, together: bool) -> Iterator[tuple[range, Atte
     many = max(1, CHUNK // size)
     positions = source.options["positions"]
     if together or many >= layer.heads:
-        law = layer.law(fold=fold)
-        assert isinstance(law, Attention)
-        yield range(layer.heads), law
-        return
+        return [range(layer.heads)]
     if positions is not None and not isinstance(positions, Rotary):
         many = 1
-    for start in range(0, layer.heads, many):
-        members = range(start, min(start + many, layer.heads))
-        law = layer.some(members, fold=fold)
-        assert isinstance(law, Attention)
-        yield members, law
+    return [range(start, min(start + many, layer.heads)) for start in range(0, layer.heads, many)]
+
+
+def law_of(layer: Layer, members: range, fold: bool) -> Attention:
+    """The law of some heads, or of the whole layer."""
+    law = layer.law(fold=fold) if len(members) == layer.heads else layer.some(members, fold=fold)
+    assert isinstance(law, Attention)
+    return law
+
+
+def laws(layer: Layer, fold: bool, together: bool) -> Iterator[tuple[range, Attention]]:
+    """The heads of a layer in one law, or in several."""
+    for members in parts_of(layer, together):
+        yield members, law_of(layer, members, fold)
+
+
+def _some_heads(
+    law: Attention, layer: Layer, index: int, members: range, settings: Settings
+) -> tuple[list[dict[str, Any]], list[Spectra], dict[str, Any]]:
+    """The rows of some heads, their spectra, and what is said of all of them together."""
+    band, alone = BANDS.get(law.query.dtype, 1e-5), not settings.sums and not settings.shifts
+    # heads that are looked at one by one need no common space
+    factors = (compressed(law) if alone else None) or factors_of(law)
+    found = regime_of(law, factors, layer=index, sums=settings.sums, offsets=settings.offsets, band=band)
+    rows = [_row(row, layer, members) for row in found.heads]
+    if settings.draws:
+        _add_nulls(rows, members, factors, settings)
+    summed = {} if found.layer is None else {**found.layer.row(), "name": layer.name}
+    return rows, [_spectra(row) for row in found.heads], summed
 
 
 def _row(row: HeadRegime, layer: Layer, members: range) -> dict[str, Any]:
@@ -182,9 +221,7 @@ def quantities(layer: Layer, fold: bool) -> dict[str, list[float]]:
 def add_error_bars(rows: list[dict[str, Any]], checkpoint: Checkpoint, index: int, settings: Settings) -> None:
     """Error bars of quantised weights for the heads of one layer."""
     stored = {name: _column(rows, name) for name in NAMES}
-    copies = [
-        quantities(perturbed(checkpoint, settings.seed + copy).layers[index], settings.fold)
-        for copy in range(settings.copies)
-    ]
+    seeds = range(settings.seed, settings.seed + settings.copies)
+    copies = [quantities(copy.layers[index], settings.fold) for copy in perturbed(checkpoint, seeds)]
     for row, bars in zip(rows, error_bars(stored, copies), strict=True):
         row["errors"] = bars

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
 from attractor.attention import Attention, LatentAttention, Law, Norm, NormedAttention
 from attractor.checkpoints.assembly import Heads
 from attractor.errors import InputError, UnsupportedError
@@ -71,6 +73,13 @@ class Layer:
         assert isinstance(self.source, Heads)
         law = self.source.some(heads)
         return self._folded(law) if fold else law
+
+    def in_stored_precision(self) -> Layer:
+        """The layer with laws in float32 where its weights are stored with 16 bits, which float32 holds exactly."""
+        source = self.source
+        if not isinstance(source, Heads) or source.parts.query.dtype not in (torch.bfloat16, torch.float16):
+            return self
+        return dataclasses.replace(self, source=dataclasses.replace(source, dtype=torch.float32))
 
     @property
     def bare_norm(self) -> Norm | None:

@@ -110,7 +110,7 @@ def by_head(layer: Layer, tokens: Tokens) -> dict[str, Tensor]:
     except UnsupportedError:
         expansion = undefined
     energy = undefined
-    if isinstance(law, Attention) and isinstance(law.kernel, Softmax):
+    if isinstance(law, Attention) and isinstance(law.kernel, Softmax):  # scores that are bilinear
         energy = _log_energy(law, tokens)
     return {**found, "expansion": expansion, "log_energy": energy}
 

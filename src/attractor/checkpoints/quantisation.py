@@ -67,30 +67,48 @@ def steps(gguf: Any, data: np.ndarray, kind: Any) -> np.ndarray | None:
     return np.abs(ends[1] - ends[0])
 
 
+class Kept:
+    """The last few tensors of a quantised file with their steps: several copies of one layer are made of them."""
+
+    COUNT = 8
+
+    def __init__(self, tensors: Any) -> None:
+        self.tensors = tensors
+        self._found: dict[str, tuple[Tensor, Tensor | None]] = {}
+
+    def both(self, name: str) -> tuple[Tensor, Tensor | None]:
+        if name not in self._found:
+            while len(self._found) >= self.COUNT:
+                del self._found[next(iter(self._found))]
+            self._found[name] = self.tensors.read(name), self.tensors.step(name)
+        return self._found[name]
+
+
 @dataclass(frozen=True, eq=False)
 class Perturbed:
     """The tensors of a quantised file, each entry moved by a uniform error of at most half its step."""
 
-    tensors: Any
+    kept: Kept
     seed: int
 
     def names(self) -> Collection[str]:
-        return self.tensors.names()
+        return self.kept.tensors.names()
 
     def read(self, name: str) -> Tensor:
-        values, step = self.tensors.read(name), self.tensors.step(name)
+        values, step = self.kept.both(name)
         if step is None:
             return values
         draw = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
         return values.double() + (torch.rand(values.shape, generator=draw, dtype=torch.float64) - 0.5) * step
 
     def describe(self) -> str:
-        return self.tensors.describe()
+        return self.kept.tensors.describe()
 
 
-def perturbed(checkpoint: Checkpoint, seed: int) -> Checkpoint:
-    """The checkpoint with its quantised weights moved within their steps."""
-    return replace(checkpoint, tensors=Perturbed(checkpoint.tensors, seed))
+def perturbed(checkpoint: Checkpoint, seeds: Sequence[int]) -> list[Checkpoint]:
+    """Copies of the checkpoint with their quantised weights moved within their steps."""
+    kept = Kept(checkpoint.tensors)
+    return [replace(checkpoint, tensors=Perturbed(kept, seed)) for seed in seeds]
 
 
 def error_bars(

@@ -60,6 +60,7 @@ class AuditOutput:
 
     csv: Annotated[Path | None, output("FILE", "Write one row for each head.")] = None
     parquet: Annotated[Path | None, output("FILE", "The same as a Parquet table.")] = None
+    report: Annotated[Path | None, output("FILE", "Write a self-contained page (.html).")] = None
     json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
     progress: Annotated[
         bool | None, output("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
@@ -89,6 +90,10 @@ def audit(context: typer.Context, options: AuditOptions, output: AuditOutput) ->
             found = [audited for _, audited in pairs]
             compared = _compared(pairs)
         written = _write(found, output)
+        if output.report is not None:
+            from attractor.checkpoints.audit_page import audit_report
+
+            written.append(audit_report(found, compared, command).write(output.report))
         if output.json:
             parts = {"models": [model.row() for model in found], "comparisons": [one.row() for one in compared]}
             print_json(strict({"schema": SCHEMA, "command": command, **parts, "versions": versions()}))
@@ -103,6 +108,10 @@ def _check(output: AuditOutput) -> None:
     for path, option in ((output.csv, "--csv"), (output.parquet, "--parquet")):
         if path is not None:
             check_file(path, option)
+    if output.report is not None:
+        from attractor.report import check_place
+
+        check_file(check_place(output.report, "--report"), "--report")
     if output.parquet is not None:
         from attractor.checkpoints.audit_files import needs_pyarrow
 

@@ -52,7 +52,13 @@ def print_audit(found: list[Audit]) -> None:
 
 
 def _card(model: Audit) -> dict[str, str]:
-    card, rows = model.card, {"weights alone": "every number below is a spectrum of weights; none depends on data"}
+    card, rows = (
+        model.card,
+        {
+            "weights alone": "every number below is a spectrum of weights; none depends on data",
+            "labels": "of each head by itself, as a flow without norms and feed-forward; (n): as many are certified by a theorem",
+        },
+    )
     if card.get("verified"):
         error = card["verified"]["error"]
         checked = f"layers {', '.join(map(str, card['verified']['layers']))}"

@@ -14,6 +14,7 @@ import typer
 
 from attractor.cli.ending import FAILED, complain, ending
 from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.pictures import PictureOptions
 from attractor.errors import InputError
 
 option, output = panel("Rows"), panel("Results")
@@ -48,14 +49,14 @@ class ReportOptions:
     debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(RowOptions, ReportOptions)
-def bench(context: typer.Context, rows: RowOptions, report: ReportOptions) -> None:
+@grouped(RowOptions, ReportOptions, PictureOptions)
+def bench(context: typer.Context, rows: RowOptions, report: ReportOptions, pictures: PictureOptions) -> None:
     """Measure attractor against its peers, contenders interleaved, beside the targets and the limit of the machine.
 
     Rows: evaluation, solves, small, merging, spectral, ensembles, processes, growth; gpu with --gpu. Peers that are not installed
     (pip install 'attractor[peers]') are reported as skipped. Exit code 0 if it ran; 1 with --check if a target is missed.
     """
-    with ending("attractor bench", report.debug):
+    with ending("attractor bench", report.debug), pictures.sized():
         groups, settings = asked(rows)
         check_places(report)
         shows = sys.stderr.isatty() if report.progress is None else report.progress
@@ -96,10 +97,7 @@ def check_places(options: ReportOptions) -> None:
     if options.json not in (None, "-"):
         check_file(Path(options.json), "--json")
     if options.plot is not None:
-        from attractor.bench.picture import known_suffix
-
-        known_suffix(options.plot)
-        check_picture(options.plot)
+        check_picture(options.plot, still=True)
 
 
 def keeper(place: str | None) -> Callable[[dict[str, Any]], None]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attractor.cli.ending import FAILED, complain, ending
-from attractor.cli.groups import grouped, panel
+from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.pictures import PictureOptions
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,46 +27,55 @@ class ClaimOptions:
 
     only: Annotated[list[str] | None, option("KEY", "Only the claim of this key; may be repeated.")] = None
     catalogue: Annotated[bool, option("", "Print the claims without running anything.", "--list")] = False
-    plot: Annotated[Path | None, option("FOLDER", "Draw every piece of evidence into this folder, as .png files.")] = (
-        None
-    )
+    plot: Annotated[
+        Path | None,
+        option("FOLDER|FILE", "Draw the evidence: .png files in a folder, or of one claim a .png, .pdf or .svg file."),
+    ] = None
     write: Annotated[Path | None, option("FILE", "Write the table of claims to this Markdown file and stop.")] = None
     json: Annotated[bool, option("", "Print one JSON object.", "--json")] = False
     debug: Annotated[bool, option("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(ClaimOptions)
-def claims(context: typer.Context, options: ClaimOptions) -> None:
+@grouped(ClaimOptions, PictureOptions)
+def claims(context: typer.Context, options: ClaimOptions, pictures: PictureOptions) -> None:
     """Run the counter-examples to claims that fail as stated, and say whether each was reproduced.
 
     Without options: all of them, in well under a minute. Exit code 0; 1 if one was not reproduced, 2 for a bad argument.
     """
-    with ending("attractor claims", options.debug):
+    with ending("attractor claims", options.debug), pictures.sized():
         from attractor.theory.gallery import counterexample, counterexamples, table
 
         if options.write is not None:
             write(options.write, table())
             return
         chosen = tuple(map(counterexample, dict.fromkeys(options.only or ()))) or counterexamples()
-        check_folder(options.plot)
+        check_place(options.plot, len(chosen))
         rows = [example.row() if options.catalogue else reproduced(example, options) for example in chosen]
-        tell(rows, options)
+        tell(rows, options, replay(context, without=("json", "debug")))
         failed = [row["key"] for row in rows if row.get("reproduced") is False]
         if failed:
             complain(f"not reproduced: {', '.join(failed)}", "attractor claims")
             raise typer.Exit(FAILED)
 
 
-def check_folder(folder: Path | None) -> None:
+def check_place(place: Path | None, claims: int) -> None:
     """A place for pictures, before anything runs."""
     from attractor.cli.files import check_picture
 
-    if folder is None:
+    if place is None:
         return
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--plot {folder} is a file; give a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    check_picture(folder / "claim.png")
+    if is_file(place):
+        if claims > 1:
+            raise InputError(f"--plot {place} is one file for {claims} claims; give a folder, or one claim with --only")
+        check_picture(place, still=True)
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    check_picture(place / "claim.png")
+
+
+def is_file(place: Path) -> bool:
+    """Whether a place for pictures is one file rather than a folder."""
+    return place.is_file() or (bool(place.suffix) and not place.is_dir())
 
 
 def write(path: Path, text: str) -> None:
@@ -95,20 +105,22 @@ def reproduced(example: CounterExample, options: ClaimOptions) -> dict[str, Any]
     return row
 
 
-def draw(example: CounterExample, evidence: Evidence, folder: Path) -> Path:
+def draw(example: CounterExample, evidence: Evidence, place: Path) -> Path:
     """The picture of one claim."""
     from attractor.pictures.curves import draw_panels
 
-    caption = f"{evidence.sentence[0].upper()}{evidence.sentence[1:]}. Drawn by: {example.command} --plot {folder}"
-    return draw_panels(evidence.panels, example.title, caption, folder / f"{example.key}.png")
+    caption = f"{evidence.sentence[0].upper()}{evidence.sentence[1:]}. Drawn by: {example.command} --plot {place}"
+    path = place if is_file(place) else place / f"{example.key}.png"
+    return draw_panels(evidence.panels, example.title, caption, path)
 
 
-def tell(rows: list[dict[str, Any]], options: ClaimOptions) -> None:
+def tell(rows: list[dict[str, Any]], options: ClaimOptions, command: str) -> None:
     """One JSON object, or a last line (and the claims themselves where nothing ran)."""
     from attractor.cli.printing import print_json, versions
 
     if options.json:
-        print_json({"schema": SCHEMA, "claims": rows, "versions": versions()})
+        written = {"pictures": [row["picture"] for row in rows if "picture" in row]}
+        print_json({"schema": SCHEMA, "command": command, "claims": rows, "written": written, "versions": versions()})
         return
     if options.catalogue:
         for row in rows:

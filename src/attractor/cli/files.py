@@ -92,12 +92,14 @@ def _safetensors(path: Path, option: str) -> Tensor:
     return tensor if not tensor.is_floating_point() else tensor.double()
 
 
-def check_picture(path: Path, option: str = "--plot") -> None:
-    """Refuse a picture that could not be written at the end of the run."""
+def check_picture(path: Path, option: str = "--plot", *, still: bool = False) -> None:
+    """Refuse a picture that could not be written at the end of the run; ``still`` ones neither move nor answer."""
     from attractor.pictures.draw import known_suffix
+    from attractor.pictures.still import still_suffix
     from attractor.pictures.writing import target
 
-    for package in PICTURES.get(known_suffix(target(path)), ()):
+    suffix = still_suffix(path) if still else known_suffix(target(path))
+    for package in PICTURES.get(suffix, ()):
         if find_spec(package) is None:
             raise missing("pillow" if package == "PIL" else package, "plot")
     _check_folder(target(path).parent, f"{option} {path}")

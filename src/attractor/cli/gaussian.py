@@ -12,6 +12,7 @@ from attractor.cli.ending import ending
 from attractor.cli.files import check_picture
 from attractor.cli.groups import check_numbers, given, grouped, numbers, panel, replay
 from attractor.cli.law import LawOptions, build_law, read_law
+from attractor.cli.pictures import PictureOptions
 from attractor.errors import InputError
 
 SCHEMA = "attractor.gaussian/1"
@@ -77,33 +78,30 @@ class ResultOptions:
     debug: Annotated[bool, result_option("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(StartOptions, LawOptions, ManyOptions, ResultOptions)
+@grouped(StartOptions, LawOptions, ManyOptions, ResultOptions, PictureOptions)
 def gaussian(
-    context: typer.Context, start: StartOptions, law: LawOptions, many: ManyOptions, results: ResultOptions
+    context: typer.Context,
+    start: StartOptions,
+    law: LawOptions,
+    many: ManyOptions,
+    results: ResultOptions,
+    pictures: PictureOptions,
 ) -> None:
     """Follow a Gaussian under attention, exactly: blow-up, limits, phases and ranks.
 
     Without further options: N(0, I) in the plane under isotropic softmax attention. --phase, --blow-up-map, --case and --ranks ask the
-    same of
-    many. A run that blows up before --until ends there and says so. Exit code 0; 1 if a run failed, 2 for a bad argument.
+    same of many. A run that blows up before --until ends there and says so. Exit code 0; 1 if a run failed, 2 for a bad argument.
     """
-    with ending("attractor gaussian", results.debug):
+    with ending("attractor gaussian", results.debug), pictures.sized():
         check_numbers(context)
         if results.plot is not None:
-            check_picture(results.plot)
-            _check_still(results.plot)
+            check_picture(results.plot, still=True)
         if results.report is not None:
             from attractor.report import check_place
 
             check_place(results.report, "--report")
         report = _mode(context, many)(start, law, many, results)
         tell(context, report, results)
-
-
-def _check_still(path: Path) -> None:
-    from attractor.pictures.cone import still
-
-    still(path)
 
 
 def _mode(context: typer.Context, many: ManyOptions) -> Any:
@@ -124,6 +122,8 @@ def _mode(context: typer.Context, many: ManyOptions) -> Any:
         other = [used[name] for name in ("mean", "covariance", "until", "save") if name in used]
         if other:
             raise InputError(f"{wanted[0]} has its own starts and times: leave out {', '.join(other)}")
+    elif "until" in used and "save" in used:
+        raise InputError("--save names the times of the run, and the last is its end: leave out --until")
     found = {"--phase": modes.phase, "--blow-up-map": modes.blow_up_map, "--case": modes.case, "--ranks": modes.ranks}
     return found[wanted[0]] if wanted else modes.one
 
@@ -188,14 +188,14 @@ def tell(context: typer.Context, report: dict[str, Any], results: ResultOptions)
         gaussian_report(report, command).write(results.report)
     if results.quiet and not results.json:
         return
-    written = None if results.plot is None else str(results.plot)
+    pictures = [] if results.plot is None else [str(results.plot)]
+    page = None if results.report is None else str(results.report)
     if results.json:
         head = {"schema": SCHEMA, "command": command}
         data = {name: value for name, value in report.items() if name not in ("lines_for_people", "view")}
-        page = None if results.report is None else str(results.report)
-        print_json({**head, **data, "picture": written, "report": page, "versions": versions()})
+        print_json({**head, **data, "written": {"pictures": pictures, "report": page}, "versions": versions()})
         return
     for title, rows in report["lines_for_people"]:
         print_rows(title, rows)
-    places = {"picture": written, "report": results.report}
-    print_rows("Results", {**{label: str(place) for label, place in places.items() if place}, "again": command})
+    places = {"picture": " ".join(pictures), "report": page}
+    print_rows("Results", {**{label: place for label, place in places.items() if place}, "again": command})

@@ -16,6 +16,7 @@ from attractor.cli.ending import ending
 from attractor.cli.files import check_picture, read_array
 from attractor.cli.groups import check_numbers, given, grouped, numbers, panel, replay
 from attractor.cli.law import LawOptions, build_law, read_law
+from attractor.cli.pictures import PictureOptions
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -135,16 +136,21 @@ class Question:
     seed: int
 
 
-@grouped(StudyOptions, StartOptions, LawOptions, ReportOptions)
+@grouped(StudyOptions, StartOptions, LawOptions, ReportOptions, PictureOptions)
 def meanfield(
-    context: typer.Context, study: StudyOptions, start: StartOptions, law: LawOptions, report: ReportOptions
+    context: typer.Context,
+    study: StudyOptions,
+    start: StartOptions,
+    law: LawOptions,
+    report: ReportOptions,
+    pictures: PictureOptions,
 ) -> None:
     """Measure the mean-field limit: the rates at which n tokens approach it, its stability, and tokens past a blow-up.
 
     Without options: tokens of the unit disc under isotropic softmax attention until t = 1, two independent systems of each size, with
     the slopes in n of five distances. Results go to stdout, progress and errors to stderr.
     """
-    with ending("attractor meanfield", report.debug):
+    with ending("attractor meanfield", report.debug), pictures.sized():
         check_numbers(context)
         check_study(context, study.study)
         check_report(report)
@@ -168,10 +174,7 @@ def check_study(context: typer.Context, name: str) -> None:
 
 def check_report(report: ReportOptions) -> None:
     if report.plot is not None:
-        from attractor.pictures.still import still_suffix
-
-        still_suffix(report.plot)
-        check_picture(report.plot)
+        check_picture(report.plot, still=True)
 
 
 def asked(study: StudyOptions, start: StartOptions, law: LawOptions) -> Question:
@@ -285,7 +288,9 @@ def tell(found: Any, question: Question, arguments: dict[str, Any], report: Repo
     words = {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
     if report.json:
         head = {"schema": SCHEMA, "command": command, "arguments": words, "study": question.study.study}
-        print_json({**head, **document(found), "written": {"picture": picture}, "versions": versions()})
+        print_json(
+            {**head, **document(found), "written": {"pictures": [picture] if picture else []}, "versions": versions()}
+        )
     elif not report.quiet:
         print_found(found, question, picture, command)
 

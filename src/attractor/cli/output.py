@@ -20,6 +20,7 @@ WITH_RESUME = {
     "density",
     "report",
     "member",
+    "width",
     "observe",
     "json",
     "quiet",
@@ -80,10 +81,7 @@ def check_output(options: OutputOptions, context: typer.Context) -> None:
     for path in options.plot or ():
         check_picture(path)
     if options.density is not None:
-        from attractor.pictures.still import still_suffix
-
-        still_suffix(options.density)
-        check_picture(options.density, "--density")
+        check_picture(options.density, "--density", still=True)
     if options.report is not None:
         from attractor.report import check_place
 

@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attractor.cli.ending import ending
-from attractor.cli.groups import check_numbers, replay
+from attractor.cli.groups import check_numbers, grouped, panel, replay
+from attractor.cli.pictures import PictureOptions
 
 SCHEMA = "attractor.positions/1"
 
 
-def positions(
-    context: typer.Context,
-    systems: Annotated[int, typer.Option(metavar="N", help="Random systems under each encoding.", min=1)] = 24,
-    phase: Annotated[
-        int, typer.Option(metavar="N", help="Systems in each cell of the phase diagram; 0 for none.", min=0)
-    ] = 12,
-    until: Annotated[float, typer.Option("--until", "-t", metavar="T", help="The time to reach.")] = 100.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the systems.", min=0)] = 0,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the study: .png, .pdf or .svg.")] = None,
-    json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
-) -> None:
+study_option, option = panel("Study"), panel("Results")
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """How many systems, and how far."""
+
+    systems: Annotated[int, study_option("N", "Random systems under each encoding.", min=1)] = 24
+    phase: Annotated[int, study_option("N", "Systems in each cell of the phase diagram; 0 for none.", min=0)] = 12
+    until: Annotated[float, study_option("T", "The time to reach.", "--until", "-t")] = 100.0
+    seed: Annotated[int, study_option("N", "Seed of the systems.", min=0)] = 0
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """What becomes of it."""
+
+    plot: Annotated[Path | None, option("FILE", "Draw the study: .png, .pdf or .svg.")] = None
+    json: Annotated[bool, option("", "Print one JSON object.", "--json")] = False
+    debug: Annotated[bool, option("", "Show the traceback of an error.", "--debug")] = False
+
+
+@grouped(StudyOptions, ResultOptions, PictureOptions)
+def positions(context: typer.Context, asked: StudyOptions, results: ResultOptions, pictures: PictureOptions) -> None:
     """Follow systems that collapse without positions (theorem regimes.T1) under every positional encoding.
 
     Absolute positions once, at every layer, or on queries and keys only; rotary positions in full and causal attention and for
     different splits of the same interaction. Exit code 0; 2 for a bad argument.
     """
-    with ending("attractor positions", debug):
+    with ending("attractor positions", results.debug), pictures.sized():
         from attractor.cli.files import check_picture
         from attractor.cli.printing import print_json, versions
         from attractor.cli.theorytable import print_positions
@@ -38,21 +52,22 @@ def positions(
         from attractor.theory.positional import positional_study
 
         check_numbers(context)
-        if until < 10:
-            raise InputError(f"--until {until:g} is too early to tell a plateau from a collapse: give at least 10")
-        if plot is not None:
-            from attractor.theory.positional_picture import SUFFIXES
-
-            if plot.suffix.lower() not in SUFFIXES:
-                raise InputError(f"--plot {plot}: the study is drawn as {', '.join(SUFFIXES)}")
-            check_picture(plot)
-        study = positional_study(systems, until, seed, phase)
-        if plot is not None:
+        if asked.until < 10:
+            raise InputError(
+                f"--until {asked.until:g} is too early to tell a plateau from a collapse: give at least 10"
+            )
+        if results.plot is not None:
+            check_picture(results.plot, still=True)
+        study = positional_study(asked.systems, asked.until, asked.seed, asked.phase)
+        if results.plot is not None:
             from attractor.theory.positional_picture import draw
 
-            draw(study, plot)
-        if json:
+            draw(study, results.plot)
+        if results.json:
             command = replay(context, without=("json", "debug"))
-            print_json({"schema": SCHEMA, "command": command, **study.row(), "versions": versions()})
+            written = {"pictures": [str(results.plot)] if results.plot is not None else []}
+            print_json(
+                {"schema": SCHEMA, "command": command, **study.row(), "written": written, "versions": versions()}
+            )
         else:
             print_positions(study.row())

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from attractor.cli.ending import ending
-from attractor.cli.files import check_file
+from attractor.cli.files import check_file, check_picture
 from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.pictures import PictureOptions
 from attractor.errors import InputError
 
 SCHEMA = "attractor.practice/1"
@@ -43,15 +44,17 @@ class PracticeOutput:
     debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(PracticeOptions, PracticeOutput)
-def practice(context: typer.Context, options: PracticeOptions, output: PracticeOutput) -> None:
+@grouped(PracticeOptions, PracticeOutput, PictureOptions)
+def practice(
+    context: typer.Context, options: PracticeOptions, output: PracticeOutput, pictures: PictureOptions
+) -> None:
     """Ask real models whether theory speaks of them: does a head meet the hypotheses of collapse or divergence, and do spectra of weights
     rank layers by how much they lengthen tokens?
 
     Rank correlations over layers, with intervals by resampling layers and a null by permuting them. Exit code 0; 1 if a model cannot
     be read, 2 for a bad argument.
     """
-    with ending("attractor practice", output.debug):
+    with ending("attractor practice", output.debug), pictures.sized():
         texts = read_lines(options.file)
         check(output)
         from attractor.checkpoints.opening import needs_transformers
@@ -93,9 +96,8 @@ def read_lines(path: Path | None) -> tuple[str, ...] | None:
 
 def check(output: PracticeOutput) -> None:
     """Refuse files that could not be written before anything runs."""
-    from attractor.cli.questions import check_plot
-
     for path in (output.plot, output.plot_layers):
-        check_plot(path)
+        if path is not None:
+            check_picture(path, still=True)
     if output.out is not None:
         check_file(output.out, "--out")

@@ -7,43 +7,39 @@ from typing import Any
 
 from attractor.cli.printing import number, print_rows
 
-SHOWN = ("heads", "W positive", "A negative", "A positive", "value stable", "collapse proved", "divergence proved")
+SHOWN = {
+    "W positive": "W > 0",
+    "A negative": "A < 0",
+    "A positive": "A > 0",
+    "value stable": "V stable",
+    "collapse proved": "collapse",
+    "divergence proved": "divergence",
+}
 DRAWN = {"stream": "stream across attention", "rate": "rate of the layer's flow", "block": "across the block"}
 
 
 def print_practice(document: dict[str, Any]) -> None:
     """Hypotheses by model, correlations of all models together, and the answers."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        "model", *SHOWN, title="heads that meet hypotheses (random heads of the same shapes)", title_justify="left"
-    )
+    rows = {"": f"{'heads':>6}" + "".join(f"{name:>12}" for name in SHOWN.values())}
     for model in document["models"]:
-        cells = (f"{model['heads'][key]} ({model['random_heads'][key]})" for key in SHOWN[1:])
-        table.add_row(model["name"], str(model["heads"]["heads"]), *cells)
-    Console().print(table)
-    ranks = Table(
-        "outcome",
-        "predictor",
-        "of",
-        "rho",
-        "95%",
-        "p",
-        "p of all",
-        "p shifted",
-        "given depth",
-        title="rank correlations over layers",
-    )
-    for row in document["pooled"]:
-        group = document["predictors"][row["predictor"]]["group"]
-        interval = f"{row['low']:.2f} to {row['high']:.2f}"
-        cells = f"{row['rho']:.2f}", interval, f"{row['p']:.2g}", f"{row['family']:.2g}"
-        cells += (f"{row['p_shift']:.2g}", f"{row['given_depth']:.2f}")
-        ranks.add_row(row["outcome"], row["predictor"], group, *cells)
-    Console().print(ranks)
+        cells = (f"{model['heads'][key]} ({model['random_heads'][key]})" for key in SHOWN)
+        rows[model["name"]] = f"{model['heads']['heads']:>6}" + "".join(f"{cell:>12}" for cell in cells)
+    print_rows("heads that meet a hypothesis (in brackets: random heads of the same shapes)", rows)
+    ranks = {"": f"{'of':<7}" + "".join(f"{name:>22}" for name in DRAWN)}
+    for name, part in document["predictors"].items():
+        ranks[name.replace("_", " ")] = f"{part['group']:<7}" + "".join(
+            f"{_cell(document, name, key):>22}" for key in DRAWN
+        )
+    print_rows("rank correlations over layers, all models (*: p < 0.05 for all predictors together)", ranks)
     print_rows("answers", {f"{index + 1}": text for index, text in enumerate(document["answers"])})
     print_rows("", {"models together": ", ".join(document["pooled_over"]), "again": document["command"]})
+
+
+def _cell(document: dict[str, Any], predictor: str, outcome: str) -> str:
+    for row in document["pooled"]:
+        if (row["predictor"], row["outcome"]) == (predictor, outcome):
+            return f"{row['rho']:.2f} [{row['low']:.2f}, {row['high']:.2f}]{'*' if row['family'] < 0.05 else ' '}"
+    return "undefined"
 
 
 def draw(document: dict[str, Any], plot: Path | None, layers: Path | None) -> None:
@@ -88,9 +84,9 @@ def _layers(document: dict[str, Any], path: Path) -> None:
         count = len(model["layers"]["stream"])
         return [(index + 0.5) / count for index in range(count)]
 
-    measured = tuple(Curve(depth(model), model["layers"]["stream"], model["name"]) for model in models)
+    measured = tuple(Curve(depth(model), model["layers"]["stream"]) for model in models)
     promised = tuple(Curve(depth(model), model["layers"]["value_radius"]) for model in models)
-    pairs = tuple(Curve(m["layers"]["value_radius"], m["layers"]["stream"], dots=True) for m in models)
+    pairs = tuple(Curve(m["layers"]["value_radius"], m["layers"]["stream"], m["name"], dots=True) for m in models)
     panels = (
         Panel(measured, "depth", "log growth across attention"),
         Panel(promised, "depth", "discrete radius of the value", log_y=True),

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from attractor.cli.ending import ending
-from attractor.cli.groups import grouped, panel
+from attractor.cli.files import check_picture
+from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.pictures import PictureOptions
 from attractor.errors import InputError
 
 SCHEMA = "attractor.questions/1"
@@ -27,20 +29,21 @@ class QuestionOptions:
     debug: Annotated[bool, option("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(QuestionOptions)
-def questions(context: typer.Context, options: QuestionOptions) -> None:
+@grouped(QuestionOptions, PictureOptions)
+def questions(context: typer.Context, options: QuestionOptions, pictures: PictureOptions) -> None:
     """Answer an open question of the papers by an experiment, with its figures and its limits.
 
     Without a key the questions are listed. Exit code 0; 2 for a bad argument.
     """
-    with ending("attractor questions", options.debug):
+    with ending("attractor questions", options.debug), pictures.sized():
         from attractor.experiments import answers
 
         if options.key is None:
-            listed([_head(question) for question in answers.questions()], options)
+            listed([_head(question) for question in answers.questions()], options, again(context))
             return
         question = answers.question(options.key)
-        check_plot(options.plot)
+        if options.plot is not None:
+            check_picture(options.plot, still=True)
         answer = question.run(options.seed)
         document = {**_head(question), "seed": options.seed, **answer.row()}
         if options.plot is not None:
@@ -48,50 +51,45 @@ def questions(context: typer.Context, options: QuestionOptions) -> None:
 
             command = f"{question.command} --seed {options.seed}"
             caption = f"{answer.sentence[0].upper()}{answer.sentence[1:]}. {answer.limits} Drawn by: {command} --plot {options.plot}"
-            document["picture"] = str(draw_panels(answer.panels, question.question, caption, options.plot))
-        tell(document, options)
+            draw_panels(answer.panels, question.question, caption, options.plot)
+        tell(document, options, again(context))
 
 
-def check_plot(path: Path | None) -> None:
-    """A picture that cannot be written is refused before anything runs."""
-    from attractor.cli.files import check_picture
-    from attractor.pictures.curves import SUFFIXES
-
-    if path is None:
-        return
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"--plot {path}: this picture is written as {', '.join(SUFFIXES)}")
-    check_picture(path)
+def again(context: typer.Context) -> str:
+    """The command line that asks the same."""
+    return replay(context, without=("json", "debug"))
 
 
 def _head(question: Any) -> dict[str, Any]:
     return {"key": question.key, "title": question.title, "question": question.question, "source": question.source}
 
 
-def listed(heads: list[dict[str, Any]], options: QuestionOptions) -> None:
-    from attractor.cli.printing import print_json, print_rows
+def listed(heads: list[dict[str, Any]], options: QuestionOptions, command: str) -> None:
+    from attractor.cli.printing import print_json, print_rows, versions
 
     if options.plot is not None:
         raise InputError("--plot draws the answer to one question: give its key")
     if options.json:
-        print_json({"schema": SCHEMA, "questions": heads})
+        print_json({"schema": SCHEMA, "command": command, "questions": heads, "versions": versions()})
     else:
         print_rows("questions", {head["key"]: head["question"] for head in heads})
 
 
-def tell(document: dict[str, Any], options: QuestionOptions) -> None:
+def tell(document: dict[str, Any], options: QuestionOptions, command: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from attractor.cli.printing import number, print_json, print_rows, versions
 
+    pictures = [] if options.plot is None else [str(options.plot)]
     if options.json:
-        print_json({"schema": SCHEMA, **document, "versions": versions()})
+        written = {"pictures": pictures}
+        print_json({"schema": SCHEMA, "command": command, **document, "written": written, "versions": versions()})
         return
     table = Table(*map(str, document["rows"][0]))
     for row in document["rows"]:
         table.add_row(*(value if isinstance(value, str) else number(value) for value in row.values()))
     Console().print(table)
     lines = {"answer": document["answer"], "limits": document["limits"]}
-    lines |= {"picture": document["picture"]} if "picture" in document else {}
+    lines |= {"picture": pictures[0]} if pictures else {}
     print_rows(document["question"], lines)

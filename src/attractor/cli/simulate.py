@@ -15,6 +15,7 @@ from attractor.cli.files import write_pictures
 from attractor.cli.groups import check_numbers, grouped, replay
 from attractor.cli.law import BETA, LawOptions, build_law, read_law
 from attractor.cli.output import OutputOptions, check_output
+from attractor.cli.pictures import PictureOptions
 from attractor.cli.running import RunOptions, flow_options
 from attractor.cli.space import SpaceOptions, build_space
 from attractor.cli.tokens import DIM, TOKENS, TokenOptions, random_tokens, read_tokens, sent
@@ -38,7 +39,7 @@ class Problem:
     space: Space
 
 
-@grouped(TokenOptions, LawOptions, SpaceOptions, RunOptions, OutputOptions)
+@grouped(TokenOptions, LawOptions, SpaceOptions, RunOptions, OutputOptions, PictureOptions)
 def simulate(
     context: typer.Context,
     tokens: TokenOptions,
@@ -46,13 +47,17 @@ def simulate(
     space: SpaceOptions,
     run: RunOptions,
     output: OutputOptions,
+    pictures: PictureOptions,
 ) -> None:
     """Follow tokens under attention, and say where they go.
 
     Without options: 64 random tokens in R^3 under isotropic attention, until t = 10. Results go to stdout, progress and
     errors to stderr. Exit code 0; 1 if the run failed or stalled, 2 for a bad argument, 130 if interrupted.
     """
-    with ending("attractor simulate", output.debug, interrupted=lambda: interrupted(output.out or output.resume)):
+    with (
+        ending("attractor simulate", output.debug, interrupted=lambda: interrupted(output.out or output.resume)),
+        pictures.sized(),
+    ):
         check_numbers(context)
         check_output(output, context)
         if output.resume is None:
@@ -63,10 +68,10 @@ def simulate(
             result = go_on(output.resume, run, output)
             arguments = _words({**result.definition["options"], **asdict(output)})
         if first_process():
-            pictures, failure = write_pictures(result, output.plot or [], output.member, output.density)
+            drawn, failure = write_pictures(result, output.plot or [], output.member, output.density)
             if output.report is not None:
                 write_report(context, result, output)
-            tell(context, result, arguments, output, [str(path) for path in pictures])
+            tell(context, result, arguments, output, [str(path) for path in drawn])
             if failure is not None:
                 raise failure
         stalled = [outcome for outcome in result.outcomes if outcome.name == "stalled"]

@@ -94,8 +94,9 @@ def add_theory(section: Section, run: Trajectory, member: int = 0) -> Section:
         f"{len(found.applicable)} of {len(found.findings)} theorems apply to this start, before anything is integrated."
     )
     add_fates(section.text(asked), found, single)
+    part = section.fold("The theorems that apply, and how this start meets their hypotheses")
     for item in found.applicable:
-        add_theorem(section.fold(f"{item.theorem.key}: {item.theorem.title}"), item)
+        add_theorem(part.fold(f"{item.theorem.key}: {item.theorem.title}"), item)
     return section
 
 

@@ -12,6 +12,7 @@ from attractor.cli.bars import counted
 from attractor.cli.ending import ending
 from attractor.cli.files import check_picture
 from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.pictures import PictureOptions
 from attractor.cli.texts import read_files
 from attractor.errors import InputError
 
@@ -87,14 +88,16 @@ class TraceOutput:
     debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(TextOptions, ModelOptions, TraceOutput)
-def trace(context: typer.Context, texts: TextOptions, model: ModelOptions, output: TraceOutput) -> None:
+@grouped(TextOptions, ModelOptions, TraceOutput, PictureOptions)
+def trace(
+    context: typer.Context, texts: TextOptions, model: ModelOptions, output: TraceOutput, paper: PictureOptions
+) -> None:
     """Follow the tokens of a real model along depth: norms, distances, cosines, rank, and what every block moved.
 
     States are the residual stream before every block and after the last, before the final norm; with several texts, means over
     them. All numbers depend on the texts. Exit code 0; 1 if the model cannot be read, 2 for a bad argument.
     """
-    with ending("attractor trace", output.debug):
+    with ending("attractor trace", output.debug), paper.sized():
         check_options(texts, output)
         given = read_texts(texts)
         from attractor.cli.printing import print_json, version, versions

@@ -14,6 +14,7 @@ import typer
 
 from attractor.cli.ending import ending
 from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.pictures import PictureOptions
 from attractor.errors import InputError
 
 SCHEMA = "attractor.train/1"
@@ -60,8 +61,8 @@ class TrainOutput:
     debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(TrainOptions, TrainOutput)
-def train(context: typer.Context, options: TrainOptions, output: TrainOutput) -> None:
+@grouped(TrainOptions, TrainOutput, PictureOptions)
+def train(context: typer.Context, options: TrainOptions, output: TrainOutput, pictures: PictureOptions) -> None:
     """Train a Transformer of text or of pictures whose attention is the experiment.
 
     The folder of a run holds its configuration, the last checkpoint, and curve.jsonl with a line for each step: the loss, and at
@@ -69,7 +70,7 @@ def train(context: typer.Context, options: TrainOptions, output: TrainOutput) ->
     regime of every layer and head. A run that was killed and resumed has the same curve. Exit code 0; 1 for a failed run, 2 for a
     bad argument.
     """
-    with ending("attractor train", output.debug):
+    with ending("attractor train", output.debug), pictures.sized():
         from attractor.cli.printing import print_json, versions
 
         check_places(output)
@@ -98,9 +99,7 @@ def check_places(output: TrainOutput) -> None:
     if output.plot is not None:
         from attractor.cli.files import check_picture
 
-        if output.plot.suffix.lower() not in (".png", ".pdf", ".svg"):
-            raise InputError(f"--plot {output.plot}: curves are drawn as .png, .pdf or .svg; --report writes a page")
-        check_picture(output.plot)
+        check_picture(output.plot, still=True)
     if output.report is not None:
         from attractor.report import check_place
 

@@ -49,6 +49,7 @@ def scene(run: Trajectory, member: int = 0, curves: Sequence[str] | None = None,
         curves = [
             name for name in curves if run.n <= LARGE or name in ("consensus_gap", "token_norm", "pairwise_distance")
         ]
+    words = tuple(getattr(run, "words", ()))  # of a trace of a model
     # of a million merges some show where all are; they come in the order of time, and the last ones are the largest
     log = Log.from_events(single.events)
     events = log.some(lambda merges: merges[:: -(-len(merges) // MARKED) or 1])
@@ -64,6 +65,7 @@ def scene(run: Trajectory, member: int = 0, curves: Sequence[str] | None = None,
         caption=_caption(single, log.merges),
         events=[(event.time, _words(event)) for event in events],
         outcome=outcome.name,
+        labels=words if len(words) == run.n else (),
         outcome_time=outcome.time,
     )
 

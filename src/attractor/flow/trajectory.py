@@ -173,6 +173,12 @@ class Trajectory:
 
         return summary(self)
 
+    def _repr_html_(self) -> str:
+        """A card for notebooks: the outcome, and how far apart tokens were (or how large the covariance was) along time."""
+        from attractor.flow.carding import trajectory_card
+
+        return trajectory_card(self)
+
     def __repr__(self) -> str:
         shape = "x".join(str(size) for size in self.points.shape)
         return f"Trajectory({shape}, {self.outcome.name} at t = {self.outcome.time:.6g}, {self.stats.evaluations} evaluations)"

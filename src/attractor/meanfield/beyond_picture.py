@@ -9,7 +9,7 @@ import numpy as np
 from attractor.meanfield.densities import normal_densities
 from attractor.pictures import style
 from attractor.pictures.densities import line_density, plane_density
-from attractor.pictures.still import Still, written
+from attractor.pictures.still import Grid, Still, written
 
 if TYPE_CHECKING:
     from attractor.meanfield.beyond import Beyond
@@ -28,10 +28,11 @@ def draw_beyond(found: Beyond, path: Any = None) -> Any:
         f"is decided by the few longest tokens of a draw.{below}"
     )
     with style.applied():
-        page = Still("Tokens past the blow-up of their Gaussian", caption, 2.9 + (1.85 if drawn else 0.0))
+        chosen = _times(found) if drawn else []
+        grid = Grid.of(len(chosen) or 1, 0.9, left=0.25, gap=0.15, right=0.1, most=5)
+        page = Still("Tokens past the blow-up of their Gaussian", caption, 2.9 + (1.6 * grid.rows + 0.25) * drawn)
         _curves(page.panel(0.6, 0.15, page.width - 0.85, 2.2), found)
-        if drawn:
-            _densities(page, found)
+        _densities(page, found, chosen, grid)
         return written(page.figure, path)
 
 
@@ -55,14 +56,19 @@ def _curves(axes: Any, found: Beyond) -> None:
     axes.legend(frameon=False, fontsize=6.5, loc="upper left")
 
 
-def _densities(page: Still, found: Beyond) -> None:
+def _times(found: Beyond) -> list[int]:
+    """The saved times whose densities are drawn."""
     saved = found.run.times.numpy()
-    chosen = list(dict.fromkeys(int(np.abs(saved - share * found.blow_up).argmin()) for share in SHOWN))
-    wide = (page.width - 0.35 - 0.15 * len(chosen)) / len(chosen)
+    return list(dict.fromkeys(int(np.abs(saved - share * found.blow_up).argmin()) for share in SHOWN))
+
+
+def _densities(page: Still, found: Beyond, chosen: list[int], grid: Grid) -> None:
+    saved = found.run.times.numpy()
     reference = normal_densities(found.gaussian_run, saved[chosen])
     weights = np.full(found.run.n, 1.0 / found.run.n)
     for number, index in enumerate(chosen):
-        axes = page.panel(0.25 + number * (wide + 0.15), 3.15, wide, 1.15)
+        row, left = grid.place(number)
+        axes = page.panel(left, 3.15 + 1.6 * row, grid.wide, 1.15)
         axes.set_title(f"t = {saved[index] / found.blow_up:.3g} T*", pad=3, fontsize=7, parse_math=False)
         panel = line_density if found.run.dim == 1 else plane_density
         points = found.run.points[index].detach().cpu().double().numpy()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attractor.attention import Attention, Kernel
-from attractor.errors import UnsupportedError
+from attractor.errors import InputError, UnsupportedError
 from attractor.states import Gaussian
 
 
@@ -38,6 +38,8 @@ def blow_up_bounds(law: Attention, start: Gaussian) -> BlowUpBounds:
         raise UnsupportedError(f"bounds of the blow-up time are those of softmax attention, not of {_kernel(law)}")
     V, A = matrices(law)
     Sigma = start.covariance.numpy()
+    if V[0].shape != Sigma.shape:
+        raise InputError(f"the law moves points of {len(V[0])} coordinates, the Gaussian has {len(Sigma)}")
     growth = sum(_norm(v) * _norm(a) for v, a in zip(V, A, strict=True)) * _norm(Sigma)
     lower = 1.0 / (2.0 * growth) if growth > 0 else math.inf
     reason = _no_upper_bound(V, A)

@@ -72,7 +72,7 @@ class Limit:
 
 def limit(
     law: Law,
-    covariance: np.ndarray,
+    covariance: np.ndarray | Gaussian,
     *,
     horizon: float | None = None,
     rtol: float = 1e-8,
@@ -84,7 +84,8 @@ def limit(
     Growing runs end once standard deviations are 10,000 times those of the start; a blow-up is followed to its end. With ``path``
     covariances on the way to T are kept too.
     """
-    start = Gaussian(np.zeros(len(covariance)), covariance)  # type: ignore[arg-type]
+    given = covariance.covariance.numpy() if isinstance(covariance, Gaussian) else covariance
+    start = Gaussian(np.zeros(len(given)), given)  # type: ignore[arg-type]
     if horizon is None:
         horizon = _horizon(law, start)
     save = _times(horizon) if path else [horizon, 10.0 * horizon]

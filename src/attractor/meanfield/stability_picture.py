@@ -31,8 +31,8 @@ def draw_stability(found: Stability, path: Any = None) -> Any:
         Bounded("how far tokens get", "largest length", found.times, found.radius, found.radius_bound),
     ]
     caption = (
-        f"Left: the logarithm of the distance between two measures under one law, divided by its start; the {kind} is the integral of the "
-        "Dobrushin constants over the ball that the support can have reached. Right: the longest token and its bound, exponential in time. "
-        "Lines are pairs of runs; dashed: the bound."
+        f"First: the logarithm of the distance between two measures under one law, divided by its start; the {kind} is the integral of the "
+        "Dobrushin constants over the ball that the support can have reached. Second: the longest token and its bound, exponential in "
+        "time. Lines are pairs of runs; dashed: the bound."
     )
     return draw_bounded(panels, title="Stability of the mean-field flow", caption=caption, path=path)

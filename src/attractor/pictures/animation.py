@@ -25,7 +25,14 @@ CURVES = 3
 
 
 def animate(
-    drawing: Drawing, path: Path, *, width: str | float, dpi: int, frames: int, fps: int, progress: Progress | None
+    drawing: Drawing,
+    path: Path,
+    *,
+    width: str | float | None,
+    dpi: int,
+    frames: int,
+    fps: int,
+    progress: Progress | None,
 ) -> None:
     """Write a .gif or an .mp4."""
     if find_spec("matplotlib") is None:
@@ -62,7 +69,7 @@ class Stage:
 
     def lay_out(self) -> None:
         drawing = self.drawing
-        title = wrap(drawing.scene.title, self.width - 1.6, size=9.5)
+        title = wrap(drawing.scene.title, self.width - 1.6, size=9.5, bold=True)
         self.figure.text(
             0.02, 0.985, title[0] if title else "", fontsize=9.5, fontweight="bold", va="top", parse_math=False
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attractor.pictures import style
-from attractor.pictures.still import Still, written
+from attractor.pictures.still import Grid, Still, written
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,14 @@ class Bounded:
 def draw_bounded(
     panels: Sequence[Bounded], *, title: str, caption: str, path: str | os.PathLike[str] | None = None
 ) -> Any:
-    """One panel beside the other; lines are runs, the upper edge of the shaded part is the bound."""
+    """One panel beside the other, or below it in one column; lines are runs, the upper edge of the shaded part is the bound."""
     tall = 2.1
     with style.applied():
-        page = Still(title, caption, tall + 0.75)
-        wide = (page.width - 0.6 - 0.15 - 0.65 * (len(panels) - 1)) / len(panels)
+        grid = Grid.of(len(panels), 1.9)
+        page = Still(title, caption, grid.rows * (tall + 0.75))
         for number, panel in enumerate(panels):
-            axes = page.panel(0.6 + number * (wide + 0.65), 0.25, wide, tall)
+            row, left = grid.place(number)
+            axes = page.panel(left, 0.25 + row * (tall + 0.75), grid.wide, tall)
             _panel(axes, panel, style.PALETTE[number % len(style.PALETTE)])
         return written(page.figure, path)
 

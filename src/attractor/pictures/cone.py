@@ -8,11 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from attractor.errors import InputError
 from attractor.pictures import style
-from attractor.pictures.draw import STILL, known_suffix, written
-from attractor.pictures.figure import picture_class, save, wrap
-from attractor.pictures.writing import target
+from attractor.pictures.still import Grid, Still, written
 
 COLOURS = {"collapse": 0, "low_rank": 2, "full_rank": 5, "blow_up": 1, "diverged": 3, "undecided": 6}
 WORDS = {
@@ -35,38 +32,25 @@ def draw_cone(
     caption: str = "",
 ) -> Any:
     """Draw ways (k, 3) in the coordinates of the cone, coloured by what becomes of them: the cone, and the disc seen from above."""
-    place = None if path is None else still(path)
+    marks = [kind for kind in COLOURS if kind in set(kinds)]
     with style.applied():
-        figure = picture_class()(figsize=(7.0, 3.75))
-        left: Any = figure.add_axes((0.0, 0.1, 0.44, 0.8), projection="3d", computed_zorder=False)
-        right = figure.add_axes((0.56, 0.17, 0.40, 0.70))
+        grid = Grid.of(2, 2.2, left=0.2, gap=0.85, right=0.3)
+        tall = min(2.75, grid.wide)
+        page = Still(title, caption, grid.rows * (tall + 0.45) + 0.3)
+        (row, beside), across = grid.place(1), grid.wide - (0.35 if grid.across == 1 else 0.0)
+        left: Any = page.panel(
+            0.0, 0.0, grid.wide + (0.1 if grid.across > 1 else -0.1), tall + 0.2, projection="3d", computed_zorder=False
+        )
+        right = page.panel(beside + grid.wide - across, 0.1 + row * (tall + 0.45), across, tall)
         for way, kind in zip(paths, kinds, strict=True):
             colour = style.PALETTE[COLOURS[kind]]
             _in_cone(left, way, colour)
             _in_disc(right, way, colour)
         _cone_shell(left, _height(paths))
-        _rim(right)
-        heading(figure, title, caption)
-        marks = [kind for kind in COLOURS if kind in set(kinds)]
-        handles = [figure.axes[1].plot([], [], color=style.PALETTE[COLOURS[kind]])[0] for kind in marks]
-        figure.legend(handles, [WORDS[kind] for kind in marks], loc="lower left", frameon=False, ncols=3, fontsize=6.5)
-    return figure if place is None else written(place, lambda temporary: save(figure, temporary, 200, place.suffix[1:]))
-
-
-def heading(figure: Any, title: str, caption: str) -> None:
-    """Title above, caption below it."""
-    figure.text(0.012, 0.985, title, fontsize=9.5, va="top", parse_math=False)
-    figure.text(
-        0.012, 0.935, "\n".join(wrap(caption, 7.0)), fontsize=6.5, va="top", color=style.QUIET, parse_math=False
-    )
-
-
-def still(path: Path | str) -> Path:
-    """The place of a picture that does not move."""
-    place = target(path)
-    if known_suffix(place) not in STILL:
-        raise InputError(f"this picture is written to {', '.join(STILL)}, not to {place.suffix}")
-    return place
+        rim(right)
+        handles = [right.plot([], [], color=style.PALETTE[COLOURS[kind]])[0] for kind in marks]
+        page.legend(handles, [WORDS[kind] for kind in marks], grid.rows * (tall + 0.45) + 0.05, ncols=3)
+        return written(page.figure, path)
 
 
 def _height(paths: Sequence[np.ndarray]) -> float:
@@ -106,7 +90,8 @@ def _cone_shell(axes: Any, top: float) -> None:
     axes.locator_params(nbins=5)
 
 
-def _rim(axes: Any) -> None:
+def rim(axes: Any) -> None:
+    """The disc of covariances of trace one, whose rim is those of rank one."""
     angle = np.linspace(0, 2 * np.pi, 181)
     axes.plot(np.cos(angle), np.sin(angle), color=style.QUIET, lw=0.8)
     axes.set(

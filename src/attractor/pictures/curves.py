@@ -5,21 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from attractor.errors import InputError
 from attractor.pictures import style
-from attractor.pictures.figure import picture_class, save, wrap
-from attractor.pictures.writing import atomic, target
+from attractor.pictures.still import Grid, Still, still_suffix, written
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SUFFIXES = (".png", ".pdf", ".svg")
-HEIGHT, LEFT, GAP, FOOT, LINE = 2.3, 0.72, 0.72, 0.55, 0.135  # inches
+HEIGHT, ABOVE, BELOW = 2.3, 0.25, 0.5  # inches of a panel, of its title and of its time axis
 
 
 @dataclass(frozen=True)
@@ -49,37 +42,17 @@ class Panel:
 def draw_panels(
     panels: Sequence[Panel], title: str, caption: str, path: str | os.PathLike[str] | None = None, dpi: int = 200
 ) -> Any:
-    """The panels side by side as a figure, or the path it was written to (.png, .pdf or .svg)."""
-    if path is not None and Path(path).suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path}: this picture is written as {', '.join(SUFFIXES)}")
+    """The panels side by side (in one column, one below the other) as a figure, or the path it was written to."""
+    if path is not None:
+        still_suffix(path)
     with style.applied():
-        figure = _compose(panels, title, caption)
-        if path is None:
-            return figure
-        place = target(path)
-        with atomic(place) as temporary:
-            save(figure, temporary, dpi, place.suffix.lower()[1:])
-        return place
-
-
-def _compose(panels: Sequence[Panel], title: str, caption: str) -> Figure:
-    width = style.COLUMNS["two"]
-    titles, lines = wrap(title, width, size=11.0), wrap(caption, width)
-    top, foot = 0.3 + 0.19 * len(titles), 0.14 + LINE * len(lines)
-    height = top + HEIGHT + FOOT + foot
-    figure = picture_class()(figsize=(width, height))
-    for row, line in enumerate(titles):
-        place = 1 - (0.09 + 0.19 * row) / height
-        figure.text(0.1 / width, place, line, size=9.5, weight="bold", va="top", ha="left", parse_math=False)
-    for row, line in enumerate(reversed(lines)):
-        place = (0.08 + LINE * row) / height
-        figure.text(0.1 / width, place, line, size=6.5, color=style.QUIET, va="bottom", ha="left", parse_math=False)
-    each = (width - LEFT - 0.12 - GAP * (len(panels) - 1)) / len(panels)
-    for index, panel in enumerate(panels):
-        left, bottom = LEFT + index * (each + GAP), foot + FOOT
-        axes = figure.add_axes((left / width, bottom / height, each / width, HEIGHT / height))
-        _fill(axes, panel)
-    return figure
+        grid = Grid.of(len(panels), 1.8, left=0.72, gap=0.72, right=0.12)
+        tall = min(HEIGHT, 0.85 * grid.wide) if grid.across == 1 else HEIGHT
+        page = Still(title, caption, grid.rows * (tall + ABOVE + BELOW))
+        for number, panel in enumerate(panels):
+            row, left = grid.place(number)
+            _fill(page.panel(left, ABOVE + row * (tall + ABOVE + BELOW), grid.wide, tall), panel)
+        return written(page.figure, path, dpi)
 
 
 def _fill(axes: Any, panel: Panel) -> None:

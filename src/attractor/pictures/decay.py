@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attractor.pictures import style
-from attractor.pictures.still import Still, written
+from attractor.pictures.still import Grid, Still, written
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,17 @@ def draw_decays(
     path: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Small multiples, one for each quantity, on shared axes; dashed: the power -1/2 of independent samples."""
-    across = min(3, len(decays))
-    rows = -(-len(decays) // across)
-    tall, gap = 1.75, 0.78
     with style.applied():
-        page = Still(title, caption, rows * (tall + gap) + 0.05)
-        wide = (page.width - 0.55 - 0.15 - 0.5 * (across - 1)) / across
+        grid = Grid.of(len(decays), 1.1, left=0.55, gap=0.5, most=3)
+        tall, gap = min(1.75, 1.3 * grid.wide), 0.78
+        page = Still(title, caption, grid.rows * (tall + gap) + 0.05)
         for number, decay in enumerate(decays):
-            row, column = divmod(number, across)
-            axes = page.panel(0.55 + column * (wide + 0.5), 0.38 + row * (tall + gap), wide, tall - 0.05)
+            row, left = grid.place(number)
+            axes = page.panel(left, 0.38 + row * (tall + gap), grid.wide, tall - 0.05)
             _panel(axes, np.asarray(sizes, dtype=float), decay, style.PALETTE[number % len(style.PALETTE)])
-            if column == 0:
+            if number % grid.across == 0:
                 axes.set_ylabel("error")
-            if row == rows - 1 or number + across >= len(decays):
+            if number + grid.across >= len(decays):
                 axes.set_xlabel("tokens n")
         return written(page.figure, path)
 

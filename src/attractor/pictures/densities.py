@@ -10,7 +10,7 @@ import numpy as np
 
 from attractor.errors import InputError, UnsupportedError
 from attractor.pictures import style
-from attractor.pictures.still import Still, written
+from attractor.pictures.still import Grid, Still, written
 
 GRID = 240  # points of a curve, and cells across the plane
 TAIL = 0.002  # share of the mass that may lie outside of the drawn range on each side
@@ -37,17 +37,14 @@ def draw_densities(
     if len(points) == 0:
         raise InputError("there are no saved states to draw")
     weights = np.full(points.shape[1], 1.0 / points.shape[1]) if masses is None else masses / masses.sum()
-    across = min(len(points), 3 if len(points) in (1, 2, 3, 5, 6, 9) else 4)
-    rows = -(-len(points) // across)
+    most = 3 if len(points) in (1, 2, 3, 5, 6, 9) else 4
     with style.applied():
-        gap = 0.3 if dim == 1 else 0.45
-        left = 0.45
-        wide = (7.0 - left - 0.15 - gap * (across - 1)) / across
-        tall = 1.35 if dim == 1 else wide
-        page = Still(title, caption, rows * (tall + 0.55) + 0.1)
+        grid = Grid.of(len(points), 1.15, left=0.45, gap=0.3 if dim == 1 else 0.45, most=most)
+        tall = min(1.35, 1.1 * grid.wide) if dim == 1 else grid.wide
+        page = Still(title, caption, grid.rows * (tall + 0.55) + 0.1)
         for number, (time, state) in enumerate(zip(times, points, strict=True)):
-            row, column = divmod(number, across)
-            axes = page.panel(left + column * (wide + gap), 0.22 + row * (tall + 0.55), wide, tall)
+            row, left = grid.place(number)
+            axes = page.panel(left, 0.22 + row * (tall + 0.55), grid.wide, tall)
             axes.set_title(f"t = {time:.4g}", pad=3, parse_math=False)
             known = None if reference is None else (lambda x, k=number: reference(k, x))
             panel = line_density if dim == 1 else plane_density

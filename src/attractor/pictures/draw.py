@@ -32,7 +32,7 @@ def draw(
     colour: str = "auto",
     view: tuple[float, float] | None = None,
     tokens: int | None = None,
-    width: str | float = "two",
+    width: str | float | None = None,
     snapshots: int | None = None,
     caption: bool = True,
     dpi: int | None = None,
@@ -47,8 +47,9 @@ def draw(
     with one, the path.
 
     colour: "auto", "cluster" (where tokens end), "start" (where they start) or "index"; view: azimuth and elevation in
-    degrees; tokens: the most to draw; width: "one" or "two" columns or inches; snapshots: panels of a static picture;
-    frames, fps: of what moves, at most so many frames; progress: called with (frames done, all frames) by an animation.
+    degrees; tokens: the most to draw; width: "one" or "two" columns or inches, by default those of ``paper`` around it, or
+    two columns; snapshots: panels of a static picture; frames, fps: of what moves, at most so many frames; progress: called
+    with (frames done, all frames) by an animation.
     """
     check(backend=backend, snapshots=snapshots, tokens=tokens, frames=frames, fps=fps, dpi=dpi)
     place = None if path is None else target(path)

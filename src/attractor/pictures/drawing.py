@@ -41,6 +41,11 @@ class Drawing:
         """Masses (n,) as parts of the whole."""
         return self.scene.masses / self.scene.masses.sum()
 
+    def names(self) -> list[int | str]:
+        """What each token is called: its number, and its label if it has one."""
+        labels = self.scene.labels
+        return [f"{index}: {labels[place]}" if labels else int(index) for place, index in enumerate(self.tokens)]
+
     def leaders(self, index: int) -> np.ndarray:
         """For each token (n,), the first of those it coincides with at a saved time: the one that is drawn for all."""
         labels = groups(self.projection.bodies[index], COINCIDENCE)
@@ -142,4 +147,9 @@ def drop_infinite(scene: Scene) -> tuple[Scene, list[str]]:
 
 
 def with_tokens(scene: Scene, chosen: np.ndarray) -> Scene:
-    return replace(scene, points=scene.points[:, chosen], masses=np.maximum(scene.masses[chosen], 1e-300))
+    return replace(
+        scene,
+        points=scene.points[:, chosen],
+        masses=np.maximum(scene.masses[chosen], 1e-300),
+        labels=[scene.labels[index] for index in chosen] if scene.labels else (),
+    )

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from attractor.errors import InputError
 from attractor.pictures import style
-from attractor.pictures.curves import SUFFIXES
-from attractor.pictures.figure import picture_class, save, wrap
-from attractor.pictures.writing import atomic, target
+from attractor.pictures.still import Grid, Still, still_suffix, written
 
-ROW, TOP, FOOT, LABELS, GAP, LINE = 0.22, 0.42, 0.5, 2.35, 0.18, 0.135  # inches
+ROW, TOP, FOOT, GAP = 0.22, 0.25, 0.45, 0.18  # inches
+LETTER = 0.56 * 6.5 / 72  # inches of a letter of a label
 
 
 @dataclass(frozen=True)
@@ -42,46 +39,26 @@ def draw_intervals(
     title: str,
     caption: str,
     x: str,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     dpi: int = 200,
-) -> Path:
-    """Rows ``names``, coloured by ``groups``, and a panel beside the other for each set of intervals."""
-    if Path(path).suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path}: this picture is written as {', '.join(SUFFIXES)}")
-    with style.applied():
-        figure = _compose(names, groups, panels, title, caption, x)
-        place = target(path)
-        with atomic(place) as temporary:
-            save(figure, temporary, dpi, place.suffix.lower()[1:])
-        return place
-
-
-def _compose(
-    names: Sequence[str], groups: Sequence[str], panels: Sequence[Rows], title: str, caption: str, x: str
 ) -> Any:
-    width = style.COLUMNS["two"]
-    titles, lines = wrap(title, width, size=11.0), wrap(caption, width)
-    top, foot = TOP + 0.19 * len(titles), 0.14 + LINE * len(lines)
-    body = ROW * len(names)
-    height = top + body + FOOT + foot
-    figure = picture_class()(figsize=(width, height))
-    for row, line in enumerate(titles):
-        place = 1 - (0.09 + 0.19 * row) / height
-        figure.text(0.1 / width, place, line, size=9.5, weight="bold", va="top", ha="left", parse_math=False)
-    for row, line in enumerate(reversed(lines)):
-        place = (0.08 + LINE * row) / height
-        figure.text(0.1 / width, place, line, size=6.5, color=style.QUIET, va="bottom", ha="left", parse_math=False)
-    each = (width - LABELS - 0.12 - GAP * (len(panels) - 1)) / len(panels)
+    """Rows ``names``, coloured by ``groups``, and a panel beside the other (in one column, below it) for each set of intervals."""
+    if path is not None:
+        still_suffix(path)
+    labels = [f"{name}  [{group}]" for name, group in zip(names, groups, strict=True)]
     order = list(dict.fromkeys(groups))
     colours = [style.PALETTE[order.index(group) % len(style.PALETTE)] for group in groups]
-    for index, panel in enumerate(panels):
-        left = LABELS + index * (each + GAP)
-        axes = figure.add_axes((left / width, (foot + FOOT) / height, each / width, body / height))
-        _fill(axes, panel, colours, x)
-        axes.set_yticks(range(len(names)), [f"{name}  [{group}]" for name, group in zip(names, groups, strict=True)])
-        if index:
-            axes.set_yticklabels([])
-    return figure
+    with style.applied():
+        room = 0.15 + LETTER * max(map(len, labels), default=0)
+        grid = Grid.of(len(panels), 1.0, left=room, gap=GAP, right=0.12)
+        tall = ROW * len(names)
+        page = Still(title, caption, grid.rows * (TOP + tall + FOOT))
+        for number, panel in enumerate(panels):
+            row, left = grid.place(number)
+            axes = page.panel(left, TOP + row * (TOP + tall + FOOT), grid.wide, tall)
+            _fill(axes, panel, colours, x)
+            axes.set_yticks(range(len(names)), [""] * len(names) if number % grid.across else labels, parse_math=False)
+        return written(page.figure, path, dpi)
 
 
 def _fill(axes: Any, panel: Rows, colours: Sequence[str], x: str) -> None:

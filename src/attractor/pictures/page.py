@@ -79,7 +79,7 @@ def content_of(reel: Reel) -> dict[str, Any]:
         "labels": [when(drawing, int(index)) for index in reel.indices],
         "places": reel.places.tolist(),
         "masses": drawing.scene.masses.tolist(),
-        "tokens": drawing.tokens.tolist(),
+        "tokens": [escape(str(name), quote=False) for name in drawing.names()],
         "centre": centre.tolist(),
         "half": half,
         "coordinates": packed(grid, "<i2"),

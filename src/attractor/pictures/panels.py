@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TRAILS, TRAIL_STEPS = 150, 32
 MANY = 3000
+LETTER = 0.56 * 6.5 / 72  # inches of a letter of a label
 
 
 def backdrop(axes: Axes, drawing: Drawing) -> None:
@@ -90,7 +91,6 @@ def paint_box(axes: Axes, drawing: Drawing) -> None:
     centre, half = drawing.box()
     camera = drawing.camera
     across, up = camera.screen(centre)
-    axes.set(xlim=(across - 1.7 * half, across + 1.7 * half), ylim=(up - 1.7 * half, up + 1.7 * half), aspect="equal")
     axes.set_axis_off()
     hidden = -np.where(camera.frame[2] >= 0, 1.0, -1.0)
     rules = []
@@ -102,11 +102,19 @@ def paint_box(axes: Axes, drawing: Drawing) -> None:
     segments = list(camera.screen(np.array(rules)))
     axes.add_collection(LineCollection(segments, colors=style.HAIR, linewidths=0.5, zorder=1), autolim=False)
     edges = hidden * np.array([[0, -1, 1], [-1, 0, 1], [1, -1, 0]])
-    for name, edge in zip(drawing.projection.axes, edges, strict=True):
-        right, above = camera.screen(centre + 1.2 * half * edge)
+    reach, names = 1.7 * half, drawing.projection.axes
+    for name, (right, above) in zip(names, (camera.screen(centre + 1.2 * half * edge) for edge in edges), strict=True):
         axes.text(right, above, name, ha="center", va="center", color=style.QUIET, fontsize=6.5)
+        reach = max(reach, _room(axes, abs(right - across), LETTER * len(name)), _room(axes, abs(above - up), 0.34))
+    axes.set(xlim=(across - reach, across + reach), ylim=(up - reach, up + reach), aspect="equal")
     width = f"box {quantity(2 * half)} wide"
     axes.text(0.5, 0.0, width, transform=axes.transAxes, ha="center", va="bottom", fontsize=6, color=style.QUIET)
+
+
+def _room(axes: Axes, away: float, inches: float) -> float:
+    """Half the range of an axis on which words so many inches long, centred this far from its middle, still fit."""
+    side = axes.bbox.width / axes.get_figure(root=True).dpi  # type: ignore[union-attr]
+    return away / max(0.3, 1 - inches / side)
 
 
 def strength(facing: np.ndarray, on_surface: bool) -> np.ndarray:

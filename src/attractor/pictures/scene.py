@@ -16,8 +16,9 @@ SPACES = ("euclidean", "sphere", "ellipsoid")
 class Scene:
     """Tokens along time, with observables and events; S saved times, n tokens, dimension d.
 
-    times (S,), points (S, n, d), masses (n,); ``curves`` maps a label to values (S,); ``events`` are (time, label) pairs;
-    ``ellipsoid`` is the matrix W of {x : x'Wx = 1} and ``space_radius`` the radius of the sphere.
+    times (S,), points (S, n, d), masses (n,); ``curves`` maps a label to values (S,); ``events`` are (time, label) pairs; ``labels``,
+    if there are any, name the tokens one by one; ``ellipsoid`` is the matrix W of {x : x'Wx = 1} and ``space_radius`` the radius of the
+    sphere.
     """
 
     times: np.ndarray
@@ -32,6 +33,7 @@ class Scene:
     outcome: str = ""
     outcome_time: float = float("nan")
     space_radius: float = 1.0
+    labels: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("times", "points", "masses"):
@@ -44,6 +46,8 @@ class Scene:
             )
         if not np.isfinite(self.times).all():
             raise InputError("the times of a picture must be finite")
+        if self.labels and len(self.labels) != self.points.shape[1]:
+            raise InputError(f"{len(self.labels)} labels do not name {self.points.shape[1]} tokens: give one for each")
         self._check_masses()
         self._check_space()
         curves = {str(label): numbers(values, f"curve {label!r}") for label, values in self.curves.items()}

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from attractor.pictures import style
-from attractor.pictures.cone import heading, still
-from attractor.pictures.draw import written
-from attractor.pictures.figure import picture_class, save
+from attractor.pictures.still import Grid, Still, written
 
 
 def draw_spectrum(
@@ -24,16 +22,14 @@ def draw_spectrum(
     caption: str = "",
 ) -> Any:
     """Eigenvalues (S, d) and means (S, d) at times (S,); ``end`` marks a blow-up."""
-    place = None if path is None else still(path)
     with style.applied():
-        figure = picture_class()(figsize=(7.0, 3.0))
-        left = figure.add_axes((0.08, 0.14, 0.40, 0.62))
-        right = figure.add_axes((0.57, 0.14, 0.40, 0.62))
-        for number, values in enumerate(eigenvalues.T):
-            shown = np.where(values > 0, values, np.nan)
-            left.plot(times, shown, color=style.PALETTE[number % len(style.PALETTE)], lw=1.0)
-        for number, values in enumerate(means.T):
-            right.plot(times, values, color=style.PALETTE[number % len(style.PALETTE)], lw=1.0)
+        grid = Grid.of(2, 1.9, left=0.62, gap=0.6)
+        tall = 1.9
+        page = Still(title, caption, grid.rows * (tall + 0.62))
+        places = [grid.place(number) for number in range(2)]
+        left, right = (page.panel(x, 0.22 + row * (tall + 0.62), grid.wide, tall) for row, x in places)
+        _lines(left, times, np.where(eigenvalues > 0, eigenvalues, np.nan))
+        _lines(right, times, means)
         if (eigenvalues > 0).any():
             left.set_yscale("log")
         span = float(times[-1] - times[0]) if len(times) else 0.0
@@ -46,5 +42,12 @@ def draw_spectrum(
                 axes.axvline(end, color=style.QUIET, lw=0.7, ls=":")
         if np.abs(means).max(initial=0.0) > 1e4:
             right.set_yscale("symlog")
-        heading(figure, title, caption)
-    return figure if place is None else written(place, lambda temporary: save(figure, temporary, 200, place.suffix[1:]))
+        return written(page.figure, path)
+
+
+def _lines(axes: Any, times: np.ndarray, values: np.ndarray) -> None:
+    """A line for each column, the first ones wider, so that equal ones are all seen."""
+    count = values.shape[1]
+    for number, column in enumerate(values.T):
+        wide = 1.0 + min(0.7, 1.6 / count) * (count - 1 - number)
+        axes.plot(times, column, color=style.PALETTE[number % len(style.PALETTE)], lw=wide)

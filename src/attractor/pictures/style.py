@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, cast
 
 import numpy as np
 
-from attractor.errors import InputError
+from attractor.errors import InputError, missing
 
 # Okabe and Ito's palette without black and yellow, which are lost on dark and on white paper.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A6A58")
@@ -19,6 +20,8 @@ INK, QUIET, FAINT, HAIR = "#1b1f24", "#5b6470", "#b8c0cc", "#dfe4ea"
 GLOBE_LIGHT, GLOBE_SHADE = "#ffffff", "#c3cddb"
 
 COLUMNS = {"one": 3.4, "two": 7.0}
+GOLDEN = 0.618  # height of a figure of one's own for its width
+_width: ContextVar[float] = ContextVar("width of a picture in inches", default=COLUMNS["two"])
 
 RC: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib, so it is there and it can be embedded
@@ -44,8 +47,9 @@ RC: dict[str, Any] = {
     "savefig.facecolor": "white",
     "savefig.bbox": None,
     "lines.solid_capstyle": "round",
-    "pdf.fonttype": 42,  # TrueType, embedded and searchable
-    "svg.fonttype": "path",
+    "pdf.fonttype": 42,  # TrueType, embedded and searchable: many journals refuse type 3
+    "ps.fonttype": 42,
+    "svg.fonttype": "path",  # outlines, which need no font where they are read
     "svg.hashsalt": "attractor",
     "axes.unicode_minus": True,
     "text.usetex": False,
@@ -55,7 +59,10 @@ RC: dict[str, Any] = {
 @contextmanager
 def applied() -> Iterator[None]:
     """Our settings while a picture is made, whatever the user's are; theirs come back afterwards."""
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:
+        raise missing("matplotlib", "plot") from None
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -63,15 +70,48 @@ def applied() -> Iterator[None]:
         yield
 
 
-def inches(width: str | float) -> float:
-    """Width of a figure: "one" or "two" columns, or a number of inches."""
-    if isinstance(width, str):
-        if width not in COLUMNS:
-            raise InputError(f"width {width!r} is not known; give 'one' (3.4 in), 'two' (7 in) or a number of inches")
+@contextmanager
+def paper(width: str | float = "two") -> Iterator[tuple[float, float]]:
+    """The style of the package, for its pictures and for yours: ``with at.pictures.paper("one"): ...``.
+
+    Inside, every picture that attractor draws is ``width`` wide ("one" column, "two" columns or a number of inches) unless it is
+    told otherwise, and figures of your own made with matplotlib have the same fonts, colours and width. Yields that width and a
+    height in the golden section to it. Your settings come back afterwards.
+    """
+    with sized(width) as across, applied():
+        import matplotlib
+        from cycler import cycler
+
+        size = (across, GOLDEN * across)
+        matplotlib.rcParams.update({"figure.figsize": size, "axes.prop_cycle": cycler(color=PALETTE)})
+        yield size
+
+
+@contextmanager
+def sized(width: str | float) -> Iterator[float]:
+    """Pictures of attractor are so wide inside unless they are told otherwise; the width in inches."""
+    token = _width.set(inches(width))
+    try:
+        yield _width.get()
+    finally:
+        _width.reset(token)
+
+
+def inches(width: str | float | None = None) -> float:
+    """Width of a figure: "one" or "two" columns, a number of inches, or None for that of the ``paper`` around."""
+    if width is None:
+        return _width.get()
+    if isinstance(width, str) and width in COLUMNS:
         return COLUMNS[width]
-    if not 2.0 <= float(width) <= 40.0:
+    try:
+        number = float(width)
+    except ValueError:
+        raise InputError(
+            f"width {width!r} is not known; give 'one' (3.4 in), 'two' (7 in) or a number of inches"
+        ) from None
+    if not 2.0 <= number <= 40.0:
         raise InputError(f"width must lie between 2 and 40 inches, got {width}")
-    return float(width)
+    return number
 
 
 def rgb(colour: str) -> np.ndarray:

@@ -124,7 +124,10 @@ def disc_trace(reel: Reel, frame: int, leaders: np.ndarray) -> dict[str, Any]:
         points = np.column_stack([np.full(len(points), reel.places[frame]), points])
     marker = {"size": reel.sizes(leaders), "color": style.hexadecimal(drawing.colours.tokens), "opacity": 1.0, "sizemode": "diameter",
               "line": {"width": 0 if drawing.dim == 3 else 0.8, "color": "#ffffff"}}  # fmt: skip
-    named = [[int(index), float(mass)] for index, mass in zip(drawing.tokens, drawing.scene.masses, strict=True)]
+    named = [
+        [escape(str(name), quote=False), float(mass)]
+        for name, mass in zip(drawing.names(), drawing.scene.masses, strict=True)
+    ]
     return {**kind(drawing), "mode": "markers", "name": "tokens", **xyz(points), "marker": marker, "customdata": named,
             "hovertemplate": "token %{customdata[0]}<br>mass %{customdata[1]:.3g}<extra></extra>"}  # fmt: skip
 

@@ -23,6 +23,7 @@ commands do so where they print. It needs ``attractor[report]`` (jinja2, plotly,
         rows=range(6), columns=range(12), axes=("layer", "head"),
         caption="The sentence under it.", alt="...",
         detail=lambda layer, head: {"index of W": 0.3, "verdict": Badge("contracting")},   # the panel that a click opens
+        pictures=Pictures(lambda layer, head: traces, layout, "Eigenvalues"),              # and a plot in it
     )
     part.fold("All rows").table(rows)                           # hidden until opened
     part.commands({"attractor trace minilm --text '...'": "follow the tokens of a text"})
@@ -35,8 +36,8 @@ come from ``attractor.pictures.style.PALETTE`` unless given; axes, grid and font
 
 from attractor.report.blocks import Badge, Code, Maths
 from attractor.report.figures import plain
-from attractor.report.heatmap import Measure
+from attractor.report.heatmap import Measure, Pictures
 from attractor.report.page import check_place
 from attractor.report.report import Report, Section
 
-__all__ = ["Badge", "Code", "Maths", "Measure", "Report", "Section", "check_place", "plain"]
+__all__ = ["Badge", "Code", "Maths", "Measure", "Pictures", "Report", "Section", "check_place", "plain"]

@@ -11,6 +11,7 @@ import numpy as np
 from attractor.errors import InputError
 from attractor.pictures import style
 from attractor.report.blocks import Badge, number
+from attractor.report.figures import content_of
 
 SCALES = ("sequential", "diverging", "category")
 
@@ -32,14 +33,24 @@ class Measure:
     colours: Mapping[str, str] | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """A picture in the panel of every cell: its traces (None: no picture), one plotly layout for all, and words for who cannot see it."""
+
+    traces: Callable[[int, int], Sequence[Mapping[str, Any]] | None]
+    layout: Mapping[str, Any]
+    words: str
+
+
 def grid_content(
     measures: Mapping[str, Measure | Any],
     rows: Sequence[object],
     columns: Sequence[object],
     axes: tuple[str, str],
     detail: Callable[[int, int], Mapping[str, Any]] | None,
+    pictures: Pictures | None = None,
 ) -> dict[str, Any]:
-    """What the script needs: labels, measures as flat lists, and the rows of every detail panel."""
+    """What the script needs: labels, measures as flat lists, and the rows and the picture of every detail panel."""
     if not measures:
         raise InputError("a heatmap needs at least one measure")
     size = (len(rows), len(columns))
@@ -49,6 +60,10 @@ def grid_content(
         content["measures"].append(measured(name, measure if isinstance(measure, Measure) else Measure(measure), size))
     if detail is not None:
         content["details"] = [[panel(detail(row, column)) for column in range(size[1])] for row in range(size[0])]
+    if pictures is not None:
+        cells = [[pictures.traces(row, column) for column in range(size[1])] for row in range(size[0])]
+        layout = content_of({"data": [], "layout": pictures.layout})["layout"]
+        content["pictures"] = {"cells": cells, "layout": layout, "words": pictures.words}
     return content
 
 

@@ -48,10 +48,12 @@ def write_page(report: Report, path: str | os.PathLike[str]) -> Path:
 
 def render(report: Report) -> str:
     """The whole page; plotly travels in it once, and only if there is something to draw."""
-    from attractor.report.blocks import Figure, Film
+    from attractor.report.blocks import Figure, Film, Heatmap
 
-    kinds = {type(block) for section in (report, *report.sections) for block in flat(section.blocks)}
-    draws, moves = bool(kinds & {Figure, Film}), Film in kinds
+    found = [block for section in (report, *report.sections) for block in flat(section.blocks)]
+    kinds = {type(block) for block in found}
+    opens = any(isinstance(block, Heatmap) and "pictures" in block.content for block in found)
+    draws, moves = opens or bool(kinds & {Figure, Film}), Film in kinds
     source = {name: Trusted(TEMPLATES, f"{name}.{end}") for name, end in (("style", "css"), ("script", "js"))}
     return (
         environment()

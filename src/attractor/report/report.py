@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from attractor.errors import InputError
 from attractor.report import blocks
 from attractor.report.figures import content_of
 from attractor.report.film import filmed
-from attractor.report.heatmap import Measure, grid_content
+from attractor.report.heatmap import Measure, Pictures, grid_content
 from attractor.report.page import render, write_page
 
 if TYPE_CHECKING:
@@ -102,13 +103,15 @@ class Section:
         alt: str,
         axes: tuple[str, str] = ("layer", "head"),
         detail: Callable[[int, int], Mapping[str, Any]] | None = None,
+        pictures: Pictures | None = None,
         command: str = "",
     ) -> Section:
         """A grid coloured by one of several measures, which the reader chooses.
 
-        ``detail(row, column)`` gives the rows of the panel that a click on the cell opens: label -> text, number or Badge.
+        ``detail(row, column)`` gives the rows of the panel that a click on the cell opens: label -> text, number or Badge;
+        ``pictures`` adds a plot to it.
         """
-        content = grid_content(measures, rows, columns, axes, detail)
+        content = grid_content(measures, rows, columns, axes, detail, pictures)
         return self._add(blocks.Heatmap(content, *said(caption, alt), command))
 
     def fold(self, title: str) -> Section:
@@ -143,6 +146,11 @@ class Report(Section):
     def html(self) -> str:
         """The whole page as text."""
         return render(self)
+
+    def _repr_html_(self) -> str:
+        """The page in a frame, for notebooks."""
+        frame = "width:100%;height:80vh;border:1px solid #8884;border-radius:10px"
+        return f'<iframe srcdoc="{escape(self.html())}" style="{frame}" title="{escape(self.title)}"></iframe>'
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, whole or not at all; ``path`` ends in .html, in a folder that exists."""

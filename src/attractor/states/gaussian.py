@@ -7,9 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attractor.cards import card, ellipse
 from attractor.errors import InputError
 from attractor.records import Record
 from attractor.states.arrays import finite, floating
+
+
+def _rounding(given: object) -> float:
+    """The relative error of what was given in fewer digits than float64; 0 where it was not."""
+    kind = getattr(given, "dtype", None)
+    if isinstance(kind, torch.dtype) and kind.is_floating_point and kind != torch.float64:
+        return torch.finfo(kind).eps
+    return 1.2e-7 if str(kind) in ("float32", "float16") else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +29,7 @@ class Gaussian(Record):
     covariance: Tensor
 
     def __post_init__(self) -> None:
+        rounding = max(_rounding(part) for part in (self.mean, self.covariance))
         mean = finite(floating(self.mean, "the mean", torch.float64), "the mean")
         covariance = finite(floating(self.covariance, "the covariance", torch.float64), "the covariance")
         if mean.ndim < 1 or mean.shape[-1] == 0:
@@ -33,14 +43,15 @@ class Gaussian(Record):
             raise InputError(
                 f"mean {tuple(mean.shape)} and covariance {tuple(covariance.shape)} have different ensemble axes"
             )
-        size = covariance.detach().abs().amax().clamp_min(1e-300)
-        asymmetry = float((covariance - covariance.mT).detach().abs().amax() / size)
-        if asymmetry > 1e-10:
+        size = covariance.detach().abs().amax((-2, -1)).clamp_min(1e-300)
+        asymmetry = float(((covariance - covariance.mT).detach().abs().amax((-2, -1)) / size).max())
+        if asymmetry > max(1e-10, 16 * rounding):
             raise InputError(f"a covariance must be symmetric; this one is asymmetric by {asymmetry:.2g} of its size")
         covariance = (covariance + covariance.mT) / 2
-        smallest = float(torch.linalg.eigvalsh(covariance.detach())[..., 0].min())
-        if smallest < -1e-12 * float(size):
-            raise InputError(f"a covariance must be positive semi-definite; the smallest eigenvalue is {smallest:.6g}")
+        lowest = torch.linalg.eigvalsh(covariance.detach())[..., 0]
+        if bool((lowest < -max(1e-12, 4 * dim * rounding) * size).any()):
+            worst = float(lowest.reshape(-1)[(lowest / size).argmin()])
+            raise InputError(f"a covariance must be positive semi-definite; the smallest eigenvalue is {worst:.6g}")
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "covariance", covariance)
 
@@ -73,6 +84,17 @@ class Gaussian(Record):
         object.__setattr__(gaussian, "mean", rows[..., 0, :])
         object.__setattr__(gaussian, "covariance", rows[..., 1:, :].mT @ rows[..., 1:, :])
         return gaussian
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks, with the shape of the covariance on its first two coordinates."""
+        rows = {
+            "dimension": self.dim,
+            **({"ensemble": " x ".join(map(str, self.batch_shape))} if self.batch_shape else {}),
+        }
+        mean = self.mean.detach().cpu().reshape(-1, self.dim)[0].numpy()
+        covariance = self.covariance.detach().cpu().reshape(-1, self.dim, self.dim)[0].numpy()
+        rows |= {"mean": mean, "covariance": covariance}
+        return card("Gaussian", rows, ellipse(covariance, "shape of the covariance"))
 
     def __repr__(self) -> str:
         return f"Gaussian(dim={self.dim}, ensemble={tuple(self.batch_shape)})"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attractor import memory
+from attractor.cards import card, dots
 from attractor.errors import InputError
 from attractor.records import Record
 from attractor.states.arrays import finite, floating
@@ -150,6 +151,19 @@ class Tokens(Record):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The points as an array, so that numpy functions take tokens."""
         return np.asarray(self.points.detach().cpu().numpy(), dtype=dtype)
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks, with the first member drawn on its first two coordinates."""
+        lengths = self.points.detach().norm(dim=-1)
+        rows: dict[str, Any] = {"tokens": self.n, "dimension": self.dim}
+        rows |= {"ensemble": " x ".join(map(str, self.batch_shape))} if self.batch_shape else {}
+        rows |= {"norms": f"{float(lengths.min()):.4g} to {float(lengths.max()):.4g}"}
+        rows |= {
+            "masses": "1/n each" if self.masses is None else "given",
+            "kept in": str(self.points.dtype).removeprefix("torch."),
+        }
+        first = self.points.detach().reshape(-1, self.n, self.dim)[0].cpu().numpy()
+        return card("Tokens", rows, dots(first, f"{self.n} tokens on their first two coordinates"))
 
     def __repr__(self) -> str:
         shape = "x".join(str(size) for size in self.points.shape)

@@ -95,12 +95,17 @@ def _flat(case: Case) -> Margin:
 
 
 def _tokens(case: Case) -> Margin:
-    return decided(isinstance(case.state, Tokens) and not case.state.batch_shape, type(case.state).__name__)
+    if not isinstance(case.state, Tokens) or case.state.batch_shape:
+        return decided(False, f"{'several systems of ' if case.state is not None else ''}{type(case.state).__name__}")
+    masses = case.state.masses
+    if masses is not None and not bool((masses > 0).all()):
+        return decided(False, "a token of mass zero, which the others do not see")
+    return decided(True, "Tokens")
 
 
 SOFTMAX = Hypothesis("softmax attention", r"w_{ij} \propto e^{s_{ij}}", _law, structural=True)
 FLAT = Hypothesis("flat space", r"x_i \in \mathbb{R}^d", _flat, structural=True)
-TOKENS = Hypothesis("tokens", r"\mu = \sum_i m_i \delta_{x_i}", _tokens, structural=True)
+TOKENS = Hypothesis("tokens", r"\mu = \sum_i m_i \delta_{x_i},\ m_i > 0", _tokens, structural=True)
 FULL = Hypothesis("full attention", r"w_{ij} > 0 \text{ for all } j", _everything_visible, structural=True)
 PLACELESS = Hypothesis("no positions", r"s_{ij} = x_i^\top W x_j", _no_positions, structural=True)
 UNBIASED = Hypothesis("no biases", r"b = 0", _unbiased, structural=True)

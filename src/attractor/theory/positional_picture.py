@@ -7,42 +7,46 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attractor.errors import InputError
 from attractor.theory.positional import KINDS, PositionalStudy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SUFFIXES = (".png", ".pdf", ".svg")
 
-
-def draw(study: PositionalStudy, path: Path) -> Path:
-    """Write the picture of a study."""
+def draw(study: PositionalStudy, path: Path | None = None) -> Any:
+    """The picture of a study as a figure, or the path it was written to."""
     from attractor.pictures import style
-    from attractor.pictures.figure import picture_class, save
-    from attractor.pictures.writing import atomic, target
+    from attractor.pictures.still import Grid, Still, still_suffix, written
 
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path}: the study is drawn as {', '.join(SUFFIXES)}, not as {path.suffix or 'nothing'!r}")
-    place, figure_class = target(path), picture_class()
-    colours: dict[str, Any] = dict(
-        zip(KINDS, (style.PALETTE[0], style.PALETTE[4], style.PALETTE[1], style.FAINT), strict=True)
-    )
+    if path is not None:
+        still_suffix(path)
+    hues = (style.PALETTE[0], style.PALETTE[4], style.PALETTE[1], style.FAINT)
+    colours: dict[str, Any] = dict(zip(KINDS, hues, strict=True))
+    title = f"{study.systems} systems that collapse without positions, at t = {study.horizon:g}"
     with style.applied():
-        figure = figure_class(figsize=(7.0, 2.9))
-        _bars(figure.add_axes((0.2, 0.17, 0.3, 0.66)), study, colours)
+        grid = Grid.of(2 if study.phase else 1, 2.0, left=1.42, gap=0.85)
+        tall = 1.9
+        page = Still(title, _caption(study), 0.2 + grid.rows * (tall + 0.62))
+        bars = page.panel(grid.left, 0.4, grid.wide, tall - 0.15)
+        _bars(bars, study, colours)
+        handles, names = bars.get_legend_handles_labels()
+        page.legend(handles, names, 0.02, ncols=4, handlelength=1.0, columnspacing=1.0)
         if study.phase:
-            _phase(figure.add_axes((0.63, 0.17, 0.35, 0.66)), study, colours)
-        figure.text(
-            0.01,
-            0.97,
-            f"{study.systems} systems that collapse without positions, at t = {study.horizon:g}",
-            va="top",
-            fontsize=8,
-        )
-        with atomic(place) as temporary:
-            save(figure, temporary, 200, path.suffix.lower()[1:])
-    return place
+            row, left = grid.place(1)
+            narrow = grid.across == 1  # the second panel has short labels and may begin further left
+            box = (0.6, page.width - 0.75) if narrow else (left, grid.wide)
+            _phase(page.panel(box[0], 0.4 + row * (tall + 0.6), box[1], tall - 0.15), study, colours)
+        return written(page.figure, path)
+
+
+def _caption(study: PositionalStudy) -> str:
+    phase = (
+        " Each cell of the diagram is a pile of the same colours: full attention whose interaction W is the same and is split in two "
+        "ways between query and key."
+        if study.phase
+        else ""
+    )
+    return f"Shares of the outcomes under every encoding.{phase}"
 
 
 def _bars(axes: Axes, study: PositionalStudy, colours: dict[str, Any]) -> None:
@@ -55,15 +59,6 @@ def _bars(axes: Axes, study: PositionalStudy, colours: dict[str, Any]) -> None:
     axes.set_xlim(0, 1)
     axes.set_xlabel("share of systems")
     axes.tick_params(axis="y", length=0)
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(-0.68, 1.0),
-        ncol=4,
-        frameon=False,
-        fontsize=6.5,
-        handlelength=1.0,
-        columnspacing=1.0,
-    )
 
 
 def _phase(axes: Axes, study: PositionalStudy, colours: dict[str, Any]) -> None:

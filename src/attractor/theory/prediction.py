@@ -15,7 +15,6 @@ from attractor.errors import InputError
 from attractor.spaces import Euclidean, Space, space_named
 from attractor.states import Gaussian, Tokens
 from attractor.theory.conditions import Condition, Verdict, decided
-from attractor.theory.ensembles import integrate
 from attractor.theory.fates import FATES, exclusive
 from attractor.theory.library import theorem as theorem_named
 from attractor.theory.library import theorems
@@ -150,9 +149,17 @@ def predict(
     if state is not None and not isinstance(state, (Tokens, Gaussian)):
         raise InputError(f"predict asks about Tokens(...) or a Gaussian(...), got {type(state).__name__}")
     place = Euclidean() if space is None else space_named(space) if isinstance(space, str) else space
+    if not isinstance(place, Space):
+        raise InputError(f"space must be Sphere(), an Ellipsoid(...) or a name, got {type(place).__name__}")
     if isinstance(state, Tokens):
         law.check(state)
         place.check_dimension(state.dim)
+        state = state.moved(place.enter(state.points))  # as a flow would
+    elif isinstance(state, Gaussian) and getattr(law, "dim", state.dim) != state.dim:
+        raise InputError(f"the law moves points of {law.dim} coordinates, the Gaussian has {state.dim}")  # type: ignore[attr-defined]
+    if paper is not None and not theorems(paper):
+        papers = sorted({theorem.key.split(".")[0] for theorem in theorems()})
+        raise InputError(f"paper {paper!r} is not known; give {', '.join(papers)}")
     if step is not None and not (math.isfinite(step) and step > 0):
         raise InputError(f"step must be positive, got {step}")
     case = Case(law, state, place, options={} if step is None else {"method": "layers", "step": float(step)})
@@ -172,8 +179,7 @@ def ask(theorem: Theorem, case: Case) -> Finding:
 def _other_time(theorem: Theorem, case: Case) -> Condition | None:
     """What is wrong where a statement about flows is asked about discrete layers, or the other way round."""
     asked, layered = case.options.get("method") == "layers", _layered(theorem.key)
-    timeless = theorem.gather is not integrate and theorem.fate == "identity"  # it says nothing of time
-    if layered == asked or (timeless and not layered):
+    if layered == asked or theorem.timeless:
         return None
     if asked:
         return Condition("continuous time", r"\dot x", decided(False, "asked about discrete layers"), True)

@@ -19,7 +19,7 @@ from attractor.attention.kernels import Kernel
 from attractor.errors import UnsupportedError
 from attractor.observables import hemisphere_margin
 from attractor.spaces import Ellipsoid, Space, Sphere
-from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing, weakly
+from attractor.theory.conditions import Hypothesis, Margin, decided, nonzero, strictly, vanishing, weakly
 from attractor.theory.matrices import asymmetry, matrices
 from attractor.theory.theorem import Case, negated
 
@@ -173,6 +173,21 @@ PURE = Hypothesis(
     "plain values", r"\dot x_i = \Pi_{x_i}\textstyle\sum_h\sum_j w^h_{ij} V_h x_j", _pure, structural=True
 )
 FULL = Hypothesis("full attention", r"w_{ij} > 0 \text{ for all } j", _full, structural=True)
+MANY = 4096  # tokens that are still compared pair by pair
+GENERIC_BAND = 1e-9
+
+
+def _generic(case: Case) -> Margin:
+    """Exceptions of "almost every" that can be seen: two opposite tokens."""
+    points = sphered(case).points(case.entered.points)
+    if len(points) < 2 or len(points) > MANY:
+        return decided(True, f"{len(points)} tokens, not compared")
+    sums = torch.cdist(points, -points)
+    sums.fill_diagonal_(float("inf"))
+    return nonzero(float(sums.min()) / 2.0, GENERIC_BAND, "distance of a token to the opposite of another")
+
+
+GENERIC = Hypothesis("generic start", r"x_i \ne -x_j", _generic)
 CAUSAL = Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } j > i", _causal, structural=True)
 EQUAL_MASSES = Hypothesis("equal masses", r"m_i = 1/n", _uniform, structural=True)
 IDENTITY = Hypothesis("identity values", r"V_h = c_h I", _identity)

@@ -132,6 +132,7 @@ class Theorem:
     sample : a random case that satisfies the hypotheses (draws that do not are thrown away).
     violate : for some hypotheses, a sampler of cases that fail this one alone.
     gather : cases -> evidence for each; by default their trajectories, integrated in ensembles.
+    timeless : whether it speaks of weights or of one moment, so of layers as well as of flows.
     broken : a change of the case after which the conclusion, measured with the law as it was, must fail.
     """
 
@@ -149,6 +150,7 @@ class Theorem:
     broken: Callable[[Case], Case] = negated
     rate: str = ""
     proof: str = ""
+    timeless: bool = False
 
     def __post_init__(self) -> None:
         names = [hypothesis.name for hypothesis in self.hypotheses]

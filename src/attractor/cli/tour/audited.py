@@ -49,10 +49,10 @@ def audited(section: Section, settings: Settings, say: Say) -> tuple[str, dict[s
         ]
 
     measures = {
-        "regime": Measure(values("label"), "category", WORDS["regime"]),
         "index of V'W": Measure(values("reduced_metric_index"), "diverging", WORDS["index of V'W"], limits=(-1, 1)),
         "index of W": Measure(values("reduced_interaction_index"), "diverging", WORDS["index of W"], limits=(-1, 1)),
         "growth of the value": Measure(values("value_abscissa"), "sequential", WORDS["growth of the value"]),
+        "regime": Measure(values("label"), "category", WORDS["regime"]),
     }
     section.heatmap(
         measures,

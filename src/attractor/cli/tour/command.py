@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.ending import FAILED, complain, ending
+from attractor.cli.ending import FAILED, complain, ending, sentence
 from attractor.cli.groups import grouped, panel, replay
-from attractor.errors import AttractorError, InputError
+from attractor.errors import InputError
 
 if TYPE_CHECKING:
     from attractor.cli.tour.stop import Settings, Stop
@@ -91,11 +92,11 @@ def tour(context: typer.Context, options: TourOptions, output: TourOutput) -> No
         begin = time.perf_counter()
         report = Report("Where do a Transformer's tokens go?", again(context), kicker="attractor tour", lead=LEAD)
         with display(stops, output.progress) as show:
-            visits = [visit(stop, report, settings, show) for stop in stops]
+            visits = [visit(stop, report, settings, show, output.debug) for stop in stops]
         report.facts = {
             "seed": options.seed,
             "stops": f"{sum(one.status == 'made' for one in visits)} of {len(visits)}",
-            "seconds": round(time.perf_counter() - begin),
+            "took": f"{time.perf_counter() - begin:.0f} s",
         }
         add_overview(report, visits)
         report.section("Three commands to try next").commands(commands(options.model))
@@ -139,7 +140,7 @@ def check_model(settings: Settings, stops: list[Stop]) -> None:
         raise InputError(f"--model {settings.model}: {reason}") from None
 
 
-def visit(stop: Stop, report: Report, settings: Settings, show: Any) -> Visit:
+def visit(stop: Stop, report: Report, settings: Settings, show: Any, debug: bool = False) -> Visit:
     """One stop; what goes wrong in it is said in its section, and the tour goes on."""
     from attractor.cli.tour.stop import Skipped
 
@@ -152,9 +153,11 @@ def visit(stop: Stop, report: Report, settings: Settings, show: Any) -> Visit:
         section.blocks.clear()
         section.text(f"This stop was skipped: {reason}", tone="warn")
         status, words, found = "skipped", str(reason), {}
-    except AttractorError as error:
-        section.text(f"This stop failed: {error}", tone="bad")
-        status, words, found = "failed", str(error), {}
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        section.text(f"This stop failed: {sentence(error)}", tone="bad")
+        status, words, found = "failed", sentence(error), {}
     made = Visit(stop.key, stop.title, status, words, time.perf_counter() - begin, found)
     show.end(stop, made)
     return made
@@ -182,7 +185,7 @@ def commands(model: str) -> dict[str, str]:
     simulate = "attractor simulate --tokens 64 --dim 3 --beta 4 --space sphere --until 100 --report mine.html"
     return {
         simulate: "your own tokens: change their number, the dimension or beta, and see where they go",
-        f"attractor trace {model} --text 'A sentence of your own.' --plot trace.html": "your own sentence, block by block",
+        f"attractor trace {model} --text 'A sentence of your own.' --report trace.html": "your own sentence, block by block",
         f"attractor audit {model}": "what the weights of a model say, head by head; any folder, GGUF file or name will do",
     }
 

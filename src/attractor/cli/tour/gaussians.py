@@ -14,7 +14,7 @@ from attractor.attention import Attention
 from attractor.cli.gaussianpage import add_gaussian
 from attractor.cli.tour.stop import Say, Settings
 from attractor.flow import flow
-from attractor.meanfield import identity_value, identity_value_blow_up
+from attractor.meanfield import identity_value, identity_value_blow_up, identity_value_limit
 from attractor.report import Badge, Section
 from attractor.states import Gaussian
 
@@ -85,14 +85,19 @@ def collapse(section: Section, say: Say) -> dict[str, Any]:
     run = flow(law, Gaussian(torch.zeros(2), torch.from_numpy(START)), until=until)
     last = run.covariances[-1].numpy()
     promised = identity_value(COLLAPSE, START, float(run.times[-1]))
-    values = np.linalg.eigvalsh(last)
+    values, limit = np.linalg.eigvalsh(last), identity_value_limit(COLLAPSE, START)
     error = float(np.abs(last - promised).max())
     section.text(
-        r"With \(S = \mathrm{diag}(0, -1)\) nothing blows up. The second direction dies like \(1/(2t)\), the first one "
-        r"is untouched: the measure collapses onto a line."
+        r"With \(S = \mathrm{diag}(0, -1)\) nothing blows up. The second direction dies like \(1/(2t)\), and the measure "
+        r"collapses onto a line; what is left there is the variance of the first coordinate given the second."
     )
     section.card(
-        {"smaller eigenvalue": float(values[0]), "larger eigenvalue": float(values[1]), "at t": float(run.times[-1])},
+        {
+            "smaller eigenvalue": float(values[0]),
+            "larger eigenvalue": float(values[1]),
+            "its limit": float(limit[0, 0]),
+            "at t": float(run.times[-1]),
+        },
         "At the end",
         "good",
     )

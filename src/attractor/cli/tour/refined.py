@@ -89,9 +89,9 @@ def index(matrix: Tensor) -> Tensor:
 
 def add_indices(section: Section, law: Any, layer: int) -> None:
     """The index of sym(V'W') of every head at three strengths."""
-    value = law.value if law.value.ndim == 3 else law.value.unsqueeze(0)
-    interaction = law.scale * (law.query.mT @ law.key).reshape(value.shape)
-    indices = {s: index(value.mT @ (interaction + law.scale * s * value)) for s in (-STRENGTH, 0.0, STRENGTH)}
+    value = law.value_map.reshape(-1, law.dim, law.dim)
+    interaction = law.interaction.reshape(value.shape)
+    indices = {s: index(value.mT @ (interaction + s * value)) for s in (-STRENGTH, 0.0, STRENGTH)}
     data = [
         {
             "type": "bar",

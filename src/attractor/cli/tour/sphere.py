@@ -80,7 +80,7 @@ def hemisphere(section: Section, settings: Settings, say: Say) -> tuple[str, dic
     section.figure(
         rate_figure(times, spread),
         "Largest distance of a token from the mean along time: the measured slope between t = 6 and 10 is "
-        f"{measured:.5f}, the predicted one is −1.",
+        f"−{abs(measured):.5f}, the predicted one is −1.",
         "A curve that falls and becomes a straight line of slope minus one on a logarithmic scale, together with the "
         "predicted line.",
         numbers=[

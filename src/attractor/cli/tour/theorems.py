@@ -33,9 +33,10 @@ def bench(section: Section, settings: Settings, say: Say) -> tuple[str, dict[str
     section.command = f"attractor check {' '.join(f'--theorem {key}' for key in keys)} {options}"
     add_check(section, found)
     add_sharpness(section, found)
+    statements = section.fold("The statements")
     for key in keys:
         entry = theorem(key)
-        add_statement(section.fold(f"{key}: {entry.title}"), entry)
+        add_statement(statements.fold(f"{key}: {entry.title}"), entry)
     count = sum(entry.instances for entry in found.theorems)
     words = f"{len(keys)} theorems hold on {count} random systems: {found.violations} violations"
     return words, {"theorems": list(keys), "instances": count, "violations": found.violations}

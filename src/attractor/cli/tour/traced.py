@@ -8,7 +8,7 @@ from typing import Any
 from attractor.cli.tour.model import TEXT, name_of, opened
 from attractor.cli.tour.stop import Say, Settings, Skipped
 from attractor.errors import CheckpointError
-from attractor.report import Measure, Section
+from attractor.report import Section
 
 CURVES = {"cosine": "mean cosine of two tokens", "effective_rank": "effective rank", "token_norm": "mean norm"}
 
@@ -16,6 +16,7 @@ CURVES = {"cosine": "mean cosine of two tokens", "effective_rank": "effective ra
 def traced(section: Section, settings: Settings, say: Say) -> tuple[str, dict[str, Any]]:
     """The residual stream block by block, as a trajectory like any other."""
     from attractor.checkpoints import trace
+    from attractor.cli.tracepage import add_heads
     from attractor.flow.drawing import scene
 
     found, text = opened(settings.model), settings.text or TEXT
@@ -41,32 +42,7 @@ def traced(section: Section, settings: Settings, say: Say) -> tuple[str, dict[st
     )
     section.card({"before the first block": float(rank[0]), "after the last": float(rank[-1])}, "Effective rank")
     if measured.heads:
-        add_heads(section, measured.heads)
+        add_heads(section, {"heads": {name: values.tolist() for name, values in measured.heads.items()}})
     way = "closer together" if cosine[-1] > cosine[0] else "further apart"
     words = f"{len(run.words)} tokens of {name_of(found)} move {way}: mean cosine {float(cosine[0]):.3f} to {float(cosine[-1]):.3f}"
     return words, {"tokens": len(run.words), "cosine": cosine.tolist(), "effective_rank": rank.tolist()}
-
-
-def add_heads(section: Section, heads: dict[str, Any]) -> None:
-    """What every head did with this sentence."""
-    names = {
-        "attention_entropy": ("entropy of attention", "How widely a token attends, in nats: 0 is one token."),
-        "self_weight": ("weight on itself", "The share of attention that a token gives to itself."),
-        "expansion": (
-            "expansion",
-            "Rate at which the head moves a token along its own query: positive away from the others.",
-        ),
-    }
-    measures = {
-        names[name][0]: Measure(values.tolist(), "diverging" if name == "expansion" else "sequential", names[name][1])
-        for name, values in heads.items()
-    }
-    blocks, count = next(iter(heads.values())).shape
-    section.heatmap(
-        measures,
-        rows=range(blocks),
-        columns=range(count),
-        axes=("block", "head"),
-        caption="What every head did with this sentence, a mean over its tokens.",
-        alt=f"A grid of {blocks} blocks by {count} heads.",
-    )

@@ -21,8 +21,9 @@ def evaluate(accelerator: Any, model: Any, data: Data, config: Config, last: boo
     if last and config.test:
         tested = _scores(accelerator, inner, data, config, "test", 0)
         row |= {f"test_{name}": value for name, value in tested.items()}
-    given, _ = next(iter(data.evaluation("validation", config.batch, config.evaluations)))
-    row["dynamics"] = dynamics(inner, given.to(accelerator.device))
+    if accelerator.is_main_process:
+        given, _ = next(iter(data.evaluation("validation", config.batch, config.evaluations)))
+        row["dynamics"] = dynamics(inner, given.to(accelerator.device))
     inner.train()
     return row
 

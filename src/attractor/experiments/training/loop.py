@@ -27,7 +27,7 @@ from attractor.experiments.training.evaluation import evaluate
 from attractor.experiments.training.folder import RunFolder, unmade
 from attractor.experiments.training.models import build_model
 from attractor.experiments.training.models.inspection import parameter_groups
-from attractor.experiments.training.steps import take_step
+from attractor.experiments.training.steps import enough_memory, take_step
 from attractor.experiments.training.tracking import check_trackers, log
 
 Progress = Callable[[dict[str, Any]], None]
@@ -82,7 +82,8 @@ def train(
     parameters = sum(parameter.numel() for parameter in model.parameters())
     groups = parameter_groups(model, config.decay)
     optimiser = torch.optim.AdamW(groups, lr=config.rate, betas=config.betas)  # type: ignore[arg-type]
-    model, optimiser = accelerator.prepare(model, optimiser)
+    with enough_memory(config, -1):
+        model, optimiser = accelerator.prepare(model, optimiser)
     torch.manual_seed(config.seed + 1000003 * accelerator.process_index)  # dropout differs between processes
     first = folder.step() if resume else 0
     if first:
@@ -98,11 +99,12 @@ def train(
         for step in range(first, config.steps):
             for group in optimiser.param_groups:
                 group["lr"] = config.learning_rate(step)
-            loss = take_step(accelerator, compiled, model, optimiser, batches, config, folder, step)
-            row: dict[str, Any] = {"step": step + 1, "loss": loss, "rate": config.learning_rate(step)}
             last = step + 1 == config.steps
-            if last or (step + 1) % config.evaluate == 0:
-                row |= evaluate(accelerator, model, data, config, last)
+            with enough_memory(config, step):
+                loss = take_step(accelerator, compiled, model, optimiser, batches, config, folder, step)
+                row: dict[str, Any] = {"step": step + 1, "loss": loss, "rate": config.learning_rate(step)}
+                if last or (step + 1) % config.evaluate == 0:
+                    row |= evaluate(accelerator, model, data, config, last)
             if accelerator.is_main_process:
                 curve.write(json.dumps(row) + "\n")
                 curve.flush()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,37 +26,37 @@ def take_step(
     Nothing is applied that is not finite, so that the weights which made it are still there to look at.
     """
     total = 0.0
-    try:
-        for part in range(config.accumulate):
-            batch = batches.get(step * config.accumulate + part)
-            with accelerator.accumulate(model):
-                loss = run(*batch)
-                mean = float(accelerator.reduce(loss.detach(), "mean"))
-                if not math.isfinite(mean):
-                    raise _stopped(accelerator, model, batch, folder, step, "loss")
-                accelerator.backward(loss)
-                if accelerator.sync_gradients:
-                    norm = accelerator.clip_grad_norm_(model.parameters(), config.clip)
-                    # in fp16 the scaler skips such a step by itself
-                    if config.precision != "fp16" and isinstance(norm, Tensor) and not bool(norm.isfinite()):
-                        raise _stopped(accelerator, model, batch, folder, step, "gradient")
-                optimiser.step()
-                optimiser.zero_grad()
-            total += mean / config.accumulate
-    except torch.cuda.OutOfMemoryError:
-        raise out_of_memory(config, step) from None
+    for part in range(config.accumulate):
+        batch = batches.get(step * config.accumulate + part)
+        with accelerator.accumulate(model):
+            loss = run(*batch)
+            mean = float(accelerator.reduce(loss.detach(), "mean"))
+            if not math.isfinite(mean):
+                raise _stopped(accelerator, model, batch, folder, step, "loss")
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                norm = accelerator.clip_grad_norm_(model.parameters(), config.clip)
+                # in fp16 the scaler skips such a step by itself
+                if config.precision != "fp16" and isinstance(norm, Tensor) and not bool(norm.isfinite()):
+                    raise _stopped(accelerator, model, batch, folder, step, "gradient")
+            optimiser.step()
+            optimiser.zero_grad()
+        total += mean / config.accumulate
     return total
 
 
-def out_of_memory(config: Config, step: int) -> MemoryShortageError:
-    """What to lower."""
-    further = (
-        f"context (now {config.context})" if config.task == "text" else f"size, or raise patch (now {config.patch})"
-    )
-    return MemoryShortageError(
-        f"the GPU has no memory left at step {step + 1}: lower batch (now {config.batch}) and raise accumulate (now "
-        f"{config.accumulate}) by the same factor for the same run, or lower {further}"
-    )
+@contextmanager
+def enough_memory(config: Config, step: int) -> Iterator[None]:
+    """Where the device has no memory left, say what to lower."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        text = config.task == "text"
+        further = f"context (now {config.context})" if text else f"size, or raise patch (now {config.patch})"
+        raise MemoryShortageError(
+            f"the GPU has no memory left at step {step + 1}: lower batch (now {config.batch}) and raise accumulate (now "
+            f"{config.accumulate}) by the same factor for the same run, or lower {further}"
+        ) from None
 
 
 def _stopped(accelerator: Any, model: Any, batch: Batch, folder: RunFolder, step: int, what: str) -> AttractorError:

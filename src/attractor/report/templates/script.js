@@ -109,7 +109,8 @@
   const tip = document.getElementById("tip");
   function heatmap(figure) {
     const content = data(figure), grid = figure.querySelector(".grid"), panel = figure.querySelector(".panel"), width = content.columns.length;
-    let chosen = content.measures[0], opened = null;
+    let chosen = content.measures[0], opened = null, picture = null;
+    figure.classList.toggle("pictured", Boolean(content.pictures));
     grid.style.gridTemplateColumns = `auto repeat(${width}, minmax(18px, 1fr))`;
     const heads = make("div", { role: "row" });
     heads.append(make("span", { role: "columnheader" }, `${content.axes[0]} \\ ${content.axes[1]}`), ...content.columns.map((name) => make("span", { role: "columnheader" }, name)));
@@ -148,7 +149,16 @@
     function close() {
       if (opened !== null) { cells[opened].setAttribute("aria-selected", "false"); cells[opened].focus(); }
       opened = null;
+      picture = null;
       panel.hidden = true;
+    }
+    const dress = (dark) => (picture && picture.layout ? window.Plotly.relayout(picture, themed(picture.layout, dark)) : null);
+    function draw(index) {
+      const traces = content.pictures.cells[Math.floor(index / width)][index % width], place = make("div", { class: "picture", role: "img", "aria-label": `${content.pictures.words}, ${where(index)}` });
+      picture = traces ? place : null;
+      if (!traces) return;
+      panel.append(place);
+      window.Plotly.newPlot(place, traces, JSON.parse(JSON.stringify(content.pictures.layout)), config).then(() => window.Plotly.relayout(place, themed(place.layout, isDark()))).then(() => { place.dataset.drawn = "true"; });
     }
     function open(index) {
       if (opened !== null) cells[opened].setAttribute("aria-selected", "false");
@@ -161,6 +171,7 @@
       rows.forEach(([label, text]) => list.append(make("dt", {}, label), make("dd", {}, text)));
       panel.replaceChildren(head, list);
       panel.hidden = false;
+      if (content.pictures) draw(index);
     }
     function point(cell, index) {
       const box = cell.getBoundingClientRect();
@@ -201,7 +212,7 @@
     }
     if (buttons.length > 1) bar.append(...buttons);
     bar.append(words);
-    painters.push((dark) => colours(dark));
+    painters.push((dark) => { colours(dark); return dress(dark); });
     show(chosen);
   }
   all("figure.heatmap").forEach(heatmap);

@@ -19,17 +19,18 @@ from attractor.theory.weights.forms import core, from_grams
 @dataclass(frozen=True, eq=False)
 class Factors:
     """Query and key (n, k, d), scale in the query, value (n, r, d) and output (n, d, r) with orthonormal columns, of the heads
-    ``members`` of a law."""
+    ``members`` of a law. Each head may be given in a space of its own, smaller than that of its tokens, whose dimension is ``width``."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     output: Tensor
     members: tuple[int, ...] = ()
+    width: int | None = None
 
     @property
     def dim(self) -> int:
-        return self.query.shape[-1]
+        return self.query.shape[-1] if self.width is None else self.width
 
     @property
     def rank(self) -> int:

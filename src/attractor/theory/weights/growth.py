@@ -9,8 +9,8 @@ For wide models :math:`\|M\|_F` is estimated by random probes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -37,23 +37,42 @@ class Growth:
         return {f"growth_{name}": value for name, value in vars(self).items()}
 
 
-def growth(laws: Iterable[Attention], seed: int = 0) -> Growth:
-    """The predicted growth of a layer whose heads may come in several laws."""
-    moved, drift, trace = torch.zeros(()), torch.zeros(()), 0.0
-    probes = torch.zeros(0, 0)
-    for law in laws:
-        if not probes.numel():
-            probes = _probes(law.dim, seed)
-        trace += _trace(law)
-        moved = moved + _moved(law, probes)
-        drift = drift + _drift(law)
-    dim = len(probes)
-    # E |M x|^2 = |M|_F^2 for normal x; the identity as probes gives it exactly
-    exact = probes.shape[1] == dim
-    squared = float(moved.square().sum()) / (1.0 if exact else probes.shape[1])
-    steady = float(drift.square().sum()) / dim
-    consensus = max(0.0, 1 + (2 * trace + squared) / dim + steady) ** 0.5
-    return Growth(consensus, (1 + steady) ** 0.5, (squared / dim + steady) ** 0.5, steady**0.5, not exact)
+class Growing:
+    """The predicted growth of a layer whose heads may come in several laws, one after the other."""
+
+    def __init__(self, dim: int, seed: int = 0) -> None:
+        self._dim, self._trace = dim, 0.0
+        self._probes = _probes(dim, seed)
+        self._moved = torch.zeros_like(self._probes)
+        self._drift = torch.zeros(dim, dtype=torch.float64)
+        self._adding = Lock()  # heads are looked at in several threads
+
+    def add(self, law: Attention) -> None:
+        """Some of the heads; the bias of their outputs is counted at the end."""
+        trace, moved, drift = _trace(law), _moved(law, self._probes), _drift(law)
+        with self._adding:
+            self._trace += trace
+            self._moved += moved
+            self._drift += drift
+
+    def result(self, output_bias: Tensor | None = None) -> Growth:
+        """For all heads that were added."""
+        drift, dim = self._drift, self._dim
+        if output_bias is not None:
+            drift = drift + output_bias.detach().double().cpu().reshape(-1, dim).sum(0)
+        # E |M x|^2 = |M|_F^2 for normal x; the identity as probes gives it exactly
+        exact = self._probes.shape[1] == dim
+        squared = float(self._moved.square().sum()) / (1.0 if exact else self._probes.shape[1])
+        steady = float(drift.square().sum()) / dim
+        consensus = max(0.0, 1 + (2 * self._trace + squared) / dim + steady) ** 0.5
+        return Growth(consensus, (1 + steady) ** 0.5, (squared / dim + steady) ** 0.5, steady**0.5, not exact)
+
+
+def growth(law: Attention, seed: int = 0) -> Growth:
+    """The predicted growth of a layer."""
+    growing = Growing(law.dim, seed)
+    growing.add(law)
+    return growing.result(law.output_bias)
 
 
 def _probes(dim: int, seed: int) -> Tensor:
@@ -63,35 +82,29 @@ def _probes(dim: int, seed: int) -> Tensor:
 
 
 def _maps(law: Attention) -> tuple[Tensor, Tensor | None]:
-    value = law.value.detach().double().cpu()
-    output = None if law.output is None else law.output.detach().double().cpu()
+    """Value and output with an axis of heads, in the precision of the law."""
+    value = law.value.detach().cpu().reshape(-1, *law.value.shape[-2:])
+    output = None if law.output is None else law.output.detach().cpu().reshape(-1, *law.output.shape[-2:])
     return value, output
 
 
 def _trace(law: Attention) -> float:
     value, output = _maps(law)
-    if output is None:
-        return float(value.diagonal(dim1=-2, dim2=-1).sum())
-    return float((value * output.mT).sum())
+    inner = value if output is None else value @ output
+    return float(inner.diagonal(dim1=-2, dim2=-1).sum(dtype=torch.float64))
 
 
 def _moved(law: Attention, probes: Tensor) -> Tensor:
     value, output = _maps(law)
-    if output is None:
-        return value.reshape(-1, *value.shape[-2:]).sum(0) @ probes
-    inner = value.reshape(-1, value.shape[-1])
-    outer = output.reshape(-1, *output.shape[-2:]).transpose(0, 1).reshape(law.dim, -1)
-    return outer @ (inner @ probes)
+    moved = value @ probes.to(value.dtype)
+    return (moved if output is None else output @ moved).sum(0).double()
 
 
 def _drift(law: Attention) -> Tensor:
-    """What is written whatever is read: biases of values through their outputs, and of the output."""
-    drift = torch.zeros(law.dim, dtype=torch.float64)
-    if law.value_bias is not None:
-        bias = law.value_bias.detach().double().cpu().expand(law.value.shape[:-1])
-        _, output = _maps(law)
-        written = bias if output is None else (output @ bias[..., None])[..., 0]
-        drift += written.reshape(-1, law.dim).sum(0)
-    if law.output_bias is not None:
-        drift += law.output_bias.detach().double().cpu().reshape(-1, law.dim).sum(0)
-    return drift
+    """What is written whatever is read: biases of values through their outputs."""
+    if law.value_bias is None:
+        return torch.zeros(law.dim, dtype=torch.float64)
+    bias = law.value_bias.detach().cpu().expand(law.value.shape[:-1]).reshape(-1, law.value.shape[-2])
+    _, output = _maps(law)
+    written = bias if output is None else (output @ bias[..., None])[..., 0]
+    return written.double().sum(0)

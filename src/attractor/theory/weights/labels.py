@@ -38,6 +38,7 @@ class Setting:
     rotary: bool
     shifted: bool
     biased: bool
+    related: bool = False  # positions that add to the scores of pairs
     moved: bool = False  # positions at every layer, in values too: the same system around -p
 
     @classmethod
@@ -50,12 +51,23 @@ class Setting:
         rotary = isinstance(law.positions, Rotary)
         masked = law.mask is not None and not causal
         moved = isinstance(law.positions, Absolute) and (law.positions.when, law.positions.on) == ("every", "qkv")
-        return cls(law.kernel.name == "softmax", causal, masked, rotary, shifted, biased, moved)
+        related = law.positions is not None and not isinstance(law.positions, Absolute | Rotary)
+        return cls(law.kernel.name == "softmax", causal, masked, rotary, shifted, biased, related, moved)
 
     @property
     def common(self) -> bool:
         """Whether one convex function drives all tokens, as T0 to T4 need."""
-        return self.softmax and not (self.causal or self.masked or self.rotary or self.shifted)
+        return self.softmax and not (self.causal or self.masked or self.rotary or self.shifted or self.related)
+
+    @property
+    def obstacle(self) -> str:
+        """What stands in the way of T0 to T4 whatever the matrices are, or nothing."""
+        names = {
+            "masked": "the mask",
+            "shifted": "positions in the scores alone",
+            "related": "positions that add to scores",
+        }
+        return " and ".join([word for name, word in names.items() if getattr(self, name)] + ["biases"] * self.biased)
 
 
 @dataclass(frozen=True)
@@ -122,16 +134,14 @@ def _certified(found: Label, metric: Form, interaction: Form, setting: Setting, 
             key = "regimes.T3" if interaction.sign == "positive" else None
     if key is None:
         skew = f"asymmetry {metric.asymmetry:.2g} of the metric form, {interaction.asymmetry:.2g} of the interaction"
-        return Label(found.name, None, f"{found.why}; no theorem certifies it: {skew}")
+        return Label(found.name, None, f"{found.why}; no theorem certifies it: {setting.obstacle or skew}")
     place = ", around minus the positions, which every layer adds" if setting.moved else ""
     return Label(found.name, key, f"{found.why}; proved by {key}{place}")
 
 
 def _causal(value: Spectrum, setting: Setting, heads: int) -> Label:
     """T8; for several heads a stable sum of values makes zero attractive only near it."""
-    name = {"stable": "convergent", "unstable": "divergent", "marginal": "convergent"}.get(
-        value.stability, "undetermined"
-    )
+    name = {"stable": "convergent", "unstable": "divergent"}.get(value.stability, "undetermined")
     why = f"under a causal mask the value decides: largest real part {value.abscissa:.4g}"
     if value.stability == "marginal":
         why += f", and {value.zeros} directions in which nothing moves"
@@ -139,7 +149,8 @@ def _causal(value: Spectrum, setting: Setting, heads: int) -> Label:
     if setting.biased or not proved or name == "undetermined":
         return Label(name, None, why)
     key = "regimes.T8" if name == "convergent" else "regimes.T8.converse"
-    return Label(name, key, f"{why}; proved by {key}")
+    place = ", around minus the positions, which every layer adds" if setting.moved else ""
+    return Label(name, key, f"{why}; proved by {key}{place}")
 
 
 def _rotary(value: Spectrum, offsets: tuple[Offset, ...]) -> Label:

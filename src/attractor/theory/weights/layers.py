@@ -57,13 +57,22 @@ def shared_metric(heads: list[Head]) -> SharedMetric:
     gram = sum(b @ (head.value @ head.value.mT) @ b.mT for b, head in zip(blocks, heads, strict=True))
     assert isinstance(gram, Tensor)
     cross = torch.cat([(head.key @ head.value.mT) @ b.mT for b, head in zip(blocks, heads, strict=True)])
-    weights = cross @ torch.linalg.pinv(gram, rtol=RANK, hermitian=True)
+    weights = _divided(cross, gram)
     total = sum(float(((head.query @ head.query.mT) * (head.key @ head.key.mT)).sum()) for head in heads)
     explained = float(((queries @ queries.mT) * (weights @ cross.mT)).sum())
     residual = max(0.0, 1.0 - explained / max(total, 1e-300)) ** 0.5
     if residual < CLOSE:
         residual = _exact(heads, queries, blocks, weights, total)
     return SharedMetric(queries, weights @ basis.mT, residual)
+
+
+def _divided(cross: Tensor, gram: Tensor) -> Tensor:
+    """cross times the pseudo-inverse of a positive semi-definite matrix, by a Cholesky factor where it is far from singular."""
+    triangle, failed = torch.linalg.cholesky_ex(gram)
+    pivots = triangle.diagonal()
+    if int(failed) == 0 and bool(pivots.amin() > 1e-3 * pivots.amax()):
+        return torch.cholesky_solve(cross.mT, triangle).mT
+    return cross @ torch.linalg.pinv(gram, rtol=RANK, hermitian=True)
 
 
 def _exact(heads: list[Head], queries: Tensor, blocks: tuple[Tensor, ...], weights: Tensor, total: float) -> float:

@@ -83,7 +83,11 @@ def head_regimes(
 ) -> list[HeadRegime]:
     """Every head of a group; ``single`` says that weights have the digits of float32 only."""
     dim, members = grams.scores.dim, grams.scores.members
-    turned = [()] * len(members) if positions is None else families(grams, positions, setting.causal, offsets, band)
+    # under a causal mask the label asks for no offsets
+    still = positions is None or (setting.causal and not offsets)
+    turned = (
+        [()] * len(members) if still or positions is None else families(grams, positions, setting.causal, offsets, band)
+    )
     columns = (
         members,
         forms(grams.interaction, dim - grams.interaction.shape[-1], band),

@@ -12,8 +12,9 @@ that hold one half of it. A quantity that one half decides is compared with that
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -62,10 +63,22 @@ class RandomHeads:
         return found | moved(value * self.eigenvalues)
 
 
+BATCH = 16  # random heads in memory at a time
+DRAWING = Lock()  # threads that look at heads of one shape wait for one of them to draw
+
+
 @cache
 def random_heads(dim: int, key: int, rank: int, draws: int = DRAWS, seed: int = 0) -> RandomHeads:
     """Random heads with (key, dim) queries and keys and values of this rank."""
-    factors = random_factors(dim, key, rank, draws, np.random.default_rng((seed, dim, key, rank)))
+    rng = np.random.default_rng((seed, dim, key, rank))
+    batches = [min(BATCH, draws - start) for start in range(0, draws, BATCH)]
+    found = [_drawn(random_factors(dim, key, rank, count, rng)) for count in batches]
+    columns = {name: torch.cat([part[0][name] for part in found]) for name in found[0][0]}
+    return RandomHeads(columns, torch.cat([part[1] for part in found]))
+
+
+def _drawn(factors: Factors) -> tuple[dict[str, Tensor], Tensor]:
+    """The quantities of random heads and the eigenvalues of their values, for interactions and values of norm one."""
     grams = factors.grams()
     eigenvalues = torch.linalg.eigvals(grams.reduced_value)
     columns = measured(grams, ("scores", "both"))
@@ -76,7 +89,7 @@ def random_heads(dim: int, key: int, rank: int, draws: int = DRAWS, seed: int = 
     for quantity in QUANTITIES:
         if quantity.scale == "interaction":
             columns[quantity.name] = columns[quantity.name] / norms[0]
-    return RandomHeads(columns, eigenvalues / norms[1][:, None])
+    return columns, eigenvalues / norms[1][:, None]
 
 
 def random_factors(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -> Factors:
@@ -99,8 +112,16 @@ def nulls(
 ) -> list[dict[str, dict[str, Any]]]:
     """For every head and quantity the two nulls, ``random`` and ``mismatched``, ready for JSON."""
     k, r = factors.query.shape[-2], factors.rank
-    drawn = random_heads(factors.dim, k, r, draws, seed)
-    interaction = torch.linalg.vector_norm(factors.grams().interaction, dim=(-2, -1)).tolist()
+    with DRAWING:
+        drawn = random_heads(factors.dim, k, r, draws, seed)
+    # |Q'K| from the Gram matrices of both
+    interaction = (
+        ((factors.query @ factors.query.mT) * (factors.key @ factors.key.mT))
+        .sum((-2, -1))
+        .clamp_min(0.0)
+        .sqrt()
+        .tolist()
+    )
     value = torch.linalg.vector_norm(factors.value, dim=(-2, -1)).tolist()
     others = mismatched(factors, own, shifts)
     rows = []
@@ -110,7 +131,7 @@ def nulls(
         for quantity in QUANTITIES:
             name, mine = quantity.name, float(own[quantity.name][head])
             found = {"random": Null.of(mine, scaled[name]), "mismatched": Null.of(mine, others[name][head])}
-            row[name] = {kind: None if null is None else asdict(null) for kind, null in found.items()}
+            row[name] = {kind: None if null is None else dict(vars(null)) for kind, null in found.items()}
         rows.append(row)
     return rows
 

@@ -53,7 +53,7 @@ def families(
     grams: Grams, positions: Rotary, causal: bool, offsets: Sequence[int] = OFFSETS, band: float = BANDS[torch.float64]
 ) -> list[tuple[Offset, ...]]:
     """For every head one row for each offset, zero included; under a causal mask keys stand at or before their query."""
-    k, d = grams.scores.query.shape[-2:]
+    k, d = grams.scores.query.shape[-2], grams.scores.dim
     left, right = grams.triangles
     still = grams.interaction
     sizes = torch.linalg.vector_norm(still, dim=(-2, -1)).clamp_min(1e-300)

@@ -39,8 +39,20 @@ QUANTITIES = (
         "like them in every direction, -1 if to their opposites, near 0 if to both alike",
         "scores",
     ),
-    Quantity("interaction_low", "lowest eigenvalue of sym W", "the most negative direction of the scores", "scores", "interaction"),
-    Quantity("interaction_high", "highest eigenvalue of sym W", "the most positive direction of the scores", "scores", "interaction"),
+    Quantity(
+        "interaction_low",
+        "lowest eigenvalue of W",
+        "lowest eigenvalue of the symmetric part of W: how strongly tokens attend to their opposites somewhere",
+        "scores",
+        "interaction",
+    ),
+    Quantity(
+        "interaction_high",
+        "highest eigenvalue of W",
+        "highest eigenvalue of the symmetric part of W: how strongly they attend to their like somewhere",
+        "scores",
+        "interaction",
+    ),
     Quantity(
         "interaction_asymmetry",
         "asymmetry of W",
@@ -56,13 +68,13 @@ QUANTITIES = (
     ),
     Quantity(
         "reduced_interaction_index",
-        "definiteness of W where the head writes",
+        "definiteness of W on its range",
         "the index of W on the range of the output, where the head is a dynamical system by itself",
         "both",
     ),
     Quantity(
         "reduced_interaction_asymmetry",
-        "asymmetry of W where the head writes",
+        "asymmetry of W on its range",
         "the share of its skew part there: theorems of collapse need this or the metric's asymmetry to be 0",
         "both",
         signed=False,
@@ -74,22 +86,36 @@ QUANTITIES = (
         "both",
     ),
     Quantity(
-        "reduced_metric_asymmetry", "asymmetry of V'W where the head writes", "the share of its skew part", "both", signed=False
+        "reduced_metric_asymmetry",
+        "asymmetry of V'W on its range",
+        "the share of the skew part of V'W on the range of the output",
+        "both",
+        signed=False,
     ),
     Quantity(
-        "metric_asymmetry", "asymmetry of the metric", "the share of the skew part of A = W V^-1 itself", "both", signed=False
+        "metric_asymmetry",
+        "asymmetry of the metric",
+        "the share of the skew part of A = W V^-1 itself",
+        "both",
+        signed=False,
     ),
     Quantity(
-        "growing", "growing directions", "share of positive directions of the metric form: 1/2 for a random head", "both", signed=False
+        "growing",
+        "growing share",
+        "share of positive directions of the metric form: 1/2 for a random head",
+        "both",
+        signed=False,
     ),
     Quantity(
         "value_abscissa",
-        "largest real part of the value",
+        "value, largest real part",
         "largest real part of an eigenvalue of O V: positive if some direction of a consensus, or of the first token of a decoder, grows",
         "moves",
         "value",
     ),
-    Quantity("value_lowest", "smallest real part of the value", "smallest real part of an eigenvalue of O V", "moves", "value"),
+    Quantity(
+        "value_lowest", "value, smallest real part", "smallest real part of an eigenvalue of O V", "moves", "value"
+    ),
     Quantity(
         "value_radius",
         "discrete radius",
@@ -98,7 +124,7 @@ QUANTITIES = (
         "value",
         signed=False,
     ),
-)  # fmt: skip
+)
 NAMES = tuple(quantity.name for quantity in QUANTITIES)
 
 

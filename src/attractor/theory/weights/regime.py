@@ -120,12 +120,35 @@ def regime(
     band = BANDS.get(found.query.dtype, 1e-5) if tolerance is None else float(tolerance)
     if not 0 < band < 1:
         raise InputError(f"tolerance must be between 0 and 1, got {tolerance}")
-    whole = regime_of(found, factors_of(found), layer=layer, sums=sums, offsets=offsets, band=band)
+    try:
+        whole = regime_of(found, factors_of(found), layer=layer, sums=sums, offsets=offsets, band=band)
+    except RuntimeError as error:
+        if type(error).__name__ != "_LinAlgError":
+            raise
+        largest = max(float(part.abs().max()) for part in (found.query, found.key, found.value))
+        raise InputError(
+            f"the spectra of this law cannot be computed in floating point: its weights reach {largest:.3g}, and some products leave the "
+            "range of numbers; rescale them"
+        ) from None
     if whole.layer is not None and mode == "stacked":
         stacked, condition = stacked_metric(found, band)
-        row = replace(whole.layer, stacked_metric=stacked, stacked_condition=condition)
-        return replace(whole, layer=row)
-    return whole
+        whole = replace(whole, layer=replace(whole.layer, stacked_metric=stacked, stacked_condition=condition))
+    return _doubted(whole, law) if isinstance(law, Block) else whole
+
+
+def _doubted(found: Regime, block: Block) -> Regime:
+    """The labels of a block are those of its attention; what else the block does is in no theorem."""
+    parts = ["its norms"] * (block.placement != "none") + ["its feed-forward part"] * (block.feedforward is not None)
+    if not parts:
+        return found
+
+    def plain(row: Any) -> Any:
+        named = row.label
+        why = f"{named.why.partition('; proved by')[0]}; nothing is proved of a block with {' and '.join(parts)}"
+        return replace(row, label=Label(named.name, None, why)) if named.certified else row
+
+    layer = None if found.layer is None else plain(found.layer)
+    return replace(found, heads=tuple(plain(row) for row in found.heads), layer=layer)
 
 
 def regime_of(

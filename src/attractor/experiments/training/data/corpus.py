@@ -109,7 +109,11 @@ def load_named(name: str) -> Any:
     if Path(name).is_dir() and any((Path(name) / mark).exists() for mark in ("dataset_dict.json", "state.json")):
         return datasets.load_from_disk(name)
     base, _, configuration = name.partition(":")
-    return datasets.load_dataset(base, configuration or None)
+    try:
+        return datasets.load_dataset(base, configuration or None)
+    except Exception as error:  # of the network, of the hub and of files: the library has no one class for them
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"the datasets library cannot load {base}: {reason}") from None
 
 
 def _texts(part: Any, name: str) -> Iterable[str]:

@@ -97,6 +97,7 @@ THEOREM = Theorem(
         given.SOFTMAX,
         spheres.IDENTITY,
         spheres.ATTRACTIVE,
+        spheres.GENERIC,
     ),
     fate="consensus",
     rate=r"|x_i - x_1| \sim e^{-ct/2}, \text{ whatever } P, n, d",

@@ -13,7 +13,7 @@ from attractor.flow import Trajectory
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
 from attractor.theory.approach import spread
-from attractor.theory.conditions import Hypothesis, decided, weakly
+from attractor.theory.conditions import Hypothesis, Margin, decided, nonzero, weakly
 from attractor.theory.sampling import Draw
 from attractor.theory.sphere_sampling import onto, place, sphere_law, unit
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
@@ -27,6 +27,15 @@ OPTIONS = {"save": decades(HORIZON)}
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     apart = spread(spheres.sphered(case).points(run.points[alive(run)]))
     return (Measurement("all tokens agree in the end", -float(apart[-1]), 1e-3, asymptotic=True),)
+
+
+def _spatial(case: Case) -> Margin:
+    """Tokens of a plane stay in it, where they are as on a circle."""
+    points = spheres.sphered(case).points(case.entered.points)
+    if len(points) < 3:
+        return decided(True, f"{len(points)} tokens")
+    values = torch.linalg.svdvals(points)
+    return nonzero(float(values[2] / values[0]), 1e-9) if len(values) > 2 else decided(False, "d = 2")
 
 
 def sample(draw: Draw) -> Case:
@@ -78,6 +87,8 @@ THEOREM = Theorem(
         spheres.ATTRACTIVE,
         pair.ISOTROPIC,
         Hypothesis("attractive interaction", r"\beta \ge 0", lambda case: weakly(pair.beta_of(case)[0])),
+        spheres.GENERIC,
+        Hypothesis("more than a plane", r"\operatorname{rank}(x_1, \dots, x_n) \ge \min(n, 3)", _spatial),
     ),
     fate="consensus",
     rate=r"\text{time } e^{O(\beta)}, \text{ then } e^{-ct}",

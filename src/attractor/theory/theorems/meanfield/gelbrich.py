@@ -55,4 +55,5 @@ THEOREM = Theorem(
     gather=each(distance),
     broken=shorter,
     proof="Gelbrich's inequality.",
+    timeless=True,
 )

@@ -16,6 +16,7 @@ from attractor.errors import AttractorError
 from attractor.flow import Trajectory, flow
 from attractor.meanfield import Structure, structures
 from attractor.theory import gaussians as mean_field
+from attractor.theory import hypotheses as given
 from attractor.theory.conditions import Hypothesis, Margin, decided
 from attractor.theory.sampling import Draw, cloud, definite, indefinite, skew
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
@@ -99,6 +100,7 @@ THEOREM = Theorem(
     citation=mean_field.cite("gradient-flow structures"),
     status=Status.HERE,
     hypotheses=(
+        given.FLAT,
         Hypothesis("known structure", r"V = cA,\ A = A^\top \text{ (or as stated)}", _structured, structural=True),
     ),
     fate="identity",

@@ -15,6 +15,7 @@ from attractor.attention import Attention
 from attractor.flow import Trajectory, flow
 from attractor.states import Gaussian
 from attractor.theory import gaussians as mean_field
+from attractor.theory import hypotheses as given
 from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
 from attractor.theory.sampling import Draw
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
@@ -69,14 +70,11 @@ def opposite(draw: Draw) -> Case:
 
 
 def _example(case: Case) -> Margin:
-    law = case.attention
-    wanted = the_law()
-    if law.query.shape != wanted.query.shape or law.value.shape != wanted.value.shape:
+    law, wanted = case.attention, the_law()
+    if law.query.shape[-2:] != wanted.query.shape or law.value_map.shape != wanted.value_map.shape or law.scale != 1.0:
         return decided(False, "another law than that of the example")
     return vanishing(
-        float(
-            sum((getattr(law, name).double() - getattr(wanted, name)).abs().max() for name in ("query", "key", "value"))
-        )
+        float(sum((getattr(law, name) - getattr(wanted, name)).abs().max() for name in ("query", "key", "value_map")))
     )
 
 
@@ -96,6 +94,8 @@ THEOREM = Theorem(
     hypotheses=(
         mean_field.kernels("l2"),
         mean_field.GAUSSIAN,
+        given.FULL,
+        mean_field.BARE,
         Hypothesis("the example", r"K = e_1^\top,\ Q = (1,1),\ V = e_2(1,1)", _example, structural=True),
         Hypothesis("growing", r"s + w_0 > 0", _ahead),
     ),

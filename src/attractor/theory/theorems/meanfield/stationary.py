@@ -94,4 +94,5 @@ THEOREM = Theorem(
     broken=tilted,
     proof="The velocity of the covariance is 2 Sigma S Sigma; isotropic subspaces have dimension at most n_0 + "
     "min(n_+, n_-).",
+    timeless=True,
 )

@@ -89,4 +89,5 @@ THEOREM = Theorem(
     gather=each(moment),
     broken=lambda case: replace(case, law=replace(case.attention, scale=0.5)),
     proof="Two Gaussian integrals.",
+    timeless=True,
 )

@@ -80,4 +80,5 @@ THEOREM = Theorem(
     violate={"metric symmetric": lopsided, "interaction definite": mixed},
     gather=each(value_of),
     proof="A V + V'A = 2 sym W; inertia theorem of Ostrowski and Schneider.",
+    timeless=True,
 )

@@ -109,4 +109,5 @@ THEOREM = Theorem(
     violate={"metric definite": mixed},
     gather=each(jacobian),
     proof="A^-1 times the Hessian of a convex function; a Lyapunov argument with sym A for the eigenvalues.",
+    timeless=True,
 )

@@ -1,0 +1,107 @@
+"""The page of measured speeds, from the reports in benchmarks/results: no number in it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+HEAD = """# Performance
+
+Written from the reports in `benchmarks/results/` when this documentation is built. A ratio is (time of the contender) / (our time),
+the median over rounds in which every contender has a turn, with the least and the most; targets are those of the project, and one
+that is missed stays in the table.
+[How fast it is](../benchmarks.md) says how to measure it and how to read it.
+"""
+
+
+def page(folder: Path = RESULTS) -> str:
+    """Markdown of all reports, those of processors first."""
+    reports = [(path.name, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
+    parts = [bench(name, report) for name, report in reports if report.get("schema") == "attractor.bench/1"]
+    parts += [refinement(name, report) for name, report in reports if report.get("schema") == "attractor.refinement/1"]
+    return "\n".join([HEAD, *parts])
+
+
+def bench(name: str, report: dict[str, Any]) -> str:
+    """One report of ``attractor bench``."""
+    machine, settings, summary = report["machine"], report["settings"], report["summary"]
+    where = ", ".join(str(part) for part in (machine["gpu"], machine["processor"], machine["instruction_set"]) if part)
+    lines = [
+        f"## {where}, {settings['threads']} threads (`{name}`)",
+        "",
+        f"`{command(report)}`, {report['ended'][:10]}, commit `{report['commit'][:7]}`: {summary['met']} targets met, "
+        f"{summary['missed']} missed, {summary['skipped']} contenders not installed.",
+        "",
+        "| row | contender | time | ratio | least to most | target | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for contest in report["contests"]:
+        lines += [row(contest["name"], entry) for entry in contest["contenders"] if entry["status"] == "timed"]
+    lines += [""]
+    picture = RESULTS / name.replace(".json", ".png")
+    if picture.exists():
+        lines += [f"![Ratios of {name} beside their targets](../../benchmarks/results/{picture.name})", ""]
+    lines += [
+        f"- {curve['name']}: cost grows like {curve['variable']}^{curve['slope']:.2f}"
+        for curve in report["growth"]
+        if curve["status"] == "timed"
+    ]
+    return "\n".join([*lines, ""])
+
+
+def command(report: dict[str, Any]) -> str:
+    """The command of a report without the places its files went to."""
+    words, kept = report["command"].split(), []
+    while words:
+        word = words.pop(0)
+        if word in ("--json", "--plot") and words:
+            words.pop(0)
+        else:
+            kept.append(word)
+    return " ".join(kept)
+
+
+def row(name: str, entry: dict[str, Any]) -> str:
+    ratio, target = entry["ratio"], entry["target"]
+    middle = f"{ratio['median']:.2f}" if ratio else ""
+    spread = f"{ratio['least']:.2f} to {ratio['most']:.2f}" if ratio else ""
+    asked = (
+        ""
+        if target is None
+        else f"{target['least']:g}"
+        if target["what"] == "ratio"
+        else f"{target['least']:.3g} pairs/s"
+    )
+    verdict = "" if entry["met"] is None else "met" if entry["met"] else "**missed**"
+    contender = f"**{entry['name']}**" if entry["ours"] else entry["name"]
+    return f"| {name} | {contender} | {duration(entry['median'])} | {middle} | {spread} | {asked} | {verdict} |"
+
+
+def duration(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def refinement(name: str, report: dict[str, Any]) -> str:
+    """What a learned term of the scores adds to a training step."""
+    sizes = f"{report['layers']} layers, {report['dim']} dimensions, {report['context']} tokens"
+    lines = [
+        f"## Training steps with a refinement: {report['hardware']} (`{name}`)",
+        "",
+        f"`python benchmarks/refinement.py`, PyTorch {report['torch']}: {report['family']}, {sizes}, batches of {report['batch']}. "
+        f"A ratio is (time of a step) / (that of the plain model); the target is {report['target']:g}.",
+        "",
+        "| attention | a step | ratio | middle half | |",
+        "|---|---|---|---|---|",
+    ]
+    for entry in report["rows"]:
+        low, _, high = entry["ratio_quartiles"]
+        verdict = "" if entry["contender"] == "plain" else "met" if entry["within_target"] else "**missed**"
+        lines.append(
+            f"| {entry['contender']} | {duration(entry['seconds'])} | {entry['ratio']:.3f} | {low:.3f} to {high:.3f} | {verdict} |"
+        )
+    return "\n".join([*lines, ""])
