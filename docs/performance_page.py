@@ -21,7 +21,35 @@ def page(folder: Path = RESULTS) -> str:
     reports = [(path.name, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
     parts = [bench(name, report) for name, report in reports if report.get("schema") == "attractor.bench/1"]
     parts += [refinement(name, report) for name, report in reports if report.get("schema") == "attractor.refinement/1"]
+    parts += [large(name, report) for name, report in reports if report.get("schema") == "attractor.large_checkpoint/1"]
     return "\n".join([HEAD, *parts])
+
+
+def large(name: str, report: dict[str, Any]) -> str:
+    """One report of ``benchmarks/large_checkpoint.py``."""
+    wanted, extra = report["targets"]["ratio"], report["targets"]["extra_memory"]
+    allowed = report["layer_attention_bytes"] + extra
+    lines = [
+        f"## Audit of a checkpoint of {report['bytes'] / 1e9:.0f} GB (`{name}`)",
+        "",
+        f"`{report['command']}` on {report['cores']} cores at a load of {report['load'][0]:.0f}: {report['layers']} layers, "
+        f"{report['heads']} heads. Ratios are processor time of the audit to that of reading the attention tensors.",
+        "",
+        "| what | measured | target | |",
+        "|---|---|---|---|",
+    ]
+    for source in ("disk", "cache"):
+        times = report.get(source, {}).get("processor")
+        if times:
+            ratio = min(times["audit"]) / min(times["reading"])
+            lines.append(
+                f"| time, from {source} | {ratio:.1f} | {wanted:g} | {'' if ratio <= wanted else '**missed**'} |"
+            )
+    peak = report["peak"]
+    lines.append(
+        f"| peak memory | {peak / 1e9:.2f} GB | {allowed / 1e9:.2f} GB | {'' if peak <= allowed else '**missed**'} |"
+    )
+    return "\n".join([*lines, ""])
 
 
 def bench(name: str, report: dict[str, Any]) -> str:

@@ -101,8 +101,6 @@ def test_bad_questions_get_a_sentence() -> None:
         at.predict(law, space=3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="give consensus, meanfield, regimes"):
         at.predict(law, paper="foo")
-    with pytest.raises(InputError, match="rescale"):
-        at.regime(at.Attention(EYE4, EYE4, -1e-160 * EYE4))
 
 
 def test_predictions_can_be_read() -> None:

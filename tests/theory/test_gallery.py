@@ -86,4 +86,4 @@ def test_an_unknown_claim_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_file_is_no_folder_for_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert run(["claims", "--only", QUICK, "--plot", str(tmp_path / "file")]) == 2
-    assert "give a folder" in capsys.readouterr().err
+    assert "written as .png, .pdf, .svg" in capsys.readouterr().err

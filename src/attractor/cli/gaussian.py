@@ -100,11 +100,11 @@ def gaussian(
             from attractor.report import check_place
 
             check_place(results.report, "--report")
-        report = _mode(context, many)(start, law, many, results)
+        report = _mode(context, start, many)(start, law, many, results)
         tell(context, report, results)
 
 
-def _mode(context: typer.Context, many: ManyOptions) -> Any:
+def _mode(context: typer.Context, start: StartOptions, many: ManyOptions) -> Any:
     """Which question is asked; options that belong to another one are refused."""
     from attractor.cli import gaussian_modes as modes
 
@@ -122,8 +122,8 @@ def _mode(context: typer.Context, many: ManyOptions) -> Any:
         other = [used[name] for name in ("mean", "covariance", "until", "save") if name in used]
         if other:
             raise InputError(f"{wanted[0]} has its own starts and times: leave out {', '.join(other)}")
-    elif "until" in used and "save" in used:
-        raise InputError("--save names the times of the run, and the last is its end: leave out --until")
+    elif "until" in used and start.save is not None and max(numbers(start.save, "--save")) > start.until:
+        raise InputError(f"--save {start.save} goes past --until {start.until:g}: raise --until, or leave it out")
     found = {"--phase": modes.phase, "--blow-up-map": modes.blow_up_map, "--case": modes.case, "--ranks": modes.ranks}
     return found[wanted[0]] if wanted else modes.one
 

@@ -32,10 +32,10 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 def _spatial(case: Case) -> Margin:
     """Tokens of a plane stay in it, where they are as on a circle."""
     points = spheres.sphered(case).points(case.entered.points)
-    if len(points) < 3:
-        return decided(True, f"{len(points)} tokens")
+    if min(points.shape) < 3:
+        return decided(True, f"{len(points)} tokens in {points.shape[1]} dimensions")
     values = torch.linalg.svdvals(points)
-    return nonzero(float(values[2] / values[0]), 1e-9) if len(values) > 2 else decided(False, "d = 2")
+    return nonzero(float(values[2] / values[0]), 1e-9)
 
 
 def sample(draw: Draw) -> Case:
