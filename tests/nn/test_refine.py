@@ -372,3 +372,12 @@ def test_refused(tmp_path: Path) -> None:
     at.nn.unrefine(model).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="was not refined when it was saved"):
         at.nn.load_refined(tmp_path)
+
+
+def test_a_fused_optimiser_wakes_a_refinement() -> None:
+    """Fused optimisers write parameters without telling their version."""
+    model = at.nn.refine(gpt2(), "shift")
+    refinement = refinements(model)[0]
+    assert refinement.idle()
+    refinement.theta.data.fill_(0.5)
+    assert not refinement.idle()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attractor import observables
-from attractor.attention import Attention, Softmax
+from attractor.attention import Attention, Rotary, Softmax
 from attractor.checkpoints.expansion import query_expansion
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.linear import LINEAR, REST, Sums, curves, moved, sums
@@ -49,7 +49,10 @@ class Measurements:
 class measured:
     """Collects numbers block by block; ``summary`` leaves out all that is not linear in the number of tokens, and heads."""
 
-    def __init__(self, layer: Callable[[int], Layer], attention: bool, summary: bool = False) -> None:
+    def __init__(
+        self, layer: Callable[[int], Layer], attention: bool, summary: bool = False, positions: bool = True
+    ) -> None:
+        self._positions = positions
         self._layer, self._attention, self._summary = layer, attention and not summary, summary
         self._sums: list[Sums] = []
         self._curves: list[dict[str, Tensor]] = []
@@ -64,7 +67,7 @@ class measured:
         by_attention, by_feedforward = moved(passage.before, passage.middle), moved(passage.middle, passage.after)
         self._blocks.append({"attention": by_attention, "feedforward": by_feedforward})
         if self._attention:
-            self._heads.append(by_head(self._layer(passage.index), Tokens(passage.reads.double())))
+            self._heads.append(by_head(self._layer(passage.index), Tokens(passage.reads.double()), self._positions))
 
     def _stream(self, points: Tensor) -> None:
         self._sums.append(sums(points if self._summary else points.double()))
@@ -94,9 +97,11 @@ def sphere_energy(points: Tensor) -> Tensor:
     return (units @ units.mT).exp().mean() / 2.0
 
 
-def by_head(layer: Layer, tokens: Tokens) -> dict[str, Tensor]:
-    """Measurements of every head of a layer on the tokens that it reads, (h,) each."""
+def by_head(layer: Layer, tokens: Tokens, positions: bool = True) -> dict[str, Tensor]:
+    """Measurements of every head of a layer on the tokens that it reads, (h,) each; rotary angles are zero without ``positions``."""
     law = layer.attention
+    if not positions and isinstance(getattr(law, "positions", None), Rotary):
+        law = replace(law, positions=None)
     weights = law.weights(tokens)
     logs = torch.where(weights > 0, weights, 1.0).log()
     found = {

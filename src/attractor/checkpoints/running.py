@@ -14,6 +14,7 @@ from attractor.checkpoints.tensors import PickleFolder
 from attractor.checkpoints.verification import quiet
 from attractor.errors import CheckpointError, InputError
 
+UNUSED = ("pooler", "position_ids", "mask_token", "rotary_emb.inv_freq")  # tokens of a trace do not depend on these
 TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken")
 
 
@@ -28,14 +29,29 @@ def whole_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> A
         if isinstance(checkpoint.tensors, (GGUFTensors, Llama2cTensors)):
             names = [name for name in checkpoint.tensors.names() if name.startswith("model.")]
             state = {name.removeprefix("model."): checkpoint.tensors.read(name) for name in names}
-            return kind.from_pretrained(None, config=checkpoint.config, state_dict=state, dtype=dtype).eval()
+            return _loaded(checkpoint, kind, None, state_dict=state, dtype=dtype)
         if isinstance(checkpoint.tensors, PickleFolder):
             state = {name: checkpoint.tensors.read(name) for name in checkpoint.tensors.names()}
-            return kind.from_pretrained(None, config=checkpoint.config, state_dict=state, dtype=dtype).eval()
+            return _loaded(checkpoint, kind, None, state_dict=state, dtype=dtype)
         folder = checkpoint.tensors.describe()
-        model = kind.from_pretrained(
-            folder, config=checkpoint.config, local_files_only=True, trust_remote_code=False, dtype=dtype
-        )
+        return _loaded(checkpoint, kind, folder, local_files_only=True, trust_remote_code=False, dtype=dtype)
+
+
+def _loaded(checkpoint: Checkpoint, kind: Any, place: str | None, **options: Any) -> Any:
+    """The model with all its weights: what is not in the files would be drawn at random, silently."""
+    try:
+        model, found = kind.from_pretrained(place, config=checkpoint.config, output_loading_info=True, **options)
+    except RuntimeError as error:
+        if "size" not in str(error):
+            raise
+        raise CheckpointError(
+            f"tensors of {checkpoint.name} have other shapes than its configuration says, outside attention too: "
+            "compare config.json with the weights"
+        ) from None
+    missing = sorted(name for name in found["missing_keys"] if not any(word in name for word in UNUSED))
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(f"{checkpoint.name} has no tensor {missing[0]}{more}: the model cannot be run")
     return model.eval()
 
 

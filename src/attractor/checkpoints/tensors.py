@@ -89,7 +89,7 @@ class PickleFolder:
         return self._tensors[name]
 
     def describe(self) -> str:
-        return str(self.files[0].parent if len(self.files) > 1 else self.files[0])
+        return str(self.files[0].parent)
 
 
 class LiveTensors:

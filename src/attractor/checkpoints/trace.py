@@ -198,7 +198,7 @@ class Session:
         summary: bool = False,
     ) -> Measurements:
         """One run, measured block by block."""
-        measure = measured(self.layer, attention, summary)
+        measure = measured(self.layer, attention, summary, "positions" not in self.without)
 
         def see(passage: Passage) -> None:
             measure.add(passage)

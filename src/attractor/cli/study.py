@@ -89,16 +89,18 @@ def planned(options: StudyOptions, how: StudyHow) -> Any:
     arms = (
         chosen.arms if options.arms is None else tuple(filter(None, (arm.strip() for arm in options.arms.split(","))))
     )
+    arms = tuple(dict.fromkeys(arms))
     for arm in arms:
         changes_of(chosen, arm)  # or it says which there are
     try:
-        seeds = tuple(int(seed) for seed in options.seeds.split(","))
+        seeds = tuple(dict.fromkeys(int(seed) for seed in options.seeds.split(",")))
     except ValueError:
         raise InputError(f"--seeds {options.seeds} is not a list of whole numbers: write --seeds 0,1,2") from None
     if not options.data.exists():
         raise InputError(f"the data {options.data} do not exist")
     changes: dict[str, Any] = {"data": str(options.data), **entries(options.change)}
     check_entries(changes)
+    check_honoured(changes)
     kept = how.kept or options.out / "kept"
     return Plan(chosen, arms, seeds, changes, Way.best(how.compile), kept, how.workers, how.minutes)
 
@@ -111,6 +113,30 @@ def entries(text: str | None) -> dict[str, Any]:
         return tomllib.loads("\n".join((text or "").split(",")))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"--set {text} is not a list such as steps=100,rate=1e-3: {error}") from None
+
+
+def check_honoured(changes: dict[str, Any]) -> None:
+    """Refuse entries that make arms what they are, and those that a fleet does not have."""
+    from attractor.experiments.studies.arms import KINDS
+
+    axes = {name for kind in KINDS.values() for name in kind} | {"positions"}
+    own = sorted(changes.keys() & axes)
+    if own:
+        raise InputError(f"{', '.join(own)} is what arms differ in: choose --arms instead of --set")
+    missing = {
+        "accumulate",
+        "smoothing",
+        "precision",
+        "compile",
+        "test",
+        "trackers",
+        "checkpoint",
+        "dropout",
+        "drop_path",
+    }
+    without = sorted(changes.keys() & missing)
+    if without:
+        raise InputError(f"a study does not have {', '.join(without)}: use attractor train for such runs")
 
 
 def check_entries(changes: dict[str, Any]) -> None:

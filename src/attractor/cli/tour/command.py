@@ -36,7 +36,7 @@ class TourOptions:
         str,
         what(
             "MODEL",
-            "A folder, a GGUF file or a name, in place of MiniLM; see attractor fetch --list.",
+            "A folder, a GGUF file or a name, in place of MiniLM; see attractor fetch.",
             default="minilm",
         ),
     ] = "minilm"

@@ -42,4 +42,5 @@ def here(model: str) -> bool:
 
 def name_of(found: Checkpoint) -> str:
     """A short name for headings."""
-    return NAMES.get(found.name, "/".join(Path(found.name).parts[-2:]))
+    short = "/".join(Path(found.name).parts[-2:]).replace("\\", "∖")  # no formula may begin in the name of a folder
+    return NAMES.get(found.name, short)

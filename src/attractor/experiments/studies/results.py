@@ -67,7 +67,7 @@ def dynamics_table(study: Study, rows: Sequence[Row]) -> list[Row]:
     over seeds; the range of growth over layers and seeds, and in how many layers it is negative."""
     found = []
     for arm in study.arms:
-        traces = [row["dynamics"] for row in rows if row["arm"] == arm]
+        traces = [row["dynamics"] for row in rows if row["arm"] == arm and row["dynamics"] is not None]
         if not traces:
             continue
         growth = [value for trace in traces for value in trace["growth"] if value is not None]
@@ -87,7 +87,7 @@ def dynamics_table(study: Study, rows: Sequence[Row]) -> list[Row]:
 
 def depth_curves(rows: Sequence[Row], arm: str) -> dict[str, list[float]]:
     """Means over seeds of what was traced along depth."""
-    traces = [row["dynamics"] for row in rows if row["arm"] == arm]
+    traces = [row["dynamics"] for row in rows if row["arm"] == arm and row["dynamics"] is not None]
     names = ("norm", "distance", "cosine", "growth")
     return {
         name: [float(value) for value in np.mean([trace[name] for trace in traces], axis=0, dtype=float)]

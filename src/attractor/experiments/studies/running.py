@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attractor.errors import InputError
 from attractor.experiments.studies.fleet import Fleet
 from attractor.experiments.studies.sources import Source, source
 from attractor.experiments.studies.tracing import trace
@@ -77,7 +78,7 @@ def train_fleet(
     count = config.steps - WARM - 1
     rate = None if began is None else count * data.tokens() * len(seeds) / (ended - began)
     models = fleet.unstack()
-    found = [trace(model, data.probe()) for model in models]
+    found = [_traced(model, data) for model in models]
     shared = {
         "parameters": sum(part.numel() for part in models[0].parameters()),
         "steps": config.steps,
@@ -92,6 +93,14 @@ def train_fleet(
         known = data.scores(float(loss[k]), float(score[k]))
         rows.append({"seed": seed, **known, "train_loss": tail[k], "curve": own, "dynamics": found[k], **shared})
     return rows
+
+
+def _traced(model: Any, data: Source) -> dict[str, Any] | None:
+    """What tokens do in a trained model; None in one whose states are no numbers any more."""
+    try:
+        return trace(model, data.probe())
+    except InputError:
+        return None
 
 
 class _Stepper:
@@ -155,6 +164,8 @@ class _Stepper:
             size = batch[-1].shape[1]
             found = self.fleet.scored(*batch)
             loss, score, seen = loss + size * found[0].detach(), score + size * found[1], seen + size
+        if not seen:
+            raise InputError(f"the validation data have no whole batch of {self.config.batch}: lower batch")
         return loss / seen, score / seen
 
 

@@ -110,7 +110,11 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("cutoffs", "split", "betas", "trackers"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple)):
+                raise InputError(f"{name} must be a list, got {value!r}: write {name} = [...]")
+            object.__setattr__(self, name, tuple(value))
+        self._check_kinds()
         for name in COUNTS:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -129,6 +133,27 @@ class Config:
             if getattr(self, name) not in known:
                 raise InputError(f"{name} {getattr(self, name)!r} is not known; give {', '.join(known)}")
         self._check_together()
+
+    def _check_kinds(self) -> None:
+        """Entries of the wrong kind: what a file or a shell may give."""
+        for name in ("spectral", "relaxed", "equal", "test", "compile"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        for name in ("rate", "clip", "decay", *SHARES):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise InputError(f"{name} must be a number, got {value!r}")
+        if self.decay < 0:
+            raise InputError(f"decay must not be negative, got {self.decay!r}")
+        numbers = [isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in self.betas]
+        if len(numbers) != 2 or not all(numbers):
+            raise InputError(f"betas are two numbers from 0 to 1, such as [0.9, 0.95], got {list(self.betas)}")
+        if not all(isinstance(share, (int, float)) for share in self.split):
+            raise InputError(f"split is shares such as [0.9, 0.05, 0.05], got {list(self.split)}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise InputError(f"seed must be a whole number of at least 0, got {self.seed!r}")
+        if self.hidden is not None and (not isinstance(self.hidden, int) or self.hidden < 1):
+            raise InputError(f"hidden must be a whole number of at least 1, got {self.hidden!r}")
 
     def _check_together(self) -> None:
         """Choices that exclude each other."""

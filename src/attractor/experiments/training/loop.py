@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from attractor.errors import StoreError, missing
+from attractor.errors import InputError, StoreError, missing
 from attractor.experiments.training.batches import Ahead
 from attractor.experiments.training.config import Config
 from attractor.experiments.training.data import Data, open_data
@@ -71,6 +71,7 @@ def train(
         data = open_data(config, cache)
         torch.manual_seed(config.seed)
         model = build_model(config, data)
+        _check_test(data, config)
     if accelerator.is_main_process:
         if resume:
             folder.agree(config)
@@ -117,6 +118,18 @@ def train(
         accelerator.end_training()
     accelerator.wait_for_everyone()
     return _report(folder, config, data, parameters, first, accelerator.num_processes, time.perf_counter() - started)
+
+
+def _check_test(data: Any, config: Config) -> None:
+    """Test data that are asked for must be there: they are read only at the end."""
+    if not config.test:
+        return
+    try:
+        next(iter(data.evaluation("test", config.batch, 1)))
+    except (KeyError, StopIteration):
+        raise InputError(
+            f"test = true, but {config.data} has no test part of at least one batch: give three shares in split, or leave test out"
+        ) from None
 
 
 def _accelerator(config: Config, folder: RunFolder) -> Any:

@@ -83,7 +83,9 @@ def _attention(base: str) -> Callable[..., Pair]:
         if idle and not learning:
             return attend(module, query, own, value, attention_mask, **options)
         wide_module, q, k, v = _extended(module, refinement, seat, x, query, key, value)
-        with _preferred(seat.backend):
+        # dropout must fall on the same weights in both passes of an idle refinement, and draw as often as the plain model
+        devices = [query.device] if query.is_cuda else []
+        with _preferred(seat.backend), torch.random.fork_rng(devices, enabled=idle):
             output, weights = _narrow(attend, wide_module, q, k, v, attention_mask, options, seat.pad)
         if not idle:
             return output, weights

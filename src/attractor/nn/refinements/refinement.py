@@ -59,19 +59,18 @@ class Refinement(nn.Module):
     def idle(self) -> bool:
         """Whether all strengths are exactly zero.
 
-        The answer waits for the device, so it is asked again only when the parameter has changed, and never again in training once it
-        was no: a step from zero leaves zero behind.
+        The answer waits for the device, so a no is kept while the parameter is the same, and in training for good: a step from zero
+        leaves zero behind. A yes is asked again every time: fused optimisers change a parameter without a sign of it.
         """
         if self.sign != "free" or torch.compiler.is_compiling():
             return False
         if self.theta.is_inference():
             return not bool(self.theta.any())
         state = self.theta.data_ptr(), self.theta._version
-        if self._known is not None:
-            settled = self._known[:2] == state
-            training = self.training and torch.is_grad_enabled() and not self._known[2]
-            if settled or training:
-                return self._known[2]
+        if self._known is not None and not self._known[2]:
+            training = self.training and torch.is_grad_enabled()
+            if self._known[:2] == state or training:
+                return False
         self._known = *state, not bool(self.theta.detach().any())
         return self._known[2]
 
