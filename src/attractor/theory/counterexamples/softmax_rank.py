@@ -16,8 +16,8 @@ from attractor.pictures.curves import Curve, Panel
 from attractor.states import Gaussian
 from attractor.theory.gallery import CounterExample, Evidence
 
-# a random example (3 of 50 random laws with a limit, in ``attractor check --theorem meanfield.T6-generic`` without its bound on d),
-# rounded to whole numbers
+# a random law of dimension four with such a limit, rounded to whole numbers; `attractor check --theorem meanfield.T6-generic --violated 60`
+# draws others
 VALUE = [[1, 1, 0, 0], [-1, 1, 0, 0], [0, 0, 1, -2], [-1, 0, 2, 1]]
 CROSSED = [[-1, 0, 1, 0], [-1, 0, 1, 1], [-1, 0, -1, 0], [-1, -1, 0, -1]]  # A = K'Q
 NEARBY = 5
@@ -81,8 +81,8 @@ EXAMPLE = CounterExample(
     source="castin2025unified",
     place="low rank of the limits, for softmax and L2",
     verdict="false",
-    truth="It holds where the limit is isotropic, U'AU = 0, and was found without exception for d = 2 and 3; for d = 4 about one in "
-    "twenty random laws with a limit has one of rank 3, on which tokens turn.",
+    truth="It holds where the limit is isotropic, U'AU = 0, and was found without exception for d = 2 and 3; for d = 4 some "
+    "random laws (2 of 60 with a limit, by attractor check --theorem meanfield.T6-generic --violated 60) have one of rank 3, on which tokens turn.",
     run=run,
     theorems=("meanfield.T6", "meanfield.T6-generic"),
 )
