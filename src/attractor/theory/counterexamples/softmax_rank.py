@@ -82,7 +82,8 @@ EXAMPLE = CounterExample(
     place="low rank of the limits, for softmax and L2",
     verdict="false",
     truth="It holds where the limit is isotropic, U'AU = 0, and was found without exception for d = 2 and 3; for d = 4 some "
-    "random laws (2 of 60 with a limit, by attractor check --theorem meanfield.T6-generic --violated 60) have one of rank 3, on which tokens turn.",
+    "random laws (2 of 60 with a limit, by attractor check --theorem meanfield.T6-generic --violated 60) "
+    "have one of rank 3, on which tokens turn.",
     run=run,
     theorems=("meanfield.T6", "meanfield.T6-generic"),
 )
