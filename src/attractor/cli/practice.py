@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from attractor.cli.bars import said
 from attractor.cli.ending import ending
 from attractor.cli.files import check_file, check_picture
 from attractor.cli.groups import grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 SCHEMA = "attractor.practice/1"
@@ -37,10 +39,13 @@ class PracticeOptions:
 class PracticeOutput:
     """What becomes of it."""
 
-    out: Annotated[Path | None, output("FILE", "Write all data as JSON.")] = None
+    out: Annotated[Path | None, output("FILE", "Write all data as JSON.", "--out", "-o")] = None
     plot: Annotated[Path | None, output("FILE", "Draw the correlations: .png, .pdf or .svg.")] = None
     plot_layers: Annotated[Path | None, output("FILE", "Draw growth along depth: .png, .pdf or .svg.")] = None
     json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
+    progress: Annotated[
+        bool | None, output("", "A line on stderr for each model.", "--progress/--no-progress", default="shown")
+    ] = None
     debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
@@ -66,20 +71,22 @@ def practice(
         from attractor.experiments.practice.study import run
         from attractor.experiments.practice.words import answers
 
-        tell = lambda line: typer.echo(line, err=True)  # noqa: E731
+        tell = said(output.progress)
         names = tuple(options.models or ())
         with quiet():
             found = run(names, texts=texts, seed=options.seed, resamples=options.resamples, progress=tell)
-        command = replay(context, without=("json", "debug"))
+        command = replay(context, without=("json", "progress", "debug"))
         document: dict[str, Any] = {"schema": SCHEMA, "command": command, "answers": answers(found), **found}
         document |= {"versions": versions()}
         draw(document, output.plot, output.plot_layers)
         if output.out is not None:
             write_json(document, output.out)
+        written = Written.of([output.plot, output.plot_layers], files=[output.out])
         if output.json:
-            print_json(document)
+            print_json({**document, "written": written.row()})
         else:
             print_practice(document)
+            written.tell(command)
 
 
 def read_lines(path: Path | None) -> tuple[str, ...] | None:

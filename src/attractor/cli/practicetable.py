@@ -32,7 +32,7 @@ def print_practice(document: dict[str, Any]) -> None:
         )
     print_rows("rank correlations over layers, all models (*: p < 0.05 for all predictors together)", ranks)
     print_rows("answers", {f"{index + 1}": text for index, text in enumerate(document["answers"])})
-    print_rows("", {"models together": ", ".join(document["pooled_over"]), "again": document["command"]})
+    print_rows("", {"models together": ", ".join(document["pooled_over"])})
 
 
 def _cell(document: dict[str, Any], predictor: str, outcome: str) -> str:

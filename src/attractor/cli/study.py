@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from attractor.cli.bars import said
 from attractor.cli.ending import ending
 from attractor.cli.groups import grouped, panel, replay
 from attractor.errors import InputError
@@ -49,6 +50,9 @@ class StudyOutput:
     """What becomes of it."""
 
     json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
+    progress: Annotated[
+        bool | None, output("", "A line on stderr for each arm.", "--progress/--no-progress", default="shown")
+    ] = None
     debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
@@ -65,9 +69,11 @@ def study(context: typer.Context, options: StudyOptions, how: StudyHow, output: 
         from attractor.experiments.studies.study import run_study
 
         plan = planned(options, how)
-        command = replay(context, without=("json", "debug"))
+        command = replay(context, without=("json", "progress", "debug"))
         known = {"command": command, "hardware": hardware(), "commit": facts.commit(), "time": facts.now()}
-        count, missing = run_study(plan, options.out, {**known, "torch": facts.versions()["torch"]}, say)
+        count, missing = run_study(
+            plan, options.out, {**known, "torch": facts.versions()["torch"]}, said(output.progress)
+        )
         if output.json:
             found = {"study": options.name, "runs": count, "missing": missing, "file": str(options.out / "runs.jsonl")}
             print_json({"schema": SCHEMA, "command": command, **found, "versions": versions()})
@@ -159,8 +165,3 @@ def hardware() -> str:
     from attractor.bench import facts
 
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else facts.processor()
-
-
-def say(line: str) -> None:
-    """A line on stderr."""
-    typer.echo(line, err=True)

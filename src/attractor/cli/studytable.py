@@ -44,8 +44,6 @@ def print_results(document: dict[str, Any]) -> None:
             "p flips": f"all flips of signs, exact; at least {2 / 2**count:.3g} with {count} seeds",
             "hardware": ", ".join(document["hardware"]),
             "made by": "; ".join(document["made_by"]),
-            "pictures": " ".join(document["written"]["pictures"]) or "none",
-            "again": document["command"],
         },
     )
 

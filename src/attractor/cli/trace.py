@@ -14,6 +14,7 @@ from attractor.cli.files import check_picture
 from attractor.cli.groups import grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
 from attractor.cli.texts import read_files
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,16 +108,17 @@ def trace(
             opened, read, found = run(texts, given, model, output)
             pictures = draw(opened, read[0], texts, model, output)
         command = replay(context, without=("json", "progress", "debug"))
-        report = {"schema": SCHEMA, "command": command, **summary(opened, found), "pictures": pictures}
+        written = Written(pictures, output.report)
+        report = {"schema": SCHEMA, "command": command, **summary(opened, found), "written": written.row()}
         if output.report is not None:
             from attractor.cli.tracepage import trace_report
 
             trace_report(report).write(output.report)
-            report["report"] = str(output.report)
         if output.json:
             print_json({**report, "versions": {**versions(), "transformers": version("transformers")}})
         else:
             print_traces(report)
+            written.tell(command)
 
 
 def check_options(texts: TextOptions, output: TraceOutput) -> None:

@@ -34,9 +34,6 @@ def print_traces(report: dict[str, Any]) -> None:
     print_rows(f"the residual stream{mean}", _stream(report, ""))
     print_rows("without the first token of a text", _stream(report, "_without_first"))
     print_rows("what every block moved, and its heads on average", _blocks(report))
-    if report["pictures"]:
-        print_rows("pictures", {str(index): path for index, path in enumerate(report["pictures"])})
-    print_rows("", {**({"report": report["report"]} if "report" in report else {}), "again": report["command"]})
 
 
 def _stream(report: dict[str, Any], suffix: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ import typer
 from attractor.cli.ending import ending
 from attractor.cli.groups import grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 SCHEMA = "attractor.train/1"
@@ -82,9 +83,10 @@ def train(context: typer.Context, options: TrainOptions, output: TrainOutput, pi
         command = replay(context, without=("json", "progress", "debug"))
         show([folder for _, folder in runs], command, output)
         over = over_seeds(reports)
+        written = Written.of([output.plot], output.report, [folder for _, folder in runs])
         if output.json:
-            found = {"schema": SCHEMA, "command": command, "runs": reports, "over_seeds": over, "versions": versions()}
-            print_json(found)
+            found = {"schema": SCHEMA, "command": command, "runs": reports, "over_seeds": over}
+            print_json({**found, "written": written.row(), "versions": versions()})
             return
         for report in reports:
             typer.echo(said(report))
@@ -92,6 +94,7 @@ def train(context: typer.Context, options: TrainOptions, output: TrainOutput, pi
             if row["interval"] is not None:
                 low, high = row["interval"]
                 typer.echo(f"{name}: {row['mean']:.4f} over {row['count']} seeds, 95% interval {low:.4f} to {high:.4f}")
+        written.tell(command)
 
 
 def check_places(output: TrainOutput) -> None:

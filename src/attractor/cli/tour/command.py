@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 import traceback
 from dataclasses import dataclass
@@ -182,11 +183,12 @@ def add_overview(report: Report, visits: list[Visit]) -> None:
 
 def commands(model: str) -> dict[str, str]:
     """What to type next."""
+    name = shlex.quote(model)
     simulate = "attractor simulate --tokens 64 --dim 3 --beta 4 --space sphere --until 100 --report mine.html"
     return {
         simulate: "your own tokens: change their number, the dimension or beta, and see where they go",
-        f"attractor trace {model} --text 'A sentence of your own.' --report trace.html": "your own sentence, block by block",
-        f"attractor audit {model}": "what the weights of a model say, head by head; any folder, GGUF file or name will do",
+        f"attractor trace {name} --text 'A sentence of your own.' --report trace.html": "your own sentence, block by block",
+        f"attractor audit {name}": "what the weights of a model say, head by head; any folder, GGUF file or name will do",
     }
 
 
