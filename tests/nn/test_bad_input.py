@@ -52,6 +52,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: PlainAttention(8, 2, refinement="tilt"), "the refinements are shift, slice, metric"),
     (lambda: PlainAttention(8, 2, temperature=0.0), "temperature must be a positive number"),
     (lambda: PlainAttention(8, 2, gain="some"), "gain must be"),  # type: ignore[arg-type]
+    (lambda: PlainAttention(8, 2, temperature=None), "temperature must be a positive number or"),  # type: ignore[arg-type]
     (lambda: Shift(8, 2, sign="both"), "sign 'both' is not known"),  # type: ignore[arg-type]
     (lambda: Shift(8, 2, sign="+", value=0.0), "sign='free' may start at 0"),
     (lambda: Slice(8, 2, value=float("nan")), "finite number"),

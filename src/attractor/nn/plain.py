@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -101,10 +102,14 @@ class PlainAttention(AttentionLayer):
         )
 
 
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _positive(value: float | str, name: str) -> tuple[float, nn.Parameter | None]:
     if value == "learned":
         return 1.0, nn.Parameter(torch.zeros(()))
-    if isinstance(value, str) or not 0 < float(value) < float("inf"):
+    if not _number(value) or not 0 < float(value) < float("inf"):
         raise InputError(f"{name} must be a positive number or 'learned', got {value!r}")
     return float(value), None
 
@@ -112,6 +117,6 @@ def _positive(value: float | str, name: str) -> tuple[float, nn.Parameter | None
 def _factor(value: float | str) -> tuple[float, nn.Parameter | None]:
     if value == "learned":
         return 1.0, nn.Parameter(torch.zeros(()))
-    if isinstance(value, str) or not abs(float(value)) < float("inf"):
+    if not _number(value) or not abs(float(value)) < float("inf"):
         raise InputError(f"gain must be a finite number or 'learned', got {value!r}")
     return float(value), None

@@ -19,7 +19,7 @@ def head_size(dim: int, heads: int) -> int:
     """dim / heads."""
     if dim % heads:
         raise InputError(
-            f"dimension {dim} does not split into {heads} heads: dim must be a positive multiple of heads, or give head_dim=... too"
+            f"dimension {dim} does not split into {heads} heads: dim must be a positive multiple of heads, or give head_dim too"
         )
     return dim // heads
 

@@ -20,7 +20,10 @@ import torch
 from attractor.errors import StoreError
 from attractor.experiments.studies.arms import Study, changes_of
 from attractor.experiments.studies.running import Way, train_fleet
+from attractor.experiments.training.attention import attention_layer
 from attractor.experiments.training.config import Config
+from attractor.experiments.training.data import open_data
+from attractor.experiments.training.folder import unmade
 
 Row = dict[str, Any]
 Job = tuple[str, Config, list[int], Way, Path]
@@ -83,12 +86,18 @@ class Results:
 def run_study(plan: Plan, out: str | Path, facts: Row, say: Callable[[str], None]) -> tuple[int, list[str]]:
     """Run what is missing; how many runs there are now, and the arms that failed or were not begun in time."""
     results = Results(out)
-    done = results.open(plan.study, plan.changes)
-    jobs: list[Job] = []
-    for arm in plan.arms:
-        seeds = [seed for seed in plan.seeds if (arm, seed) not in done]
-        if seeds:
-            jobs.append((arm, Config(**{**changes_of(plan.study, arm), **plan.changes}), seeds, plan.way, plan.kept))
+    configs = {arm: Config(**{**changes_of(plan.study, arm), **plan.changes}) for arm in plan.arms}
+    for config in configs.values():
+        attention_layer(config, 0)  # options that a layer refuses are said before anything is made
+    with unmade(plan.kept, results.folder):
+        done = results.open(plan.study, plan.changes)
+        jobs: list[Job] = []
+        for arm, config in configs.items():
+            seeds = [seed for seed in plan.seeds if (arm, seed) not in done]
+            if seeds:
+                jobs.append((arm, config, seeds, plan.way, plan.kept))
+        if jobs:
+            open_data(jobs[0][1], plan.kept)  # once for all: data that no arm could read, and tokens that workers share
     left = {job[0] for job in jobs}
     started = time.perf_counter()
     for (arm, config, *_), rows, error in _carried_out(jobs, plan, started):
