@@ -126,5 +126,5 @@ def _digest(text: np.ndarray, key: str = "") -> str:
     """Short name of a text, all of it, and of what encodes it."""
     found = hashlib.sha256(f"{len(text)} {key} ".encode())
     for start in range(0, len(text), BLOCK):
-        found.update(np.ascontiguousarray(text[start : start + BLOCK]))
+        found.update(text[start : start + BLOCK].tobytes())
     return found.hexdigest()[:16]
