@@ -112,13 +112,28 @@ def planned(options: StudyOptions, how: StudyHow) -> Any:
 
 
 def entries(text: str | None) -> dict[str, Any]:
-    """Entries of a configuration in the words of TOML: steps=100,augment="none"."""
-    import tomllib
+    """Entries of a configuration in the words of TOML, or bare words: steps=100,betas=[0.9,0.99],augment=none."""
+    from attractor.cli.train import changed
 
-    try:
-        return tomllib.loads("\n".join((text or "").split(",")))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"--set {text} is not a list such as steps=100,rate=1e-3: {error}") from None
+    given = [entry for entry in pieces(text or "") if entry.strip()]
+    if not all("=" in entry for entry in given):
+        raise InputError(f"--set {text} is not a list such as steps=100,rate=1e-3,betas=[0.9,0.99]")
+    return changed(given)
+
+
+def pieces(text: str) -> list[str]:
+    """Text between commas that stand in no bracket and no quotes."""
+    found, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote or sign in "\"'":
+            quote = "" if sign == quote else quote or sign
+        else:
+            depth += (sign in "[{") - (sign in "]}")
+        if sign == "," and not quote and not depth:
+            found.append("")
+        else:
+            found[-1] += sign
+    return found
 
 
 def check_honoured(changes: dict[str, Any]) -> None:

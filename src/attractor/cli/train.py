@@ -16,7 +16,7 @@ from attractor.cli.ending import ending
 from attractor.cli.groups import grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
 from attractor.cli.written import Written
-from attractor.errors import InputError
+from attractor.errors import InputError, StoreError
 
 SCHEMA = "attractor.train/1"
 what, output = panel("Run"), panel("Results")
@@ -76,8 +76,9 @@ def train(context: typer.Context, options: TrainOptions, output: TrainOutput, pi
 
         check_places(output)
         runs = planned(options)
+        goes_on = check_folders(runs, options)
         cache = None if options.seeds is None else (options.out or options.resume or Path()) / "data"
-        reports = [one(*run, options.resume is not None, cache, output) for run in runs]
+        reports = [one(*run, resume, cache, output) for run, resume in zip(runs, goes_on, strict=True)]
         if os.environ.get("RANK", "0") != "0":
             return  # of several processes the first one speaks
         command = replay(context, without=("json", "progress", "debug"))
@@ -146,10 +147,28 @@ def planned(options: TrainOptions) -> list[tuple[Any, Path]]:
     if options.seeds is None:
         return [(read_config(options.config, **changes), folder)]
     try:
-        seeds = [int(seed) for seed in options.seeds.split(",")]
+        seeds = dict.fromkeys(int(seed) for seed in options.seeds.split(","))
     except ValueError:
         raise InputError(f"--seeds {options.seeds} is not a list of whole numbers: write --seeds 0,1,2") from None
     return [(read_config(options.config, **changes, seed=seed), folder / f"seed{seed}") for seed in seeds]
+
+
+def check_folders(runs: list[tuple[Any, Path]], options: TrainOptions) -> list[bool]:
+    """Which runs go on; refuses folders before any of them is trained. Of several seeds some may not have begun when all were stopped."""
+    from attractor.experiments.training.folder import RunFolder
+
+    folders = [RunFolder(folder) for _, folder in runs]
+    if options.resume is None:
+        for folder in folders:
+            folder.check_new()
+        return [False] * len(runs)
+    if options.seeds is not None and not any(folder.begun() for folder in folders):
+        raise StoreError(f"{options.resume} holds no run of the seeds {options.seeds} that could be resumed")
+    goes_on = [options.seeds is None or folder.begun() for folder in folders]
+    for (config, _), folder, begun in zip(runs, folders, goes_on, strict=True):
+        if begun:
+            folder.agree(config)
+    return goes_on
 
 
 def changed(given: list[str]) -> dict[str, Any]:
