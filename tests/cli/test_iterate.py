@@ -47,6 +47,13 @@ def test_a_table_and_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_
     whole = json.loads(capsys.readouterr().out)
     assert resumed["curves"] == whole["curves"]
     assert resumed["words"]["3"]
+    for change, message in (
+        (["--prompt-tokens", "7"], "its prompts have 6 tokens, not 7"),
+        (["--layers", "3"], "with other weights"),
+        (["--decode", "2"], "past pass 2 and did not read the words"),
+    ):
+        assert run([*SMALL, "--passes", "9", "--out", store, "--resume", *change]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.model
@@ -78,6 +85,7 @@ def test_a_real_model(capsys: pytest.CaptureFixture[str]) -> None:
         (["--config", "gpt2", "--plot", "a.gif"], 2, "a.gif"),
         (["--config", "gpt2", "--out", "a.zarr"], 2, ".npz file"),
         (["--config", "gpt2", "--resume"], 2, "name it with --out"),
+        (["--config", "gpt2", "--resume", "--out", "a.npz"], 2, "there is no run in a.npz"),
         (["no-such/model", "--text", "a b"], 1, "not in the cache of the Hugging Face hub"),
         (["./nowhere"], 2, "no file or folder"),
     ],

@@ -152,6 +152,8 @@ def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateO
         if output.out.suffix != ".npz":
             raise InputError(f"--out {output.out}: the state is kept in a .npz file")
         check_file(output.out, "--out")
+        if output.resume and not output.out.exists():
+            raise InputError(f"--resume: there is no run in {output.out} to go on with; leave --resume out to begin one")
         if output.out.exists() and not output.resume:
             raise InputError(f"--out {output.out} exists: go on with it with --resume, or choose another name")
 
