@@ -137,9 +137,7 @@ class Run:
             self._seen: list[float] = []
             last, normed = step(x, inputs)
             if not bool(torch.isfinite(normed).all()):
-                raise AttractorError(
-                    f"the tokens are no longer finite in pass {done}; a wider dtype=... may hold them"
-                )
+                raise AttractorError(f"the tokens are no longer finite in pass {done}; a wider dtype=... may hold them")
             states.append(normed if self.protocol.final_norm else last)
             self.by_layer[index] += self._seen
             self.normed[index].append(_metric(normed))

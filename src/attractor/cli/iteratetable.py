@@ -32,7 +32,8 @@ def print_iteration(report: dict[str, Any]) -> None:
         print_rows(
             f"words after pass {k}", {name: _cut(text) for name, text in zip(_labels(report), texts, strict=True)}
         )
-    rows = {"pictures": " ".join(report["pictures"]), "seconds": f"{report['seconds']:.3g}"}
+    written = report["written"]
+    rows = {"pictures": " ".join(written["pictures"]), "store": written["store"], "seconds": f"{report['seconds']:.3g}"}
     if len(report["prompts"]) > 1:
         rows["laws"] = ", ".join(each["name"] for each in report["laws"])
     rows |= {f"note {index + 1}": note for index, note in enumerate(report["notes"])}
