@@ -11,7 +11,7 @@ import typer
 from attractor.cli.bars import counted
 from attractor.cli.ending import ending
 from attractor.cli.files import check_file, check_picture
-from attractor.cli.groups import grouped, numbers, panel, replay
+from attractor.cli.groups import given, grouped, numbers, panel, replay
 from attractor.cli.pictures import PictureOptions
 from attractor.cli.written import Written
 from attractor.errors import InputError
@@ -59,7 +59,9 @@ class IteratePrompts:
         int | None, prompt("K", "Prompts of random token ids.", min=1, default="1 if none is given")
     ] = None
     prompt_tokens: Annotated[int, prompt("N", "Tokens of a random prompt.", min=2)] = 24
-    max_tokens: Annotated[int | None, prompt("N", "Cut prompts to their first N tokens.", min=2)] = None
+    max_tokens: Annotated[
+        int | None, prompt("N", "Cut --text and --file to their first N tokens.", min=2, default="no cut")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def iterate(
     signed cosine beside it: two opposite clusters score 0 too. Exit code 0; 1 if the run fails, 2 for a bad argument.
     """
     with ending("attractor iterate", output.debug, interrupted=lambda: _interrupted(output)), paper.sized():
-        check_options(model, prompts, output)
+        check_options(model, prompts, output, given(context))
         from attractor.checkpoints.opening import needs_transformers
         from attractor.checkpoints.verification import quiet
         from attractor.cli.iteratetable import print_iteration
@@ -131,7 +133,7 @@ def iterate(
             written.tell(command)
 
 
-def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateOutput) -> None:
+def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateOutput, named: dict[str, str]) -> None:
     """What can be known to fail before anything is read."""
     from attractor.pictures.still import still_suffix
 
@@ -146,6 +148,7 @@ def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateO
         raise InputError(f"--init must be family or plain, got {model.init!r}")
     if model.config is not None and (prompts.text or prompts.file):
         raise InputError("a random configuration has no tokenizer, so it reads no text: use --random-prompts")
+    check_stray(model, prompts, output, named)
     for path in output.plot or ():
         still_suffix(path)
         check_picture(path)
@@ -155,8 +158,25 @@ def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateO
         if output.out.suffix != ".npz":
             raise InputError(f"--out {output.out}: the state is kept in a .npz file")
         check_file(output.out, "--out")
+        if output.resume and not output.out.exists():
+            raise InputError(
+                f"--resume: there is no run in {output.out} to go on with; leave --resume out to begin one"
+            )
         if output.out.exists() and not output.resume:
             raise InputError(f"--out {output.out} exists: go on with it with --resume, or choose another name")
+
+
+def check_stray(model: IterateModel, prompts: IteratePrompts, output: IterateOutput, named: dict[str, str]) -> None:
+    """Refuse options that would change nothing."""
+    own = bool(prompts.text or prompts.file)
+    if "init" in named and not (model.config or model.random or model.redraw):
+        raise InputError("--init says how random weights are drawn: give --random, --redraw or --config too")
+    if "prompt_tokens" in named and own and prompts.random_prompts is None:
+        raise InputError("--prompt-tokens belongs to --random-prompts: cut prompts of your own with --max-tokens")
+    if prompts.max_tokens is not None and not own:
+        raise InputError("--max-tokens cuts --text and --file: say how long random prompts are with --prompt-tokens")
+    if "width" in named and not output.plot:
+        raise InputError("--width belongs to --plot, which is not given")
 
 
 def whole_numbers(text: str | None) -> list[int]:
@@ -191,12 +211,12 @@ def run(
     from attractor.checkpoints import iterate as iterate_all
     from attractor.cli.texts import read_files
 
-    given = [*(prompts.text or ()), *read_files(prompts.file or ())]
-    random = prompts.random_prompts if prompts.random_prompts is not None else (0 if given else 1)
+    own = [*(prompts.text or ()), *(one.text for one in read_files(prompts.file or ()))]
+    random = prompts.random_prompts if prompts.random_prompts is not None else (0 if own else 1)
     with counted("passes", output.progress) as show:
         return iterate_all(
             opened(model, passes.seed),
-            given,
+            own,
             passes=passes.passes,
             feedforward=passes.feedforward,
             final_norm=passes.final_norm,

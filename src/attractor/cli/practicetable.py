@@ -42,12 +42,13 @@ def _cell(document: dict[str, Any], predictor: str, outcome: str) -> str:
     return "undefined"
 
 
-def draw(document: dict[str, Any], plot: Path | None, layers: Path | None) -> None:
-    """The pictures that were asked for."""
+def draw(document: dict[str, Any], plot: Path | None, layers: Path | None) -> list[str]:
+    """The pictures that were asked for, and where they are."""
     if plot is not None:
         _correlations(document, plot)
     if layers is not None:
         _layers(document, layers)
+    return [str(path) for path in (plot, layers) if path is not None]
 
 
 def _correlations(document: dict[str, Any], path: Path) -> None:
