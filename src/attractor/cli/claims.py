@@ -66,7 +66,7 @@ def claims(context: typer.Context, options: ClaimOptions, pictures: PictureOptio
 
 def check_place(place: Path | None, claims: int) -> None:
     """A place for pictures, before anything runs."""
-    from attractor.cli.files import check_picture
+    from attractor.cli.files import check_folder_to_make, check_picture
 
     if place is None:
         return
@@ -75,6 +75,7 @@ def check_place(place: Path | None, claims: int) -> None:
             raise InputError(f"--plot {place} is one file for {claims} claims; give a folder, or one claim with --only")
         check_picture(place, still=True)
         return
+    check_folder_to_make(place, "--plot")
     place.mkdir(parents=True, exist_ok=True)
     check_picture(place / "claim.png")
 

@@ -10,6 +10,7 @@ import typer
 
 from attractor.cli.bars import said
 from attractor.cli.ending import ending
+from attractor.cli.files import check_folder_to_make
 from attractor.cli.groups import grouped, panel, replay
 from attractor.errors import InputError
 
@@ -102,6 +103,7 @@ def planned(options: StudyOptions, how: StudyHow) -> Any:
         seeds = tuple(dict.fromkeys(int(seed) for seed in options.seeds.split(",")))
     except ValueError:
         raise InputError(f"--seeds {options.seeds} is not a list of whole numbers: write --seeds 0,1,2") from None
+    check_folder_to_make(options.out, "--out")
     if not options.data.exists():
         raise InputError(f"the data {options.data} do not exist")
     changes: dict[str, Any] = {"data": str(options.data), **entries(options.change)}
