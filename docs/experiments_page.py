@@ -44,8 +44,10 @@ class Numbers:
         self.dynamics: dict[str, dict[str, dict[str, Any]]] = {}
         for name in STUDIES:
             study, rows = read_results(RESULTS / f"{name}.jsonl")
-            self.pairs[name], missing = comparisons(study, rows)
-            assert not missing, missing
+            compared = comparisons(study, rows)
+            assert not compared.missing, compared.missing
+            assert not compared.untested, compared.untested
+            self.pairs[name] = compared.pairs
             self.values[name] = by_arm(rows, study.measure)
             self.arms[name] = {row["arm"]: row for row in arms_table(study, rows)}
             self.dynamics[name] = {row["arm"]: row for row in dynamics_table(study, rows)}

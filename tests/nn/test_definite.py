@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import attractor as at
+from attractor.errors import InputError
 from attractor.nn import DefiniteAttention
 
 DIM, HEADS = 12, 3
@@ -198,3 +199,21 @@ def test_regime_of_masked_and_turned_layers(regime: str) -> None:
     causal = at.regime(trained(regime, causal=True))
     assert causal.label == ("convergent" if regime == "convergent" else "divergent")
     assert at.regime(trained(regime, positions="rotary")).certificate is None
+
+
+def test_weights_of_another_regime_are_refused_and_nothing_is_loaded() -> None:
+    given = trained("divergent").state_dict()
+    layer = DefiniteAttention(DIM, HEADS, "convergent")
+    before = {name: part.clone() for name, part in layer.state_dict().items()}
+    with pytest.raises(InputError, match="0 of 12 negative signs of the metric and this convergent layer has 12 of 12"):
+        layer.load_state_dict(given)
+    assert all(torch.equal(part, before[name]) for name, part in layer.state_dict().items())
+    other = DefiniteAttention(DIM, HEADS, "intermediate", signs=[1, -1] * (DIM // 2))
+    with pytest.raises(InputError, match="6 of 12 negative signs at other places"):
+        torch.nn.Sequential(other).load_state_dict(
+            torch.nn.Sequential(DefiniteAttention(DIM, HEADS, "intermediate")).state_dict()
+        )
+    with pytest.raises(InputError, match="negative signs of the interactions"):
+        DefiniteAttention(DIM, HEADS, "divergent", interaction="negative").load_state_dict(given)
+    same = DefiniteAttention(DIM, HEADS, "divergent").bfloat16()
+    assert same.load_state_dict(given) == ([], [])
