@@ -193,6 +193,16 @@ def test_regime_agrees(regime: str) -> None:
     assert found.layer.residual < 1e-12
 
 
+@pytest.mark.parametrize(("regime", "rate"), [("convergent", 0.3), ("divergent", 0.5), ("intermediate", 0.5)])
+def test_regime_agrees_where_training_was_violent(regime: str, rate: float) -> None:
+    """Steps so large that the metric has a condition number of up to ten million: it is still found, and shared by all heads."""
+    found = at.regime(trained(regime, rate=rate, task="negate"))
+    assert found.label == regime
+    assert found.certificate is not None
+    assert found.layer is not None
+    assert found.layer.residual < 1e-11
+
+
 @pytest.mark.parametrize("regime", ["convergent", "divergent", "intermediate"])
 def test_regime_of_masked_and_turned_layers(regime: str) -> None:
     """Under a causal mask one growing direction is enough to diverge; with rotary positions no theorem speaks."""
