@@ -211,6 +211,18 @@ def test_regime_of_masked_and_turned_layers(regime: str) -> None:
     assert at.regime(trained(regime, positions="rotary")).certificate is None
 
 
+def test_a_pivot_never_loses_its_sign() -> None:
+    layer = DefiniteAttention(4, 2, "convergent", metric="diagonal")
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name.endswith("pivots"):
+                parameter.fill_(-200.0)
+    assert float(layer.inverse_metric().detach().diagonal().max()) < 0
+    diagonal = layer.metric_diagonal()
+    assert diagonal is not None
+    assert bool(diagonal.isfinite().all())
+
+
 def test_weights_of_another_regime_are_refused_and_nothing_is_loaded() -> None:
     given = trained("divergent").state_dict()
     layer = DefiniteAttention(DIM, HEADS, "convergent")
