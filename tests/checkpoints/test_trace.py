@@ -95,7 +95,9 @@ def test_without_positions_a_picture_is_a_set_of_patches(case: str) -> None:
     assert float((plain[:, -1] - moved[:, -1]).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("case", ["Llama, grouped", "Qwen 3, q/k norm", "OLMo 2, norm over all heads", "T5", "DeepSeek V3"])
+@pytest.mark.parametrize(
+    "case", ["Llama, grouped", "Qwen 3, q/k norm", "OLMo 2, norm over all heads", "T5", "DeepSeek V3"]
+)
 def test_heads_without_positions_are_those_of_the_ablated_model(case: str) -> None:
     """Entropy of the weights that the model itself returns while its positions are gone."""
     model: Any = random_model(case)
@@ -138,7 +140,9 @@ def test_a_frozen_norm_is_affine(case: str) -> None:
 
     with torch.no_grad():
         torch.testing.assert_close(frozen(x), norm(x))
-    torch.testing.assert_close(frozen(x + 2 * step) - frozen(x), 2 * (frozen(x + step) - frozen(x)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        frozen(x + 2 * step) - frozen(x), 2 * (frozen(x + step) - frozen(x)), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_norms_are_frozen_as_in_the_plain_run() -> None:

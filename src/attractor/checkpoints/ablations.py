@@ -29,7 +29,9 @@ def without_positions(model: nn.Module) -> Iterator[None]:
     rotary = [part for _, part in named if type(part).__name__.endswith("RotaryEmbedding")]
     learned = [part for name, part in named if isinstance(part, nn.Embedding) and name in EMBEDDINGS]
     stored = {part: found for _, part in named if (found := _stored(part))}
-    falls_off = getattr(getattr(model, "config", None), "alibi", False)  # such a model may have angles that it does not use
+    falls_off = getattr(
+        getattr(model, "config", None), "alibi", False
+    )  # such a model may have angles that it does not use
     if falls_off or not (rotary or learned or stored):
         raise UnsupportedError(
             f"a {type(model).__name__} keeps its positions where they cannot be taken away by a hook"
