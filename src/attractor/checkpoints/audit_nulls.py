@@ -44,7 +44,8 @@ def add_random(rows: list[dict[str, Any]], shapes: list[Shape], draws: int, seed
         own = [rows[index] for index in chosen]
         columns, drawn = columns_of(own), drawn_like(dim, sizes, draws, seed)
         norms = (
-            torch.tensor([getattr(shapes[index], name) for index in chosen], dtype=torch.float64) for name in ("interaction", "value")
+            torch.tensor([getattr(shapes[index], name) for index in chosen], dtype=torch.float64)
+            for name in ("interaction", "value")
         )
         for row, null in zip(own, beside(drawn, (next(norms), next(norms)), columns, others(columns)), strict=True):
             row["nulls"] = null
