@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "problem.h"
+#include "symmetric_forward.h"
 #include "threads.h"
 
 namespace nb = nanobind;
@@ -137,6 +138,7 @@ void forward(const std::string& set, bool is_double, int threads, const Numbers&
     problem.bias = operand(bias, problem.axes), problem.visible = operand(visible, problem.axes);
     problem.output = operand(output, problem.axes), problem.logsumexp = operand(logsumexp, problem.axes);
     nb::gil_scoped_release released;
+    if (symmetric_forward(*call.kernels, problem, threads)) return;
     const std::vector<double> reach = call.measure();
     if (!reach.empty()) problem.reach = reach.data();
     call.run(call.kernels->forward, problem.n);
