@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +94,26 @@ def test_all_pairs_at_once_are_refused(poor: None) -> None:
         attend(x, x, x, engine="reference")
     output, _ = attend(x[:100], x, x, engine="reference")
     assert output is not None
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not asked")
+def test_freed_memory_is_handed_back() -> None:
+    """Blocks that the C library keeps below one that is still in use."""
+    held = lambda: int(Path("/proc/self/statm").read_text().split()[1])  # noqa: E731
+    memory.hand_back()
+    before = held()
+    blocks = [bytearray(b"x" * 60_000) for _ in range(1000)]
+    last, kept = blocks[-1], held()
+    blocks.clear()
+    assert memory.hand_back()
+    assert len(last) == 60_000
+    assert held() - before < (kept - before) / 4
+
+
+def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ctypes
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    memory._trim.cache_clear()
+    assert not memory.hand_back()
+    memory._trim.cache_clear()

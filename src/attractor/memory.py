@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,22 @@ def peak() -> int | None:
         return None
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else 1024 * largest
+
+
+def hand_back() -> bool:
+    """Give memory that was freed back to the system, which the C library of Linux else keeps; False where there is no way to ask."""
+    trim = _trim()
+    return trim is not None and bool(trim(0))
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    import ctypes
+
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, TypeError, AttributeError):  # another system, or another C library
+        return None
 
 
 def check(needed: float, tokens: int, what: str, *, power: int = 1, device: Any = None, advice: str = "") -> None:

@@ -62,6 +62,9 @@ def trace_report(report: dict[str, Any]) -> Report:
     page = Report(f"Where the tokens of {name} go", report["command"], lead=lead, facts=facts, kicker="attractor trace")
     for note in report["notes"]:
         page.text(note, tone="warn")
+    if report["skipped"]:
+        names = ", ".join(one["text"] for one in report["skipped"])
+        page.text(f"Left out, with fewer than two tokens: {names}.", tone="warn")
     add_stream(page.section("The residual stream along depth"), report)
     add_blocks(page.section("What every block moved"), report)
     if report["heads"]:

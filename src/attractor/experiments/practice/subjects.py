@@ -94,6 +94,7 @@ def subjects(names: tuple[str, ...], texts: tuple[str, ...] | None = None) -> li
 
 def _subjects(name: str, texts: tuple[str, ...] | None) -> list[Subject]:
     opened = checkpoint(name)
+    name = next((one for one in known() if one.lower() == name.lower()), name)
     if name == "rxnfp" and texts is None:
         folder = Path(opened.tensors.describe())
         root = (folder if folder.is_dir() else folder.parent).parent
