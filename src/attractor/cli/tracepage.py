@@ -11,17 +11,18 @@ from attractor.pictures import style
 from attractor.report import Measure, Report, Section
 
 REST = "_without_first"
-STREAM = {
-    "token_norm": ("length of a token", r"mean of \(|x_i|\)"),
-    "pairwise_distance": ("squared distance of two tokens", r"mean of \(|x_i - x_j|^2\)"),
-    "cosine": ("mean cosine of two tokens", r"1 at consensus"),
-    "cosine_min": ("smallest cosine, with its sign", "an antipodal pair has -1"),
-    "effective_rank": ("effective rank", "the exponential of the entropy of the spectrum"),
-    "sharpness": ("sharpness", "the share of the tokens' size that is spread; 0 at consensus"),
-    "clusters": ("clusters", "groups of tokens that are close"),
-    "energy": ("energy on the sphere", r"\(\tfrac12\,\mathrm{mean}\,e^{\cos(x_i, x_j)}\); e/2 at consensus"),
-    "first_norm": ("length of the first token over the others'", "hundreds where it is a sink"),
+STREAM = {  # title, label of the axis, and how to read it
+    "token_norm": ("length of a token", "length", r"mean of \(|x_i|\)"),
+    "pairwise_distance": ("squared distance of two tokens", "squared distance", r"mean of \(|x_i - x_j|^2\)"),
+    "cosine": ("mean cosine of two tokens", "mean cosine", r"1 at consensus"),
+    "cosine_min": ("smallest cosine, with its sign", "smallest cosine", "an antipodal pair has -1"),
+    "effective_rank": ("effective rank", "effective rank", "the exponential of the entropy of the spectrum"),
+    "sharpness": ("sharpness", "sharpness", "the share of the tokens' size that is spread; 0 at consensus"),
+    "clusters": ("clusters", "clusters", "groups of tokens that are closer than a tenth of the longest one's length"),
+    "energy": ("energy on the sphere", "energy", r"\(\tfrac12\,\mathrm{mean}\,e^{\cos(x_i, x_j)}\); e/2 at consensus"),
+    "first_norm": ("length of the first token over the others'", "first / others", "hundreds where it is a sink"),
 }
+LOGARITHMIC = ("token_norm", "pairwise_distance", "first_norm")
 HEADS = {
     "attention_entropy": (
         "sequential",
@@ -83,7 +84,7 @@ def add_stream(section: Section, report: dict[str, Any]) -> None:
             "and sharpness. Read the curves without it.",
             tone="warn",
         )
-    for name, (title, words) in STREAM.items():
+    for name, (title, label, words) in STREAM.items():
         if name not in report["curves"]:
             continue
         data: list[dict[str, Any]] = []
@@ -92,8 +93,8 @@ def add_stream(section: Section, report: dict[str, Any]) -> None:
             if curve is not None:
                 data += traces(curve, "all tokens" if not suffix else "without the first", style.PALETTE[place])
         last = report["curves"][name]["mean"]
-        scale = "log" if name in ("token_norm", "pairwise_distance", "first_norm") else "linear"
-        layout = {"xaxis": {"title": {"text": "blocks passed"}}, "yaxis": {"title": {"text": title}, "type": scale}}
+        layout = {"xaxis": {"title": {"text": "blocks passed"}}, "yaxis": {"title": {"text": label}}}
+        layout["yaxis"] |= scaled(data) if name in LOGARITHMIC else {}
         caption = f"{title.capitalize()} along depth ({words}){spread_words(report)}."
         section.figure({"data": data, "layout": layout}, caption, f"{title} from {last[0]} to {last[-1]}", height=300)
 
@@ -114,6 +115,7 @@ def traces(curve: dict[str, Any], name: str, colour: str) -> list[dict[str, Any]
             {
                 **around,
                 "type": "scatter",
+                "mode": "lines",
                 "fillcolor": colour,
                 "opacity": 0.18,
                 "hoverinfo": "skip",
@@ -122,6 +124,16 @@ def traces(curve: dict[str, Any], name: str, colour: str) -> list[dict[str, Any]
         )
     line = {"type": "scatter", "mode": "lines+markers", "x": depth, "y": mean, "name": name, "line": {"color": colour}}
     return [*found, line]
+
+
+def scaled(data: list[dict[str, Any]]) -> dict[str, Any]:
+    """A logarithmic axis where lines reach over a decade, with marks at 1, 2 and 5 where there is room for them; a plain one else,
+    or where a value vanishes."""
+    values = np.concatenate([part["y"] for part in data if part["mode"] == "lines+markers"])
+    low, high = np.nanmin(values), np.nanmax(values)
+    if not 0 < 10 * low < high:
+        return {}
+    return {"type": "log", "exponentformat": "power", "dtick": "D2" if high < 3000 * low else 1}
 
 
 def spread_words(report: dict[str, Any]) -> str:
@@ -133,10 +145,11 @@ def add_blocks(section: Section, report: dict[str, Any]) -> None:
     data: list[dict[str, Any]] = []
     for place, (name, label) in enumerate((("attention", "attention"), ("feedforward", "feed-forward"))):
         data += traces(report["blocks"][name], label, style.PALETTE[place])
-    layout = {"xaxis": {"title": {"text": "block"}}, "yaxis": {"title": {"text": "moved"}, "type": "log"}}
+    layout = {"xaxis": {"title": {"text": "block"}}, "yaxis": {"title": {"text": "moved"}, **scaled(data)}}
     section.figure(
         {"data": data, "layout": layout},
-        f"Root mean square over tokens of what each part of a block moved them by{spread_words(report)}.",
+        f"Root mean square over tokens of what each part of a block moved them by, with the norm after it where there is one"
+        f"{spread_words(report)}.",
         "How far attention and feed-forward move tokens in every block",
         height=320,
     )
