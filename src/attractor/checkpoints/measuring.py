@@ -109,7 +109,7 @@ def by_head(layer: Layer, tokens: Tokens, positions: bool = True) -> dict[str, T
     }
     undefined = torch.full((layer.heads,), torch.nan, dtype=torch.float64)
     try:
-        expansion = query_expansion(law, tokens).mean(-1) if isinstance(law, Attention) else undefined
+        expansion = query_expansion(law, tokens, weights).mean(-1) if isinstance(law, Attention) else undefined
     except UnsupportedError:
         expansion = undefined
     energy = undefined
