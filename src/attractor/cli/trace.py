@@ -116,6 +116,7 @@ def trace(
             pictures = draw(opened, first, texts, model, output)
         command = replay(context, without=("json", "progress", "debug"))
         report = {"schema": SCHEMA, "command": command, **summary(opened, found)}
+        report["reads"] = "pictures" if texts.image else "texts"
         report["written"] = {"pictures": pictures, "report": None if output.report is None else str(output.report)}
         if output.report is not None:
             from attractor.cli.tracepage import trace_report

@@ -55,7 +55,7 @@ def trace_report(report: dict[str, Any]) -> Report:
         "family": model["family"],
         "layers": model["layers"],
         "width": model["dim"],
-        "texts": count,
+        report["reads"]: count,
         "tokens": sum(report["lengths"]),
     }
     if report["without"]:
@@ -69,7 +69,7 @@ def trace_report(report: dict[str, Any]) -> Report:
     add_stream(page.section("The residual stream along depth"), report)
     add_blocks(page.section("What every block moved"), report)
     if report["heads"]:
-        add_heads(page.section("Heads on these texts"), report)
+        add_heads(page.section(f"Heads on these {report['reads']}"), report)
     add_words(page.section("What is data and what is weights"), report)
     return page
 
@@ -137,7 +137,11 @@ def scaled(data: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def spread_words(report: dict[str, Any]) -> str:
-    return f", mean over {report['texts']} texts; bands are one standard deviation" if report["texts"] > 1 else ""
+    return (
+        f", mean over {report['texts']} {report['reads']}; bands are one standard deviation"
+        if report["texts"] > 1
+        else ""
+    )
 
 
 def add_blocks(section: Section, report: dict[str, Any]) -> None:
@@ -168,7 +172,7 @@ def add_heads(section: Section, report: dict[str, Any]) -> None:
         measures,
         rows=range(layers),
         columns=range(count),
-        caption="Every head on these texts, mean over tokens and texts.",
+        caption=f"Every head on these {report['reads']}, mean over tokens and {report['reads']}.",
         alt=f"{layers} layers by {count} heads",
         detail=lambda layer, head: {name.replace("_", " "): float(rows[layer, head]) for name, rows in heads.items()},
     )
@@ -177,7 +181,7 @@ def add_heads(section: Section, report: dict[str, Any]) -> None:
 def add_words(section: Section, report: dict[str, Any]) -> None:
     """How to read the page."""
     section.text(
-        "Every number here depends on the texts; none is a property of the weights alone (`attractor audit` has those). "
+        f"Every number here depends on the {report['reads']}; none is a property of the weights alone (`attractor audit` has those). "
         "The energy on the sphere knows no weights and can be compared along depth; the energy of a head is that of its own scores."
     )
     section.maths(r"e_l = \text{scale}\;\mathrm{tr}\big(\mathrm{Cov}_{P_l}(k, v)\,O Q_l\big)")
