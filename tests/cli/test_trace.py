@@ -113,6 +113,7 @@ def test_a_page(
     page.set_default_timeout(120_000)
     page.on("request", lambda request: asked.append(request.url))
     page.goto(page_file.as_uri())
+    page.wait_for_selector("body[data-ready]")
     assert page.locator("h1").inner_text() == "Where the tokens of minilm go"
     page.locator("text=Heads on these texts").last.scroll_into_view_if_needed()
     assert page.locator("svg.main-svg").count() > 0
