@@ -30,7 +30,7 @@ def test_json_and_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert report["normed"][0][0] is None  # nothing has passed the final norm before the first pass
     assert set(report["law"]["fits"]) == {"exponential", "power"}
     assert report["protocol"]["final_norm"] is False
-    assert report["written"] == {"pictures": [str(picture)], "store": None}
+    assert report["written"] == {"pictures": [str(picture)], "report": None, "files": [], "store": None}
     assert picture.stat().st_size > 10_000
 
 

@@ -38,7 +38,7 @@ def test_json_is_one_object(minilm: str, capsys: pytest.CaptureFixture[str], tmp
     assert len(report["curves"]["cosine"]["mean"]) == 7
     assert all(value > 0 for value in report["curves"]["token_norm"]["spread"])
     assert [len(row) for row in report["heads"]["expansion"]] == [12] * 6
-    assert report["written"] == {"pictures": [str(picture)], "report": None}
+    assert report["written"] == {"pictures": [str(picture)], "report": None, "files": [], "store": None}
     assert picture.stat().st_size > 10_000
 
 

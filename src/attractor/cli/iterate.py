@@ -13,6 +13,7 @@ from attractor.cli.ending import ending
 from attractor.cli.files import check_file, check_picture
 from attractor.cli.groups import given, grouped, numbers, panel, replay
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,14 +68,14 @@ class IteratePrompts:
 class IteratePasses:
     """What is done in every pass."""
 
-    passes: Annotated[int, change("N", "How often the tokens go through all blocks.", "--passes", "-n", min=1)] = 100
+    passes: Annotated[int, change("N", "How often the tokens go through all blocks.", min=1)] = 100
     feedforward: Annotated[bool, change("", "With or without the feed-forward.", "--feedforward/--no-feedforward")] = (
         True
     )
     final_norm: Annotated[
         bool, change("", "The final norm between passes, or only at the end.", "--final-norm/--no-final-norm")
     ] = True
-    seed: Annotated[int, change("S", "Of random weights and prompts.", min=0)] = 42
+    seed: Annotated[int, change("N", "Of random weights and prompts.", min=0)] = 42
     decode: Annotated[str | None, change("K,K,...", "Read the tokens as words after these passes; 0 is the start.")] = (
         None
     )
@@ -123,12 +124,13 @@ def iterate(
             found = run(model, prompts, passes, output, decode, given(context))
         pictures = draw(found, output)
         command = replay(context, without=("json", "progress", "debug", "resume"))
-        report = {"schema": SCHEMA, "command": command, **summary(found)}
-        report["written"] = {"pictures": pictures, "store": None if output.out is None else str(output.out)}
+        written = Written(pictures, store=output.out)
+        report = {"schema": SCHEMA, "command": command, **summary(found), "written": written.row()}
         if output.json:
             print_json({**report, "versions": {**versions(), "transformers": version("transformers")}})
         else:
             print_iteration(report)
+            written.tell(command)
 
 
 def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateOutput, named: dict[str, str]) -> None:

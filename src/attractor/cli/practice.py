@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from attractor.cli.bars import said
 from attractor.cli.ending import ending
 from attractor.cli.files import check_file, check_picture
 from attractor.cli.groups import given, grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
 from attractor.cli.texts import read_lines
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 SCHEMA = "attractor.practice/1"
@@ -38,10 +40,13 @@ class PracticeOptions:
 class PracticeOutput:
     """What becomes of it."""
 
-    out: Annotated[Path | None, output("FILE", "Write all data as JSON.")] = None
+    out: Annotated[Path | None, output("FILE", "Write all data as JSON.", "--out", "-o")] = None
     plot: Annotated[Path | None, output("FILE", "Draw the correlations: .png, .pdf or .svg.")] = None
     plot_layers: Annotated[Path | None, output("FILE", "Draw growth along depth: .png, .pdf or .svg.")] = None
     json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
+    progress: Annotated[
+        bool | None, output("", "A line on stderr for each model.", "--progress/--no-progress", default="shown")
+    ] = None
     debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
@@ -67,14 +72,15 @@ def practice(
         from attractor.experiments.practice.study import run
         from attractor.experiments.practice.words import answers
 
-        tell = lambda line: typer.echo(line, err=True)  # noqa: E731
+        tell = said(output.progress)
         names = tuple(options.models or ())
         with quiet():
             found = run(names, texts=texts, seed=options.seed, resamples=options.resamples, progress=tell)
-        command = replay(context, without=("json", "debug"))
+        command = replay(context, without=("json", "progress", "debug"))
         document: dict[str, Any] = {"schema": SCHEMA, "command": command, "answers": answers(found), **found}
         drawn = draw(document, output.plot, output.plot_layers)
-        document["written"] = {"pictures": drawn, "data": None if output.out is None else str(output.out)}
+        written = Written.of(drawn, files=[output.out])
+        document["written"] = written.row()
         document["versions"] = versions()
         if output.out is not None:
             write_json(document, output.out)
@@ -82,6 +88,7 @@ def practice(
             print_json(document)
         else:
             print_practice(document)
+            written.tell(command)
 
 
 def read_texts(path: Path | None) -> tuple[str, ...] | None:

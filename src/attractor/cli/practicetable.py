@@ -32,9 +32,7 @@ def print_practice(document: dict[str, Any]) -> None:
         )
     print_rows("rank correlations over layers, all models (*: p < 0.05 for all predictors together)", ranks)
     print_rows("answers", {f"{index + 1}": text for index, text in enumerate(document["answers"])})
-    written = {"pictures": " ".join(document["written"]["pictures"]), "data": document["written"]["data"]}
-    rows = {"models together": ", ".join(document["pooled_over"]), **written, "again": document["command"]}
-    print_rows("", {name: text for name, text in rows.items() if text})
+    print_rows("", {"models together": ", ".join(document["pooled_over"])})
 
 
 def _cell(document: dict[str, Any], predictor: str, outcome: str) -> str:

@@ -14,6 +14,7 @@ from attractor.cli.files import check_picture
 from attractor.cli.groups import given, grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
 from attractor.cli.texts import Text, read_files, read_lines
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -115,9 +116,9 @@ def trace(
             opened, first, found = run(texts, named, model, output)
             pictures = draw(opened, first, texts, model, output)
         command = replay(context, without=("json", "progress", "debug"))
-        report = {"schema": SCHEMA, "command": command, **summary(opened, found)}
+        written = Written(pictures, output.report)
+        report = {"schema": SCHEMA, "command": command, **summary(opened, found), "written": written.row()}
         report["reads"] = "pictures" if texts.image else "texts"
-        report["written"] = {"pictures": pictures, "report": None if output.report is None else str(output.report)}
         if output.report is not None:
             from attractor.cli.tracepage import trace_report
 
@@ -126,6 +127,7 @@ def trace(
             print_json({**report, "versions": {**versions(), "transformers": version("transformers")}})
         else:
             print_traces(report)
+            written.tell(command)
 
 
 def check_options(texts: TextOptions, model: ModelOptions, output: TraceOutput, named: dict[str, str]) -> None:

@@ -34,8 +34,6 @@ def print_traces(report: dict[str, Any]) -> None:
     print_rows(f"the residual stream{mean}", _stream(report, ""))
     print_rows(f"without the first token of a {report['reads'][:-1]}", _stream(report, "_without_first"))
     print_rows("what every block moved, and its heads on average", _blocks(report))
-    written = {"pictures": " ".join(report["written"]["pictures"]), "report": report["written"]["report"]}
-    print_rows("", {**{name: text for name, text in written.items() if text}, "again": report["command"]})
 
 
 def _skipped(one: dict[str, Any]) -> str:
