@@ -122,7 +122,7 @@ def null_of(head: dict[str, Any], name: str, kind: str) -> dict[str, Any]:
 
 
 def number_of(head: dict[str, Any], quantity: Quantity) -> str:
-    """A number with its error bar, its deviations from nulls, and what it is without the norm."""
+    """A number with its error bar, its deviations from nulls, and what it is without the norm, or with it."""
     text = short(head[quantity.name])
     bar = (head.get("errors") or {}).get(quantity.name)
     if bar:
@@ -132,8 +132,8 @@ def number_of(head: dict[str, Any], quantity: Quantity) -> str:
         for kind in ("random", "mismatched")
         if (null := null_of(head, quantity.name, kind)) and null["deviations"] is not None
     ]
-    plain = [f"plain {short(head['plain'][quantity.name])}"] if head.get("plain") else []
-    return " · ".join([text, *away, *plain])
+    other = [f"{kind} {short(head[kind][quantity.name])}" for kind in ("plain", "folded") if head.get(kind)]
+    return " · ".join([text, *away, *other])
 
 
 def as_float(value: float | None) -> float:

@@ -47,7 +47,7 @@ def facts(audit: Audit) -> dict[str, Any]:
         "heads": card.get("heads"),
         "keys and values": card.get("groups"),
         "width": card.get("dim"),
-        "norm": f"{card.get('norm')} ({card.get('placement')}), {'folded in' if audit.folded else 'left out'}",
+        "norm": f"{card.get('norm')} ({card.get('placement')}), {'folded in' if audit.folded else 'not folded in'}",
         "seconds": round(audit.seconds, 1),
     }
 
@@ -70,7 +70,7 @@ def add_audit(report: Report, audit: Audit, of: str = "", share: int = 1) -> Non
         rows=grid.layers,
         columns=grid.heads,
         caption="The numbers of every head; the panel of a cell shows the spectra of its value, of W and of its metric form, with the "
-        "deviations (σ) of its numbers from nulls and their plain values, without the norm.",
+        "deviations (σ) of its numbers from nulls and their plain values, without the norm, or the folded ones with it.",
         alt="A grid of layers by heads, coloured by a number of the weights",
         detail=grid.detail,
         pictures=Pictures(grid.picture, LAYOUT, "Eigenvalues of the head"),

@@ -34,7 +34,12 @@ class AuditOptions:
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL...", help="Folders, GGUF files, or names on the Hugging Face hub.")
     ]
-    fold: Annotated[bool, change("", "Take the norm before attention into the weights.", "--fold/--no-fold")] = True
+    fold: Annotated[
+        bool | None,
+        change(
+            "", "Take the norm before attention into the weights.", "--fold/--no-fold", default="in pre-norm models"
+        ),
+    ] = None
     detail: Annotated[
         Detail,
         change(
