@@ -163,6 +163,22 @@ def test_numbers_without_the_norm_stand_beside() -> None:
         assert row["plain"]["value_radius"] == pytest.approx(other["value_radius"], rel=1e-9)
 
 
+def test_post_norm_models_are_audited_as_they_are_stored() -> None:
+    """Attention of BERT adds to what it reads: its numbers are those of the stored weights, and agree with the predicted growth."""
+    opened = at.checkpoint(random_model("BERT, MiniLM"))
+    found, plain, folded = (at.audit(opened, fold=fold, verify=False, nulls=0) for fold in (None, False, True))
+    assert (found.folded, folded.folded) == (False, True)
+    for row, stored, other in zip(found.heads, plain.heads, folded.heads, strict=True):
+        assert "folded" not in stored
+        for name in NAMES:
+            assert row[name] == pytest.approx(stored[name], rel=1e-12, abs=1e-14)
+            assert row["folded"][name] == pytest.approx(other[name], rel=1e-9, abs=1e-12)
+            assert other["plain"][name] == pytest.approx(row[name], rel=1e-9, abs=1e-12)
+    for row, other in zip(found.layers, folded.layers, strict=True):
+        assert row["growth_consensus"] == pytest.approx(other["growth_consensus"])  # whatever is asked for
+        assert row["folded"]["value_radius"] == pytest.approx(other["value_radius"])
+
+
 def test_a_detailed_audit_has_nulls_sums_and_growth() -> None:
     found = at.audit(random_model("Llama, grouped"), detail="full")
     row, layer = found.heads[0], found.layers[0]

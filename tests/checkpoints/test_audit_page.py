@@ -6,11 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from small_models import random_model
 
 import attractor as at
 from attractor.checkpoints.audit_page import audit_report
+from attractor.checkpoints.audit_pictures import traces
+from attractor.checkpoints.auditing import Spectra
 from attractor.checkpoints.comparison import compare
 
 
@@ -37,6 +41,49 @@ def test_text_of_models_is_escaped(small: Any) -> None:
 def test_models_without_matrices_have_a_page() -> None:
     text = audit_report([at.audit(random_model("Qwen 3, q/k norm"))]).html()
     assert "not bilinear" in text
+
+
+def enlarged(audit: Any, layers: int, heads: int, size: int) -> Any:
+    """An audit of as many heads, each with spectra of its own."""
+    draw = np.random.default_rng(0)
+    values = lambda count: torch.from_numpy(np.sort(draw.standard_normal(count)))  # noqa: E731
+    places = [(layer, head) for layer in range(layers) for head in range(heads)]
+    rows = tuple(
+        {**audit.heads[(layer + head) % len(audit.heads)], "layer": layer, "head": head, "name": f"layer {layer}"}
+        for layer, head in places
+    )
+    spectra = [
+        Spectra(values(2 * size), values(size), values(size), torch.complex(values(size), values(size))) for _ in rows
+    ]
+    whole = tuple({**audit.layers[0], "layer": layer, "name": f"layer {layer}"} for layer in range(layers))
+    return replace(audit, heads=rows, layers=whole, spectra=tuple(spectra))
+
+
+@pytest.mark.parametrize(("shape", "words"), [
+    ((32, 32, 128), "32 eigenvalues of every spectrum"),
+    ((48, 48, 16), "one layer of 2"),
+])  # fmt: skip
+def test_pages_of_large_models_stay_small(small: Any, shape: tuple[int, int, int], words: str) -> None:
+    text = audit_report([enlarged(small, *shape)]).html()
+    assert 6_000_000 < len(text.encode()) < 8_000_000
+    assert "To stay below 8 MB this page shows" in text
+    assert words in text
+    assert "To stay below" not in audit_report([small]).html()
+
+
+def test_two_large_models_share_a_page(small: Any) -> None:
+    large = enlarged(small, 24, 24, 64)
+    assert len(audit_report([large, large], [compare(large, large)]).html().encode()) < 8_000_000
+
+
+def test_thinned_spectra_keep_their_extremes(small: Any) -> None:
+    large = enlarged(small, 1, 2, 64)
+    spectra = large.spectra[1]
+    value, *_, metric = traces(spectra, large.heads[1], 16)
+    assert len(value["x"]) == len(metric["y"]) == 16
+    assert max(np.hypot(value["x"], value["y"])) == pytest.approx(float(spectra.value.abs().max()), rel=1e-3)
+    ends = float(spectra.reduced_metric[0]), float(spectra.reduced_metric[-1])
+    assert (metric["y"][0], metric["y"][-1]) == pytest.approx(ends, rel=1e-3)
 
 
 @pytest.mark.model

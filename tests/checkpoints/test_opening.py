@@ -161,7 +161,7 @@ DAMAGE = {
     "a shard missing": (
         lambda folder: _without(folder, "model-00002-*"),
         CheckpointError,
-        r"1 of them are missing: model-00002-of-0000\d\.safetensors",
+        r"1 of them is missing: model-00002-of-0000\d\.safetensors",
     ),
     "a pickle that runs code": (_pickled, CheckpointError, "may run code and is not opened"),
     "NaN": (_with_nan, CheckpointError, r"layers\.1\.self_attn\.q_proj\.weight holds 32 entries"),
@@ -273,3 +273,29 @@ def test_one_entry_that_is_not_finite_is_found(dtype: torch.dtype, bad: float, f
         save_file(stored, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"v_proj\.weight holds 1 entries"):
         at.checkpoint(folder).layers[0]
+
+
+@pytest.mark.parametrize("name", ["wte.weight", "h.1.mlp.c_fc.weight", "ln_f.bias"])
+def test_damaged_weights_outside_attention_are_named_before_a_run(name: str, tmp_path: Path) -> None:
+    """Embeddings, feed-forward parts and norms: a trace and an iteration end, from files and in memory; an audit does not read them."""
+    model: Any = random_model("GPT-2")
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[3] = float("nan")
+    model.save_pretrained(tmp_path)
+    for source in (tmp_path, model):
+        with pytest.raises(CheckpointError, match=rf"the tensor {name} holds 1 entry that is NaN"):
+            at.trace(source, [1, 2, 3])
+        with pytest.raises(CheckpointError, match=rf"the tensor {name} holds 1 entry that is NaN"):
+            at.iterate(source, prompts=[[1, 2, 3]], passes=2)
+    assert at.audit(tmp_path, nulls=0, detail="heads", verify=False).heads
+
+
+def test_a_refused_pickle_is_one_sentence(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """Nothing of what torch remarks about the version of the pickle is shown."""
+    import pickle
+
+    random_model("GPT-2").config.save_pretrained(tmp_path)  # type: ignore[union-attr]
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Path}, protocol=4))
+    with pytest.raises(CheckpointError, match="does not load with weights_only=True"):
+        at.checkpoint(tmp_path)
+    assert not recwarn.list

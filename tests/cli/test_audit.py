@@ -99,11 +99,11 @@ def cut(folder: Path) -> None:
 
 DAMAGE = {
     "truncated": (cut, 1, "it is truncated or not a safetensors file"),
-    "NaN": (nan, 1, "layers.1.self_attn.k_proj.weight holds 1 entries that are NaN"),
+    "NaN": (nan, 1, "layers.1.self_attn.k_proj.weight holds 1 entry that is NaN"),
     "family": (lambda folder: changed(folder, model_type="mamba"), 2, "no family for"),
     "shapes": (lambda folder: changed(folder, num_key_value_heads=4), 1, "the configuration calls for"),
     "pickle": (pickled, 1, "does not load with weights_only"),
-    "shard": (lambda folder: sorted(folder.glob("*.safetensors"))[2].unlink(), 1, "of them are missing"),
+    "shard": (lambda folder: sorted(folder.glob("*.safetensors"))[2].unlink(), 1, "1 of them is missing"),
 }
 
 

@@ -28,8 +28,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Audit:
-    """One row for each head and each layer, as ``regime`` gives them, with the nulls of every head (``nulls``), its numbers
-    without the norm (``plain``) and error bars of quantised weights (``errors``); ``undefined`` says which layers have none, and why.
+    """One row for each head and each layer, as ``regime`` gives them, with the nulls of every head (``nulls``), its numbers without the
+    norm (``plain``) or, in post-norm models, with it (``folded``), and error bars of quantised weights (``errors``); ``undefined`` says
+    which layers have none, and why.
 
     ``card`` says what was audited and how; ``spectra`` has the eigenvalues of every head, in the order of ``heads``.
     """
@@ -69,7 +70,7 @@ class Audit:
 def audit(
     source: Any,
     *,
-    fold: bool = True,
+    fold: bool | None = None,
     detail: Detail = "auto",
     sums: bool | None = None,
     nulls: int = 64,
@@ -83,7 +84,9 @@ def audit(
     Parameters
     ----------
     source : a Checkpoint, or anything ``checkpoint`` opens.
-    fold : take the gain, bias and centring of the norm before attention into the weights.
+    fold : take the gain, bias and centring of the norm before attention into the weights. By default where attention reads a
+        normalised copy of the stream (pre-norm); in post-norm models the norm belongs to the block below, and attention adds to
+        the very tokens that it reads.
     detail : "heads" asks about heads alone; "full" adds mismatched heads, the numbers without the norm, rotary offsets, error bars of
         quantised weights, and sums of layers, for which matrices of size d are formed; "auto" is "full" up to a width of 1024.
     sums : the sums of layers, whatever ``detail`` says.
@@ -99,7 +102,8 @@ def audit(
     if nulls and nulls < 3:
         raise InputError(f"nulls must be 0 or at least 3 random heads, got {nulls}")
     full = found.dim <= WIDE if detail == "auto" else detail == "full"
-    settings = _settings(full, fold, sums, nulls, seed)
+    folded = found.layers[0].reads_copy if fold is None else fold
+    settings = _settings(full, folded, folded or fold is None, sums, nulls, seed)
     chosen = range(len(found.layers)) if layers is None else layers
     parts: list[LayerAudit] = []
     undefined: list[dict[str, Any]] = []
@@ -132,7 +136,7 @@ def audit(
     rows = (tuple(row for part in parts for row in part.heads), tuple(part.layer for part in parts), tuple(undefined))
     spectra = tuple(one for part in parts for one in part.spectra)
     notes = found.notes + _left_out(found, full, settings)
-    return Audit(found.name, found.family.name, fold, *rows, notes, time.perf_counter() - start, card, spectra)
+    return Audit(found.name, found.family.name, folded, *rows, notes, time.perf_counter() - start, card, spectra)
 
 
 def each_layer(found: Checkpoint, chosen: Sequence[int], look: Callable[[int, Layer], T]) -> Iterator[T]:
@@ -159,10 +163,10 @@ def each_layer(found: Checkpoint, chosen: Sequence[int], look: Callable[[int, La
         torch.set_num_threads(threads)
 
 
-def _settings(full: bool, fold: bool, sums: bool | None, nulls: int, seed: int) -> Settings:
+def _settings(full: bool, fold: bool, both: bool, sums: bool | None, nulls: int, seed: int) -> Settings:
     summed = full if sums is None else sums
     if full:
-        return Settings(fold, summed, fold, nulls, 8 if nulls else 0, seed=seed)
+        return Settings(fold, summed, both, nulls, 8 if nulls else 0, seed=seed)
     return Settings(fold, summed, False, nulls, 0, (), 0, seed)
 
 

@@ -21,7 +21,8 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
         for kind, null in kinds.items():
             if null is not None:
                 columns |= {f"{name}_{kind}_{part}": null[part] for part in ("mean", "spread", "deviations")}
-    columns |= {f"plain_{name}": value for name, value in row.get("plain", {}).items()}
+    for kind in ("plain", "folded"):
+        columns |= {f"{kind}_{name}": value for name, value in row.get(kind, {}).items()}
     for name, bar in row.get("errors", {}).items():
         columns |= {} if bar is None else {f"{name}_error": bar["bar"], f"{name}_error_shift": bar["shift"]}
     for offset in row.get("offsets", []):

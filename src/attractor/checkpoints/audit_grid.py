@@ -27,10 +27,11 @@ KINDS = {"random": "from random", "mismatched": "from mismatched", "others": "fr
 class Grid:
     """Heads by layers: numbers, labels, panels and pictures of cells."""
 
-    def __init__(self, audit: Audit) -> None:
-        self.audit = audit
+    def __init__(self, audit: Audit, every: int = 1, points: int | None = None, judged: bool = False) -> None:
+        """``every`` so many layers, ``points`` of every spectrum, and of the nulls the ``judged`` ones alone."""
+        self.audit, self.points, self.judged = audit, points, judged
         names = {row["layer"]: row["name"] for row in (*audit.heads, *audit.undefined)}
-        self.indices = sorted(names)
+        self.indices = sorted(names)[::every]
         self.layers = [names[index].removeprefix("layer ") for index in self.indices]
         self.heads = range(max(row["head"] for row in audit.heads) + 1)
         self.places = {(row["layer"], row["head"]): place for place, row in enumerate(audit.heads)}
@@ -97,7 +98,7 @@ class Grid:
             f"{quantity.title}, {kind}": f"{short(head.get(quantity.name))} against {short(null['mean'])} ± {short(null['spread'])}"
             for quantity in QUANTITIES
             for kind in ("random", "mismatched")
-            if (null := null_of(head, quantity.name, kind))
+            if (not self.judged or quantity.name in JUDGED) and (null := null_of(head, quantity.name, kind))
         }
 
     def picture(self, row: int, column: int) -> list[dict[str, Any]] | None:
@@ -105,7 +106,7 @@ class Grid:
         return (
             None
             if place is None or not self.audit.spectra
-            else traces(self.audit.spectra[place], self.audit.heads[place])
+            else traces(self.audit.spectra[place], self.audit.heads[place], self.points)
         )
 
 
@@ -121,7 +122,7 @@ def null_of(head: dict[str, Any], name: str, kind: str) -> dict[str, Any]:
 
 
 def number_of(head: dict[str, Any], quantity: Quantity) -> str:
-    """A number with its error bar, its deviations from nulls, and what it is without the norm."""
+    """A number with its error bar, its deviations from nulls, and what it is without the norm, or with it."""
     text = short(head[quantity.name])
     bar = (head.get("errors") or {}).get(quantity.name)
     if bar:
@@ -131,8 +132,8 @@ def number_of(head: dict[str, Any], quantity: Quantity) -> str:
         for kind in ("random", "mismatched")
         if (null := null_of(head, quantity.name, kind)) and null["deviations"] is not None
     ]
-    plain = [f"plain {short(head['plain'][quantity.name])}"] if head.get("plain") else []
-    return " · ".join([text, *away, *plain])
+    other = [f"{kind} {short(head[kind][quantity.name])}" for kind in ("plain", "folded") if head.get(kind)]
+    return " · ".join([text, *away, *other])
 
 
 def as_float(value: float | None) -> float:

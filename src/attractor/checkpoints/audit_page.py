@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attractor.checkpoints.audit_grid import Grid
 from attractor.checkpoints.audit_pictures import LAYOUT, layer_figure, offset_figure
 from attractor.checkpoints.audit_prose import add_meanings, add_method
+from attractor.checkpoints.audit_room import room_for
 from attractor.checkpoints.audit_words import labels, short_name
 from attractor.checkpoints.comparison import Comparison
 from attractor.checkpoints.comparison_page import add_comparison
@@ -16,8 +16,6 @@ from attractor.theory.weights.quantities import QUANTITIES
 
 if TYPE_CHECKING:
     from attractor.checkpoints.audit import Audit
-
-MOST = 1200  # heads whose spectra travel in a page
 
 
 def audit_report(audits: Sequence[Audit], compared: Sequence[Comparison] = (), command: str = "") -> Report:
@@ -33,7 +31,7 @@ def audit_report(audits: Sequence[Audit], compared: Sequence[Comparison] = (), c
         kicker="attractor audit",
     )  # fmt: skip
     for name, audit in zip(names, audits, strict=True):
-        add_audit(report, audit, f" of {name}" if len(audits) > 1 else "")
+        add_audit(report, audit, f" of {name}" if len(audits) > 1 else "", len(audits) + len(compared))
     for one in compared:
         add_comparison(report, one)
     add_meanings(report)
@@ -49,13 +47,13 @@ def facts(audit: Audit) -> dict[str, Any]:
         "heads": card.get("heads"),
         "keys and values": card.get("groups"),
         "width": card.get("dim"),
-        "norm": f"{card.get('norm')} ({card.get('placement')}), {'folded in' if audit.folded else 'left out'}",
+        "norm": f"{card.get('norm')} ({card.get('placement')}), {'folded in' if audit.folded else 'not folded in'}",
         "seconds": round(audit.seconds, 1),
     }
 
 
-def add_audit(report: Report, audit: Audit, of: str = "") -> None:
-    """The sections of one model; also for pages that have more to say."""
+def add_audit(report: Report, audit: Audit, of: str = "", share: int = 1) -> None:
+    """The sections of one model; also for pages that have more to say, whose parts ``share`` their room."""
     part = report.section(f"Heads{of}", lead=summary(audit))
     for note in audit.notes:
         part.text(note, "warn")
@@ -63,16 +61,19 @@ def add_audit(report: Report, audit: Audit, of: str = "") -> None:
         part.text(f"{len(audit.undefined)} layers have no matrices to speak of: {row['reason']}.", "warn")
     if not audit.heads:
         return
-    grid = Grid(audit)
+    room = room_for(audit, share)
+    grid = room.grid(audit)
+    if (less := room.words(audit)) is not None:
+        part.text(less, "warn")
     part.heatmap(
         {**grid.values(), "label": grid.label()},
         rows=grid.layers,
         columns=grid.heads,
         caption="The numbers of every head; the panel of a cell shows the spectra of its value, of W and of its metric form, with the "
-        "deviations (σ) of its numbers from nulls and their plain values, without the norm.",
+        "deviations (σ) of its numbers from nulls and their plain values, without the norm, or the folded ones with it.",
         alt="A grid of layers by heads, coloured by a number of the weights",
         detail=grid.detail,
-        pictures=Pictures(grid.picture, LAYOUT, "Eigenvalues of the head") if len(audit.heads) <= MOST else None,
+        pictures=Pictures(grid.picture, LAYOUT, "Eigenvalues of the head"),
     )
     if "nulls" in audit.heads[0]:
         part = report.section(

@@ -25,22 +25,24 @@ LAYOUT: dict[str, Any] = {
 }
 
 
-def traces(spectra: Spectra, head: dict[str, Any]) -> list[dict[str, Any]]:
-    """The eigenvalues of the value in the plane, with the disc of a random head, and those of the symmetric forms by rank."""
-    value = spectra.value
+def traces(spectra: Spectra, head: dict[str, Any], most: int | None = None) -> list[dict[str, Any]]:
+    """The eigenvalues of the value in the plane, with the disc of a random head, and those of the symmetric forms by rank; of each at
+    most so many, the extreme ones among them."""
+    value = spectra.value.numpy()
+    value = value[np.argsort(-np.abs(value), kind="stable")[_chosen(len(value), most)]]
     made = [
         {
-            **_dots("value O V", _few(value.real.numpy()), _few(value.imag.numpy()), style.PALETTE[0]),
+            **_dots("value O V", _few(np.real(value)), _few(np.imag(value)), style.PALETTE[0]),
             "hovertemplate": "%{x:.3g} + %{y:.3g}i<extra></extra>",
         }
     ]
     null = ((head.get("nulls") or {}).get("value_abscissa") or {}).get("random")
     if null:
-        angle = np.linspace(0, 2 * np.pi, 49)
+        angle = np.linspace(0, 2 * np.pi, 25)
         circle = {"x": _few(null["mean"] * np.cos(angle)), "y": _few(null["mean"] * np.sin(angle))}
         made.append(
             {"type": "scatter", "mode": "lines", "name": "reach of a random head", "hoverinfo": "skip", **circle}
-            | {"line": {"color": style.QUIET, "dash": "dot", "width": 1}}
+            | {"line": {"color": style.QUIET, "dash": "dot", "width": 1, "shape": "spline"}}
         )
     forms = {
         "sym W": spectra.interaction,
@@ -48,13 +50,20 @@ def traces(spectra: Spectra, head: dict[str, Any]) -> list[dict[str, Any]]:
         "metric form": spectra.reduced_metric,
     }
     for (name, values), colour in zip(forms.items(), style.PALETTE[1:], strict=False):
-        count = len(values)
-        rank = np.arange(count) / max(count - 1, 1)
-        dots = _dots(name, _few(rank), _few(values.numpy()), colour)
+        rank = np.arange(len(values)) / max(len(values) - 1, 1)
+        shown = _chosen(len(values), most)
+        dots = _dots(name, _few(rank[shown]), _few(values.numpy()[shown]), colour)
         made.append(
             {**dots, "xaxis": "x2", "yaxis": "y2", "hovertemplate": "%{y:.3g}<extra>" + plain(name) + "</extra>"}
         )
     return made
+
+
+def _chosen(count: int, most: int | None) -> np.ndarray:
+    """Places that lie evenly, both ends among them."""
+    if most is None or count <= most:
+        return np.arange(count)
+    return np.unique(np.round(np.linspace(0, count - 1, most)).astype(int))
 
 
 def _dots(name: str, x: list[float], y: list[float], colour: str) -> dict[str, Any]:

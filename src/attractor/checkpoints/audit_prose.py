@@ -63,8 +63,10 @@ def add_method(report: Report, audits: Sequence[Audit]) -> None:
     part.text(
         r"Nothing of the size of the tokens' space is diagonalised for a head: with the Gram matrix of the rows of \(Q\) and \(K\) and "
         r"its Cholesky factor \([R_1\,R_2]\), \(W\) has the eigenvalues of \(R_1 R_2^\top\), of twice the size of a head, and zeros. "
-        r"Everything is computed in float64. Folding takes the norm's gain \(\Gamma\) and centring \(\Pi\) into the weights, "
-        r"\(Q \leftarrow Q\Gamma\Pi\)."
+        r"Everything is computed in float64, but for wide models whose weights are stored with 16 bits: their products are formed, "
+        r"and the eigenvalues of W and V'W found, in float32. Folding takes the norm's gain \(\Gamma\) and centring \(\Pi\) into the "
+        r"weights, \(Q \leftarrow Q\Gamma\Pi\); in post-norm models attention adds to the very tokens that it reads, and the numbers are "
+        r"those of the weights as they are stored."
     )
     part.text(
         "Random heads have independent normal entries, rescaled to the Frobenius norms of the head's own W and V; only inner products "

@@ -37,12 +37,12 @@ OFFSETS = tuple(4**power for power in range(6))  # 1 to 1024
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is asked about each layer: ``sums`` of layers, ``plain`` numbers beside folded ones, ``draws`` of random heads,
+    """How much is asked about each layer: ``sums`` of layers, ``both`` folded numbers and plain ones, ``draws`` of random heads,
     ``shifts`` of mismatched ones (0: none), rotary ``offsets``, perturbed ``copies`` of quantised weights."""
 
     fold: bool = True
     sums: bool = True
-    plain: bool = True
+    both: bool = True
     draws: int = 64
     shifts: int = 8
     offsets: tuple[int, ...] = OFFSETS
@@ -84,7 +84,7 @@ def audit_layer(layer: Layer, index: int, settings: Settings, spaces: Workspaces
     spectra: list[Spectra] = []
     whole: dict[str, Any] = {"layer": index, "name": layer.name, "heads": layer.heads, "dim": layer.dim}
     # attention adds to what it reads, but for a norm between: then the folded law is what reads the stream
-    reads = layer.placement in ("pre", "peri")
+    reads = layer.reads_copy
     growing, counted = Growing(layer.dim), settings.fold == reads
     look, parts = _ways(layer, index, settings, growing if counted else None, spaces or Workspaces())
     shapes: list[Shape] = []
@@ -95,8 +95,8 @@ def audit_layer(layer: Layer, index: int, settings: Settings, spaces: Workspaces
         shapes += kinds
     if settings.draws and not settings.shifts:
         add_random(heads, shapes, settings.draws, settings.seed)
-    if settings.plain and settings.fold and layer.norm is not None:
-        _add_plain(heads, whole, layer, settings)
+    if settings.both and layer.norm is not None:
+        _add_other(heads, whole, layer, settings)
     if not counted:
         for members in parts_of(layer, settings.sums):
             growing.add(law_of(layer, members, reads))
@@ -216,15 +216,16 @@ def _spectra(row: HeadRegime) -> Spectra:
     return Spectra(*(form.eigenvalues for form in forms))
 
 
-def _add_plain(heads: list[dict[str, Any]], whole: dict[str, Any], layer: Layer, settings: Settings) -> None:
-    """The same numbers of the weights as they are stored, without the norm's gain and centring."""
-    columns = quantities(layer, fold=False)
+def _add_other(heads: list[dict[str, Any]], whole: dict[str, Any], layer: Layer, settings: Settings) -> None:
+    """The same numbers of the weights as they are stored, without the norm's gain and centring, or with them if these were left out."""
+    name, fold = ("plain", False) if settings.fold else ("folded", True)
+    columns = quantities(layer, fold)
     for index, row in enumerate(heads):
-        row["plain"] = {name: _number(columns[name][index]) for name in NAMES}
+        row[name] = {one: _number(columns[one][index]) for one in NAMES}
     if settings.sums:
-        ((_, law),) = laws(layer, False, True)
+        ((_, law),) = laws(layer, fold, True)
         value = value_spectrum([head for group in [factors_of(law)] for head in _heads(group)])
-        whole["plain"] = {"value_abscissa": value.abscissa, "value_radius": value.radius}
+        whole[name] = {"value_abscissa": value.abscissa, "value_radius": value.radius}
 
 
 def _heads(groups: list[Factors]) -> Any:

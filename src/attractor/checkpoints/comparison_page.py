@@ -8,6 +8,8 @@ from attractor.checkpoints.comparison import Comparison
 from attractor.report import Measure, Report, Section
 from attractor.theory.weights.quantities import QUANTITIES
 
+MOST = 1600  # heads that are shown: a page stays below 8 MB
+
 
 def add_comparison(report: Report, compared: Comparison) -> None:
     """Two models side by side."""
@@ -34,6 +36,8 @@ def add_comparison(report: Report, compared: Comparison) -> None:
 
 def _moved_grid(part: Section, compared: Comparison) -> None:
     layers = list(dict.fromkeys(row["layer"] for row in compared.heads))
+    every = -(-len(compared.heads) // MOST)
+    layers = layers[::every]
     heads = range(max(row["head"] for row in compared.heads) + 1)
     found = {(row["layer"], row["head"]): row for row in compared.heads}
     measures = {
@@ -54,7 +58,7 @@ def _moved_grid(part: Section, compared: Comparison) -> None:
         },
         rows=layers,
         columns=heads,
-        caption="How far each head moved.",
+        caption="How far each head moved." + (f" One layer of {every} is shown." if every > 1 else ""),
         alt="A grid of layers by heads, coloured by how far they moved",
         detail=lambda row, column: {
             quantity.title: found.get((layers[row], column), {}).get("changes", {}).get(quantity.name)

@@ -41,6 +41,12 @@ class Layer:
         return self.source if isinstance(self.source, LatentAttention) else self.source.law()
 
     @property
+    def reads_copy(self) -> bool:
+        """Whether attention reads a normalised copy of the stream that it adds to: the law that acts on the stream is then the folded one.
+        Where the stream itself is normalised it adds to what it reads, and nothing is to be folded."""
+        return self.placement in ("pre", "peri")
+
+    @property
     def heads(self) -> int:
         return self.source.heads
 

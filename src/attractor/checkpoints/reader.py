@@ -46,17 +46,8 @@ class Reader:
             raise CheckpointError(
                 f"the tensor {self.prefix + name} has shape {tuple(tensor.shape)}, the configuration calls for {shape}"
             )
-        self._check_finite(name, tensor)
+        check_finite(self.prefix + name, tensor)
         return tensor.to(self.dtype) if self.widened or tensor.ndim < 2 else tensor
-
-    def _check_finite(self, name: str, tensor: Tensor) -> None:
-        # both propagate NaN, need no copy, and are much faster than looking at every entry
-        if tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor)):
-            return
-        count = int((~torch.isfinite(tensor)).sum())
-        raise CheckpointError(
-            f"the tensor {self.prefix + name} holds {count} entries that are NaN or infinite: the checkpoint is damaged"
-        )
 
     def maybe(self, name: str, *shape: int) -> Tensor | None:
         """A tensor, or None where there is none."""
@@ -71,6 +62,16 @@ class Reader:
         start = self.prefix + prefix
         found = [name[len(self.prefix) :] for name in self.names if name.startswith(start)]
         return sorted(name for name in found if not FEED_FORWARD.search(name))
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Refuse weights that are NaN or infinite."""
+    # both propagate NaN, need no copy, and are much faster than looking at every entry
+    if tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor)):
+        return
+    count = int((~torch.isfinite(tensor)).sum())
+    entries = "1 entry that is" if count == 1 else f"{count} entries that are"
+    raise CheckpointError(f"the tensor {name} holds {entries} NaN or infinite: the checkpoint is damaged")
 
 
 def reader(tensors: Tensors, prefixes: tuple[str, ...], probe: str, dtype: torch.dtype) -> Reader:

@@ -10,6 +10,7 @@ import torch
 from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.checkpoints.gguf import GGUFTensors
 from attractor.checkpoints.llama2c import Llama2cTensors
+from attractor.checkpoints.reader import check_finite
 from attractor.checkpoints.tensors import PickleFolder
 from attractor.checkpoints.verification import quiet
 from attractor.checkpoints.vocabulary import from_vocabulary
@@ -28,9 +29,14 @@ class ShortText(InputError):
 
 
 def whole_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
-    """The model itself, ready to run; a model in memory is taken as it is."""
-    if checkpoint.model is not None:
-        return _base(checkpoint.model).eval()
+    """The model itself, ready to run; a model in memory is taken as it is. Weights that are not finite are refused."""
+    model = _base(checkpoint.model).eval() if checkpoint.model is not None else _read(checkpoint, dtype)
+    for name, weights in model.named_parameters():
+        check_finite(name, weights.detach())
+    return model
+
+
+def _read(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     from transformers import AutoModel
 
     kind: Any = AutoModel._model_mapping[type(checkpoint.config)]

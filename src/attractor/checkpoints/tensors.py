@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,8 +57,9 @@ class SafetensorsFolder:
             self._files = {name: folder / file for name, file in _weight_map(index).items()}
             absent = sorted({file.name for file in self._files.values() if not file.exists()})
             if absent:
+                lost = f"{len(absent)} of them {'is' if len(absent) == 1 else 'are'} missing"
                 raise CheckpointError(
-                    f"{index} names {len(set(self._files.values()))} files and {len(absent)} of them are missing: {', '.join(absent[:3])}"
+                    f"{index} names {len(set(self._files.values()))} files and {lost}: {', '.join(absent[:3])}"
                 )
             for file in sorted(set(self._files.values())):
                 held = set(_keys(file))  # reads the header alone, and refuses a file that is shorter than it says
@@ -165,9 +167,10 @@ def unpickled(file: Path) -> dict[str, Tensor]:
     if not file.exists():
         raise CheckpointError(f"the index names {file.name}, which is missing from {file.parent}")
     try:
-        stored = torch.load(
-            file, map_location="cpu", weights_only=True, mmap=is_zipfile(file)
-        )  # old files cannot be mapped
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the version of a pickle; whatever is wrong with it is said below
+            # old files cannot be mapped
+            stored = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
     except Exception as error:
         reason = str(error).split("\n")[0].split(". ")[0]
         raise CheckpointError(

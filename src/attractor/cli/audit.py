@@ -38,7 +38,12 @@ class AuditOptions:
             metavar="MODEL...", help="A folder, a file, a name of attractor fetch, or one on the Hugging Face hub."
         ),
     ]
-    fold: Annotated[bool, change("", "Take the norm before attention into the weights.", "--fold/--no-fold")] = True
+    fold: Annotated[
+        bool | None,
+        change(
+            "", "Take the norm before attention into the weights.", "--fold/--no-fold", default="in pre-norm models"
+        ),
+    ] = None
     detail: Annotated[
         Detail,
         change(

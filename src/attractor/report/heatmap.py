@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,12 +60,39 @@ def grid_content(
     for name, measure in measures.items():
         content["measures"].append(measured(name, measure if isinstance(measure, Measure) else Measure(measure), size))
     if detail is not None:
-        content["details"] = [[panel(detail(row, column)) for column in range(size[1])] for row in range(size[0])]
+        panels = [[panel(detail(row, column)) for column in range(size[1])] for row in range(size[0])]
+        content["details"], content["phrases"] = gathered(panels)
     if pictures is not None:
         cells = [[pictures.traces(row, column) for column in range(size[1])] for row in range(size[0])]
         layout = content_of({"data": [], "layout": pictures.layout})["layout"]
-        content["pictures"] = {"cells": cells, "layout": layout, "words": pictures.words}
+        own, common = apart(cells)
+        content["pictures"] = {"cells": own, "common": common, "layout": layout, "words": pictures.words}
     return content
+
+
+def gathered(panels: list[list[list[list[str]]]]) -> tuple[list[list[list[list[Any]]]], list[str]]:
+    """Panels whose labels, and texts that occur again, are places in a list of phrases: of thousands of cells most say the same."""
+    counts = Counter(phrase for line in panels for one in line for row in one for phrase in row)
+    phrases = [phrase for phrase, count in counts.items() if count > 1 and len(phrase) > 4]
+    places: dict[str, int] = {phrase: place for place, phrase in enumerate(phrases)}
+    short = [[[[places.get(phrase, phrase) for phrase in row] for row in one] for one in line] for line in panels]
+    return short, phrases
+
+
+def apart(cells: list[list[Any]]) -> tuple[list[list[Any]], list[dict[str, Any]]]:
+    """The traces of cells without what all of them have in common, and that."""
+    drawn = [traces for line in cells for traces in line if traces is not None]
+    if not drawn or len({len(traces) for traces in drawn}) > 1:
+        return cells, []
+    common = []
+    for alike in zip(*drawn, strict=True):
+        first = alike[0]
+        common.append({name: value for name, value in first.items() if all(one.get(name) == value for one in alike)})
+    own = lambda trace, shared: {name: value for name, value in trace.items() if name not in shared}  # noqa: E731
+    return [
+        [traces if traces is None else [own(*pair) for pair in zip(traces, common, strict=True)] for traces in line]
+        for line in cells
+    ], common
 
 
 def measured(name: str, measure: Measure, size: tuple[int, int]) -> dict[str, Any]:
@@ -83,7 +111,7 @@ def measured(name: str, measure: Measure, size: tuple[int, int]) -> dict[str, An
     values = np.array(measure.values, dtype=float)
     _check(values, size, name)
     low, high = _limits(values, measure)
-    flat = [float(value) if np.isfinite(value) else None for value in values.ravel()]
+    flat = [float(f"{value:.4g}") if np.isfinite(value) else None for value in values.ravel()]  # finer than a colour
     return {**words, "values": flat, "shown": [number(float(value)) for value in values.ravel()], "low": low, "high": high,
             "ends": [number(low), number(high)]}  # fmt: skip
 

@@ -46,7 +46,7 @@ class Measured:
 
 def folds(layer: Layer) -> bool:
     """Whether the law acts on normalised copies of the stream."""
-    return layer.placement in ("pre", "peri")
+    return layer.reads_copy
 
 
 def measure(subject: Subject) -> Measured:

@@ -154,7 +154,8 @@
     }
     const dress = (dark) => (picture && picture.layout ? window.Plotly.relayout(picture, themed(picture.layout, dark)) : null);
     function draw(index) {
-      const traces = content.pictures.cells[Math.floor(index / width)][index % width], place = make("div", { class: "picture", role: "img", "aria-label": `${content.pictures.words}, ${where(index)}` });
+      const own = content.pictures.cells[Math.floor(index / width)][index % width], common = content.pictures.common;
+      const traces = own && own.map((trace, at) => ({ ...structuredClone(common[at] || {}), ...trace })), place = make("div", { class: "picture", role: "img", "aria-label": `${content.pictures.words}, ${where(index)}` });
       picture = traces ? place : null;
       if (!traces) return;
       panel.append(place);
@@ -164,7 +165,8 @@
       if (opened !== null) cells[opened].setAttribute("aria-selected", "false");
       opened = index;
       cells[index].setAttribute("aria-selected", "true");
-      const rows = content.details ? content.details[Math.floor(index / width)][index % width] : content.measures.map((measure) => [measure.name, measure.shown[index]]);
+      const phrase = (words) => (typeof words === "number" ? content.phrases[words] : words);
+      const rows = content.details ? content.details[Math.floor(index / width)][index % width].map((row) => row.map(phrase)) : content.measures.map((measure) => [measure.name, measure.shown[index]]);
       const head = make("h3", {}, where(index)), shut = make("button", { type: "button", class: "copy", "aria-label": "close the panel" }, "Close"), list = make("dl");
       shut.addEventListener("click", close);
       head.append(shut);
