@@ -21,15 +21,17 @@ REST = "_without_first"
 Sums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def sums(points: Tensor) -> Sums:
+def sums(points: Tensor, scratch: Tensor | None = None) -> Sums:
     """Of tokens (n, d): their lengths (n,), the first direction and the sum of the others' (d,), the spread of the others and the
-    distance of the first from their mean. In the precision of the tokens, float32 at least."""
+    distance of the first from their mean. In the precision of the tokens, float32 at least; ``scratch`` is room like theirs for what is
+    computed on the way, since fresh memory for every block costs more than the arithmetic."""
     x = points if points.dtype in (torch.float64, torch.float32) else points.float()
     first, others = x[0], x[1:]
     lengths = torch.linalg.vector_norm(x, dim=-1)
     share = lengths.clamp_min(torch.finfo(x.dtype).tiny).reciprocal()
     mean = others.mean(0)
-    spread = torch.linalg.vector_norm(others - mean)
+    room = scratch[1:] if scratch is not None and scratch.dtype == x.dtype else None
+    spread = torch.linalg.vector_norm(torch.sub(others, mean, out=room))
     return lengths, share[0] * first, share[1:] @ others, spread, torch.linalg.vector_norm(first - mean)
 
 
@@ -59,6 +61,6 @@ def _of(n: int, lengths: Tensor, way: Tensor, spread: Tensor) -> dict[str, Tenso
     }
 
 
-def moved(before: Tensor, after: Tensor) -> Tensor:
+def moved(before: Tensor, after: Tensor, scratch: Tensor | None = None) -> Tensor:
     """The root mean square over tokens of how far they went."""
-    return torch.linalg.vector_norm(after - before) / len(before) ** 0.5
+    return torch.linalg.vector_norm(torch.sub(after, before, out=scratch)) / len(before) ** 0.5

@@ -54,6 +54,7 @@ class measured:
     ) -> None:
         self._positions = positions
         self._layer, self._attention, self._summary = layer, attention and not summary, summary
+        self._scratch: Tensor | None = None
         self._sums: list[Sums] = []
         self._curves: list[dict[str, Tensor]] = []
         self._blocks: list[dict[str, Tensor]] = []
@@ -62,15 +63,17 @@ class measured:
     def add(self, passage: Passage) -> None:
         self._tokens = len(passage.before)
         if passage.index == 0:
+            self._scratch = torch.empty_like(passage.before) if self._summary else None
             self._stream(passage.before)
         self._stream(passage.after)
-        by_attention, by_feedforward = moved(passage.before, passage.middle), moved(passage.middle, passage.after)
+        by_attention = moved(passage.before, passage.middle, self._scratch)
+        by_feedforward = moved(passage.middle, passage.after, self._scratch)
         self._blocks.append({"attention": by_attention, "feedforward": by_feedforward})
         if self._attention:
             self._heads.append(by_head(self._layer(passage.index), Tokens(passage.reads.double()), self._positions))
 
     def _stream(self, points: Tensor) -> None:
-        self._sums.append(sums(points if self._summary else points.double()))
+        self._sums.append(sums(points, self._scratch) if self._summary else sums(points.double()))
         if self._summary:
             return
         found: dict[str, Tensor] = {}

@@ -11,6 +11,7 @@ import numpy as np
 
 from attractor.pictures import style
 from attractor.pictures.still import Grid, Still, still_suffix, written
+from attractor.pictures.time_axis import quantity
 
 HEIGHT, ABOVE, BELOW = 2.3, 0.25, 0.5  # inches of a panel, of its title and of its time axis
 
@@ -67,8 +68,22 @@ def _fill(axes: Any, panel: Panel) -> None:
         axes.plot(np.asarray(curve.x), np.asarray(curve.y), label=curve.name or None, **look)
     axes.set_xscale("log" if panel.log_x else "linear")
     axes.set_yscale("log" if panel.log_y else "linear")
+    for axis, logarithmic in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):
+        if logarithmic:
+            _plain_ticks(axis)
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)
     axes.set_title(panel.title, loc="left")
     if any(curve.name for curve in panel.curves):
         axes.legend(fontsize=6, frameon=False, handlelength=1.6)
+
+
+def _plain_ticks(axis: Any) -> None:
+    """A few plain numbers where a logarithmic axis is shorter than a decade, and would label every tick 7.8 x 10^-1."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+    low, high = axis.get_view_interval()
+    if 0 < low < high < 10 * low:
+        axis.set_major_locator(MaxNLocator(5))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
