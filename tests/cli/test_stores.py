@@ -52,7 +52,7 @@ def test_a_budget_is_resumed_to_the_same_end(command: Command, folder: Path) -> 
     assert rest["observables"]["clusters"] == whole["observables"]["clusters"]
     assert rest["arguments"]["resume"] == "run.zarr"
     assert rest["arguments"]["until"] == 100.0
-    assert rest["written"] == {"store": "run.zarr", "pictures": ["run.png"], "report": None}
+    assert rest["written"] == {"store": "run.zarr", "pictures": ["run.png"], "report": None, "files": []}
     assert Path("run.png").exists()
 
 

@@ -112,7 +112,7 @@ def test_killed_and_resumed_to_the_same_curve(data: Path, tmp_path: Path) -> Non
     running.send_signal(signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
     assert len(losses(folder)) < 80
-    assert command(["train", str(path), "--resume", str(folder)]) == 0
+    assert command(["train", "--resume", str(folder)]) == 0
     train(read_config(path), tmp_path / "whole")
     assert losses(folder) == losses(tmp_path / "whole")
 
@@ -241,6 +241,7 @@ def test_nothing_stays_behind_where_no_run_began(
     arguments = ["train", "tiny", "--data", str(data), "--set", "tokens=bpe", "--set", "vocabulary=260"]
     for wrong, message in (
         (["--resume", "typo"], "typo holds no run that could be resumed"),
+        (["--out", "run", "--seed", "1", "--seeds", "1,2"], "give one of them"),
         (["--out", "new/run", "--set", "options={foo=1}"], "options has foo, which plain attention does not take"),
         (["--out", "new/run", "--set", "options={causal=false}"], "it takes head_dim, scale, value_dim"),
         (["--out", "new/run", "--seeds", "0,1", "--set", "turned=5"], "rotary positions"),

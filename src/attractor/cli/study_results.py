@@ -12,6 +12,7 @@ from attractor.cli.ending import ending
 from attractor.cli.files import check_picture
 from attractor.cli.groups import grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 SCHEMA = "attractor.study-results/1"
@@ -23,9 +24,7 @@ class ResultsOptions:
     """Which runs, and which of their questions."""
 
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The runs.jsonl of a study, or its folder.")]
-    question: Annotated[
-        str | None, option("NAME", "One question, such as regimes.", "--question", "-q", default="all")
-    ] = None
+    question: Annotated[str | None, option("NAME", "One question, such as regimes.", default="all")] = None
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,13 @@ def study_results(
             drawn.append(str(draw_differences(document, output.plot)))
         if output.plot_depth is not None:
             drawn.append(str(draw_depth(study, rows, document["command"], output.plot_depth)))
-        document["written"] = {"pictures": drawn}
+        written = Written(drawn)
+        document["written"] = written.row()
         if output.json:
             print_json({**document, "versions": versions()})
         else:
             print_results(document)
+            written.tell(document["command"])
 
 
 def found(options: ResultsOptions) -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:

@@ -31,7 +31,7 @@ def print_results(document: dict[str, Any]) -> None:
         pairs = [_cells(row) for row in document["comparisons"] if row["question"] == question]
         print_table(f"{question}: differences of {unit} ({better}), seed by seed", heads, pairs)
     count, missing = len(document["seeds"]), document["missing"]
-    print_rows("Results", _places(document, count, missing))
+    print_rows("", _facts(document, count, missing))
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return *names, f"{row['difference']:+.4f}", interval, size, f"{row['p']:.2g}", f"{row['p_holm']:.2g}", flips
 
 
-def _places(document: dict[str, Any], count: int, missing: list[str]) -> dict[str, str]:
+def _facts(document: dict[str, Any], count: int, missing: list[str]) -> dict[str, str]:
     named = ", ".join(missing) if len(missing) <= MANY else f"{len(missing)} pairs of arms; --json names them"
     places = {"runs": str(document["runs"]), "not run": named or "nothing"}
     if document["lost"]:
@@ -58,8 +58,6 @@ def _places(document: dict[str, Any], count: int, missing: list[str]) -> dict[st
         "p flips": f"all flips of signs, exact; at least {2 / 2**count:.3g} with {count} seeds",
         "hardware": ", ".join(document["hardware"]),
         "made by": "; ".join(document["made_by"]),
-        "pictures": " ".join(document["written"]["pictures"]) or "none",
-        "again": document["command"],
     }
 
 
