@@ -171,7 +171,10 @@ def _load(accelerator: Any, folder: RunFolder) -> None:
     try:
         accelerator.load_state(str(folder.checkpoint))
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.rstrip().endswith(":")]
+        reason = next(iter(lines), type(error).__name__).rstrip(
+            "."
+        )  # the first line of PyTorch only says that there are others
         raise StoreError(
             f"the checkpoint in {folder.checkpoint} cannot be read ({reason}): it is damaged or of another configuration; "
             "begin again in another folder"
