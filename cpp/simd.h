@@ -126,6 +126,47 @@ ATTRACTOR_INLINE Vector<double> look_up(const double* table, Integers<double> in
 }
 #endif
 
+// Keeps a value in a register, and where it is in the order of the program.
+template <class V>
+ATTRACTOR_INLINE void pin(V& value) {
+#if defined(__AVX512F__) && ATTRACTOR_BYTES == 64
+    __asm__ volatile("" : "+v"(value));
+#elif defined(__x86_64__) && (ATTRACTOR_BYTES == 16 || (defined(__AVX2__) && ATTRACTOR_BYTES == 32))
+    __asm__ volatile("" : "+x"(value));
+#else
+    (void)value;
+#endif
+}
+
+// Sums of neighbouring lanes, of one vector and then of the other.
+#if defined(__clang__) || __GNUC__ >= 12
+#define ATTRACTOR_PICK(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define ATTRACTOR_PICK(...) __builtin_shuffle(a, b, Integers<T>{__VA_ARGS__})
+#endif
+template <class T>
+ATTRACTOR_INLINE Vector<T> neighbours(Vector<T> a, Vector<T> b) {
+    if constexpr (width<T> == 2) return ATTRACTOR_PICK(0, 2) + ATTRACTOR_PICK(1, 3);
+    if constexpr (width<T> == 4) return ATTRACTOR_PICK(0, 2, 4, 6) + ATTRACTOR_PICK(1, 3, 5, 7);
+    if constexpr (width<T> == 8)
+        return ATTRACTOR_PICK(0, 2, 4, 6, 8, 10, 12, 14) + ATTRACTOR_PICK(1, 3, 5, 7, 9, 11, 13, 15);
+    if constexpr (width<T> == 16)
+        return ATTRACTOR_PICK(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+               ATTRACTOR_PICK(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+#undef ATTRACTOR_PICK
+
+// The sum over the lanes of each of as many vectors as there are lanes.
+template <class T>
+ATTRACTOR_INLINE Vector<T> lane_sums(Vector<T>* vectors) {
+#pragma GCC unroll 4
+    for (int count = width<T>; count > 1; count /= 2)
+#pragma GCC unroll 8
+        for (int index = 0; index < count / 2; index++)
+            vectors[index] = neighbours<T>(vectors[2 * index], vectors[2 * index + 1]);
+    return vectors[0];
+}
+
 template <class T>
 ATTRACTOR_INLINE bool any(Integers<T> truth) {
     typename Lanes<T>::Integer seen = 0;

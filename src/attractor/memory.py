@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attractor import control_groups
 from attractor.errors import MemoryShortageError
 
 MEMINFO = Path("/proc/meminfo")
 
 
 def available(device: Any = None) -> int | None:
-    """Bytes that can still be had on a device of torch (None: the main memory), or None where nobody says."""
+    """Bytes that can still be had on a device of torch (None: the main memory), or None where nobody says.
+
+    Of the main memory the least of what the machine has and what the limits of a container leave.
+    """
     if device is not None and getattr(device, "type", "cpu") == "cuda":
         import torch
 
         return int(torch.cuda.mem_get_info(device)[0])
+    known = [free for free in (_machine(), control_groups.memory_left()) if free is not None]
+    return min(known, default=None)
+
+
+def _machine() -> int | None:
     try:
         for line in MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -38,6 +49,22 @@ def peak() -> int | None:
         return None
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else 1024 * largest
+
+
+def hand_back() -> bool:
+    """Give memory that was freed back to the system, which the C library of Linux else keeps; False where there is no way to ask."""
+    trim = _trim()
+    return trim is not None and bool(trim(0))
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    import ctypes
+
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, TypeError, AttributeError):  # another system, or another C library
+        return None
 
 
 def check(needed: float, tokens: int, what: str, *, power: int = 1, device: Any = None, advice: str = "") -> None:

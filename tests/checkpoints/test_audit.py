@@ -15,7 +15,7 @@ import torch
 from small_models import random_model
 
 import attractor as at
-from attractor.theory.weights.quantities import NAMES
+from attractor.theory.weights.quantities import NAMES, QUANTITIES
 
 
 @pytest.fixture(scope="module")
@@ -195,27 +195,54 @@ def test_bad_requests() -> None:
         at.audit(model, nulls=1)
 
 
-@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float64])
+WIDE = [  # the size of heads, of tokens, and how many share their keys differ
+    ("Llama, grouped", {"hidden_size": 96, "head_dim": 8}, torch.bfloat16),
+    ("Llama, grouped", {"hidden_size": 96, "head_dim": 8}, torch.float64),
+    ("Pythia, a quarter turned", {"hidden_size": 96, "num_attention_heads": 12}, torch.bfloat16),
+    ("GPT-2", {"n_embd": 96, "n_head": 12}, torch.float64),
+    ("BLOOM, 6 heads", {"hidden_size": 96, "n_head": 12}, torch.float64),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "stored"), WIDE, ids=lambda value: str(value))
 def test_wide_models_are_audited_in_parts_with_the_same_numbers(
-    stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, changes: dict[str, Any], stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In threads, part by part, compressed and in float32 where weights are stored with 16 bits: against one law in float64."""
-    model: Any = random_model("Llama, grouped", hidden_size=96, head_dim=8).to(stored)
+    """In threads, group by group, by inner products, in float32 where weights are stored with 16 bits: against one law in float64."""
+    model: Any = random_model(case, **changes).to(stored)
     model.save_pretrained(tmp_path)
     opened = at.checkpoint(tmp_path)
     monkeypatch.setattr("attractor.checkpoints.auditing.WIDE", 64)
-    monkeypatch.setattr("attractor.checkpoints.auditing.CHUNK", 8 * 4 * 8 * 96)
+    monkeypatch.setattr("attractor.checkpoints.auditing.regime_of", None)  # the way of narrow models
     found = at.audit(opened, nulls=4, detail="heads", verify=False)
     monkeypatch.undo()
     expected = at.audit(opened, nulls=4, detail="full", verify=False)
     assert [row["head"] for row in found.heads] == [row["head"] for row in expected.heads]
     close = {"rel": 1e-4, "abs": 1e-5} if stored == torch.bfloat16 else {"rel": 1e-8, "abs": 1e-9}
     for row, other in zip(found.heads, expected.heads, strict=True):
-        assert row["label"] == other["label"]
-        for name in NAMES:
+        assert (row["label"], row["certificate"]) == (other["label"], other["certificate"])
+        for quantity in QUANTITIES:
+            name = quantity.name
             assert row[name] == pytest.approx(other[name], **close)
-            assert row["nulls"][name]["random"]["mean"] == pytest.approx(
-                other["nulls"][name]["random"]["mean"], **close
-            )
+            kinds = ("random",) if quantity.half == "both" else ("random", "mismatched")
+            for kind in kinds:
+                pair = [one["nulls"][name][kind] for one in (row, other)]
+                assert pair[0]["mean"] == pytest.approx(pair[1]["mean"], **close)
+                assert pair[0]["count"] == pair[1]["count"]
     for row, other in zip(found.layers, expected.layers, strict=True):
-        assert row["growth_consensus"] == pytest.approx(other["growth_consensus"], **close)
+        for name in ("growth_consensus", "growth_drift", "growth_written"):
+            assert row[name] == pytest.approx(other[name], **close)
+
+
+def test_wide_heads_with_dependent_rows_are_factorised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = random_model("Llama, grouped", hidden_size=96, head_dim=8).double()
+    attention = model.layers[0].self_attn
+    attention.k_proj.weight.data[:8] = 3.0 * attention.q_proj.weight.data[:8]
+    model.save_pretrained(tmp_path)
+    opened = at.checkpoint(tmp_path)
+    monkeypatch.setattr("attractor.checkpoints.auditing.WIDE", 64)
+    found = at.audit(opened, nulls=4, detail="heads", verify=False)
+    monkeypatch.undo()
+    for row, other in zip(found.heads, at.audit(opened, nulls=4, detail="full", verify=False).heads, strict=True):
+        for name in NAMES:
+            assert row[name] == pytest.approx(other[name], rel=1e-7, abs=1e-8)

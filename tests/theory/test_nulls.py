@@ -62,8 +62,21 @@ def test_draws_are_scaled_to_a_head(rng: np.random.Generator) -> None:
         part * wanted / size for part, wanted, size in zip((factors.query, factors.value), (w, v), sizes, strict=True)
     )
     brute = measured(Factors(query, factors.key, value, factors.output).grams())
-    for name, column in drawn.scaled(w, v).items():
-        torch.testing.assert_close(column, brute[name], rtol=1e-9, atol=1e-12, msg=name)
+    norms = (torch.tensor([[w], [9.0]], dtype=torch.float64), torch.tensor([[v], [5.0]], dtype=torch.float64))
+    for name, column in drawn.scaled(*norms).items():
+        torch.testing.assert_close(column[0], brute[name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_draws_of_narrow_heads_need_only_inner_products() -> None:
+    """The same draws through factors: d is so large that inner products are used."""
+    d, k, r = 64, 4, 3
+    drawn = random_heads(d, k, r, 8, 3)
+    grams = random_factors(d, k, r, 8, np.random.default_rng((3, d, k, r))).grams()
+    brute, norms = measured(grams), [norm.tolist() for norm in grams.norms]
+    for head, (w, v) in enumerate(zip(*norms, strict=True)):
+        scaled = drawn.scaled(torch.tensor([[w]], dtype=torch.float64), torch.tensor([[v]], dtype=torch.float64))
+        for name in NAMES:
+            assert float(scaled[name][0, head]) == pytest.approx(float(brute[name][head]), rel=1e-8, abs=1e-10), name
 
 
 def test_a_random_head_is_no_exception(rng: np.random.Generator) -> None:

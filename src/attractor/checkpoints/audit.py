@@ -17,7 +17,9 @@ from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.opening import checkpoint as open_checkpoint
 from attractor.checkpoints.quantisation import Quantised
+from attractor.checkpoints.wide import Workspaces
 from attractor.errors import InputError
+from attractor.memory import hand_back
 
 Detail = Literal["auto", "full", "heads"]
 WORKERS = 8  # layers of a narrow model that are in memory together
@@ -101,6 +103,7 @@ def audit(
     chosen = range(len(found.layers)) if layers is None else layers
     parts: list[LayerAudit] = []
     undefined: list[dict[str, Any]] = []
+    spaces = Workspaces()
     quantised = isinstance(found.tensors, Quantised) and full
 
     def look(index: int, layer: Layer) -> LayerAudit | dict[str, Any]:
@@ -108,7 +111,7 @@ def audit(
         reason = obstacle(layer)
         if reason is not None:
             return {"layer": index, "name": layer.name, "reason": reason}
-        part = audit_layer(layer, index, settings)
+        part = audit_layer(layer, index, settings, spaces)
         if quantised:
             add_error_bars(part.heads, found, index, settings)
         return part
@@ -141,7 +144,9 @@ def each_layer(found: Checkpoint, chosen: Sequence[int], look: Callable[[int, La
     threads = torch.get_num_threads()
     try:
         if found.dim > WIDE:
-            yield from map(look, chosen, found.layers.ahead(chosen))
+            for one in map(look, chosen, found.layers.ahead(chosen)):
+                hand_back()  # what a layer leaves behind would be kept, and add up from layer to layer
+                yield one
             return
         torch.set_num_threads(1)
         assert found.reader  # found once, before several threads ask for it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -13,18 +13,20 @@ from torch import Tensor
 
 from attractor.attention import Attention, Rotary
 from attractor.checkpoints.assembly import Heads
+from attractor.checkpoints.audit_nulls import Shape, add_nulls, add_random, column_of, shapes_of
 from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.quantisation import error_bars, perturbed
+from attractor.checkpoints.wide import Workspaces, groups_of, load, suits
 from attractor.errors import UnsupportedError
-from attractor.theory.weights.compression import compressed
 from attractor.theory.weights.factors import Factors
 from attractor.theory.weights.forms import BANDS
 from attractor.theory.weights.growth import Growing
 from attractor.theory.weights.heads import factors_of
+from attractor.theory.weights.labels import Setting
 from attractor.theory.weights.layers import value_spectrum
-from attractor.theory.weights.lone import HeadRegime
-from attractor.theory.weights.nulls import nulls
+from attractor.theory.weights.lone import HeadRegime, head_regimes
+from attractor.theory.weights.products import wide_heads
 from attractor.theory.weights.quantities import NAMES, measured
 from attractor.theory.weights.regime import regime_of
 
@@ -76,28 +78,26 @@ def obstacle(layer: Layer) -> str | None:
     return None if isinstance(first, Attention) else f"a {type(first).__name__} has no bilinear scores"
 
 
-def audit_layer(layer: Layer, index: int, settings: Settings) -> LayerAudit:
-    """All heads of a layer and the layer itself."""
+def audit_layer(layer: Layer, index: int, settings: Settings, spaces: Workspaces | None = None) -> LayerAudit:
+    """All heads of a layer and the layer itself; ``spaces`` is memory that is kept from layer to layer."""
     heads: list[dict[str, Any]] = []
     spectra: list[Spectra] = []
     whole: dict[str, Any] = {"layer": index, "name": layer.name, "heads": layer.heads, "dim": layer.dim}
     # attention adds to what it reads, but for a norm between: then the folded law is what reads the stream
     reads = layer.placement in ("pre", "peri")
-    growing = Growing(layer.dim)
-
-    def look(members: range) -> tuple[list[dict[str, Any]], list[Spectra], dict[str, Any]]:
-        law = law_of(layer, members, settings.fold)
-        if settings.fold == reads:
-            growing.add(law)
-        return _some_heads(law, layer, index, members, settings)
-
-    for rows, seen, summed in at_once(look, parts_of(layer, settings.sums), layer.dim):
+    growing, counted = Growing(layer.dim), settings.fold == reads
+    look, parts = _ways(layer, index, settings, growing if counted else None, spaces or Workspaces())
+    shapes: list[Shape] = []
+    for rows, seen, summed, kinds in at_once(look, parts, layer.dim):
         heads += rows
         spectra += seen
         whole |= summed
+        shapes += kinds
+    if settings.draws and not settings.shifts:
+        add_random(heads, shapes, settings.draws, settings.seed)
     if settings.plain and settings.fold and layer.norm is not None:
         _add_plain(heads, whole, layer, settings)
-    if settings.fold != reads:
+    if not counted:
         for members in parts_of(layer, settings.sums):
             growing.add(law_of(layer, members, reads))
     assert isinstance(layer.source, Heads)
@@ -106,6 +106,50 @@ def audit_layer(layer: Layer, index: int, settings: Settings) -> LayerAudit:
         "growth_reads": "normed" if reads else "stream",
     }
     return LayerAudit(heads, whole, spectra)
+
+
+class Part(NamedTuple):
+    """What is seen of some heads."""
+
+    rows: list[dict[str, Any]]
+    spectra: list[Spectra]
+    summed: dict[str, Any]
+    shapes: list[Shape]
+
+
+def _ways(
+    layer: Layer, index: int, settings: Settings, growing: Growing | None, spaces: Workspaces
+) -> tuple[Callable[[range], Part], list[range]]:
+    """How heads are looked at, and which of them together: wide ones by inner products where nothing is asked that mixes heads."""
+
+    def whole(members: range) -> Part:
+        law = law_of(layer, members, settings.fold)
+        if growing is not None:
+            growing.add(law)
+        return _some_heads(law, layer, index, members, settings)
+
+    mixing = settings.sums or settings.shifts > 0
+    if mixing or layer.dim <= WIDE or not suits(layer):
+        return whole, parts_of(layer, mixing)
+    first = layer.head(0, settings.fold)
+    assert isinstance(first, Attention)
+    setting, band = Setting.of(first), BANDS.get(first.query.dtype, 1e-5)
+    positions = first.positions if isinstance(first.positions, Rotary) else None
+    options = setting, positions, settings.offsets, band, first.query.dtype != torch.float64, index
+
+    def wide(members: range) -> Part:
+        with spaces.one() as space:
+            group = load(layer, members, settings.fold, space)
+            products = group.products()
+            if growing is not None:
+                group.grow(growing, products)
+        found = wide_heads(products, first.scale, layer.dim, members)
+        if found is None:  # rows that are nearly dependent
+            return _some_heads(law_of(layer, members, settings.fold), layer, index, members, settings)
+        rows = head_regimes(found, *options)
+        return Part([_row(row, layer) for row in rows], [_spectra(row) for row in rows], {}, shapes_of(found))
+
+    return wide, groups_of(layer)
 
 
 def at_once(look: Callable[[range], Any], parts: list[range], dim: int) -> Iterator[Any]:
@@ -151,42 +195,25 @@ def laws(layer: Layer, fold: bool, together: bool) -> Iterator[tuple[range, Atte
         yield members, law_of(layer, members, fold)
 
 
-def _some_heads(
-    law: Attention, layer: Layer, index: int, members: range, settings: Settings
-) -> tuple[list[dict[str, Any]], list[Spectra], dict[str, Any]]:
+def _some_heads(law: Attention, layer: Layer, index: int, members: range, settings: Settings) -> Part:
     """The rows of some heads, their spectra, and what is said of all of them together."""
-    band, alone = BANDS.get(law.query.dtype, 1e-5), not settings.sums and not settings.shifts
-    # heads that are looked at one by one need no common space
-    factors = (compressed(law) if alone else None) or factors_of(law)
+    band, factors = BANDS.get(law.query.dtype, 1e-5), factors_of(law)
     found = regime_of(law, factors, layer=index, sums=settings.sums, offsets=settings.offsets, band=band)
     rows = [_row(row, layer, members) for row in found.heads]
-    if settings.draws:
-        _add_nulls(rows, members, factors, settings)
+    if settings.draws and settings.shifts:
+        add_nulls(rows, factors, settings.draws, settings.shifts, settings.seed)
     summed = {} if found.layer is None else {**found.layer.row(), "name": layer.name}
-    return rows, [_spectra(row) for row in found.heads], summed
+    shapes = dict(pair for group in factors for pair in zip(group.members, shapes_of(group.grams()), strict=True))
+    return Part(rows, [_spectra(row) for row in found.heads], summed, [shapes[member] for member in sorted(shapes)])
 
 
-def _row(row: HeadRegime, layer: Layer, members: range) -> dict[str, Any]:
-    return {**row.row(), "head": members[row.head], "name": layer.name}
+def _row(row: HeadRegime, layer: Layer, members: range | None = None) -> dict[str, Any]:
+    return {**row.row(), "head": row.head if members is None else members[row.head], "name": layer.name}
 
 
 def _spectra(row: HeadRegime) -> Spectra:
     forms = row.interaction, row.reduced_interaction, row.reduced_metric, row.value
     return Spectra(*(form.eigenvalues for form in forms))
-
-
-def _add_nulls(rows: list[dict[str, Any]], members: range, factors: list[Factors], settings: Settings) -> None:
-    """Nulls of heads of one shape."""
-    for group in factors:
-        own = [rows[index] for index in group.members]
-        columns = {name: torch.tensor(_column(own, name), dtype=torch.float64) for name in NAMES}
-        found = nulls(group, columns, draws=settings.draws, shifts=settings.shifts, seed=settings.seed)
-        for row, null in zip(own, found, strict=True):
-            row["nulls"] = null
-
-
-def _column(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
-    return [float("nan") if row[name] is None else row[name] for row in rows]
 
 
 def _add_plain(heads: list[dict[str, Any]], whole: dict[str, Any], layer: Layer, settings: Settings) -> None:
@@ -226,7 +253,7 @@ def quantities(layer: Layer, fold: bool) -> dict[str, list[float]]:
 
 def add_error_bars(rows: list[dict[str, Any]], checkpoint: Checkpoint, index: int, settings: Settings) -> None:
     """Error bars of quantised weights for the heads of one layer."""
-    stored = {name: _column(rows, name) for name in NAMES}
+    stored = {name: column_of(rows, name) for name in NAMES}
     seeds = range(settings.seed, settings.seed + settings.copies)
     copies = [quantities(copy.layers[index], settings.fold) for copy in perturbed(checkpoint, seeds)]
     for row, bars in zip(rows, error_bars(stored, copies), strict=True):

@@ -12,6 +12,7 @@ from attractor.checkpoints.gguf import GGUFTensors
 from attractor.checkpoints.llama2c import Llama2cTensors
 from attractor.checkpoints.tensors import PickleFolder
 from attractor.checkpoints.verification import quiet
+from attractor.checkpoints.vocabulary import from_vocabulary
 from attractor.errors import CheckpointError, InputError
 
 UNUSED = ("pooler", "position_ids", "mask_token", "rotary_emb.inv_freq")  # tokens of a trace do not depend on these
@@ -81,6 +82,8 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
         raise CheckpointError(
             f"{checkpoint.name} has no tokenizer beside its weights; put its files there, or give token ids from Python"
         )
+    if checkpoint.config.model_type in ("bert", "electra") and _bare(place):
+        return from_vocabulary(place / "vocab.txt")
     inside = {"gguf_file": place.name} if place.is_file() else {}
     try:
         with quiet():
@@ -93,6 +96,12 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
         ) from None
 
 
+def _bare(folder: Path) -> bool:
+    """Whether there is a vocabulary and nothing that says how it is used: transformers would take every text to lower case."""
+    said = ("tokenizer.json", "tokenizer_config.json")
+    return (folder / "vocab.txt").is_file() and not any((folder / name).exists() for name in said)
+
+
 def token_ids(
     checkpoint: Checkpoint, text: Any, tokenizer: Any = None, most: int | None = None
 ) -> tuple[torch.Tensor, list[str]]:
@@ -100,6 +109,7 @@ def token_ids(
     if isinstance(text, str):
         tokenizer = tokenizer_of(checkpoint) if tokenizer is None else tokenizer
         ids = torch.tensor(tokenizer(text)["input_ids"], dtype=torch.long)
+        _check_known(tokenizer, ids.tolist(), text)
         words = tokenizer.convert_ids_to_tokens(ids.tolist())
     else:
         ids = torch.as_tensor(text, dtype=torch.long)
@@ -108,6 +118,17 @@ def token_ids(
         ids, words = ids[:most], words[:most]
     _check_ids(checkpoint, ids)
     return ids, words
+
+
+def _check_known(tokenizer: Any, ids: list[int], text: str) -> None:
+    """A text of which no word is known would be traced as a row of the same token."""
+    unknown, special = getattr(tokenizer, "unk_token_id", None), getattr(tokenizer, "all_special_ids", ())
+    own = [index for index in ids if index == unknown or index not in special]
+    if unknown is not None and own and all(index == unknown for index in own):
+        start = text if len(text) < 40 else text[:37] + "..."
+        raise InputError(
+            f"the tokenizer of this model knows nothing of the text {start!r}: is it of the kind it was made for?"
+        )
 
 
 def _check_ids(checkpoint: Checkpoint, ids: torch.Tensor) -> None:

@@ -90,10 +90,10 @@ class Session:
 
         parts = tuple(name for name in self.without if name in ("attention", "feedforward"))
         with torch.no_grad(), ExitStack() as changes:
+            if "norms" in self.without:  # first: they are frozen as the plain model has them
+                changes.enter_context(frozen_norms(self.model, lambda: self._call(inputs)))
             if "positions" in self.without:
                 changes.enter_context(without_positions(self.model))
-            if "norms" in self.without:
-                changes.enter_context(frozen_norms(self.model, lambda: self._call(inputs)))
             changes.enter_context(watched(self.model, self.checkpoint, self.stack, see, parts))
             self._call(inputs)
         return measure.result()

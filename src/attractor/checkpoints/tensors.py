@@ -13,6 +13,18 @@ from torch import Tensor
 
 from attractor.errors import CheckpointError, missing
 
+# parts of the names of files that Trainer, accelerate and others write beside the weights
+BESIDE = (
+    "optimizer",
+    "scheduler",
+    "scaler",
+    "training_args",
+    "rng_state",
+    "random_states",
+    "trainer_state",
+    "adapter_model",
+)
+
 
 class Tensors(Protocol):
     """Named tensors that are read one at a time."""
@@ -53,7 +65,7 @@ class SafetensorsFolder:
                 if lost is not None:
                     raise CheckpointError(f"{index} says that {file.name} holds the tensor {lost}, which it does not")
         else:
-            files = sorted(folder.glob("*.safetensors"))
+            files = [file for file in sorted(folder.glob("*.safetensors")) if not _beside(file)]
             whole = folder / "model.safetensors"
             files = [whole] if whole in files else files
             self._files = {name: file for file in files for name in _keys(file)}
@@ -115,18 +127,37 @@ class LiveTensors:
 
 def folder_tensors(folder: Path) -> Tensors:
     """The tensors of a folder: safetensors, or pickles that load safely."""
-    if list(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").exists():
+    if (
+        any(not _beside(file) for file in folder.glob("*.safetensors"))
+        or (folder / "model.safetensors.index.json").exists()
+    ):
         return SafetensorsFolder(folder)
     index = folder / "pytorch_model.bin.index.json"
     if index.exists():
         names = sorted(set(_weight_map(index).values()))
         return PickleFolder([folder / name for name in names])
-    pickles = sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt"))
+    whole = folder / "pytorch_model.bin"
+    pickles = [whole] if whole.exists() else _pickles(folder)
+    if len(pickles) == 1:
+        return PickleFolder(pickles)
     if pickles:
-        return PickleFolder(pickles[:1])
+        names = ", ".join(file.name for file in pickles[:4])
+        raise CheckpointError(
+            f"{folder} holds several files that could be the weights ({names}): name the right one pytorch_model.bin"
+        )
     raise CheckpointError(
         f"{folder} holds no weights: there is neither a .safetensors file nor a .bin, .pt or .gguf file"
     )
+
+
+def _pickles(folder: Path) -> list[Path]:
+    """Files that may hold weights, where none has the name that transformers uses; what training leaves beside them is left out."""
+    found = sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt")) + sorted(folder.glob("*.pth"))
+    return [file for file in found if not _beside(file)]
+
+
+def _beside(file: Path) -> bool:
+    return any(word in file.name.lower() for word in BESIDE)
 
 
 def unpickled(file: Path) -> dict[str, Tensor]:

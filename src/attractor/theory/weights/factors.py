@@ -19,18 +19,17 @@ from attractor.theory.weights.forms import core, from_grams
 @dataclass(frozen=True, eq=False)
 class Factors:
     """Query and key (n, k, d), scale in the query, value (n, r, d) and output (n, d, r) with orthonormal columns, of the heads
-    ``members`` of a law. Each head may be given in a space of its own, smaller than that of its tokens, whose dimension is ``width``."""
+    ``members`` of a law."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     output: Tensor
     members: tuple[int, ...] = ()
-    width: int | None = None
 
     @property
     def dim(self) -> int:
-        return self.query.shape[-1] if self.width is None else self.width
+        return self.query.shape[-1]
 
     @property
     def rank(self) -> int:
@@ -52,6 +51,30 @@ class Grams:
 
     scores: Factors
     moves: Factors
+
+    @property
+    def dim(self) -> int:
+        return self.scores.dim
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.scores.members
+
+    @property
+    def rank(self) -> int:
+        return self.moves.rank
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Rows of queries and of values."""
+        return self.scores.query.shape[-2], self.rank
+
+    @cached_property
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """The Frobenius norms of W and of the value map, (n,) each."""
+        query = self.scores.query @ self.scores.query.mT
+        interaction = (query * self._keys).sum((-2, -1)).clamp_min(0.0).sqrt()
+        return interaction, torch.linalg.vector_norm(self.moves.value, dim=(-2, -1))
 
     @cached_property
     def reduced_query(self) -> Tensor:

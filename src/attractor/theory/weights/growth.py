@@ -42,18 +42,22 @@ class Growing:
 
     def __init__(self, dim: int, seed: int = 0) -> None:
         self._dim, self._trace = dim, 0.0
-        self._probes = _probes(dim, seed)
-        self._moved = torch.zeros_like(self._probes)
+        self.probes = _probes(dim, seed)
+        self._moved = torch.zeros_like(self.probes)
         self._drift = torch.zeros(dim, dtype=torch.float64)
         self._adding = Lock()  # heads are looked at in several threads
 
     def add(self, law: Attention) -> None:
         """Some of the heads; the bias of their outputs is counted at the end."""
-        trace, moved, drift = _trace(law), _moved(law, self._probes), _drift(law)
+        self.count(_trace(law), _moved(law, self.probes), _drift(law))
+
+    def count(self, trace: float, moved: Tensor, drift: Tensor | None) -> None:
+        """The same of heads whose trace, moved probes and constant part are known."""
         with self._adding:
             self._trace += trace
             self._moved += moved
-            self._drift += drift
+            if drift is not None:
+                self._drift += drift
 
     def result(self, output_bias: Tensor | None = None) -> Growth:
         """For all heads that were added."""
@@ -61,8 +65,8 @@ class Growing:
         if output_bias is not None:
             drift = drift + output_bias.detach().double().cpu().reshape(-1, dim).sum(0)
         # E |M x|^2 = |M|_F^2 for normal x; the identity as probes gives it exactly
-        exact = self._probes.shape[1] == dim
-        squared = float(self._moved.square().sum()) / (1.0 if exact else self._probes.shape[1])
+        exact = self.probes.shape[1] == dim
+        squared = float(self._moved.square().sum()) / (1.0 if exact else self.probes.shape[1])
         steady = float(drift.square().sum()) / dim
         consensus = max(0.0, 1 + (2 * self._trace + squared) / dim + steady) ** 0.5
         return Growth(consensus, (1 + steady) ** 0.5, (squared / dim + steady) ** 0.5, steady**0.5, not exact)

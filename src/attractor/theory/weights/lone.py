@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from attractor.attention import Rotary
-from attractor.theory.weights.factors import Grams
 from attractor.theory.weights.forms import Form, Spectrum, forms, spectra
 from attractor.theory.weights.labels import Label, Setting, label
 from attractor.theory.weights.offsets import Offset, families
+from attractor.theory.weights.products import SmallMatrices
 
 SINGULAR = 1e12  # condition number beyond which a value has no inverse
 
@@ -57,7 +57,7 @@ def words(found: Label) -> dict[str, Any]:
     return {"label": found.name, "certificate": found.certificate, "why": found.why}
 
 
-def metric_asymmetries(grams: Grams) -> list[float | None]:
+def metric_asymmetries(grams: SmallMatrices) -> list[float | None]:
     """The asymmetry of the metric W V^-1 of each reduced system; None where the value is singular."""
     value = grams.reduced_value
     inverse, failed = torch.linalg.inv_ex(value)
@@ -73,7 +73,7 @@ def _size(matrices: Tensor) -> Tensor:
 
 
 def head_regimes(
-    grams: Grams,
+    grams: SmallMatrices,
     setting: Setting,
     positions: Rotary | None,
     offsets: Sequence[int],
@@ -82,7 +82,7 @@ def head_regimes(
     layer: int | None,
 ) -> list[HeadRegime]:
     """Every head of a group; ``single`` says that weights have the digits of float32 only."""
-    dim, members = grams.scores.dim, grams.scores.members
+    dim, members = grams.dim, grams.members
     # under a causal mask the label asks for no offsets
     still = positions is None or (setting.causal and not offsets)
     turned = (
@@ -102,6 +102,6 @@ def head_regimes(
     rows = []
     for member, interaction, metric, small, small_metric, asymmetry, value, around in zip(*columns, strict=True):
         named = label(small_metric, small, value, setting, offsets=around, tolerance=tolerance)
-        sizes = layer, member, dim, grams.moves.rank
+        sizes = layer, member, dim, grams.rank
         rows.append(HeadRegime(*sizes, interaction, metric, small, small_metric, asymmetry, value, around, named))
     return rows

@@ -11,7 +11,6 @@ that hold one half of it. A quantity that one half decides is compared with that
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
@@ -22,28 +21,10 @@ import torch
 from torch import Tensor
 
 from attractor.theory.weights.factors import Factors
-from attractor.theory.weights.quantities import QUANTITIES, measured, moved
+from attractor.theory.weights.products import Products, SmallMatrices, fits, wide_heads
+from attractor.theory.weights.quantities import NAMES, QUANTITIES, measured, moved
 
 DRAWS, SHIFTS = 64, 8
-
-
-@dataclass(frozen=True)
-class Null:
-    """A head beside a null: its mean, its standard deviation and how many of these the head is away (None where there is no spread)."""
-
-    mean: float
-    spread: float
-    deviations: float | None
-    count: int
-
-    @classmethod
-    def of(cls, value: float, others: Tensor) -> Null | None:
-        """The place of a value among others; None if they are too few, or some of them do not exist."""
-        if len(others) < 3 or not bool(others.isfinite().all()) or not math.isfinite(value):
-            return None
-        mean, spread = float(others.mean()), float(others.std())
-        tiny = 1e-12 * max(abs(mean), abs(value), 1e-300)
-        return cls(mean, spread, (value - mean) / spread if spread > tiny else None, len(others))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +34,15 @@ class RandomHeads:
     columns: dict[str, Tensor]
     eigenvalues: Tensor
 
-    def scaled(self, interaction: float, value: float) -> dict[str, Tensor]:
-        """The quantities for heads whose W and V have these norms."""
+    def scaled(self, interaction: Tensor, value: Tensor) -> dict[str, Tensor]:
+        """The quantities for heads whose W and V have these norms, (n, 1) each: (n, draws)."""
         found = {
             quantity.name: self.columns[quantity.name] * (interaction if quantity.scale == "interaction" else 1.0)
             for quantity in QUANTITIES
             if quantity.half != "moves"
         }
-        return found | moved(value * self.eigenvalues)
+        found = {name: column.expand(len(interaction), -1) for name, column in found.items()}
+        return found | moved(value[..., None] * self.eigenvalues)
 
 
 BATCH = 16  # random heads in memory at a time
@@ -72,28 +54,33 @@ def random_heads(dim: int, key: int, rank: int, draws: int = DRAWS, seed: int = 
     """Random heads with (key, dim) queries and keys and values of this rank."""
     rng = np.random.default_rng((seed, dim, key, rank))
     batches = [min(BATCH, draws - start) for start in range(0, draws, BATCH)]
-    found = [_drawn(random_factors(dim, key, rank, count, rng)) for count in batches]
+    found = [_drawn(_small(dim, *_rows(dim, key, rank, count, rng))) for count in batches]
     columns = {name: torch.cat([part[0][name] for part in found]) for name in found[0][0]}
     return RandomHeads(columns, torch.cat([part[1] for part in found]))
 
 
-def _drawn(factors: Factors) -> tuple[dict[str, Tensor], Tensor]:
+def _small(dim: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> SmallMatrices:
+    """From inner products where heads are narrow, which is the shorter way, else from factors."""
+    if fits(key.shape[-2], value.shape[-2], dim):
+        found = wide_heads(Products.of(query, key, value, output.mT[:, :, None]), 1.0, dim, range(len(query)))
+        if found is not None:
+            return found
+    return _factors(query, key, value, output).grams()
+
+
+def _drawn(heads: SmallMatrices) -> tuple[dict[str, Tensor], Tensor]:
     """The quantities of random heads and the eigenvalues of their values, for interactions and values of norm one."""
-    grams = factors.grams()
-    eigenvalues = torch.linalg.eigvals(grams.reduced_value)
-    columns = measured(grams, ("scores", "both"))
-    norms = (
-        torch.linalg.vector_norm(grams.interaction, dim=(-2, -1)),
-        torch.linalg.vector_norm(factors.value, dim=(-2, -1)),
-    )
+    interaction, value = heads.norms
+    eigenvalues = torch.linalg.eigvals(heads.reduced_value)
+    columns = measured(heads, ("scores", "both"))
     for quantity in QUANTITIES:
         if quantity.scale == "interaction":
-            columns[quantity.name] = columns[quantity.name] / norms[0]
-    return columns, eigenvalues / norms[1][:, None]
+            columns[quantity.name] = columns[quantity.name] / interaction
+    return columns, eigenvalues / value[:, None]
 
 
-def random_factors(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -> Factors:
-    """Random heads in the space that their own rows span."""
+def _rows(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -> tuple[Tensor, ...]:
+    """The rows of random heads, one for each of their vectors, in the space that they span."""
     size = 2 * key + 2 * rank
     if size < dim:
         rows = np.triu(rng.standard_normal((draws, size, size)), 1)
@@ -101,58 +88,83 @@ def random_factors(dim: int, key: int, rank: int, draws: int, rng: np.random.Gen
         rows[:, index, index] = np.sqrt(rng.chisquare(dim - index, (draws, size)))
     else:
         rows = rng.standard_normal((draws, dim, size))
-    columns = torch.from_numpy(rows).mT  # one row for each of the vectors
-    query, keys, value, output = columns.split((key, key, rank, rank), dim=1)
+    return torch.from_numpy(rows).mT.split((key, key, rank, rank), dim=1)
+
+
+def _factors(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Factors:
     basis, triangle = torch.linalg.qr(output.mT)
-    return Factors(query, keys, triangle @ value, basis, tuple(range(draws)))
+    return Factors(query, key, triangle @ value, basis, tuple(range(len(query))))
+
+
+def random_factors(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -> Factors:
+    """Random heads in the space that their own rows span."""
+    return _factors(*_rows(dim, key, rank, draws, rng))
 
 
 def nulls(
     factors: Factors, own: dict[str, Tensor], *, draws: int = DRAWS, shifts: int = SHIFTS, seed: int = 0
 ) -> list[dict[str, dict[str, Any]]]:
     """For every head and quantity the two nulls, ``random`` and ``mismatched``, ready for JSON."""
-    k, r = factors.query.shape[-2], factors.rank
+    grams = factors.grams()
+    return beside(drawn_like(grams.dim, grams.sizes, draws, seed), grams.norms, own, mismatched(factors, own, shifts))
+
+
+def drawn_like(dim: int, sizes: tuple[int, int], draws: int = DRAWS, seed: int = 0) -> RandomHeads:
+    """Random heads of a width and of these rows of queries and values."""
     with DRAWING:
-        drawn = random_heads(factors.dim, k, r, draws, seed)
-    # |Q'K| from the Gram matrices of both
-    interaction = (
-        ((factors.query @ factors.query.mT) * (factors.key @ factors.key.mT))
-        .sum((-2, -1))
-        .clamp_min(0.0)
-        .sqrt()
-        .tolist()
-    )
-    value = torch.linalg.vector_norm(factors.value, dim=(-2, -1)).tolist()
-    others = mismatched(factors, own, shifts)
-    rows = []
-    for head in range(len(factors.query)):
-        scaled = drawn.scaled(interaction[head], value[head])
-        row = {}
-        for quantity in QUANTITIES:
-            name, mine = quantity.name, float(own[quantity.name][head])
-            found = {"random": Null.of(mine, scaled[name]), "mismatched": Null.of(mine, others[name][head])}
-            row[name] = {kind: None if null is None else dict(vars(null)) for kind, null in found.items()}
-        rows.append(row)
+        return random_heads(dim, *sizes, draws, seed)
+
+
+def beside(
+    drawn: RandomHeads, norms: tuple[Tensor, Tensor], own: dict[str, Tensor], pairs: dict[str, Tensor]
+) -> list[dict[str, dict[str, Any]]]:
+    """Heads whose W and V have these norms beside random ones and beside ``pairs`` (n, number) of every quantity."""
+    scaled = drawn.scaled(*(norm[:, None] for norm in norms))
+    rows: list[dict[str, dict[str, Any]]] = [{} for _ in norms[0]]
+    for name in NAMES:
+        placed = places(own[name], scaled[name]), places(own[name], pairs[name])
+        for row, random, mixed in zip(rows, *placed, strict=True):
+            row[name] = {"random": random, "mismatched": mixed}
     return rows
 
 
-def mismatched(factors: Factors, own: dict[str, Tensor], shifts: int = SHIFTS) -> dict[str, list[Tensor]]:
-    """For every quantity and head the values of mismatched heads that hold one half of it, or of the other heads."""
+def places(values: Tensor, others: Tensor) -> list[dict[str, Any] | None]:
+    """The place of every value (n,) among others (n, number): their mean and standard deviation and how many of these it is away, None
+    where there is no spread. No place where they are too few, or some of them do not exist."""
+    count = others.shape[-1]
+    if count < 3:
+        return [None] * len(values)
+    means, spreads = others.mean(-1), others.std(-1)
+    fine = others.isfinite().all(-1) & values.isfinite()
+    tiny = 1e-12 * torch.maximum(means.abs(), values.abs()).clamp_min(1e-300)
+    away = (values - means) / spreads
+    columns = (part.tolist() for part in (fine, means, spreads, away, spreads > tiny))
+    return [
+        {"mean": mean, "spread": spread, "deviations": deviations if spreads_out else None, "count": count}
+        if sound
+        else None
+        for sound, mean, spread, deviations, spreads_out in zip(*columns, strict=True)
+    ]
+
+
+def others(own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """For every quantity that one half decides the values of the other heads, (n, n - 1); nothing for those of both."""
+    n = len(next(iter(own.values())))
+    rest = torch.tensor([[other for other in range(n) if other != head] for head in range(n)], dtype=torch.long)
+    none = torch.zeros(n, 0, dtype=torch.float64)
+    return {one.name: none if one.half == "both" else own[one.name][rest] for one in QUANTITIES}
+
+
+def mismatched(factors: Factors, own: dict[str, Tensor], shifts: int = SHIFTS) -> dict[str, Tensor]:
+    """For every quantity and head the values of mismatched heads that hold one half of it, or of the other heads; (n, number) each."""
     n = len(factors.query)
     chosen = range(1, n) if n - 1 <= shifts else sorted(_spread(n, shifts))
-    pairs: dict[str, list[list[Tensor]]] = {}
+    pairs: dict[str, list[Tensor]] = {}
     for shift in chosen:
         # the pair at i has the scores of i and the moves of i + shift
         for name, column in measured(factors.mismatched(shift), ("both",)).items():
-            lists = pairs.setdefault(name, [[] for _ in range(n)])
-            for head in range(n):
-                lists[head] += [column[head], column[(head - shift) % n]]
-    empty = torch.zeros(0, dtype=torch.float64)
-    found = {name: [torch.stack(one) if one else empty for one in lists] for name, lists in pairs.items()}
-    rest = {name: [torch.cat((column[:h], column[h + 1 :])) for h in range(n)] for name, column in own.items()}
-    return {name: found.get(name, [empty] * n) for name in own} | {
-        quantity.name: rest[quantity.name] for quantity in QUANTITIES if quantity.half != "both"
-    }
+            pairs.setdefault(name, []).extend((column, column.roll(shift)))
+    return others(own) | {name: torch.stack(columns, -1) for name, columns in pairs.items()}
 
 
 def _spread(n: int, shifts: int) -> set[int]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from attractor.attention import Rotary
-from attractor.theory.weights.factors import Grams
 from attractor.theory.weights.forms import BANDS, forms
+from attractor.theory.weights.products import SmallMatrices
 
 OFFSETS = tuple(2**power for power in range(12))  # 1 to 2048
 
@@ -50,10 +50,14 @@ def rotation(positions: Rotary, size: int, offset: float) -> Tensor:
 
 
 def families(
-    grams: Grams, positions: Rotary, causal: bool, offsets: Sequence[int] = OFFSETS, band: float = BANDS[torch.float64]
+    grams: SmallMatrices,
+    positions: Rotary,
+    causal: bool,
+    offsets: Sequence[int] = OFFSETS,
+    band: float = BANDS[torch.float64],
 ) -> list[tuple[Offset, ...]]:
     """For every head one row for each offset, zero included; under a causal mask keys stand at or before their query."""
-    k, d = grams.scores.query.shape[-2], grams.scores.dim
+    (k, _), d = grams.sizes, grams.dim
     left, right = grams.triangles
     still = grams.interaction
     sizes = torch.linalg.vector_norm(still, dim=(-2, -1)).clamp_min(1e-300)

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attractor.theory.weights.factors import Grams
 from attractor.theory.weights.lone import metric_asymmetries
+from attractor.theory.weights.products import SmallMatrices
 
 Half = Literal["scores", "moves", "both"]
 
@@ -128,7 +128,7 @@ QUANTITIES = (
 NAMES = tuple(quantity.name for quantity in QUANTITIES)
 
 
-def measured(grams: Grams, halves: Collection[Half] = ("scores", "moves", "both")) -> dict[str, Tensor]:
+def measured(grams: SmallMatrices, halves: Collection[Half] = ("scores", "moves", "both")) -> dict[str, Tensor]:
     """The quantities of every head of a group, (n,) each; those made of certain halves alone if asked. NaN where there is none."""
     found: dict[str, Tensor] = {}
     if "scores" in halves:
@@ -140,10 +140,10 @@ def measured(grams: Grams, halves: Collection[Half] = ("scores", "moves", "both"
     return found
 
 
-def scored(grams: Grams) -> dict[str, Tensor]:
+def scored(grams: SmallMatrices) -> dict[str, Tensor]:
     """What queries and keys alone say."""
     index, low, high, _ = _form(grams.interaction)
-    if grams.interaction.shape[-1] < grams.scores.dim:
+    if grams.interaction.shape[-1] < grams.dim:
         low, high = low.clamp_max(0.0), high.clamp_min(0.0)
     asymmetry = _asymmetry(grams.interaction)
     return dict(zip(NAMES[:4], (index, low, high, asymmetry), strict=True))
@@ -156,7 +156,7 @@ def moved(eigenvalues: Tensor) -> dict[str, Tensor]:
     return {"value_abscissa": real.amax(-1), "value_lowest": real.amin(-1), "value_radius": radius}
 
 
-def paired(grams: Grams) -> dict[str, Tensor]:
+def paired(grams: SmallMatrices) -> dict[str, Tensor]:
     """What both halves say together."""
     small_index = _form(grams.reduced_interaction)[0]
     metric_index, *_, growing = _form(grams.reduced_metric)
