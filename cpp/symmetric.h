@@ -173,7 +173,7 @@ public:
         const int64_t count = tokens(one), keys = padded(tokens(two), below);
         const T shift = T(problem.shift);
         for (int64_t index = 0; index < padded(count, stretch<T>) / width<T> * S; index++) row_sums[index] = V{};
-        for (int64_t index = 0; index < keys * S; index++) key_sums[index] = V{};
+        for (int64_t index = one == two ? stretch<T> * S : 0; index < keys * S; index++) key_sums[index] = V{};
         const V* rows = (const V*)problem.rows + one * Symmetric::block / width<T> * R;
         const T* others = (const T*)problem.keys + two * Symmetric::block * K;
         for (int64_t first = 0; first < count; first += stretch<T>, rows += across * R) {
@@ -193,18 +193,13 @@ public:
     // The sums in the scratch, to those of all pairs. Rows and keys of the padding have room there.
     void add(int64_t one, int64_t two) const {
         constexpr int W = width<T>;
-        const int64_t count = padded(tokens(one), W), keys = padded(tokens(two), W), last = padded(tokens(two), below) - 1;
+        const int64_t count = padded(tokens(one), W), keys = padded(tokens(two), W), there = padded(tokens(two), below);
         // the keys of a block that meets itself get nothing from their own rows
         const int64_t from = one == two ? least(stretch<T>, keys) : 0;
         for (int f = 0; f < S; f++) {
             double *to = problem.sums + f * problem.padded + one * Symmetric::block, *back = to + (two - one) * Symmetric::block;
             for (int64_t i = 0; i < count; i += W) gain(to + i, row_sums[i / W * S + f]);
-            for (int64_t j = from; j < keys; j += W) {
-                V together[W];
-#pragma GCC unroll 16
-                for (int lane = 0; lane < W; lane++) together[lane] = key_sums[least(j + lane, last) * S + f];
-                gain(back + j, lane_sums<T>(together));
-            }
+            for (int64_t j = from; j < keys; j += W) gain(back + j, of_keys(j, f, there));
         }
     }
 
@@ -212,18 +207,13 @@ public:
     void settle(const Problem& whole, int64_t member) const {
         constexpr int W = width<T>;
         T *output = locate<T>(whole, whole.output, member), *logsumexp = locate<T>(whole, whole.logsumexp, member);
-        const int64_t row = whole.output.row, last = padded(problem.n, below) - 1;
+        const int64_t row = whole.output.row, there = padded(problem.n, below);
         const T factor = T(__builtin_exp2(problem.shift));
         for (int64_t i = 0; i < problem.n; i += W) {
             V sums[S];
-            for (int f = 0; f < S; f++) {
-                sums[f] = row_sums[i / W * S + f];
-                if (i < stretch<T>) continue;
-                V together[W];
-#pragma GCC unroll 16
-                for (int lane = 0; lane < W; lane++) together[lane] = key_sums[least(i + lane, last) * S + f];
-                sums[f] += lane_sums<T>(together);
-            }
+            for (int f = 0; f < S; f++) sums[f] = row_sums[i / W * S + f];
+            if (i >= stretch<T>)  // those before are the keys of their own rows alone
+                for (int f = 0; f < S; f++) sums[f] += of_keys(i, f, there);
             const V scale = whole.mode == Mode::softmax ? 1 / sums[D] : splat<T>(factor);
             const int64_t count = least(W, problem.n - i);
             for (int f = 0; f < D; f++) {
@@ -236,32 +226,68 @@ public:
     }
 
 private:
+    // Number f of the keys from j on; there are `there`.
+    ATTRACTOR_INLINE V of_keys(int64_t j, int f, int64_t there) const {
+        V together[width<T>];
+        const V* from = key_sums + j * S + f;
+        if (j + width<T> <= there) {
+#pragma GCC unroll 16
+            for (int lane = 0; lane < width<T>; lane++) together[lane] = from[lane * S];
+        } else {
+            for (int lane = 0; lane < width<T>; lane++) together[lane] = j + lane < there ? from[lane * S] : V{};
+        }
+        return lane_sums<T>(together);
+    }
+
     static ATTRACTOR_INLINE void gain(double* to, V sums) {
 #pragma GCC unroll 16
         for (int lane = 0; lane < width<T>; lane++) to[lane] += sums[lane];
     }
 };
 
-// The tokens of a block as rows and as keys.
+// Rows of D numbers, transposed; `count` of them if it is not known before.
+template <class T, int D, int known>
+ATTRACTOR_INLINE void fill(const T* from, int64_t stride, int64_t count, Vector<T>* to) {
+#pragma GCC unroll 4
+    for (int f = 0; f < D; f++)
+#pragma GCC unroll 16
+        for (int64_t lane = 0; lane < (known ? known : count); lane++) to[f][lane] = from[lane * stride + f];
+}
+
+template <class T>
+Vector<T> masses(const T* bias, int64_t count) {
+    Vector<T> result = {};
+    __builtin_memcpy(&result, bias, sizeof(T) * size_t(count > 0 ? count : 0));
+    return exp2<Domain::any>(result);
+}
+
+// The tokens of a block as rows and as keys; what is past the end is 0, and so is its mass.
 template <class T, int D>
 void pack_tokens(const Problem& problem, int64_t member, const Symmetric& to, int64_t block) {
     constexpr int R = row_numbers(D), K = key_numbers(D);
     const T *k = locate<T>(problem, problem.k, member), *v = locate<T>(problem, problem.v, member);
     const T* bias = locate<T>(problem, problem.bias, member);
-    const T factor = T(to.factor);
     const int64_t start = block * Symmetric::block, stop = least(start + Symmetric::block, to.padded);
+    Vector<T>* row = (Vector<T>*)to.rows + start / width<T> * R;
     T* key = (T*)to.keys + start * K;
-    for (int64_t i = start; i < stop; i++, key += K) {
-        T* row = (T*)((Vector<T>*)to.rows + i / width<T> * R) + i % width<T>;
-        const bool there = i < to.n;
-        const T mass = there ? bias ? exp2<Domain::any>(splat<T>(bias[i]))[0] : T(1) : T(0);
-#pragma GCC unroll 4
-        for (int f = 0; f < D; f++) {
-            const T x = there ? k[i * problem.k.row + f] : T(0), value = there ? mass * v[i * problem.v.row + f] : T(0);
-            key[f] = x, row[f * width<T>] = factor * x;
-            key[D + f] = row[(D + f) * width<T>] = value;
+    for (int64_t i = start; i < stop; i += width<T>, row += R, key += width<T> * K) {
+        const int64_t count = least(width<T>, to.n - i);
+        Vector<T> numbers[R] = {};
+        numbers[2 * D] = splat<T>(1);
+        if (bias) numbers[2 * D] = masses(bias + i, count);
+        if (count == width<T>) {
+            fill<T, D, width<T>>(k + i * problem.k.row, problem.k.row, count, numbers);
+            fill<T, D, width<T>>(v + i * problem.v.row, problem.v.row, count, numbers + D);
+        } else {
+            fill<T, D, 0>(k + i * problem.k.row, problem.k.row, count, numbers);
+            fill<T, D, 0>(v + i * problem.v.row, problem.v.row, count, numbers + D);
+            for (int lane = 0; lane < width<T>; lane++) ((T*)(numbers + 2 * D))[lane] *= lane < count;
         }
-        key[2 * D] = row[2 * D * width<T>] = mass;
+        for (int f = 0; f < D; f++) numbers[D + f] *= numbers[2 * D];
+        for (int f = 0; f < R; f++) {
+            row[f] = f < D ? T(to.factor) * numbers[f] : numbers[f];
+            for (int lane = 0; lane < width<T>; lane++) key[lane * K + f] = numbers[f][lane];
+        }
     }
 }
 
@@ -307,24 +333,28 @@ template <class T, int D>
 bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
     const T *q = locate<T>(problem, problem.q, member), *k = locate<T>(problem, problem.k, member);
     const T* bias = locate<T>(problem, problem.bias, member);
-    T most = 0, fewest = infinity<T>, large = 0;
-    int64_t longest = 0;
-    for (int64_t i = 0; i < problem.n; i++) {
+    // what is no number, or infinite, shows in the sum
+    T most = 0, fewest = infinity<T>, sum = 0, large = 0;
+    auto square_of = [&](int64_t i) __attribute__((always_inline)) {
         T square = 0;
 #pragma GCC unroll 4
         for (int f = 0; f < D; f++) square += k[i * problem.k.row + f] * k[i * problem.k.row + f];
-        if (!(square <= most)) most = square, longest = i;
-        fewest = smaller(square, fewest);
-        if (most != most) return false;
+        return square;
+    };
+    for (int64_t i = 0; i < problem.n; i++) {
+        const T square = square_of(i);
+        most = most > square ? most : square, fewest = fewest < square ? fewest : square, sum += square;
     }
     if (bias)
-        for (int64_t i = 0; i < problem.n; i++) large = !(__builtin_fabs(bias[i]) <= large) ? T(__builtin_fabs(bias[i])) : large;
-    if (!(most > 0 && most < infinity<T> && large <= leeway<T> / 2)) return false;
+        for (int64_t i = 0; i < problem.n; i++) large = large > T(__builtin_fabs(bias[i])) ? large : T(__builtin_fabs(bias[i]));
+    if (!(sum > 0 && sum < infinity<T> && large <= leeway<T> / 2)) return false;
     T multiple = 1;
     if (q != k || problem.q.row != problem.k.row) {
+        int64_t longest = 0;
+        while (square_of(longest) < most / 4) longest++;
         T product = 0;
         for (int f = 0; f < D; f++) product += q[longest * problem.q.row + f] * k[longest * problem.k.row + f];
-        multiple = product / most;
+        multiple = product / square_of(longest);
         if (!proportional<T>(problem, q, k, multiple)) return false;
     }
     const double factor = log2e * double(multiple);

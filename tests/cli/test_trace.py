@@ -110,11 +110,19 @@ def test_a_page(
     )
     assert f"report  {page_file}" in capsys.readouterr().out
     page, asked = browser.new_page(), []
+    page.set_default_timeout(120_000)
     page.on("request", lambda request: asked.append(request.url))
     page.goto(page_file.as_uri())
+    page.wait_for_selector("body[data-ready]")
     assert page.locator("h1").inner_text() == "Where the tokens of minilm go"
     page.locator("text=Heads on these texts").last.scroll_into_view_if_needed()
     assert page.locator("svg.main-svg").count() > 0
+    cells = page.locator("[role=gridcell]")
+    assert cells.count() == 72
+    cells.nth(17).hover()
+    assert page.inner_text("#tip").startswith("layer 1, head 5\nattention entropy: ")
+    cells.nth(17).click()
+    assert "first weight" in page.inner_text(".panel:visible")
     assert asked == [page_file.as_uri()]
     page.close()
 

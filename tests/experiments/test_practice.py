@@ -150,6 +150,19 @@ def test_names_are_known_however_they_are_written(monkeypatch: pytest.MonkeyPatc
     assert (found.name, found.lineage, found.inputs) == ("stories15M", "stories15M", subjects.STORIES)
 
 
+def test_antibodies_are_read_with_the_vocabulary_beside_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = random_model("BERT, MiniLM")
+    model.save_pretrained(tmp_path)
+    words = ["[PAD]", "[CLS]", "[SEP]", *"ACDEFGHIKLMNPQRSTVWY"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    monkeypatch.setattr(subjects, "checkpoint", lambda name: at.checkpoint(tmp_path))
+    (found,) = subjects.subjects(("AntiBERTy",))
+    assert [len(ids) for ids in found.inputs] == [len(sequence) + 2 for sequence in ANTIBODIES]
+    assert found.inputs[0][:2] == [1, words.index("E")]
+
+
 def test_a_text_that_cannot_be_read_is_named() -> None:
     opened = at.checkpoint(random_model("Llama, grouped"))
     with pytest.raises(InputError, match="text 2 for small: the text has 1 token"):

@@ -36,8 +36,8 @@ class Measurements:
 
     ``curves`` along depth, (blocks + 1,) each: those of the stream, and with ``_without_first`` appended those of all tokens but the
     first, whose norm may be hundreds of times the others' (``first_norm`` is that ratio). ``blocks`` for every block, (blocks,): the
-    root mean square over tokens of what attention and feed-forward moved. ``heads`` for every block and head, (blocks, h),
-    data-dependent, NaN where undefined.
+    root mean square over tokens of what attention and feed-forward moved (each with the norm after it where there is one). ``heads``
+    for every block and head, (blocks, h), data-dependent, NaN where undefined.
     """
 
     curves: dict[str, Tensor]
@@ -109,7 +109,7 @@ def by_head(layer: Layer, tokens: Tokens, positions: bool = True) -> dict[str, T
     }
     undefined = torch.full((layer.heads,), torch.nan, dtype=torch.float64)
     try:
-        expansion = query_expansion(law, tokens).mean(-1) if isinstance(law, Attention) else undefined
+        expansion = query_expansion(law, tokens, weights).mean(-1) if isinstance(law, Attention) else undefined
     except UnsupportedError:
         expansion = undefined
     energy = undefined

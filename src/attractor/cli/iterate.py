@@ -121,7 +121,7 @@ def iterate(
         needs_transformers()
         decode = whole_numbers(passes.decode)
         with quiet():
-            found = run(model, prompts, passes, output, decode)
+            found = run(model, prompts, passes, output, decode, given(context))
         pictures = draw(found, output)
         command = replay(context, without=("json", "progress", "debug", "resume"))
         written = Written(pictures, store=output.out)
@@ -203,7 +203,12 @@ def opened(model: IterateModel, seed: int) -> Checkpoint:
 
 
 def run(
-    model: IterateModel, prompts: IteratePrompts, passes: IteratePasses, output: IterateOutput, decode: list[int]
+    model: IterateModel,
+    prompts: IteratePrompts,
+    passes: IteratePasses,
+    output: IterateOutput,
+    decode: list[int],
+    named: dict[str, str],
 ) -> Iteration:
     """The iteration, with a bar."""
     import torch
@@ -214,8 +219,13 @@ def run(
     own = [*(prompts.text or ()), *(one.text for one in read_files(prompts.file or ()))]
     random = prompts.random_prompts if prompts.random_prompts is not None else (0 if own else 1)
     with counted("passes", output.progress) as show:
+        source = opened(model, passes.seed)
+        if "prompt_tokens" in named and getattr(source.config, "image_size", None) is not None:
+            raise InputError(
+                "--prompt-tokens belongs to models of text: a picture has as many tokens as the model makes of it"
+            )
         return iterate_all(
-            opened(model, passes.seed),
+            source,
             own,
             passes=passes.passes,
             feedforward=passes.feedforward,

@@ -118,6 +118,7 @@ def trace(
         command = replay(context, without=("json", "progress", "debug"))
         written = Written(pictures, output.report)
         report = {"schema": SCHEMA, "command": command, **summary(opened, found), "written": written.row()}
+        report["reads"] = "pictures" if texts.image else "texts"
         if output.report is not None:
             from attractor.cli.tracepage import trace_report
 
