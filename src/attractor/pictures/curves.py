@@ -67,8 +67,18 @@ def _fill(axes: Any, panel: Panel) -> None:
         axes.plot(np.asarray(curve.x), np.asarray(curve.y), label=curve.name or None, **look)
     axes.set_xscale("log" if panel.log_x else "linear")
     axes.set_yscale("log" if panel.log_y else "linear")
+    if not panel.log_x and all(_whole(curve.x) for curve in panel.curves):
+        from matplotlib.ticker import MaxNLocator
+
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))  # no half of a layer
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)
     axes.set_title(panel.title, loc="left")
     if any(curve.name for curve in panel.curves):
         axes.legend(fontsize=6, frameon=False, handlelength=1.6)
+
+
+def _whole(values: Any) -> bool:
+    """Whether all are whole numbers, such as layers, passes or steps."""
+    found = np.asarray(values, dtype=float)
+    return bool(np.all(np.isfinite(found))) and bool(np.all(found == np.round(found)))
