@@ -96,7 +96,9 @@ def house_style(app: Sphinx, what: str, name: str, thing: Any, options: Any, lin
 
 
 def generated(app: Sphinx) -> None:
-    """Pages that are written from what they are about: theorems from the objects, speeds from reports, the gallery from scripts."""
+    """Pages that are written from what they are about: theorems from the objects, speeds from reports, the gallery from scripts,
+    commands from the program."""
+    import commands_page
     import gallery_page
     import performance_page
 
@@ -106,6 +108,7 @@ def generated(app: Sphinx) -> None:
         "theorems": "# Theorems\n\n" + markdown(),
         "performance": performance_page.page(),
         "gallery": gallery_page.page(),
+        "commands": commands_page.page(),
     }
     folder = Path(app.srcdir) / "generated"
     folder.mkdir(exist_ok=True)

@@ -32,6 +32,7 @@ SHOWN = {
     "point": (lambda: at.Gaussian(torch.zeros(2), 0 * EYE), ["covariance"]),
     "run": (lambda: at.flow(law(), at.Tokens.uniform(5, 2, seed=0), until=1.0), ["reached at t = 1", "evaluations"]),
     "gaussian run": (lambda: at.flow(law(), at.Gaussian(torch.zeros(2), EYE), until=9.0), ["blow up at t = 0.5"]),
+    "regime": (lambda: at.regime(law()), ["divergent", "regimes.T3", "1 divergent"]),
 }  # fmt: skip
 
 

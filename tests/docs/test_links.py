@@ -16,6 +16,7 @@ WRITTEN = {
     "theorems",
     "performance",
     "gallery",
+    "commands",
 }  # pages of docs/generated that the documentation writes when it is built
 PAGES = sorted(
     page
@@ -109,6 +110,9 @@ def test_the_pages_that_are_written_have_what_they_are_about(monkeypatch: pytest
     gallery, performance = importlib.import_module("gallery_page"), importlib.import_module("performance_page")
     page = gallery.page()
     assert all(f"examples/{script.name}" in page for script in gallery.scripts())
+    page = importlib.import_module("commands_page").page()
+    assert "### study-results" in page
+    assert "| `--seed` `N` | Seed of the random start. | `0` |" in page
     page = performance.page()
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         assert path.name in page, f"docs/performance_page.py does not know the schema of {path.name}"

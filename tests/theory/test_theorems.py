@@ -42,12 +42,13 @@ def test_it_holds_on_random_instances(statement: Theorem) -> None:
 
 @every
 def test_its_check_can_fail(statement: Theorem) -> None:
-    """Evidence from a law that was broken on purpose, measured against the law as it was."""
+    """Evidence from a law that was broken on purpose, measured against the law as it was; mostly the first instance is enough."""
 
     def sabotage(cases: Sequence[Case]) -> Sequence[Any]:
         return statement.gather([statement.broken(case) for case in cases])
 
-    assert examine(dataclasses.replace(statement, gather=sabotage), INSTANCES, violated=0, seed=2).violations > 0
+    broken = dataclasses.replace(statement, gather=sabotage)
+    assert any(examine(broken, count, violated=0, seed=2).violations for count in (1, INSTANCES))
 
 
 @every

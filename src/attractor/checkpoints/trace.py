@@ -31,6 +31,12 @@ class Trace(Trajectory):
     words: tuple[str, ...] = ()
     measurements: Measurements | None = None
 
+    def _repr_html_(self) -> str:
+        """A card for notebooks: the words, and how norm and cosine changed over all blocks."""
+        from attractor.checkpoints.trace_card import trace_card
+
+        return trace_card(self)
+
 
 @dataclass(frozen=True)
 class Skipped:

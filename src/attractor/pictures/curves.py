@@ -71,6 +71,10 @@ def _fill(axes: Any, panel: Panel) -> None:
     for axis, logarithmic in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):
         if logarithmic:
             _plain_ticks(axis)
+    if not panel.log_x and all(_whole(curve.x) for curve in panel.curves):
+        from matplotlib.ticker import MaxNLocator
+
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))  # no half of a layer
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)
     axes.set_title(panel.title, loc="left")
@@ -87,3 +91,9 @@ def _plain_ticks(axis: Any) -> None:
         axis.set_major_locator(MaxNLocator(5))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+
+
+def _whole(values: Any) -> bool:
+    """Whether all are whole numbers, such as layers, passes or steps."""
+    found = np.asarray(values, dtype=float)
+    return bool(np.all(np.isfinite(found))) and bool(np.all(found == np.round(found)))

@@ -1,4 +1,4 @@
-"""``attractor tour``: everything once, in about two minutes, ending in one page."""
+"""``attractor tour``: everything once, in about half a minute, ending in one page."""
 
 from attractor.cli.tour.command import tour
 

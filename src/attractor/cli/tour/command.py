@@ -75,7 +75,7 @@ class Visit:
 
 @grouped(TourOptions, TourOutput)
 def tour(context: typer.Context, options: TourOptions, output: TourOutput) -> None:
-    """Take a tour: tokens on a sphere, theorems, Gaussians, a real model. About two minutes, and one page at the end.
+    """Take a tour: tokens on a sphere, theorems, Gaussians, a real model. Half a minute, and one page at the end.
 
     Works offline. Without the extra or the package that carries the model, those stops are skipped and the page says how to get
     them. Exit code 0; 1 if a stop failed, 2 for a bad argument.

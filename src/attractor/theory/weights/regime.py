@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -87,6 +88,21 @@ class Regime:
     def row(self) -> dict[str, Any]:
         """Ready for JSON: the layer's row and those of the heads."""
         return {"layer": None if self.layer is None else self.layer.row(), "heads": [head.row() for head in self.heads]}
+
+    def __repr__(self) -> str:
+        heads = f"{len(self.heads)} head{'' if len(self.heads) == 1 else 's'}"
+        return f"Regime({heads}: {self})"
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks: the label with its reason, and the labels of the heads."""
+        from attractor.cards import card
+
+        counts = Counter(head.label.name for head in self.heads)
+        heads = ", ".join(f"{count} {label}" for label, count in counts.most_common())
+        return card(
+            "Regime",
+            {"label": self.label, "proved by": self.certificate or "no theorem", "why": self.why, "heads": heads},
+        )
 
     def __str__(self) -> str:
         undecided = self.label in ("undetermined", "undefined")
