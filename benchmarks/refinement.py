@@ -1,9 +1,11 @@
 """What a refinement costs: training steps of one model as it is, with the shift and with the slice, interleaved.
 
     python benchmarks/refinement.py [--family gpt2] [--layers 12] [--dim 768] [--heads 12] [--context 1024] [--batch 16] [--rounds 20]
+                                    [--steps 5]
 
-A step is forward, backward and AdamW on random tokens, on the GPU if there is one (bfloat16 autocast there, float32 on the CPU). Prints
-one JSON object: median seconds of each contender and the median, over rounds, of its ratio to the plain model; the target is 1.05.
+A step is forward, backward and AdamW on random tokens, on the GPU if there is one (bfloat16 autocast there, float32 on the CPU). Every
+contender has a turn of ``--steps`` steps in each round; within a turn nothing waits for the device, as in training. Prints one JSON
+object: median seconds of a step of each contender and the median, over rounds, of its ratio to the plain model; the target is 1.05.
 All contenders take the same path but for attention, so the ratio is the price of the refinement. ``--channels 16`` keeps part of each
 slice, ``--pad`` says whether values are made as wide as keys, ``--compile`` compiles every contender, and ``--backends`` adds contenders
 (plain ones too) that try this kernel of PyTorch's fused attention first. Sizes by default are those of
@@ -38,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=int, default=50257 if gpu else 4096)
     parser.add_argument("--batch", type=int, default=16 if gpu else 4)
     parser.add_argument("--rounds", type=int, default=20 if gpu else 5)
+    parser.add_argument("--steps", type=int, default=5 if gpu else 1, help="of one turn")
     parser.add_argument("--channels", type=int, help="of each slice, all of them by default")
     parser.add_argument("--pad", choices=list(PADS), default="auto")
     parser.add_argument("--backends", nargs="+", choices=["cudnn", "flash", "efficient"], default=[])
@@ -76,7 +79,7 @@ def model_of(given: argparse.Namespace) -> Any:
     return transformers.LlamaForCausalLM(config).to(given.device).train()
 
 
-def step_of(given: argparse.Namespace, kind: str | None, backend: str | None) -> Callable[[], None]:
+def step_of(given: argparse.Namespace, kind: Any, backend: str | None) -> Callable[[], None]:
     model = model_of(given)
     if kind is not None:
         channels = given.channels if kind == "slice" else None
@@ -111,10 +114,11 @@ def seconds(given: argparse.Namespace, step: Callable[[], None]) -> float:
     if given.device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
-    step()
+    for _ in range(given.steps):
+        step()
     if given.device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return (time.perf_counter() - start) / given.steps
 
 
 def main() -> None:
@@ -128,9 +132,11 @@ def main() -> None:
         for _ in range(3):  # what is compiled, tuned or allocated on first use
             step()
     times = {name: [] for name in steps}
+    order = list(steps)
     for _ in range(given.rounds):
-        for name, step in steps.items():
-            times[name].append(seconds(given, step))
+        for name in order:
+            times[name].append(seconds(given, steps[name]))
+        order = [*order[1:], order[0]]  # nobody always follows the same one
     rows = []
     for name, taken in times.items():
         ratios = [mine / plain for mine, plain in zip(taken, times["plain"], strict=True)]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 import attractor as at
-from attractor.checkpoints.trace import Session
+from attractor.checkpoints.session import Session
 from attractor.checkpoints.watching import watched
 
 

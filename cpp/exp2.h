@@ -105,58 +105,66 @@ ATTRACTOR_INLINE Vector<double> exp2(Vector<double> x) {
 
 #if defined(__x86_64__) && !defined(ATTRACTOR_HAS_SCALE)
 
-// Keeps a value where it is in the order of the program.
-template <class V>
-ATTRACTOR_INLINE void pin(V& value) {
-    __asm__ volatile("" : "+x"(value));
-}
-
-// 2^x of many vectors in place, four side by side: the chains of one vector are long, and the processor looks ahead over too
-// few instructions to find the next by itself. The coefficients stay in memory, for there are 16 registers.
-template <class T, Domain domain>
-ATTRACTOR_INLINE void exp2_all(Vector<T>* x, int64_t count) {
+// 2^x of four vectors side by side, in place: the chains of one vector are long, and the processor looks ahead over too few
+// instructions to find the next by itself. The coefficients stay in memory, for there are 16 registers.
+template <class T>
+class Powers {
     using E = Exponent<T>;
-    constexpr int abreast = 4;
-    Vector<T> table[E::degree + 1];
-    for (int power = 0; power <= E::degree; power++) table[power] = splat<T>(E::coefficients[power]);
-    const Vector<T>* coefficients = table;
-    const Vector<T> magic = splat<T>(E::magic);
-    int64_t index = 0;
-    for (; index + abreast <= count; index += abreast, x += abreast) {
-        __asm__ volatile("" : "+r"(coefficients) : : "memory");
-        Vector<T> rounded[abreast], r[abreast], p[abreast];
+    Vector<T> coefficients[E::degree + 1];
+
+public:
+    Powers() {
+        for (int power = 0; power <= E::degree; power++) coefficients[power] = splat<T>(E::coefficients[power]);
+    }
+
+    template <Domain domain>
+    ATTRACTOR_INLINE void four(Vector<T>* x) const {
+        const Vector<T>* table = coefficients;
+        __asm__ volatile("" : "+r"(table) : : "memory");
+        const Vector<T> magic = splat<T>(E::magic);
+        Vector<T> rounded[4], r[4], p[4];
 #pragma GCC unroll 4
-        for (int i = 0; i < abreast; i++) {
+        for (int i = 0; i < 4; i++) {
             r[i] = x[i];
             if constexpr (domain != Domain::inside) r[i] = larger(splat<T>(E::lowest), r[i]);
             if constexpr (domain == Domain::any) r[i] = smaller(splat<T>(E::highest), r[i]);
             rounded[i] = r[i] + magic;
         }
 #pragma GCC unroll 4
-        for (int i = 0; i < abreast; i++) p[i] = rounded[i] - magic;
+        for (int i = 0; i < 4; i++) p[i] = rounded[i] - magic;
 #pragma GCC unroll 4
-        for (int i = 0; i < abreast; i++) pin(r[i] -= p[i]);
+        for (int i = 0; i < 4; i++) pin(r[i] -= p[i]);
 #pragma GCC unroll 4
-        for (int i = 0; i < abreast; i++) pin(p[i] = coefficients[0] * r[i] + coefficients[1]);
+        for (int i = 0; i < 4; i++) pin(p[i] = table[0] * r[i] + table[1]);
 #pragma GCC unroll 16
         for (int power = 2; power <= E::degree; power++)
 #pragma GCC unroll 4
-            for (int i = 0; i < abreast; i++) pin(p[i] = p[i] * r[i] + coefficients[power]);
+            for (int i = 0; i < 4; i++) pin(p[i] = p[i] * r[i] + table[power]);
 #pragma GCC unroll 4
-        for (int i = 0; i < abreast; i++)
-            x[i] = (Vector<T>)((Integers<T>)p[i] + ((Integers<T>)rounded[i] << E::mantissa));
+        for (int i = 0; i < 4; i++) x[i] = (Vector<T>)((Integers<T>)p[i] + ((Integers<T>)rounded[i] << E::mantissa));
     }
-    for (; index < count; index++, x++) *x = exp2<domain>(*x);
-}
+};
 
 #else
 
-template <class T, Domain domain>
-ATTRACTOR_INLINE void exp2_all(Vector<T>* x, int64_t count) {
-    for (int64_t index = 0; index < count; index++) x[index] = exp2<domain>(x[index]);
-}
+template <class T>
+struct Powers {
+    template <Domain domain>
+    ATTRACTOR_INLINE void four(Vector<T>* x) const {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) x[i] = exp2<domain>(x[i]);
+    }
+};
 
 #endif
+
+// 2^x of many vectors, in place.
+template <class T, Domain domain>
+ATTRACTOR_INLINE void exp2_all(Vector<T>* x, int64_t count) {
+    const Powers<T> powers;
+    for (; count >= 4; count -= 4, x += 4) powers.template four<domain>(x);
+    for (; count > 0; count--, x++) *x = exp2<domain>(*x);
+}
 
 // 1 / (1 + 2^-x): 0 at -inf, 1 at +inf, and accurate relative to itself between.
 template <class V>

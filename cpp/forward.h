@@ -5,6 +5,7 @@
 #pragma once
 
 #include "exp2.h"
+#include "log2.h"
 #include "member.h"
 #include "tile.h"
 
@@ -146,10 +147,9 @@ void unpack(const Vector<T>* sums, const Vector<T>* total, int64_t rows, int64_t
 
 template <class T, int NQ>
 void write_logsumexp(const Sums<T, NQ>& sums, int64_t rows, T* to) {
-    for (int64_t row = 0; row < rows; row++) {
-        const T total = ((const T*)sums.total)[row], shift = ((const T*)sums.shift)[row];
-        to[row] = total == 0 ? -infinity<T> : T(ln2) * (shift + T(__builtin_log2(total)));
-    }
+    Vector<T> result[NQ];
+    for (int column = 0; column < NQ; column++) result[column] = T(ln2) * (sums.shift[column] + log2<T>(sums.total[column]));
+    __builtin_memcpy(to, result, sizeof(T) * size_t(rows));
 }
 
 // Bounds on |k_j| and |bias_j| of a member; what is no finite number gives no bound.

@@ -5,6 +5,7 @@
 #include "ceilings.h"
 #include "columns.h"
 #include "run.h"
+#include "symmetric.h"
 #include "zonal.h"
 
 namespace attractor::ATTRACTOR_ISA {
@@ -53,9 +54,48 @@ void powers(const void* from, void* to, int64_t count) {
 }
 
 template <class T>
+constexpr SymmetricKernels symmetric_kernels() {
+    return {[](const Problem& problem, int64_t member, Symmetric* found) {
+                bool fine = false;
+                with_features(problem.e, [&](auto count) { fine = recognise<T, decltype(count)::value>(problem, member, found); });
+                return fine;
+            },
+            [](int64_t d) { return sizeof(T) * size_t(row_numbers(int(d))); },
+            [](int64_t d) { return sizeof(T) * size_t(key_numbers(int(d))); },
+            [](int64_t d) {
+                size_t bytes = 0;
+                with_features(d, [&](auto count) { bytes = Pairs<T, decltype(count)::value>::scratch(); });
+                return bytes;
+            },
+            [](const Problem& problem, int64_t member, const Symmetric& to, int64_t block) {
+                with_features(to.d, [&](auto count) { pack_tokens<T, decltype(count)::value>(problem, member, to, block); });
+            },
+            [](const Symmetric& problem, int64_t one, int64_t two, void* scratch) {
+                const FlushTiny guard;
+                with_features(problem.d, [&](auto count) { Pairs<T, decltype(count)::value>(problem, scratch).compute(one, two); });
+            },
+            [](const Symmetric& problem, int64_t one, int64_t two, void* scratch) {
+                with_features(problem.d, [&](auto count) { Pairs<T, decltype(count)::value>(problem, scratch).add(one, two); });
+            },
+            [](const Problem& problem, int64_t member, const Symmetric& from, int64_t block) {
+                with_features(from.d, [&](auto count) { write_tokens<T, decltype(count)::value>(problem, member, from, block); });
+            },
+            [](const Problem& problem, int64_t member, const Symmetric& one, void* scratch) {
+                const FlushTiny guard;
+                with_features(one.d, [&](auto count) {
+                    constexpr int D = decltype(count)::value;
+                    pack_tokens<T, D>(problem, member, one, 0);
+                    const Pairs<T, D> pairs(one, scratch);
+                    pairs.compute(0, 0);
+                    pairs.settle(problem, member);
+                });
+            }};
+}
+
+template <class T>
 constexpr Kernels kernels_of() {
     return {[] { return group<T>; }, scratch<T>,  measure<T>,       forward<T>,       backward<T, false>,
-            backward<T, true>,       powers<T>,   multiply_adds<T>, powers_of_two<T>};
+            backward<T, true>,       powers<T>,   multiply_adds<T>, powers_of_two<T>, symmetric_kernels<T>()};
 }
 
 }  // namespace attractor::ATTRACTOR_ISA

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "problem.h"
+#include "symmetric_forward.h"
 #include "threads.h"
 
 namespace nb = nanobind;
@@ -128,19 +129,35 @@ struct Call {
     }
 };
 
-void forward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
-             bool causal, int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k, const Numbers& v,
-             const Numbers& bias, const Numbers& visible, const Numbers& output, const Numbers& logsumexp) {
-    Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self, offset);
-    Problem& problem = call.problem;
-    problem.q = operand(q, problem.axes), problem.k = operand(k, problem.axes), problem.v = operand(v, problem.axes);
-    problem.bias = operand(bias, problem.axes), problem.visible = operand(visible, problem.axes);
-    problem.output = operand(output, problem.axes), problem.logsumexp = operand(logsumexp, problem.axes);
-    nb::gil_scoped_release released;
-    const std::vector<double> reach = call.measure();
-    if (!reach.empty()) problem.reach = reach.data();
-    call.run(call.kernels->forward, problem.n);
-}
+struct Forward : Call {
+    Forward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode, bool causal,
+            int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k, const Numbers& v,
+            const Numbers& bias, const Numbers& visible, const Numbers& output, const Numbers& logsumexp)
+        : Call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self, offset) {
+        const int axes = problem.axes;
+        problem.q = operand(q, axes), problem.k = operand(k, axes), problem.v = operand(v, axes);
+        problem.bias = operand(bias, axes), problem.visible = operand(visible, axes);
+        problem.output = operand(output, axes), problem.logsumexp = operand(logsumexp, axes);
+    }
+
+    void attend() {
+        nb::gil_scoped_release released;
+        if (symmetric_forward(kernels->symmetric, problem, threads)) return;
+        const std::vector<double> reach = measure();
+        if (!reach.empty()) problem.reach = reach.data();
+        run(kernels->forward, problem.n);
+    }
+
+    bool share(int part, int parts, int64_t sums) {
+        nb::gil_scoped_release released;
+        return symmetric_share(kernels->symmetric, problem, threads, part, parts, reinterpret_cast<double*>(sums));
+    }
+
+    void settle(int64_t sums) {
+        nb::gil_scoped_release released;
+        symmetric_settle(kernels->symmetric, problem, threads, reinterpret_cast<double*>(sums));
+    }
+};
 
 void backward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
               bool causal, int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k, const Numbers& v,
@@ -196,7 +213,13 @@ std::pair<double, double> ceiling(const std::string& set, bool is_double, bool p
 
 NB_MODULE(_kernels, module) {
     module.doc() = "Compiled kernels; attractor.engines.fused and attractor.engines.spectral call them.";
-    module.def("forward", &attractor::forward);
+    using attractor::Numbers;
+    nb::class_<attractor::Forward>(module, "Forward")
+        .def(nb::init<const std::string&, bool, int, const Numbers&, const Numbers&, int, bool, int64_t, bool, int64_t, const Numbers&,
+                      const Numbers&, const Numbers&, const Numbers&, const Numbers&, const Numbers&, const Numbers&>())
+        .def("attend", &attractor::Forward::attend)
+        .def("share", &attractor::Forward::share)
+        .def("settle", &attractor::Forward::settle);
     module.def("backward", &attractor::backward);
     module.def("instruction_sets", &attractor::instruction_sets);
     module.def("exp2", &attractor::exp2);

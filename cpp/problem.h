@@ -39,6 +39,28 @@ struct Problem {
     Operand grad_output, log2sum, row_term, grad_q, grad_k, grad_v, grad_bias;
 };
 
+// One member of the batch whose queries are `factor` / log2(e) times its keys; see symmetric.h.
+struct Symmetric {
+    static constexpr int64_t block = 512;  // tokens
+    int64_t n = 0, d = 0, padded = 0;      // tokens, features, and tokens for which there is room
+    bool weighted = false, skip_self = false;
+    double factor = 0.0, shift = 0.0;
+    void *rows = nullptr, *keys = nullptr;  // the tokens in the layout of the kernel
+    double* sums = nullptr;                 // (d + 1, padded): of the values, and of the weights
+};
+
+struct SymmetricKernels {
+    bool (*recognise)(const Problem&, int64_t member, Symmetric*);  // writes factor, shift and weighted if it applies
+    size_t (*row_bytes)(int64_t d);                                 // of one token
+    size_t (*key_bytes)(int64_t d);
+    size_t (*scratch)(int64_t d);
+    void (*pack)(const Problem&, int64_t member, const Symmetric&, int64_t block);
+    void (*compute)(const Symmetric&, int64_t one, int64_t two, void* scratch);  // all pairs of two blocks,
+    void (*add)(const Symmetric&, int64_t one, int64_t two, void* scratch);      // and what they give to the sums
+    void (*write)(const Problem&, int64_t member, const Symmetric&, int64_t block);
+    void (*small)(const Problem&, int64_t member, const Symmetric&, void* scratch);  // all of it, for a member of one block
+};
+
 // One instruction set and one number type. A task is a group of rows (or of keys) of one member of the batch.
 struct Kernels {
     int64_t (*group)();                                     // rows of a task
@@ -50,6 +72,7 @@ struct Kernels {
     void (*exp2)(const void* from, void* to, int64_t count);  // for tests of its error
     double (*multiply_adds)(int64_t repeats, void* result);    // for the limits of the machine: see ceilings.h
     double (*powers_of_two)(int64_t repeats, void* result);
+    SymmetricKernels symmetric;
 };
 
 // Harmonics up to `order` at the n tokens `scale * points` of the unit circle or sphere; see zonal.h. Tables over (m, l) have rows

@@ -126,6 +126,83 @@ ATTRACTOR_INLINE Vector<double> look_up(const double* table, Integers<double> in
 }
 #endif
 
+// Keeps a value in a register, and where it is in the order of the program.
+template <class V>
+ATTRACTOR_INLINE void pin(V& value) {
+#if defined(__AVX512F__) && ATTRACTOR_BYTES == 64
+    __asm__ volatile("" : "+v"(value));
+#elif defined(__x86_64__) && (ATTRACTOR_BYTES == 16 || (defined(__AVX2__) && ATTRACTOR_BYTES == 32))
+    __asm__ volatile("" : "+x"(value));
+#else
+    (void)value;
+#endif
+}
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define ATTRACTOR_PICK(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define ATTRACTOR_PICK(...) __builtin_shuffle(a, b, Integers<T>{__VA_ARGS__})
+#endif
+
+// Sums of neighbouring lanes, those of a and of b by turns, within 16 bytes: what a processor shuffles fastest.
+template <class T>
+ATTRACTOR_INLINE Vector<T> neighbours(Vector<T> a, Vector<T> b) {
+    if constexpr (width<T> == 2 && sizeof(T) == 8)
+        return ATTRACTOR_PICK(0, 2) +
+               ATTRACTOR_PICK(1, 3);
+    if constexpr (width<T> == 4 && sizeof(T) == 4)
+        return ATTRACTOR_PICK(0, 2, 4, 6) +
+               ATTRACTOR_PICK(1, 3, 5, 7);
+    if constexpr (width<T> == 4 && sizeof(T) == 8)
+        return ATTRACTOR_PICK(0, 4, 2, 6) +
+               ATTRACTOR_PICK(1, 5, 3, 7);
+    if constexpr (width<T> == 8 && sizeof(T) == 4)
+        return ATTRACTOR_PICK(0, 2, 8, 10, 4, 6, 12, 14) +
+               ATTRACTOR_PICK(1, 3, 9, 11, 5, 7, 13, 15);
+    if constexpr (width<T> == 8 && sizeof(T) == 8)
+        return ATTRACTOR_PICK(0, 8, 2, 10, 4, 12, 6, 14) +
+               ATTRACTOR_PICK(1, 9, 3, 11, 5, 13, 7, 15);
+    if constexpr (width<T> == 16 && sizeof(T) == 4)
+        return ATTRACTOR_PICK(0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
+               ATTRACTOR_PICK(1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
+}
+
+// Sums of neighbouring 16 bytes, first of a and then of b.
+template <class T>
+ATTRACTOR_INLINE Vector<T> quarters(Vector<T> a, Vector<T> b) {
+    if constexpr (width<T> == 4 && sizeof(T) == 8)
+        return ATTRACTOR_PICK(0, 1, 4, 5) +
+               ATTRACTOR_PICK(2, 3, 6, 7);
+    if constexpr (width<T> == 8 && sizeof(T) == 4)
+        return ATTRACTOR_PICK(0, 1, 2, 3, 8, 9, 10, 11) +
+               ATTRACTOR_PICK(4, 5, 6, 7, 12, 13, 14, 15);
+    if constexpr (width<T> == 8 && sizeof(T) == 8)
+        return ATTRACTOR_PICK(0, 1, 4, 5, 8, 9, 12, 13) +
+               ATTRACTOR_PICK(2, 3, 6, 7, 10, 11, 14, 15);
+    if constexpr (width<T> == 16 && sizeof(T) == 4)
+        return ATTRACTOR_PICK(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+               ATTRACTOR_PICK(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    return a;
+}
+#undef ATTRACTOR_PICK
+
+// The sum over the lanes of each of as many vectors as there are lanes.
+template <class T>
+ATTRACTOR_INLINE Vector<T> lane_sums(Vector<T>* vectors) {
+    int count = width<T>;
+#pragma GCC unroll 4
+    for (int left = 16 / int(sizeof(T)); left > 1; left /= 2, count /= 2)
+#pragma GCC unroll 8
+        for (int index = 0; index < count / 2; index++)
+            vectors[index] = neighbours<T>(vectors[2 * index], vectors[2 * index + 1]);
+#pragma GCC unroll 4
+    for (; count > 1; count /= 2)
+#pragma GCC unroll 8
+        for (int index = 0; index < count / 2; index++)
+            vectors[index] = quarters<T>(vectors[2 * index], vectors[2 * index + 1]);
+    return vectors[0];
+}
+
 template <class T>
 ATTRACTOR_INLINE bool any(Integers<T> truth) {
     typename Lanes<T>::Integer seen = 0;

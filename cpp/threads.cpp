@@ -84,13 +84,14 @@ Pool& pool() {
 
 }  // namespace
 
-void parallel(int64_t tasks, int threads, const std::function<void(int64_t, int)>& work) {
+void parallel(int64_t tasks, int threads, const std::function<void(int64_t, int)>& work, int64_t stride) {
     Job job;
     job.work = &work;
     job.tasks = tasks;
     // whole strides keep the counter cool; eight for each thread keep the threads even
     job.stride = tasks / (8 * int64_t(threads)) > 1 ? tasks / (8 * int64_t(threads)) : 1;
     if (job.stride > 64) job.stride = 64;
+    if (stride) job.stride = stride;
     if (threads <= 1 || tasks <= 1) return job.run(0);
     pool().run(job, int(threads - 1 < tasks - 1 ? threads - 1 : tasks - 1));
 }

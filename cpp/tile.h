@@ -67,10 +67,12 @@ void scores_of(const Vector<T>* packed, const T* others, int64_t stride, int64_t
                const Vector<T>* shift, Vector<T>* tile, Vector<T>* peak) {
     Vector<T> start[NQ], high[NQ];
     for (int column = 0; column < NQ; column++) start[column] = -shift[column], high[column] = splat<T>(-infinity<T>);
+    // few features stay in registers, which leaves room for the scores of few keys
+    constexpr int abreast = E > 0 && columns == 2 ? 2 : block;
     int64_t j = 0;
-    for (; j + block <= count; j += block)
-        score_block<T, NQ, block, E, tracked>(packed, others + j * stride, stride, features, offset ? offset + j : nullptr, start,
-                                     tile + j * NQ, high);
+    for (; j + abreast <= count; j += abreast)
+        score_block<T, NQ, abreast, E, tracked>(packed, others + j * stride, stride, features, offset ? offset + j : nullptr, start,
+                                                tile + j * NQ, high);
     for (; j < count; j++)
         score_block<T, NQ, 1, E, tracked>(packed, others + j * stride, stride, features, offset ? offset + j : nullptr, start,
                                  tile + j * NQ, high);

@@ -44,8 +44,10 @@ class Numbers:
         self.dynamics: dict[str, dict[str, dict[str, Any]]] = {}
         for name in STUDIES:
             study, rows = read_results(RESULTS / f"{name}.jsonl")
-            self.pairs[name], missing = comparisons(study, rows)
-            assert not missing, missing
+            compared = comparisons(study, rows)
+            assert not compared.missing, compared.missing
+            assert not compared.untested, compared.untested
+            self.pairs[name] = compared.pairs
             self.values[name] = by_arm(rows, study.measure)
             self.arms[name] = {row["arm"]: row for row in arms_table(study, rows)}
             self.dynamics[name] = {row["arm"]: row for row in dynamics_table(study, rows)}
@@ -85,6 +87,20 @@ class Numbers:
         size = "" if pair.deviations is None else f"{pair.deviations:+.1f}"
         tests = f"{pair.p:.2g}", f"{pair.p_holm:.2g}", f"{pair.p_flips:.2g}"
         return "| " + " | ".join((study, pair.arm, pair.reference, mean, difference, size, *tests)) + " |"
+
+    def sizes(self) -> str:
+        """How far totals of parameters are apart: within the same positions, and what learned positions add."""
+        apart, more = 0.0, []
+        for study, arms in self.arms.items():
+            plain = {arm.partition("/")[2]: row["parameters"] for arm, row in arms.items() if arm.startswith("plain/")}
+            shares = [row["parameters"] / plain[arm.partition("/")[2]] - 1 for arm, row in arms.items()]
+            apart = max(apart, *map(abs, shares))
+            more.append(f"{100 * (plain['absolute'] / plain['none'] - 1):.1f} percent ({study})")
+        return (
+            f"Totals of arms with the same positions are within {100 * apart:.2f} percent of plain attention's. "
+            "Learned absolute positions are parameters too: "
+            f"arms with them have {', '.join(more)} more than arms with rotary or no positions."
+        )
 
     def everything(self) -> str:
         """All arms of all studies: means with intervals."""
@@ -129,7 +145,7 @@ def page() -> str:
     numbers = Numbers()
     words = (DOCS / "experiments.md.in").read_text(encoding="utf-8")
     words = re.sub(r"\[\[(.+?)\]\]", numbers.said, words)
-    special = {"all arms": numbers.everything, "depth": numbers.depth}
+    special = {"all arms": numbers.everything, "depth": numbers.depth, "sizes": numbers.sizes}
     return re.sub(r"\{\{(.+?)\}\}", lambda match: special.get(match[1], lambda: numbers.table(match[1]))(), words)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attractor as at
-from attractor import memory
+from attractor import control_groups, memory
 from attractor.engines import attend
 from attractor.errors import MemoryShortageError
 
@@ -27,6 +27,29 @@ def poor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_what_is_available(poor: None) -> None:
     assert memory.available() == GIB
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_the_limit_of_a_container(unified: bool, poor: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The nearest limit of the groups above a process counts, and page cache in them is as good as free."""
+    root = tmp_path if unified else tmp_path / "memory"
+    limit, used, cached = control_groups.UNIFIED if unified else control_groups.SPLIT
+    for folder, bound, held in (("", GIB // 2, GIB // 4), ("a", GIB, 0), ("a/b", None, 0)):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / limit).write_text(str(bound) if bound else "max" if unified else str((1 << 63) - 4096))
+        (root / folder / used).write_text(f"{held}\n")
+        (root / folder / "memory.stat").write_text(f"anon 5\n{cached} {GIB // 8 if held else 0}\n")
+    (tmp_path / "self").write_text("0::/a/b\n" if unified else "4:cpu,memory:/a/b\n3:cpuset:/\n")
+    monkeypatch.setattr(control_groups, "ROOT", tmp_path)
+    monkeypatch.setattr(control_groups, "SELF", tmp_path / "self")
+    control_groups._groups.cache_clear()
+    try:
+        assert control_groups.memory_left() == GIB // 2 - GIB // 4 + GIB // 8
+        assert memory.available() == 3 * GIB // 8
+        (root / used).write_text("not a number")
+        assert memory.available() == GIB
+    finally:
+        control_groups._groups.cache_clear()
 
 
 def test_without_that_file_the_system_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,17 +9,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attractor import control_groups
 from attractor.errors import MemoryShortageError
 
 MEMINFO = Path("/proc/meminfo")
 
 
 def available(device: Any = None) -> int | None:
-    """Bytes that can still be had on a device of torch (None: the main memory), or None where nobody says."""
+    """Bytes that can still be had on a device of torch (None: the main memory), or None where nobody says.
+
+    Of the main memory the least of what the machine has and what the limits of a container leave.
+    """
     if device is not None and getattr(device, "type", "cpu") == "cuda":
         import torch
 
         return int(torch.cuda.mem_get_info(device)[0])
+    known = [free for free in (_machine(), control_groups.memory_left()) if free is not None]
+    return min(known, default=None)
+
+
+def _machine() -> int | None:
     try:
         for line in MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -86,7 +86,7 @@ def test_the_table_of_targets_is_all_there() -> None:
 @pytest.mark.usefixtures("no_peers")
 def test_a_quick_run_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file, picture = tmp_path / "bench.json", tmp_path / "bench.png"
-    line = [*QUICK, "--rows", "evaluation,ensembles,merging", "--json", str(file), "--plot", str(picture)]
+    line = [*QUICK, "--rows", "evaluation,ensembles,merging", "--out", str(file), "--plot", str(picture)]
     assert run(line) == 0
     printed = capfd.readouterr()
     assert "attractor fused" in printed.out
@@ -118,7 +118,7 @@ def test_a_quick_run_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixtur
 
 @pytest.mark.usefixtures("no_peers")
 def test_solves_growth_and_absent_parts(capfd: pytest.CaptureFixture[str]) -> None:
-    line = [*QUICK, "--rows", "solves,small,spectral,growth,gpu", "--json", "-"]
+    line = [*QUICK, "--rows", "solves,small,spectral,growth,gpu", "--json"]
     assert run(line) == 0
     printed = capfd.readouterr()
     assert printed.out.count("\n") == 1
@@ -161,7 +161,7 @@ def test_what_is_measured_is_kept_when_the_run_is_stopped(tmp_path: Path, monkey
         return hold(contest, *arguments)
 
     monkeypatch.setattr(program, "hold", stop_at_the_second)
-    assert run([*QUICK, "--rows", "ensembles", "--json", str(file)]) == 130
+    assert run([*QUICK, "--rows", "ensembles", "--out", str(file)]) == 130
     report = json.loads(file.read_text())
     assert report["finished"] is False
     assert len(report["contests"]) == 1
@@ -173,7 +173,7 @@ def test_what_is_measured_is_kept_when_the_run_is_stopped(tmp_path: Path, monkey
         (["--rows", "speed"], "row 'speed' is not known; the rows are evaluation, solves"),
         (["--rows", ","], "no rows are named"),
         (["--plot", "bench.gif"], "this picture is written as .png, .pdf, .svg"),
-        (["--json", "no/such/folder/bench.json"], "the folder no/such/folder does not exist"),
+        (["--out", "no/such/folder/bench.json"], "the folder no/such/folder does not exist"),
         (["--threads", "100000"], "--threads 100000 is more than the"),
         (["--rounds", "0"], "--rounds"),
     ],

@@ -39,11 +39,43 @@ def test_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.json", b'{"text": ["one", null, "three"], "other": [1, 2, 3]}'),
+        ("a.json", b'["one", "", "three"]'),
+        ("a.jsonl", b'{"text": "one"}\n{"text": null}\n{"text": "three"}\n'),
+        ("a.csv", "\ufefftext,other\none,1\n,2\nthree,3,4\n".encode()),
+        ("a.txt", "\ufeffone\n\nthree".encode()),
+        ("a.jsonl", '\ufeff{"text": "one"}\n{"text": "three"}'.encode()),
+    ],
+)
+def test_unusual_files(name: str, content: bytes, tmp_path: Path) -> None:
+    """Objects of columns, texts that are missing, and marks of byte order: read as they are meant."""
+    (tmp_path / name).write_bytes(content)
+    assert corpus(tmp_path / name) == ["one", "three"]
+
+
+def test_a_long_cell(tmp_path: Path) -> None:
+    import csv
+
+    usual = csv.field_size_limit()
+    (tmp_path / "a.csv").write_text("text\n" + "word " * 40_000 + "\n")
+    assert len(corpus(tmp_path / "a.csv")[0]) > usual
+    assert csv.field_size_limit() == usual
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"a": 1}\n', "no column of texts; its columns are a"),
         ("a.jsonl", "{", "cannot be read as texts"),
-        ("a.json", "3", "cannot be read|not iterable"),
+        ("a.json", "3", "holds a number, not a list"),
+        ("a.json", '{"a": "x", "b": 2}', "holds an object with a, b, and no texts under text, content"),
+        ("a.json", '{"text": 1}\n{"text": 2}', r"rows one a line are a \.jsonl file"),
+        ("a.jsonl", '{"text": "x"}\n{"text": 3}\n', "row 2 of .* has a number in its column text"),
+        ("a.jsonl", '{"text": "x"}\n{"other": "y"}\n', "row 2 of .* has no column of texts; its columns are other"),
+        ("a.jsonl", '{"text": "x"}\n\n{', "line 3 is no JSON"),
+        ("a.jsonl", "[1]", "row 1 of .* is a list"),
         ("a.txt", " \n", "holds no text"),
         ("a.bin", "x", "is not read as texts"),
         ("a.parquet", "x", "cannot be read as texts"),
@@ -58,6 +90,8 @@ def test_bad_files(name: str, content: str, message: str, tmp_path: Path) -> Non
 def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"no file \./nowhere\.txt"):
         corpus("./nowhere.txt")
+    with pytest.raises(InputError, match=r"is a folder; give a file in it"):
+        corpus(Path(__file__).parent)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match="datasets"):
         corpus("wikitext")

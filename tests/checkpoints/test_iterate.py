@@ -174,13 +174,69 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
         assert np.array_equal(resumed.curves[name], rows)
     assert np.array_equal(resumed.by_layer, whole.by_layer)
     assert resumed.words == whole.words
-    with pytest.raises(InputError, match="another run: its seed differ"):
+    with pytest.raises(InputError, match="another run: its seed is 42, not 1;"):
         at.iterate(model, [IDS, IDS[::-1]], passes=6, redraw=True, seed=1, store=store, resume=True)
     with pytest.raises(InputError, match="has 6 passes already"):
         at.iterate(model, [IDS, IDS[::-1]], passes=4, redraw=True, store=store, resume=True)
     store.write_bytes(b"no arrays")
     with pytest.raises(StoreError, match="no stored iteration"):
         at.iterate(model, [IDS], passes=6, store=store, resume=True)
+
+
+def test_interrupted_in_the_middle_of_a_pass(tmp_path: Path) -> None:
+    """The second of two prompts never gets through pass 3: the first must not be a pass ahead when the run goes on."""
+    model, store = small_gpt2(), tmp_path / "run.npz"
+    calls: list[int] = []
+    whole = at.iterate(model, [IDS, IDS[::-1]], passes=5)
+
+    def stop(_module: Any, _given: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2 * 3:  # embedding ends before the last block
+            raise KeyboardInterrupt
+
+    hook = model.h[-1].register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        at.iterate(model, [IDS, IDS[::-1]], passes=5, store=store)
+    hook.remove()
+    resumed = at.iterate(model, [IDS, IDS[::-1]], passes=5, store=store, resume=True)
+    for name, rows in whole.curves.items():
+        assert np.array_equal(resumed.curves[name], rows)
+    assert np.array_equal(resumed.by_layer, whole.by_layer)
+    assert np.array_equal(resumed.normed[:, 1:], whole.normed[:, 1:])
+
+
+def test_only_the_same_run_is_resumed(tmp_path: Path) -> None:
+    """Weights and tokens decide, whatever names say; words that the stored run passed by are not made up."""
+    model, store = small_gpt2(), tmp_path / "run.npz"
+    at.iterate(model, [IDS], passes=2, store=store, decode=[1])
+    other = small_gpt2()
+    with torch.no_grad():
+        other.h[2].mlp.c_proj.weight[0, 0] += 1e-3
+    for source, prompts, message in (
+        (other, [IDS], "its model is 'GPT2Model' with other weights"),
+        (model, [[*IDS[:-1], 4]], "its prompts are others"),
+        (model, [IDS[:-1]], "its prompts have 8 tokens, not 7"),
+    ):
+        with pytest.raises(InputError, match=message):
+            at.iterate(source, prompts, passes=4, store=store, resume=True)
+    with pytest.raises(InputError, match=r"final_norm is True, not False"):
+        at.iterate(model, [IDS], passes=4, final_norm=False, store=store, resume=True)
+    words = at.iterate(model, [IDS], passes=4, decode=[0, 1, 2, 3]).words
+    resumed = at.iterate(model, [IDS], passes=4, decode=[0, 2, 3], store=store, resume=True)
+    assert resumed.words == words
+    assert "embedding" in resumed.notes[-1]
+    with pytest.raises(InputError, match="past pass 2 and did not read"):  # pass 4 is the state itself
+        at.iterate(model, [IDS], passes=5, decode=[2, 4], store=_without_words(store), resume=True)
+
+
+def _without_words(store: Path) -> Path:
+    """The same stored run, one that read no words."""
+    bare = store.with_name("bare.npz")
+    with np.load(store) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    arrays["head"] = np.array(str(arrays["head"]).split('"texts"')[0] + '"texts": []}')
+    np.savez(bare, **arrays)
+    return bare
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from small_models import random_model
 
 import attractor as at
 from attractor.checkpoints import trace_texts
+from attractor.checkpoints.ablations import frozen_norms, without_positions
 from attractor.checkpoints.expansion import query_expansion
 from attractor.errors import CheckpointError, InputError, UnsupportedError
 
@@ -70,15 +71,51 @@ def test_without_attention_nothing_mixes() -> None:
     assert float((one[1:, 3] - other[1:, 3]).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("case", ["Llama, grouped", "BERT, MiniLM", "GPT-2"])
+@pytest.mark.parametrize("case", ["Llama, grouped", "BERT, MiniLM", "GPT-2", "GPT-J", "T5", "Qwen 3, q/k norm"])
 def test_without_positions_order_does_not_matter(case: str) -> None:
     """Any token of an encoder sees a set, and so does the last one of a decoder, whose first block is compared."""
-    model, depth = random_model(case), slice(None if "BERT" in case else 2)
+    model, depth = random_model(case), slice(None if case in ("BERT, MiniLM", "T5") else 2)
     swapped = [IDS[2], IDS[1], IDS[0], *IDS[3:]]
+    before = {name: part.clone() for name, part in model.state_dict(keep_vars=True).items()}
     one, other = (at.trace(model, ids, without=["positions"]).points[depth, -1] for ids in (IDS, swapped))
     plain, moved = (at.trace(model, ids).points[depth, -1] for ids in (IDS, swapped))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert float((plain - moved).abs().max()) > 1e-3
+    assert all(torch.equal(part, before[name]) for name, part in model.state_dict().items())
+
+
+@pytest.mark.parametrize("case", ["ViT", "DeiT", "DINOv2"])
+def test_without_positions_a_picture_is_a_set_of_patches(case: str) -> None:
+    model = random_model(case)
+    pixels = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    swapped = torch.cat((pixels[..., 4:8], pixels[..., :4], pixels[..., 8:]), -1)  # columns of patches
+    one, other = (at.trace(model, {"pixel_values": each}, without=["positions"]).points for each in (pixels, swapped))
+    plain, moved = (at.trace(model, {"pixel_values": each}).points for each in (pixels, swapped))
+    torch.testing.assert_close(one[:, -1], other[:, -1], rtol=1e-4, atol=1e-4)
+    assert float((plain[:, -1] - moved[:, -1]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "case", ["Llama, grouped", "Qwen 3, q/k norm", "OLMo 2, norm over all heads", "T5", "DeepSeek V3"]
+)
+def test_heads_without_positions_are_those_of_the_ablated_model(case: str) -> None:
+    """Entropy of the weights that the model itself returns while its positions are gone."""
+    model: Any = random_model(case)
+    found = at.trace(model, IDS, without=["positions"]).measurements
+    assert found is not None
+    model.set_attn_implementation("eager")
+    part = model.encoder if case == "T5" else model
+    with torch.no_grad(), without_positions(model):
+        weights = part(input_ids=torch.tensor([IDS]), output_attentions=True).attentions
+    expected = torch.stack([torch.special.entr(each[0].double()).sum(-1).mean(-1) for each in weights])
+    torch.testing.assert_close(found.heads["attention_entropy"], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["Falcon RW, ALiBi", "BLOOM, 6 heads"])
+def test_slopes_of_distance_cannot_be_taken_away(case: str) -> None:
+    """Falcon has angles too, which it does not use here: zeroing them would be no ablation at all."""
+    with pytest.raises(UnsupportedError, match="cannot be taken away by a hook"):
+        at.trace(random_model(case), IDS, without=["positions"])
 
 
 @pytest.mark.parametrize("case", ["Llama, grouped", "GPT-2", "BERT, MiniLM"])
@@ -88,6 +125,39 @@ def test_frozen_norms_alone_change_nothing(case: str) -> None:
     torch.testing.assert_close(frozen, plain, rtol=1e-5, atol=1e-5)
     both = [at.trace(model, IDS, without=parts).points for parts in (["feedforward"], ["feedforward", "norms"])]
     assert float((both[0] - both[1]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("case", ["OLMo", "Llama, grouped", "GPT-2", "T5", "Gemma, one key head"])
+def test_a_frozen_norm_is_affine(case: str) -> None:
+    """It divides by what it divided by in the plain run, whatever it is given."""
+    model = random_model(case)
+    norm = next(part for part in model.modules() if "Norm" in type(part).__name__)
+    x, step = torch.randn(2, 1, len(IDS), 32, generator=torch.Generator().manual_seed(0))
+
+    def frozen(given: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), frozen_norms(model, lambda: norm(x)):
+            return norm(given)
+
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(x), norm(x))
+    torch.testing.assert_close(
+        frozen(x + 2 * step) - frozen(x), 2 * (frozen(x + step) - frozen(x)), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_norms_are_frozen_as_in_the_plain_run() -> None:
+    """Beside another ablation too: GPT-2's first norm divides by lengths that its positions had a part in."""
+    model: Any = random_model("GPT-2")
+    model.set_attn_implementation("eager")
+    words = model.wte.weight[IDS].detach()
+    plain, norm = words + model.wpe.weight[: len(IDS)].detach(), model.h[0].ln_1
+    length = (plain.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+    read = norm.weight * (words - words.mean(-1, keepdim=True)) / length + norm.bias
+    with torch.no_grad():
+        mask = torch.full((len(IDS), len(IDS)), -1e30).triu(1)[None, None]
+        expected = words + model.h[0].attn(read[None], attention_mask=mask)[0][0]
+    run = at.trace(model, IDS, without=["positions", "norms", "feedforward"])
+    torch.testing.assert_close(run.points[1], expected.double(), rtol=1e-4, atol=1e-4)
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -170,8 +240,6 @@ def test_bad_texts() -> None:
         at.trace(model, IDS, without=["mlp"])
     with pytest.raises(InputError, match="no stack 'decoder'"):
         at.trace(model, IDS, stack="decoder")
-    with pytest.raises(UnsupportedError, match="cannot be taken away by a hook"):
-        at.trace(random_model("BLOOM, 6 heads"), IDS, without=["positions"])
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Any) -> None:

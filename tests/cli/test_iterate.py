@@ -30,6 +30,7 @@ def test_json_and_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert report["normed"][0][0] is None  # nothing has passed the final norm before the first pass
     assert set(report["law"]["fits"]) == {"exponential", "power"}
     assert report["protocol"]["final_norm"] is False
+    assert report["written"] == {"pictures": [str(picture)], "report": None, "files": [], "store": None}
     assert picture.stat().st_size > 10_000
 
 
@@ -47,6 +48,13 @@ def test_a_table_and_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_
     whole = json.loads(capsys.readouterr().out)
     assert resumed["curves"] == whole["curves"]
     assert resumed["words"]["3"]
+    for change, message in (
+        (["--prompt-tokens", "7"], "its prompts have 6 tokens, not 7"),
+        (["--layers", "3"], "with other weights"),
+        (["--decode", "2"], "past pass 2 and did not read the words"),
+    ):
+        assert run([*SMALL, "--passes", "9", "--out", store, "--resume", *change]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.model
@@ -78,8 +86,14 @@ def test_a_real_model(capsys: pytest.CaptureFixture[str]) -> None:
         (["--config", "gpt2", "--plot", "a.gif"], 2, "a.gif"),
         (["--config", "gpt2", "--out", "a.zarr"], 2, ".npz file"),
         (["--config", "gpt2", "--resume"], 2, "name it with --out"),
+        (["--config", "gpt2", "--resume", "--out", "a.npz"], 2, "there is no run in a.npz"),
         (["no-such/model", "--text", "a b"], 1, "not in the cache of the Hugging Face hub"),
         (["./nowhere"], 2, "no file or folder"),
+        (["minilm", "--init", "plain"], 2, "--init says how random weights are drawn"),
+        (["minilm", "--text", "a b", "--prompt-tokens", "8"], 2, "--prompt-tokens belongs to --random-prompts"),
+        (["minilm", "--max-tokens", "8"], 2, "--max-tokens cuts --text and --file"),
+        (["minilm", "--width", "one"], 2, "--width belongs to --plot"),
+        (["minilm", "--passes", "0"], 2, "--passes"),
     ],
 )
 def test_refusals(

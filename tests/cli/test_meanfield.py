@@ -51,7 +51,7 @@ def test_a_table_and_a_picture(command: Command, folder: Path) -> None:
     assert done.code == 0, done.err
     assert "Slopes in n" in done.out
     assert "against 40 tokens" in done.out
-    assert "again    attractor meanfield --until 0.2 --sizes 10,20" in done.out
+    assert "again     attractor meanfield --until 0.2 --sizes 10,20" in done.out
     assert (folder / "rates.png").read_bytes().startswith(b"\x89PNG")
     assert command(f"meanfield {SMALL} --until 0.2 --quiet").out == ""
 

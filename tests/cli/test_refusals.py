@@ -108,7 +108,7 @@ BAD = {
     "--observe diametre": "did you mean 'diameter'?",
     "--kernel l2 --observe energy": "energy",
     "--out tokens.npy": "--out tokens.npy exists already",
-    "--out tokens.npy/run.zarr": "tokens.npy is not a folder",
+    "--out tokens.npy/run.zarr": "tokens.npy is a file, not a folder",
     "--out /proc/run.zarr": "--out /proc/run.zarr cannot be written",
     "--plot absent/tokens.png": "the folder absent does not exist",
     "--plot tokens.docx": "give one of .html, .png",
@@ -168,13 +168,22 @@ def test_a_bad_argument_is_one_line(line: str, command: Command, bad_files: Path
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("simulat", "No such command"),
+        ("simulat", "Did you mean 'simulate'? See attractor --help"),
+        ("simulate --resume .", "is not a run of attractor"),
+        ("claims --plot tokens.npy/pictures", "tokens.npy is a file, not a folder"),
+        ("study bytes --data tokens.npy --out tokens.npy", "tokens.npy is a file, not a folder"),
+        ("train tiny --data tokens.npy --out tokens.npy", "tokens.npy is a file, not a folder"),
+        ("train --out run", "name a CONFIG"),
+        ("train --resume . --steps 3", "leave out --steps"),
+        ("tour --out tokens.npy", "tokens.npy is a file, not a folder"),
+        ("check --systems 3 --theorem regimes.T1", "--systems does not go with --theorem"),
+        ("check --theorem gravity", "attractor check --list"),
         ("audit", "Missing argument"),
         ("trace", "Missing argument"),
         ("doctor x", "extra"),
     ],
 )
-def test_a_bad_command_is_one_line(line: str, words: str, command: Command) -> None:
+def test_a_bad_command_is_one_line(line: str, words: str, command: Command, folder: Path) -> None:
     done = command(line)
     assert done.code == 2
     assert done.err.count("\n") == 1

@@ -46,7 +46,7 @@ def test_the_object_says_all_that_is_needed_to_repeat_it(command: Command) -> No
     assert report["versions"]["attractor"] == at.__version__
     counts = {"evaluations", "accepted", "rejected", "merges", "processes"}
     assert set(report["stats"]) == {*counts, "seconds", "method", "engine", "peak_memory"}
-    assert report["written"] == {"store": None, "pictures": [], "report": None}
+    assert report["written"] == {"store": None, "pictures": [], "report": None, "files": []}
 
 
 def test_the_command_in_the_object_gives_the_same_numbers(command: Command) -> None:

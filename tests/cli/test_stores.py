@@ -52,7 +52,7 @@ def test_a_budget_is_resumed_to_the_same_end(command: Command, folder: Path) -> 
     assert rest["observables"]["clusters"] == whole["observables"]["clusters"]
     assert rest["arguments"]["resume"] == "run.zarr"
     assert rest["arguments"]["until"] == 100.0
-    assert rest["written"] == {"store": "run.zarr", "pictures": ["run.png"], "report": None}
+    assert rest["written"] == {"store": "run.zarr", "pictures": ["run.png"], "report": None, "files": []}
     assert Path("run.png").exists()
 
 
@@ -63,7 +63,7 @@ def test_a_resumed_run_may_have_a_budget_again(command: Command, folder: Path) -
 
 
 def test_what_is_no_store_cannot_be_resumed(command: Command, folder: Path) -> None:
-    for path, code in (("absent.zarr", 2), (".", 1), ("tokens.npy", 1)):
+    for path, code in (("absent.zarr", 2), (".", 2), ("tokens.npy", 2)):
         done = command(f"simulate --resume {path}")
         assert done.code == code
         assert done.out == ""

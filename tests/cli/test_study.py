@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from attractor.cli.study import entries
+
 SMALL = "--set layers=1,dim=8,heads=2,context=8,batch=2,steps=4,evaluate=2,evaluations=1"
 ARMS = "plain/rotary,convergent/rotary"
 STUDY = f"study bytes --data words.txt --seeds 0,1 --arms {ARMS} {SMALL}"
@@ -66,14 +68,26 @@ def test_a_killed_study_goes_on_to_the_same_runs(words: Path, command: Callable[
     assert rows(words / "cut") == rows(words / "whole")
 
 
-def test_time_that_is_up_and_arms_that_fail_are_said(words: Path, command: Callable[[str], Any]) -> None:
+def test_time_that_is_up_and_arms_that_fail_are_said(
+    words: Path, command: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     late = command(f"{STUDY} --out late --minutes 0")
     assert late.code == 1
     assert "0 runs, without plain/rotary" in late.out
     failed = command(f"study bytes --data words.txt --out failed --seeds 0 --arms plain/rotary {SMALL},context=100000")
-    assert failed.code in (1, 2)
+    assert failed.code == 2
     assert failed.err.count("\n") == 1
-    assert "Traceback" not in failed.err
+    assert "with a context of 100000 a run needs" in failed.err
+    assert not (words / "failed").exists()
+
+    def broken(*given: Any) -> None:
+        raise RuntimeError("no memory\nand more")
+
+    monkeypatch.setattr("attractor.experiments.studies.study.train_fleet", broken)
+    failed = command(f"{STUDY} --out failed")
+    assert failed.code == 1
+    assert failed.err.splitlines() == [f"{arm}: failed, RuntimeError: no memory" for arm in ARMS.split(",")]
+    assert "0 runs, without plain/rotary, convergent/rotary" in failed.out
 
 
 @pytest.mark.parametrize(
@@ -86,6 +100,8 @@ def test_time_that_is_up_and_arms_that_fail_are_said(words: Path, command: Calla
         ("study bytes --data words.txt --out new --seeds one", "--seeds one is not a list"),
         ("study bytes --data words.txt --out new --set steps", "--set steps is not a list"),
         ("study bytes --data words.txt --out new --set stops=3", "--set stops is not an entry"),
+        ("study bytes --data words.txt --out new --set betas=[0.9],steps=2", "betas are two numbers"),
+        ("study bytes --data words.txt --out new --set options={foo=1}", "options has foo"),
         ("study-results absent", "absent does not exist"),
         ("study-results words.txt --plot picture.bmp", "written as .png, .pdf, .svg"),
     ],
@@ -99,6 +115,18 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     assert done.err.count("\n") == 1
     assert not done.out
     assert not (words / "new").exists()
+
+
+def test_entries_may_be_lists_tables_and_words() -> None:
+    found = entries("steps=4,betas=[0.9, 0.99],options={scale = 0.1, head_dim=8},tokenizer='a,b.json',augment=none")
+    assert found == {
+        "steps": 4,
+        "betas": [0.9, 0.99],
+        "options": {"scale": 0.1, "head_dim": 8},
+        "tokenizer": "a,b.json",
+        "augment": "none",
+    }
+    assert entries(None) == {}
 
 
 def test_an_unknown_question_names_those_there_are(command: Callable[[str], Any]) -> None:

@@ -89,7 +89,7 @@ def test_regimes_answer_for_a_singular_value(command, folder: Path) -> None:
 def test_pages_hold_mathematics_and_ask_for_nothing(command, tmp_path: Path) -> None:
     prediction, report = tmp_path / "prediction.html", tmp_path / "check.html"
     assert command(f"predict --beta 1 --tokens 4 --report {prediction}").code == 0
-    assert command(f"check --theorem regimes.T5 --instances 2 --violated 1 --processes 1 --html {report}").code == 0
+    assert command(f"check --theorem regimes.T5 --instances 2 --violated 1 --processes 1 --report {report}").code == 0
     for path in (prediction, report):
         page = path.read_text(encoding="utf-8")
         assert "<math" in page
@@ -104,7 +104,7 @@ def test_pages_hold_mathematics_and_ask_for_nothing(command, tmp_path: Path) -> 
         ("check --instances 0", "--instances"),
         ("predict --paper nobody", "the papers are"),
         ("predict --ensemble 3", "one start"),
-        ("predict --html page.pdf", "ends in .html"),
+        ("predict --report page.pdf", "ends in .html"),
         ("predict --step -1", "step must be positive"),
         ("regimes --tolerance 2", "tolerance must be between"),
         ("regimes --query absent.npy --key absent.npy --value absent.npy", "absent.npy"),

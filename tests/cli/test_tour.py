@@ -153,8 +153,8 @@ def test_a_stop_that_fails_fails_alone(
     ("words", "message"),
     [
         (["--stop", "nowhere"], "the stops are clusters"),
-        (["--out", "/proc/tour"], "cannot be made"),
-        (["--out", __file__], "no folder"),
+        (["--out", "/proc/tour"], "cannot be written"),
+        (["--out", __file__], "is a file, not a folder"),
         (["--model", "./absent.gguf"], "there is no file"),
         (["--seed", "-1"], "--seed"),
     ],
@@ -167,7 +167,7 @@ def test_bad_input_is_one_line(
     assert (code, found) == (2, {})
     assert errors.count("\n") == 1
     assert message in errors
-    assert not (tmp_path / "out" / "report.html").exists()
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.model

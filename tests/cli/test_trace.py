@@ -38,7 +38,41 @@ def test_json_is_one_object(minilm: str, capsys: pytest.CaptureFixture[str], tmp
     assert len(report["curves"]["cosine"]["mean"]) == 7
     assert all(value > 0 for value in report["curves"]["token_norm"]["spread"])
     assert [len(row) for row in report["heads"]["expansion"]] == [12] * 6
+    assert report["written"] == {"pictures": [str(picture)], "report": None, "files": [], "store": None}
     assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.model
+def test_lines_that_are_too_short_are_left_out(
+    minilm: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are named, in the table and in the object; a text of its own is refused, with its name; two tokens have no pair
+    without the first, which must not undo the means of other texts."""
+    from transformers import BertTokenizerFast
+
+    plain = BertTokenizerFast.__call__
+    monkeypatch.setattr(
+        BertTokenizerFast,
+        "__call__",
+        lambda self, text, **options: {"input_ids": plain(self, text, add_special_tokens=False).input_ids},
+    )
+    file = tmp_path / "lines.txt"
+    file.write_text("Some words of the first line.\n\nword\ntwo words\n", encoding="utf-8")
+    line = ["trace", minilm, "--file", str(file), "--lines", "--summary"]
+    assert run([*line, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["skipped"] == [{"text": f"line 3 of {file} ('word')", "tokens": 1}]
+    assert report["lengths"] == [7, 2]
+    assert all(value is not None for value in report["curves"]["cosine_without_first"]["mean"])
+    assert run(line) == 0
+    assert (
+        f"left out 1  line 3 of {file} ('word'): 1 token, and a trace follows two at least" in capsys.readouterr().out
+    )
+    file.write_text("word\n", encoding="utf-8")
+    assert run(line) == 2
+    assert "none of 1 texts has two tokens" in capsys.readouterr().err
+    assert run(["trace", minilm, "--text", "two words", "--text", "word"]) == 2
+    assert "--text 2 ('word'): the text has 1 token; give at least two" in capsys.readouterr().err
 
 
 @pytest.mark.model
@@ -76,13 +110,29 @@ def test_a_page(
     )
     assert f"report  {page_file}" in capsys.readouterr().out
     page, asked = browser.new_page(), []
+    page.set_default_timeout(120_000)
     page.on("request", lambda request: asked.append(request.url))
     page.goto(page_file.as_uri())
+    page.wait_for_selector("body[data-ready]")
     assert page.locator("h1").inner_text() == "Where the tokens of minilm go"
     page.locator("text=Heads on these texts").last.scroll_into_view_if_needed()
     assert page.locator("svg.main-svg").count() > 0
+    cells = page.locator("[role=gridcell]")
+    assert cells.count() == 72
+    cells.nth(17).hover()
+    assert page.inner_text("#tip").startswith("layer 1, head 5\nattention entropy: ")
+    cells.nth(17).click()
+    assert "first weight" in page.inner_text(".panel:visible")
     assert asked == [page_file.as_uri()]
     page.close()
+
+
+def test_a_file_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "binary"
+    file.write_bytes(b"abc\xff\xfe")
+    for command in (["trace", "minilm"], ["practice", "minilm"], ["iterate", "minilm"]):
+        assert run([*command, "--file", str(file)]) == 2
+        assert "is no text in UTF-8: byte 3 is 0xff" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -98,6 +148,18 @@ def test_a_page(
         ([".", "--file", "nothing.txt"], 2, "is not a file"),
         ([".", "--text", "a b"], 1, "has no config.json"),
         ([".", "--text", "a b", "--plot", "picture.xyz"], 2, "picture"),
+        ([".", "--text", "a b", "--lines"], 2, "--lines belongs to --file"),
+        ([".", "--text", "a b", "--column", "text"], 2, "--column belongs to --dataset"),
+        ([".", "--text", "a b", "--limit", "4"], 2, "--limit belongs to --dataset"),
+        ([".", "--dataset", "a.csv", "--split", "test"], 2, "--split belongs to a --dataset of the hub"),
+        ([".", "--dataset", "a.txt", "--column", "text"], 2, "a.txt is plain text"),
+        ([".", "--dataset", "SOTU", "--split", "test"], 2, "--split belongs to a --dataset of the hub"),
+        ([".", "--dataset", "."], 2, ". is a folder; give a file in it"),
+        ([".", "--file", "."], 2, "--file . is a folder"),
+        ([".", "--image", "a.png", "--max-tokens", "9"], 2, "--max-tokens cuts texts"),
+        ([".", "--text", "a b", "--summary", "--attention"], 2, "--summary leaves out what --attention measures"),
+        ([".", "--text", "a b", "--width", "one"], 2, "--width belongs to --plot"),
+        ([".", "--text", "a b", "--without", "heads"], 2, "'heads' cannot be taken away"),
     ],
 )
 def test_refusals(

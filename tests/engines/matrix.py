@@ -71,6 +71,12 @@ def draw(rng: random.Random, engine: str, device: str, largest: int) -> Call:
     q, k, v = root * normal(*lanes[0], n, e), root * normal(*lanes[1], m, e), normal(*lanes[2], m, c)
     if rng.random() < 0.3 and e == c and lanes[1] == lanes[2]:
         v = k
+    if rng.random() < 0.3 and n == m and lanes[0] == lanes[1]:
+        # queries that are the keys, or a multiple of them: some engines compute every pair but once
+        if rng.random() < 0.5:
+            k = k / k.norm(dim=-1, keepdim=True) * size**0.5
+            v = k if v.shape == k.shape and rng.random() < 0.5 else v
+        q = k if rng.random() < 0.5 else rng.choice([1.0, 0.3, -0.2]) * k
     bias = None
     if rng.random() < 0.5:
         bias = normal(*lanes[3], m) * min(size, 100.0)

@@ -55,7 +55,7 @@ def exchanged(whole: Problem, size: int, engine: str) -> list[tuple[Tensor | Non
 
     def work(rank: int) -> None:
         with spread.over(Threads(rank, size, table, barrier)):
-            results[rank] = spread.run(whole, _engines[engine].run)
+            results[rank] = spread.run(whole, _engines[engine].run, _engines[engine].share)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
     for thread in threads:

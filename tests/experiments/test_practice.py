@@ -15,7 +15,8 @@ from scipy import stats
 
 import attractor as at
 from attractor.cli import run
-from attractor.experiments.practice import growth, study, weights, words
+from attractor.errors import InputError
+from attractor.experiments.practice import growth, study, subjects, weights, words
 from attractor.experiments.practice.ranks import Ranks, Sample, spearman
 from attractor.experiments.practice.subjects import ANTIBODIES, REACTIONS, SMILES, Subject
 
@@ -140,6 +141,32 @@ def test_inputs_are_split_into_what_the_models_read() -> None:
     assert SMILES.findall("[O-]c1Brc>>Cl") == ["[O-]", "c", "1", "Br", "c", ">>", "Cl"]
     assert all(">>" in SMILES.findall(reaction) for reaction in REACTIONS)
     assert all(set(sequence) <= set("ACDEFGHIKLMNPQRSTVWY") for sequence in ANTIBODIES)
+
+
+def test_names_are_known_however_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = at.checkpoint(random_model("Llama, grouped"))
+    monkeypatch.setattr(subjects, "checkpoint", lambda name: opened)
+    (found,) = subjects.subjects(("STORIES15m",))
+    assert (found.name, found.lineage, found.inputs) == ("stories15M", "stories15M", subjects.STORIES)
+
+
+def test_antibodies_are_read_with_the_vocabulary_beside_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = random_model("BERT, MiniLM")
+    model.save_pretrained(tmp_path)
+    words = ["[PAD]", "[CLS]", "[SEP]", *"ACDEFGHIKLMNPQRSTVWY"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    monkeypatch.setattr(subjects, "checkpoint", lambda name: at.checkpoint(tmp_path))
+    (found,) = subjects.subjects(("AntiBERTy",))
+    assert [len(ids) for ids in found.inputs] == [len(sequence) + 2 for sequence in ANTIBODIES]
+    assert found.inputs[0][:2] == [1, words.index("E")]
+
+
+def test_a_text_that_cannot_be_read_is_named() -> None:
+    opened = at.checkpoint(random_model("Llama, grouped"))
+    with pytest.raises(InputError, match="text 2 for small: the text has 1 token"):
+        growth.measure(Subject("small", opened, ([3, 5], [7]), "small"))
 
 
 def test_the_command_from_a_folder(

@@ -6,16 +6,27 @@ import importlib.util
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from attractor.cli import run as command
 from attractor.errors import InputError, StoreError
 from attractor.experiments.studies.arms import STUDIES
 from attractor.experiments.studies.results import dynamics_table, read_results
-from attractor.experiments.studies.statistics import arms_table, by_arm, comparisons, holm, paired_t, sign_flips, spread
+from attractor.experiments.studies.statistics import (
+    arms_table,
+    by_arm,
+    comparisons,
+    holm,
+    lost_runs,
+    paired_t,
+    sign_flips,
+    spread,
+)
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "training"
@@ -38,7 +49,7 @@ def test_flips_of_five_pairs_reach_one_sixteenth_and_count_ties() -> None:
     assert sign_flips([0.1] * 5) == 1 / 16
     assert sign_flips([0.3, -0.3]) == 1.0
     assert paired_t([0.0, 0.0]) == 1.0
-    assert math.isnan(sign_flips([0.1] * 30))
+    assert sign_flips([0.1] * 30) is None
     with pytest.raises(InputError, match="at least one pair"):
         sign_flips([])
 
@@ -58,8 +69,10 @@ def test_holm_is_the_closure_of_bonferroni() -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_planned_pair_of_the_kept_results_is_there(name: str) -> None:
     study, rows = read_results(RESULTS / f"{name}.jsonl")
-    pairs, missing = comparisons(study, rows)
-    assert not missing
+    compared = comparisons(study, rows)
+    pairs = compared.pairs
+    assert not compared.missing + compared.untested
+    assert not any(pair.lost + pair.reference_lost for pair in pairs)
     assert len(pairs) == sum(map(len, study.questions.values()))
     assert len(rows) == 5 * len(study.arms)
     assert {"command", "seed", "hardware", "commit", "time"} <= rows[0].keys()
@@ -136,6 +149,71 @@ def test_a_cut_line_at_the_end_is_left_out_and_lost_runs_are_no_numbers(tmp_path
     (tmp_path / "runs.jsonl").write_text("\n".join([*lines, lost, lines[0][:20]]))
     study, rows = read_results(tmp_path)
     assert len(rows) == 5
-    pairs, missing = comparisons(study, rows)
-    assert [(pair.arm, pair.difference, pair.deviations) for pair in pairs] == [("convergent/rotary", 0.0, 0.0)]
-    assert "divergent/rotary against plain/rotary" in missing
+    found = comparisons(study, rows)
+    assert [(pair.arm, pair.difference, pair.deviations) for pair in found.pairs] == [("convergent/rotary", 0.0, 0.0)]
+    assert "divergent/rotary (lost 1) against plain/rotary (lost 0)" in found.untested
+    assert "intermediate/rotary against plain/rotary" in found.missing
+    assert [(row["arm"], row["count"], row["lost"], row["mean"]) for row in arms_table(study, rows)] == [
+        ("plain/rotary", 2, 0, 1.5),
+        ("convergent/rotary", 2, 0, 1.5),
+        ("divergent/rotary", 0, 1, None),
+    ]
+
+
+def lines_of(values: dict[str, list[float | None]]) -> list[str]:
+    return [row(arm, seed, bits_per_byte=value) for arm, found in values.items() for seed, value in enumerate(found)]
+
+
+def test_an_arm_that_lost_runs_is_never_said_to_be_better(tmp_path: Path) -> None:
+    """Its seeds that went well are those that went well: five of plain, and the best three of an arm whose others ended in no number."""
+    values: dict[str, list[float | None]] = {
+        "plain/rotary": [2.0, 2.1, 2.0, 2.1, 2.0],
+        "convergent/rotary": [1.5, 1.6, 1.5, math.nan, None],
+        "intermediate/rotary": [2.5, 2.7, 2.5, 2.6, math.inf],
+        "divergent/rotary": [2.2, 2.4, 2.2, 2.3, 2.2],
+    }
+    (tmp_path / "runs.jsonl").write_text("\n".join(lines_of(values)))
+    study, rows = read_results(tmp_path)
+    found = comparisons(study, rows)
+    regimes = {(pair.arm, pair.reference): pair for pair in found.pairs if pair.question == "regimes"}
+    # the lost runs of convergent would make it look better; intermediate is worse even without its lost one
+    assert [key[0] for key in regimes] == ["intermediate/rotary", "divergent/rotary", "intermediate/rotary"]
+    assert found.untested == [
+        "convergent/rotary (lost 2) against plain/rotary (lost 0)",
+        "convergent/rotary (lost 2) against divergent/rotary (lost 0)",
+    ]
+    worse = regimes["intermediate/rotary", "plain/rotary"]
+    assert (worse.lost, worse.reference_lost, worse.seeds) == (1, 0, 4)
+    assert worse.better < 0
+    # what is not tested still counts among the five that are corrected together
+    ps = [pair.p for pair in regimes.values()]
+    assert [pair.p_holm for pair in regimes.values()] == holm([*ps, 1.0, 1.0])[:3]
+    # where the reference lost runs, an arm must not look worse than what is left of it
+    flipped = comparisons(replace(study, questions={"other": (("plain/rotary", "convergent/rotary"),)}), rows)
+    assert flipped.pairs == []
+    assert flipped.untested == ["plain/rotary (lost 0) against convergent/rotary (lost 2)"]
+
+
+def test_lost_runs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values: dict[str, list[float | None]] = {"plain/rotary": [2.0, 2.1, 2.0], "convergent/rotary": [1.5, 1.6, None]}
+    values["divergent/rotary"] = [2.5, 2.7, None]
+    (tmp_path / "runs.jsonl").write_text("\n".join(lines_of(values)))
+    picture = tmp_path / "differences.svg"
+    assert command(["study-results", str(tmp_path), "--question", "regimes", "--plot", str(picture)]) == 0
+    told = capsys.readouterr().out
+    assert "lost        2 runs ended in no finite number" in told
+    assert "not tested  convergent/rotary (lost 1) against plain/rotary (lost 0)" in told
+    assert "divergent/rotary (1 lost)" in told
+    assert "2 runs ended in no number" in picture.read_text()
+    assert command(["study-results", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["lost"] == 2
+    assert [row["lost"] for row in document["arms"]] == [0, 1, 1]
+
+
+def test_a_picture_model_without_numbers_is_lost_although_it_guesses() -> None:
+    rows = [
+        {"arm": "a", "seed": 0, "accuracy": 0.1, "loss": None},
+        {"arm": "a", "seed": 1, "accuracy": 0.5, "loss": 1.0},
+    ]
+    assert lost_runs(rows, "accuracy") == {"a": {0}}

@@ -112,7 +112,7 @@ def test_killed_and_resumed_to_the_same_curve(data: Path, tmp_path: Path) -> Non
     running.send_signal(signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
     assert len(losses(folder)) < 80
-    assert command(["train", str(path), "--resume", str(folder)]) == 0
+    assert command(["train", "--resume", str(folder)]) == 0
     train(read_config(path), tmp_path / "whole")
     assert losses(folder) == losses(tmp_path / "whole")
 
@@ -164,6 +164,13 @@ def test_refused(data: Path, tmp_path: Path) -> None:
         ("data = 'text'\nattention = 'chaotic'\n", "attention 'chaotic' is not known; give plain, convergent"),
         ("data = 'text'\nattention = 'divergent'\nspectral = true\n", "spectral goes with attention 'plain'"),
         ("data = 'text'\nsteps = 0\n", "steps must be a whole number of at least 1, got 0"),
+        ("data = 'text'\ndecay = nan\n", "decay must be a finite number of at least 0, got nan"),
+        ("data = 3\n", "data must be a text, got 3"),
+        ("data = 'text'\nturned = 'x'\n", "turned must be a whole number of at least 1, got 'x'"),
+        ("data = 'text'\ngain = [1]\n", r"gain must be a number or 'learned', got \[1\]"),
+        ("data = 'text'\ncutoffs = ['x']\n", "cutoffs are whole numbers"),
+        ("data = 'text'\nsign = '+'\n", "sign goes with a refinement"),
+        ("data = 'text'\noptions = 3\n", "options must be a table"),
     ):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(InputError, match=message):
@@ -203,3 +210,53 @@ def test_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ):
         assert command([*arguments, *wrong]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_seeds_that_had_not_begun_begin_when_the_others_go_on(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped during the first seed, the second one has no folder yet."""
+    runs = tmp_path / "runs"
+    arguments = ["train", "tiny", "--data", str(data), "--steps", "2", "--no-progress"]
+    assert command([*arguments, "--out", str(runs / "seed0")]) == 0
+    assert command([*arguments, "--resume", str(runs), "--seeds", "0,1,1"]) == 0
+    assert "over 2 seeds" in capsys.readouterr().out
+    assert RunFolder(runs / "seed1").step() == 2
+    for wrong, message in (
+        (["--resume", str(tmp_path / "rums"), "--seeds", "0,1"], "rums holds no run of the seeds 0,1"),
+        (["--out", str(runs), "--seeds", "2,1"], "seed1 holds a run already"),
+        (
+            ["--resume", str(runs), "--seeds", "2,1", "--set", "dim=64"],
+            "another configuration: dim (32 there, 64 here)",
+        ),
+    ):
+        assert command([*arguments, *wrong]) == 1
+        assert message in capsys.readouterr().err
+    assert sorted(path.name for path in runs.iterdir()) == ["data", "seed0", "seed1"]
+
+
+def test_nothing_stays_behind_where_no_run_began(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["train", "tiny", "--data", str(data), "--set", "tokens=bpe", "--set", "vocabulary=260"]
+    for wrong, message in (
+        (["--resume", "typo"], "typo holds no run that could be resumed"),
+        (["--out", "run", "--seed", "1", "--seeds", "1,2"], "give one of them"),
+        (["--out", "new/run", "--set", "options={foo=1}"], "options has foo, which plain attention does not take"),
+        (["--out", "new/run", "--set", "options={causal=false}"], "it takes head_dim, scale, value_dim"),
+        (["--out", "new/run", "--seeds", "0,1", "--set", "turned=5"], "rotary positions"),
+    ):
+        monkeypatch.chdir(tmp_path)
+        assert command([*arguments, *wrong]) in (1, 2)
+        printed = capsys.readouterr().err
+        assert message in printed
+        assert printed.count("\n") == 1
+        assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+    def broken(*given: Any, **options: Any) -> None:
+        raise ValueError("a value that only the optimiser refuses")
+
+    monkeypatch.setattr(torch.optim, "AdamW", broken)
+    with pytest.raises(ValueError, match="only the optimiser"):
+        train(Config(str(data), **SMALL), tmp_path / "new" / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]

@@ -74,9 +74,11 @@ def test_files_of_a_folder_are_joined_once(tmp_path: Path) -> None:
     (data / "z.txt").write_text("")
     corpus = open_corpus(str(data), (0.8, 0.2), cache)
     assert bytes(corpus["train"]) == b"a" * 50 + b"c" * 30
-    stamp = (cache / "corpus.txt").stat().st_mtime_ns
+    before = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
     open_corpus(str(data), (0.8, 0.2), cache)
-    assert (cache / "corpus.txt").stat().st_mtime_ns == stamp
+    assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == before
+    (data / "a.txt").write_text("A" * 50)  # as long as before
+    assert bytes(open_corpus(str(data), (0.8, 0.2), cache)["train"]) == b"A" * 50 + b"c" * 30
 
 
 def test_pieces_are_learned_from_training_text_alone(folder: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import attractor as at
+from attractor.errors import InputError
 from attractor.nn import DefiniteAttention
 
 DIM, HEADS = 12, 3
@@ -192,9 +193,49 @@ def test_regime_agrees(regime: str) -> None:
     assert found.layer.residual < 1e-12
 
 
+@pytest.mark.parametrize(("regime", "rate"), [("convergent", 0.3), ("divergent", 0.5), ("intermediate", 0.5)])
+def test_regime_agrees_where_training_was_violent(regime: str, rate: float) -> None:
+    """Steps so large that the metric has a condition number of up to ten million: it is still found, and shared by all heads."""
+    found = at.regime(trained(regime, rate=rate, task="negate"))
+    assert found.label == regime
+    assert found.certificate is not None
+    assert found.layer is not None
+    assert found.layer.residual < 1e-11
+
+
 @pytest.mark.parametrize("regime", ["convergent", "divergent", "intermediate"])
 def test_regime_of_masked_and_turned_layers(regime: str) -> None:
     """Under a causal mask one growing direction is enough to diverge; with rotary positions no theorem speaks."""
     causal = at.regime(trained(regime, causal=True))
     assert causal.label == ("convergent" if regime == "convergent" else "divergent")
     assert at.regime(trained(regime, positions="rotary")).certificate is None
+
+
+def test_a_pivot_never_loses_its_sign() -> None:
+    layer = DefiniteAttention(4, 2, "convergent", metric="diagonal")
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name.endswith("pivots"):
+                parameter.fill_(-200.0)
+    assert float(layer.inverse_metric().detach().diagonal().max()) < 0
+    diagonal = layer.metric_diagonal()
+    assert diagonal is not None
+    assert bool(diagonal.isfinite().all())
+
+
+def test_weights_of_another_regime_are_refused_and_nothing_is_loaded() -> None:
+    given = trained("divergent").state_dict()
+    layer = DefiniteAttention(DIM, HEADS, "convergent")
+    before = {name: part.clone() for name, part in layer.state_dict().items()}
+    with pytest.raises(InputError, match="0 of 12 negative signs of the metric and this convergent layer has 12 of 12"):
+        layer.load_state_dict(given)
+    assert all(torch.equal(part, before[name]) for name, part in layer.state_dict().items())
+    other = DefiniteAttention(DIM, HEADS, "intermediate", signs=[1, -1] * (DIM // 2))
+    with pytest.raises(InputError, match="6 of 12 negative signs at other places"):
+        torch.nn.Sequential(other).load_state_dict(
+            torch.nn.Sequential(DefiniteAttention(DIM, HEADS, "intermediate")).state_dict()
+        )
+    with pytest.raises(InputError, match="negative signs of the interactions"):
+        DefiniteAttention(DIM, HEADS, "divergent", interaction="negative").load_state_dict(given)
+    same = DefiniteAttention(DIM, HEADS, "divergent").bfloat16()
+    assert same.load_state_dict(given) == ([], [])

@@ -294,6 +294,22 @@ def test_spectral_norm_of_the_value_stays_at_one() -> None:
     assert layer.plain()(x).shape == x.shape
 
 
+def test_a_look_at_a_normalised_layer_leaves_it_as_it_is() -> None:
+    """Only a training forward moves the vectors of the power method, once for each."""
+    torch.manual_seed(0)
+    layer = spectral(PlainAttention(DIM, HEADS), "query").train()
+    vectors = [part for name, part in layer.named_buffers() if name.endswith("_u")]
+    before, x = vectors[0].clone(), tokens(torch.float32)
+    for look in (layer.plain, layer.law, lambda: at.regime(layer)):
+        look()
+    assert torch.equal(vectors[0], before)
+    assert layer.query.training
+    weight = layer.query.parametrizations.weight.original.detach()  # type: ignore[union-attr]
+    left = next(part for name, part in layer.named_buffers() if name.endswith("_v")).clone()
+    layer(x)
+    torch.testing.assert_close(vectors[0], torch.nn.functional.normalize(weight @ left, dim=0))
+
+
 def test_kept_turns_follow_the_tokens() -> None:
     """Rotary tables are kept between calls: other lengths, precisions and inference must not meet old ones."""
     torch.manual_seed(0)

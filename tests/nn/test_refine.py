@@ -350,8 +350,11 @@ def test_refused(tmp_path: Path) -> None:
         at.nn.refine(model, "tilt")  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="no explicit metric"):
         at.nn.refine(model, "metric")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="layers must be among 0 to 1"):
+    with pytest.raises(InputError, match="layers must be some of 0 to 1"):
         at.nn.refine(model, layers=[5])
+    for wrong in ([], 1, [0.5], "01"):
+        with pytest.raises(InputError, match=r"some of 0 to 1, such as \[0\], or left out for all; got "):
+            at.nn.refine(model, layers=wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="a model of the transformers library, got Linear"):
         at.nn.refine(nn.Linear(2, 2))
     with pytest.raises(UnsupportedError, match=r"'flex_attention': call model\.set_attn"):

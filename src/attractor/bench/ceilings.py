@@ -1,7 +1,8 @@
 r"""What this machine can do at most, measured in the same run, and the limit of an evaluation that follows from it.
 
 A pair of tokens in d dimensions takes one exponential and 2d fused multiply-adds (d for the score, d for the weighted sum). With E
-exponentials and F multiply-adds a second the limit is :math:`1 / (1/E + 2d/F)` pairs a second.
+exponentials and F multiply-adds a second the limit is :math:`1 / (1/E + 2d/F)` pairs a second. Who computes (i, j) and (j, i) at once,
+because scores are symmetric, may pass it.
 """
 
 from __future__ import annotations

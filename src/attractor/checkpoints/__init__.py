@@ -2,6 +2,7 @@
 
 from attractor.checkpoints.audit import Audit, audit
 from attractor.checkpoints.checkpoint import Checkpoint, Layers
+from attractor.checkpoints.comparison import Comparison, compare
 from attractor.checkpoints.family import Family, families
 from attractor.checkpoints.iterate import Iteration, Protocol, iterate
 from attractor.checkpoints.layer import Layer
@@ -12,6 +13,7 @@ from attractor.checkpoints.verification import LayerCheck, Verification
 __all__ = [
     "Audit",
     "Checkpoint",
+    "Comparison",
     "Family",
     "Iteration",
     "Layer",
@@ -23,6 +25,7 @@ __all__ = [
     "Verification",
     "audit",
     "checkpoint",
+    "compare",
     "families",
     "iterate",
     "trace",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attractor.errors import InputError, UnsupportedError
 
+EMBEDDINGS = ("wpe", "position_embeddings", "embed_positions", "relative_attention_bias")
 ABLATIONS = ("feedforward", "attention", "positions", "norms")
 
 
@@ -23,14 +24,15 @@ def check_ablations(without: tuple[str, ...]) -> None:
 
 @contextmanager
 def without_positions(model: nn.Module) -> Iterator[None]:
-    """Rotary angles are zero and learned position vectors are zero."""
-    rotary = [part for part in model.modules() if type(part).__name__.endswith("RotaryEmbedding")]
-    learned = [
-        part
-        for name, part in model.named_modules()
-        if isinstance(part, nn.Embedding) and name.split(".")[-1] in ("wpe", "position_embeddings", "embed_positions")
-    ]
-    if not rotary and not learned:
+    """Rotary angles are zero, and so are learned position vectors and biases of distances."""
+    named = [(name.split(".")[-1], part) for name, part in model.named_modules()]
+    rotary = [part for _, part in named if type(part).__name__.endswith("RotaryEmbedding")]
+    learned = [part for name, part in named if isinstance(part, nn.Embedding) and name in EMBEDDINGS]
+    stored = {part: found for _, part in named if (found := _stored(part))}
+    falls_off = getattr(
+        getattr(model, "config", None), "alibi", False
+    )  # such a model may have angles that it does not use
+    if falls_off or not (rotary or learned or stored):
         raise UnsupportedError(
             f"a {type(model).__name__} keeps its positions where they cannot be taken away by a hook"
         )
@@ -39,7 +41,31 @@ def without_positions(model: nn.Module) -> Iterator[None]:
             hooks.enter_context(_hook(part, _unturned))
         for part in learned:
             hooks.enter_context(_hook(part, lambda _m, _a, out: torch.zeros_like(out)))
+        for part, (name, values) in stored.items():
+            hooks.enter_context(_exchanged(part, name, values))
         yield
+
+
+def _stored(module: nn.Module) -> tuple[str, Tensor] | None:
+    """Positions that a module keeps as a tensor: its name, and what it is without them. ViT adds vectors to its patches, GPT-J
+    has a table of sines, then cosines."""
+    vectors, table = (getattr(module, name, None) for name in ("position_embeddings", "embed_positions"))
+    if isinstance(vectors, nn.Parameter):
+        return "position_embeddings", torch.zeros_like(vectors)
+    if isinstance(table, Tensor):
+        half = table.shape[-1] // 2
+        return "embed_positions", torch.cat((torch.zeros_like(table[:, :half]), torch.ones_like(table[:, half:])), -1)
+    return None
+
+
+@contextmanager
+def _exchanged(module: nn.Module, name: str, values: Tensor) -> Iterator[None]:
+    tensor = getattr(module, name)
+    own, tensor.data = tensor.data, values.data
+    try:
+        yield
+    finally:
+        tensor.data = own
 
 
 @contextmanager
@@ -76,9 +102,11 @@ def _unturned(rotary: nn.Module, _given: Any, out: Any) -> Any:
 
 
 def _length(norm: nn.Module, x: Tensor) -> Tensor:
-    """What a norm divides by."""
+    """What a norm divides by. OLMo's has no parameters, and its epsilon is in its code."""
+    bare = type(norm).__name__ == "OlmoLayerNorm"
     eps = next((value for name in ("eps", "variance_epsilon") if (value := getattr(norm, name, None)) is not None), 0.0)
-    centred = x - x.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x
+    eps = 1e-5 if bare else eps
+    centred = x - x.mean(-1, keepdim=True) if bare or isinstance(norm, nn.LayerNorm) else x
     return (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt()
 
 

@@ -21,7 +21,7 @@ def picture(checkpoint: Checkpoint, path: str | Path) -> dict[str, Tensor]:
     size = getattr(checkpoint.config, "image_size", None)
     if size is None:
         raise UnsupportedError(
-            f"{checkpoint.name} is a {checkpoint.family.title}, which reads no pictures; give a text"
+            f"{checkpoint.name} is a model of text (family {checkpoint.family.name}) and reads no pictures; give a text"
         )
     try:
         from PIL import Image, UnidentifiedImageError

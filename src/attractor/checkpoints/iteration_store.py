@@ -1,8 +1,13 @@
-"""An iteration in a file, so that a long one can be interrupted and continued; arrays and JSON, nothing that runs."""
+"""An iteration in a file, so that a long one can be interrupted and continued; arrays and JSON, nothing that runs.
+
+A stored run is known by its weights and by what it was given, not by names: both are kept as digests of all their bytes.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,9 @@ from torch import Tensor
 
 from attractor.errors import InputError, StoreError
 from attractor.pictures.writing import atomic
+
+DIGESTS = ("weights", "inputs")
+TOLD = ("model", "prompts", "lengths")  # a digest stands for each of these
 
 
 @dataclass(frozen=True)
@@ -26,11 +34,13 @@ class Saved:
     normed: list[list[float]]
     by_layer: list[list[float]]
     texts: dict[int, tuple[str, ...]]
+    reader: str | None = None
 
 
 def save(path: Path, saved: Saved) -> None:
     """Write the state, whole or not at all."""
     head = {"definition": saved.definition, "done": saved.done, "texts": list(saved.texts.items())}
+    head["reader"] = saved.reader
     arrays = {f"state_{index}": x.double().numpy() for index, x in enumerate(saved.states)}
     arrays |= {f"curve_{name}": rows for name, rows in saved.curves.items()}
     arrays |= {"head": np.array(json.dumps(head)), "normed": np.array(saved.normed), "layers": np.array(saved.by_layer)}
@@ -52,11 +62,32 @@ def load_saved(path: Path | None, definition: dict[str, Any]) -> Saved:
         curves = {name.removeprefix("curve_"): rows for name, rows in arrays.items() if name.startswith("curve_")}
         found = Saved(
             head["definition"], int(head["done"]), states, curves, arrays["normed"].tolist(), arrays["layers"].tolist(),
-            {int(k): tuple(texts) for k, texts in head["texts"]},
+            {int(k): tuple(texts) for k, texts in head["texts"]}, head.get("reader"),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{path} is no stored iteration that can be read: {error}") from None
-    other = sorted(name for name in definition if found.definition.get(name) != definition[name])
-    if other:
-        raise InputError(f"{path} holds another run: its {', '.join(other)} differ from what is asked for")
+    _refuse_another(path, found.definition, definition)
     return found
+
+
+def digest(named: Iterable[tuple[str, Tensor]]) -> str:
+    """What tells tensors apart: a digest of their names, shapes, dtypes and all bytes."""
+    found = hashlib.sha256()
+    for name, part in named:
+        found.update(f"{name} {tuple(part.shape)} {part.dtype}".encode())
+        found.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _refuse_another(path: Path, stored: dict[str, Any], asked: dict[str, Any]) -> None:
+    """One sentence where a file holds another run; names of models and prompts are only told, digests decide."""
+    differing = [name for name in asked if name not in TOLD and stored.get(name) != asked[name]]
+    if not differing:
+        return
+    words = [f"its {name} is {stored.get(name)!r}, not {asked[name]!r}" for name in differing if name not in DIGESTS]
+    if "weights" in differing and (not words or stored.get("model") != asked["model"]):  # a seed draws weights too
+        words.append(f"its model is {stored.get('model')!r} with other weights than those of {asked['model']!r} here")
+    if "inputs" in differing and not words:
+        one, other = (" and ".join(map(str, each.get("lengths", ["other"]))) for each in (stored, asked))
+        words.append(f"its prompts have {one} tokens, not {other}" if one != other else "its prompts are others")
+    raise InputError(f"{path} holds another run: {'; '.join(words)}; ask for that run, or give another file")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attractor import observables
-from attractor.attention import Attention, Rotary, Softmax
+from attractor.attention import Attention, LatentAttention, NormedAttention, Softmax
 from attractor.checkpoints.expansion import query_expansion
 from attractor.checkpoints.layer import Layer
 from attractor.checkpoints.linear import LINEAR, REST, Sums, curves, moved, sums
@@ -36,8 +36,8 @@ class Measurements:
 
     ``curves`` along depth, (blocks + 1,) each: those of the stream, and with ``_without_first`` appended those of all tokens but the
     first, whose norm may be hundreds of times the others' (``first_norm`` is that ratio). ``blocks`` for every block, (blocks,): the
-    root mean square over tokens of what attention and feed-forward moved. ``heads`` for every block and head, (blocks, h),
-    data-dependent, NaN where undefined.
+    root mean square over tokens of what attention and feed-forward moved (each with the norm after it where there is one). ``heads``
+    for every block and head, (blocks, h), data-dependent, NaN where undefined.
     """
 
     curves: dict[str, Tensor]
@@ -98,10 +98,8 @@ def sphere_energy(points: Tensor) -> Tensor:
 
 
 def by_head(layer: Layer, tokens: Tokens, positions: bool = True) -> dict[str, Tensor]:
-    """Measurements of every head of a layer on the tokens that it reads, (h,) each; rotary angles are zero without ``positions``."""
-    law = layer.attention
-    if not positions and isinstance(getattr(law, "positions", None), Rotary):
-        law = replace(law, positions=None)
+    """Measurements of every head of a layer on the tokens that it reads, (h,) each; scores know no places without ``positions``."""
+    law = layer.attention if positions else _placeless(layer.attention)
     weights = law.weights(tokens)
     logs = torch.where(weights > 0, weights, 1.0).log()
     found = {
@@ -111,13 +109,19 @@ def by_head(layer: Layer, tokens: Tokens, positions: bool = True) -> dict[str, T
     }
     undefined = torch.full((layer.heads,), torch.nan, dtype=torch.float64)
     try:
-        expansion = query_expansion(law, tokens).mean(-1) if isinstance(law, Attention) else undefined
+        expansion = query_expansion(law, tokens, weights).mean(-1) if isinstance(law, Attention) else undefined
     except UnsupportedError:
         expansion = undefined
     energy = undefined
     if isinstance(law, Attention) and isinstance(law.kernel, Softmax):  # scores that are bilinear
         energy = _log_energy(law, tokens)
     return {**found, "expansion": expansion, "log_energy": energy}
+
+
+def _placeless(law: Attention | NormedAttention | LatentAttention) -> Attention | NormedAttention | LatentAttention:
+    if isinstance(law, NormedAttention):
+        return replace(law, attention=replace(law.attention, positions=None))
+    return replace(law, positions=None)
 
 
 def _log_energy(law: Attention, tokens: Tokens) -> Tensor:

@@ -38,6 +38,8 @@ def read_prompts(
         raise InputError("there is nothing to iterate: give a prompt, or ask for random_prompts=...")
     if isinstance(given, str):
         given = [given]
+    if getattr(checkpoint.config, "image_size", None) is not None and any(not isinstance(one, dict) for one in given):
+        raise InputError(f"{checkpoint.name} is a model of pictures and reads no text: ask for random_prompts=...")
     if any(isinstance(text, str) for text in given) and tokenizer is None:
         tokenizer = tokenizer_of(checkpoint)
     elif words and tokenizer is None:
@@ -46,14 +48,18 @@ def read_prompts(
         except AttractorError:
             tokenizer = None  # token ids are shown instead
     inputs, names = [], []
-    for text in given:
+    for number, text in enumerate(given, 1):
         if isinstance(text, dict):
             inputs.append(text)
             names.append("tensors")
             continue
+        which = f"prompt {number}: " if len(given) > 1 else ""
         if isinstance(text, str) and not text.strip():
-            raise InputError("a prompt is empty; give at least two tokens")
-        ids, _ = token_ids(checkpoint, text, tokenizer, most)
+            raise InputError(f"{which}a prompt is empty; give at least two tokens")
+        try:
+            ids, _ = token_ids(checkpoint, text, tokenizer, most)
+        except InputError as error:
+            raise InputError(f"{which}{error}") from None
         inputs.append({"input_ids": ids.unsqueeze(0)})
         names.append(text if isinstance(text, str) else " ".join(str(int(index)) for index in ids))
     for index in range(random):

@@ -20,6 +20,14 @@ UNUSED = ("pooler", "position_ids", "mask_token", "rotary_emb.inv_freq")  # toke
 TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken")
 
 
+class ShortText(InputError):
+    """A text of fewer than two tokens, which have no distance."""
+
+    def __init__(self, message: str, tokens: int) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+
+
 def whole_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
     """The model itself, ready to run; a model in memory is taken as it is. Weights that are not finite are refused."""
     model = _base(checkpoint.model).eval() if checkpoint.model is not None else _read(checkpoint, dtype)
@@ -130,8 +138,12 @@ def _check_known(tokenizer: Any, ids: list[int], text: str) -> None:
 
 
 def _check_ids(checkpoint: Checkpoint, ids: torch.Tensor) -> None:
-    if ids.ndim != 1 or len(ids) < 2:
-        raise InputError(f"a trace follows at least two tokens, got ids of shape {tuple(ids.shape)}")
+    if ids.ndim != 1:
+        raise InputError(f"token ids are one row of whole numbers, got the shape {tuple(ids.shape)}")
+    if len(ids) < 2:
+        raise ShortText(
+            f"the text has {len(ids) or 'no'} token{'s' * (len(ids) != 1)}; give at least two tokens", len(ids)
+        )
     longest = context_length(checkpoint.config)
     if longest is not None and len(ids) > longest:
         raise InputError(

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attractor.checkpoints.ablations import check_ablations, frozen_norms, without_positions
-from attractor.checkpoints.checkpoint import Checkpoint
-from attractor.checkpoints.layer import Layer
-from attractor.checkpoints.measuring import Measurements, measured
-from attractor.checkpoints.opening import checkpoint as open_checkpoint
-from attractor.checkpoints.running import context_length, token_ids, tokenizer_of, whole_model
-from attractor.checkpoints.watching import Passage, watched
+from attractor.checkpoints.measuring import Measurements
+from attractor.checkpoints.running import ShortText
+from attractor.checkpoints.session import Session
+from attractor.checkpoints.watching import Passage
 from attractor.errors import InputError
 from attractor.flow import Outcome, Trajectory
 from attractor.flow.outcome import Statistics
 from attractor.spaces import Euclidean
 from attractor.states import Tokens
-
-KEPT = 2**30  # bytes of layers that a session may hold on to
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,8 +33,17 @@ class Trace(Trajectory):
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """A text that was left out because it has fewer than two tokens: its place among those given, its name, and its tokens."""
+
+    index: int
+    name: str
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Traces:
-    """Many texts in numbers; activations are not kept. ``measurements`` has one entry for each text."""
+    """Many texts in numbers; activations are not kept. ``measurements`` has one entry for each text that was not skipped."""
 
     model: str
     texts: int
@@ -48,9 +51,10 @@ class Traces:
     measurements: tuple[Measurements, ...]
     without: tuple[str, ...]
     seconds: float
+    skipped: tuple[Skipped, ...] = ()
 
     def curve(self, name: str) -> tuple[Tensor, Tensor]:
-        """Mean over texts and standard deviation of a measurement of the stream, (blocks + 1,)."""
+        """Mean over texts and standard deviation of a measurement of the stream, (blocks + 1,), where it is defined."""
         return _spread([part.curves[name] for part in self.measurements])
 
     def block(self, name: str) -> tuple[Tensor, Tensor]:
@@ -59,12 +63,15 @@ class Traces:
 
     def head(self, name: str) -> Tensor:
         """Mean over texts of a measurement of every head, (blocks, h); NaN where it is undefined."""
-        return torch.stack([part.heads[name] for part in self.measurements]).mean(0)
+        return torch.stack([part.heads[name] for part in self.measurements]).nanmean(0)
 
 
 def _spread(values: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Over the texts that define it: a text of two tokens has no pair without its first."""
     stacked = torch.stack(values)
-    return stacked.mean(0), stacked.std(0) if len(values) > 1 else torch.zeros_like(stacked[0])
+    mean, count = stacked.nanmean(0), (~stacked.isnan()).sum(0)
+    squares = (stacked - mean).square().nansum(0)
+    return mean, torch.where(count > 1, (squares / (count - 1).clamp_min(1)).sqrt(), torch.zeros_like(mean))
 
 
 def trace(
@@ -118,103 +125,44 @@ def trace_texts(
     max_tokens: int | None = None,
     cut: bool = False,
     summary: bool = False,
+    names: Sequence[str] | None = None,
+    skip: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Traces:
     """The same for many texts, one after the other, as numbers alone.
 
     ``summary`` measures what takes time linear in the number of tokens, which slows the model by a few percent: norms, distances, mean
-    cosine, sharpness, and what each part of a block moved.
+    cosine, sharpness, and what each part of a block moved. ``names`` say in an error which text it was; ``skip`` leaves out texts
+    of fewer than two tokens, which ``Traces.skipped`` lists, instead of refusing them.
     """
     if not texts:
         raise InputError("there is no text to trace")
     model, start = Session.open(source, tokenizer, without, stack), time.perf_counter()
-    found, lengths = [], []
-    for count, text in enumerate(texts):
-        inputs, words = model.inputs(text, max_tokens, cut)
+    found, lengths, skipped = [], [], []
+    for index, text in enumerate(texts):
+        name = names[index] if names is not None else f"text {index + 1} of {len(texts)}"
+        try:
+            inputs, words = model.inputs(text, max_tokens, cut)
+        except ShortText as error:
+            if not skip:
+                raise _named(error, name, len(texts)) from None
+            skipped.append(Skipped(index, name, error.tokens))
+            continue
+        except InputError as error:
+            raise _named(error, name, len(texts)) from None
         found.append(model.run(inputs, attention, summary=summary))
         lengths.append(len(words) or found[-1].tokens)
         if progress is not None:
-            progress(count + 1)
+            progress(index + 1)
+    if not found:
+        raise InputError(
+            f"none of {len(texts)} texts has two tokens, which a trace needs; {skipped[0].name} is one of them"
+        )
     seconds = time.perf_counter() - start
-    return Traces(model.checkpoint.name, len(texts), tuple(lengths), tuple(found), model.without, seconds)
+    return Traces(
+        model.checkpoint.name, len(found), tuple(lengths), tuple(found), model.without, seconds, tuple(skipped)
+    )
 
 
-@dataclass(frozen=True)
-class Session:
-    """A model that is loaded once and run on many texts."""
-
-    checkpoint: Checkpoint
-    model: Any
-    tokenizer: Any
-    without: tuple[str, ...]
-    stack: str
-    kept: dict[int, Layer] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def open(cls, source: Any, tokenizer: Any, without: Sequence[str], stack: str | None) -> Session:
-        check_ablations(tuple(without))
-        found = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-        stacks = list(found.family.stacks(found.config))
-        if stack is None:
-            stack = stacks[0]
-        if stack not in stacks:
-            raise InputError(f"{found.name} has no stack {stack!r}; it has {', '.join(map(repr, stacks))}")
-        return cls(found, whole_model(found), tokenizer, tuple(without), stack)
-
-    def inputs(
-        self, text: Any, max_tokens: int | None = None, cut: bool = False
-    ) -> tuple[dict[str, Tensor], list[str]]:
-        """What the model is called with, and the tokens in words."""
-        if isinstance(text, dict):
-            return text, []
-        if isinstance(text, str) and not text.strip():
-            raise InputError("the text is empty; give at least two tokens")
-        longest = context_length(self.checkpoint.config) if cut else None
-        max_tokens = min(filter(None, (max_tokens, longest)), default=None)
-        ids, words = token_ids(self.checkpoint, text, self._tokenizer() if isinstance(text, str) else None, max_tokens)
-        return {"input_ids": ids.unsqueeze(0)}, words
-
-    def layer(self, index: int) -> Layer:
-        """A layer of the stack that is followed; kept for the next text where all layers together are small."""
-        layers = self.checkpoint.layers
-        if index not in self.kept:
-            places = [layers.place(place)[0] for place in range(len(layers))]
-            found = layers[places.index(self.stack) + index]
-            if 4 * found.dim**2 * 8 * len(layers) > KEPT:
-                return found
-            self.kept[index] = found
-        return self.kept[index]
-
-    def _tokenizer(self) -> Any:
-        if self.tokenizer is None:
-            object.__setattr__(self, "tokenizer", tokenizer_of(self.checkpoint))
-        return self.tokenizer
-
-    def run(
-        self,
-        inputs: dict[str, Tensor],
-        attention: bool,
-        keep: Callable[[Passage], None] | None = None,
-        summary: bool = False,
-    ) -> Measurements:
-        """One run, measured block by block."""
-        measure = measured(self.layer, attention, summary, "positions" not in self.without)
-
-        def see(passage: Passage) -> None:
-            measure.add(passage)
-            if keep is not None:
-                keep(passage)
-
-        parts = tuple(name for name in self.without if name in ("attention", "feedforward"))
-        with torch.no_grad(), ExitStack() as changes:
-            if "positions" in self.without:
-                changes.enter_context(without_positions(self.model))
-            if "norms" in self.without:
-                changes.enter_context(frozen_norms(self.model, lambda: self._call(inputs)))
-            changes.enter_context(watched(self.model, self.checkpoint, self.stack, see, parts))
-            self._call(inputs)
-        return measure.result()
-
-    def _call(self, inputs: dict[str, Tensor]) -> None:
-        part = getattr(self.model, self.stack, self.model) if self.stack == "encoder" else self.model
-        part(**inputs)
+def _named(error: InputError, name: str, texts: int) -> InputError:
+    return error if texts == 1 else InputError(f"{name}: {error}")

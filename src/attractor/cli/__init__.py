@@ -91,5 +91,6 @@ def run(arguments: Sequence[str]) -> int:
             raise
         context = getattr(error, "ctx", None)
         command_path = context.command_path if context is not None else "attractor"
-        complain(f"{message().strip().rstrip('.')}; see {command_path} --help", command_path)
+        said = message().strip().rstrip(".")
+        complain(f"{said}{' See' if said.endswith('?') else '; see'} {command_path} --help", command_path)
         return int(getattr(error, "exit_code", 2))

@@ -13,6 +13,7 @@ import typer
 from attractor.cli.ending import ending
 from attractor.cli.files import check_file
 from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.written import Written
 
 if TYPE_CHECKING:
     from attractor.checkpoints import Audit, Checkpoint
@@ -32,7 +33,10 @@ class AuditOptions:
     """Which weights, and how they are taken."""
 
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Folders, GGUF files, or names on the Hugging Face hub.")
+        list[str],
+        typer.Argument(
+            metavar="MODEL...", help="A folder, a file, a name of attractor fetch, or one on the Hugging Face hub."
+        ),
     ]
     fold: Annotated[
         bool | None,
@@ -65,7 +69,9 @@ class AuditOutput:
 
     csv: Annotated[Path | None, output("FILE", "Write one row for each head.")] = None
     parquet: Annotated[Path | None, output("FILE", "The same as a Parquet table.")] = None
-    report: Annotated[Path | None, output("FILE", "Write a self-contained page (.html).")] = None
+    report: Annotated[
+        Path | None, output("FILE.html", "Write a page: every head as a heatmap, labels, and what moved.")
+    ] = None
     json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
     progress: Annotated[
         bool | None, output("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
@@ -94,18 +100,20 @@ def audit(context: typer.Context, options: AuditOptions, output: AuditOutput) ->
             pairs = [one(model, options, output) for model in options.models]
             found = [audited for _, audited in pairs]
             compared = _compared(pairs)
-        written = _write(found, output)
+        files = _write(found, output)
         if output.report is not None:
             from attractor.checkpoints.audit_page import audit_report
 
-            written.append(audit_report(found, compared, command).write(output.report))
+            audit_report(found, compared, command).write(output.report)
+        written = Written(report=output.report, files=files)
         if output.json:
             parts = {"models": [model.row() for model in found], "comparisons": [one.row() for one in compared]}
-            print_json(strict({"schema": SCHEMA, "command": command, **parts, "versions": versions()}))
+            document = {"schema": SCHEMA, "command": command, **parts, "written": written.row()}
+            print_json(strict({**document, "versions": versions()}))
         else:
             print_audit(found)
             print_comparison(compared)
-            _end(written, command)
+            written.tell(command)
 
 
 def _check(output: AuditOutput) -> None:
@@ -156,10 +164,3 @@ def _write(found: list[Audit], output: AuditOutput) -> list[Path]:
             write(found, path)
             written.append(path)
     return written
-
-
-def _end(written: list[Path], command: str) -> None:
-    from attractor.cli.printing import print_rows
-
-    files = {"files": " ".join(str(path) for path in written)} if written else {}
-    print_rows("", {**files, "again": command})

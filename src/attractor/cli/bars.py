@@ -1,10 +1,12 @@
-"""A bar on stderr for work that is counted."""
+"""How far a command is, on stderr: a bar for work that is counted, lines for work of hours."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import typer
 
 
 @contextmanager
@@ -21,3 +23,8 @@ def counted(what: str, wanted: bool | None, quiet: bool = False) -> Iterator[Cal
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def said(wanted: bool | None) -> Callable[[str], None]:
+    """A line for each part, into a log too, unless that is not wanted."""
+    return (lambda line: None) if wanted is False else (lambda line: typer.echo(line, err=True))

@@ -15,6 +15,7 @@ import typer
 from attractor.cli.ending import FAILED, complain, ending
 from attractor.cli.groups import grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 option, output = panel("Rows"), panel("Results")
@@ -38,9 +39,10 @@ class RowOptions:
 class ReportOptions:
     """What becomes of the figures."""
 
-    json: Annotated[
-        str | None, output("FILE|-", "Write one JSON object to a file, or to stdout instead of the table.")
+    out: Annotated[
+        Path | None, output("FILE", "Write all figures as JSON, after each contest what is known.", "--out", "-o")
     ] = None
+    json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
     plot: Annotated[Path | None, output("FILE", "Draw ratios, targets and growth: .png, .pdf or .svg.")] = None
     check: Annotated[bool, output("", "Exit code 1 if a target that was measured is missed.", "--check")] = False
     progress: Annotated[
@@ -62,10 +64,10 @@ def bench(context: typer.Context, rows: RowOptions, report: ReportOptions, pictu
         shows = sys.stderr.isatty() if report.progress is None else report.progress
         from attractor.bench import benchmark
 
-        command = replay(context, without=("progress", "debug"))
+        command = replay(context, without=("json", "progress", "debug"))
         with bar(shows) as watch, quiet_stdout():
-            found = benchmark(groups, settings, watch, keeper(report.json), command)
-        tell(found, report)
+            found = benchmark(groups, settings, watch, keeper(report.out), command)
+        tell(found, report, command)
         if report.check and found["summary"]["missed"]:
             complain(f"{found['summary']['missed']} of the measured targets missed", "attractor bench")
             raise typer.Exit(FAILED)
@@ -94,22 +96,22 @@ def check_places(options: ReportOptions) -> None:
     """Refuse a file that could not be written, before an hour is spent."""
     from attractor.cli.files import check_file, check_picture
 
-    if options.json not in (None, "-"):
-        check_file(Path(options.json), "--json")
+    if options.out is not None:
+        check_file(options.out, "--out")
     if options.plot is not None:
         check_picture(options.plot, still=True)
 
 
-def keeper(place: str | None) -> Callable[[dict[str, Any]], None]:
+def keeper(place: Path | None) -> Callable[[dict[str, Any]], None]:
     """A benchmark takes long: what is measured is in the file at once, so that a run that is stopped leaves it."""
     from attractor.cli.printing import write_json
 
-    if place is None or place == "-":
+    if place is None:
         return lambda report: None
-    return lambda report: write_json(report, Path(place))
+    return lambda report: write_json(report, place)
 
 
-def tell(found: dict[str, Any], options: ReportOptions) -> None:
+def tell(found: dict[str, Any], options: ReportOptions, command: str) -> None:
     """The table, or the object; and the files."""
     from attractor.cli.benchtable import print_report
     from attractor.cli.printing import print_json
@@ -118,10 +120,12 @@ def tell(found: dict[str, Any], options: ReportOptions) -> None:
         from attractor.bench.picture import draw
 
         draw(found, options.plot)
-    if options.json == "-":
-        print_json(found)
+    written = Written.of([options.plot], files=[options.out])
+    if options.json:
+        print_json({**found, "written": written.row()})
         return
     print_report(found)
+    written.tell(command)
 
 
 @contextmanager

@@ -10,8 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from attractor.cli.bars import counted
 from attractor.cli.ending import FAILED, complain, ending
-from attractor.cli.groups import replay
+from attractor.cli.groups import given, replay
+from attractor.cli.written import Written
+from attractor.errors import InputError
 
 SCHEMA = "attractor.check/1"
 
@@ -41,9 +44,7 @@ def check(
     show: Annotated[bool, typer.Option("--list", metavar="", help="List the theorems and stop.")] = False,
     report: Annotated[
         Path | None,
-        typer.Option(
-            "--report", "--html", metavar="FILE.html", help="Write a page with the statements as mathematics."
-        ),
+        typer.Option("--report", metavar="FILE.html", help="Write a page with the statements as mathematics."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
     progress: Annotated[
@@ -66,8 +67,9 @@ def check(
         from attractor.theory.checking import selected
         from attractor.theory.pages import summary
 
+        refuse_mixed(given(context))
         if systems is not None:
-            compare(context, systems, seed, json)
+            compare(context, systems, seed, json, progress)
             return
         chosen = selected(theorem or None)
         if show:
@@ -88,24 +90,38 @@ def check(
             from attractor.cli.theorypage import check_report
 
             check_report(found, command).write(report)
+        written = Written(report=report)
         if json:
-            print_json({"schema": SCHEMA, "command": command, **found.row(), "versions": versions()})
+            document = {"schema": SCHEMA, "command": command, **found.row(), "written": written.row()}
+            print_json({**document, "versions": versions()})
         else:
             print_check(found.row())
+            written.tell(command)
         if found.violations:
             complain(f"{found.violations} violations of proved statements", "attractor check")
             raise typer.Exit(FAILED)
 
 
-def compare(context: typer.Context, systems: int, seed: int, json: bool) -> None:
+def refuse_mixed(named: dict[str, str]) -> None:
+    """Options that another one would leave without effect."""
+    alone = {"systems": ("systems", "seed", "json", "progress", "debug"), "show": ("show", "theorem", "json", "debug")}
+    for name, allowed in alone.items():
+        other = [option for key, option in named.items() if key not in allowed]
+        if name in named and other:
+            raise InputError(f"{named[name]} does not go with {', '.join(other)}: leave out one or the other")
+
+
+def compare(context: typer.Context, systems: int, seed: int, json: bool, progress: bool | None) -> None:
     """Predictions against runs."""
     from attractor.cli.printing import print_json, print_rows, versions
     from attractor.theory.agreement import agreement
 
-    found = agreement(systems, seed)
+    with counted("systems", progress) as show:
+        found = agreement(systems, seed, show)
+    command = replay(context, without=("json", "debug", "progress"))
     if json:
-        head = {"schema": SCHEMA, "command": replay(context, without=("json", "debug", "progress")), "seed": seed}
-        print_json({**head, **found.row(), "versions": versions()})
+        head = {"schema": SCHEMA, "command": command, "seed": seed}
+        print_json({**head, **found.row(), "written": Written().row(), "versions": versions()})
     else:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.kinds.items()))
         rows = {
@@ -115,6 +131,7 @@ def compare(context: typer.Context, systems: int, seed: int, json: bool) -> None
         }
         rows |= {f"system {item.system}": f"{item.kind}: {item.theorem}: {item.reason}" for item in found.disputes}
         print_rows("Predictions and runs of random systems", rows)
+        Written().tell(command)
     if found.disputes:
         complain(f"{len(found.disputes)} predictions of proved theorems are contradicted", "attractor check")
         raise typer.Exit(FAILED)

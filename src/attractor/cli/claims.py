@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time as clock
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attractor.cli.bars import counted
 from attractor.cli.ending import FAILED, complain, ending
 from attractor.cli.groups import grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ class ClaimOptions:
     ] = None
     write: Annotated[Path | None, option("FILE", "Write the table of claims to this Markdown file and stop.")] = None
     json: Annotated[bool, option("", "Print one JSON object.", "--json")] = False
+    progress: Annotated[
+        bool | None, option("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
+    ] = None
     debug: Annotated[bool, option("", "Show the traceback of an error.", "--debug")] = False
 
 
@@ -50,8 +56,8 @@ def claims(context: typer.Context, options: ClaimOptions, pictures: PictureOptio
             return
         chosen = tuple(map(counterexample, dict.fromkeys(options.only or ()))) or counterexamples()
         check_place(options.plot, len(chosen))
-        rows = [example.row() if options.catalogue else reproduced(example, options) for example in chosen]
-        tell(rows, options, replay(context, without=("json", "debug")))
+        rows = [example.row() for example in chosen] if options.catalogue else all_reproduced(chosen, options)
+        tell(rows, options, replay(context, without=("json", "progress", "debug")))
         failed = [row["key"] for row in rows if row.get("reproduced") is False]
         if failed:
             complain(f"not reproduced: {', '.join(failed)}", "attractor claims")
@@ -60,7 +66,7 @@ def claims(context: typer.Context, options: ClaimOptions, pictures: PictureOptio
 
 def check_place(place: Path | None, claims: int) -> None:
     """A place for pictures, before anything runs."""
-    from attractor.cli.files import check_picture
+    from attractor.cli.files import check_folder_to_make, check_picture
 
     if place is None:
         return
@@ -69,6 +75,7 @@ def check_place(place: Path | None, claims: int) -> None:
             raise InputError(f"--plot {place} is one file for {claims} claims; give a folder, or one claim with --only")
         check_picture(place, still=True)
         return
+    check_folder_to_make(place, "--plot")
     place.mkdir(parents=True, exist_ok=True)
     check_picture(place / "claim.png")
 
@@ -85,6 +92,16 @@ def write(path: Path, text: str) -> None:
     with atomic(target(path)) as temporary:
         temporary.write_text(text, encoding="utf-8")
     typer.echo(f"{path}: {text.count(chr(10) + '| ') - 1} claims", err=True)
+
+
+def all_reproduced(chosen: Sequence[CounterExample], options: ClaimOptions) -> list[dict[str, Any]]:
+    """Run each, with a bar; for people each is printed as soon as it is known."""
+    rows: list[dict[str, Any]] = []
+    with counted("claims", options.progress) as show:
+        for example in chosen:
+            show(len(rows), len(chosen))
+            rows.append(reproduced(example, options))
+    return rows
 
 
 def reproduced(example: CounterExample, options: ClaimOptions) -> dict[str, Any]:
@@ -118,9 +135,10 @@ def tell(rows: list[dict[str, Any]], options: ClaimOptions, command: str) -> Non
     """One JSON object, or a last line (and the claims themselves where nothing ran)."""
     from attractor.cli.printing import print_json, versions
 
+    written = Written([row["picture"] for row in rows if "picture" in row])
     if options.json:
-        written = {"pictures": [row["picture"] for row in rows if "picture" in row]}
-        print_json({"schema": SCHEMA, "command": command, "claims": rows, "written": written, "versions": versions()})
+        document = {"schema": SCHEMA, "command": command, "claims": rows, "written": written.row()}
+        print_json({**document, "versions": versions()})
         return
     if options.catalogue:
         for row in rows:
@@ -128,6 +146,7 @@ def tell(rows: list[dict[str, Any]], options: ClaimOptions, command: str) -> Non
         return
     done = sum(row["reproduced"] for row in rows)
     typer.echo(f"{done} of {len(rows)} counter-examples reproduced")
+    written.tell(command)
 
 
 def _print(row: dict[str, Any]) -> None:
@@ -136,6 +155,4 @@ def _print(row: dict[str, Any]) -> None:
     lines = {"claim": row["claim"], "verdict": row["verdict"], "true": row["truth"]}
     if "evidence" in row:
         lines |= {"reproduced": "yes" if row["reproduced"] else "NO", "evidence": row["evidence"]}
-    if "picture" in row:
-        lines["picture"] = row["picture"]
     print_rows(row["key"], lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,22 +95,24 @@ def check_picture(path: Path, option: str = "--plot", *, still: bool = False) ->
     """Refuse a picture that could not be written at the end of the run; ``still`` ones neither move nor answer."""
     from attractor.pictures.draw import known_suffix
     from attractor.pictures.still import still_suffix
-    from attractor.pictures.writing import target
+    from attractor.pictures.writing import check_folder, target
 
     suffix = still_suffix(path) if still else known_suffix(target(path))
     for package in PICTURES.get(suffix, ()):
         if find_spec(package) is None:
             raise missing("pillow" if package == "PIL" else package, "plot")
-    _check_folder(target(path).parent, f"{option} {path}")
+    check_folder(target(path).parent, f"{option} {path}")
 
 
 def check_file(path: Path, option: str) -> None:
     """Refuse a file that could not be written at the end."""
+    from attractor.pictures.writing import check_folder
+
     if path.is_dir():
         raise InputError(f"{option} {path} is a folder; give the name of a file in it")
     if not path.parent.is_dir():
         raise InputError(f"{option} {path}: the folder {path.parent} does not exist; create it first")
-    _check_folder(path.parent, f"{option} {path}")
+    check_folder(path.parent, f"{option} {path}")
 
 
 def check_store(path: Path) -> None:
@@ -122,19 +123,17 @@ def check_store(path: Path) -> None:
         raise InputError(
             f"--out {path} exists already: choose another path, or go on with the run in it with --resume {path}"
         )
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not folder.is_dir():
-        raise InputError(f"--out {path} cannot be written: {folder} is not a folder")
-    _check_folder(folder, f"--out {path}")
+    check_folder_to_make(path, "--out")
 
 
-def _check_folder(folder: Path, what: str) -> None:
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise InputError(f"{what} cannot be written: {reason} in {folder}; choose a folder you may write to") from None
+def check_folder_to_make(path: Path, option: str) -> None:
+    """Refuse a folder that is a file, or that could neither be made nor written to."""
+    from attractor.pictures.writing import check_folder
+
+    nearest = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        raise InputError(f"{option} {path} cannot be made: {nearest} is a file, not a folder; choose another folder")
+    check_folder(nearest, f"{option} {path}")
 
 
 def write_pictures(

@@ -12,7 +12,9 @@ from attractor.cli.ending import ending
 from attractor.cli.files import check_picture
 from attractor.cli.groups import check_numbers, given, grouped, numbers, panel, replay
 from attractor.cli.law import LawOptions, build_law, read_law
+from attractor.cli.moments import read_matrix, read_vector
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 SCHEMA = "attractor.gaussian/1"
@@ -137,8 +139,8 @@ def read_start(options: StartOptions, law: LawOptions) -> tuple[Any, Any]:
     from attractor.states import Gaussian
 
     files = read_law(law)
-    covariance = None if options.covariance is None else _matrix(options.covariance, "--covariance")
-    mean = None if options.mean is None else _vector(options.mean, "--mean")
+    covariance = None if options.covariance is None else read_matrix(options.covariance, "--covariance").numpy()
+    mean = None if options.mean is None else read_vector(options.mean, "--mean").numpy()
     sizes = [covariance.shape[-1] if covariance is not None else None, None if mean is None else len(mean)]
     sizes.append(files["query"].shape[-1] if "query" in files else None)
     dim = options.dim or next((size for size in sizes if size is not None), 2)
@@ -154,29 +156,6 @@ def read_start(options: StartOptions, law: LawOptions) -> tuple[Any, Any]:
     return moved, state
 
 
-def _vector(text: str, option: str) -> Any:
-    import numpy as np
-
-    from attractor.cli.files import read_array
-
-    if Path(text).suffix in (".npy", ".csv", ".txt", ".safetensors"):
-        return read_array(Path(text), option).reshape(-1).numpy()
-    return np.array(numbers(text, option))
-
-
-def _matrix(text: str, option: str) -> Any:
-    import numpy as np
-
-    from attractor.cli.files import read_array
-
-    if Path(text).suffix in (".npy", ".csv", ".txt", ".safetensors"):
-        return read_array(Path(text), option).numpy()
-    rows = [numbers(row, option) for row in text.split(";")]
-    if len({len(row) for row in rows}) != 1:
-        raise InputError(f"{option} must have rows of one length, such as 1,0.5;0.5,2; got {text!r}")
-    return np.array(rows)
-
-
 def tell(context: typer.Context, report: dict[str, Any], results: ResultOptions) -> None:
     """One JSON object, or a few lines for people."""
     from attractor.cli.printing import print_json, print_rows, versions
@@ -188,14 +167,12 @@ def tell(context: typer.Context, report: dict[str, Any], results: ResultOptions)
         gaussian_report(report, command).write(results.report)
     if results.quiet and not results.json:
         return
-    pictures = [] if results.plot is None else [str(results.plot)]
-    page = None if results.report is None else str(results.report)
+    written = Written.of([results.plot], results.report)
     if results.json:
         head = {"schema": SCHEMA, "command": command}
         data = {name: value for name, value in report.items() if name not in ("lines_for_people", "view")}
-        print_json({**head, **data, "written": {"pictures": pictures, "report": page}, "versions": versions()})
+        print_json({**head, **data, "written": written.row(), "versions": versions()})
         return
     for title, rows in report["lines_for_people"]:
         print_rows(title, rows)
-    places = {"picture": " ".join(pictures), "report": page}
-    print_rows("Results", {**{label: place for label, place in places.items() if place}, "again": command})
+    written.tell(command)

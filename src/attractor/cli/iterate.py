@@ -11,8 +11,9 @@ import typer
 from attractor.cli.bars import counted
 from attractor.cli.ending import ending
 from attractor.cli.files import check_file, check_picture
-from attractor.cli.groups import grouped, numbers, panel, replay
+from attractor.cli.groups import given, grouped, numbers, panel, replay
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,21 +59,23 @@ class IteratePrompts:
         int | None, prompt("K", "Prompts of random token ids.", min=1, default="1 if none is given")
     ] = None
     prompt_tokens: Annotated[int, prompt("N", "Tokens of a random prompt.", min=2)] = 24
-    max_tokens: Annotated[int | None, prompt("N", "Cut prompts to their first N tokens.", min=2)] = None
+    max_tokens: Annotated[
+        int | None, prompt("N", "Cut --text and --file to their first N tokens.", min=2, default="no cut")
+    ] = None
 
 
 @dataclass(frozen=True)
 class IteratePasses:
     """What is done in every pass."""
 
-    passes: Annotated[int, change("N", "How often the tokens go through all blocks.", "--passes", "-n", min=1)] = 100
+    passes: Annotated[int, change("N", "How often the tokens go through all blocks.", min=1)] = 100
     feedforward: Annotated[bool, change("", "With or without the feed-forward.", "--feedforward/--no-feedforward")] = (
         True
     )
     final_norm: Annotated[
         bool, change("", "The final norm between passes, or only at the end.", "--final-norm/--no-final-norm")
     ] = True
-    seed: Annotated[int, change("S", "Of random weights and prompts.", min=0)] = 42
+    seed: Annotated[int, change("N", "Of random weights and prompts.", min=0)] = 42
     decode: Annotated[str | None, change("K,K,...", "Read the tokens as words after these passes; 0 is the start.")] = (
         None
     )
@@ -109,7 +112,7 @@ def iterate(
     signed cosine beside it: two opposite clusters score 0 too. Exit code 0; 1 if the run fails, 2 for a bad argument.
     """
     with ending("attractor iterate", output.debug, interrupted=lambda: _interrupted(output)), paper.sized():
-        check_options(model, prompts, output)
+        check_options(model, prompts, output, given(context))
         from attractor.checkpoints.opening import needs_transformers
         from attractor.checkpoints.verification import quiet
         from attractor.cli.iteratetable import print_iteration
@@ -118,17 +121,19 @@ def iterate(
         needs_transformers()
         decode = whole_numbers(passes.decode)
         with quiet():
-            found = run(model, prompts, passes, output, decode)
+            found = run(model, prompts, passes, output, decode, given(context))
         pictures = draw(found, output)
         command = replay(context, without=("json", "progress", "debug", "resume"))
-        report = {"schema": SCHEMA, "command": command, **summary(found), "pictures": pictures}
+        written = Written(pictures, store=output.out)
+        report = {"schema": SCHEMA, "command": command, **summary(found), "written": written.row()}
         if output.json:
             print_json({**report, "versions": {**versions(), "transformers": version("transformers")}})
         else:
             print_iteration(report)
+            written.tell(command)
 
 
-def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateOutput) -> None:
+def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateOutput, named: dict[str, str]) -> None:
     """What can be known to fail before anything is read."""
     from attractor.pictures.still import still_suffix
 
@@ -143,6 +148,7 @@ def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateO
         raise InputError(f"--init must be family or plain, got {model.init!r}")
     if model.config is not None and (prompts.text or prompts.file):
         raise InputError("a random configuration has no tokenizer, so it reads no text: use --random-prompts")
+    check_stray(model, prompts, output, named)
     for path in output.plot or ():
         still_suffix(path)
         check_picture(path)
@@ -152,8 +158,25 @@ def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateO
         if output.out.suffix != ".npz":
             raise InputError(f"--out {output.out}: the state is kept in a .npz file")
         check_file(output.out, "--out")
+        if output.resume and not output.out.exists():
+            raise InputError(
+                f"--resume: there is no run in {output.out} to go on with; leave --resume out to begin one"
+            )
         if output.out.exists() and not output.resume:
             raise InputError(f"--out {output.out} exists: go on with it with --resume, or choose another name")
+
+
+def check_stray(model: IterateModel, prompts: IteratePrompts, output: IterateOutput, named: dict[str, str]) -> None:
+    """Refuse options that would change nothing."""
+    own = bool(prompts.text or prompts.file)
+    if "init" in named and not (model.config or model.random or model.redraw):
+        raise InputError("--init says how random weights are drawn: give --random, --redraw or --config too")
+    if "prompt_tokens" in named and own and prompts.random_prompts is None:
+        raise InputError("--prompt-tokens belongs to --random-prompts: cut prompts of your own with --max-tokens")
+    if prompts.max_tokens is not None and not own:
+        raise InputError("--max-tokens cuts --text and --file: say how long random prompts are with --prompt-tokens")
+    if "width" in named and not output.plot:
+        raise InputError("--width belongs to --plot, which is not given")
 
 
 def whole_numbers(text: str | None) -> list[int]:
@@ -180,7 +203,12 @@ def opened(model: IterateModel, seed: int) -> Checkpoint:
 
 
 def run(
-    model: IterateModel, prompts: IteratePrompts, passes: IteratePasses, output: IterateOutput, decode: list[int]
+    model: IterateModel,
+    prompts: IteratePrompts,
+    passes: IteratePasses,
+    output: IterateOutput,
+    decode: list[int],
+    named: dict[str, str],
 ) -> Iteration:
     """The iteration, with a bar."""
     import torch
@@ -188,12 +216,17 @@ def run(
     from attractor.checkpoints import iterate as iterate_all
     from attractor.cli.texts import read_files
 
-    given = [*(prompts.text or ()), *read_files(prompts.file or ())]
-    random = prompts.random_prompts if prompts.random_prompts is not None else (0 if given else 1)
+    own = [*(prompts.text or ()), *(one.text for one in read_files(prompts.file or ()))]
+    random = prompts.random_prompts if prompts.random_prompts is not None else (0 if own else 1)
     with counted("passes", output.progress) as show:
+        source = opened(model, passes.seed)
+        if "prompt_tokens" in named and getattr(source.config, "image_size", None) is not None:
+            raise InputError(
+                "--prompt-tokens belongs to models of text: a picture has as many tokens as the model makes of it"
+            )
         return iterate_all(
-            opened(model, passes.seed),
-            given,
+            source,
+            own,
             passes=passes.passes,
             feedforward=passes.feedforward,
             final_norm=passes.final_norm,

@@ -32,14 +32,11 @@ def print_iteration(report: dict[str, Any]) -> None:
         print_rows(
             f"words after pass {k}", {name: _cut(text) for name, text in zip(_labels(report), texts, strict=True)}
         )
-    rows = {"pictures": " ".join(report["pictures"]), "seconds": f"{report['seconds']:.3g}"}
+    rows = {"seed": f"{protocol['seed']}, {protocol['dtype']}", "seconds": f"{report['seconds']:.3g}"}
     if len(report["prompts"]) > 1:
         rows["laws"] = ", ".join(each["name"] for each in report["laws"])
     rows |= {f"note {index + 1}": note for index, note in enumerate(report["notes"])}
-    print_rows(
-        f"seed {protocol['seed']}, {protocol['dtype']}",
-        {**{k: v for k, v in rows.items() if v}, "again": report["command"]},
-    )
+    print_rows("", rows)
 
 
 def _how(report: dict[str, Any]) -> dict[str, str]:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attractor.cli.ending import ending
-from attractor.cli.files import check_picture, read_array
+from attractor.cli.files import check_picture
 from attractor.cli.groups import check_numbers, given, grouped, numbers, panel, replay
 from attractor.cli.law import LawOptions, build_law, read_law
+from attractor.cli.moments import read_matrix, read_vector
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -101,8 +103,13 @@ class StartOptions:
             default="1; blow-up: 0.7071, for a time of 1",
         ),
     ] = None
-    mean: Annotated[Path | None, of_start("FILE", "Mean of --start gaussian, (d).", default="0")] = None
-    covariance: Annotated[Path | None, of_start("FILE", "Its covariance, (d, d).", default="spread^2 I")] = None
+    mean: Annotated[
+        str | None, of_start("X,X,...|FILE", "Mean of --start gaussian: numbers, or a file.", default="0")
+    ] = None
+    covariance: Annotated[
+        str | None,
+        of_start("X,X;X,X|FILE", "Its covariance: rows separated by semicolons, or a file.", default="spread^2 I"),
+    ] = None
     seed: Annotated[int, of_start("N", "Seed of everything random.", min=0)] = 0
 
 
@@ -183,7 +190,9 @@ def asked(study: StudyOptions, start: StartOptions, law: LawOptions) -> Question
     if not sizes or min(sizes) < 2:
         raise InputError(f"--sizes must be whole numbers of at least 2 separated by commas, got {study.sizes}")
     matrices = read_law(law)
-    arrays = {name: read_array(path, f"--{name}") for name in ("mean", "covariance") if (path := getattr(start, name))}
+    arrays = {} if start.mean is None else {"mean": read_vector(start.mean, "--mean")}
+    if start.covariance is not None:
+        arrays["covariance"] = read_matrix(start.covariance, "--covariance")
     dims = [
         part.shape[-1] for name, part in (*matrices.items(), *arrays.items()) if name in ("query", "mean", "covariance")
     ]
@@ -208,7 +217,6 @@ def _gaussian(arrays: dict[str, Any], dim: int, spread: float) -> Gaussian:
     from attractor.states import Gaussian
 
     mean = arrays.get("mean", torch.zeros(dim, dtype=torch.float64))
-    mean = mean.reshape(-1) if mean.ndim == 2 and 1 in mean.shape else mean
     return Gaussian(mean, arrays.get("covariance", spread**2 * torch.eye(dim, dtype=torch.float64)))
 
 
@@ -284,15 +292,13 @@ def tell(found: Any, question: Question, arguments: dict[str, Any], report: Repo
     from attractor.cli.meanfieldtable import document, print_found
     from attractor.cli.printing import print_json, versions
 
-    picture = None if report.plot is None else str(report.plot)
+    written = Written.of([report.plot])
     words = {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
     if report.json:
         head = {"schema": SCHEMA, "command": command, "arguments": words, "study": question.study.study}
-        print_json(
-            {**head, **document(found), "written": {"pictures": [picture] if picture else []}, "versions": versions()}
-        )
+        print_json({**head, **document(found), "written": written.row(), "versions": versions()})
     elif not report.quiet:
-        print_found(found, question, picture, command)
+        print_found(found, question, written, command)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attractor.cli.printing import print_rows
+from attractor.cli.written import Written
 from attractor.meanfield.beyond import Beyond
 from attractor.meanfield.rates import Rates
 from attractor.meanfield.rates_picture import LABELS
@@ -84,13 +85,13 @@ def _beyond_document(found: Beyond) -> dict[str, Any]:
     }
 
 
-def print_found(found: Any, question: Question, picture: str | None, command: str) -> None:
+def print_found(found: Any, question: Question, written: Written, command: str) -> None:
     """A table, what is worth a warning, and where things are."""
     table(found, question)
     notes = {f"note {number}" if number > 1 else "note": note for number, note in enumerate(found.notes, 1)}
     if notes:
         print_rows("", notes)
-    print_rows("Results", {**({"picture": picture} if picture else {}), "again": command})
+    written.tell(command)
 
 
 @singledispatch
@@ -162,5 +163,5 @@ def _errors(found: Rates) -> dict[str, str]:
 def _slope(slope: Any) -> str:
     if not math.isfinite(slope.value):
         return "none: exact at some n"
-    interval = f"   {slope.low:.2f} to {slope.high:.2f}" if math.isfinite(slope.low) else ""
-    return f"{slope.value:.2f}{interval}"
+    interval = f"   {slope.low:+.2f} to {slope.high:+.2f}" if math.isfinite(slope.low) else ""
+    return f"{slope.value:+.2f}{interval}"

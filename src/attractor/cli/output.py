@@ -76,6 +76,8 @@ def check_output(options: OutputOptions, context: typer.Context) -> None:
             raise InputError(f"--resume goes on with the run as it was defined: leave out {', '.join(other)}")
         if not options.resume.exists():
             raise InputError(f"--resume {options.resume}: there is no such store")
+        if not (options.resume / "zarr.json").is_file():
+            raise InputError(f"--resume {options.resume} is not a run of attractor: there is no zarr.json in it")
     for name in options.observe or ():
         named(name)
     for path in options.plot or ():

@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from attractor.cli.bars import counted
 from attractor.cli.ending import ending
 from attractor.cli.groups import check_numbers, grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.written import Written
 
 SCHEMA = "attractor.positions/1"
 
@@ -34,6 +36,9 @@ class ResultOptions:
 
     plot: Annotated[Path | None, option("FILE", "Draw the study: .png, .pdf or .svg.")] = None
     json: Annotated[bool, option("", "Print one JSON object.", "--json")] = False
+    progress: Annotated[
+        bool | None, option("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
+    ] = None
     debug: Annotated[bool, option("", "Show the traceback of an error.", "--debug")] = False
 
 
@@ -58,16 +63,17 @@ def positions(context: typer.Context, asked: StudyOptions, results: ResultOption
             )
         if results.plot is not None:
             check_picture(results.plot, still=True)
-        study = positional_study(asked.systems, asked.until, asked.seed, asked.phase)
+        with counted("positions", results.progress) as show:
+            study = positional_study(asked.systems, asked.until, asked.seed, asked.phase, progress=show)
         if results.plot is not None:
             from attractor.theory.positional_picture import draw
 
             draw(study, results.plot)
+        command = replay(context, without=("json", "progress", "debug"))
+        written = Written.of([results.plot])
         if results.json:
-            command = replay(context, without=("json", "debug"))
-            written = {"pictures": [str(results.plot)] if results.plot is not None else []}
-            print_json(
-                {"schema": SCHEMA, "command": command, **study.row(), "written": written, "versions": versions()}
-            )
+            document = {"schema": SCHEMA, "command": command, **study.row(), "written": written.row()}
+            print_json({**document, "versions": versions()})
         else:
             print_positions(study.row())
+            written.tell(command)

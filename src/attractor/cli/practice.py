@@ -8,10 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from attractor.cli.bars import said
 from attractor.cli.ending import ending
 from attractor.cli.files import check_file, check_picture
-from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.groups import given, grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.texts import read_lines
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 SCHEMA = "attractor.practice/1"
@@ -37,10 +40,13 @@ class PracticeOptions:
 class PracticeOutput:
     """What becomes of it."""
 
-    out: Annotated[Path | None, output("FILE", "Write all data as JSON.")] = None
+    out: Annotated[Path | None, output("FILE", "Write all data as JSON.", "--out", "-o")] = None
     plot: Annotated[Path | None, output("FILE", "Draw the correlations: .png, .pdf or .svg.")] = None
     plot_layers: Annotated[Path | None, output("FILE", "Draw growth along depth: .png, .pdf or .svg.")] = None
     json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
+    progress: Annotated[
+        bool | None, output("", "A line on stderr for each model.", "--progress/--no-progress", default="shown")
+    ] = None
     debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
@@ -55,8 +61,8 @@ def practice(
     be read, 2 for a bad argument.
     """
     with ending("attractor practice", output.debug), pictures.sized():
-        texts = read_lines(options.file)
-        check(output)
+        texts = read_texts(options.file)
+        check(output, given(context))
         from attractor.checkpoints.opening import needs_transformers
         from attractor.cli.practicetable import draw, print_practice
         from attractor.cli.printing import print_json, versions, write_json
@@ -66,36 +72,39 @@ def practice(
         from attractor.experiments.practice.study import run
         from attractor.experiments.practice.words import answers
 
-        tell = lambda line: typer.echo(line, err=True)  # noqa: E731
+        tell = said(output.progress)
         names = tuple(options.models or ())
         with quiet():
             found = run(names, texts=texts, seed=options.seed, resamples=options.resamples, progress=tell)
-        command = replay(context, without=("json", "debug"))
+        command = replay(context, without=("json", "progress", "debug"))
         document: dict[str, Any] = {"schema": SCHEMA, "command": command, "answers": answers(found), **found}
-        document |= {"versions": versions()}
-        draw(document, output.plot, output.plot_layers)
+        drawn = draw(document, output.plot, output.plot_layers)
+        written = Written.of(drawn, files=[output.out])
+        document["written"] = written.row()
+        document["versions"] = versions()
         if output.out is not None:
             write_json(document, output.out)
         if output.json:
             print_json(document)
         else:
             print_practice(document)
+            written.tell(command)
 
 
-def read_lines(path: Path | None) -> tuple[str, ...] | None:
+def read_texts(path: Path | None) -> tuple[str, ...] | None:
     """The texts of a file, one a line."""
     if path is None:
         return None
-    if not path.is_file():
-        raise InputError(f"--file {path} is not a file that can be read")
-    found = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    found = tuple(one.text for one in read_lines([path]))
     if not found:
         raise InputError(f"--file {path} has no text in it: give one a line")
     return found
 
 
-def check(output: PracticeOutput) -> None:
+def check(output: PracticeOutput, named: dict[str, str]) -> None:
     """Refuse files that could not be written before anything runs."""
+    if "width" in named and output.plot is None and output.plot_layers is None:
+        raise InputError("--width belongs to --plot and --plot-layers, neither of which is given")
     for path in (output.plot, output.plot_layers):
         if path is not None:
             check_picture(path, still=True)

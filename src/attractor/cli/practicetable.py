@@ -32,7 +32,7 @@ def print_practice(document: dict[str, Any]) -> None:
         )
     print_rows("rank correlations over layers, all models (*: p < 0.05 for all predictors together)", ranks)
     print_rows("answers", {f"{index + 1}": text for index, text in enumerate(document["answers"])})
-    print_rows("", {"models together": ", ".join(document["pooled_over"]), "again": document["command"]})
+    print_rows("", {"models together": ", ".join(document["pooled_over"])})
 
 
 def _cell(document: dict[str, Any], predictor: str, outcome: str) -> str:
@@ -42,12 +42,13 @@ def _cell(document: dict[str, Any], predictor: str, outcome: str) -> str:
     return "undefined"
 
 
-def draw(document: dict[str, Any], plot: Path | None, layers: Path | None) -> None:
-    """The pictures that were asked for."""
+def draw(document: dict[str, Any], plot: Path | None, layers: Path | None) -> list[str]:
+    """The pictures that were asked for, and where they are."""
     if plot is not None:
         _correlations(document, plot)
     if layers is not None:
         _layers(document, layers)
+    return [str(path) for path in (plot, layers) if path is not None]
 
 
 def _correlations(document: dict[str, Any], path: Path) -> None:

@@ -15,6 +15,7 @@ from attractor.cli.running import RunOptions
 from attractor.cli.simulate import build
 from attractor.cli.space import SpaceOptions
 from attractor.cli.tokens import TokenOptions
+from attractor.cli.written import Written
 
 SCHEMA = "attractor.predict/1"
 option = panel("Results")
@@ -28,7 +29,7 @@ class PredictOptions:
     paper: Annotated[str | None, option("NAME", "Ask one source only: regimes, consensus, meanfield.")] = None
     report: Annotated[
         Path | None,
-        option("FILE.html", "Write the answer as a page, with the statements as mathematics.", "--report", "--html"),
+        option("FILE.html", "Write the answer as a page, with the statements as mathematics.", "--report"),
     ] = None
     json: Annotated[bool, option("", "Print one JSON object.", "--json")] = False
     debug: Annotated[bool, option("", "Show the traceback of an error.", "--debug")] = False
@@ -61,12 +62,15 @@ def predict(
             raise InputError("--ensemble is for simulate: a prediction is about one start")
         problem = build(tokens, law, space, RunOptions())
         found = ask(problem.law, problem.tokens, problem.space, step=options.step, paper=options.paper)
+        command = replay(context, without=("json", "debug"))
         if options.report is not None:
             from attractor.cli.theorypage import prediction_report
 
-            prediction_report(found, replay(context, without=("json", "debug"))).write(options.report)
+            prediction_report(found, command).write(options.report)
+        written = Written(report=options.report)
         if options.json:
-            command = replay(context, without=("json", "debug"))
-            print_json({"schema": SCHEMA, "command": command, **found.row(), "versions": versions()})
+            document = {"schema": SCHEMA, "command": command, **found.row(), "written": written.row()}
+            print_json({**document, "versions": versions()})
         else:
             print_prediction(found.row())
+            written.tell(command)

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from attractor.cli.written import Written
 from attractor.memory import size
 
 PACKAGES = ("attractor", "torch", "numpy", "scipy")
@@ -63,7 +64,7 @@ def print_rows(title: str, rows: dict[str, str], indent: str = "  ") -> None:
         console.print(Text.assemble(indent, (f"{label:<{width}}", "cyan"), text), soft_wrap=True)
 
 
-def print_run(report: dict[str, Any], written: dict[str, Any], command: str) -> None:
+def print_run(report: dict[str, Any], written: Written, command: str) -> None:
     """The outcome first, then what it took, what was seen, and where things are."""
     outcome = report["outcome"]
     name = outcome["name"].replace("_", " ").capitalize()
@@ -71,7 +72,10 @@ def print_run(report: dict[str, Any], written: dict[str, Any], command: str) -> 
     if report["observables"]:
         several = " (mean over the ensemble)" if report["sizes"]["ensemble"] else ""
         print_rows(f"Observables at the start and at the end{several}", _observables(report))
-    print_rows("Results", _places(outcome, written, command))
+    more = {}
+    if written.store is not None and outcome["name"] in ("budget", "unfinished"):
+        more["go on"] = shlex.join(["attractor", "simulate", "--resume", str(written.store)])
+    written.tell(command, **more)
 
 
 def _costs(report: dict[str, Any]) -> dict[str, str]:
@@ -126,14 +130,3 @@ def _flat(value: Any) -> Iterator[Any]:
             yield from _flat(item)
     else:
         yield value
-
-
-def _places(outcome: dict[str, Any], written: dict[str, Any], command: str) -> dict[str, str]:
-    rows = {
-        "pictures": " ".join(written["pictures"]),
-        "report": written["report"] or "",
-        "store": written["store"] or "",
-    }
-    if written["store"] and outcome["name"] in ("budget", "unfinished"):
-        rows["go on"] = shlex.join(["attractor", "simulate", "--resume", written["store"]])
-    return {**{label: text for label, text in rows.items() if text}, "again": command}

@@ -12,6 +12,7 @@ from attractor.cli.ending import ending
 from attractor.cli.files import check_picture
 from attractor.cli.groups import grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 SCHEMA = "attractor.questions/1"
@@ -76,20 +77,17 @@ def listed(heads: list[dict[str, Any]], options: QuestionOptions, command: str) 
 
 
 def tell(document: dict[str, Any], options: QuestionOptions, command: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from attractor.cli.printing import number, print_json, print_rows, versions
+    from attractor.cli.theorytable import table
 
-    pictures = [] if options.plot is None else [str(options.plot)]
+    written = Written.of([options.plot])
     if options.json:
-        written = {"pictures": pictures}
-        print_json({"schema": SCHEMA, "command": command, **document, "written": written, "versions": versions()})
+        found = {"schema": SCHEMA, "command": command, **document, "written": written.row()}
+        print_json({**found, "versions": versions()})
         return
-    table = Table(*map(str, document["rows"][0]))
-    for row in document["rows"]:
-        table.add_row(*(value if isinstance(value, str) else number(value) for value in row.values()))
-    Console().print(table)
-    lines = {"answer": document["answer"], "limits": document["limits"]}
-    lines |= {"picture": pictures[0]} if pictures else {}
-    print_rows(document["question"], lines)
+    rows = [
+        tuple(value if isinstance(value, str) else number(value) for value in row.values()) for row in document["rows"]
+    ]
+    table(document["question"], tuple(map(str, document["rows"][0])), rows)
+    print_rows("", {"answer": document["answer"], "limits": document["limits"]})
+    written.tell(command)

@@ -19,6 +19,7 @@ from attractor.cli.pictures import PictureOptions
 from attractor.cli.running import RunOptions, flow_options
 from attractor.cli.space import SpaceOptions, build_space
 from attractor.cli.tokens import DIM, TOKENS, TokenOptions, random_tokens, read_tokens, sent
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -204,11 +205,10 @@ def tell(
     observe = tuple(dict.fromkeys(output.observe or ()))
     report = summary(run, observe)
     store = output.out or output.resume
-    page = None if output.report is None else str(output.report)
-    written = {"store": None if store is None else str(store), "pictures": pictures, "report": page}
+    written = Written(pictures, output.report, store=store)
     command = again(context)
     if output.json:
         head = {"schema": SCHEMA, "command": command, "arguments": arguments}
-        print_json({**head, **report, "written": written, "versions": versions()})
+        print_json({**head, **report, "written": written.row(), "versions": versions()})
     else:
         print_run(report, written, command)

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from attractor.cli.bars import said
 from attractor.cli.ending import ending
+from attractor.cli.files import check_folder_to_make
 from attractor.cli.groups import grouped, panel, replay
 from attractor.errors import InputError
 
@@ -49,6 +51,9 @@ class StudyOutput:
     """What becomes of it."""
 
     json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
+    progress: Annotated[
+        bool | None, output("", "A line on stderr for each arm.", "--progress/--no-progress", default="shown")
+    ] = None
     debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
@@ -65,9 +70,11 @@ def study(context: typer.Context, options: StudyOptions, how: StudyHow, output: 
         from attractor.experiments.studies.study import run_study
 
         plan = planned(options, how)
-        command = replay(context, without=("json", "debug"))
+        command = replay(context, without=("json", "progress", "debug"))
         known = {"command": command, "hardware": hardware(), "commit": facts.commit(), "time": facts.now()}
-        count, missing = run_study(plan, options.out, {**known, "torch": facts.versions()["torch"]}, say)
+        count, missing = run_study(
+            plan, options.out, {**known, "torch": facts.versions()["torch"]}, said(output.progress)
+        )
         if output.json:
             found = {"study": options.name, "runs": count, "missing": missing, "file": str(options.out / "runs.jsonl")}
             print_json({"schema": SCHEMA, "command": command, **found, "versions": versions()})
@@ -96,6 +103,7 @@ def planned(options: StudyOptions, how: StudyHow) -> Any:
         seeds = tuple(dict.fromkeys(int(seed) for seed in options.seeds.split(",")))
     except ValueError:
         raise InputError(f"--seeds {options.seeds} is not a list of whole numbers: write --seeds 0,1,2") from None
+    check_folder_to_make(options.out, "--out")
     if not options.data.exists():
         raise InputError(f"the data {options.data} do not exist")
     changes: dict[str, Any] = {"data": str(options.data), **entries(options.change)}
@@ -106,13 +114,28 @@ def planned(options: StudyOptions, how: StudyHow) -> Any:
 
 
 def entries(text: str | None) -> dict[str, Any]:
-    """Entries of a configuration in the words of TOML: steps=100,augment="none"."""
-    import tomllib
+    """Entries of a configuration in the words of TOML, or bare words: steps=100,betas=[0.9,0.99],augment=none."""
+    from attractor.cli.train import changed
 
-    try:
-        return tomllib.loads("\n".join((text or "").split(",")))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"--set {text} is not a list such as steps=100,rate=1e-3: {error}") from None
+    given = [entry for entry in pieces(text or "") if entry.strip()]
+    if not all("=" in entry for entry in given):
+        raise InputError(f"--set {text} is not a list such as steps=100,rate=1e-3,betas=[0.9,0.99]")
+    return changed(given)
+
+
+def pieces(text: str) -> list[str]:
+    """Text between commas that stand in no bracket and no quotes."""
+    found, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote or sign in "\"'":
+            quote = "" if sign == quote else quote or sign
+        else:
+            depth += (sign in "[{") - (sign in "]}")
+        if sign == "," and not quote and not depth:
+            found.append("")
+        else:
+            found[-1] += sign
+    return found
 
 
 def check_honoured(changes: dict[str, Any]) -> None:
@@ -159,8 +182,3 @@ def hardware() -> str:
     from attractor.bench import facts
 
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else facts.processor()
-
-
-def say(line: str) -> None:
-    """A line on stderr."""
-    typer.echo(line, err=True)

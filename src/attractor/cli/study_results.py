@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from attractor.cli.ending import ending
 from attractor.cli.files import check_picture
 from attractor.cli.groups import grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 SCHEMA = "attractor.study-results/1"
@@ -23,9 +24,7 @@ class ResultsOptions:
     """Which runs, and which of their questions."""
 
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The runs.jsonl of a study, or its folder.")]
-    question: Annotated[
-        str | None, option("NAME", "One question, such as regimes.", "--question", "-q", default="all")
-    ] = None
+    question: Annotated[str | None, option("NAME", "One question, such as regimes.", default="all")] = None
 
 
 @dataclass(frozen=True)
@@ -61,25 +60,28 @@ def study_results(
             drawn.append(str(draw_differences(document, output.plot)))
         if output.plot_depth is not None:
             drawn.append(str(draw_depth(study, rows, document["command"], output.plot_depth)))
-        document["written"] = {"pictures": drawn}
+        written = Written(drawn)
+        document["written"] = written.row()
         if output.json:
             print_json({**document, "versions": versions()})
         else:
             print_results(document)
+            written.tell(document["command"])
 
 
 def found(options: ResultsOptions) -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:
     """The study, its runs, and what they say."""
     from attractor.experiments.studies.results import dynamics_table, read_results
-    from attractor.experiments.studies.statistics import arms_table, comparisons
+    from attractor.experiments.studies.statistics import arms_table, comparisons, lost_runs
 
     study, rows = read_results(options.file)
     if options.question is not None and options.question not in study.questions:
         raise InputError(
             f"--question {options.question} is not one of the study {study.name}: {', '.join(study.questions)}"
         )
-    pairs, missing = comparisons(study, rows)
-    shown = [pair.row() for pair in pairs if options.question in (None, pair.question)]
+    if options.question is not None:
+        study = replace(study, questions={options.question: study.questions[options.question]})
+    compared = comparisons(study, rows)
     facts = {name: sorted({str(row.get(name)) for row in rows}) for name in ("hardware", "commit", "torch", "time")}
     document = {
         "study": study.name,
@@ -87,9 +89,11 @@ def found(options: ResultsOptions) -> tuple[Any, list[dict[str, Any]], dict[str,
         "lower_is_better": study.lower,
         "runs": len(rows),
         "seeds": sorted({row["seed"] for row in rows}),
+        "lost": sum(map(len, lost_runs(rows, study.measure).values())),
         "arms": arms_table(study, rows),
-        "comparisons": shown,
-        "missing": missing,
+        "comparisons": [pair.row() for pair in compared.pairs],
+        "missing": compared.missing,
+        "untested": compared.untested,
         "dynamics": dynamics_table(study, rows),
         "made_by": sorted({row.get("command", "") for row in rows}),
         **facts,

@@ -11,9 +11,10 @@ import typer
 from attractor.cli.bars import counted
 from attractor.cli.ending import ending
 from attractor.cli.files import check_picture
-from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.groups import given, grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
-from attractor.cli.texts import read_files
+from attractor.cli.texts import Text, read_files, read_lines
+from attractor.cli.written import Written
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,21 +36,29 @@ class TextOptions:
     ]
     text: Annotated[list[str] | None, text_option("TEXT", "A text; may be repeated.")] = None
     file: Annotated[list[Path] | None, text_option("FILE", "A file with a text; may be repeated.")] = None
-    lines: Annotated[bool, text_option("", "Every line of --file that is not blank is a text.", "--lines")] = False
+    lines: Annotated[
+        bool, text_option("", "Every line of --file is a text; blank and one-token ones are left out.", "--lines")
+    ] = False
     dataset: Annotated[
         str | None,
         text_option(
-            "NAME|FILE", "Many texts: .txt, .jsonl, .csv or .parquet, data of attractor fetch, or a datasets name."
+            "NAME|FILE",
+            "Many texts: .txt, .json, .jsonl, .csv or .parquet, data of attractor fetch, or a datasets name.",
         ),
     ] = None
-    column: Annotated[str | None, text_option("NAME", "The column of --dataset that is read.", default="text")] = None
+    column: Annotated[
+        str | None, text_option("NAME", "The column of --dataset that is read.", default="text, content, ...")
+    ] = None
     split: Annotated[str, text_option("NAME", "The split of a --dataset of the hub.")] = "train"
     limit: Annotated[int, text_option("N", "Read the first N texts of --dataset.", min=1)] = 32
     image: Annotated[list[Path] | None, text_option("FILE", "A picture, for a model of pictures; may be repeated.")] = (
         None
     )
     max_tokens: Annotated[
-        int | None, text_option("N", "Cut texts to their first N tokens.", min=2, default="the model's context")
+        int | None,
+        text_option(
+            "N", "Cut texts to their first N tokens.", min=2, default="the model's context with --dataset, else no cut"
+        ),
     ] = None
 
 
@@ -98,28 +107,30 @@ def trace(
     them. All numbers depend on the texts. Exit code 0; 1 if the model cannot be read, 2 for a bad argument.
     """
     with ending("attractor trace", output.debug), paper.sized():
-        check_options(texts, output)
-        given = read_texts(texts)
+        check_options(texts, model, output, given(context))
+        named = read_texts(texts)
         from attractor.cli.printing import print_json, version, versions
         from attractor.cli.tracetable import print_traces
 
         with offline_silence():
-            opened, read, found = run(texts, given, model, output)
-            pictures = draw(opened, read[0], texts, model, output)
+            opened, first, found = run(texts, named, model, output)
+            pictures = draw(opened, first, texts, model, output)
         command = replay(context, without=("json", "progress", "debug"))
-        report = {"schema": SCHEMA, "command": command, **summary(opened, found), "pictures": pictures}
+        written = Written(pictures, output.report)
+        report = {"schema": SCHEMA, "command": command, **summary(opened, found), "written": written.row()}
+        report["reads"] = "pictures" if texts.image else "texts"
         if output.report is not None:
             from attractor.cli.tracepage import trace_report
 
             trace_report(report).write(output.report)
-            report["report"] = str(output.report)
         if output.json:
             print_json({**report, "versions": {**versions(), "transformers": version("transformers")}})
         else:
             print_traces(report)
+            written.tell(command)
 
 
-def check_options(texts: TextOptions, output: TraceOutput) -> None:
+def check_options(texts: TextOptions, model: ModelOptions, output: TraceOutput, named: dict[str, str]) -> None:
     """What can be known to fail before a model is read."""
     for path in output.plot or ():
         check_picture(path)
@@ -129,35 +140,63 @@ def check_options(texts: TextOptions, output: TraceOutput) -> None:
         check_place(output.report, "--report")
     if texts.image and (texts.text or texts.file or texts.dataset):
         raise InputError("a model reads texts or pictures: give --image alone")
+    if texts.lines and not texts.file:
+        raise InputError("--lines belongs to --file, which is not given")
+    if texts.image and texts.max_tokens is not None:
+        raise InputError("--max-tokens cuts texts: a picture has as many tokens as the model makes of it")
+    if model.summary and named.get("attention") == "--attention":
+        raise InputError("--summary leaves out what --attention measures: give one of them")
+    if "width" in named and not output.plot:
+        raise InputError("--width belongs to --plot, which is not given")
+    check_dataset(texts, named)
+    from attractor.checkpoints.ablations import check_ablations
+
+    check_ablations(tuple(model.without or ()))
 
 
-def read_texts(options: TextOptions) -> list[str]:
+def check_dataset(texts: TextOptions, named: dict[str, str]) -> None:
+    """Refuse options that would say nothing about the texts."""
+    from attractor.checkpoints.corpora import takes_column, takes_split
+
+    for name in ("column", "split", "limit"):
+        if name in named and texts.dataset is None:
+            raise InputError(f"{named[name]} belongs to --dataset, which is not given")
+    if texts.dataset is not None and "split" in named and not takes_split(texts.dataset):
+        raise InputError(f"--split belongs to a --dataset of the hub: {texts.dataset} has none")
+    if texts.dataset is not None and "column" in named and not takes_column(texts.dataset):
+        raise InputError(f"--column belongs to a --dataset with columns: {texts.dataset} is plain text")
+
+
+def read_texts(options: TextOptions) -> list[Text]:
     """Every text that was asked for."""
-    found = list(options.text or ())
-    for whole in read_files(options.file or ()):
-        found += [line for line in whole.splitlines() if line.strip()] if options.lines else [whole]
+    found = [Text(text, f"--text {index}") for index, text in enumerate(options.text or (), 1)]
+    found += (read_lines if options.lines else read_files)(options.file or ())
     if options.dataset is not None:
         from attractor.checkpoints.corpora import corpus
 
-        found += corpus(options.dataset, options.limit, options.column, options.split)
+        many = corpus(options.dataset, options.limit, options.column, options.split)
+        found += [Text(text, f"text {index} of {options.dataset}") for index, text in enumerate(many, 1)]
+    if not found and options.file:
+        raise InputError(f"--file {' '.join(map(str, options.file))} has no line with text in it")
     if not found and not options.image:
         raise InputError(
             "give a text with --text, a file with --file, many texts with --dataset, or a picture with --image"
         )
-    if any(not text.strip() for text in found):
-        raise InputError("a text is empty; give at least two tokens")
+    empty = next((one for one in found if not one.text.strip()), None)
+    if empty is not None:
+        raise InputError(f"a text is empty, {empty.place}; give at least two tokens")
     return found
 
 
 def run(
-    texts: TextOptions, given: list[str], model: ModelOptions, output: TraceOutput
-) -> tuple[Checkpoint, list[Any], Traces]:
-    """The model opened once and run on every text or picture."""
+    texts: TextOptions, named: list[Text], model: ModelOptions, output: TraceOutput
+) -> tuple[Checkpoint, Any, Traces]:
+    """The model opened once and run on every text or picture; the first that was followed comes with it."""
     from attractor.checkpoints import checkpoint, trace_texts
 
     with counted("texts", output.progress) as show:
         opened = checkpoint(texts.model)
-        read: list[Any] = list(given)
+        read: list[Any] = [one.text for one in named]
         if texts.image:
             from attractor.checkpoints.images import picture
 
@@ -172,9 +211,12 @@ def run(
             summary=model.summary,
             max_tokens=texts.max_tokens,
             cut=texts.dataset is not None,
+            names=[one.name for one in named] or [str(path) for path in texts.image or ()],
+            skip=texts.lines or texts.dataset is not None,
             progress=lambda count: show(count, len(read)),
         )
-    return opened, read, found
+    skipped = {one.index for one in found.skipped}
+    return opened, next(text for index, text in enumerate(read) if index not in skipped), found
 
 
 def draw(opened: Checkpoint, first: Any, texts: TextOptions, model: ModelOptions, output: TraceOutput) -> list[str]:
@@ -205,6 +247,7 @@ def summary(opened: Checkpoint, found: Traces) -> dict[str, Any]:
         "model": {"name": opened.name, "family": opened.family.name, "layers": len(opened.layers), "dim": opened.dim},
         "notes": list(opened.notes),
         "texts": found.texts,
+        "skipped": [{"text": one.name, "tokens": one.tokens} for one in found.skipped],
         "lengths": list(found.lengths),
         "without": list(found.without),
         "curves": {name: {key: part.tolist() for key, part in parts.items()} for name, parts in curves.items()},

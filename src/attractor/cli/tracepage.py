@@ -11,17 +11,18 @@ from attractor.pictures import style
 from attractor.report import Measure, Report, Section
 
 REST = "_without_first"
-STREAM = {
-    "token_norm": ("length of a token", r"mean of \(|x_i|\)"),
-    "pairwise_distance": ("squared distance of two tokens", r"mean of \(|x_i - x_j|^2\)"),
-    "cosine": ("mean cosine of two tokens", r"1 at consensus"),
-    "cosine_min": ("smallest cosine, with its sign", "an antipodal pair has -1"),
-    "effective_rank": ("effective rank", "the exponential of the entropy of the spectrum"),
-    "sharpness": ("sharpness", "the share of the tokens' size that is spread; 0 at consensus"),
-    "clusters": ("clusters", "groups of tokens that are close"),
-    "energy": ("energy on the sphere", r"\(\tfrac12\,\mathrm{mean}\,e^{\cos(x_i, x_j)}\); e/2 at consensus"),
-    "first_norm": ("length of the first token over the others'", "hundreds where it is a sink"),
+STREAM = {  # title, label of the axis, and how to read it
+    "token_norm": ("length of a token", "length", r"mean of \(|x_i|\)"),
+    "pairwise_distance": ("squared distance of two tokens", "squared distance", r"mean of \(|x_i - x_j|^2\)"),
+    "cosine": ("mean cosine of two tokens", "mean cosine", r"1 at consensus"),
+    "cosine_min": ("smallest cosine, with its sign", "smallest cosine", "an antipodal pair has -1"),
+    "effective_rank": ("effective rank", "effective rank", "the exponential of the entropy of the spectrum"),
+    "sharpness": ("sharpness", "sharpness", "the share of the tokens' size that is spread; 0 at consensus"),
+    "clusters": ("clusters", "clusters", "groups of tokens that are closer than a tenth of the longest one's length"),
+    "energy": ("energy on the sphere", "energy", r"\(\tfrac12\,\mathrm{mean}\,e^{\cos(x_i, x_j)}\); e/2 at consensus"),
+    "first_norm": ("length of the first token over the others'", "first / others", "hundreds where it is a sink"),
 }
+LOGARITHMIC = ("token_norm", "pairwise_distance", "first_norm")
 HEADS = {
     "attention_entropy": (
         "sequential",
@@ -54,7 +55,7 @@ def trace_report(report: dict[str, Any]) -> Report:
         "family": model["family"],
         "layers": model["layers"],
         "width": model["dim"],
-        "texts": count,
+        report["reads"]: count,
         "tokens": sum(report["lengths"]),
     }
     if report["without"]:
@@ -62,10 +63,13 @@ def trace_report(report: dict[str, Any]) -> Report:
     page = Report(f"Where the tokens of {name} go", report["command"], lead=lead, facts=facts, kicker="attractor trace")
     for note in report["notes"]:
         page.text(note, tone="warn")
+    if report["skipped"]:
+        names = ", ".join(one["text"] for one in report["skipped"])
+        page.text(f"Left out, with fewer than two tokens: {names}.", tone="warn")
     add_stream(page.section("The residual stream along depth"), report)
     add_blocks(page.section("What every block moved"), report)
     if report["heads"]:
-        add_heads(page.section("Heads on these texts"), report)
+        add_heads(page.section(f"Heads on these {report['reads']}"), report)
     add_words(page.section("What is data and what is weights"), report)
     return page
 
@@ -80,7 +84,7 @@ def add_stream(section: Section, report: dict[str, Any]) -> None:
             "and sharpness. Read the curves without it.",
             tone="warn",
         )
-    for name, (title, words) in STREAM.items():
+    for name, (title, label, words) in STREAM.items():
         if name not in report["curves"]:
             continue
         data: list[dict[str, Any]] = []
@@ -89,8 +93,8 @@ def add_stream(section: Section, report: dict[str, Any]) -> None:
             if curve is not None:
                 data += traces(curve, "all tokens" if not suffix else "without the first", style.PALETTE[place])
         last = report["curves"][name]["mean"]
-        scale = "log" if name in ("token_norm", "pairwise_distance", "first_norm") else "linear"
-        layout = {"xaxis": {"title": {"text": "blocks passed"}}, "yaxis": {"title": {"text": title}, "type": scale}}
+        layout = {"xaxis": {"title": {"text": "blocks passed"}}, "yaxis": {"title": {"text": label}}}
+        layout["yaxis"] |= scaled(data) if name in LOGARITHMIC else {}
         caption = f"{title.capitalize()} along depth ({words}){spread_words(report)}."
         section.figure({"data": data, "layout": layout}, caption, f"{title} from {last[0]} to {last[-1]}", height=300)
 
@@ -111,6 +115,7 @@ def traces(curve: dict[str, Any], name: str, colour: str) -> list[dict[str, Any]
             {
                 **around,
                 "type": "scatter",
+                "mode": "lines",
                 "fillcolor": colour,
                 "opacity": 0.18,
                 "hoverinfo": "skip",
@@ -121,8 +126,22 @@ def traces(curve: dict[str, Any], name: str, colour: str) -> list[dict[str, Any]
     return [*found, line]
 
 
+def scaled(data: list[dict[str, Any]]) -> dict[str, Any]:
+    """A logarithmic axis where lines reach over a decade, with marks at 1, 2 and 5 where there is room for them; a plain one else,
+    or where a value vanishes."""
+    values = np.concatenate([part["y"] for part in data if part["mode"] == "lines+markers"])
+    low, high = np.nanmin(values), np.nanmax(values)
+    if not 0 < 10 * low < high:
+        return {}
+    return {"type": "log", "exponentformat": "power", "dtick": "D2" if high < 3000 * low else 1}
+
+
 def spread_words(report: dict[str, Any]) -> str:
-    return f", mean over {report['texts']} texts; bands are one standard deviation" if report["texts"] > 1 else ""
+    return (
+        f", mean over {report['texts']} {report['reads']}; bands are one standard deviation"
+        if report["texts"] > 1
+        else ""
+    )
 
 
 def add_blocks(section: Section, report: dict[str, Any]) -> None:
@@ -130,10 +149,11 @@ def add_blocks(section: Section, report: dict[str, Any]) -> None:
     data: list[dict[str, Any]] = []
     for place, (name, label) in enumerate((("attention", "attention"), ("feedforward", "feed-forward"))):
         data += traces(report["blocks"][name], label, style.PALETTE[place])
-    layout = {"xaxis": {"title": {"text": "block"}}, "yaxis": {"title": {"text": "moved"}, "type": "log"}}
+    layout = {"xaxis": {"title": {"text": "block"}}, "yaxis": {"title": {"text": "moved"}, **scaled(data)}}
     section.figure(
         {"data": data, "layout": layout},
-        f"Root mean square over tokens of what each part of a block moved them by{spread_words(report)}.",
+        f"Root mean square over tokens of what each part of a block moved them by, with the norm after it where there is one"
+        f"{spread_words(report)}.",
         "How far attention and feed-forward move tokens in every block",
         height=320,
     )
@@ -152,7 +172,7 @@ def add_heads(section: Section, report: dict[str, Any]) -> None:
         measures,
         rows=range(layers),
         columns=range(count),
-        caption="Every head on these texts, mean over tokens and texts.",
+        caption=f"Every head on these {report['reads']}, mean over tokens and {report['reads']}.",
         alt=f"{layers} layers by {count} heads",
         detail=lambda layer, head: {name.replace("_", " "): float(rows[layer, head]) for name, rows in heads.items()},
     )
@@ -161,7 +181,7 @@ def add_heads(section: Section, report: dict[str, Any]) -> None:
 def add_words(section: Section, report: dict[str, Any]) -> None:
     """How to read the page."""
     section.text(
-        "Every number here depends on the texts; none is a property of the weights alone (`attractor audit` has those). "
+        f"Every number here depends on the {report['reads']}; none is a property of the weights alone (`attractor audit` has those). "
         "The energy on the sphere knows no weights and can be compared along depth; the energy of a head is that of its own scores."
     )
     section.maths(r"e_l = \text{scale}\;\mathrm{tr}\big(\mathrm{Cov}_{P_l}(k, v)\,O Q_l\big)")

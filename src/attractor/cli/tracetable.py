@@ -25,18 +25,20 @@ def print_traces(report: dict[str, Any]) -> None:
     model, count = report["model"], report["texts"]
     tokens = sum(report["lengths"])
     without = f", without {' and '.join(report['without'])}" if report["without"] else ""
-    title = (
-        f"{model['name']}: {model['layers']} layers, {count} text{'' if count == 1 else 's'}, {tokens} tokens{without}"
-    )
+    unit = report["reads"] if count > 1 else report["reads"][:-1]
+    title = f"{model['name']}: {model['layers']} layers, {count} {unit}, {tokens} tokens{without}"
     notes = {f"note {index + 1}": note for index, note in enumerate(report["notes"])}
+    notes |= {f"left out {index + 1}": _skipped(one) for index, one in enumerate(report["skipped"])}
     print_rows(title, notes)
-    mean = " (means over texts)" if count > 1 else ""
+    mean = f" (means over {report['reads']})" if count > 1 else ""
     print_rows(f"the residual stream{mean}", _stream(report, ""))
-    print_rows("without the first token of a text", _stream(report, "_without_first"))
+    print_rows(f"without the first token of a {report['reads'][:-1]}", _stream(report, "_without_first"))
     print_rows("what every block moved, and its heads on average", _blocks(report))
-    if report["pictures"]:
-        print_rows("pictures", {str(index): path for index, path in enumerate(report["pictures"])})
-    print_rows("", {**({"report": report["report"]} if "report" in report else {}), "again": report["command"]})
+
+
+def _skipped(one: dict[str, Any]) -> str:
+    count = one["tokens"]
+    return f"{one['text']}: {count or 'no'} token{'' if count == 1 else 's'}, and a trace follows two at least"
 
 
 def _stream(report: dict[str, Any], suffix: str) -> dict[str, str]:

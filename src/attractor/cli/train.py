@@ -13,9 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from attractor.cli.ending import ending
+from attractor.cli.files import check_folder_to_make
 from attractor.cli.groups import grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
-from attractor.errors import InputError
+from attractor.cli.written import Written
+from attractor.errors import InputError, StoreError
 
 SCHEMA = "attractor.train/1"
 what, output = panel("Run"), panel("Results")
@@ -26,8 +28,13 @@ class TrainOptions:
     """What is trained."""
 
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one that comes along, such as tiny.")
-    ]
+        str | None,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A TOML file, or the name of one that comes along, such as tiny; --resume knows that of its run.",
+            show_default=False,
+        ),
+    ] = None
     data: Annotated[
         str | None, what("PATH", "A file or a folder of text or pictures; datasets:NAME.", default="what CONFIG says")
     ] = None
@@ -35,6 +42,7 @@ class TrainOptions:
     resume: Annotated[Path | None, what("FOLDER", "Go on with the run in this folder, after its last checkpoint.")] = (
         None
     )
+    seed: Annotated[int | None, what("N", "Seed of everything.", min=0, default="what CONFIG says, or 0")] = None
     seeds: Annotated[str | None, what("S,S,...", "One run for each seed, in folders seed0, seed1, ... of --out.")] = (
         None
     )
@@ -75,16 +83,19 @@ def train(context: typer.Context, options: TrainOptions, output: TrainOutput, pi
 
         check_places(output)
         runs = planned(options)
-        cache = None if options.seeds is None else (options.out or options.resume or Path()) / "data"
-        reports = [one(*run, options.resume is not None, cache, output) for run in runs]
+        goes_on = check_folders(runs, options)
+        folder = options.out or options.resume
+        cache = None if folder is None or runs[0][1] == folder else folder / "data"  # seeds share what is made of text
+        reports = [one(*run, resume, cache, output) for run, resume in zip(runs, goes_on, strict=True)]
         if os.environ.get("RANK", "0") != "0":
             return  # of several processes the first one speaks
         command = replay(context, without=("json", "progress", "debug"))
         show([folder for _, folder in runs], command, output)
         over = over_seeds(reports)
+        written = Written.of([output.plot], output.report, [folder for _, folder in runs])
         if output.json:
-            found = {"schema": SCHEMA, "command": command, "runs": reports, "over_seeds": over, "versions": versions()}
-            print_json(found)
+            found = {"schema": SCHEMA, "command": command, "runs": reports, "over_seeds": over}
+            print_json({**found, "written": written.row(), "versions": versions()})
             return
         for report in reports:
             typer.echo(said(report))
@@ -92,6 +103,7 @@ def train(context: typer.Context, options: TrainOptions, output: TrainOutput, pi
             if row["interval"] is not None:
                 low, high = row["interval"]
                 typer.echo(f"{name}: {row['mean']:.4f} over {row['count']} seeds, 95% interval {low:.4f} to {high:.4f}")
+        written.tell(command)
 
 
 def check_places(output: TrainOutput) -> None:
@@ -138,15 +150,54 @@ def planned(options: TrainOptions) -> list[tuple[Any, Path]]:
         raise InputError("give --out FOLDER for a new run or --resume FOLDER to go on with one")
     folder = options.out or options.resume
     assert folder is not None
-    named = {"data": options.data, "steps": options.steps}
+    if options.config is None:
+        return begun(options)
+    if options.seed is not None and options.seeds is not None:
+        raise InputError("--seed is for one run and --seeds for several: give one of them")
+    named = {"data": options.data, "steps": options.steps, "seed": options.seed}
     changes = changed(options.change or []) | {name: value for name, value in named.items() if value is not None}
     if options.seeds is None:
         return [(read_config(options.config, **changes), folder)]
     try:
-        seeds = [int(seed) for seed in options.seeds.split(",")]
+        seeds = dict.fromkeys(int(seed) for seed in options.seeds.split(","))
     except ValueError:
         raise InputError(f"--seeds {options.seeds} is not a list of whole numbers: write --seeds 0,1,2") from None
     return [(read_config(options.config, **changes, seed=seed), folder / f"seed{seed}") for seed in seeds]
+
+
+def begun(options: TrainOptions) -> list[tuple[Any, Path]]:
+    """The run in a folder, or those of its seeds, with the configurations that they began with."""
+    from attractor.experiments.training.config import Config
+    from attractor.experiments.training.folder import RunFolder
+
+    if options.resume is None:
+        raise InputError("name a CONFIG for a new run: a TOML file, or one that comes along, such as tiny")
+    named = {"--data": options.data, "--steps": options.steps, "--set": options.change, "--seeds": options.seeds}
+    other = [option for option, value in {**named, "--seed": options.seed}.items() if value is not None]
+    if other:
+        raise InputError(f"--resume goes on with a run as it began: leave out {', '.join(other)}, or name its CONFIG")
+    seeds = [] if RunFolder(options.resume).begun() else sorted(options.resume.glob("seed*/config.json"))
+    folders = [file.parent for file in seeds] or [options.resume]
+    return [(Config(**RunFolder(folder).config()), folder) for folder in folders]
+
+
+def check_folders(runs: list[tuple[Any, Path]], options: TrainOptions) -> list[bool]:
+    """Which runs go on; refuses folders before any of them is trained. Of several seeds some may not have begun when all were stopped."""
+    from attractor.experiments.training.folder import RunFolder
+
+    folders = [RunFolder(folder) for _, folder in runs]
+    if options.resume is None:
+        for folder in folders:
+            check_folder_to_make(folder.path, "--out")
+            folder.check_new()
+        return [False] * len(runs)
+    if options.seeds is not None and not any(folder.begun() for folder in folders):
+        raise StoreError(f"{options.resume} holds no run of the seeds {options.seeds} that could be resumed")
+    goes_on = [options.seeds is None or folder.begun() for folder in folders]
+    for (config, _), folder, begun in zip(runs, folders, goes_on, strict=True):
+        if begun:
+            folder.agree(config)
+    return goes_on
 
 
 def changed(given: list[str]) -> dict[str, Any]:

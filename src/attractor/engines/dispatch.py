@@ -23,6 +23,7 @@ class Engine:
     ``accepts`` says whether it would take a problem unasked; ``obstacle`` says why it cannot even when asked by name, or is
     empty (without it, an engine can do what it accepts).
     One that honours ``Problem.offset`` says so by ``places``, and may be given some rows of a problem whose mask goes by place.
+    ``share`` computes sums over some of the pairs, for engines whose rows depend on each other (see ``spread``).
     """
 
     name: str
@@ -32,6 +33,7 @@ class Engine:
     reason: str = ""
     obstacle: Callable[[Problem], str] | None = None
     places: bool = False
+    share: spread.Share | None = None
 
     @property
     def works(self) -> bool:
@@ -133,13 +135,15 @@ def attend(
     if seen is not None:
         seen.add(chosen.name)
     if spread.worthwhile(problem, chosen.places):
-        return spread.run(problem, chosen.run)
+        return spread.run(problem, chosen.run, chosen.share)
     return chosen.run(problem)
 
 
 register(Engine("reference", reference.run, lambda problem: True, reference.rank, places=True))
 register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank, places=True))
-register(Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason, obstacle=fused.obstacle, places=True))
+register(
+    Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason, fused.obstacle, places=True, share=fused.share)
+)
 register(Engine("spectral", spectral.run, spectral.accepts, spectral.rank, spectral.reason, obstacle=spectral.obstacle))
 register(
     Engine("triton", triton.run, triton.accepts, triton.rank, triton.reason, obstacle=triton.obstacle, places=True)

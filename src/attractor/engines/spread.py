@@ -3,6 +3,9 @@
 The rows of a problem do not depend on each other, so any engine can compute some of them. After the exchange all ranks hold
 the same bits. Under a causal mask late rows cost more than early ones; each rank then takes one piece from the front and the
 matching one from the back.
+
+An engine that computes each pair but once, for both of its rows, gives sums over some of the pairs instead (``Share``): these are
+exchanged, added in the order of the ranks, and made into results by everyone.
 """
 
 from __future__ import annotations
@@ -20,6 +23,11 @@ from attractor.engines.contract import Problem
 
 GROUP = 64  # rows that the fused engine may treat together: pieces that hold whole groups give the bits of one process
 SMALLEST = {"cpu": 1 << 21, "cuda": 1 << 28}  # pairs that take about as long as an exchange
+
+
+Results = tuple[Tensor | None, Tensor | None]
+# (problem, part, parts) to sums over that part of the pairs and what makes results of all sums, or None where rows are cut
+Share = Callable[[Problem, int, int], tuple[Tensor, Callable[[Tensor], Results]] | None]
 
 
 class Ranks(Protocol):
@@ -65,12 +73,22 @@ def worthwhile(problem: Problem, places: bool) -> bool:
     )
 
 
-def run(
-    problem: Problem, engine: Callable[[Problem], tuple[Tensor | None, Tensor | None]]
-) -> tuple[Tensor | None, Tensor | None]:
-    """This rank's rows by the engine, all others from the other ranks."""
+def run(problem: Problem, engine: Callable[[Problem], Results], share: Share | None = None) -> Results:
+    """This rank's rows by the engine, all others from the other ranks; or sums over this rank's pairs, and over theirs."""
     ranks = _ranks.get()
     assert ranks is not None
+    shared = share(problem, ranks.rank, ranks.size) if share is not None and ranks.size > 1 else None
+    if shared is not None:
+        sums, settle = shared
+        everyone = ranks.gather(sums)
+        total = everyone[0]
+        for part in everyone[1:]:
+            total += part
+        return settle(total)
+    return _by_rows(problem, engine, ranks)
+
+
+def _by_rows(problem: Problem, engine: Callable[[Problem], Results], ranks: Ranks) -> Results:
     shares = pieces(problem, ranks.size)
     height = max(sum(rows.stop - rows.start for rows in share) for share in shares)
     # one message: all rows of the output and then all logsumexps, so that each lie together

@@ -64,7 +64,7 @@ def scene(run: Trajectory, member: int = 0, curves: Sequence[str] | None = None,
         title=title or f"{run.n} tokens under {_law(run)}" + (f" on the {space.name}" if space.curved else ""),
         caption=_caption(single, log.merges),
         events=[(event.time, _words(event)) for event in events],
-        outcome=outcome.name,
+        outcome="" if run.stats.method == "blocks" else outcome.name,  # a model always comes to its last block
         labels=words if len(words) == run.n else (),
         outcome_time=outcome.time,
     )
@@ -100,7 +100,10 @@ def _caption(run: Trajectory, merges: int) -> str:
         end += f"; {run.outcome.message}"
     merged = f" {merges} merges of coinciding tokens are marked." if merges else ""
     if run.stats.method == "blocks":
-        return f"Tokens pass the blocks of a model, from the stream before block {first:g} to that after block {last - 1:g}{end}."
+        return (
+            f"Tokens pass the blocks of a model, from the stream before block {first:g} to that after block {last - 1:g}{end}; "
+            "time is the number of blocks passed."
+        )
     return (
         f"Tokens move with the velocity that attention gives them, from t = {first:g} to t = {last:.6g}{end}.{merged}"
     )

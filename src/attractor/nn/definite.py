@@ -93,6 +93,23 @@ class DefiniteAttention(AttentionLayer):
             self.core = Token(chosen, inner, heads, self.head_dim, skew, metric == "diagonal", self.relaxed, pivot)
         else:
             raise InputError(f"orientation must be 'token' or 'official', got {orientation!r}")
+        if self.refinement is not None:
+            self.refinement.check_metric(self.metric_diagonal())
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any, **options: Any) -> None:
+        """Weights of another regime fit in shape, and their signs would come along unseen: refused before anything is copied."""
+        for name, own in self.named_buffers():
+            given = state_dict.get(prefix + name)
+            if own.is_meta or not isinstance(given, Tensor) or given.shape != own.shape:
+                continue
+            if bool((given.to(own) != own).any()):
+                part = "metric" if "metric" in name else "interactions"
+                raise InputError(
+                    f"the weights have {_negatives(given)} of the {part} and this {self.regime} layer has {_negatives(own)}"
+                    f"{'' if int((given < 0).sum()) != int((own < 0).sum()) else ' at other places'}: they are of another "
+                    "regime; make the layer with the regime, signs and interaction that they were trained with"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
     def weights(self, dtype: torch.dtype | None = None) -> Weights:
         return self.core.weights(dtype)
@@ -169,29 +186,35 @@ def _signs(regime: str, dim: int, negative: float, signs: Sequence[int] | None, 
     count = {"convergent": dim, "divergent": 0, "intermediate": int(negative * dim)}[regime] - elsewhere
     if signs is None and count >= 0:
         return torch.cat((-torch.ones(count), torch.ones(dim - count)))
-    if (
-        signs is None
-        or len(signs) != dim
-        or any(abs(sign) != 1 for sign in signs)
-        or sum(s < 0 for s in signs) != count
-    ):
+    try:
+        found = torch.zeros(0) if signs is None else torch.tensor([float(sign) for sign in signs])
+    except (TypeError, ValueError):
+        found = torch.zeros(0)
+    if found.shape != (dim,) or not bool((found.abs() == 1).all()) or int((found < 0).sum()) != count:
         more = f" (beside {elsewhere} of the interactions)" if elsewhere else ""
-        given = "none" if signs is None else list(signs)
+        given = "none" if signs is None else signs if isinstance(signs, str) else found.tolist() or signs
         raise InputError(
             f"signs must be {dim} numbers +1 or -1, {max(count, 0)} of them negative for this regime{more}, got {given}"
         )
-    return torch.tensor([float(sign) for sign in signs])
+    return found
+
+
+def _negatives(signs: Tensor) -> str:
+    return f"{int((signs < 0).sum())} of {signs.numel()} negative signs"
 
 
 def _interaction(given: str | Sequence[Sequence[int]], heads: int, head_dim: int) -> Tensor:
     """Signs (heads, head_dim) of the pivots of every S_h."""
-    if given in ("positive", "negative"):
+    if isinstance(given, str) and given in ("positive", "negative"):
         return (1.0 if given == "positive" else -1.0) * torch.ones(heads, head_dim)
-    if isinstance(given, str) or [len(row) for row in given] != [head_dim] * heads:
+    try:
+        signs = torch.tensor([[float(sign) for sign in row] for row in given])
+    except (TypeError, ValueError):  # a word, a number, rows of different lengths
+        signs = torch.zeros(0)
+    if signs.shape != (heads, head_dim):
         raise InputError(
             f"interaction must be 'positive', 'negative' or {heads} rows of {head_dim} signs +1 or -1, got {given!r}"
         )
-    signs = torch.tensor([[float(sign) for sign in row] for row in given])
     if not bool((signs.abs() == 1).all()):
         raise InputError(f"the signs of an interaction are +1 or -1, got {given!r}")
     return signs

@@ -53,7 +53,8 @@ class Signed(nn.Module):
     def scaled_pivots(self, dtype: torch.dtype | None = None) -> Tensor:
         """The signed pivots (..., size)."""
         pivots = self.pivots.to(working(self.pivots.dtype, dtype))
-        return self.signs.to(pivots) * functional.softplus(pivots)
+        # far below zero a softplus is rounded to zero, which has no sign
+        return self.signs.to(pivots) * functional.softplus(pivots).clamp_min(torch.finfo(pivots.dtype).tiny)
 
     def forward(self, dtype: torch.dtype | None = None) -> Tensor:
         """The matrix (..., size, size)."""

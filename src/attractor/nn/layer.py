@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +16,7 @@ from attractor.attention.positions.rotary import turn_pairs
 from attractor.errors import InputError
 from attractor.nn.factors import working
 from attractor.nn.refinements import Refinement, refinement_named
+from attractor.nn.sizes import check_size, finite_scale, head_size
 from attractor.nn.weights import Weights
 
 if TYPE_CHECKING:
@@ -50,6 +53,8 @@ class AttentionLayer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        for name, size in (("dim", dim), ("heads", heads), ("head_dim", 1 if head_dim is None else head_dim)):
+            check_size(name, size)
         self.dim, self.heads = dim, heads
         self.head_dim = head_size(dim, heads) if head_dim is None else head_dim
         self.kernel, self.causal = kernel_named(kernel), bool(causal)
@@ -57,13 +62,15 @@ class AttentionLayer(nn.Module):
         self._kept: tuple[Any, tuple[Tensor, Tensor]] | None = None
         if self.positions is not None:
             self.positions.check(dim, self.head_dim)
-        self.scale = self.head_dim**-0.5 if scale is None else float(scale)
+        self.scale = self.head_dim**-0.5 if scale is None else finite_scale(scale)
         if not 0.0 <= dropout < 1.0:
             raise InputError(f"dropout must be at least 0 and below 1, got {dropout}")
         if dropout and not isinstance(self.kernel, Softmax):
             raise InputError(f"dropout of attention weights goes with the softmax kernel, not with {self.kernel.name}")
         self.dropout = float(dropout)
         self.refinement = refinement_named(refinement, dim, heads)
+        if self.refinement is not None:
+            self.refinement.check(dim, heads)
         if self.refinement is not None and self.kernel.name == "l2":
             raise InputError("refinements add to scores, and the l2 kernel has distances instead: take another kernel")
 
@@ -136,12 +143,13 @@ class AttentionLayer(nn.Module):
 
         A refinement becomes further rows of query and key, which positions leave alone.
         """
-        weights, positions = self.weights(dtype).detach(), self.positions
-        if self.refinement is None:
-            return weights, positions
-        if positions is not None and positions.dim is None:
-            positions = Rotary(positions.theta, self.head_dim)
-        return self.refinement.merge(weights, self.metric_diagonal(dtype)).detach(), positions
+        with _looked_at(self):
+            weights, positions = self.weights(dtype).detach(), self.positions
+            if self.refinement is None:
+                return weights, positions
+            if positions is not None and positions.dim is None:
+                positions = Rotary(positions.theta, self.head_dim)
+            return self.refinement.merge(weights, self.metric_diagonal(dtype)).detach(), positions
 
     def law(self, dtype: torch.dtype = torch.float64) -> Attention:
         """The layer as a law of motion, its value map factored."""
@@ -175,13 +183,17 @@ class AttentionLayer(nn.Module):
         return ", ".join(words)
 
 
-def head_size(dim: int, heads: int) -> int:
-    """dim / heads."""
-    if dim < 1 or heads < 1 or dim % heads:
-        raise InputError(
-            f"dimension {dim} does not split into {heads} heads: dim must be a positive multiple of heads, or give head_dim=... too"
-        )
-    return dim // heads
+@contextmanager
+def _looked_at(layer: nn.Module) -> Iterator[None]:
+    """As in evaluation: spectral normalisation would move its vectors at every look at a weight in training."""
+    training = [module for module in layer.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _positions(positions: Any) -> Rotary | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from attractor.errors import InputError
 from attractor.nn.factors import working
 from attractor.nn.layer import AttentionLayer
 from attractor.nn.refinements import Refinement
+from attractor.nn.sizes import check_size
 from attractor.nn.weights import Weights, split_heads, split_output
 
 
@@ -42,6 +44,9 @@ class PlainAttention(AttentionLayer):
         shared: dict[str, Any] = dict(kernel=kernel, causal=causal, positions=positions, scale=scale, dropout=dropout)
         super().__init__(dim, heads, head_dim=head_dim, refinement=refinement, **shared)
         self.value_dim = self.head_dim if value_dim is None else value_dim
+        check_size("value_dim", self.value_dim)
+        if self.refinement is not None:
+            self.refinement.check_metric(None)
         self.query = nn.Linear(dim, heads * self.head_dim, bias=bias)
         self.key = nn.Linear(dim, heads * self.head_dim, bias=bias)
         self.value = nn.Linear(dim, heads * self.value_dim, bias=bias)
@@ -72,14 +77,16 @@ class PlainAttention(AttentionLayer):
         return made.train(layer.training)
 
     def weights(self, dtype: torch.dtype | None = None) -> Weights:
-        wide = working(self.query.weight.dtype, dtype)
+        # each read once: a normalised weight is made at every reading
+        query_weight, key_weight, value_weight = self.query.weight, self.key.weight, self.value.weight
+        wide = working(query_weight.dtype, dtype)
         heads, gain = self.heads, self.gain if self.log_gain is None else self.log_gain.exp().to(wide)
         biases = [None if part.bias is None else part.bias.to(wide) for part in (self.query, self.key, self.value)]
         query, key, value = (None if bias is None else split_heads(bias, heads) for bias in biases)
         return Weights(
-            split_heads(self.query.weight.to(wide), heads),
-            split_heads(self.key.weight.to(wide), heads),
-            gain * split_heads(self.value.weight.to(wide), heads),
+            split_heads(query_weight.to(wide), heads),
+            split_heads(key_weight.to(wide), heads),
+            gain * split_heads(value_weight.to(wide), heads),
             split_output(self.output.weight.to(wide), heads),
             query,
             key,
@@ -95,10 +102,14 @@ class PlainAttention(AttentionLayer):
         )
 
 
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _positive(value: float | str, name: str) -> tuple[float, nn.Parameter | None]:
     if value == "learned":
         return 1.0, nn.Parameter(torch.zeros(()))
-    if isinstance(value, str) or not 0 < float(value) < float("inf"):
+    if not _number(value) or not 0 < float(value) < float("inf"):
         raise InputError(f"{name} must be a positive number or 'learned', got {value!r}")
     return float(value), None
 
@@ -106,6 +117,6 @@ def _positive(value: float | str, name: str) -> tuple[float, nn.Parameter | None
 def _factor(value: float | str) -> tuple[float, nn.Parameter | None]:
     if value == "learned":
         return 1.0, nn.Parameter(torch.zeros(()))
-    if isinstance(value, str) or not abs(float(value)) < float("inf"):
+    if not _number(value) or not abs(float(value)) < float("inf"):
         raise InputError(f"gain must be a finite number or 'learned', got {value!r}")
     return float(value), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,17 @@ def target(path: str | os.PathLike[str]) -> Path:
     if not place.parent.is_dir():
         raise InputError(f"the folder {place.parent} does not exist; create it before a file is written there")
     return place
+
+
+def check_folder(folder: Path, what: str) -> None:
+    """Refuse a folder in which no file can be made, by making one: permissions alone do not tell."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{what} cannot be written: {reason(error)} in {folder}; choose a folder you may write to"
+        ) from None
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def _limits(values: np.ndarray, measure: Measure) -> tuple[float, float]:
     if measure.scale == "diverging":
         high = max(abs(low), abs(high), 1e-300)
         return -high, high
-    return (low, high) if high > low else (low - 0.5, low + 0.5)
+    return (low, high) if high > low else (low, low + 1.0)  # nothing but the low end: the legend says so
 
 
 def panel(detail: Mapping[str, Any]) -> list[list[str]]:

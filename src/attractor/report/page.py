@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attractor._version import __version__
 from attractor.errors import InputError, missing
-from attractor.pictures.writing import atomic, target
+from attractor.pictures.writing import atomic, check_folder, target
 from attractor.report.blocks import Badge, Code, Maths, number
 from attractor.report.figures import encoded
 from attractor.report.mathematics import mathematics, words
@@ -31,8 +31,7 @@ def check_place(path: str | os.PathLike[str], option: str = "a report") -> Path:
     if place.suffix != ".html":
         raise InputError(f"{option} writes a page: give a name that ends in .html, not {place}")
     place = target(place)
-    if not os.access(place.parent, os.W_OK):
-        raise InputError(f"the folder {place.parent} cannot be written to; choose another for the report")
+    check_folder(place.parent, f"{option} {place}")
     environment()
     plotly()
     return place

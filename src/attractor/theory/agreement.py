@@ -6,7 +6,7 @@ is measured on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -82,14 +82,17 @@ def random_system(draw: Draw) -> tuple[str, Case]:
     return kind, Case(law, state, horizon=HORIZON, options={**options, "stop": ("collapsed", "steady")})
 
 
-def agreement(systems: int = 200, seed: int = 0) -> Agreement:
-    """Ask all theorems about random systems, follow the systems, and compare."""
+def agreement(
+    systems: int = 200, seed: int = 0, progress: Callable[[int, int], object] = lambda done, total: None
+) -> Agreement:
+    """Ask all theorems about random systems, follow the systems, and compare; ``progress(done, systems)`` is told of each."""
     drawn = [random_system(np.random.default_rng([seed, index])) for index in range(systems)]
     runs = integrate([case for _, case in drawn])
     disputes: list[Dispute] = []
     kinds: dict[str, int] = {}
     covered = predictions = 0
     for index, ((kind, case), run) in enumerate(zip(drawn, runs, strict=True)):
+        progress(index, systems)
         kinds[kind] = kinds.get(kind, 0) + 1
         found = Prediction(tuple(ask(theorem, case) for theorem in theorems()))
         proved = [item for item in found.applicable if item.theorem.status.proved]

@@ -42,6 +42,10 @@ def theorem(key: str) -> Theorem:
     known = _shelved()
     if key not in known:
         close = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the theorems are {', '.join(known)}"
+        hint = (
+            f"did you mean {close[0]!r}?"
+            if close
+            else f"attractor check --list and attractor.theory.theorems() have all {len(known)}"
+        )
         raise InputError(f"theorem {key!r} is not known; {hint}")
     return known[key]

@@ -113,19 +113,28 @@ def encodings(table: Tensor) -> list[tuple[str, Change, dict[str, Any]]]:
 
 
 def positional_study(
-    systems: int = 24, horizon: float = 100.0, seed: int = 0, phase: int = 6, names: Sequence[str] | None = None
+    systems: int = 24,
+    horizon: float = 100.0,
+    seed: int = 0,
+    phase: int = 6,
+    names: Sequence[str] | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> PositionalStudy:
-    """Follow ``systems`` random collapsing systems under every encoding (or those named), and ``phase`` of them over the phase diagram."""
+    """Follow ``systems`` random collapsing systems under every encoding (or those named), and ``phase`` of them over the phase diagram;
+    ``progress(done, all)`` is told of each encoding and each angle."""
     for name, amount, least in (("systems", systems, 1), ("horizon", horizon, 10.0), ("phase", phase, 0)):
         if not amount >= least:
             raise InputError(f"{name} must be at least {least}, got {amount}")
     table = Absolute.sinusoidal(TOKENS, DIM).table
-    rows = [
-        _encoding(name, change, options, table, systems, horizon, seed)
-        for name, change, options in encodings(table)
-        if names is None or name in names
-    ]
-    cells = [cell for angle in ANGLES if phase for cell in _cells(angle, phase, horizon, seed)]
+    chosen = [encoding for encoding in encodings(table) if names is None or encoding[0] in names]
+    angles = ANGLES if phase else ()
+    rows, cells = [], []
+    for name, change, options in chosen:
+        progress(len(rows), len(chosen) + len(angles))
+        rows.append(_encoding(name, change, options, table, systems, horizon, seed))
+    for place, angle in enumerate(angles):
+        progress(len(rows) + place, len(chosen) + len(angles))
+        cells += _cells(angle, phase, horizon, seed)
     return PositionalStudy(systems, horizon, seed, tuple(rows), tuple(cells))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 import time
 import traceback
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attractor.cli.ending import FAILED, complain, ending, sentence
+from attractor.cli.files import check_folder_to_make
 from attractor.cli.groups import grouped, panel, replay
 from attractor.errors import InputError
 
@@ -86,9 +87,10 @@ def tour(context: typer.Context, options: TourOptions, output: TourOutput) -> No
         from attractor.report import Report
 
         stops = chosen(options.stop or [])
-        page = place(output.out)
         settings = Settings(options.seed, options.model, options.text, options.small)
+        check_folder_to_make(output.out.expanduser(), "--out")
         check_model(settings, stops)
+        page = place(output.out)
         begin = time.perf_counter()
         report = Report("Where do a Transformer's tokens go?", again(context), kicker="attractor tour", lead=LEAD)
         with display(stops, output.progress) as show:
@@ -111,19 +113,11 @@ def again(context: typer.Context) -> str:
 
 
 def place(folder: Path) -> Path:
-    """The page in a folder that is made if need be, or one sentence."""
+    """The page in a folder that is made if need be."""
     from attractor.report import check_place
 
     folder = folder.expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise InputError(
-            f"--out {folder} cannot be made or is no folder ({reason}); choose a folder you may write to"
-        ) from None
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"--out {folder} cannot be written to; choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
     return check_place(folder / "report.html", "--out")
 
 
@@ -182,11 +176,12 @@ def add_overview(report: Report, visits: list[Visit]) -> None:
 
 def commands(model: str) -> dict[str, str]:
     """What to type next."""
+    name = shlex.quote(model)
     simulate = "attractor simulate --tokens 64 --dim 3 --beta 4 --space sphere --until 100 --report mine.html"
     return {
         simulate: "your own tokens: change their number, the dimension or beta, and see where they go",
-        f"attractor trace {model} --text 'A sentence of your own.' --report trace.html": "your own sentence, block by block",
-        f"attractor audit {model}": "what the weights of a model say, head by head; any folder, GGUF file or name will do",
+        f"attractor trace {name} --text 'A sentence of your own.' --report trace.html": "your own sentence, block by block",
+        f"attractor audit {name}": "what the weights of a model say, head by head; any folder, GGUF file or name will do",
     }
 
 

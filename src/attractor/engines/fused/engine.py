@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -11,7 +13,10 @@ from attractor.engines.fused import kernels
 from attractor.engines.fused.gradient import Attend
 from attractor.engines.fused.layout import adjacent, column, operand, options, scaled_bias
 
+Settle = Callable[[Tensor], tuple[Tensor | None, Tensor | None]]
+
 AXES = 16  # batch axes that the kernels can walk
+PADDING = 64  # sums of shared pairs have room for so many rows, or a multiple
 TYPES = (torch.float32, torch.float64)
 
 
@@ -55,27 +60,56 @@ def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
 
 def forward(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
     """Output and logsumexp, without gradients."""
-    batch, q = problem.batch, problem.q
-    k, v, bias = adjacent(problem.k), problem.v, scaled_bias(problem)
-    output = logsumexp = None
     if not problem.keys:  # an empty tensor has no address
         return _nothing(problem)
-    if v is not None:
-        v = adjacent(v)
-        output = torch.empty((*batch, problem.queries, v.shape[-1]), dtype=q.dtype)
-    if problem.mode in ("softmax", "exponential"):
-        logsumexp = torch.empty((*batch, problem.queries), dtype=q.dtype)
-    q = adjacent(q)
-    # q, k, v and bias are named so that a copy lives as long as the call
-    kernels.module().forward(
-        *options(problem, batch),
-        *(operand(part, batch) for part in (q, k, v)),
-        column(bias, batch),
-        operand(problem.visible, batch),
-        operand(output, batch),
-        column(logsumexp, batch),
-    )
-    return output, logsumexp
+    call = _Call(problem)
+    call.kernel.attend()
+    return call.output, call.logsumexp
+
+
+def share(problem: Problem, part: int, parts: int) -> tuple[Tensor, Settle] | None:
+    """What some of the pairs give to sums over all of them, and what makes the results of all sums; None: not of that kind.
+
+    So it is where the queries are a multiple of the keys and each pair is computed but once (``cpp/symmetric.h``). With two parts
+    the results have the bits of one process.
+    """
+    if problem.v is None or not problem.keys:
+        return None
+    call = _Call(problem)
+    padded = -(-problem.keys // PADDING) * PADDING
+    sums = torch.zeros((call.members, problem.v.shape[-1] + 1, padded), dtype=torch.float64)
+    if not call.kernel.share(part, parts, sums.data_ptr()):
+        return None
+
+    def settle(total: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        total = total.contiguous()
+        call.kernel.settle(total.data_ptr())
+        return call.output, call.logsumexp
+
+    return sums, settle
+
+
+class _Call:
+    """A call of the kernels, with its results and the copies that it needs."""
+
+    def __init__(self, problem: Problem) -> None:
+        batch, v = problem.batch, problem.v
+        rows, dtype = (*batch, problem.queries), problem.q.dtype
+        self.members = batch.numel()
+        self.output = None if v is None else torch.empty((*rows, v.shape[-1]), dtype=dtype)
+        sums = problem.mode in ("softmax", "exponential")
+        self.logsumexp = torch.empty(rows, dtype=dtype) if sums else None
+        parts = [None if part is None else adjacent(part) for part in (problem.q, problem.k, v)]
+        bias = scaled_bias(problem)
+        self.kept = (parts, bias, problem.visible)
+        self.kernel = kernels.module().Forward(
+            *options(problem, batch),
+            *(operand(part, batch) for part in parts),
+            column(bias, batch),
+            operand(problem.visible, batch),
+            operand(self.output, batch),
+            column(self.logsumexp, batch),
+        )
 
 
 def _nothing(problem: Problem) -> tuple[Tensor | None, Tensor | None]:

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from attractor.attention import Attention
 from attractor.checkpoints import Checkpoint, Layer
-from attractor.checkpoints.trace import Session
+from attractor.checkpoints.session import Session
 from attractor.checkpoints.watching import Passage
+from attractor.errors import InputError
 from attractor.experiments.practice.subjects import Subject
 from attractor.flow import velocity
 from attractor.states import Tokens
@@ -53,8 +54,12 @@ def measure(subject: Subject) -> Measured:
     session = Session.open(subject.checkpoint, None, (), None)
     layers = [_Layer(subject.checkpoint, index) for index in range(len(subject.checkpoint.layers))]
     lengths = []
-    for given in subject.inputs:
-        inputs, _ = session.inputs(given)
+    for index, given in enumerate(subject.inputs, 1):
+        try:
+            inputs, _ = session.inputs(given)
+        except InputError as error:
+            begins = f" ({given[:24]!r}...)" if isinstance(given, str) else ""
+            raise InputError(f"text {index}{begins} for {subject.name}: {error}") from None
         lengths.append(int(next(iter(inputs.values())).shape[-1]))
         session.run(inputs, False, lambda passage: layers[passage.index].see(passage))
     outcomes = {name: [layer.mean(name) for layer in layers] for name in OUTCOMES}

@@ -94,16 +94,18 @@ def subjects(names: tuple[str, ...], texts: tuple[str, ...] | None = None) -> li
 
 def _subjects(name: str, texts: tuple[str, ...] | None) -> list[Subject]:
     opened = checkpoint(name)
+    name = next((one for one in known() if one.lower() == name.lower()), name)
+    place = Path(opened.tensors.describe())
+    folder = place if place.is_dir() else place.parent
     if name == "rxnfp" and texts is None:
-        folder = Path(opened.tensors.describe())
-        root = (folder if folder.is_dir() else folder.parent).parent
+        root = folder.parent
         folders = sorted(root.glob("bert*"), key=lambda path: path.name != "bert_pretrained")
         parts = [replace(checkpoint(path), name=f"rxnfp {path.name.removeprefix('bert_')}") for path in folders]
         return [
             Subject(part.name, part, tuple(_reactions(path)), name) for part, path in zip(parts, folders, strict=True)
         ]
     if name == "antiberty" and texts is None:
-        return [Subject(name, opened, tuple(_antibodies(Path(opened.tensors.describe()).parent)), name)]
+        return [Subject(name, opened, tuple(_antibodies(folder)), name)]
     own = {"stories15M": STORIES}.get(name, ENGLISH)
     return [Subject(name, opened, own if texts is None else texts, name)]
 

@@ -4,6 +4,10 @@ An arm and its reference share seeds, hence batches, so that differences :math:`
 of Student's t on them, and the exact test that flips signs of :math:`\delta_s` in all :math:`2^n` ways, which assumes only that their
 distribution is symmetric under the null. With n pairs its p is at least :math:`2/2^n`: 1/16 for five seeds, so that alone it never reaches
 5 percent there. Pairs that answer one question are tested together: Holm's correction.
+
+A run that ended in no finite number is lost: it has no difference, and what remains of its arm are the seeds that went well. So an arm that
+lost runs is never said to be better: a pair whose other seeds are in favour of the side that lost runs is not tested but named, and
+keeps its place in Holm's correction as p = 1. One that is worse even so is tested with the seeds that are left, which understates it.
 """
 
 from __future__ import annotations
@@ -27,12 +31,14 @@ MOST = 20  # pairs whose signs are flipped in all ways
 @dataclass(frozen=True)
 class Comparison:
     """An arm less its reference. ``better`` is the difference in the direction of better; ``deviations`` is the difference in units of
-    the standard deviation of seeds within the two arms."""
+    the standard deviation of seeds within the two arms. ``lost`` and ``reference_lost`` count runs that ended in no finite number."""
 
     question: str
     arm: str
     reference: str
     seeds: int
+    lost: int
+    reference_lost: int
     mean: float
     reference_mean: float
     difference: float
@@ -42,8 +48,8 @@ class Comparison:
     deviations: float | None
     p: float
     p_holm: float
-    p_flips: float
-    p_flips_holm: float
+    p_flips: float | None
+    p_flips_holm: float | None
 
     def row(self) -> Row:
         """As a row of a table."""
@@ -59,13 +65,13 @@ def holm(ps: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def sign_flips(differences: Sequence[float]) -> float:
-    """The exact two-sided p of the mean under all flips of signs."""
+def sign_flips(differences: Sequence[float]) -> float | None:
+    """The exact two-sided p of the mean under all flips of signs; None for so many pairs that t needs no help."""
     found = np.asarray(differences, dtype=float)
     if not len(found):
         raise InputError("signs are flipped for at least one pair, got none")
     if len(found) > MOST:
-        return math.nan  # too many ways; with so many pairs t needs no help
+        return None
     sums = np.array(list(itertools.product((1.0, -1.0), repeat=len(found)))) @ found
     slack = 1e-12 * np.abs(found).sum()  # a flip of what is equal must count as equal
     return float(np.mean(np.abs(sums) >= abs(found.sum()) - slack))
@@ -96,33 +102,72 @@ def by_arm(rows: Sequence[Row], measure: str) -> dict[str, dict[int, float]]:
     return found
 
 
+def lost_runs(rows: Sequence[Row], measure: str) -> dict[str, set[int]]:
+    """Seeds by arm of the runs that ended in no finite number: in what they are judged by, or in the loss (a classifier still guesses)."""
+    found: dict[str, set[int]] = {}
+    for row in rows:
+        ends = row.get(measure), row.get("loss", 0.0)
+        if any(end is None or not math.isfinite(end) for end in ends):
+            found.setdefault(row["arm"], set()).add(row["seed"])
+    return found
+
+
 def arms_table(study: Study, rows: Sequence[Row]) -> list[Row]:
-    """Mean, deviation and 95% interval of every arm."""
-    values = by_arm(rows, study.measure)
+    """Mean, deviation and 95% interval of every arm over the runs that ended in a number, and how many did not."""
+    values, lost = by_arm(rows, study.measure), lost_runs(rows, study.measure)
     parameters = {row["arm"]: row["parameters"] for row in rows}
     return [
-        {"arm": arm, "parameters": parameters[arm], **summary(list(values[arm].values()))}
+        {
+            "arm": arm,
+            "parameters": parameters[arm],
+            **summary(list(values.get(arm, {}).values())),
+            "lost": len(lost.get(arm, ())),
+        }
         for arm in study.arms
-        if arm in values
+        if arm in parameters
     ]
 
 
-def comparisons(study: Study, rows: Sequence[Row]) -> tuple[list[Comparison], list[str]]:
-    """Every pair of every question, corrected within the question; and the pairs that have fewer than two seeds in common."""
-    values = by_arm(rows, study.measure)
-    found: list[Comparison] = []
-    missing: list[str] = []
+@dataclass(frozen=True)
+class Compared:
+    """What pairs of arms say: those that were tested; those with fewer than two seeds in common (``missing``); and those that are
+    not tested because runs were lost (``untested``), with how many."""
+
+    pairs: list[Comparison]
+    missing: list[str]
+    untested: list[str]
+
+
+def comparisons(study: Study, rows: Sequence[Row]) -> Compared:
+    """Every pair of every question, corrected within the question."""
+    values, lost = by_arm(rows, study.measure), lost_runs(rows, study.measure)
+    found = Compared([], [], [])
     for question, pairs in study.questions.items():
         kept: list[Row] = []
+        untested = []
         for arm, reference in pairs:
             one = paired(values.get(arm, {}), values.get(reference, {}), study.lower)
-            if one is None:
-                missing.append(f"{arm} against {reference}")
+            own, other = (len(lost.get(name, ())) for name in (arm, reference))
+            flattered = one is not None and ((own and one["better"] > 0) or (other and one["better"] < 0))
+            if flattered or (one is None and values.keys() | lost.keys() >= {arm, reference} and own + other):
+                untested.append(f"{arm} (lost {own}) against {reference} (lost {other})")
+            elif one is None:
+                found.missing.append(f"{arm} against {reference}")
             else:
-                kept.append({"question": question, "arm": arm, "reference": reference, **one})
-        corrected = zip(kept, holm([row["p"] for row in kept]), holm([row["p_flips"] for row in kept]), strict=True)
-        found += [Comparison(**row, p_holm=p, p_flips_holm=flips) for row, p, flips in corrected]
-    return found, missing
+                named = {"question": question, "arm": arm, "reference": reference, "lost": own, "reference_lost": other}
+                kept.append({**named, **one})
+        found.untested.extend(untested)
+        at_most = [1.0] * len(untested)
+        ps = holm([row["p"] for row in kept] + at_most)
+        flips = (
+            holm([row["p_flips"] for row in kept] + at_most)
+            if all(row["p_flips"] is not None for row in kept)
+            else None
+        )
+        for index, row in enumerate(kept):
+            tests = {"p_holm": ps[index], "p_flips_holm": None if flips is None else flips[index]}
+            found.pairs.append(Comparison(**row, **tests))
+    return found
 
 
 def paired(arm: dict[int, float], reference: dict[int, float], lower: bool) -> Row | None:

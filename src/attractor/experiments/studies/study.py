@@ -6,6 +6,7 @@ Seeds of an arm are one fleet. Arms go to worker processes, so that one compiles
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import time
@@ -20,7 +21,10 @@ import torch
 from attractor.errors import StoreError
 from attractor.experiments.studies.arms import Study, changes_of
 from attractor.experiments.studies.running import Way, train_fleet
+from attractor.experiments.training.attention import attention_layer
 from attractor.experiments.training.config import Config
+from attractor.experiments.training.data import open_data
+from attractor.experiments.training.folder import unmade
 
 Row = dict[str, Any]
 Job = tuple[str, Config, list[int], Way, Path]
@@ -77,18 +81,33 @@ class Results:
     def add(self, rows: list[Row]) -> None:
         """Append finished runs."""
         with self.file.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
+            file.write("".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows))
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for numbers that are not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def run_study(plan: Plan, out: str | Path, facts: Row, say: Callable[[str], None]) -> tuple[int, list[str]]:
     """Run what is missing; how many runs there are now, and the arms that failed or were not begun in time."""
     results = Results(out)
-    done = results.open(plan.study, plan.changes)
-    jobs: list[Job] = []
-    for arm in plan.arms:
-        seeds = [seed for seed in plan.seeds if (arm, seed) not in done]
-        if seeds:
-            jobs.append((arm, Config(**{**changes_of(plan.study, arm), **plan.changes}), seeds, plan.way, plan.kept))
+    configs = {arm: Config(**{**changes_of(plan.study, arm), **plan.changes}) for arm in plan.arms}
+    for config in configs.values():
+        attention_layer(config, 0)  # options that a layer refuses are said before anything is made
+    with unmade(plan.kept, results.folder):
+        done = results.open(plan.study, plan.changes)
+        jobs: list[Job] = []
+        for arm, config in configs.items():
+            seeds = [seed for seed in plan.seeds if (arm, seed) not in done]
+            if seeds:
+                jobs.append((arm, config, seeds, plan.way, plan.kept))
+        if jobs:
+            open_data(jobs[0][1], plan.kept)  # once for all: data that no arm could read, and tokens that workers share
     left = {job[0] for job in jobs}
     started = time.perf_counter()
     for (arm, config, *_), rows, error in _carried_out(jobs, plan, started):
@@ -98,10 +117,12 @@ def run_study(plan: Plan, out: str | Path, facts: Row, say: Callable[[str], None
         left.discard(arm)
         own = {"study": plan.study.name, "arm": arm, "changes": plan.changes, "config": config.row()}
         results.add([{**own, **row, **facts} for row in rows])
-        mean = sum(row[plan.study.measure] for row in rows) / len(rows)
+        ended = [row[plan.study.measure] for row in rows if math.isfinite(row[plan.study.measure])]
+        mean = f"{sum(ended) / len(ended):.4f}" if ended else "no number"
+        lost = f" ({len(rows) - len(ended)} ended in no number)" if len(ended) < len(rows) else ""
         first = rows[0]
         say(
-            f"{arm}: {len(rows)} seeds, {plan.study.measure} {mean:.4f}, {first['parameters']} parameters, "
+            f"{arm}: {len(rows)} seeds{lost}, {plan.study.measure} {mean}, {first['parameters']} parameters, "
             f"{(first['tokens_per_second'] or 0) / 1e6:.2f} M tokens/s, {first['seconds']:.1f} s, at {time.perf_counter() - started:.0f} s"
         )
     return len(results.rows()), [arm for arm in plan.arms if arm in left]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 import numpy as np
 
 from attractor.attention import Rotary
+from attractor.errors import InputError
 from attractor.experiments.training.config import Config
 from attractor.nn import AttentionLayer, DefiniteAttention, PlainAttention, TransformerBlock, spectral
 from attractor.nn.refinements import refinement_named
@@ -41,12 +44,27 @@ def attention_layer(config: Config, index: int) -> AttentionLayer:
     }
     if config.attention == "plain":
         own = {"temperature": config.temperature, "gain": config.gain, "bias": config.bias}
-        plain = PlainAttention(config.dim, config.heads, **{**shared, **own, **config.options})
+        plain = PlainAttention(config.dim, config.heads, **{**shared, **own, **_options(config, PlainAttention)})
         return spectral(plain) if config.spectral else plain
     regime: Any = config.attention
     own = {"relaxed": config.relaxed, "orientation": config.orientation, "metric": config.metric}
     own |= permuted_signs(config, index)
-    return DefiniteAttention(config.dim, config.heads, regime, **{**shared, **own, **config.options})
+    return DefiniteAttention(
+        config.dim, config.heads, regime, **{**shared, **own, **_options(config, DefiniteAttention)}
+    )
+
+
+def _options(config: Config, kind: type[AttentionLayer]) -> dict[str, Any]:
+    """The further options of a layer; those that it does not take, or that an entry of the configuration has, are refused."""
+    taken = {name for each in (kind, AttentionLayer) for name in signature(each).parameters}
+    taken -= {field.name for field in fields(Config)} | {"options", "regime", "causal"}
+    unknown = sorted(config.options.keys() - taken)
+    if unknown:
+        raise InputError(
+            f"options has {', '.join(unknown)}, which {config.attention} attention does not take there; "
+            f"it takes {', '.join(sorted(taken))}"
+        )
+    return config.options
 
 
 def permuted_signs(config: Config, index: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attractor.errors import InputError
+from attractor.experiments.training.kinds import check_kinds
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "task": ("text", "images"),
@@ -25,7 +26,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "metric": ("full", "diagonal"),
     "precision": ("no", "bf16", "fp16"),
 }
-COUNTS = ("layers", "dim", "heads", "context", "patch", "steps", "batch", "accumulate", "evaluate", "checkpoint")
 SHARES = ("dropout", "drop_path", "smoothing", "final_rate")
 OF_PLAIN = {"temperature": 1.0, "gain": 1.0, "spectral": False, "bias": False}
 OF_DEFINITE = {"signs": "ordered", "relaxed": False, "orientation": "token", "metric": "full"}
@@ -114,15 +114,7 @@ class Config:
             if not isinstance(value, (list, tuple)):
                 raise InputError(f"{name} must be a list, got {value!r}: write {name} = [...]")
             object.__setattr__(self, name, tuple(value))
-        self._check_kinds()
-        for name in COUNTS:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
-        for name in ("evaluations", "size", "warmup"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise InputError(f"{name} must be a whole number of at least 0, got {value!r}")
+        check_kinds(self)
         for name in ("rate", "clip"):
             if not 0 < float(getattr(self, name)) < float("inf"):
                 raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
@@ -133,27 +125,6 @@ class Config:
             if getattr(self, name) not in known:
                 raise InputError(f"{name} {getattr(self, name)!r} is not known; give {', '.join(known)}")
         self._check_together()
-
-    def _check_kinds(self) -> None:
-        """Entries of the wrong kind: what a file or a shell may give."""
-        for name in ("spectral", "relaxed", "equal", "test", "compile"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} must be true or false, got {getattr(self, name)!r}")
-        for name in ("rate", "clip", "decay", *SHARES):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise InputError(f"{name} must be a number, got {value!r}")
-        if self.decay < 0:
-            raise InputError(f"decay must not be negative, got {self.decay!r}")
-        numbers = [isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in self.betas]
-        if len(numbers) != 2 or not all(numbers):
-            raise InputError(f"betas are two numbers from 0 to 1, such as [0.9, 0.95], got {list(self.betas)}")
-        if not all(isinstance(share, (int, float)) for share in self.split):
-            raise InputError(f"split is shares such as [0.9, 0.05, 0.05], got {list(self.split)}")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise InputError(f"seed must be a whole number of at least 0, got {self.seed!r}")
-        if self.hidden is not None and (not isinstance(self.hidden, int) or self.hidden < 1):
-            raise InputError(f"hidden must be a whole number of at least 1, got {self.hidden!r}")
 
     def _check_together(self) -> None:
         """Choices that exclude each other."""
@@ -169,6 +140,9 @@ class Config:
             )
         if self.signs != "ordered" and self.attention == "divergent":
             raise InputError(f"signs = {self.signs!r} has nothing to permute: in the divergent regime all are positive")
+        for name in ("sign", "strength"):
+            if self.refinement == "none" and getattr(self, name) is not None:
+                raise InputError(f"{name} goes with a refinement (shift, slice or metric), and there is none")
         if self.refinement == "metric" and (plain or self.metric != "diagonal"):
             raise InputError("the metric refinement needs a regime with metric = 'diagonal'")
         if len(self.split) not in (2, 3) or min(self.split) <= 0 or not math.isclose(sum(self.split), 1):

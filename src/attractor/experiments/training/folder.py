@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,18 @@ class RunFolder:
         self.path = Path(path)
         self.curve, self.checkpoint = self.path / "curve.jsonl", self.path / "checkpoint"
 
+    def begun(self) -> bool:
+        """Whether there is a run."""
+        return (self.path / "config.json").exists()
+
+    def check_new(self) -> None:
+        """Refuse a folder that has a run."""
+        if self.begun():
+            raise StoreError(f"{self.path} holds a run already: resume it, or give another folder")
+
     def begin(self, config: Config) -> None:
         """A new run."""
-        if (self.path / "config.json").exists():
-            raise StoreError(f"{self.path} holds a run already: resume it, or give another folder")
+        self.check_new()
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "config.json").write_text(json.dumps(config.row(), indent=1) + "\n", encoding="utf-8")
 
@@ -91,11 +99,15 @@ class RunFolder:
 
 @contextmanager
 def unmade(*folders: Path) -> Iterator[None]:
-    """Take folders away again that an error left behind half filled."""
+    """Take folders away again that an error left behind half filled, and those above them that are empty then."""
     fresh = [folder for folder in folders if not folder.exists()]
+    above = {parent for folder in fresh for parent in folder.parents if not parent.exists()}
     try:
         yield
     except BaseException:
         for folder in fresh:
             shutil.rmtree(folder, ignore_errors=True)
+        for parent in sorted(above, key=lambda path: len(path.parts), reverse=True):
+            with suppress(OSError):  # others may have put something there
+                parent.rmdir()
         raise

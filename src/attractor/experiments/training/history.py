@@ -51,10 +51,11 @@ class History:
 
 
 def summary(values: Sequence[float], confidence: float = 0.95) -> dict[str, Any]:
-    """Mean, standard deviation and the interval of Student's t; no interval for one value."""
-    mean, count = float(np.mean(values)), len(values)
+    """Mean, standard deviation and the interval of Student's t; no interval for one value, and nothing for none."""
+    count = len(values)
     if count < 2:
-        return {"count": count, "mean": mean, "deviation": None, "interval": None}
+        return {"count": count, "mean": float(values[0]) if count else None, "deviation": None, "interval": None}
+    mean = float(np.mean(values))
     from scipy.stats import t
 
     deviation = float(np.std(values, ddof=1))

@@ -65,34 +65,37 @@ def train(
     """
     check_trackers(config)
     folder = RunFolder(out)
+    if resume:
+        folder.agree(config)
+    else:
+        folder.check_new()
     accelerator = _accelerator(config, folder)
     cache = folder.path / "data" if cache is None else Path(cache)
-    with unmade(cache, folder.path), accelerator.main_process_first():
-        data = open_data(config, cache)
-        torch.manual_seed(config.seed)
-        model = build_model(config, data)
-        _check_test(data, config)
-    if accelerator.is_main_process:
-        if resume:
-            folder.agree(config)
-            folder.recover()
-        else:
-            folder.begin(config)
-    accelerator.wait_for_everyone()
-
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    groups = parameter_groups(model, config.decay)
-    optimiser = torch.optim.AdamW(groups, lr=config.rate, betas=config.betas)  # type: ignore[arg-type]
-    with enough_memory(config, -1):
-        model, optimiser = accelerator.prepare(model, optimiser)
-    torch.manual_seed(config.seed + 1000003 * accelerator.process_index)  # dropout differs between processes
-    first = folder.step() if resume else 0
-    if first:
-        _load(accelerator, folder)
-    if accelerator.is_main_process:
-        folder.cut(first)
-    if config.trackers:
-        accelerator.init_trackers("attractor", config={name: str(value) for name, value in config.row().items()})
+    with unmade(cache, folder.path):  # until the first step nothing of a new run stays behind
+        with accelerator.main_process_first():
+            data = open_data(config, cache)
+            torch.manual_seed(config.seed)
+            model = build_model(config, data)
+            _check_test(data, config)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        groups = parameter_groups(model, config.decay)
+        optimiser = torch.optim.AdamW(groups, lr=config.rate, betas=config.betas)  # type: ignore[arg-type]
+        with enough_memory(config, -1):
+            model, optimiser = accelerator.prepare(model, optimiser)
+        torch.manual_seed(config.seed + 1000003 * accelerator.process_index)  # dropout differs between processes
+        if accelerator.is_main_process:
+            if resume:
+                folder.recover()
+            else:
+                folder.begin(config)
+        accelerator.wait_for_everyone()
+        first = folder.step() if resume else 0
+        if first:
+            _load(accelerator, folder)
+        if accelerator.is_main_process:
+            folder.cut(first)
+        if config.trackers:
+            accelerator.init_trackers("attractor", config={name: str(value) for name, value in config.row().items()})
     compiled = torch.compile(model) if config.compile else model
 
     started = time.perf_counter()

@@ -39,7 +39,9 @@ def read_config(given: str | Path, **changes: Any) -> Config:
                 f"{path} has an entry {name!r} that a run does not know; it knows {', '.join(sorted(known))}"
             )
     if "data" not in entries:
-        raise InputError(f"{path} does not say what to read: give data = 'a folder or a file' there, or --data")
+        raise InputError(
+            f"{path} does not say what to read: give data = 'a folder or a file' there, or --data README.md, say"
+        )
     return Config(**entries)
 
 

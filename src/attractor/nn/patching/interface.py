@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attractor.errors import UnsupportedError, missing
+from attractor.nn.joining import fast
 from attractor.nn.patching.cache import Carrying, grouped, ungrouped
 from attractor.nn.patching.seats import Seat
 from attractor.nn.refinements import Refinement, Shift, Slice
@@ -58,6 +59,10 @@ def remember(
         )
     x = args[0] if args else kwargs["hidden_states"]
     seat.tokens = x
+    if x.is_cuda and x.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
+        # every projection would round them so, each with a copy of its own and gradients of twice the size
+        x, seat.tokens = _rounded(x, torch.get_autocast_dtype("cuda"))
+        args, kwargs = ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
     cache = kwargs.get("past_key_values")
     if cache is not None and isinstance(module.refinement, Slice):
         cache = getattr(cache, "self_attention_cache", cache)
@@ -83,12 +88,13 @@ def _attention(base: str) -> Callable[..., Pair]:
         if idle and not learning:
             return attend(module, query, own, value, attention_mask, **options)
         wide_module, q, k, v = _extended(module, refinement, seat, x, query, key, value)
+        if not idle:
+            with _preferred(seat.backend):
+                return _narrow(attend, wide_module, q, k, v, attention_mask, options, seat.pad)
         # dropout must fall on the same weights in both passes of an idle refinement, and draw as often as the plain model
         devices = [query.device] if query.is_cuda else []
-        with _preferred(seat.backend), torch.random.fork_rng(devices, enabled=idle):
+        with _preferred(seat.backend), torch.random.fork_rng(devices):
             output, weights = _narrow(attend, wide_module, q, k, v, attention_mask, options, seat.pad)
-        if not idle:
-            return output, weights
         # the values of the plain model to the last bit, with the derivative of the refined one
         plain, weights = attend(module, query, own, value, attention_mask, **options)
         return plain.detach() + (output - output.detach()), weights
@@ -100,16 +106,37 @@ def _extended(
     module: nn.Module, refinement: Refinement, seat: Seat, x: Tensor, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Any, Tensor, Tensor, Tensor]:
     """Queries, keys and values with the coordinates of the refinement; heads that shared a key stand apart where it differs now."""
-    a = refinement.query_part(x, seat.output_weight(), None).to(query.dtype)
-    q = torch.cat((query, a), dim=-1)
+    if query.is_cuda and torch.is_autocast_enabled("cuda"):
+        # rotary positions leave float32, which the kernel would round later
+        query, key, value = (part.to(torch.get_autocast_dtype("cuda")) for part in (query, key, value))
     if not isinstance(refinement, Slice):
-        return module, q, torch.cat((key, value), dim=-1), value
+        if fast(query, key, value):
+            from attractor.nn.joining.nodes import Shifted
+
+            return module, *Shifted.apply(x, seat.output_weight(), refinement.strength, query, key, value)
+        a = refinement.query_part(x, seat.output_weight(), None).to(query.dtype)
+        return module, torch.cat((query, a), dim=-1), torch.cat((key, value), dim=-1), value
     own, carried = key[..., : seat.head_dim], key[..., seat.head_dim :]
     if seat.groups > 1:
         own, value = own.repeat_interleave(seat.groups, dim=1), value.repeat_interleave(seat.groups, dim=1)
+    wide = module if seat.groups == 1 else _Apart(module)
+    if not carried.shape[-1] and fast(query, own):
+        from attractor.nn.joining.nodes import Sliced
+
+        return wide, *Sliced.apply(refinement.key_part(x, x), refinement.diagonal(None), query, own), value
     slices = ungrouped(carried, seat.groups) if carried.shape[-1] else refinement.key_part(x, x).to(key.dtype)
-    k = torch.cat((own, slices), dim=-1)
-    return (module if seat.groups == 1 else _Apart(module)), q, k, value
+    a = refinement.query_part(x, seat.output_weight(), None).to(query.dtype)
+    return wide, torch.cat((query, a), dim=-1), torch.cat((own, slices), dim=-1), value
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Tokens in the precision of autocast, for the module and for its refinement."""
+    if fast(x[:, None]) and dtype in (torch.float16, torch.bfloat16):
+        from attractor.nn.joining.nodes import RoundedTwice
+
+        return RoundedTwice.apply(x, dtype)
+    y = x.to(dtype)
+    return y, y
 
 
 class _Apart:
@@ -133,7 +160,7 @@ def _narrow(
     """
     width = v.shape[-1]
     if pad is None:
-        pad = q.is_cuda and mask is None and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= 256
+        pad = q.is_cuda and mask is None and q.dtype in (torch.float16, torch.bfloat16) and _equal_widths(q)
     if not pad:
         return attend(module, q, k, v, mask, **options)
     if isinstance(module.refinement, Shift):
@@ -141,6 +168,11 @@ def _narrow(
         return output[..., -width:], weights
     output, weights = attend(module, q, k, functional.pad(v, (0, q.shape[-1] - width)), mask, **options)
     return output[..., :width], weights
+
+
+def _equal_widths(q: Tensor) -> bool:
+    """Whether PyTorch's fastest kernel for these queries wants values as wide: on Hopper and later, that of cuDNN does not."""
+    return q.shape[-1] <= 256 and torch.cuda.get_device_capability(q.device) < (9, 0)
 
 
 def _preferred(backend: str | None) -> Any:

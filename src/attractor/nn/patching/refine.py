@@ -47,13 +47,17 @@ def refine(
     if backend is not None and backend not in KERNELS:
         raise InputError(f"backend {backend!r} is not known; give {', '.join(KERNELS)}")
     found = list(seats(model))
-    if layers is not None and not set(layers) <= set(range(len(found))):
-        raise InputError(f"layers must be among 0 to {len(found) - 1}, got {sorted(layers)}")
-    chosen = [item for index, item in enumerate(found) if layers is None or index in layers]
-    if not chosen:
+    if not found:
         raise UnsupportedError(
             f"no attention module of {type(model).__name__} is known: refine is for models built like BERT, Llama or GPT-2"
         )
+    if layers is not None and (
+        not isinstance(layers, Collection) or not layers or not set(layers) <= {*range(len(found))}
+    ):
+        raise InputError(
+            f"layers must be some of 0 to {len(found) - 1}, such as [0], or left out for all; got {layers!r}"
+        )
+    chosen = [item for index, item in enumerate(found) if layers is None or index in layers]
     made = [_made(name, seat, kind, sign, value, channels) for name, _, seat in chosen]
     name = register(base)
     for (_, module, seat), refinement in zip(chosen, made, strict=True):

@@ -28,9 +28,13 @@ class MetricSlice(Slice):
     def strengths(self) -> tuple[int, ...]:
         return self.heads, 1
 
-    def diagonal(self, metric: Tensor | None) -> Tensor:
+    def check_metric(self, metric: Tensor | None) -> None:
         if metric is None:
             raise UnsupportedError(
                 "the metric refinement needs an explicit diagonal metric: DefiniteAttention(..., metric='diagonal') has one"
             )
+
+    def diagonal(self, metric: Tensor | None) -> Tensor:
+        self.check_metric(metric)
+        assert metric is not None
         return self.strength.to(metric) * metric.unflatten(0, (self.heads, self.width))[:, : self.channels]

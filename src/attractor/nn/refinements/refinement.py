@@ -31,6 +31,7 @@ class Refinement(nn.Module):
 
     name: ClassVar[str] = ""
     default_sign: ClassVar[Sign] = "free"
+    sizes: tuple[int, int] | None = None  # dimension and heads of the layer that it is for
 
     def __init__(self, shape: tuple[int, ...], sign: Sign | None = None, value: float | None = None) -> None:
         super().__init__()
@@ -48,6 +49,18 @@ class Refinement(nn.Module):
         start = self.value if self.sign == "free" else math.log(math.expm1(self.value))
         self.theta = nn.Parameter(torch.full(shape, start))
         self._known: tuple[int, int, bool] | None = None
+
+    def check(self, dim: int, heads: int) -> None:
+        """Refuse a layer of other sizes."""
+        if self.sizes is not None and self.sizes != (dim, heads):
+            own, other = self.sizes
+            raise InputError(
+                f"the {self.name} was made for dimension {own} and {other} heads, the layer has {dim} and {heads}: "
+                f"make it as {type(self).__name__}({dim}, {heads}), or give its name {self.name!r}"
+            )
+
+    def check_metric(self, metric: Tensor | None) -> None:
+        """Refuse a layer without what the term reads of its metric; most read nothing."""
 
     @property
     def strength(self) -> Tensor:

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from attractor.errors import InputError
 from attractor.nn.refinements.refinement import Refinement, Sign
 from attractor.nn.weights import Weights
 
@@ -26,7 +27,10 @@ class Shift(Refinement):
     name: ClassVar[str] = "shift"
 
     def __init__(self, dim: int, heads: int, sign: Sign | None = None, value: float | None = None) -> None:
+        if dim < 1 or heads < 1:
+            raise InputError(f"a shift needs a dimension and heads of at least 1, got {dim} and {heads}")
         super().__init__((heads,), sign, value)
+        self.sizes = dim, heads
 
     def query_part(self, x: Tensor, output: Tensor, metric: Tensor | None) -> Tensor:
         # strengths multiply the weights, which are fewer than tokens times channels

@@ -37,7 +37,7 @@ class Slice(Refinement):
         *,
         channels: int | None = None,
     ) -> None:
-        if heads < 1 or dim % heads:
+        if dim < 1 or heads < 1 or dim % heads:
             raise InputError(
                 f"a slice for each head needs a dimension that is a multiple of heads, got {dim} and {heads}"
             )
@@ -46,6 +46,7 @@ class Slice(Refinement):
         if not 1 <= self.channels <= self.width:
             raise InputError(f"a slice of {self.width} channels has 1 to {self.width} of them to use, got {channels}")
         super().__init__(self.strengths(), sign, value)
+        self.sizes = dim, heads
 
     def strengths(self) -> tuple[int, ...]:
         """The shape of the parameter."""

@@ -18,6 +18,7 @@ from attractor.theory.weights.forms import BANDS, Form, Spectrum, core, form, sp
 from attractor.theory.weights.heads import RANK, Head
 
 CLOSE = 1e-4  # residuals below this are computed without cancellation
+NEAR = 0.5  # residuals below this may be those of a shared metric whose smallest values a Gram matrix has lost
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,22 +58,35 @@ def shared_metric(heads: list[Head]) -> SharedMetric:
     gram = sum(b @ (head.value @ head.value.mT) @ b.mT for b, head in zip(blocks, heads, strict=True))
     assert isinstance(gram, Tensor)
     cross = torch.cat([(head.key @ head.value.mT) @ b.mT for b, head in zip(blocks, heads, strict=True)])
-    weights = _divided(cross, gram)
+    weights, sound = _divided(cross, gram)
     total = sum(float(((head.query @ head.query.mT) * (head.key @ head.key.mT)).sum()) for head in heads)
     explained = float(((queries @ queries.mT) * (weights @ cross.mT)).sum())
     residual = max(0.0, 1.0 - explained / max(total, 1e-300)) ** 0.5
-    if residual < CLOSE:
+    if residual < NEAR and not sound:
+        weights = _orthogonal(heads, blocks)
+    if residual < (CLOSE if sound else NEAR):
         residual = _exact(heads, queries, blocks, weights, total)
     return SharedMetric(queries, weights @ basis.mT, residual)
 
 
-def _divided(cross: Tensor, gram: Tensor) -> Tensor:
-    """cross times the pseudo-inverse of a positive semi-definite matrix, by a Cholesky factor where it is far from singular."""
+def _divided(cross: Tensor, gram: Tensor) -> tuple[Tensor, bool]:
+    """cross times the pseudo-inverse of a positive semi-definite matrix, by a Cholesky factor where it is far from singular, and whether
+    it is: otherwise values below 1e-6 of the largest are lost with the square root of the precision."""
     triangle, failed = torch.linalg.cholesky_ex(gram)
     pivots = triangle.diagonal()
     if int(failed) == 0 and bool(pivots.amin() > 1e-3 * pivots.amax()):
-        return torch.cholesky_solve(cross.mT, triangle).mT
-    return cross @ torch.linalg.pinv(gram, rtol=RANK, hermitian=True)
+        return torch.cholesky_solve(cross.mT, triangle).mT, True
+    return cross @ torch.linalg.pinv(gram, rtol=RANK, hermitian=True), False
+
+
+def _orthogonal(heads: list[Head], blocks: tuple[Tensor, ...]) -> Tensor:
+    r"""The same weights without a Gram matrix: with the thin QR :math:`V_h^\top = Z_h R_h` of every value they solve
+    :math:`X [b_h R_h^\top]_h = \mathrm{diag}(K_h Z_h)` in the least-squares sense."""
+    bases = [torch.linalg.qr(head.value.mT) for head in heads]
+    known = torch.cat([block @ base.R.mT for block, base in zip(blocks, bases, strict=True)], -1)
+    wanted = torch.block_diag(*(head.key @ base.Q for head, base in zip(heads, bases, strict=True)))
+    found = torch.linalg.lstsq(known.mT, wanted.mT, rcond=RANK, driver="gels" if known.is_cuda else "gelsd")
+    return found.solution.mT
 
 
 def _exact(heads: list[Head], queries: Tensor, blocks: tuple[Tensor, ...], weights: Tensor, total: float) -> float:

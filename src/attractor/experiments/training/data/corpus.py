@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -68,7 +69,8 @@ def _mapped(files: list[Path], joined: Path) -> np.ndarray:
         return np.zeros(0, dtype=np.uint8)
     if len(files) == 1:
         return np.memmap(files[0], dtype=np.uint8, mode="r")
-    if not joined.exists() or joined.stat().st_size != sum(file.stat().st_size for file in files):
+    joined = joined.with_suffix(f".{_digest(files)}{joined.suffix}")
+    if not joined.exists():
         joined.parent.mkdir(parents=True, exist_ok=True)
         fresh = joined.with_suffix(f".{os.getpid()}.new")  # processes of one run may all come here
         with fresh.open("wb") as target:
@@ -79,9 +81,20 @@ def _mapped(files: list[Path], joined: Path) -> np.ndarray:
     return np.memmap(joined, dtype=np.uint8, mode="r")
 
 
+def _digest(files: list[Path]) -> str:
+    """Short name of what files hold, one after the other."""
+    found = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as source:
+            while block := source.read(BLOCK):
+                found.update(block)
+    return found.hexdigest()[:16]
+
+
 def _from_library(name: str, folder: Path) -> list[Path]:
     """NAME or NAME:CONFIGURATION of the ``datasets`` library as one file for each part, a document after the other."""
     loaded = load_named(name)
+    folder /= hashlib.sha256(name.encode()).hexdigest()[:16]  # a folder that is shared may hold other datasets
     found = []
     for part in ("train", "validation", "test"):
         if part not in loaded:

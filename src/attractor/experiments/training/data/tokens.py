@@ -105,7 +105,9 @@ def _words(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode,
                 counts[END] += 1
         counts.setdefault(UNKNOWN, 0)
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
-        path.write_text(json.dumps(ordered), encoding="utf-8")
+        fresh = path.with_suffix(f".{os.getpid()}.new")
+        fresh.write_text(json.dumps(ordered), encoding="utf-8")
+        fresh.replace(path)
     ordered = json.loads(path.read_text(encoding="utf-8"))
     index = {word: number for number, word in enumerate(ordered)}
     unknown, end = index[UNKNOWN], index[END]
@@ -121,7 +123,8 @@ def _words(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode,
 
 
 def _digest(text: np.ndarray, key: str = "") -> str:
-    """Short name of a text (by its length and a thousand places) and of what encodes it."""
-    places = np.linspace(0, max(0, len(text) - 64), 1000).astype(np.int64)
-    seen = b"".join(bytes(text[place : place + 64]) for place in places)
-    return hashlib.sha256(f"{len(text)} {key} ".encode() + seen).hexdigest()[:16]
+    """Short name of a text, all of it, and of what encodes it."""
+    found = hashlib.sha256(f"{len(text)} {key} ".encode())
+    for start in range(0, len(text), BLOCK):
+        found.update(text[start : start + BLOCK].tobytes())
+    return found.hexdigest()[:16]

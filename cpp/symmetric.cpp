@@ -1,0 +1,203 @@
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "symmetric_forward.h"
+#include "threads.h"
+
+namespace attractor {
+namespace {
+
+constexpr int64_t smallest = 24;  // tokens below which too much of a tile would be padding
+constexpr int64_t padding = 64;   // the most rows that a kernel takes side by side
+
+size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+class Memory {
+    std::unique_ptr<char, decltype(&std::free)> memory;
+
+public:
+    explicit Memory(size_t bytes) : memory(static_cast<char*>(std::aligned_alloc(64, rounded(bytes + 1))), &std::free) {
+        if (!memory) throw std::bad_alloc();
+    }
+    char* operator+(size_t offset) const { return memory.get() + offset; }
+};
+
+// The room that one member takes, and where its parts lie.
+struct Room {
+    size_t rows, keys, scratch;
+
+    Room(const SymmetricKernels& kernels, const Symmetric& one)
+        : rows(rounded(kernels.row_bytes(one.d) * size_t(one.padded))),
+          keys(rounded(kernels.key_bytes(one.d) * size_t(one.padded))),
+          scratch(rounded(kernels.scratch(one.d))) {}
+
+    size_t tokens() const { return rows + keys; }
+
+    void give(Symmetric& one, char* memory) const { one.rows = memory, one.keys = memory + rows; }
+};
+
+// Pairs of blocks in rounds: in round r those whose numbers add up to r modulo the (odd) number of blocks, so that every block
+// is in exactly one pair of a round. What a block gets is added in the order of the rounds, whoever computes it. Tasks belong to
+// parts of about the same work; the sums of each part are kept for themselves.
+class Rounds {
+    const int64_t n, blocks, odd;
+    std::vector<std::atomic<int64_t>> turns;
+    std::vector<int32_t> parts;  // of the tasks; -1: one of the blocks is that which makes their number odd
+
+public:
+    Rounds(int64_t n_, int count)
+        : n(n_), blocks((n_ + Symmetric::block - 1) / Symmetric::block), odd(blocks | 1), turns(size_t(odd)) {
+        for (auto& turn : turns) turn = 0;
+        std::vector<double> work(size_t(count), 0.0);
+        for (int64_t task = 0; task < tasks(); task++) {
+            const auto [one, two] = pair(task);
+            const auto least = std::min_element(work.begin(), work.end());
+            parts.push_back(two < blocks ? int32_t(least - work.begin()) : -1);
+            if (two < blocks) *least += (one == two ? 0.55 : 1.0) * tokens(one) * tokens(two);
+        }
+    }
+
+    int64_t tasks() const { return odd * ((odd + 1) / 2); }
+
+    // compute(one, two, part) says whether there is something to add
+    template <class Compute, class Add>
+    void run(int64_t task, Compute compute, Add add) {
+        const int64_t round = task / ((odd + 1) / 2);
+        const auto [one, two] = pair(task);
+        const int part = parts[size_t(task)];
+        const bool done = part >= 0 && compute(one, two, part);
+        wait(one, round), wait(two, round);
+        if (done) add(one, two, part);
+        turns[size_t(one)].store(round + 1, std::memory_order_release);
+        turns[size_t(two)].store(round + 1, std::memory_order_release);
+    }
+
+private:
+    double tokens(int64_t block) const { return double(std::min(Symmetric::block, n - block * Symmetric::block)); }
+
+    // The first is not larger. First those that add up to the round, then those that add up to it and the number of blocks.
+    std::pair<int64_t, int64_t> pair(int64_t task) const {
+        const int64_t round = task / ((odd + 1) / 2), index = task % ((odd + 1) / 2), low = round / 2 + 1;
+        const int64_t one = index < low ? index : round + 1 + index - low;
+        return {one, index < low ? round - one : round + odd - one};
+    }
+
+    void wait(int64_t block, int64_t round) {
+        while (turns[size_t(block)].load(std::memory_order_acquire) != round) sched_yield();
+    }
+};
+
+// The sums of one of `parts`, or of all of them (-1) one after the other, into `sums`, which holds zeros.
+void accumulate(const SymmetricKernels& kernels, const Problem& problem, int64_t member, Symmetric one, int threads, int part,
+                int parts, double* sums) {
+    const Room room(kernels, one);
+    Memory memory(room.tokens() + room.scratch * size_t(threads));
+    room.give(one, memory + 0);
+    parallel((one.n + Symmetric::block - 1) / Symmetric::block, threads,
+             [&](int64_t block, int) { kernels.pack(problem, member, one, block); });
+    Rounds rounds(one.n, parts);
+    const int64_t stride = part < 0 ? (one.d + 1) * one.padded : 0;
+    auto work = [&](int64_t task, int worker) {
+        char* scratch = memory + room.tokens() + room.scratch * size_t(worker);
+        auto compute = [&](int64_t first, int64_t second, int of) {
+            if (part >= 0 && part != of) return false;
+            kernels.compute(one, first, second, scratch);
+            return true;
+        };
+        auto add = [&](int64_t first, int64_t second, int of) {
+            Symmetric here = one;
+            here.sums = sums + of * stride;
+            kernels.add(here, first, second, scratch);
+        };
+        rounds.run(task, compute, add);
+    };
+    parallel(rounds.tasks(), threads, work, 1);
+}
+
+void write(const SymmetricKernels& kernels, const Problem& problem, int64_t member, Symmetric one, int threads, double* sums) {
+    one.sums = sums;
+    parallel((one.n + Symmetric::block - 1) / Symmetric::block, threads,
+             [&](int64_t block, int) { kernels.write(problem, member, one, block); });
+}
+
+// Two parts, as two processes would: so the bits are the same.
+void one_large(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads) {
+    const int64_t size = (one.d + 1) * one.padded;
+    std::vector<double> sums(size_t(2 * size), 0.0);
+    accumulate(kernels, problem, member, one, threads, -1, 2, sums.data());
+    for (int64_t index = 0; index < size; index++) sums[size_t(index)] += sums[size_t(size + index)];
+    write(kernels, problem, member, one, threads, sums.data());
+}
+
+void many_small(const SymmetricKernels& kernels, const Problem& problem, const std::vector<Symmetric>& all, int threads) {
+    const Room room(kernels, all[0]);
+    const size_t each = room.tokens() + room.scratch;
+    Memory memory(each * size_t(threads));
+    parallel(problem.members, threads, [&](int64_t member, int worker) {
+        Symmetric one = all[size_t(member)];
+        char* own = memory + each * size_t(worker);
+        room.give(one, own);
+        kernels.small(problem, member, one, own + room.tokens());
+    });
+}
+
+// Facts of all members, or nothing if one of them is of another kind.
+std::vector<Symmetric> recognised(const SymmetricKernels& kernels, const Problem& problem, int threads) {
+    const bool exponentials = problem.mode == Mode::softmax || problem.mode == Mode::exponential;
+    const bool masked = problem.causal || problem.window || problem.visible.data || problem.offset;
+    if (!exponentials || masked || problem.n != problem.m || problem.n < smallest) return {};
+    if (problem.e != problem.c || problem.e < 2 || problem.e > 4) return {};
+    Symmetric one;
+    one.n = problem.n, one.d = problem.e, one.skip_self = problem.skip_self;
+    one.padded = (one.n + padding - 1) / padding * padding;
+    std::vector<Symmetric> all(size_t(problem.members), one);
+    std::atomic<bool> fine{true};
+    parallel(problem.members, problem.members * problem.n > 20000 ? threads : 1, [&](int64_t member, int) {
+        if (fine && !kernels.recognise(problem, member, &all[size_t(member)])) fine = false;
+    });
+    return fine ? all : std::vector<Symmetric>{};
+}
+
+}  // namespace
+
+bool symmetric_forward(const SymmetricKernels& kernels, const Problem& problem, int threads) {
+    // waking threads costs about as long as this many pairs
+    if (double(problem.members) * double(problem.n) * double(problem.n) < 1e5) threads = 1;
+    const std::vector<Symmetric> all = recognised(kernels, problem, threads);
+    if (all.empty()) return false;
+    if (problem.n <= Symmetric::block) {
+        many_small(kernels, problem, all, threads);
+    } else {
+        for (int64_t member = 0; member < problem.members; member++)
+            one_large(kernels, problem, member, all[size_t(member)], threads);
+    }
+    return true;
+}
+
+bool symmetric_share(const SymmetricKernels& kernels, const Problem& problem, int threads, int part, int parts, double* sums) {
+    if (problem.n <= Symmetric::block) return false;
+    const std::vector<Symmetric> all = recognised(kernels, problem, threads);
+    if (all.empty()) return false;
+    const int64_t size = (all[0].d + 1) * all[0].padded;
+    for (int64_t member = 0; member < problem.members; member++)
+        accumulate(kernels, problem, member, all[size_t(member)], threads, part, parts, sums + member * size);
+    return true;
+}
+
+void symmetric_settle(const SymmetricKernels& kernels, const Problem& problem, int threads, double* sums) {
+    const std::vector<Symmetric> all = recognised(kernels, problem, threads);
+    if (all.empty()) throw std::invalid_argument("the queries are not a multiple of the keys");
+    const int64_t size = (all[0].d + 1) * all[0].padded;
+    for (int64_t member = 0; member < problem.members; member++)
+        write(kernels, problem, member, all[size_t(member)], threads, sums + member * size);
+}
+
+}  // namespace attractor

@@ -1,0 +1,17 @@
+// Attention whose queries are a multiple of the keys (see symmetric.h), in an order that makes its results the same for any number of
+// threads. What is of another kind is refused, and nothing is done then.
+#pragma once
+
+#include "problem.h"
+
+namespace attractor {
+
+// Output and logsumexp.
+bool symmetric_forward(const SymmetricKernels& kernels, const Problem& problem, int threads);
+
+// For several processes: what one part of the pairs gives to the sums, (members, d + 1, n rounded up to whole 64) that hold zeros;
+// and the results from all sums. With two parts they have the bits of `symmetric_forward`. Not for members of one block.
+bool symmetric_share(const SymmetricKernels& kernels, const Problem& problem, int threads, int part, int parts, double* sums);
+void symmetric_settle(const SymmetricKernels& kernels, const Problem& problem, int threads, double* sums);
+
+}  // namespace attractor

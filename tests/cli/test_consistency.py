@@ -1,0 +1,64 @@
+"""One name, one meaning: options over all commands."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from attractor.cli import app
+
+COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+PLACES = {"--report": "FILE.html", "--seed": "N", "--dim": "D", "--until": "T"}
+FLAGS = ("--json", "--debug", "--progress", "--quiet")
+
+
+def options() -> dict[str, dict[str, Any]]:
+    """The options by their long name, then by command."""
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for command, parsed in COMMANDS.items():
+        for parameter in parsed.params:
+            if parameter.param_type_name == "option":
+                long = next(name for name in parameter.opts if name.startswith("--"))
+                found[long][command] = parameter
+    return found
+
+
+@pytest.mark.parametrize("name", ["--json", "--debug"])
+def test_every_command_has_it(name: str) -> None:
+    assert options()[name].keys() == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_is_a_flag_everywhere(name: str) -> None:
+    assert {command for command, option in options()[name].items() if not option.is_flag} == set()
+
+
+@pytest.mark.parametrize(("name", "metavar"), PLACES.items())
+def test_what_an_option_takes_is_the_same_everywhere(name: str, metavar: str) -> None:
+    assert {option.metavar for option in options()[name].values()} == {metavar}
+
+
+def test_a_letter_stands_for_one_word() -> None:
+    meant = defaultdict(set)
+    for long, commands in options().items():
+        for option in commands.values():
+            for name in option.opts:
+                if not name.startswith("--"):
+                    meant[name].add(long)
+    assert {letter: words for letter, words in meant.items() if len(words) > 1} == {}
+
+
+def test_results_go_to_out() -> None:
+    assert {command for command, option in options()["--out"].items() if "-o" not in option.opts} == set()
+
+
+def test_whatever_draws_can_be_as_wide_as_a_column() -> None:
+    assert options()["--plot"].keys() == options()["--width"].keys()
+
+
+@pytest.mark.parametrize("name", ["simulate", "gaussian", "check", "audit", "trace", "train", "predict"])
+def test_whatever_has_a_page_calls_it_report(name: str) -> None:
+    assert name in options()["--report"]

@@ -1,0 +1,183 @@
+"""Attention whose queries are a multiple of the keys: each pair is computed once, for both of its rows (``cpp/symmetric.h``)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from attractor.engines import Problem, attend, fused, reference
+from attractor.engines.fused import kernels
+
+SETS = fused.instruction_sets()
+EPSILON = {torch.float64: 2.0**-52, torch.float32: 2.0**-23}
+
+pytestmark = pytest.mark.skipif(not SETS, reason=f"the fused engine does not work here: {fused.reason}")
+
+
+@pytest.fixture(params=SETS)
+def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(kernels.VARIABLE, request.param)
+    return request.param
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def on_the_sphere(rng: np.random.Generator, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    x = torch.from_numpy(rng.standard_normal(shape))
+    return (x / x.norm(dim=-1, keepdim=True)).to(dtype)
+
+
+def asked(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, mode: Any = "softmax", skip_self: bool = False
+) -> Problem:
+    return Problem(q, k, v, bias, mode, causal=False, window=None, visible=None, skip_self=skip_self)
+
+
+def exact(problem: Problem) -> tuple[Tensor, Tensor]:
+    parts = (problem.q, problem.k, problem.v, problem.key_bias)
+    q, k, v, bias = (None if part is None else part.double() for part in parts)
+    output, logsumexp = reference.run(asked(q, k, v, bias, problem.mode, problem.skip_self))  # type: ignore[arg-type]
+    assert output is not None
+    assert logsumexp is not None
+    return output, logsumexp
+
+
+def agree(problem: Problem, size: float, found: tuple[Tensor | None, Tensor | None] | None = None) -> None:
+    """Scores of that size are known to as many rounding errors; and the reference adds up one by one."""
+    unit = EPSILON[problem.q.dtype] * (20 + 4 * size) + EPSILON[torch.float64] * problem.keys**0.5
+    for got, wanted in zip(found or fused.run(problem), exact(problem), strict=True):
+        assert got is not None
+        assert float((got.double() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)) <= unit
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("n", "batch"), [(24, (2, 3)), (33, ()), (64, (5,)), (97, ()), (512, ()), (1543, ())])
+def test_agreement_with_the_reference(
+    instruction_set: str, dtype: torch.dtype, n: int, batch: tuple[int, ...], threads: Callable[[int], None]
+) -> None:
+    rng = np.random.default_rng(n)
+    cases = itertools.product((2, 3, 4), (1.0, 9.0, -2.0), (False, True), ("softmax", "exponential"))
+    for number, (d, factor, weighted, mode) in enumerate(cases):
+        if n > 500 and number % 5 != n % 5:
+            continue
+        x = on_the_sphere(rng, *batch, n, d, dtype=dtype)
+        x = x if number % 2 else x * torch.from_numpy(rng.uniform(0.9, 1.1, (*batch, n, 1))).to(dtype)
+        v = x if number % 3 else torch.from_numpy(rng.standard_normal(x.shape)).to(dtype)
+        bias = torch.from_numpy(rng.normal(0, 2, (*batch, n))).to(dtype) if weighted else None
+        q = x if factor == 1.0 and number % 4 else factor * x
+        problem = asked(q, x, v, bias, mode, skip_self=number % 7 < 3)
+        threads(1 + number % 2)
+        found = fused.run(problem)
+        threads(1)
+        agree(problem, 1.3 * abs(factor), found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_extreme_scores(dtype: torch.dtype) -> None:
+    """On the sphere one shift serves any scores; elsewhere rows may be too far apart for it, and another way is taken."""
+    rng = np.random.default_rng(5)
+    x = on_the_sphere(rng, 700, 3, dtype=dtype)
+    spread = x * torch.logspace(-3, 1, 700, dtype=dtype).unsqueeze(-1)
+    for points, factor in ((x, 1e4), (x, -1e4), (x, 300.0), (spread, 100.0), (spread, 0.1), (spread, -1.0)):
+        agree(asked(factor * points, points, x), abs(factor) * float(points.norm(dim=-1).max()) ** 2)
+    assert fused.share(asked(1e4 * x, x, x), 0, 2) is not None
+    assert fused.share(asked(-1e4 * x, x, x), 0, 2) is None
+    assert fused.share(asked(100.0 * spread, spread, x), 0, 2) is None
+
+
+def test_what_is_not_of_this_kind() -> None:
+    x = on_the_sphere(np.random.default_rng(6), 600, 3)
+    close = x.clone()
+    close[400, 1] *= 1 + 1e-12
+    large = torch.zeros(600, dtype=torch.float64)
+    large[7] = 1e4
+    hole = torch.zeros(600, dtype=torch.float64)
+    hole[3] = -torch.inf
+    assert fused.share(asked(x, x, x), 0, 2) is not None
+    assert fused.share(asked(x * 3, x, x), 0, 2) is not None
+    others = {
+        "nearly the keys": asked(close, x, x),
+        "a large bias": asked(x, x, x, large),
+        "a hidden key": asked(x, x, x, hole),
+        "linear": asked(x, x, x, mode="linear"),
+        "other dimensions": asked(x, x, x[:, :2]),
+        "some of the rows": asked(x, x, x).part(slice(0, 100)),
+        "nothing": asked(0 * x, 0 * x, x),
+    }
+    for name, problem in others.items():
+        assert fused.share(problem, 0, 2) is None, name
+    for name in ("nearly the keys", "a large bias", "a hidden key", "nothing"):
+        agree(others[name], 1.0)
+
+
+@pytest.mark.parametrize("spoiled", [0, 5, 599])
+def test_what_is_no_number_reaches_the_caller(spoiled: int) -> None:
+    x = on_the_sphere(np.random.default_rng(7), 600, 3)
+    x[spoiled, 1] = torch.nan
+    output, _ = attend(x, x, x.nan_to_num(), engine="fused")
+    assert output is not None
+    assert bool(torch.isnan(output).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bits_do_not_depend_on_threads_or_parts(
+    dtype: torch.dtype, weighted: bool, threads: Callable[[int], None]
+) -> None:
+    rng = np.random.default_rng(8)
+    x = on_the_sphere(rng, 2, 2100, 3, dtype=dtype)
+    bias = torch.from_numpy(rng.standard_normal((2, 2100))).to(dtype) if weighted else None
+    problem = asked(9 * x, x, x, bias, skip_self=True)
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        found.append(fused.run(problem))
+    for parts in (2, 3, 5):
+        shares = [fused.share(problem, part, parts) for part in range(parts)]
+        assert all(share is not None for share in shares)
+        total = sum(share[0] for share in shares if share is not None)
+        assert shares[0] is not None
+        settled = shares[0][1](total)  # type: ignore[arg-type]
+        if parts == 2:
+            found.append(settled)
+        for one, other in zip(settled, found[0], strict=True):
+            torch.testing.assert_close(one, other, rtol=20 * EPSILON[dtype], atol=20 * EPSILON[dtype])
+    for results in found[1:]:
+        for one, other in zip(results, found[0], strict=True):
+            assert one is not None
+            assert other is not None
+            assert torch.equal(one, other)
+
+
+def test_many_tokens_in_float32() -> None:
+    """Sums at several levels: the error does not grow with the number of tokens."""
+    x = on_the_sphere(np.random.default_rng(9), 12000, 3, dtype=torch.float32)
+    output, logsumexp = fused.run(asked(x, x, x))
+    rows = torch.arange(0, 12000, 61)
+    wanted, level = exact(asked(x[rows], x, x))
+    assert output is not None
+    assert logsumexp is not None
+    assert float((output[rows].double() - wanted).abs().max()) < 3e-7
+    assert float((logsumexp[rows].double() - level).abs().max()) < 2e-6
+
+
+def test_logarithms(instruction_set: str) -> None:
+    """One key of weight e^b: the logsumexp is b, whatever the size of e^b."""
+    for dtype, reach in ((torch.float32, 30.0), (torch.float64, 250.0)):
+        b = torch.linspace(-reach, reach, 4001, dtype=dtype).unsqueeze(-1)
+        zero = torch.zeros(len(b), 8, 1, dtype=dtype)
+        _, logsumexp = attend(zero, zero[:, :1], None, b, engine="fused")
+        assert logsumexp is not None
+        error = (logsumexp - b).abs() / b.abs().clamp_min(0.5)
+        assert float(error.max()) < 3 * EPSILON[dtype]
