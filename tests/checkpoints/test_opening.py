@@ -271,7 +271,7 @@ def test_one_entry_that_is_not_finite_is_found(dtype: torch.dtype, bad: float, f
         if name in stored:
             stored[name][1, 2] = bad
         save_file(stored, file, {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"v_proj\.weight holds 1 entries"):
+    with pytest.raises(CheckpointError, match=r"v_proj\.weight holds 1 entry"):
         at.checkpoint(folder).layers[0]
 
 

@@ -36,7 +36,7 @@ def test_minilm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     first = report["models"][0]["heads"][0]
     null = first["nulls"]["reduced_metric_index"]["mismatched"]
     assert float(listed[0]["reduced_metric_index_mismatched_deviations"]) == pytest.approx(null["deviations"])
-    assert float(listed[0]["plain_value_radius"]) == pytest.approx(first["plain"]["value_radius"])
+    assert float(listed[0]["folded_value_radius"]) == pytest.approx(first["folded"]["value_radius"])
     import pyarrow.parquet
 
     stored = pyarrow.parquet.read_table(table)
