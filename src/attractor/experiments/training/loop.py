@@ -171,10 +171,9 @@ def _load(accelerator: Any, folder: RunFolder) -> None:
     try:
         accelerator.load_state(str(folder.checkpoint))
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        # the first line of PyTorch only says that there are others
         lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.rstrip().endswith(":")]
-        reason = next(iter(lines), type(error).__name__).rstrip(
-            "."
-        )  # the first line of PyTorch only says that there are others
+        reason = next(iter(lines), type(error).__name__).rstrip(".")
         raise StoreError(
             f"the checkpoint in {folder.checkpoint} cannot be read ({reason}): it is damaged or of another configuration; "
             "begin again in another folder"
