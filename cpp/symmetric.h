@@ -29,6 +29,8 @@ constexpr int64_t stretch = across * width<T>;  // rows side by side
 
 template <class T>
 constexpr T leeway = sizeof(T) == 4 ? T(40) : T(400);
+template <class T>
+constexpr T reach = sizeof(T) == 4 ? T(0x1p30) : T(0x1p300);
 
 // Tiles of `below` keys against `across` vectors of rows. If not `weighted`, masses are 1 and there is no padding.
 template <class T, int D, bool weighted>
@@ -332,7 +334,7 @@ bool proportional(const Problem& problem, const T* q, const T* k, T multiple) {
 template <class T, int D>
 bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
     const T *q = locate<T>(problem, problem.q, member), *k = locate<T>(problem, problem.k, member);
-    const T* bias = locate<T>(problem, problem.bias, member);
+    const T *v = locate<T>(problem, problem.v, member), *bias = locate<T>(problem, problem.bias, member);
     // what is no number, or infinite, shows in the sum
     T most = 0, fewest = infinity<T>, sum = 0, large = 0;
     auto square_of = [&](int64_t i) __attribute__((always_inline)) {
@@ -348,18 +350,35 @@ bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
     if (bias)
         for (int64_t i = 0; i < problem.n; i++) large = large > T(__builtin_fabs(bias[i])) ? large : T(__builtin_fabs(bias[i]));
     if (!(sum > 0 && sum < infinity<T> && large <= leeway<T> / 2)) return false;
+    // weights of `leeway` and masses of half of it must leave values above what is flushed, and below what is infinite
+    T size = 0;
+    for (int64_t i = 0; i < problem.n; i++)
+#pragma GCC unroll 4
+        for (int f = 0; f < D; f++) {
+            const T value = T(__builtin_fabs(v[i * problem.v.row + f]));
+            size = value <= size ? size : value;
+        }
+    if (!(size <= reach<T>) || (size > 0 && size < 1 / reach<T>)) return false;
     T multiple = 1;
     if (q != k || problem.q.row != problem.k.row) {
         int64_t longest = 0;
         while (square_of(longest) < most / 4) longest++;
-        T product = 0;
-        for (int f = 0; f < D; f++) product += q[longest * problem.q.row + f] * k[longest * problem.k.row + f];
-        multiple = product / square_of(longest);
+        double product = 0, squares = 0;
+        for (int f = 0; f < D; f++) product += double(q[longest * problem.q.row + f]) * double(k[longest * problem.k.row + f]);
+        const double first = product / double(square_of(longest));
+        // one row carries its own rounding, which all of them together correct
+        product = 0;
+        for (int64_t i = 0; i < problem.n; i++)
+            for (int f = 0; f < D; f++) {
+                const double key = double(k[i * problem.k.row + f]);
+                product += __builtin_fma(-first, key, double(q[i * problem.q.row + f])) * key, squares += key * key;
+            }
+        multiple = T(first + product / squares);
         if (!proportional<T>(problem, q, k, multiple)) return false;
     }
     const double factor = log2e * double(multiple);
     found->factor = factor;
-    found->shift = factor > 0 ? factor * double(most) : 0;
+    found->shift = factor > 0 ? double(T(factor * double(most))) : 0;  // as the weights know it
     found->weighted = bias != nullptr;
     if (problem.mode == Mode::exponential && !(found->shift <= moderate<T>)) return false;
     return (factor > 0 ? factor * (double(most) - double(fewest)) : -factor * double(most)) <= leeway<T>;

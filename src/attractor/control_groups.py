@@ -7,10 +7,11 @@ from pathlib import Path
 
 SELF = Path("/proc/self/cgroup")
 ROOT = Path("/sys/fs/cgroup")
-# limit, what is used, and of that the page cache that is given up first; of both versions
-UNIFIED = "memory.max", "memory.current", "inactive_file"
-SPLIT = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-Group = tuple[Path, tuple[str, str, str]]
+# limit, what is used, and of that what is given up when memory is short: pages of files and what the kernel keeps of them
+UNIFIED = "memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")
+SPLIT = "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+Names = tuple[str, str, tuple[str, ...]]
+Group = tuple[Path, Names]
 
 
 def memory_left() -> int | None:
@@ -38,14 +39,14 @@ def _groups() -> tuple[Group, ...]:
     return tuple(group for group in found if (group[0] / group[1][0]).is_file())
 
 
-def _left(folder: Path, names: tuple[str, str, str]) -> int | None:
-    limit_name, used_name, cached_name = names
+def _left(folder: Path, names: Names) -> int | None:
+    limit_name, used_name, cached = names
     try:
         limit = (folder / limit_name).read_text().strip()
         if limit == "max" or int(limit) >= 1 << 60:  # version 1 writes no limit as a very large one
             return None
         used = int((folder / used_name).read_text())
         stats = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return max(0, int(limit) - used + int(stats.get(cached_name, 0)))
+        return max(0, int(limit) - used + sum(int(stats.get(name, 0)) for name in cached))
     except (OSError, ValueError):
         return None

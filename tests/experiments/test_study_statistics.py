@@ -217,3 +217,4 @@ def test_a_picture_model_without_numbers_is_lost_although_it_guesses() -> None:
         {"arm": "a", "seed": 1, "accuracy": 0.5, "loss": 1.0},
     ]
     assert lost_runs(rows, "accuracy") == {"a": {0}}
+    assert by_arm(rows, "accuracy") == {"a": {1: 0.5}}  # its guess is in no mean and no pair

@@ -99,6 +99,8 @@ class DefiniteAttention(AttentionLayer):
     def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any, **options: Any) -> None:
         """Weights of another regime fit in shape, and their signs would come along unseen: refused before anything is copied."""
         for name, own in self.named_buffers():
+            if not name.endswith("signs"):
+                continue
             given = state_dict.get(prefix + name)
             if own.is_meta or not isinstance(given, Tensor) or given.shape != own.shape:
                 continue

@@ -42,7 +42,8 @@ def traced(section: Section, settings: Settings, say: Say) -> tuple[str, dict[st
     )
     section.card({"before the first block": float(rank[0]), "after the last": float(rank[-1])}, "Effective rank")
     if measured.heads:
-        add_heads(section, {"heads": {name: values.tolist() for name, values in measured.heads.items()}})
+        heads = {name: values.tolist() for name, values in measured.heads.items()}
+        add_heads(section, {"heads": heads, "reads": "texts"})
     way = "closer together" if cosine[-1] > cosine[0] else "further apart"
     words = f"{len(run.words)} tokens of {name_of(found)} move {way}: mean cosine {float(cosine[0]):.3f} to {float(cosine[-1]):.3f}"
     return words, {"tokens": len(run.words), "cosine": cosine.tolist(), "effective_rank": rank.tolist()}

@@ -96,8 +96,9 @@ def spread(first: Sequence[float], second: Sequence[float]) -> float:
 def by_arm(rows: Sequence[Row], measure: str) -> dict[str, dict[int, float]]:
     """Values by arm and seed, without runs that ended in no finite number."""
     found: dict[str, dict[int, float]] = {}
+    lost = lost_runs(rows, measure)
     for row in rows:
-        if row.get(measure) is not None and math.isfinite(row[measure]):
+        if row["seed"] not in lost.get(row["arm"], ()):
             found.setdefault(row["arm"], {})[row["seed"]] = float(row[measure])
     return found
 

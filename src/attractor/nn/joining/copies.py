@@ -41,7 +41,7 @@ def join_kernel(
     ROWS: tl.constexpr,
 ):
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     batch, place = row // n, row % n
     inside = (row < rows)[:, None]
     to = (row * heads + head)[:, None] * (C + E)
@@ -90,7 +90,7 @@ def part_kernel(
     ROWS: tl.constexpr,
 ):
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     batch, place = row // n, row % n
     inside = (row < rows)[:, None]
     at = gradient + (batch * batch_step + place * row_step)[:, None] + head * head_step

@@ -48,6 +48,7 @@ class Sliced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, slices: Tensor, strength: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         slices = slices.to(q.dtype)
+        slices = slices if slices.stride(-1) == 1 else slices.contiguous()  # tokens may be columns of something
         factors = strength.float().contiguous()
         ctx.save_for_backward(slices, factors)
         ctx.dtype = strength.dtype

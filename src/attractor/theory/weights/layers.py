@@ -85,8 +85,9 @@ def _orthogonal(heads: list[Head], blocks: tuple[Tensor, ...]) -> Tensor:
     bases = [torch.linalg.qr(head.value.mT) for head in heads]
     known = torch.cat([block @ base.R.mT for block, base in zip(blocks, bases, strict=True)], -1)
     wanted = torch.block_diag(*(head.key @ base.Q for head, base in zip(heads, bases, strict=True)))
-    found = torch.linalg.lstsq(known.mT, wanted.mT, rcond=RANK, driver="gels" if known.is_cuda else "gelsd")
-    return found.solution.mT
+    # on a GPU there is only the driver for full rank, which is what may be missing here
+    found = torch.linalg.lstsq(known.mT.cpu(), wanted.mT.cpu(), rcond=RANK, driver="gelsd")
+    return found.solution.mT.to(known.device)
 
 
 def _exact(heads: list[Head], queries: Tensor, blocks: tuple[Tensor, ...], weights: Tensor, total: float) -> float:
