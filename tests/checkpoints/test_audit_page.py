@@ -43,6 +43,11 @@ def test_models_without_matrices_have_a_page() -> None:
     assert "not bilinear" in text
 
 
+def paired(half: torch.Tensor) -> torch.Tensor:
+    """Eigenvalues as a real matrix has them: each with its conjugate."""
+    return torch.cat((half, half.conj().resolve_conj()))
+
+
 def enlarged(audit: Any, layers: int, heads: int, size: int) -> Any:
     """An audit of as many heads, each with spectra of its own."""
     draw = np.random.default_rng(0)
@@ -53,7 +58,10 @@ def enlarged(audit: Any, layers: int, heads: int, size: int) -> Any:
         for layer, head in places
     )
     spectra = [
-        Spectra(values(2 * size), values(size), values(size), torch.complex(values(size), values(size))) for _ in rows
+        Spectra(
+            values(2 * size), values(size), values(size), paired(torch.complex(values(size // 2), values(size // 2)))
+        )
+        for _ in rows
     ]
     whole = tuple({**audit.layers[0], "layer": layer, "name": f"layer {layer}"} for layer in range(layers))
     return replace(audit, heads=rows, layers=whole, spectra=tuple(spectra))
@@ -80,7 +88,19 @@ def test_thinned_spectra_keep_their_extremes(small: Any) -> None:
     large = enlarged(small, 1, 2, 64)
     spectra = large.spectra[1]
     value, *_, metric = traces(spectra, large.heads[1], 16)
-    assert len(value["x"]) == len(metric["y"]) == 16
+    assert len(metric["y"]) == 16
+    assert 8 <= len(value["x"]) <= 16
+    shown = np.asarray(value["x"]) + 1j * np.asarray(value["y"])
+    whole = spectra.value.numpy()
+    for ends in (
+        np.real,
+        lambda x: -np.real(x),
+        lambda x: np.abs(1 + x),
+    ):  # what the numbers of the head are named after
+        assert ends(shown).max() == pytest.approx(ends(whole).max(), rel=1e-3, abs=1e-6)
+    assert sorted(np.round(shown, 6), key=lambda x: (x.real, x.imag)) == sorted(
+        np.round(np.conj(shown), 6), key=lambda x: (x.real, x.imag)
+    )
     assert max(np.hypot(value["x"], value["y"])) == pytest.approx(float(spectra.value.abs().max()), rel=1e-3)
     ends = float(spectra.reduced_metric[0]), float(spectra.reduced_metric[-1])
     assert (metric["y"][0], metric["y"][-1]) == pytest.approx(ends, rel=1e-3)

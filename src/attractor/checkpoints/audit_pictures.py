@@ -29,7 +29,7 @@ def traces(spectra: Spectra, head: dict[str, Any], most: int | None = None) -> l
     """The eigenvalues of the value in the plane, with the disc of a random head, and those of the symmetric forms by rank; of each at
     most so many, the extreme ones among them."""
     value = spectra.value.numpy()
-    value = value[np.argsort(-np.abs(value), kind="stable")[_chosen(len(value), most)]]
+    value = _thinned(value, most)
     made = [
         {
             **_dots("value O V", _few(np.real(value)), _few(np.imag(value)), style.PALETTE[0]),
@@ -57,6 +57,22 @@ def traces(spectra: Spectra, head: dict[str, Any], most: int | None = None) -> l
             {**dots, "xaxis": "x2", "yaxis": "y2", "hovertemplate": "%{y:.3g}<extra>" + plain(name) + "</extra>"}
         )
     return made
+
+
+def _thinned(value: np.ndarray, most: int | None) -> np.ndarray:
+    """Of eigenvalues of a real matrix those that lie evenly by size, whole conjugate pairs, with the ends that numbers are named after:
+    largest and smallest real part, largest |1 + x| and |x|."""
+    if most is None or len(value) <= most:
+        return value[np.argsort(-np.abs(value), kind="stable")]
+    upper = value[np.imag(value) >= 0]
+    upper = upper[np.argsort(-np.abs(upper), kind="stable")]
+    ends = [np.argmax(np.real(upper)), np.argmin(np.real(upper)), np.argmax(np.abs(1 + upper)), 0]
+    for count in range(most, 0, -1):
+        kept = upper[np.union1d(_chosen(len(upper), count), ends).astype(int)]
+        both = np.concatenate((kept, np.conj(kept[np.imag(kept) > 0])))
+        if len(both) <= most:
+            return both
+    return upper[np.unique(ends)]
 
 
 def _chosen(count: int, most: int | None) -> np.ndarray:

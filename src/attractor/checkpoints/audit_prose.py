@@ -65,8 +65,8 @@ def add_method(report: Report, audits: Sequence[Audit]) -> None:
         r"its Cholesky factor \([R_1\,R_2]\), \(W\) has the eigenvalues of \(R_1 R_2^\top\), of twice the size of a head, and zeros. "
         r"Everything is computed in float64, but for wide models whose weights are stored with 16 bits: their products are formed, "
         r"and the eigenvalues of W and V'W found, in float32. Folding takes the norm's gain \(\Gamma\) and centring \(\Pi\) into the "
-        r"weights, \(Q \leftarrow Q\Gamma\Pi\); in post-norm models attention adds to the very tokens that it reads, and the numbers are "
-        r"those of the weights as they are stored."
+        r"weights, \(Q \leftarrow Q\Gamma\Pi\); in post-norm models attention adds to the very tokens that it reads, and unless --fold is "
+        r"given the numbers are those of the weights as they are stored."
     )
     part.text(
         "Random heads have independent normal entries, rescaled to the Frobenius norms of the head's own W and V; only inner products "

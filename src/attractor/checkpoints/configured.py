@@ -42,8 +42,14 @@ def configuration(kind: str, layers: int, dim: int, heads: int, groups: int | No
         sizes["num_key_value_heads"] = groups or heads
     elif groups not in (None, heads):
         raise InputError(f"a {kind} has a key and a value for every head; leave the number of keys out")
-    if isinstance(getattr(usual, "head_dim", None), int):
+    if isinstance(getattr(usual, "head_dim", None), int) and not isinstance(
+        getattr(type(usual), "head_dim", None), property
+    ):
         sizes["head_dim"] = dim // heads
+    if kind == "electra":
+        sizes["embedding_size"] = dim
+    if kind == "esm":  # its own configuration leaves the words out; these are ESM-2's
+        sizes |= {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32}
     if kind == "gpt_neo":
         sizes["attention_types"] = [[["global", "local"], layers // 2]] if layers % 2 == 0 else [[["global"], layers]]
     if kind == "gptj":

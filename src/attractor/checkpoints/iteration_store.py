@@ -65,7 +65,8 @@ def load_saved(path: Path | None, definition: dict[str, Any]) -> Saved:
             {int(k): tuple(texts) for k, texts in head["texts"]}, head.get("reader"),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path} is no stored iteration that can be read: {error}") from None
+        reason = "it is damaged, or something else" if "pickle" in str(error) else str(error)
+        raise StoreError(f"{path} is no stored iteration that can be read: {reason}") from None
     _refuse_another(path, found.definition, definition)
     return found
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attractor.checkpoints.tensors import Tensors
-from attractor.errors import CheckpointError
+from attractor.errors import CheckpointError, UnsupportedError
 
 FEED_FORWARD = re.compile(r"\.(mlp|fc1|fc2|fc_in|fc_out|intermediate|experts|ffn|DenseReluDense|shared_experts)\.")
 
@@ -65,7 +65,12 @@ class Reader:
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """Refuse weights that are NaN or infinite."""
+    """Refuse weights that are NaN or infinite, and those whose numbers mean nothing without scales beside them."""
+    if tensor.is_floating_point() and tensor.element_size() < 2:
+        raise UnsupportedError(
+            f"the tensor {name} has the type {str(tensor.dtype).removeprefix('torch.')}, whose scales attractor does not read: "
+            "convert the checkpoint to bfloat16 first"
+        )
     # both propagate NaN, need no copy, and are much faster than looking at every entry
     if tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor)):
         return

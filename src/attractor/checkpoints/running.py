@@ -21,7 +21,7 @@ TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken")
 
 
 class ShortText(InputError):
-    """A text of fewer than two tokens, which have no distance."""
+    """A text of fewer than two tokens that the model knows, which have no distance."""
 
     def __init__(self, message: str, tokens: int) -> None:
         super().__init__(message)
@@ -132,8 +132,8 @@ def _check_known(tokenizer: Any, ids: list[int], text: str) -> None:
     own = [index for index in ids if index == unknown or index not in special]
     if unknown is not None and own and all(index == unknown for index in own):
         start = text if len(text) < 40 else text[:37] + "..."
-        raise InputError(
-            f"the tokenizer of this model knows nothing of the text {start!r}: is it of the kind it was made for?"
+        raise ShortText(
+            f"the tokenizer of this model knows nothing of the text {start!r}: is it of the kind it was made for?", 0
         )
 
 

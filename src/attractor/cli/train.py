@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +23,7 @@ from attractor.cli.written import Written
 from attractor.errors import InputError, StoreError
 
 SCHEMA = "attractor.train/1"
+SEEDS = "seeds.json"  # in the folder of a run of several
 what, output = panel("Run"), panel("Results")
 
 
@@ -86,7 +90,8 @@ def train(context: typer.Context, options: TrainOptions, output: TrainOutput, pi
         goes_on = check_folders(runs, options)
         folder = options.out or options.resume
         cache = None if folder is None or runs[0][1] == folder else folder / "data"  # seeds share what is made of text
-        reports = [one(*run, resume, cache, output) for run, resume in zip(runs, goes_on, strict=True)]
+        with listed(runs, cache):
+            reports = [one(*run, resume, cache, output) for run, resume in zip(runs, goes_on, strict=True)]
         if os.environ.get("RANK", "0") != "0":
             return  # of several processes the first one speaks
         command = replay(context, without=("json", "progress", "debug"))
@@ -167,7 +172,6 @@ def planned(options: TrainOptions) -> list[tuple[Any, Path]]:
 
 def begun(options: TrainOptions) -> list[tuple[Any, Path]]:
     """The run in a folder, or those of its seeds, with the configurations that they began with."""
-    from attractor.experiments.training.config import Config
     from attractor.experiments.training.folder import RunFolder
 
     if options.resume is None:
@@ -176,9 +180,68 @@ def begun(options: TrainOptions) -> list[tuple[Any, Path]]:
     other = [option for option, value in {**named, "--seed": options.seed}.items() if value is not None]
     if other:
         raise InputError(f"--resume goes on with a run as it began: leave out {', '.join(other)}, or name its CONFIG")
-    seeds = [] if RunFolder(options.resume).begun() else sorted(options.resume.glob("seed*/config.json"))
-    folders = [file.parent for file in seeds] or [options.resume]
-    return [(Config(**RunFolder(folder).config()), folder) for folder in folders]
+    if RunFolder(options.resume).begun():
+        return [(_config(options.resume), options.resume)]
+    found = {_number(file.parent): _config(file.parent) for file in options.resume.glob("seed*/config.json")}
+    if not found:
+        raise StoreError(f"{options.resume} holds no run that could be resumed: it has no readable config.json")
+    # seeds that had not begun are as those that had
+    first = next(iter(found.values()))
+    seeds = [*_seeds(options.resume), *sorted(found)]
+    return [
+        (found.get(seed) or replace(first, seed=seed), options.resume / f"seed{seed}") for seed in dict.fromkeys(seeds)
+    ]
+
+
+def _config(folder: Path) -> Any:
+    """The configuration that a run began with."""
+    from attractor.experiments.training.config import Config
+    from attractor.experiments.training.folder import RunFolder
+
+    try:
+        return Config(**RunFolder(folder).config())
+    except (TypeError, InputError) as error:
+        raise StoreError(f"{folder} holds no run that could be resumed: its config.json is damaged ({error})") from None
+
+
+def _number(folder: Path) -> int:
+    try:
+        return int(folder.name.removeprefix("seed"))
+    except ValueError:
+        raise StoreError(f"{folder} is not the folder of a seed, which are named seed0, seed1 and so on") from None
+
+
+def _seeds(folder: Path) -> list[int]:
+    """The seeds that a run of several was to have, in their order."""
+    try:
+        return [int(seed) for seed in json.loads((folder / SEEDS).read_text(encoding="utf-8"))]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError):
+        raise StoreError(f"{folder / SEEDS} is damaged: name the CONFIG and --seeds of the run") from None
+
+
+@contextmanager
+def listed(runs: list[tuple[Any, Path]], cache: Path | None) -> Iterator[None]:
+    """The list of all seeds beside their folders, so that those that have not begun are not forgotten; none if no run begins."""
+    from attractor.experiments.training.folder import RunFolder
+
+    if cache is None or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    place = cache.parent / SEEDS
+    new = [folder for folder in (cache.parent, *cache.parent.parents) if not folder.exists()]
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps([config.seed for config, _ in runs]) + "\n", encoding="utf-8")
+    try:
+        yield
+    except BaseException:
+        if not any(RunFolder(folder).begun() for _, folder in runs):
+            with suppress(OSError):
+                place.unlink()
+                for folder in new:
+                    folder.rmdir()
+        raise
 
 
 def check_folders(runs: list[tuple[Any, Path]], options: TrainOptions) -> list[bool]:
@@ -193,7 +256,7 @@ def check_folders(runs: list[tuple[Any, Path]], options: TrainOptions) -> list[b
         return [False] * len(runs)
     if options.seeds is not None and not any(folder.begun() for folder in folders):
         raise StoreError(f"{options.resume} holds no run of the seeds {options.seeds} that could be resumed")
-    goes_on = [options.seeds is None or folder.begun() for folder in folders]
+    goes_on = [len(runs) == 1 or folder.begun() for folder in folders]
     for (config, _), folder, begun in zip(runs, folders, goes_on, strict=True):
         if begun:
             folder.agree(config)

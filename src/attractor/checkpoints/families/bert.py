@@ -42,7 +42,9 @@ class Bert(Family):
         )
         # this layer's tokens leave the last norm of the one below
         name = f"encoder.layer.{index - 1}.output.LayerNorm" if index else "embeddings.LayerNorm"
-        norm = LayerNorm(*self.affine(config, read, name), config.layer_norm_eps)
+        projected = not index and getattr(config, "embedding_size", config.hidden_size) != config.hidden_size
+        # small ELECTRA widens its embeddings after their norm: no norm of the stream's width comes before the first layer
+        norm = None if projected else LayerNorm(*self.affine(config, read, name), config.layer_norm_eps)
         return Layer(index, f"layer {index}", law, norm, placement="post")
 
     def affine(self, config: Config, read: Reader, name: str) -> tuple[Tensor, Tensor]:
