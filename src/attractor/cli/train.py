@@ -232,7 +232,8 @@ def listed(runs: list[tuple[Any, Path]], cache: Path | None) -> Iterator[None]:
     place = cache.parent / SEEDS
     new = [folder for folder in (cache.parent, *cache.parent.parents) if not folder.exists()]
     cache.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(json.dumps([config.seed for config, _ in runs]) + "\n", encoding="utf-8")
+    seeds = dict.fromkeys([*_seeds(cache.parent), *(config.seed for config, _ in runs)])
+    place.write_text(json.dumps([*seeds]) + "\n", encoding="utf-8")
     try:
         yield
     except BaseException:
