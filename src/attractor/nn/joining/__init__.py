@@ -1,6 +1,6 @@
 r"""Queries and keys with the further coordinates of a refinement, on an NVIDIA GPU: each element is moved once.
 
-``torch.cat`` of views of a larger projection is three times as slow there as memory allows, its derivative leaves gradients that are
+``torch.cat`` of views of a larger projection is much slower there than memory allows, its derivative leaves gradients that are
 views as well, which makes the next kernels slow, and a dozen small operations a layer keep the processor busy. Here a refinement is one
 node of autograd (``nodes.py``) around two kernels (``copies.py``).
 """
