@@ -48,7 +48,8 @@ class History:
     def restart(self, y: Tensor, f: Tensor) -> None:
         """Forget the past: the field is not smooth across this time."""
         self.times = np.zeros((self.size, len(y)))
-        self.points, self.slopes = (part.expand(self.size, *part.shape) for part in (y, f))
+        shape = (self.size, *y.shape)
+        self.points, self.slopes = y.expand(shape), f.expand(shape)
         self.count = np.ones(len(y), dtype=np.int64)
 
     def push(self, accepted: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> None:
@@ -90,8 +91,8 @@ class History:
         moved = (column * (self.points[:, index] - newest)).sum(0) + (slope_column * self.slopes[:, index]).sum(0)
         return newest + moved
 
-    def keep(self, index: Tensor) -> None:
+    def keep(self, index: Tensor | slice) -> None:
         """Go on with some members only."""
-        chosen = index.cpu().numpy()
+        chosen = index if isinstance(index, slice) else index.cpu().numpy()
         self.times, self.count = self.times[:, chosen], self.count[chosen]
         self.points, self.slopes = self.points[:, index], self.slopes[:, index]

@@ -64,7 +64,7 @@ class Space(Record):
             return x
         # points already on the space are kept bit for bit, so that a flow can continue another
         inside = self.contains(x, 16 * torch.finfo(x.dtype).eps)
-        if bool(inside.all()):
+        if inside.all():
             return x
         length = self.norm(x)
         if bool((length == 0).any()):
