@@ -245,7 +245,7 @@ class Attention(Law):
         assert isinstance(self.kernel, Kernel)
         return scalars is not None and bool((scalars > 0).all()) and self.kernel.name != "linear"
 
-    def member(self, index: Tensor) -> Attention:
+    def member(self, index: Tensor | slice) -> Attention:
         if self.query.ndim < 4:
             return self
         ranks = {"query": 4, "key": 4, "value": 4, "output": 4, "query_bias": 3, "key_bias": 3, "value_bias": 3}

@@ -88,6 +88,8 @@ class Merger:
     def expand(self, points: Tensor, members: np.ndarray) -> Tensor:
         """Points of all original tokens, (len(members), n, d)."""
         index = torch.from_numpy(self.row_of[members]).to(points.device)
+        if len(index) == 1:
+            return points[:, index[0]]
         return points[torch.arange(len(index), device=points.device)[:, None], index]
 
     def keep(self, index: Tensor | slice) -> None:

@@ -30,7 +30,8 @@ class Watch:
 
     def __init__(self, rules: tuple[Rule, ...], events: tuple[UserEvent, ...], bound: float, run: Integration) -> None:
         # a run that owned itself through its watch would keep its arrays until Python looks for cycles
-        self.rules, self.events, self.bound, self.run = rules, events, bound, proxy(run)
+        self.run: Integration = proxy(run)
+        self.rules, self.events, self.bound = rules, events, bound
         members = len(run.who)
         points = run.y.detach()
         # only rules ask how large the tokens were at the start
