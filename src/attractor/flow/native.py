@@ -18,6 +18,7 @@ from attractor.flow.stops import Collapse, Consensus, Steady
 from attractor.flow.watch import NOISE, PATIENCE, REST
 from attractor.spaces import Ellipsoid, Euclidean, Sphere
 from attractor.states import Tokens
+from attractor.states.arrays import version
 
 if TYPE_CHECKING:
     from attractor.flow.integration import Integration, Plan
@@ -86,7 +87,7 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
 
 def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
     """Parameters, of each member or of all, and the mask."""
-    versions = tuple(matrix._version for matrix in (law.query, law.key, law.value))
+    versions = tuple(version(matrix) for matrix in (law.query, law.key, law.value))
     known = _known.get(law)
     if known is None or known[0] != versions:  # parameters may be changed in place
         _known[law] = known = (versions, *_parameters(law))
