@@ -2,7 +2,8 @@
 
     python tests/engines/once.py LARGEST EVERY
 
-makes one of so many calls, prints a line for every call that differs by more than rounding, and how many calls were made; the exit status says whether all agree.
+makes one of so many calls, prints a line for each that differs by more than rounding, and their number; the exit status says
+whether all agree.
 """
 
 from __future__ import annotations
