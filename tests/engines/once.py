@@ -70,8 +70,8 @@ def main(largest: int, every: int) -> int:
         error = call(n, columns, factor, number)
         if not error <= 1.0:
             wrong += 1
-            print(f"call {number}: n = {n}, columns {columns}, factor {factor}: error {error:.2g} of what is allowed")
-    print(f"{len(chosen)} calls, {wrong} wrong, {sum(met)} computed once")
+            print(f"call {number}: n = {n}, columns {columns}, factor {factor}: error {error:.2g} of what is allowed")  # noqa: T201
+    print(f"{len(chosen)} calls, {wrong} wrong, {sum(met)} computed once")  # noqa: T201
     return int(wrong > 0 or not 0.5 * len(chosen) < sum(met) < len(chosen))
 
 
