@@ -115,7 +115,7 @@ def planned(options: StudyOptions, how: StudyHow) -> Any:
 
 def entries(text: str | None) -> dict[str, Any]:
     """Entries of a configuration in the words of TOML, or bare words: steps=100,betas=[0.9,0.99],augment=none."""
-    from attractor.cli.train import changed
+    from attractor.cli.train_plan import changed
 
     given = [entry for entry in pieces(text or "") if entry.strip()]
     if not all("=" in entry for entry in given):
