@@ -196,7 +196,7 @@ class Run:
 
     def result(self, seconds: float) -> Iteration:
         """What was found."""
-        notes = list(self.opened.notes)
+        notes = [*self.opened.notes, *self.prompts.notes]
         if self.reader is not None:
             notes.append(f"words are read by {self.reader}")
         by_layer, normed = np.array(self.by_layer), np.array(self.normed)
