@@ -9,6 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None
+
 from attractor import control_groups
 from attractor.errors import MemoryShortageError
 
@@ -43,9 +48,7 @@ def _machine() -> int | None:
 
 def peak() -> int | None:
     """Most bytes of main memory that this process has held so far, or None where nobody says."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
+    if resource is None:
         return None
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else 1024 * largest

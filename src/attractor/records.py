@@ -16,6 +16,7 @@ import torch
 from attractor.errors import StoreError, UnsupportedError
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_BARE = frozenset((type(None), bool, int, float, str, torch.dtype))  # types of which no value holds a tensor
 _registry: dict[str, type[Record]] = {}
 
 
@@ -88,15 +89,25 @@ def _decode(data: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 def tensors(value: Any) -> list[torch.Tensor]:
     """Every tensor a record holds, nested records included."""
-    if value is None or type(value) in (bool, int, float, str):
-        return []
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, Record) and dataclasses.is_dataclass(value):
-        return [tensor for field in _fields(value) for tensor in tensors(getattr(value, field.name))]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in tensors(item)]
-    return []
+    found: list[torch.Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[torch.Tensor]) -> None:
+    kind = type(value)
+    if kind in _BARE:
+        return
+    if kind is torch.Tensor or isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, Record) and dataclasses.is_dataclass(value):
+        for name in _names_of(kind):
+            item = getattr(value, name)
+            if type(item) not in _BARE:
+                _collect(item, found)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _collect(item, found)
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -127,6 +138,11 @@ def citations(value: Any) -> list[str]:
 
 def _fields(value: Record) -> tuple[dataclasses.Field[Any], ...]:
     return _fields_of(type(value))
+
+
+@cache
+def _names_of(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in _fields_of(kind))
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -286,3 +288,25 @@ def test_a_member_that_ends_takes_its_positions_along(mask: str) -> None:
     here, there = both(law, tokens, space=at.Sphere(), until=6.0, merge=False, progress=lambda run: None)
     assert there.outcomes[0].time < there.outcomes[1].time
     agree(here, there)
+
+
+def test_parameters_changed_in_place_are_seen() -> None:
+    law, tokens = at.Attention.isotropic(3, 4.0), at.Tokens.uniform(8, 3, seed=0)
+    before = at.flow(law, tokens, space="sphere", until=1.0).final.points
+    law.query[0, 1] = 0.5  # no longer a multiple of the identity
+    same = at.Attention(law.query.clone(), law.key, law.value)
+    after = at.flow(law, tokens, space="sphere", until=1.0).final.points
+    assert torch.equal(after, at.flow(same, tokens, space="sphere", until=1.0).final.points)
+    assert torch.equal(at.velocity(law, tokens), at.velocity(same, tokens))
+    assert not torch.allclose(before, after, atol=1e-3)
+
+
+def test_a_finished_run_needs_no_search_for_cycles() -> None:
+    run = at.flow(at.Attention.isotropic(3, 4.0), at.Tokens.uniform(8, 3, seed=0), space="sphere", until=1.0)
+    gone = weakref.ref(run.integration)
+    gc.disable()
+    try:
+        del run
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -19,7 +19,7 @@ from attractor.attention.positions import Absolute, Positions
 from attractor.cards import SHOWN, card
 from attractor.errors import InputError
 from attractor.states import Tokens
-from attractor.states.arrays import alike
+from attractor.states.arrays import alike, version
 
 Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # points to queries and keys
 
@@ -147,12 +147,9 @@ class Attention(Law):
     @cached_property
     def _value_scalars(self) -> Tensor | None:
         """c (..., h) where every head's value is exactly c I and needs no gradient, else None."""
-        if self.output is not None or self.value_bias is not None or self.value.requires_grad:
+        if self.output is not None or self.value_bias is not None:
             return None
-        value = _with_heads(self.value)
-        scalars = value[..., 0, 0]
-        identity = torch.eye(self.dim, dtype=value.dtype, device=value.device)
-        return scalars if torch.equal(value, scalars[..., None, None] * identity) else None
+        return _multiple(self.value)
 
     @cached_property
     def _unit_value(self) -> bool:
@@ -221,10 +218,24 @@ class Attention(Law):
 
     def _project(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (..., h, n, k), before positions."""
-        q = points.unsqueeze(-3) @ _with_heads(self.query).to(points).mT
-        k = points.unsqueeze(-3) @ _with_heads(self.key).to(points).mT
+        q, k = (self._times(name, points.unsqueeze(-3)) for name in ("query", "key"))
         q = q if self.query_bias is None else q + self.query_bias.to(points).unsqueeze(-2)
         return q, k if self.key_bias is None else k + self.key_bias.to(points).unsqueeze(-2)
+
+    def _times(self, name: str, points: Tensor) -> Tensor:
+        """Points times a parameter; where that is a multiple of the identity, which saves a product, with the same bits."""
+        matrix: Tensor = getattr(self, name)
+        known, scalars = self._multiples.get(name, (-1, None))
+        if known != (now := version(matrix)):  # it may have been changed in place
+            _, scalars = self._multiples[name] = (now, _multiple(matrix))
+        if scalars is None or matrix.requires_grad:
+            return points @ _with_heads(matrix).to(points).mT
+        return points * scalars.to(points)[..., None, None]
+
+    @cached_property
+    def _multiples(self) -> dict[str, tuple[int, Tensor | None]]:
+        """What is known of parameters: their version, and c (..., h) where they are c I."""
+        return {}
 
     def enter(self, tokens: Tokens) -> Tokens:
         return tokens if self.positions is None else tokens.moved(self.positions.enter(tokens))
@@ -245,7 +256,7 @@ class Attention(Law):
         assert isinstance(self.kernel, Kernel)
         return scalars is not None and bool((scalars > 0).all()) and self.kernel.name != "linear"
 
-    def member(self, index: Tensor) -> Attention:
+    def member(self, index: Tensor | slice) -> Attention:
         if self.query.ndim < 4:
             return self
         ranks = {"query": 4, "key": 4, "value": 4, "output": 4, "query_bias": 3, "key_bias": 3, "value_bias": 3}
@@ -300,6 +311,16 @@ def _number(scale: Any) -> Any:
     if not finite_number:
         raise InputError(f"scale must be a finite number, got {scale!r}")
     return scale if isinstance(scale, Tensor) and scale.requires_grad else float(scale)
+
+
+def _multiple(matrix: Tensor) -> Tensor | None:
+    """c (..., h) where every head's matrix is exactly c I and needs no gradient, else None."""
+    if matrix.requires_grad or matrix.shape[-1] != matrix.shape[-2]:
+        return None
+    matrix = _with_heads(matrix)
+    scalars = matrix[..., 0, 0]
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return scalars if torch.equal(matrix, scalars[..., None, None] * identity) else None
 
 
 def _with_heads(matrix: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class Burst:
         state = {name: np.array(getattr(run, name)) for name in ("t", "t_low", "h", "retried")}
         watched = {name: np.array(getattr(run.watch, name)) for name in ("streak", "last", "anchor_t", "rest")}
         followed, taken = run.recorder.next[run.who], np.zeros(members)
-        counts = np.full(members, width) if merger is None else merger.alive.sum(1).numpy()
+        counts = np.full(members, width) if merger is None else merger.alive.numpy().sum(1)
         flags, *spent = np.zeros((4, members), dtype=np.int64)
         inside = torch.empty(members, 1 + loop.parts, width, d, dtype=torch.float64)
         loop.set(members=members, width=width, d=d, attempts=attempts, fresh=not run.h.any())
@@ -106,7 +106,8 @@ class Burst:
         run.accepted, run.rejected = run.accepted + accepted, run.rejected + rejected
         run.engines.add("native")
         if carried is not None:
-            width = carried.back(counts)
+            # where all have arrived nobody asks for the rows again
+            width = carried.back(counts, over=bool((flags == native.ARRIVED).all()))
             run.field.masses = carried.merger.masses
         run.y, run.f, run.watch.anchor = (_rows(points, width) for points in (y, f, anchor))
         run.history.restart(run.y, run.f)
@@ -128,9 +129,11 @@ class Burst:
 
     def _noted(self) -> np.ndarray:
         """The rule that was seen of each member, by its number, or -1."""
-        names = [rule.name for rule in RULES]
         noted = np.full(len(self.run.who), -1)
-        for row, member in enumerate(self.run.who) if self.run.watch.noted else ():
+        if not self.run.watch.noted:
+            return noted
+        names = [rule.name for rule in RULES]
+        for row, member in enumerate(self.run.who):
             outcome = self.run.watch.noted.get(int(member))
             noted[row] = -1 if outcome is None else names.index(outcome.name)
         return noted
@@ -156,18 +159,20 @@ class Carried:
         loop.hold(row_of=self.row_of, node_of=self.node_of, nodes=nodes)
         loop.hold(log_time=self.times, log_mass=self.weights, log_left=self.left, log_right=self.right)
 
-    def back(self, counts: np.ndarray) -> int:
-        """Give the merger what became of it; how many rows are left."""
+    def back(self, counts: np.ndarray, over: bool) -> int:
+        """Give the merger what became of it; how many rows are left, or lie there still if the run is over."""
         merger, width = self.merger, self.masses.shape[1]
         merger.slack, merger.anchor = self.slack, self.anchor
-        if not self.merges.any():
+        for row, merges in enumerate(self.merges.tolist()):
+            if merges:
+                logs = (log[row, :merges] for log in (self.times, self.left, self.right, self.weights))
+                merger.forest[merger.who[row]].extend(*logs)
+        merger.row_of = self.row_of
+        if over or not self.merges.any():
             return width
         width = int(counts.max())
-        for row in np.flatnonzero(self.merges):
-            logs = (log[row, : self.merges[row]].copy() for log in (self.times, self.left, self.right, self.weights))
-            merger.forest[merger.who[row]].extend(*logs)
         merger.masses, merger.anchor = _rows(self.masses, width), _rows(self.anchor, width)
-        merger.row_of, merger.node_of = self.row_of, self.node_of[:, :width].copy()
+        merger.node_of = self.node_of[:, :width].copy()
         merger.alive = torch.from_numpy(np.arange(width)[None] < counts[:, None])
         return width
 

@@ -41,6 +41,8 @@ class History:
     1e16) are still told apart.
     """
 
+    _fold: tuple[Tensor, Tensor] | None = None
+
     def __init__(self, nodes: int, y: Tensor, f: Tensor) -> None:
         self.size = nodes
         self.restart(y, f)
@@ -48,8 +50,18 @@ class History:
     def restart(self, y: Tensor, f: Tensor) -> None:
         """Forget the past: the field is not smooth across this time."""
         self.times = np.zeros((self.size, len(y)))
-        self.points, self.slopes = (part.expand(self.size, *part.shape) for part in (y, f))
         self.count = np.ones(len(y), dtype=np.int64)
+        self._fold = (y, f)
+        for name in ("points", "slopes"):
+            self.__dict__.pop(name, None)
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Points and slopes unfold when first asked for: a run of the native loop may end before anyone asks."""
+        if name not in ("points", "slopes") or self._fold is None:
+            raise AttributeError(name)
+        shape, (y, f) = (self.size, *self._fold[0].shape), self._fold
+        self.points, self.slopes, self._fold = y.expand(shape), f.expand(shape), None
+        return self.__dict__[name]
 
     def push(self, accepted: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> None:
         """A new step end for the members that accepted a step of length h."""
@@ -90,8 +102,11 @@ class History:
         moved = (column * (self.points[:, index] - newest)).sum(0) + (slope_column * self.slopes[:, index]).sum(0)
         return newest + moved
 
-    def keep(self, index: Tensor) -> None:
+    def keep(self, index: Tensor | slice) -> None:
         """Go on with some members only."""
-        chosen = index.cpu().numpy()
+        chosen = index if isinstance(index, slice) else index.cpu().numpy()
         self.times, self.count = self.times[:, chosen], self.count[chosen]
-        self.points, self.slopes = self.points[:, index], self.slopes[:, index]
+        if "points" in self.__dict__:
+            self.points, self.slopes = self.points[:, index], self.slopes[:, index]
+        elif self._fold is not None:
+            self._fold = (self._fold[0][index], self._fold[1][index])

@@ -60,7 +60,7 @@ class Field:
         field.keep(torch.tensor([index]))
         return field
 
-    def keep(self, index: Tensor) -> None:
+    def keep(self, index: Tensor | slice) -> None:
         """Go on with some members only."""
         self.law = self.law.member(index)
         if self.masses is not None and self.masses.ndim > 1:

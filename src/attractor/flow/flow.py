@@ -333,7 +333,10 @@ def _entered(law: Law, state: Tokens, space: Space) -> Tokens:
 
 
 def _explicit_masses(tokens: Tokens) -> Tensor:
-    return tokens.weights.expand(tokens.points.shape[:2]).clone()
+    shape = tokens.points.shape[:2]
+    if tokens.masses is None:
+        return tokens.points.new_full(shape, 1.0 / tokens.n)
+    return tokens.masses.expand(shape).clone()
 
 
 def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
@@ -341,7 +344,7 @@ def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
     recorder, plan, state = run.recorder, run.plan, definition["state"]
     finals = torch.stack([final for final in run.finals if final is not None])
     times, points = recorder.times[: recorder.rows], recorder.points[: recorder.rows]
-    last = float(np.max(recorder.ends))
+    last = float(recorder.ends.max())
     if not recorder.explicit and (len(times) == 0 or times[-1] < last):
         times, points = np.append(times, last), torch.cat([points, finals[None]])
     forests = [] if run.merger is None else run.merger.forest

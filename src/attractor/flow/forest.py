@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import overload
 
 import numpy as np
@@ -34,7 +36,10 @@ class Forest:
 
     def extend(self, time: float | np.ndarray, left: np.ndarray, right: np.ndarray, mass: np.ndarray) -> np.ndarray:
         """Log merges of pairs of nodes at one time, or each at its own; the nodes they make."""
-        self._chunks.append(np.stack([np.full(len(left), time), left, right, mass], axis=1))
+        rows = np.empty((len(left), 4))
+        for column, values in enumerate((time, left, right, mass)):
+            rows[:, column] = values
+        self._chunks.append(rows)
         made = self.n + self._count + np.arange(len(left))
         self._count += len(left)
         return made
@@ -64,8 +69,7 @@ class Log(Sequence[Event]):
     def __init__(self, own: Sequence[Event], forests: Sequence[Forest], members: Sequence[int] | None = None) -> None:
         self._own, self._forests = list(own), list(forests)
         self._members = list(range(len(self._forests)) if members is None else members)
-        counts = [len(self._own), *map(len, self._forests)]
-        self._starts = np.cumsum([0, *counts])
+        self._starts = [0, *accumulate([len(self._own), *map(len, self._forests)])]
 
     @cached_property
     def _order(self) -> np.ndarray:
@@ -98,7 +102,7 @@ class Log(Sequence[Event]):
         return [self._event(place) for place in self._order[np.sort(picked)].tolist()]
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._starts[-1]
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, (Log, list, tuple)) else NotImplemented
@@ -118,8 +122,8 @@ class Log(Sequence[Event]):
         return self._event(int(self._order[index]))
 
     def _event(self, place: int) -> Event:
-        part = int(np.searchsorted(self._starts, place, side="right")) - 1
-        merge = place - int(self._starts[part])
+        part = bisect_right(self._starts, place) - 1
+        merge = place - self._starts[part]
         if part == 0:
             return self._own[merge]
         forest, size = self._forests[part - 1], int(self._sizes[part - 1][merge])

@@ -302,7 +302,7 @@ class Integration:
         rows = np.flatnonzero(accepted & ((self.plan.until - self.t) - self.t_low <= 0) & ~self.ended)
         if not len(rows):
             return
-        finals = self.original(self.y[torch.from_numpy(rows)], rows)
+        finals = self.original(self.y if len(rows) == len(self.y) else self.y[torch.from_numpy(rows)], rows)
         for row, final in zip(rows.tolist(), finals, strict=True):
             outcome = self.watch.noted.get(int(self.who[row]), reached)
             self._end(row, outcome, final, self.plan.until)
@@ -313,9 +313,8 @@ class Integration:
 
     def _end(self, row: int, outcome: Outcome, final: Tensor, end: float) -> None:
         """Write what is due by the end of a member, and keep its last state."""
-        member, rows = int(self.who[row]), np.array([row])
-        while self.recorder.due(self.who[rows], np.array([end]))[0]:
-            time = self.recorder.times[self.recorder.next[member]]
+        member, rows, times = int(self.who[row]), np.array([row]), self.recorder.times
+        while (place := int(self.recorder.next[member])) < len(times) and (time := times[place]) <= end:
             self.recorder.write(self.who[rows], self.original(self.dense(rows, np.array([time])), rows))
         self.outcomes[member] = outcome
         self.finals[member] = final
@@ -326,14 +325,15 @@ class Integration:
         """Go on with the members that have not ended."""
         if not self.ended.any():
             return
-        going = ~self.ended
-        index = torch.from_numpy(np.flatnonzero(going)).to(self.y.device)
+        # a slice costs little, and the last to end is the end of most runs
+        going = slice(0, 0) if self.ended.all() else np.flatnonzero(~self.ended)
+        index = going if isinstance(going, slice) else torch.from_numpy(going).to(self.y.device)
         for name in ("who", "t", "t_low", "h", "retried", "ended"):
             setattr(self, name, getattr(self, name)[going])
         self.y, self.f, self.interpolant = self.y[index], self.f[index], None
         self.history.keep(index)
         self.field.keep(index)
-        self.watch.keep(going)
+        self.watch.keep(index)
         if self.merger is not None:
             self.merger.keep(index)
             self.field.masses = self.merger.masses

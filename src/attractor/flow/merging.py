@@ -19,8 +19,8 @@ class Merger:
         self.n = n
         self.masses = masses  # (members, rows); zero where a row stands for nothing
         self.alive = torch.ones(members, n, dtype=torch.bool, device=masses.device)
-        self.row_of = np.tile(np.arange(n), (members, 1))
-        self.node_of = np.tile(np.arange(n), (members, 1))
+        self.row_of = np.arange(n)[None].repeat(members, axis=0)
+        self.node_of = self.row_of.copy()
         self.who = np.arange(members)
         # no pair can be close before tokens have moved by half of what kept the closest pair apart at the last search
         self.anchor: Tensor | None = None
@@ -88,11 +88,13 @@ class Merger:
     def expand(self, points: Tensor, members: np.ndarray) -> Tensor:
         """Points of all original tokens, (len(members), n, d)."""
         index = torch.from_numpy(self.row_of[members]).to(points.device)
-        return torch.take_along_dim(points, index.unsqueeze(-1), dim=1)
+        if len(index) == 1:
+            return points[:, index[0]]
+        return points[torch.arange(len(index), device=points.device)[:, None], index]
 
-    def keep(self, index: Tensor) -> None:
+    def keep(self, index: Tensor | slice) -> None:
         """Go on with some members only."""
-        chosen = index.cpu().numpy()
+        chosen = index if isinstance(index, slice) else index.cpu().numpy()
         self.masses, self.alive = self.masses[index], self.alive[index]
         self.slack = self.slack[chosen]
         self.anchor = None if self.anchor is None else self.anchor[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from attractor.flow.stops import Collapse, Consensus, Steady
 from attractor.flow.watch import NOISE, PATIENCE, REST
 from attractor.spaces import Ellipsoid, Euclidean, Sphere
 from attractor.states import Tokens
+from attractor.states.arrays import version
 
 if TYPE_CHECKING:
     from attractor.flow.integration import Integration, Plan
@@ -85,20 +87,13 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
 
 def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
     """Parameters, of each member or of all, and the mask."""
-    query, key, value = (_four(matrix) for matrix in (law.query, law.key, law.value))
-    scalars = law._value_scalars
-    _, heads, e, d = query.shape
-    loop.hold(query=query, key=key)
-    diagonal = e == d and _diagonal(query) and _diagonal(key)
-    loop.set(heads=heads, e=e, query_stride=_stride(query), diagonal=diagonal)
-    loop.set(uniform=diagonal and _uniform(query) and _uniform(key))
-    if scalars is None:
-        loop.hold(value=value)
-        loop.set(value_stride=_stride(value))
-    else:
-        factors = np.ascontiguousarray(value[..., 0, 0])
-        loop.hold(factors=factors)
-        loop.set(factor_stride=_stride(factors))
+    versions = tuple(version(matrix) for matrix in (law.query, law.key, law.value))
+    known = _known.get(law)
+    if known is None or known[0] != versions:  # parameters may be changed in place
+        _known[law] = known = (versions, *_parameters(law))
+    _, arrays, numbers = known
+    loop.hold(**arrays)
+    loop.set(**numbers)
     hide = {} if law.mask is None else law.mask.hide(tokens)
     window, visible = hide.get("window"), hide.get("visible")
     loop.set(causal=hide.get("causal", False), window=0 if window is None else min(window, 2 * tokens.n))
@@ -106,6 +101,25 @@ def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
         visible = visible.reshape(-1, tokens.n, tokens.n).contiguous()
         loop.hold(visible=visible)
         loop.set(visible_stride=0 if len(visible) == 1 else tokens.n**2)
+
+
+_known: WeakKeyDictionary[Attention, tuple[tuple[int, ...], dict[str, np.ndarray], dict[str, float]]] = (
+    WeakKeyDictionary()
+)
+
+
+def _parameters(law: Attention) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Arrays and numbers that the loop is told of a law."""
+    query, key, value = (_four(matrix) for matrix in (law.query, law.key, law.value))
+    _, heads, e, d = query.shape
+    diagonal = e == d and _diagonal(query) and _diagonal(key)
+    uniform = diagonal and _uniform(query) and _uniform(key)
+    arrays = {"query": query, "key": key}
+    numbers = {"heads": heads, "e": e, "query_stride": _stride(query), "diagonal": diagonal, "uniform": uniform}
+    if law._value_scalars is None:
+        return {**arrays, "value": value}, {**numbers, "value_stride": _stride(value)}
+    factors = np.ascontiguousarray(value[..., 0, 0])
+    return {**arrays, "factors": factors}, {**numbers, "factor_stride": _stride(factors)}
 
 
 def _four(matrix: Tensor) -> np.ndarray:

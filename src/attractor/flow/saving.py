@@ -36,7 +36,7 @@ def save_times(save: Any, start: float, until: float, row_bytes: int) -> tuple[n
     times = np.asarray(save, dtype=np.float64).reshape(-1)
     if len(times) == 0:
         return times, True
-    if not np.isfinite(times).all() or (np.diff(times) <= 0).any():
+    if not np.isfinite(times).all() or (times[1:] <= times[:-1]).any():
         raise InputError("save times must be finite and increasing")
     if times[0] < start or times[-1] > until:
         raise InputError(

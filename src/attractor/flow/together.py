@@ -38,7 +38,10 @@ _serial = 0  # of the next meeting: the ranks count alike
 @contextmanager
 def together(shared: bool, definition: dict[str, Any], store: str | Path | None) -> Iterator[Ranks | None]:
     """The processes that share a run, or None if this one is alone. Either all leave the block well, or all by an error."""
-    if not shared or launched() == 1:
+    if launched() == 1:
+        yield None
+        return
+    if not shared:
         with spread.over(None):
             yield None
         return

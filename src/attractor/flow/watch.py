@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from weakref import proxy
 
 import numpy as np
 import torch
@@ -28,12 +29,17 @@ class Watch:
     """Looks at an integration after every step; ``noted`` holds what was seen while saved states are still owed."""
 
     def __init__(self, rules: tuple[Rule, ...], events: tuple[UserEvent, ...], bound: float, run: Integration) -> None:
-        self.rules, self.events, self.bound, self.run = rules, events, bound, run
+        # a run that owned itself through its watch would keep its arrays until Python looks for cycles
+        self.run: Integration = proxy(run)
+        self.rules, self.events, self.bound = rules, events, bound
         members = len(run.who)
-        self.size = torch.linalg.vector_norm(run.y.detach(), dim=-1).amax(-1).cpu().double().numpy()
+        points = run.y.detach()
+        # only rules ask how large the tokens were at the start
+        largest = torch.linalg.vector_norm(points, dim=-1).amax(-1) if rules else points.new_zeros(members)
+        self.size = largest.cpu().double().numpy()
         self.streak = np.zeros(members, dtype=np.int64)
         self.last = np.full(members, np.inf)
-        self.anchor = run.y.detach().clone()
+        self.anchor = points.clone()
         self.anchor_t = run.t.copy()
         self.rest = np.zeros(members, dtype=np.int64)
         self.noted: dict[int, Outcome] = {}
@@ -228,11 +234,12 @@ class Watch:
             return f"{plan.max_evaluations:g} evaluations"
         return ""
 
-    def keep(self, going: np.ndarray) -> None:
+    def keep(self, index: Tensor | slice) -> None:
         """Go on with some rows only."""
-        self.streak, self.last = self.streak[going], self.last[going]
-        self.anchor_t, self.rest = self.anchor_t[going], self.rest[going]
-        self.anchor = self.anchor[torch.from_numpy(np.flatnonzero(going)).to(self.anchor.device)]
+        chosen = index if isinstance(index, slice) else index.cpu().numpy()
+        self.streak, self.last = self.streak[chosen], self.last[chosen]
+        self.anchor_t, self.rest = self.anchor_t[chosen], self.rest[chosen]
+        self.anchor = self.anchor[index]
 
 
 def _first(holds: Callable[[float], bool], taken: float) -> float:

@@ -36,7 +36,8 @@ class Sphere(Space):
         return v - x * (((x * v) @ ones) / ((x * x) @ ones))
 
     def stretch(self, y: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(y, dim=-1, keepdim=True) / self.radius
+        length = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        return length if self.radius == 1.0 else length / self.radius
 
     def retract(self, y: Tensor) -> Tensor:
         return y / self.stretch(y)

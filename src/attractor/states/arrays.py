@@ -50,3 +50,8 @@ def alike(record: object, names: tuple[str, ...]) -> None:
     dtype = reduce(torch.promote_types, (part.dtype for part in parts.values()))
     for name, part in parts.items():
         object.__setattr__(record, name, part.to(dtype))
+
+
+def version(tensor: Tensor) -> int:
+    """A number that changes when a tensor is written to; -1 where nobody counts."""
+    return -1 if tensor.is_inference() else tensor._version
