@@ -38,6 +38,37 @@ def test_its_kernels_agree_with_the_reference_on_the_gpu() -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
 
 
+@installed
+@pytest.mark.slow
+def test_pairs_computed_once_agree_with_the_reference_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-W", "ignore", str(HERE / "once.py"), "33", "4"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(triton.reason), reason=f"the triton engine does not work here: {triton.reason}")
+def test_pairs_computed_once_agree_with_the_reference_on_the_gpu() -> None:
+    command = [sys.executable, "-W", "ignore", str(HERE / "once.py"), "9000", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(triton.reason), reason=f"the triton engine does not work here: {triton.reason}")
+def test_the_same_bits_where_they_are_asked_for() -> None:
+    x = torch.nn.functional.normalize(torch.randn(40000, 3, device="cuda"), dim=-1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (attend(9 * x, x, x, engine="triton")[0] for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first, second)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(bool(triton.reason), reason=f"the triton engine does not work here: {triton.reason}")
 @pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 2e-6), (torch.float64, 1e-14)])

@@ -23,10 +23,11 @@ from attractor.engines.triton.layout import (
     visible_of,
 )
 from attractor.engines.triton.narrow import TILE, narrow, shifts
+from attractor.engines.triton.once import ROOM, multiple, once, suits
 from attractor.engines.triton.wide import wide
 
-ROOM = {torch.float32: 100.0, torch.float64: 900.0}  # spread of exponents, in powers of two, that cannot underflow
 TUNED = 1 << 62 if INTERPRETED else 1 << 30  # pairs from which kernels are tuned: a millisecond or so
+ONCE = 1 << 30  # pairs from which it pays to look whether each can be computed once
 
 
 def forward(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
@@ -52,10 +53,10 @@ def size_class(problem: Problem, entries: int) -> int:
 
 
 def launch(
-    kernel: Any, problem: Problem, grid: Callable[[dict[str, Any]], tuple[int, ...]], *arguments: Any, **options: Any
+    kernel: Any, tuned: bool, grid: Callable[[dict[str, Any]], tuple[int, ...]], *arguments: Any, **options: Any
 ) -> None:
     """Run a kernel, tuned where one evaluation is long enough to repay the tuning, else as its first configuration says."""
-    if problem.pairs >= TUNED:
+    if tuned:
         kernel[grid](*arguments, **options)
         return
     first = kernel.configs[0]
@@ -86,14 +87,20 @@ def _narrow(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
     hidden = masks(problem)
     numbers = (n, m, problem.offset, packed[0].numel(), stride, problem.window or 0)
     shape: dict[str, Any] = {"E": q.shape[-1], "BIAS": bias is not None, "SLOTS": packed.shape[2]}
-    base = logsumexp
+    base, largest = logsumexp, reach(k, bias)
+    guarded = problem.pairs >= ONCE and suits(problem)
+    flag = packed
+    if guarded:
+        factor, flag = multiple(problem, q, k, largest[:, 0])
+        values, mode = k if v is None else v, MODES.index(problem.mode)
+        once(k, values, packed, factor, flag, same, hidden["SKIP"], mode, output, logsumexp)
     if problem.mode in ("softmax", "exponential"):
         base = torch.empty_like(logsumexp)
         find: Any = shifts
         find[(triton.cdiv(n, 32), entries)](
             q,
             packed,
-            reach(k, bias),
+            largest,
             seen,
             base,
             *numbers,
@@ -105,12 +112,13 @@ def _narrow(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
         )
     launch(
         narrow,
-        problem,
+        problem.pairs >= TUNED and not guarded,  # a kernel that does nothing cannot be tuned
         lambda chosen: (triton.cdiv(n, chosen["BM"]), entries),
         q,
         packed,
         base,
         seen,
+        flag,
         output,
         logsumexp,
         *numbers,
@@ -118,6 +126,7 @@ def _narrow(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
         C=width,
         MODE=MODES.index(problem.mode),
         SAME=same,
+        GUARDED=guarded,
         EVEN=m % TILE == 0 and not problem.masked,
         **shape,
         **hidden,
@@ -140,7 +149,7 @@ def _wide(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
     output, logsumexp = q.new_empty((entries, n, breadth)), q.new_empty((entries, n))
     launch(
         wide,
-        problem,
+        problem.pairs >= TUNED,
         lambda chosen: (triton.cdiv(n, chosen["BM"]), entries),
         queries,
         keys,

@@ -1,0 +1,75 @@
+"""When the Triton engine computes each pair once, for both of its rows: queries that are a multiple of the keys, small scores.
+
+Whether they are is found on the device, and nobody waits for the answer: the kernels for both cases are launched, and those that
+are not called for return at once. Sums meet by atomic additions, whose order is not fixed: the last bits may differ from call to
+call. Where ``torch.use_deterministic_algorithms`` asks for the same bits each row is computed by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from attractor.engines.contract import Problem
+from attractor.engines.triton.narrow import TILE
+from attractor.engines.triton.symmetric import settle, symmetric
+
+COPIES = 16
+ROOM = {torch.float32: 100.0, torch.float64: 900.0}  # spread of exponents, in powers of two, that cannot underflow
+SHAPES = {
+    torch.float32: (16, 2),
+    torch.float64: (8, 4),
+}  # rows of a warp and unrolled tiles, by the registers they take
+FEWEST = 4096  # tokens below which the sums of the keys are too short a way from each other
+MOST = 1 << 30  # bytes that the copies may take
+PER_LOG2 = 1.4426950408889634
+
+
+def suits(problem: Problem) -> bool:
+    """Whether pairs may be computed once, as far as shapes and options tell; the rest is found on the device."""
+    v = problem.v
+    if v is None or v.shape[-1] == 0 or problem.mode not in ("softmax", "exponential"):
+        return False
+    size = COPIES * problem.batch.numel() * problem.keys * (1 + v.shape[-1]) * problem.q.element_size()
+    return (
+        problem.queries == problem.keys >= FEWEST
+        and problem.offset == 0
+        and problem.key_bias is None
+        and not problem.causal
+        and problem.window is None
+        and problem.visible is None
+        and size <= MOST
+        and not torch.are_deterministic_algorithms_enabled()
+    )
+
+
+def multiple(problem: Problem, q: Tensor, k: Tensor, longest: Tensor) -> tuple[Tensor, Tensor]:
+    """By what queries (entries, n, e) are multiples of keys, in units of log 2, (entries,); and whether that is so, to
+    rounding, with all scores of all entries so small that exponents need no shift: 1 or 0, on the device, without waiting."""
+    if problem.q is problem.k:
+        c, close = longest.new_ones(longest.shape, dtype=torch.float64), True
+    else:
+        a, b = q.double(), k.double()
+        c = (a * b).sum((1, 2)) / (b * b).sum((1, 2))
+        close = ((a - c[:, None, None] * b).abs() <= 2 * torch.finfo(q.dtype).eps * a.abs()).all()
+    small = (c.abs() * PER_LOG2 * longest.double() ** 2 < 0.5 * ROOM[q.dtype]).all()  # not so for what is not a number
+    return (c * PER_LOG2).to(q.dtype), (small & close).to(torch.int32).reshape(1)
+
+
+def once(k: Tensor, v: Tensor, packed: Tensor, factor: Tensor, flag: Tensor, same: bool, skip: bool, mode: int,
+         output: Tensor, logsumexp: Tensor) -> None:  # fmt: skip
+    """Write the results where the flag is 1."""
+    (entries, n, e), c = k.shape, v.shape[-1]
+    count = packed.shape[1]
+    rows, sums = k.new_empty((entries, n, 1 + c)), k.new_zeros((COPIES, entries, count, 1 + c, TILE))
+    height, unroll = SHAPES[k.dtype]
+    first: Any = symmetric
+    first[(triton.cdiv(n, height), entries)](
+        k, v, packed, factor, flag, rows, sums, n, packed[0].numel(), E=e, C=c, SAME=same, SKIP=skip, SLOTS=packed.shape[2],
+        COPIES=COPIES, BM=height, UNROLL=unroll, num_warps=1, num_stages=1,
+    )  # fmt: skip
+    second: Any = settle
+    second[(count, entries)](flag, rows, sums, output, logsumexp, n, C=c, MODE=mode, COPIES=COPIES, num_warps=1)

@@ -1,0 +1,179 @@
+"""Queries that are a multiple of the keys, head dimensions up to four: each pair is computed once, for both of its rows.
+
+A warp keeps a few rows and meets one key in every thread, as in ``narrow``. Of the tiles behind its own it adds each weight to
+its row and to the key's row alike: the sums over its rows of one key lie in one thread. They go to memory by atomic additions, in
+``COPIES`` copies so that rounding does not grow with n.
+
+Where ``FLAG`` is 0 the kernels here do nothing, and where it is 1 ``narrow`` does nothing (see ``once.py``).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attractor.engines.triton.mathematics import LN2, exp2
+from attractor.engines.triton.narrow import BN, CHUNK, slot
+
+
+@triton.jit
+def _plus(a, b, c, d, e, f, g, h, i, j):
+    return a + f, b + g, c + h, d + i, e + j
+
+
+@triton.jit
+def coordinates(X, i, n, entry, SIZE: tl.constexpr):
+    """Coordinates of some rows; those that do not exist repeat the first."""
+    x, inside = X + (entry * n + i) * SIZE, i < n
+    return (
+        tl.load(x, mask=inside, other=0.0),
+        tl.load(x + (1 if SIZE > 1 else 0), mask=inside, other=0.0),
+        tl.load(x + (2 if SIZE > 2 else 0), mask=inside, other=0.0),
+        tl.load(x + (3 if SIZE > 3 else 0), mask=inside, other=0.0),
+    )
+
+
+@triton.jit
+def weights(k, P, factor, E: tl.constexpr):
+    """Weights of a block of rows and a tile of keys."""
+    k0, k1, k2, k3 = k
+    s = k0[:, None] * (slot(P, 0, E) * factor)[None, :]
+    if E > 1:
+        s += k1[:, None] * (slot(P, 1, E) * factor)[None, :]
+    if E > 2:
+        s += k2[:, None] * (slot(P, 2, E) * factor)[None, :]
+    if E > 3:
+        s += k3[:, None] * (slot(P, 3, E) * factor)[None, :]
+    return exp2(s, True)
+
+
+@triton.jit
+def gathered(sums, w, kept, P, FIRST: tl.constexpr, C: tl.constexpr):
+    """Add a tile to the sums of the rows; ``kept`` are the weights without those that are left out of the output."""
+    part, a0, a1, a2, a3 = sums
+    part += w
+    a0 += kept * slot(P, FIRST, 8)[None, :]
+    if C > 1:
+        a1 += kept * slot(P, FIRST + 1, 8)[None, :]
+    if C > 2:
+        a2 += kept * slot(P, FIRST + 2, 8)[None, :]
+    if C > 3:
+        a3 += kept * slot(P, FIRST + 3, 8)[None, :]
+    return part, a0, a1, a2, a3
+
+
+@triton.jit
+def scattered(w, v, T, C: tl.constexpr):
+    """Add a tile to the sums of its keys."""
+    v0, v1, v2, v3 = v
+    zero = tl.zeros_like(w)
+    b1 = w * v1[:, None] if C > 1 else zero
+    b2 = w * v2[:, None] if C > 2 else zero
+    b3 = w * v3[:, None] if C > 3 else zero
+    total, c0, c1, c2, c3 = tl.reduce((w, w * v0[:, None], b1, b2, b3), 0, _plus)
+    tl.atomic_add(T, total, sem="relaxed")
+    tl.atomic_add(T + BN, c0, sem="relaxed")
+    if C > 1:
+        tl.atomic_add(T + 2 * BN, c1, sem="relaxed")
+    if C > 2:
+        tl.atomic_add(T + 3 * BN, c2, sem="relaxed")
+    if C > 3:
+        tl.atomic_add(T + 4 * BN, c3, sem="relaxed")
+
+
+@triton.jit
+def added(totals, sums, C: tl.constexpr):
+    """Sums over threads."""
+    L, A0, A1, A2, A3 = totals
+    part, a0, a1, a2, a3 = sums
+    L += tl.sum(part, axis=1)
+    A0 += tl.sum(a0, axis=1)
+    if C > 1:
+        A1 += tl.sum(a1, axis=1)
+    if C > 2:
+        A2 += tl.sum(a2, axis=1)
+    if C > 3:
+        A3 += tl.sum(a3, axis=1)
+    return L, A0, A1, A2, A3
+
+
+@triton.jit(do_not_specialize=["n"])
+def symmetric(K, V, P, FACTOR, FLAG, ROWS, T, n, keys, E: tl.constexpr, C: tl.constexpr, SAME: tl.constexpr,
+              SKIP: tl.constexpr, SLOTS: tl.constexpr, COPIES: tl.constexpr, BM: tl.constexpr, UNROLL: tl.constexpr):  # fmt: skip
+    """Sums of the rows over the keys of their own tile and of those behind it, and what they give to the latter.
+
+    ``K`` (entries, n, E) and ``V`` (entries, n, C) are keys and values, ``P`` both in tiles; ``ROWS`` (entries, n, 1 + C) and
+    ``T`` (COPIES, entries, tiles, 1 + C, TILE) receive sums of weights and of weighed values. ``FACTOR`` is the multiple, in units
+    of log 2.
+    """
+    if tl.load(FLAG) == 0:
+        return
+    entry = tl.program_id(1).to(tl.int64)
+    block = tl.program_id(0)
+    row = block * BM
+    i, lane = row + tl.arange(0, BM), tl.arange(0, BN)
+    FIRST: tl.constexpr = 0 if SAME else E
+    factor = tl.load(FACTOR + entry)
+    k = coordinates(K, i, n, entry, E)
+    v = k if SAME else coordinates(V, i, n, entry, C)
+    tiles = (n + BN - 1) // BN
+    copy = (block * COPIES // tl.num_programs(0)).to(tl.int64)
+    P += entry * keys
+    T += (copy * tl.num_programs(1) + entry) * tiles * (1 + C) * BN
+    first = row // BN
+    zero, none = tl.zeros([BM, BN], dtype=k[0].dtype), tl.zeros_like(k[0])
+    totals = (none, none, none, none, none)
+    # the own tile, whose rows all come here
+    here = P + first * SLOTS * BN + lane
+    j = first * BN + lane
+    w = tl.where((j < n)[None, :], weights(k, here, factor, E), 0.0)
+    kept = tl.where(i[:, None] == j[None, :], 0.0, w) if SKIP else w
+    totals = added(totals, gathered((zero, zero, zero, zero, zero), w, kept, here, FIRST, C), C)
+    whole = n // BN * BN
+    for chunk in range((first + 1) * BN, whole, CHUNK):
+        sums = (zero, zero, zero, zero, zero)
+        here = P + chunk * SLOTS + lane
+        there = T + chunk * (1 + C) + lane
+        for _ in tl.range(chunk, tl.minimum(chunk + CHUNK, whole), BN, loop_unroll_factor=UNROLL):
+            w = weights(k, here, factor, E)
+            sums = gathered(sums, w, w, here, FIRST, C)
+            scattered(w, v, there, C)
+            here += SLOTS * BN
+            there += (1 + C) * BN
+        totals = added(totals, sums, C)
+    if whole < n and first * BN < whole:
+        here = P + whole * SLOTS + lane
+        w = tl.where((whole + lane < n)[None, :], weights(k, here, factor, E), 0.0)
+        totals = added(totals, gathered((zero, zero, zero, zero, zero), w, w, here, FIRST, C), C)
+        scattered(w, v, T + whole * (1 + C) + lane, C)
+    to, inside = ROWS + (entry * n + i) * (1 + C), i < n
+    tl.store(to, totals[0], mask=inside)
+    tl.store(to + 1, totals[1], mask=inside)
+    if C > 1:
+        tl.store(to + 2, totals[2], mask=inside)
+    if C > 2:
+        tl.store(to + 3, totals[3], mask=inside)
+    if C > 3:
+        tl.store(to + 4, totals[4], mask=inside)
+
+
+@triton.jit(do_not_specialize=["n"])
+def settle(FLAG, ROWS, T, OUT, SUM, n, C: tl.constexpr, MODE: tl.constexpr, COPIES: tl.constexpr):
+    """Results of one tile of rows from all their sums."""
+    if tl.load(FLAG) == 0:
+        return
+    entry, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    entries, tiles = tl.num_programs(1), tl.num_programs(0)
+    lane = tl.arange(0, BN)
+    i = tile * BN + lane
+    inside = i < n
+    total = tl.load(ROWS + (entry * n + i) * (1 + C), mask=inside, other=1.0)
+    for copy in range(COPIES):
+        total += tl.load(T + ((copy * entries + entry) * tiles + tile) * (1 + C) * BN + lane)
+    norm = 1.0 / total if MODE == 0 else tl.full([BN], 1.0, total.dtype)
+    for column in tl.static_range(C):
+        value = tl.load(ROWS + (entry * n + i) * (1 + C) + 1 + column, mask=inside, other=0.0)
+        for copy in range(COPIES):
+            value += tl.load(T + (((copy * entries + entry) * tiles + tile) * (1 + C) + 1 + column) * BN + lane)
+        tl.store(OUT + (entry * n + i) * C + column, value * norm, mask=inside)
+    tl.store(SUM + entry * n + i, tl.log2(total) * LN2, mask=inside)
