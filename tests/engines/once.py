@@ -39,15 +39,25 @@ def call(n: int, columns: tuple[int, int], factor: float, number: int) -> float:
     v = k
     if columns[0] != columns[1] or number % 7 == 0:
         v = torch.randn(*batch, n, columns[1], generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
+    bias = None
+    if number % 4 > 1:
+        bias = torch.randn(*batch, n, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
+        bias[..., n // 3 if number % 8 < 6 else slice(None)] = -torch.inf  # one key, or all, that nobody sees
     options = (mode, False, None, None, number % 3 == 1)
-    found = dispatch._engines["triton"].run(Problem(q, k, v, None, *options))
+    found = dispatch._engines["triton"].run(Problem(q, k, v, bias, *options))
     wide = [part.double() for part in (q, k, v)]
-    expected = dispatch._engines["reference"].run(Problem(wide[0], wide[1], wide[2], None, *options))
+    exact = None if bias is None else bias.double()
+    expected = dispatch._engines["reference"].run(Problem(wide[0], wide[1], wide[2], exact, *options))
     worst = 0.0
     for one, other in zip(found, expected, strict=True):
         assert one is not None
         assert other is not None
-        worst = max(worst, float((one.double() - other).abs().max() / other.abs().max().clamp_min(1e-30)))
+        seen = torch.isfinite(other)
+        if not torch.equal(one.double()[~seen], other[~seen]) or not seen.any():
+            worst = max(worst, 0.0 if torch.equal(one.double(), other) else float("inf"))
+            continue
+        apart = (one.double() - other)[seen].abs().max()
+        worst = max(worst, float(apart / other[seen].abs().max().clamp_min(1e-30)))
     return worst / (ALLOWED[dtype] * (1.0 + size * size))
 
 

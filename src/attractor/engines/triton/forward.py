@@ -91,9 +91,8 @@ def _narrow(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
     guarded = problem.pairs >= ONCE and suits(problem)
     flag = packed
     if guarded:
-        factor, flag = multiple(problem, q, k, largest[:, 0])
-        values, mode = k if v is None else v, MODES.index(problem.mode)
-        once(k, values, packed, factor, flag, same, hidden["SKIP"], mode, output, logsumexp)
+        factor, flag = multiple(problem, q, k, largest)
+        once(k, v, bias, factor, flag, hidden["SKIP"], MODES.index(problem.mode), output, logsumexp)
     if problem.mode in ("softmax", "exponential"):
         base = torch.empty_like(logsumexp)
         find: Any = shifts

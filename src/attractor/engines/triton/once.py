@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 
 from attractor.engines.contract import Problem
+from attractor.engines.triton.layout import tiles
 from attractor.engines.triton.narrow import TILE
 from attractor.engines.triton.symmetric import settle, symmetric
 
@@ -37,7 +38,6 @@ def suits(problem: Problem) -> bool:
     return (
         problem.queries == problem.keys >= FEWEST
         and problem.offset == 0
-        and problem.key_bias is None
         and not problem.causal
         and problem.window is None
         and problem.visible is None
@@ -46,30 +46,39 @@ def suits(problem: Problem) -> bool:
     )
 
 
-def multiple(problem: Problem, q: Tensor, k: Tensor, longest: Tensor) -> tuple[Tensor, Tensor]:
+def multiple(problem: Problem, q: Tensor, k: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     """By what queries (entries, n, e) are multiples of keys, in units of log 2, (entries,); and whether that is so, to
-    rounding, with all scores of all entries so small that exponents need no shift: 1 or 0, on the device, without waiting."""
+    rounding, with all scores and biases of all entries so small that exponents need no shift: 1 or 0, on the device, without
+    waiting. ``largest`` has (longest key, largest bias, smallest bias) of each entry."""
+    longest, *biases = largest.double().unbind(-1)
     if problem.q is problem.k:
-        c, close = longest.new_ones(longest.shape, dtype=torch.float64), True
+        c, close = torch.ones_like(longest), True
     else:
         a, b = q.double(), k.double()
         c = (a * b).sum((1, 2)) / (b * b).sum((1, 2))
         close = ((a - c[:, None, None] * b).abs() <= 2 * torch.finfo(q.dtype).eps * a.abs()).all()
-    small = (c.abs() * PER_LOG2 * longest.double() ** 2 < 0.5 * ROOM[q.dtype]).all()  # not so for what is not a number
+    reached = c.abs() * PER_LOG2 * longest**2 + torch.maximum(biases[0], -biases[1]).clamp_min(0.0)
+    small = (reached < 0.5 * ROOM[q.dtype]).all()  # not so for what is not a number
     return (c * PER_LOG2).to(q.dtype), (small & close).to(torch.int32).reshape(1)
 
 
-def once(k: Tensor, v: Tensor, packed: Tensor, factor: Tensor, flag: Tensor, same: bool, skip: bool, mode: int,
+def once(k: Tensor, v: Tensor | None, bias: Tensor | None, factor: Tensor, flag: Tensor, skip: bool, mode: int,
          output: Tensor, logsumexp: Tensor) -> None:  # fmt: skip
-    """Write the results where the flag is 1."""
-    (entries, n, e), c = k.shape, v.shape[-1]
+    """Write the results where the flag is 1. Values None are the keys; biases, in units of log 2, become masses: of a key in the
+    sum of a row, and of that row in the sum of the key's."""
+    same, values, masses = v is None and bias is None, k if v is None else v, k
+    if bias is not None:
+        masses = torch.exp2(bias)
+        values = values * masses.unsqueeze(-1)
+    packed = tiles(k, None if same else values, None if bias is None else masses)
+    (entries, n, e), c = k.shape, values.shape[-1]
     count = packed.shape[1]
     rows, sums = k.new_empty((entries, n, 1 + c)), k.new_zeros((COPIES, entries, count, 1 + c, TILE))
     height, unroll = SHAPES[k.dtype]
     first: Any = symmetric
     first[(triton.cdiv(n, height), entries)](
-        k, v, packed, factor, flag, rows, sums, n, packed[0].numel(), E=e, C=c, SAME=same, SKIP=skip, SLOTS=packed.shape[2],
-        COPIES=COPIES, BM=height, UNROLL=unroll, num_warps=1, num_stages=1,
+        k, values, masses, packed, factor, flag, rows, sums, n, packed[0].numel(), E=e, C=c, SAME=same, MASS=bias is not None,
+        SKIP=skip, SLOTS=packed.shape[2], COPIES=COPIES, BM=height, UNROLL=unroll, num_warps=1, num_stages=1,
     )  # fmt: skip
     second: Any = settle
     second[(count, entries)](flag, rows, sums, output, logsumexp, n, C=c, MODE=mode, COPIES=COPIES, num_warps=1)

@@ -48,10 +48,10 @@ def weights(k, P, factor, E: tl.constexpr):
 
 
 @triton.jit
-def gathered(sums, w, kept, P, FIRST: tl.constexpr, C: tl.constexpr):
+def gathered(sums, w, kept, P, FIRST: tl.constexpr, C: tl.constexpr, MASS: tl.constexpr):
     """Add a tile to the sums of the rows; ``kept`` are the weights without those that are left out of the output."""
     part, a0, a1, a2, a3 = sums
-    part += w
+    part += w * slot(P, FIRST + C, 9)[None, :] if MASS else w
     a0 += kept * slot(P, FIRST, 8)[None, :]
     if C > 1:
         a1 += kept * slot(P, FIRST + 1, 8)[None, :]
@@ -63,14 +63,15 @@ def gathered(sums, w, kept, P, FIRST: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def scattered(w, v, T, C: tl.constexpr):
+def scattered(w, v, mass, T, C: tl.constexpr, MASS: tl.constexpr):
     """Add a tile to the sums of its keys."""
     v0, v1, v2, v3 = v
     zero = tl.zeros_like(w)
     b1 = w * v1[:, None] if C > 1 else zero
     b2 = w * v2[:, None] if C > 2 else zero
     b3 = w * v3[:, None] if C > 3 else zero
-    total, c0, c1, c2, c3 = tl.reduce((w, w * v0[:, None], b1, b2, b3), 0, _plus)
+    b = w * mass[:, None] if MASS else w
+    total, c0, c1, c2, c3 = tl.reduce((b, w * v0[:, None], b1, b2, b3), 0, _plus)
     tl.atomic_add(T, total, sem="relaxed")
     tl.atomic_add(T + BN, c0, sem="relaxed")
     if C > 1:
@@ -98,13 +99,14 @@ def added(totals, sums, C: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n"])
-def symmetric(K, V, P, FACTOR, FLAG, ROWS, T, n, keys, E: tl.constexpr, C: tl.constexpr, SAME: tl.constexpr,
-              SKIP: tl.constexpr, SLOTS: tl.constexpr, COPIES: tl.constexpr, BM: tl.constexpr, UNROLL: tl.constexpr):  # fmt: skip
+def symmetric(K, V, M, P, FACTOR, FLAG, ROWS, T, n, keys, E: tl.constexpr, C: tl.constexpr, SAME: tl.constexpr,
+              MASS: tl.constexpr, SKIP: tl.constexpr, SLOTS: tl.constexpr, COPIES: tl.constexpr, BM: tl.constexpr,
+              UNROLL: tl.constexpr):  # fmt: skip
     """Sums of the rows over the keys of their own tile and of those behind it, and what they give to the latter.
 
-    ``K`` (entries, n, E) and ``V`` (entries, n, C) are keys and values, ``P`` both in tiles; ``ROWS`` (entries, n, 1 + C) and
-    ``T`` (COPIES, entries, tiles, 1 + C, TILE) receive sums of weights and of weighed values. ``FACTOR`` is the multiple, in units
-    of log 2.
+    ``K`` (entries, n, E), ``V`` (entries, n, C) and ``M`` (entries, n) are keys, values times masses, and masses, ``P`` all of
+    them in tiles; ``ROWS`` (entries, n, 1 + C) and ``T`` (COPIES, entries, tiles, 1 + C, TILE) receive sums of weights and of
+    weighed values. ``FACTOR`` is the multiple, in units of log 2.
     """
     if tl.load(FLAG) == 0:
         return
@@ -116,6 +118,7 @@ def symmetric(K, V, P, FACTOR, FLAG, ROWS, T, n, keys, E: tl.constexpr, C: tl.co
     factor = tl.load(FACTOR + entry)
     k = coordinates(K, i, n, entry, E)
     v = k if SAME else coordinates(V, i, n, entry, C)
+    mass = tl.load(M + entry * n + i, mask=i < n, other=0.0) if MASS else k[0]
     tiles = (n + BN - 1) // BN
     copy = (block * COPIES // tl.num_programs(0)).to(tl.int64)
     P += entry * keys
@@ -128,7 +131,7 @@ def symmetric(K, V, P, FACTOR, FLAG, ROWS, T, n, keys, E: tl.constexpr, C: tl.co
     j = first * BN + lane
     w = tl.where((j < n)[None, :], weights(k, here, factor, E), 0.0)
     kept = tl.where(i[:, None] == j[None, :], 0.0, w) if SKIP else w
-    totals = added(totals, gathered((zero, zero, zero, zero, zero), w, kept, here, FIRST, C), C)
+    totals = added(totals, gathered((zero, zero, zero, zero, zero), w, kept, here, FIRST, C, MASS), C)
     whole = n // BN * BN
     for chunk in range((first + 1) * BN, whole, CHUNK):
         sums = (zero, zero, zero, zero, zero)
@@ -136,16 +139,16 @@ def symmetric(K, V, P, FACTOR, FLAG, ROWS, T, n, keys, E: tl.constexpr, C: tl.co
         there = T + chunk * (1 + C) + lane
         for _ in tl.range(chunk, tl.minimum(chunk + CHUNK, whole), BN, loop_unroll_factor=UNROLL):
             w = weights(k, here, factor, E)
-            sums = gathered(sums, w, w, here, FIRST, C)
-            scattered(w, v, there, C)
+            sums = gathered(sums, w, w, here, FIRST, C, MASS)
+            scattered(w, v, mass, there, C, MASS)
             here += SLOTS * BN
             there += (1 + C) * BN
         totals = added(totals, sums, C)
     if whole < n and first * BN < whole:
         here = P + whole * SLOTS + lane
         w = tl.where((whole + lane < n)[None, :], weights(k, here, factor, E), 0.0)
-        totals = added(totals, gathered((zero, zero, zero, zero, zero), w, w, here, FIRST, C), C)
-        scattered(w, v, T + whole * (1 + C) + lane, C)
+        totals = added(totals, gathered((zero, zero, zero, zero, zero), w, w, here, FIRST, C, MASS), C)
+        scattered(w, v, mass, T + whole * (1 + C) + lane, C, MASS)
     to, inside = ROWS + (entry * n + i) * (1 + C), i < n
     tl.store(to, totals[0], mask=inside)
     tl.store(to + 1, totals[1], mask=inside)
@@ -170,10 +173,10 @@ def settle(FLAG, ROWS, T, OUT, SUM, n, C: tl.constexpr, MODE: tl.constexpr, COPI
     total = tl.load(ROWS + (entry * n + i) * (1 + C), mask=inside, other=1.0)
     for copy in range(COPIES):
         total += tl.load(T + ((copy * entries + entry) * tiles + tile) * (1 + C) * BN + lane)
-    norm = 1.0 / total if MODE == 0 else tl.full([BN], 1.0, total.dtype)
+    norm = 1.0 / tl.where(total == 0.0, 1.0, total) if MODE == 0 else tl.full([BN], 1.0, total.dtype)
     for column in tl.static_range(C):
         value = tl.load(ROWS + (entry * n + i) * (1 + C) + 1 + column, mask=inside, other=0.0)
         for copy in range(COPIES):
             value += tl.load(T + (((copy * entries + entry) * tiles + tile) * (1 + C) + 1 + column) * BN + lane)
         tl.store(OUT + (entry * n + i) * C + column, value * norm, mask=inside)
-    tl.store(SUM + entry * n + i, tl.log2(total) * LN2, mask=inside)
+    tl.store(SUM + entry * n + i, tl.where(total == 0.0, float("-inf"), tl.log2(total) * LN2), mask=inside)
