@@ -9,8 +9,9 @@ HEAD = """# The command line
 
 `attractor COMMAND --help` says the same in the terminal. What is common to all: results go to stdout, progress and errors to stderr;
 `--json` prints one object with a `schema`, the `command` that makes it again, and under `written` what was written where; `--debug`
-shows the traceback of an error. The exit code is 0, 1 for a failed run, 2 for a bad argument (one line says what was wrong, and
-nothing is written), 130 if it was interrupted.
+shows the traceback of an error; `--quiet` prints nothing but errors and that object. `--seed` is 0 unless it is named, `--resume PLACE`
+goes on with the run in that place as it began, and times (`--max-seconds`) are in seconds. The exit code is 0, 1 for a failed run, 2 for
+a bad argument (one line says what was wrong, and nothing is written), 130 if it was interrupted.
 """
 
 

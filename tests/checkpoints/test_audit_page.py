@@ -12,6 +12,7 @@ import torch
 from small_models import random_model
 
 import attractor as at
+from accessible import faults
 from attractor.checkpoints.audit_page import audit_report
 from attractor.checkpoints.audit_pictures import traces
 from attractor.checkpoints.auditing import Spectra
@@ -28,6 +29,15 @@ def test_everything_is_on_the_page(small: Any) -> None:
     wanted = ["weights alone", "discrete radius", "Against nulls", "key minus query", "attractor audit small"]
     for words in [*wanted, "equals the model", "reach of a random head"]:
         assert words in text, words
+    assert faults(text) == []
+
+
+def test_models_of_one_name_are_told_apart(small: Any) -> None:
+    text = audit_report([small, small], [compare(small, small)]).html()
+    assert faults(text) == []
+    for name in (small.model, f"{small.model} (2)"):
+        assert f">Heads of {name}</h2>" in text
+        assert f"<dt>{name}</dt>" in text
 
 
 def test_text_of_models_is_escaped(small: Any) -> None:

@@ -85,3 +85,10 @@ def test_damage(tmp_path: Path) -> None:
             at.checkpoint(path)
     with pytest.raises(UnsupportedError, match="architecture 'mamba'; attractor reads llama, qwen2, qwen3"):
         at.checkpoint(written(tmp_path / "other.gguf", random_model("Llama, grouped"), "mamba"))
+
+
+def test_a_file_without_heads_is_one_sentence(tmp_path: Path) -> None:
+    model = random_model("Qwen 2, biases")
+    model.config.num_attention_heads = 0
+    with pytest.raises(CheckpointError, match=r"says qwen2\.attention\.head_count = 0, and a model has at least 1"):
+        at.checkpoint(written(tmp_path / "model.gguf", model, "qwen2"))

@@ -174,7 +174,7 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
         assert np.array_equal(resumed.curves[name], rows)
     assert np.array_equal(resumed.by_layer, whole.by_layer)
     assert resumed.words == whole.words
-    with pytest.raises(InputError, match="another run: its seed is 42, not 1;"):
+    with pytest.raises(InputError, match="another run: its seed is 0, not 1;"):
         at.iterate(model, [IDS, IDS[::-1]], passes=6, redraw=True, seed=1, store=store, resume=True)
     with pytest.raises(InputError, match="has 6 passes already"):
         at.iterate(model, [IDS, IDS[::-1]], passes=4, redraw=True, store=store, resume=True)

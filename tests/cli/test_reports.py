@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import attractor as at
+from accessible import faults
 from attractor.cli.gaussianpage import add_gaussian
 from attractor.cli.simulatepage import simulation_report
 from attractor.report import Report
@@ -24,6 +25,7 @@ def test_a_simulation(command, tmp_path: Path) -> None:
     line = f"simulate -n 12 --space sphere --beta 4 --until 30 --report {page}"
     done = command(f"{line} --json")
     assert done.json["written"]["report"] == str(page)
+    assert faults(page.read_text(encoding="utf-8")) == []
     words = text_of(page)
     assert f"{done.json['outcome']['name'].capitalize()} at t =" in words
     assert "theorems apply to this start" in words
@@ -51,6 +53,16 @@ def test_gaussians(command, tmp_path: Path, line: str, words: str) -> None:
     done = command(f"gaussian {line} --report {page} --json")
     assert done.json["written"]["report"] == str(page)
     assert words in text_of(page)
+    assert faults(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["predict --beta 1 --tokens 4", "check --theorem regimes.T5 --instances 2 --violated 0 --processes 1"]
+)
+def test_theory(command, tmp_path: Path, line: str) -> None:
+    page = tmp_path / "theory.html"
+    assert command(f"{line} --report {page}").code == 0
+    assert faults(page.read_text(encoding="utf-8")) == []
 
 
 def test_runs_without_saved_states_say_so() -> None:

@@ -71,9 +71,11 @@ def test_a_killed_study_goes_on_to_the_same_runs(words: Path, command: Callable[
 def test_time_that_is_up_and_arms_that_fail_are_said(
     words: Path, command: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = command(f"{STUDY} --out late --minutes 0")
-    assert late.code == 1
-    assert "0 runs, without plain/rotary" in late.out
+    for spelled in ("--max-seconds 0", "--minutes 0 --quiet", "--minutes=0"):
+        late = command(f"{STUDY} --out late {spelled}")
+        assert late.code == 1
+        assert ("0 runs, without plain/rotary" in late.out) is ("quiet" not in spelled)
+        assert late.err.splitlines() == [f"{arm}: not begun in time" for arm in ARMS.split(",")]
     failed = command(f"study bytes --data words.txt --out failed --seeds 0 --arms plain/rotary {SMALL},context=100000")
     assert failed.code == 2
     assert failed.err.count("\n") == 1

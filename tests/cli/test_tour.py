@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from accessible import faults
 from attractor.cli import run
 from attractor.cli.tour import model as models
 
@@ -88,6 +89,7 @@ def test_the_whole_of_a_small_one(small_model: Path, tmp_path: Path, capsys: pyt
     page = tmp_path / "a" / "b" / "report.html"
     assert found["report"] == str(page)
     assert page.stat().st_size == found["bytes"] < 8_000_000
+    assert faults(page.read_text(encoding="utf-8")) == []
     words = words_of(page)
     assert HOSTILE in words
     assert "attractor gaussian --beta 1 --covariance '1,0.4;0.4,0.6'" in words

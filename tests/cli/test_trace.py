@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from accessible import faults
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
 
 from attractor.cli import run
@@ -109,6 +111,7 @@ def test_a_page(
         run(["trace", "minilm", "--text", TEXT, "--text", "And another one of them.", "--report", str(page_file)]) == 0
     )
     assert f"report  {page_file}" in capsys.readouterr().out
+    assert faults(page_file.read_text(encoding="utf-8")) == []
     page, asked = browser.new_page(), []
     page.set_default_timeout(120_000)
     page.on("request", lambda request: asked.append(request.url))

@@ -1,14 +1,16 @@
-"""``attractor train --resume FOLDER`` of several seeds: none is forgotten, and what is damaged is said."""
+"""``attractor train --resume FOLDER``: as the runs began, of several seeds none is forgotten, and what is damaged is said."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from attractor.cli.train import TrainOptions, check_folders, listed, planned
-from attractor.errors import StoreError
+from attractor.cli.train import TrainOptions
+from attractor.cli.train_plan import check_folders, listed, named_entries, planned
+from attractor.errors import InputError, StoreError
 from attractor.experiments.training import read_config
 from attractor.experiments.training.folder import RunFolder
 
@@ -45,3 +47,70 @@ def test_a_damaged_configuration(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(StoreError, match=r"no run that could be resumed: its config\.json is damaged"):
         planned(TrainOptions(resume=tmp_path))
+
+
+SET = ["attention=divergent", "betas=[0.9, 0.99]"]
+CHANGED: dict[str, Any] = {"attention": "divergent", "betas": (0.9, 0.99)}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Begun with ``tiny --data README.md --steps 7 --set ...``."""
+    options = TrainOptions(config="tiny", data="README.md", steps=7, change=SET, out=tmp_path / "run")
+    [(config, folder)] = runs = planned(options)
+    RunFolder(folder).begin(config, named_entries(runs, options))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"config": "tiny"},
+        {"change": ["betas=[0.9,0.99]"]},
+        {"config": "tiny", "change": [*SET, "dim=32", "rate=0.001"], "steps": 7, "seed": 0},
+        {"config": "tiny", "data": str(Path("README.md").resolve())},
+    ],
+)
+def test_a_run_goes_on_as_it_began(given: dict[str, Any], run: Path) -> None:
+    [(config, folder)] = planned(TrainOptions(resume=run, **given))
+    assert (config, folder) == (read_config("tiny", data="README.md", steps=7, **CHANGED), run)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"change": ["attention=plain"]},
+            r"attention \('divergent' there, 'plain' here\); --resume FOLDER alone goes on",
+        ),
+        ({"config": "tiny", "change": ["dim=64"]}, r"another configuration: dim \(32 there, 64 here\)"),
+        ({"steps": 8}, r"steps \(7 there, 8 here\)"),
+        ({"seed": 1}, r"seed \(0 there, 1 here\)"),
+        ({"config": "tiny-vit"}, r"another configuration: .*task \('text' there, 'images' here\)"),
+        ({"change": ["atention=plain"]}, "does not know an entry 'atention'; it knows accumulate, attention"),
+        ({"seeds": "0,1"}, "holds one run and no folders of seeds"),
+    ],
+)
+def test_what_differs_from_the_run_is_refused(given: dict[str, Any], words: str, run: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        planned(TrainOptions(resume=run, **given))
+
+
+def test_seeds_are_asked_one_by_one(run: Path) -> None:
+    run.rename(run.with_name("seed0"))
+    runs = planned(TrainOptions(config="tiny", resume=run.parent, seeds="0,5"))
+    assert [(config.seed, config.attention, folder.name) for config, folder in runs] == [
+        (0, "divergent", "seed0"),
+        (5, "divergent", "seed5"),
+    ]
+    assert named_entries(runs, TrainOptions(resume=run.parent)) == ["attention", "betas", "data", "steps"]
+    with pytest.raises(InputError, match=r"seed0 has another configuration: heads \(2 there, 4 here\)"):
+        planned(TrainOptions(resume=run.parent, change=["heads=4"]))
+
+
+def test_a_run_of_an_earlier_version_is_compared_with_all_of_its_file(run: Path) -> None:
+    (run / "changed.json").unlink()
+    assert planned(TrainOptions(resume=run))[0][0].attention == "divergent"
+    with pytest.raises(InputError, match=r"attention \('divergent' there, 'plain' here\)"):
+        planned(TrainOptions(config="tiny", data="README.md", steps=7, resume=run))

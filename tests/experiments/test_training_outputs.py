@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from accessible import faults
 from attractor.cli import run as command
 from attractor.errors import AttractorError, MemoryShortageError, StoreError
 from attractor.experiments.training import Config, train
@@ -111,6 +112,7 @@ def test_seeds_picture_and_page(
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "A language model of bytes: 2 layers, 32 dimensions, intermediate attention" in page
     assert "over 2 seeds" in page
+    assert faults(page) == []
     history = History.read(tmp_path / "runs" / "seed1")
     assert (history.score, len(history.evaluations)) == ("bits_per_byte", 2)
     for wrong, message in (

@@ -205,9 +205,12 @@ def test_regime_agrees_where_training_was_violent(regime: str, rate: float) -> N
 
 @pytest.mark.parametrize("regime", ["convergent", "divergent", "intermediate"])
 def test_regime_of_masked_and_turned_layers(regime: str) -> None:
-    """Under a causal mask one growing direction is enough to diverge; with rotary positions no theorem speaks."""
+    """Under a causal mask one growing direction is enough to diverge; with rotary positions no theorem speaks of full attention."""
     causal = at.regime(trained(regime, causal=True))
     assert causal.label == ("convergent" if regime == "convergent" else "divergent")
+    # T8 and its converse, whatever turns queries and keys
+    key = "regimes.T8" if regime == "convergent" else "regimes.T8.converse"
+    assert at.regime(trained(regime, causal=True, positions="rotary")).certificate == causal.certificate == key
     assert at.regime(trained(regime, positions="rotary")).certificate is None
 
 

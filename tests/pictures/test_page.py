@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accessible import faults
 from attractor.errors import InputError
 from attractor.pictures import Scene, draw
 
@@ -59,6 +60,11 @@ def test_no_address_is_followed(reader: Reader) -> None:
     assert reader.addresses == []
     assert "link" not in reader.tags
     assert "iframe" not in reader.tags
+
+
+def test_nobody_is_kept_out(globe_scene: Scene, tmp_path: Path) -> None:
+    titled = replace(globe_scene, title="Tokens on a globe")
+    assert faults(draw(titled, tmp_path / "tokens.html").read_text(encoding="utf-8")) == []
 
 
 def test_a_policy_forbids_the_network(globe_scene: Scene, tmp_path: Path) -> None:

@@ -110,6 +110,37 @@ def test_it_fits_a_telephone_and_paper(
     assert ground(page) == "rgb(18, 22, 28)"
 
 
+AXE = Path(__file__).parents[2] / "build" / "axe" / "axe.min.js"  # .ci/run brings it
+QUESTIONS = """async () => {
+  const found = await axe.run(document, { resultTypes: ["violations"] });
+  return found.violations.flatMap((one) => one.nodes.map((node) => `${one.impact} ${one.id}: ${node.target}`));
+}"""
+
+
+def test_nobody_is_kept_out(opened: Callable[..., Any], demonstrate: Callable[..., Report], tmp_path: Path) -> None:
+    """All that axe asks, by day and by night: names, headings, landmarks, contrast; and whoever uses no mouse sees where they are."""
+    if not AXE.is_file():
+        pytest.skip("axe-core is not here (.ci/run brings it from the npm registry)")
+    report = demonstrate()
+    scene = Scene(np.linspace(0.0, 1.0, 3), np.zeros((3, 2, 2)), np.full(2, 0.5), title="Two tokens")
+    report.section("A film").film(scene)
+    page = opened(report.write(tmp_path / "report.html"))
+    page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+    page.locator(".plot").scroll_into_view_if_needed()
+    page.wait_for_selector(".plot[data-drawn]")
+    page.locator(".film").scroll_into_view_if_needed()
+    page.wait_for_selector(".film[data-drawn]")
+    page.locator("[role=gridcell]").first.click()
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    assert page.evaluate(QUESTIONS) == []
+    page.click("#theme")
+    assert page.evaluate(QUESTIONS) == []
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        outline = "getComputedStyle(document.activeElement)"
+        assert page.evaluate(f"[{outline}.outlineStyle, {outline}.outlineWidth]") == ["solid", "3px"]
+
+
 def test_tokens_move_in_a_report(opened: Callable[..., Any], tmp_path: Path) -> None:
     times = np.linspace(0.0, 4.0, 9)
     angles = np.linspace(0.0, 2.0, 5) * np.exp(-times)[:, None]

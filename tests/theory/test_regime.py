@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import attractor as at
+from attractor.theory.lyapunov import Contraction, contraction
 from attractor.theory.weights.forms import core, form, spectrum
 from attractor.theory.weights.heads import heads_of
 from attractor.theory.weights.layers import metric_form, shared_metric
@@ -294,6 +295,39 @@ def test_several_causal_heads_need_a_common_lyapunov_matrix(rng: np.random.Gener
     sheared = torch.stack((-shear, -shear.mT - 9 * EYE))
     found = at.regime(at.Attention(stack, stack, sheared, mask="causal"))
     assert (found.label, found.certificate) == ("convergent", None)
+    assert "T8 needs one norm that no head lets grow" in found.why
+
+
+@pytest.mark.theorem
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_causal_heads_of_one_metric_share_its_norm(rng: np.random.Generator, sign: float) -> None:
+    """V_h = B W_h with sym W_h >= 0 > B: |x| may grow under a head, the norm of -1/B may not, and every token falls to zero."""
+    eye = torch.eye(4, dtype=torch.float64)
+    root = torch.from_numpy(rng.normal(size=(4, 4))) * torch.tensor([1.2, 1.0, 0.7, 0.5])
+    inverse = -root @ root.mT - 0.3 * eye
+    inner = torch.linalg.qr(torch.from_numpy(rng.normal(size=(4, 4))))[0].unflatten(1, (2, 2)).transpose(0, 1)
+    turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    interactions = inner @ (torch.eye(2, dtype=torch.float64) + 0.4 * turn) @ inner.mT
+    values = inverse @ interactions
+    assert float(torch.linalg.eigvalsh((values + values.mT) / 2).max()) > 0.1
+    # whatever the interaction is: its sign turns that of the metric
+    law = at.Attention(torch.stack((eye, eye)), sign * interactions, values, mask="causal", positions=at.Rotary())
+    found = at.regime(law)
+    assert (found.label, found.certificate) == ("convergent", "regimes.T8")
+    assert "no head lets the metric that the heads share grow" in found.why
+    start = at.Tokens(0.3 * torch.from_numpy(rng.normal(size=(3, 4))))
+    assert "regimes.T8" in {item.theorem.key for item in at.predict(law, start).applicable}
+    if sign > 0:
+        run = at.flow(law, start, until=12.0, rtol=1e-4, atol=1e-7, save=[12.0])
+        assert float(run.final.points.norm()) < 0.3 * float(start.points.norm())
+    weaker = at.Attention(torch.stack((eye, eye)), sign * interactions, values + 0.2 * eye, mask="causal")
+    assert at.regime(weaker).certificate != "regimes.T8"
+
+
+def test_no_norm_without_a_definite_metric() -> None:
+    values = torch.stack((-EYE, -EYE))
+    assert contraction(values, torch.diag(torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64))) is None
+    assert contraction(values) == contraction(values, -EYE) == Contraction(-1.0, 1.0)
 
 
 def test_a_norm_is_folded(rng: np.random.Generator) -> None:

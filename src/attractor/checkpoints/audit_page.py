@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 def audit_report(audits: Sequence[Audit], compared: Sequence[Comparison] = (), command: str = "") -> Report:
     """The page of one audit, or of several with their comparisons."""
-    names = [short_name(audit.model) for audit in audits]
+    short = [short_name(audit.model) for audit in audits]
+    # sections and facts are told apart by their names
+    names = [
+        name if name not in short[:at] else f"{name} ({short[:at].count(name) + 1})" for at, name in enumerate(short)
+    ]
     first = audits[0]
     report = Report(
-        f"Audit of {', '.join(dict.fromkeys(names))}",
+        f"Audit of {', '.join(dict.fromkeys(short))}",
         command,
         lead="What the weights of attention say, head by head. Every number on this page is a spectrum of weights alone: no text was read, "
         "and what the tokens of a text do is a matter of attractor trace.",
@@ -121,7 +125,7 @@ def add_layers(report: Report, audit: Audit, of: str) -> None:
             layer_figure(audit),
             "The discrete radius of the summed value, the predicted growth of the norm of a consensus, and the share of the "
             "interactions that the best shared metric leaves.",
-            alt="Curves over layers",
+            alt=f"Radius of the value, growth of the norm and residual of a shared metric over {len(audit.layers)} layers",
             height=340,
         )
     columns = {
@@ -151,6 +155,6 @@ def add_layers(report: Report, audit: Audit, of: str) -> None:
             offset_figure(audit),
             "Rotary positions make W a family: its definiteness index, and its change relative to W at offset 0, at each "
             "distance of key and query; median and quartiles over all heads.",
-            alt="Curves over offsets",
+            alt="Definiteness index and change of W over offsets of key and query",
             height=320,
         )

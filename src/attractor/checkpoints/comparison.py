@@ -20,6 +20,7 @@ from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.theory.weights.quantities import NAMES
 
 LAYER = ("value_abscissa", "value_radius", "residual", "interaction_index", "metric_index", "growth_consensus")
+KNOWN = 2e-8  # relative: distances are roots of differences of inner products
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Comparison:
 
     @property
     def most_moved(self) -> list[dict[str, Any]]:
-        """Heads by how far they moved, farthest first."""
-        return sorted(self.heads, key=lambda row: -row["moved"])
+        """Heads that moved, farthest first; by less than is known of them is not at all."""
+        return sorted((row for row in self.heads if row["moved"] > KNOWN), key=lambda row: -row["moved"])
 
     def row(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -46,8 +47,9 @@ class Comparison:
     def __repr__(self) -> str:
         if self.reason is not None:
             return f"Comparison({self.first!r}, {self.second!r}: {self.reason})"
-        top = self.most_moved[0]
-        return f"Comparison({self.first!r}, {self.second!r}: {len(self.heads)} heads, most moved {top['name']} head {top['head']})"
+        top = self.most_moved
+        most = f"most moved {top[0]['name']} head {top[0]['head']}" if top else "no head moved"
+        return f"Comparison({self.first!r}, {self.second!r}: {len(self.heads)} heads, {most})"
 
 
 def compare(first: Audit, second: Audit, checkpoints: tuple[Checkpoint, Checkpoint] | None = None) -> Comparison:

@@ -65,6 +65,10 @@ def _moved_grid(part: Section, compared: Comparison) -> None:
             for quantity in QUANTITIES
         },
     )
+    top = compared.most_moved[:12]
+    if not top:
+        part.text("No head moved.")
+        return
     part.table(
         [
             {
@@ -74,7 +78,7 @@ def _moved_grid(part: Section, compared: Comparison) -> None:
                 "label before": row["label"][0],
                 "label after": row["label"][1],
             }
-            for row in compared.most_moved[:12]
+            for row in top
         ],
         caption="The heads that moved most.",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,12 @@ def _configuration(tensors: GGUFTensors, architecture: str) -> Any:
         if found[name] is None:
             raise CheckpointError(f"{tensors.path} does not say its {architecture}.{FIELDS[name]}")
     settings = {name: value for name, value in found.items() if value is not None}
+    for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"):
+        value = settings.get(name)
+        if isinstance(value, Integral) and int(value) < 1:
+            raise CheckpointError(
+                f"{tensors.path} says {architecture}.{FIELDS[name]} = {value}, and a model has at least 1: it is damaged"
+            )
     settings["attention_bias"] = "blk.0.attn_q.bias" in tensors
     settings["rope_parameters"] = _rope(tensors, architecture, settings)
     return AutoConfig.for_model(ARCHITECTURES[architecture], **settings)

@@ -39,6 +39,7 @@ def iterate(
     stack: str | None = None,
     store: Path | None = None,
     resume: bool = False,
+    asked: dict[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
     **changes: Any,
 ) -> Iteration:
@@ -46,7 +47,7 @@ def iterate(
 
     ``changes`` are fields of the ``Protocol``: ``iterate("smollm2", ["Some words."], passes=50, final_norm=False)``. ``decode`` names
     passes whose tokens are read as words. With ``store`` the state is written to this file every twenty seconds and at the end, and
-    ``resume`` goes on from there, also to more passes; it refuses the state of another run.
+    ``resume`` goes on from there, also to more passes; it refuses the state of another run. ``asked`` is kept there for whoever goes on.
     """
     protocol = replace(protocol or Protocol(), **changes)
     opened = source if isinstance(source, Checkpoint) else open_checkpoint(source)
@@ -55,10 +56,10 @@ def iterate(
     if any(not 0 <= k <= protocol.passes for k in decode):
         raise InputError(f"passes to decode lie between 0 and {protocol.passes}, got {', '.join(map(str, decode))}")
     start, exact = time.perf_counter(), protocol.dtype == torch.float64
-    asked = read_prompts(
+    read = read_prompts(
         opened, prompts, random_prompts, prompt_tokens, protocol.seed, tokenizer, max_tokens, bool(wanted)
     )
-    run = Run(opened, chosen, protocol, asked, wanted)  # files are read outside of the double world
+    run = Run(opened, chosen, protocol, read, wanted, asked)  # files are read outside of the double world
     with torch.no_grad(), double() if exact else nullcontext():
         run.begin()
         definition = {} if store is None else run.definition()

@@ -43,9 +43,16 @@ class Run:
     """The model, the prompts, and what has been measured; lists may run ahead of ``reached`` by a pass that was interrupted."""
 
     def __init__(
-        self, opened: Checkpoint, stack: str, protocol: Protocol, prompts: Prompts, decode: Sequence[int]
+        self,
+        opened: Checkpoint,
+        stack: str,
+        protocol: Protocol,
+        prompts: Prompts,
+        decode: Sequence[int],
+        asked: dict[str, Any] | None = None,
     ) -> None:
         self.opened, self.stack, self.protocol, self.prompts, self.decode = opened, stack, protocol, prompts, decode
+        self.asked = asked
         fresh = protocol.random or protocol.redraw
         if fresh:
             self.model = drawn(opened.config, protocol.seed, protocol.init, protocol.dtype)
@@ -163,7 +170,9 @@ class Run:
         normed = [row[: done + 1] for row in self.normed]
         by_layer = [row[: done * self.layers + 1] for row in self.by_layer]
         texts = {k: read for k, read in self.texts.items() if k <= done}
-        return Saved(definition, done, list(self.reached.states), curves, normed, by_layer, texts, self.reader)
+        return Saved(
+            definition, done, list(self.reached.states), curves, normed, by_layer, texts, self.reader, self.asked
+        )
 
     def restore(self, saved: Saved) -> None:
         """Go on from a stored state."""
@@ -181,12 +190,13 @@ class Run:
                 f"the words there; leave {'it' if len(lost) == 1 else 'them'} out of decode=..., or begin again in another file"
             )
         self.reached, self.reader = Reached(done, states), self.reader or saved.reader
+        self.asked = self.asked or saved.asked
         self.curves = {name: rows.tolist() for name, rows in saved.curves.items()}
         self.normed, self.by_layer = saved.normed, saved.by_layer
 
     def result(self, seconds: float) -> Iteration:
         """What was found."""
-        notes = list(self.opened.notes)
+        notes = [*self.opened.notes, *self.prompts.notes]
         if self.reader is not None:
             notes.append(f"words are read by {self.reader}")
         by_layer, normed = np.array(self.by_layer), np.array(self.normed)

@@ -26,7 +26,7 @@ class Protocol:
     random: bool = False
     redraw: bool = False
     init: str = "family"
-    seed: int = 42
+    seed: int = 0
     dtype: torch.dtype = torch.float64
 
     def __post_init__(self) -> None:

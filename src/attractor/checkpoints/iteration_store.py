@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -35,12 +37,13 @@ class Saved:
     by_layer: list[list[float]]
     texts: dict[int, tuple[str, ...]]
     reader: str | None = None
+    asked: dict[str, Any] | None = None  # in the words of whoever began the run
 
 
 def save(path: Path, saved: Saved) -> None:
     """Write the state, whole or not at all."""
     head = {"definition": saved.definition, "done": saved.done, "texts": list(saved.texts.items())}
-    head["reader"] = saved.reader
+    head |= {"reader": saved.reader, "asked": saved.asked}
     arrays = {f"state_{index}": x.double().numpy() for index, x in enumerate(saved.states)}
     arrays |= {f"curve_{name}": rows for name, rows in saved.curves.items()}
     arrays |= {"head": np.array(json.dumps(head)), "normed": np.array(saved.normed), "layers": np.array(saved.by_layer)}
@@ -54,21 +57,35 @@ def load_saved(path: Path | None, definition: dict[str, Any]) -> Saved:
         raise InputError(
             f"there is no stored run {path or ''} to go on with; leave resume=... out to begin one".replace("  ", " ")
         )
-    try:
-        with np.load(path, allow_pickle=False) as stored:
+    with _read(path):
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         head = json.loads(str(arrays.pop("head")))
         states = [torch.from_numpy(arrays[f"state_{index}"]) for index in range(len(head["definition"]["prompts"]))]
         curves = {name.removeprefix("curve_"): rows for name, rows in arrays.items() if name.startswith("curve_")}
         found = Saved(
             head["definition"], int(head["done"]), states, curves, arrays["normed"].tolist(), arrays["layers"].tolist(),
-            {int(k): tuple(texts) for k, texts in head["texts"]}, head.get("reader"),
+            {int(k): tuple(texts) for k, texts in head["texts"]}, head.get("reader"), head.get("asked"),
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = "it is damaged, or something else" if "pickle" in str(error) else str(error)
-        raise StoreError(f"{path} is no stored iteration that can be read: {reason}") from None
     _refuse_another(path, found.definition, definition)
     return found
+
+
+def request(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a stored run was asked for, in the words of whoever began it (nothing if an earlier version did), and its definition."""
+    with _read(path), path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        head = json.loads(str(stored["head"]))
+        return dict(head.get("asked") or {}), dict(head["definition"])
+
+
+@contextmanager
+def _read(path: Path) -> Iterator[None]:
+    """One sentence about a file that holds no iteration."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
+        reason = "it is damaged, or something else" if "pickle" in str(error) else str(error)
+        raise StoreError(f"{path} is no stored iteration that can be read: {reason}") from None
 
 
 def digest(named: Iterable[tuple[str, Tensor]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from attractor.checkpoints.tensors import LiveTensors, folder_tensors
 from attractor.errors import CheckpointError, InputError, UnsupportedError, missing
 
 PATTERNS = ["*.json", "*.txt", "*.model"]
+SIZES = (  # as the families call them
+    "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads",
+    "num_key_value_heads", "num_kv_heads", "hidden_size", "n_embd", "d_model", "embed_dim",
+)  # fmt: skip
 
 
 def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint:
@@ -67,6 +72,7 @@ def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
         model_type, built = settings.get("model_type"), settings.get("architectures")
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
+    check_sizes(settings, str(file))
     tensors, notes = None, ()
     if model_type is None:
         tensors = folder_tensors(folder)
@@ -81,6 +87,18 @@ def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
             f"{name} holds quantised weights that only its own kernels read; open the original, or a GGUF file"
         )
     return Checkpoint(name, family, config, tensors or folder_tensors(folder), dtype, notes=notes)
+
+
+def check_sizes(settings: Any, place: str) -> None:
+    """Refuse a configuration without heads or dimensions, by which everything else is divided."""
+    for name in SIZES:
+        value = settings.get(name)
+        if isinstance(value, Integral) and not isinstance(value, bool) and int(value) < 1:
+            raise CheckpointError(
+                f"{place} says {name} = {value}, and a model has at least 1: the configuration is damaged"
+            )
+    if isinstance(settings.get("text_config"), dict):
+        check_sizes(settings["text_config"], place)
 
 
 def _named_by(names: Collection[str], file: Path) -> str:

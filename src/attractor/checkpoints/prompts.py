@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attractor.checkpoints.checkpoint import Checkpoint
-from attractor.checkpoints.running import context_length, token_ids, tokenizer_of
+from attractor.checkpoints.running import context_length, text_notes, token_ids, tokenizer_of
 from attractor.errors import AttractorError, InputError, UnsupportedError
 
 
@@ -21,6 +21,7 @@ class Prompts:
     inputs: tuple[dict[str, Tensor], ...]
     names: tuple[str, ...]
     tokenizer: Any = None
+    notes: tuple[str, ...] = ()
 
 
 def read_prompts(
@@ -40,6 +41,7 @@ def read_prompts(
         given = [given]
     if getattr(checkpoint.config, "image_size", None) is not None and any(not isinstance(one, dict) for one in given):
         raise InputError(f"{checkpoint.name} is a model of pictures and reads no text: ask for random_prompts=...")
+    own = tokenizer is None
     if any(isinstance(text, str) for text in given) and tokenizer is None:
         tokenizer = tokenizer_of(checkpoint)
     elif words and tokenizer is None:
@@ -48,6 +50,7 @@ def read_prompts(
         except AttractorError:
             tokenizer = None  # token ids are shown instead
     inputs, names = [], []
+    notes = text_notes(checkpoint) if own and tokenizer is not None else ()
     for number, text in enumerate(given, 1):
         if isinstance(text, dict):
             inputs.append(text)
@@ -65,7 +68,7 @@ def read_prompts(
     for index in range(random):
         inputs.append(_drawn(checkpoint, tokens, seed + index))
         names.append(f"random {index}")
-    return Prompts(tuple(inputs), tuple(names), tokenizer)
+    return Prompts(tuple(inputs), tuple(names), tokenizer, notes)
 
 
 def _drawn(checkpoint: Checkpoint, tokens: int, seed: int) -> dict[str, Tensor]:

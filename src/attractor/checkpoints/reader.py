@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attractor.checkpoints.tensors import Tensors
-from attractor.errors import CheckpointError, UnsupportedError
+from attractor.errors import CheckpointError, InputError, UnsupportedError
 
 FEED_FORWARD = re.compile(r"\.(mlp|fc1|fc2|fc_in|fc_out|intermediate|experts|ffn|DenseReluDense|shared_experts)\.")
 
@@ -47,6 +47,7 @@ class Reader:
                 f"the tensor {self.prefix + name} has shape {tuple(tensor.shape)}, the configuration calls for {shape}"
             )
         check_finite(self.prefix + name, tensor)
+        check_range(self.prefix + name, tensor, self.dtype)
         return tensor.to(self.dtype) if self.widened or tensor.ndim < 2 else tensor
 
     def maybe(self, name: str, *shape: int) -> Tensor | None:
@@ -76,7 +77,25 @@ def check_finite(name: str, tensor: Tensor) -> None:
         return
     count = int((~torch.isfinite(tensor)).sum())
     entries = "1 entry that is" if count == 1 else f"{count} entries that are"
+    if tensor.dtype == torch.float16 and not bool(torch.isnan(tensor).any()):
+        cast = "weights above 65504, where float16 ends, were cast to it, or the checkpoint is damaged"
+        raise CheckpointError(f"the tensor {name} holds {entries} infinite: {cast}")
     raise CheckpointError(f"the tensor {name} holds {entries} NaN or infinite: the checkpoint is damaged")
+
+
+def check_range(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Refuse weights that are finite as they are stored and too large for the type that they are to be brought to."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    most = torch.finfo(dtype).max
+    if torch.finfo(tensor.dtype).max <= most:
+        return
+    largest = max(abs(float(end)) for end in torch.aminmax(tensor))
+    if most < largest < float("inf"):
+        kind = str(dtype).removeprefix("torch.")
+        raise InputError(
+            f"the tensor {name} has an entry of size {largest:.6g}, and {kind} ends at {most:.6g}: take bfloat16, float32 or float64"
+        )
 
 
 def reader(tensors: Tensors, prefixes: tuple[str, ...], probe: str, dtype: torch.dtype) -> Reader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import torch
 from attractor.checkpoints.checkpoint import Checkpoint
 from attractor.checkpoints.gguf import GGUFTensors
 from attractor.checkpoints.llama2c import Llama2cTensors
-from attractor.checkpoints.reader import check_finite
+from attractor.checkpoints.reader import check_finite, check_range
 from attractor.checkpoints.tensors import PickleFolder
 from attractor.checkpoints.verification import quiet
-from attractor.checkpoints.vocabulary import from_vocabulary
+from attractor.checkpoints.vocabulary import Vocabulary, from_vocabulary
 from attractor.errors import CheckpointError, InputError
 
 UNUSED = ("pooler", "position_ids", "mask_token", "rotary_emb.inv_freq")  # tokens of a trace do not depend on these
@@ -32,8 +33,19 @@ def whole_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> A
     """The model itself, ready to run; a model in memory is taken as it is. Weights that are not finite are refused."""
     model = _base(checkpoint.model).eval() if checkpoint.model is not None else _read(checkpoint, dtype)
     for name, weights in model.named_parameters():
+        if checkpoint.model is None and weights.dtype == dtype:
+            _check_cast(checkpoint, name, weights.detach())
         check_finite(name, weights.detach())
     return model
+
+
+def _check_cast(checkpoint: Checkpoint, name: str, weights: torch.Tensor) -> None:
+    """Infinite weights may be finite in the file: then it is the type that they were brought to that cannot hold them."""
+    if weights.dtype != torch.float16 or bool(torch.isfinite(weights).all()):
+        return
+    near = [stored for stored in checkpoint.tensors.names() if stored == name or stored.endswith("." + name)]
+    if len(near) == 1:
+        check_range(near[0], checkpoint.tensors.read(near[0]), weights.dtype)
 
 
 def _read(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
@@ -88,13 +100,17 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
         raise CheckpointError(
             f"{checkpoint.name} has no tokenizer beside its weights; put its files there, or give token ids from Python"
         )
-    if checkpoint.config.model_type in ("bert", "electra") and _bare(place):
-        return from_vocabulary(place / "vocab.txt")
-    inside = {"gguf_file": place.name} if place.is_file() else {}
+    options: dict[str, Any] = {"gguf_file": place.name} if place.is_file() else {}
+    if _undecided(checkpoint, place):
+        stated = _stated(place)
+        if not (place / "tokenizer_config.json").exists():
+            return from_vocabulary(place / "vocab.txt", stated)
+        if stated is None:  # transformers would take every text to lower case
+            options["do_lower_case"] = Vocabulary.read(place / "vocab.txt").lower
     try:
         with quiet():
             folder = place.parent if place.is_file() else place
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **inside)
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
     except Exception as error:
         reason = " ".join(str(error).split()).split(". ")[0]
         raise CheckpointError(
@@ -102,10 +118,32 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
         ) from None
 
 
-def _bare(folder: Path) -> bool:
-    """Whether there is a vocabulary and nothing that says how it is used: transformers would take every text to lower case."""
-    said = ("tokenizer.json", "tokenizer_config.json")
-    return (folder / "vocab.txt").is_file() and not any((folder / name).exists() for name in said)
+def text_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What was decided about text where no file says it."""
+    place = Path(checkpoint.tensors.describe())
+    if checkpoint.model is not None or not _undecided(checkpoint, place):
+        return ()
+    stated = _stated(place)
+    alone = not (place / "tokenizer_config.json").exists()
+    return (Vocabulary.read(place / "vocab.txt").note(stated),) if alone or stated is None else ()
+
+
+def _undecided(checkpoint: Checkpoint, folder: Path) -> bool:
+    """Whether there is a vocabulary of BERT and no tokenizer.json that says how it is used."""
+    kind = checkpoint.config.model_type in ("bert", "electra")
+    return kind and (folder / "vocab.txt").is_file() and not (folder / "tokenizer.json").exists()
+
+
+def _stated(folder: Path) -> bool | None:
+    """What files beside a vocabulary say about lower case."""
+    for name in ("tokenizer_config.json", "config.json"):
+        try:
+            found = json.loads((folder / name).read_text(encoding="utf-8")).get("do_lower_case")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(found, bool):
+            return found
+    return None
 
 
 def token_ids(

@@ -24,8 +24,10 @@ from attractor.cli.positions import positions
 from attractor.cli.practice import practice
 from attractor.cli.predict import predict
 from attractor.cli.questions import questions
+from attractor.cli.quiet import quietable
 from attractor.cli.regimes import regimes
 from attractor.cli.simulate import simulate
+from attractor.cli.spellings import modern
 from attractor.cli.study import study
 from attractor.cli.study_results import study_results
 from attractor.cli.tour import tour
@@ -49,7 +51,7 @@ COMMANDS = {  # in the order of the help
 }
 for heading, commands in COMMANDS.items():
     for command in commands:
-        app.command(help=paragraphs(command.__doc__ or ""), rich_help_panel=heading)(command)
+        app.command(help=paragraphs(command.__doc__ or ""), rich_help_panel=heading)(quietable(command))
 
 
 def _version(wanted: bool) -> None:
@@ -80,7 +82,7 @@ def run(arguments: Sequence[str]) -> int:
     """The exit code of one command."""
     command = typer.main.get_command(app)
     try:
-        return command.main(args=list(arguments), prog_name="attractor", standalone_mode=False) or 0
+        return command.main(args=modern(arguments), prog_name="attractor", standalone_mode=False) or 0
     except typer.Abort:
         complain("interrupted")
         return 130

@@ -155,7 +155,7 @@ def print_comparison(compared: list[Comparison]) -> None:
             print_rows("", {"heads": one.reason})
             continue
         top = {f"{row['name']} head {row['head']}": _moved(row) for row in one.most_moved[: 2 * TOP]}
-        print_rows("heads that moved most", top)
+        print_rows("heads that moved most", top or {"none": "no head moved"})
 
 
 def _moved(row: dict[str, Any]) -> str:

@@ -104,7 +104,8 @@ def check(
 
 def refuse_mixed(named: dict[str, str]) -> None:
     """Options that another one would leave without effect."""
-    alone = {"systems": ("systems", "seed", "json", "progress", "debug"), "show": ("show", "theorem", "json", "debug")}
+    shared = ("json", "quiet", "debug")
+    alone = {"systems": ("systems", "seed", "progress", *shared), "show": ("show", "theorem", *shared)}
     for name, allowed in alone.items():
         other = [option for key, option in named.items() if key not in allowed]
         if name in named and other:

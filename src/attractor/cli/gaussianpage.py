@@ -103,7 +103,6 @@ def eigenvalue_figure(times: np.ndarray, values: np.ndarray, blow_up: float | No
                 "showarrow": False,
                 "xanchor": "right",
                 "xshift": -6,
-                "font": {"color": style.PALETTE[1]},
             }
         ]
     return {"data": data, "layout": layout}

@@ -12,6 +12,7 @@ from attractor.cli.bars import counted
 from attractor.cli.ending import ending
 from attractor.cli.files import check_file, check_picture
 from attractor.cli.groups import given, grouped, numbers, panel, replay
+from attractor.cli.iterate_again import request, resumed
 from attractor.cli.pictures import PictureOptions
 from attractor.cli.written import Written
 from attractor.errors import InputError
@@ -75,7 +76,7 @@ class IteratePasses:
     final_norm: Annotated[
         bool, change("", "The final norm between passes, or only at the end.", "--final-norm/--no-final-norm")
     ] = True
-    seed: Annotated[int, change("N", "Of random weights and prompts.", min=0)] = 42
+    seed: Annotated[int, change("N", "Of random weights and prompts.", min=0)] = 0
     decode: Annotated[str | None, change("K,K,...", "Read the tokens as words after these passes; 0 is the start.")] = (
         None
     )
@@ -88,7 +89,9 @@ class IterateOutput:
     out: Annotated[Path | None, output("FILE", "Keep the state in this .npz file as the run goes.", "--out", "-o")] = (
         None
     )
-    resume: Annotated[bool, output("", "Go on with the run in --out.", "--resume")] = False
+    resume: Annotated[
+        Path | None, output("FILE", "Go on with the run in this .npz file, as it began; --passes for more of them.")
+    ] = None
     plot: Annotated[list[Path] | None, output("FILE", "Draw the decay: .png, .pdf or .svg; may be repeated.")] = None
     json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
     progress: Annotated[
@@ -112,7 +115,9 @@ def iterate(
     signed cosine beside it: two opposite clusters score 0 too. Exit code 0; 1 if the run fails, 2 for a bad argument.
     """
     with ending("attractor iterate", output.debug, interrupted=lambda: _interrupted(output)), paper.sized():
-        check_options(model, prompts, output, given(context))
+        named = given(context)
+        model, prompts, passes = resumed(model, prompts, passes, output, named)
+        check_options(model, prompts, output, named)
         from attractor.checkpoints.opening import needs_transformers
         from attractor.checkpoints.verification import quiet
         from attractor.cli.iteratetable import print_iteration
@@ -121,10 +126,10 @@ def iterate(
         needs_transformers()
         decode = whole_numbers(passes.decode)
         with quiet():
-            found = run(model, prompts, passes, output, decode, given(context))
+            found = run(model, prompts, passes, output, decode, named)
         pictures = draw(found, output)
-        command = replay(context, without=("json", "progress", "debug", "resume"))
-        written = Written(pictures, store=output.out)
+        command = replay(context, without=("json", "progress", "debug"))
+        written = Written(pictures, store=output.out or output.resume)
         report = {"schema": SCHEMA, "command": command, **summary(found), "written": written.row()}
         if output.json:
             print_json({**report, "versions": {**versions(), "transformers": version("transformers")}})
@@ -152,18 +157,14 @@ def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateO
     for path in output.plot or ():
         still_suffix(path)
         check_picture(path)
-    if output.resume and output.out is None:
-        raise InputError("--resume goes on with the run in a file: name it with --out")
     if output.out is not None:
         if output.out.suffix != ".npz":
             raise InputError(f"--out {output.out}: the state is kept in a .npz file")
         check_file(output.out, "--out")
-        if output.resume and not output.out.exists():
+        if output.out.exists():
             raise InputError(
-                f"--resume: there is no run in {output.out} to go on with; leave --resume out to begin one"
+                f"--out {output.out} exists: go on with it with --resume {output.out}, or choose another name"
             )
-        if output.out.exists() and not output.resume:
-            raise InputError(f"--out {output.out} exists: go on with it with --resume, or choose another name")
 
 
 def check_stray(model: IterateModel, prompts: IteratePrompts, output: IterateOutput, named: dict[str, str]) -> None:
@@ -239,8 +240,9 @@ def run(
             prompt_tokens=prompts.prompt_tokens,
             max_tokens=prompts.max_tokens,
             decode=decode,
-            store=output.out,
-            resume=output.resume,
+            store=output.out or output.resume,
+            resume=output.resume is not None,
+            asked=request(model, prompts, passes, own),
             progress=show,
         )
 
@@ -278,4 +280,5 @@ def summary(found: Iteration) -> dict[str, Any]:
 
 
 def _interrupted(output: IterateOutput) -> str:
-    return f"interrupted; go on with --out {output.out} --resume" if output.out is not None else "interrupted"
+    store = output.out or output.resume
+    return "interrupted" if store is None else f"interrupted; go on with attractor iterate --resume {store}"

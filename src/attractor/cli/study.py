@@ -39,7 +39,7 @@ class StudyHow:
     """How it is run."""
 
     workers: Annotated[int, how("N", "Processes that share the arms.", min=1)] = 1
-    minutes: Annotated[float | None, how("M", "Begin no arm after so many minutes.", min=0)] = None
+    max_seconds: Annotated[float | None, how("S", "Begin no arm after this many seconds.", min=0)] = None
     compile: Annotated[bool, how("", "Compile blocks, on a GPU.", "--compile/--no-compile", default="compiled")] = True
     kept: Annotated[Path | None, how("FOLDER", "Where tokens made of text are kept.", default="a folder of --out")] = (
         None
@@ -73,7 +73,7 @@ def study(context: typer.Context, options: StudyOptions, how: StudyHow, output: 
         command = replay(context, without=("json", "progress", "debug"))
         known = {"command": command, "hardware": hardware(), "commit": facts.commit(), "time": facts.now()}
         count, missing = run_study(
-            plan, options.out, {**known, "torch": facts.versions()["torch"]}, said(output.progress)
+            plan, options.out, {**known, "torch": facts.versions()["torch"]}, said(output.progress), said(True)
         )
         if output.json:
             found = {"study": options.name, "runs": count, "missing": missing, "file": str(options.out / "runs.jsonl")}
@@ -110,12 +110,12 @@ def planned(options: StudyOptions, how: StudyHow) -> Any:
     check_entries(changes)
     check_honoured(changes)
     kept = how.kept or options.out / "kept"
-    return Plan(chosen, arms, seeds, changes, Way.best(how.compile), kept, how.workers, how.minutes)
+    return Plan(chosen, arms, seeds, changes, Way.best(how.compile), kept, how.workers, how.max_seconds)
 
 
 def entries(text: str | None) -> dict[str, Any]:
     """Entries of a configuration in the words of TOML, or bare words: steps=100,betas=[0.9,0.99],augment=none."""
-    from attractor.cli.train import changed
+    from attractor.cli.train_plan import changed
 
     given = [entry for entry in pieces(text or "") if entry.strip()]
     if not all("=" in entry for entry in given):

@@ -237,6 +237,7 @@ def draw(opened: Checkpoint, first: Any, texts: TextOptions, model: ModelOptions
 
 def summary(opened: Checkpoint, found: Traces) -> dict[str, Any]:
     """The traces in numbers, ready for JSON; what is undefined is None."""
+    from attractor.checkpoints.running import text_notes
     from attractor.flow.summary import strict
 
     first = found.measurements[0]
@@ -245,7 +246,7 @@ def summary(opened: Checkpoint, found: Traces) -> dict[str, Any]:
     heads = {name: found.head(name) for name in first.heads}
     report = {
         "model": {"name": opened.name, "family": opened.family.name, "layers": len(opened.layers), "dim": opened.dim},
-        "notes": list(opened.notes),
+        "notes": [*opened.notes, *text_notes(opened)],
         "texts": found.texts,
         "skipped": [{"text": one.name, "tokens": one.tokens} for one in found.skipped],
         "lengths": list(found.lengths),

@@ -9,6 +9,7 @@ import numpy as np
 
 from attractor.pictures import style
 from attractor.report import Measure, Report, Section
+from attractor.report.blocks import number
 
 REST = "_without_first"
 STREAM = {  # title, label of the axis, and how to read it
@@ -96,7 +97,8 @@ def add_stream(section: Section, report: dict[str, Any]) -> None:
         layout = {"xaxis": {"title": {"text": "blocks passed"}}, "yaxis": {"title": {"text": label}}}
         layout["yaxis"] |= scaled(data) if name in LOGARITHMIC else {}
         caption = f"{title.capitalize()} along depth ({words}){spread_words(report)}."
-        section.figure({"data": data, "layout": layout}, caption, f"{title} from {last[0]} to {last[-1]}", height=300)
+        alt = f"{title} along depth, from {number(last[0])} to {number(last[-1])}"
+        section.figure({"data": data, "layout": layout}, caption, alt, height=300)
 
 
 def traces(curve: dict[str, Any], name: str, colour: str) -> list[dict[str, Any]]:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from attractor.cli.ending import ending
-from attractor.cli.files import check_folder_to_make
 from attractor.cli.groups import grouped, panel, replay
 from attractor.cli.pictures import PictureOptions
+from attractor.cli.train_plan import check_folders, listed, named_entries, planned
 from attractor.cli.written import Written
-from attractor.errors import InputError, StoreError
 
 SCHEMA = "attractor.train/1"
-SEEDS = "seeds.json"  # in the folder of a run of several
 what, output = panel("Run"), panel("Results")
 
 
@@ -35,7 +29,7 @@ class TrainOptions:
         str | None,
         typer.Argument(
             metavar="CONFIG",
-            help="A TOML file, or the name of one that comes along, such as tiny; --resume knows that of its run.",
+            help="A TOML file, or the name of one that comes along, such as tiny; --resume knows its own.",
             show_default=False,
         ),
     ] = None
@@ -43,9 +37,7 @@ class TrainOptions:
         str | None, what("PATH", "A file or a folder of text or pictures; datasets:NAME.", default="what CONFIG says")
     ] = None
     out: Annotated[Path | None, what("FOLDER", "A new folder for the run.", "--out", "-o")] = None
-    resume: Annotated[Path | None, what("FOLDER", "Go on with the run in this folder, after its last checkpoint.")] = (
-        None
-    )
+    resume: Annotated[Path | None, what("FOLDER", "Go on with the run in this folder, as it began.")] = None
     seed: Annotated[int | None, what("N", "Seed of everything.", min=0, default="what CONFIG says, or 0")] = None
     seeds: Annotated[str | None, what("S,S,...", "One run for each seed, in folders seed0, seed1, ... of --out.")] = (
         None
@@ -91,7 +83,8 @@ def train(context: typer.Context, options: TrainOptions, output: TrainOutput, pi
         folder = options.out or options.resume
         cache = None if folder is None or runs[0][1] == folder else folder / "data"  # seeds share what is made of text
         with listed(runs, cache):
-            reports = [one(*run, resume, cache, output) for run, resume in zip(runs, goes_on, strict=True)]
+            named = named_entries(runs, options)
+            reports = [one(*run, resume, named, cache, output) for run, resume in zip(runs, goes_on, strict=True)]
         if os.environ.get("RANK", "0") != "0":
             return  # of several processes the first one speaks
         command = replay(context, without=("json", "progress", "debug"))
@@ -147,137 +140,6 @@ def over_seeds(reports: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: summary([report[name] for report in reports]) for name in SCORES if name in reports[0]}
 
 
-def planned(options: TrainOptions) -> list[tuple[Any, Path]]:
-    """A configuration and a folder for each run."""
-    from attractor.experiments.training import read_config
-
-    if (options.out is None) == (options.resume is None):
-        raise InputError("give --out FOLDER for a new run or --resume FOLDER to go on with one")
-    folder = options.out or options.resume
-    assert folder is not None
-    if options.config is None:
-        return begun(options)
-    if options.seed is not None and options.seeds is not None:
-        raise InputError("--seed is for one run and --seeds for several: give one of them")
-    named = {"data": options.data, "steps": options.steps, "seed": options.seed}
-    changes = changed(options.change or []) | {name: value for name, value in named.items() if value is not None}
-    if options.seeds is None:
-        return [(read_config(options.config, **changes), folder)]
-    try:
-        seeds = dict.fromkeys(int(seed) for seed in options.seeds.split(","))
-    except ValueError:
-        raise InputError(f"--seeds {options.seeds} is not a list of whole numbers: write --seeds 0,1,2") from None
-    return [(read_config(options.config, **changes, seed=seed), folder / f"seed{seed}") for seed in seeds]
-
-
-def begun(options: TrainOptions) -> list[tuple[Any, Path]]:
-    """The run in a folder, or those of its seeds, with the configurations that they began with."""
-    from attractor.experiments.training.folder import RunFolder
-
-    if options.resume is None:
-        raise InputError("name a CONFIG for a new run: a TOML file, or one that comes along, such as tiny")
-    named = {"--data": options.data, "--steps": options.steps, "--set": options.change, "--seeds": options.seeds}
-    other = [option for option, value in {**named, "--seed": options.seed}.items() if value is not None]
-    if other:
-        raise InputError(f"--resume goes on with a run as it began: leave out {', '.join(other)}, or name its CONFIG")
-    if RunFolder(options.resume).begun():
-        return [(_config(options.resume), options.resume)]
-    found = {_number(file.parent): _config(file.parent) for file in options.resume.glob("seed*/config.json")}
-    if not found:
-        raise StoreError(f"{options.resume} holds no run that could be resumed: it has no readable config.json")
-    # seeds that had not begun are as those that had
-    first = next(iter(found.values()))
-    seeds = [*_seeds(options.resume), *sorted(found)]
-    return [
-        (found.get(seed) or replace(first, seed=seed), options.resume / f"seed{seed}") for seed in dict.fromkeys(seeds)
-    ]
-
-
-def _config(folder: Path) -> Any:
-    """The configuration that a run began with."""
-    from attractor.experiments.training.config import Config
-    from attractor.experiments.training.folder import RunFolder
-
-    try:
-        return Config(**RunFolder(folder).config())
-    except (TypeError, InputError) as error:
-        raise StoreError(f"{folder} holds no run that could be resumed: its config.json is damaged ({error})") from None
-
-
-def _number(folder: Path) -> int:
-    try:
-        return int(folder.name.removeprefix("seed"))
-    except ValueError:
-        raise StoreError(f"{folder} is not the folder of a seed, which are named seed0, seed1 and so on") from None
-
-
-def _seeds(folder: Path) -> list[int]:
-    """The seeds that a run of several was to have, in their order."""
-    try:
-        return [int(seed) for seed in json.loads((folder / SEEDS).read_text(encoding="utf-8"))]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError):
-        raise StoreError(f"{folder / SEEDS} is damaged: name the CONFIG and --seeds of the run") from None
-
-
-@contextmanager
-def listed(runs: list[tuple[Any, Path]], cache: Path | None) -> Iterator[None]:
-    """The list of all seeds beside their folders, so that those that have not begun are not forgotten; none if no run begins."""
-    from attractor.experiments.training.folder import RunFolder
-
-    if cache is None or os.environ.get("RANK", "0") != "0":
-        yield
-        return
-    place = cache.parent / SEEDS
-    new = [folder for folder in (cache.parent, *cache.parent.parents) if not folder.exists()]
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    seeds = dict.fromkeys([*_seeds(cache.parent), *(config.seed for config, _ in runs)])
-    place.write_text(json.dumps([*seeds]) + "\n", encoding="utf-8")
-    try:
-        yield
-    except BaseException:
-        if not any(RunFolder(folder).begun() for _, folder in runs):
-            with suppress(OSError):
-                place.unlink()
-                for folder in new:
-                    folder.rmdir()
-        raise
-
-
-def check_folders(runs: list[tuple[Any, Path]], options: TrainOptions) -> list[bool]:
-    """Which runs go on; refuses folders before any of them is trained. Of several seeds some may not have begun when all were stopped."""
-    from attractor.experiments.training.folder import RunFolder
-
-    folders = [RunFolder(folder) for _, folder in runs]
-    if options.resume is None:
-        for folder in folders:
-            check_folder_to_make(folder.path, "--out")
-            folder.check_new()
-        return [False] * len(runs)
-    if options.seeds is not None and not any(folder.begun() for folder in folders):
-        raise StoreError(f"{options.resume} holds no run of the seeds {options.seeds} that could be resumed")
-    goes_on = [len(runs) == 1 or folder.begun() for folder in folders]
-    for (config, _), folder, begun in zip(runs, folders, goes_on, strict=True):
-        if begun:
-            folder.agree(config)
-    return goes_on
-
-
-def changed(given: list[str]) -> dict[str, Any]:
-    """Entries as TOML has them; a word that is none there is itself."""
-    found: dict[str, Any] = {}
-    for entry in given:
-        name, sign, value = entry.partition("=")
-        if not sign or not name.strip():
-            raise InputError(f"--set {entry} is not of the form NAME=VALUE, such as --set attention=divergent")
-        try:
-            found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[name.strip()] = value.strip()
-    return found
-
-
 def said(report: dict[str, Any]) -> str:
     """One line for a run."""
     score = (
@@ -289,7 +151,9 @@ def said(report: dict[str, Any]) -> str:
     )
 
 
-def one(config: Any, folder: Path, resume: bool, cache: Path | None, output: TrainOutput) -> dict[str, Any]:
+def one(
+    config: Any, folder: Path, resume: bool, named: list[str], cache: Path | None, output: TrainOutput
+) -> dict[str, Any]:
     """One run with a bar on stderr: the loss, and how many tokens or pictures go by each second."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -314,5 +178,5 @@ def one(config: Any, folder: Path, resume: bool, cache: Path | None, output: Tra
             words = f"seed {config.seed}, loss {row['loss']:.3f}, {speed:,.0f} {unit}/s"
             bar.update(task, completed=row["step"], description=words)
 
-        report = run(config, folder, resume=resume, cache=cache, progress=show if shows else None)
+        report = run(config, folder, resume=resume, cache=cache, changed=named, progress=show if shows else None)
     return {"seed": config.seed, **report.row()}

@@ -96,7 +96,7 @@ class DefiniteAttention(AttentionLayer):
         if self.refinement is not None:
             self.refinement.check_metric(self.metric_diagonal())
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any, **options: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
         """Weights of another regime fit in shape, and their signs would come along unseen: refused before anything is copied."""
         for name, own in self.named_buffers():
             if not name.endswith("signs"):

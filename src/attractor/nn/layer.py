@@ -15,6 +15,7 @@ from attractor.attention.kernels import Pairing, kernel_named
 from attractor.attention.positions.rotary import turn_pairs
 from attractor.errors import InputError
 from attractor.nn.factors import working
+from attractor.nn.forms import check_forms
 from attractor.nn.refinements import Refinement, refinement_named
 from attractor.nn.sizes import check_size, finite_scale, head_size
 from attractor.nn.weights import Weights
@@ -73,6 +74,10 @@ class AttentionLayer(nn.Module):
             self.refinement.check(dim, heads)
         if self.refinement is not None and self.kernel.name == "l2":
             raise InputError("refinements add to scores, and the l2 kernel has distances instead: take another kernel")
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
+        check_forms(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
     def weights(self, dtype: torch.dtype | None = None) -> Weights:
         """The plain weights that the layer has now, differentiable, in float32 at least."""

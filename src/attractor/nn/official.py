@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from attractor.errors import InputError
 from attractor.nn.factors import Signed, working
+from attractor.nn.forms import Formed
 from attractor.nn.weights import Weights, split_heads, split_output
 
 Solve = Literal["quotient", "product"]
 SMALLEST = 1e-2  # eigenvalue that the start's symmetric part is clipped at
 
 
-class Official(nn.Module):
+class Official(Formed):
     """Free query and output (d, d), definite ``interaction`` W and ``metric`` A (d, d)."""
 
     def __init__(self, signs: Tensor, inner: Tensor, heads: int, skew: bool, solve: Solve, pivot: float) -> None:
@@ -38,6 +39,11 @@ class Official(nn.Module):
         self.metric = Signed(signs, skew=skew, pivot=pivot)
         for part in (self.interaction, self.metric):
             part.start(_lower(nn.init.orthogonal_(torch.empty(dim, dim))))
+        self.mark_form()
+
+    @property
+    def form(self) -> str:
+        return f"layer of official orientation with solve={self.solve!r}"
 
     def weights(self, dtype: torch.dtype | None = None) -> Weights:
         wide = working(self.query.dtype, dtype)

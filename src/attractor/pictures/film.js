@@ -191,6 +191,8 @@ window.attractorFilm = function (root, reel, isDark) {
   slider.max = String(count - 1);
   const ready = Promise.all(drawn).then(() => {
     paint();
+    // the words on the picture's element stand for it; its letters and marks in no order would be noise to whoever listens
+    root.querySelectorAll(".main-svg, .gl-container").forEach((part) => part.setAttribute("aria-hidden", "true"));
     slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
     play.addEventListener("click", () => (timer === null ? start() : stop()));
     if (reel.strips) curves.on("plotly_click", jump);

@@ -172,6 +172,8 @@ def tabulated(
         if not listed or not isinstance(listed[0], Mapping):
             raise InputError("give the columns of a table whose rows are not dicts")
         columns = [str(name) for name in listed[0]]
+    if any(not str(name).strip() for name in columns):
+        raise InputError("every column of a table needs a name: it is the header that its cells are read with")
     cells = [tuple(row.get(name) for name in columns) if isinstance(row, Mapping) else tuple(row) for row in listed]
     for row in cells:
         if len(row) != len(columns):

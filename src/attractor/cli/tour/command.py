@@ -165,7 +165,7 @@ def add_overview(report: Report, visits: list[Visit]) -> None:
     rows = [
         {
             "stop": one.title,
-            "": Badge(one.status, tones[one.status]),
+            "how it went": Badge(one.status, tones[one.status]),
             "what was found": one.words,
             "seconds": round(one.seconds, 1),
         }

@@ -42,7 +42,7 @@ class Plan:
     way: Way
     kept: Path
     workers: int = 1
-    minutes: float | None = None
+    max_seconds: float | None = None
 
 
 class Results:
@@ -93,8 +93,10 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def run_study(plan: Plan, out: str | Path, facts: Row, say: Callable[[str], None]) -> tuple[int, list[str]]:
-    """Run what is missing; how many runs there are now, and the arms that failed or were not begun in time."""
+def run_study(
+    plan: Plan, out: str | Path, facts: Row, say: Callable[[str], None], complain: Callable[[str], None]
+) -> tuple[int, list[str]]:
+    """Run what is missing; how many runs there are now, and the arms that failed or were not begun in time, which are complained about."""
     results = Results(out)
     configs = {arm: Config(**{**changes_of(plan.study, arm), **plan.changes}) for arm in plan.arms}
     for config in configs.values():
@@ -108,11 +110,12 @@ def run_study(plan: Plan, out: str | Path, facts: Row, say: Callable[[str], None
                 jobs.append((arm, config, seeds, plan.way, plan.kept))
         if jobs:
             open_data(jobs[0][1], plan.kept)  # once for all: data that no arm could read, and tokens that workers share
-    left = {job[0] for job in jobs}
+    left, failed = {job[0] for job in jobs}, set[str]()
     started = time.perf_counter()
     for (arm, config, *_), rows, error in _carried_out(jobs, plan, started):
         if rows is None:
-            say(f"{arm}: failed, {error}")
+            complain(f"{arm}: failed, {error}")
+            failed.add(arm)
             continue
         left.discard(arm)
         own = {"study": plan.study.name, "arm": arm, "changes": plan.changes, "config": config.row()}
@@ -125,12 +128,15 @@ def run_study(plan: Plan, out: str | Path, facts: Row, say: Callable[[str], None
             f"{arm}: {len(rows)} seeds{lost}, {plan.study.measure} {mean}, {first['parameters']} parameters, "
             f"{(first['tokens_per_second'] or 0) / 1e6:.2f} M tokens/s, {first['seconds']:.1f} s, at {time.perf_counter() - started:.0f} s"
         )
+    for arm in plan.arms:
+        if arm in left - failed:
+            complain(f"{arm}: not begun in time")
     return len(results.rows()), [arm for arm in plan.arms if arm in left]
 
 
 def _carried_out(jobs: list[Job], plan: Plan, started: float) -> Iterator[tuple[Job, list[Row] | None, str]]:
     def late() -> bool:
-        return plan.minutes is not None and time.perf_counter() - started > 60 * plan.minutes
+        return plan.max_seconds is not None and time.perf_counter() - started > plan.max_seconds
 
     if plan.workers == 1:
         for job in jobs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from attractor.experiments.training.config import Config
 
 
 class RunFolder:
-    """``config.json``, ``curve.jsonl`` (one line for each step) and ``checkpoint`` (the last whole one)."""
+    """``config.json``, ``changed.json`` (which of its entries were set beside the file that it came from), ``curve.jsonl`` (one line
+    for each step) and ``checkpoint`` (the last whole one)."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -29,10 +30,11 @@ class RunFolder:
         if self.begun():
             raise StoreError(f"{self.path} holds a run already: resume it, or give another folder")
 
-    def begin(self, config: Config) -> None:
+    def begin(self, config: Config, changed: Iterable[str] = ()) -> None:
         """A new run."""
         self.check_new()
         self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "changed.json").write_text(json.dumps([*changed]) + "\n", encoding="utf-8")
         (self.path / "config.json").write_text(json.dumps(config.row(), indent=1) + "\n", encoding="utf-8")
 
     def config(self) -> dict[str, Any]:
@@ -43,6 +45,15 @@ class RunFolder:
             raise StoreError(
                 f"{self.path} holds no run that could be resumed: it has no readable config.json"
             ) from None
+
+    def changed(self) -> list[str]:
+        """Entries that were set beside the file of the configuration; none where a run of an earlier version did not say."""
+        with suppress(OSError, ValueError, TypeError):
+            known = self.config()
+            return [
+                name for name in json.loads((self.path / "changed.json").read_text(encoding="utf-8")) if name in known
+            ]
+        return []
 
     def agree(self, config: Config) -> None:
         """Refuse to go on with another configuration."""

@@ -12,7 +12,7 @@ import json
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,13 @@ def train(
     *,
     resume: bool = False,
     cache: str | Path | None = None,
+    changed: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> Report:
     """Train a model as ``config`` says, into the folder ``out``; ``resume`` goes on after its checkpoint.
 
-    ``cache`` is where joined corpora and tokens are kept, a folder of the run unless given; ``progress`` is called with every row.
+    ``cache`` is where joined corpora and tokens are kept, a folder of the run unless given; ``changed`` are entries that were set beside
+    the file of the configuration, for whoever resumes; ``progress`` is called with every row.
     """
     check_trackers(config)
     folder = RunFolder(out)
@@ -87,7 +89,7 @@ def train(
             if resume:
                 folder.recover()
             else:
-                folder.begin(config)
+                folder.begin(config, changed)
         accelerator.wait_for_everyone()
         first = folder.step() if resume else 0
         if first:

@@ -13,6 +13,10 @@ from attractor.report import Badge, Measure, Report, plain
 TONES = {"convergent": "warn", "divergent": "good"}
 
 
+def counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
 def training_report(runs: Sequence[History], command: str) -> Report:
     """One page for runs that differ in their seeds."""
     first = runs[0]
@@ -43,7 +47,7 @@ def _curves(report: Report, runs: Sequence[History], score: str) -> None:
     section.figure(
         {"data": losses, "layout": layout},
         "Training loss, as means over neighbouring steps.",
-        f"Training loss of {len(runs)} runs, from {losses[0]['y'][0]:.3f} to {losses[0]['y'][-1]:.3f} in the first.",
+        f"Training loss of {counted(len(runs), 'run')}, from {losses[0]['y'][0]:.3f} to {losses[0]['y'][-1]:.3f} in the first.",
     )
     scores = [
         {
@@ -57,7 +61,9 @@ def _curves(report: Report, runs: Sequence[History], score: str) -> None:
     ]
     layout = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": SCORES[score]}}}
     words = f"{SCORES[score].capitalize()} on validation data."
-    section.figure({"data": scores, "layout": layout}, words, f"{len(runs)} curves of {SCORES[score]} along steps.")
+    section.figure(
+        {"data": scores, "layout": layout}, words, f"{counted(len(runs), 'curve')} of {SCORES[score]} along steps."
+    )
 
 
 def _depth(report: Report, run: History) -> None:

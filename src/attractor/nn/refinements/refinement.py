@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attractor.errors import InputError
+from attractor.nn.forms import Formed
 from attractor.nn.weights import Weights
 
 Sign = Literal["+", "-", "free"]
 START = 0.05  # of a signed strength, as in the published code
 
 
-class Refinement(nn.Module):
+class Refinement(Formed):
     r"""Strengths :math:`\lambda` of the given ``shape``, by sign.
 
     "+" and "-" are :math:`\pm\mathrm{softplus}(\theta)`, never zero; "free" is :math:`\theta` itself, zero at the start unless ``value``
@@ -49,6 +50,11 @@ class Refinement(nn.Module):
         start = self.value if self.sign == "free" else math.log(math.expm1(self.value))
         self.theta = nn.Parameter(torch.full(shape, start))
         self._known: tuple[int, int, bool] | None = None
+        self.mark_form()
+
+    @property
+    def form(self) -> str:
+        return f"{self.name or type(self).__name__} of sign {self.sign!r}"
 
     def check(self, dim: int, heads: int) -> None:
         """Refuse a layer of other sizes."""

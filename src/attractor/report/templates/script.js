@@ -68,6 +68,8 @@
     });
     return change;
   }
+  // a picture is the words for it: its letters and marks in no order would be noise to whoever listens
+  const described = (place) => all(".main-svg, .gl-container", place).forEach((part) => part.setAttribute("aria-hidden", "true"));
   const config = { responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "", modeBarButtons: [["toImage", "resetScale2d"]] };
   const plots = all("figure > .plot").map((place) => ({ place, drawn: null }));
   function drawPlot(plot) {
@@ -77,6 +79,7 @@
     plot.drawn = window.Plotly.newPlot(plot.place, content.data, content.layout, { ...config, ...buttons }).then(() => {
       painters.push((dark) => window.Plotly.relayout(plot.place, themed(plot.place.layout, dark)));
       plot.place.dataset.drawn = "true";
+      described(plot.place);
       return window.Plotly.relayout(plot.place, themed(plot.place.layout, isDark()));
     });
     return plot.drawn;
@@ -155,11 +158,11 @@
     const dress = (dark) => (picture && picture.layout ? window.Plotly.relayout(picture, themed(picture.layout, dark)) : null);
     function draw(index) {
       const own = content.pictures.cells[Math.floor(index / width)][index % width], common = content.pictures.common;
-      const traces = own && own.map((trace, at) => ({ ...structuredClone(common[at] || {}), ...trace })), place = make("div", { class: "picture", role: "img", "aria-label": `${content.pictures.words}, ${where(index)}` });
+      const traces = own && own.map((trace, at) => ({ ...structuredClone(common[at] || {}), ...trace })), place = make("div", { class: "picture", role: "group", "aria-label": `${content.pictures.words}, ${where(index)}` });
       picture = traces ? place : null;
       if (!traces) return;
       panel.append(place);
-      window.Plotly.newPlot(place, traces, JSON.parse(JSON.stringify(content.pictures.layout)), config).then(() => window.Plotly.relayout(place, themed(place.layout, isDark()))).then(() => { place.dataset.drawn = "true"; });
+      window.Plotly.newPlot(place, traces, JSON.parse(JSON.stringify(content.pictures.layout)), config).then(() => window.Plotly.relayout(place, themed(place.layout, isDark()))).then(() => { described(place); place.dataset.drawn = "true"; });
     }
     function open(index) {
       if (opened !== null) cells[opened].setAttribute("aria-selected", "false");
@@ -167,7 +170,7 @@
       cells[index].setAttribute("aria-selected", "true");
       const phrase = (words) => (typeof words === "number" ? content.phrases[words] : words);
       const rows = content.details ? content.details[Math.floor(index / width)][index % width].map((row) => row.map(phrase)) : content.measures.map((measure) => [measure.name, measure.shown[index]]);
-      const head = make("h3", {}, where(index)), shut = make("button", { type: "button", class: "copy", "aria-label": "close the panel" }, "Close"), list = make("dl");
+      const head = make(figure.closest("section") ? "h3" : "h2", {}, where(index)), shut = make("button", { type: "button", class: "copy", "aria-label": "close the panel" }, "Close"), list = make("dl");
       shut.addEventListener("click", close);
       head.append(shut);
       rows.forEach(([label, text]) => list.append(make("dt", {}, label), make("dd", {}, text)));

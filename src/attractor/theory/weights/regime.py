@@ -11,11 +11,13 @@ import torch
 
 from attractor.attention import Attention, Block, Rotary, Stack
 from attractor.errors import InputError
+from attractor.theory.lyapunov import contraction
 from attractor.theory.weights.factors import Factors
-from attractor.theory.weights.forms import BANDS, Form, Spectrum, core, form
+from attractor.theory.weights.forms import BANDS, Form, Spectrum, form
 from attractor.theory.weights.heads import Head, factors_of, fold, heads_in
 from attractor.theory.weights.labels import Label, Setting, label
 from attractor.theory.weights.layers import (
+    SharedMetric,
     interaction_sum,
     metric_form,
     metric_sum,
@@ -212,7 +214,7 @@ def _layer(
     if len(heads) == 1 and heads[0].rank == heads[0].dim:
         named = rows[0].label
     elif setting.causal:
-        named = _causal_layer(heads, value, setting, band)
+        named = _causal_layer(heads, value, shared, setting, tolerance)
     else:
         one_metric = shared.residual <= tolerance
         signs = fitted if one_metric else metric
@@ -228,17 +230,21 @@ def _agreed(rows: list[HeadRegime]) -> tuple[Offset, ...]:
     return tuple(offset for row in rows for offset in row.offsets)
 
 
-def _causal_layer(heads: list[Head], value: Spectrum, setting: Setting, band: float) -> Label:
-    """Several heads under a causal mask: values with no positive symmetric part that add up to a negative one share a Lyapunov matrix."""
+def _causal_layer(
+    heads: list[Head], value: Spectrum, shared: SharedMetric, setting: Setting, tolerance: float
+) -> Label:
+    """Several heads under a causal mask: T8 where one norm is known that no head lets grow."""
     named = label(*_unused(heads), value, setting, heads=len(heads))
     if named.name != "convergent" or value.stability != "stable" or setting.biased or len(heads) == 1:
         return named
-    forms = [form(core(head.output.mT, head.value), 0, band) for head in heads]
-    total = torch.stack([head.output @ head.value for head in heads]).sum(0)
-    common = all(item.high <= band * item.norm for item in forms) and form(total, 0, band).sign == "negative"
-    if not common:
-        return Label(named.name, None, f"{named.why}; near zero only, since no common Lyapunov matrix is known")
-    return Label(named.name, "regimes.T8", f"{named.why}; proved by regimes.T8 with |x|^2 for every head")
+    values = torch.stack([head.output @ head.value for head in heads])
+    norms = {"|x|^2": None, "the metric that the heads share": shared.left.mT @ shared.right}
+    for norm, metric in norms.items():
+        found = contraction(values, metric)
+        if found is not None and found.excess <= tolerance < found.strength:
+            return Label(named.name, "regimes.T8", f"{named.why}; proved by regimes.T8, since no head lets {norm} grow")
+    missing = "one norm that no head lets grow, and neither |x| nor the metric that fits all heads is one"
+    return Label(named.name, None, f"{named.why}; near zero only: for several heads T8 needs {missing}")
 
 
 def _unused(heads: list[Head]) -> tuple[Form, Form]:

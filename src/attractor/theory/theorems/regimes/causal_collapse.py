@@ -1,7 +1,8 @@
 r"""T8: under a causal mask a stable value sends every token to zero, whatever the interaction and the rotary positions.
 
 The first token obeys :math:`\dot x_1 = V x_1`; if the earlier ones are integrable, token l is bounded, its weight on itself stays above a
-positive number, and it decays too. Near zero token l has the rate :math:`|\operatorname{Re}\lambda|/l`.
+positive number, and it decays too. Near zero token l has the rate :math:`|\operatorname{Re}\lambda|/l`. Several heads need one norm that no
+head lets grow (``attractor.theory.lyapunov``): the usual one, or that of a definite metric that the heads share.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import torch
 from attractor.attention import Rotary
 from attractor.flow import Trajectory
 from attractor.theory import hypotheses as given
-from attractor.theory.conditions import Hypothesis, Margin, strictly, weakly
-from attractor.theory.matrices import extremes
+from attractor.theory.conditions import Hypothesis, Margin, Verdict, strictly, vanishing, weakly
+from attractor.theory.lyapunov import contraction
 from attractor.theory.sampling import Draw, cloud, definite, law_of, metric_law, sizes, skew
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.trends import RUNAWAY, alive, exponential
@@ -22,16 +23,21 @@ HORIZON = 64.0
 
 
 def stable(case: Case) -> Margin:
-    """One head: the spectrum of V. Several: no V_h expands in any direction and their sum contracts in all."""
+    """One head: the spectrum of V. Several: in one norm no V_h expands in any direction and their sum contracts in all."""
     found = case.matrices
     size = float(torch.linalg.matrix_norm(found.value, 2).clamp_min(1e-300))
     if len(found.values) == 1:
         abscissa = float(torch.linalg.eigvals(found.value).real.max()) / size
         return strictly(-abscissa, detail=f"largest real part {abscissa * size:.4g}")
-    worst = max(extremes(value)[1] for value in found.values)
-    if weakly(-worst).verdict.value != "holds":
-        return weakly(-worst, detail="a head expands in some direction")
-    return strictly(-extremes(found.value)[1])
+    usual = contraction(found.values)
+    assert usual is not None
+    if weakly(-usual.excess).verdict is Verdict.HOLDS:
+        return strictly(usual.strength)
+    own = contraction(found.values, found.metric)
+    # heads of less than full rank are zero elsewhere, which is an equation
+    if own is not None and vanishing(max(own.excess, 0.0)).verdict is Verdict.HOLDS:
+        return strictly(own.strength, detail="in the norm of the metric of the heads")
+    return weakly(-usual.excess, detail="a head expands in some direction, in the usual norm and in that of the metric")
 
 
 def start_of(case: Case, run: Trajectory) -> torch.Tensor:
@@ -85,9 +91,10 @@ def unmasked(draw: Draw) -> Case:
 THEOREM = Theorem(
     key="regimes.T8",
     title="Causal collapse",
-    statement=r"Under a causal mask, if every eigenvalue of \(V\) has a negative real part (several heads: "
-    r"\(\operatorname{sym} V_h \preceq 0\) and \(\operatorname{sym}\sum_h V_h \prec 0\)), every token tends to zero exponentially, for any "
-    r"interaction, any rotary positions and any bounded bias of the scores; the first is \(x_1(t) = e^{\sum_h V_h t} x_1(0)\).",
+    statement=r"Under a causal mask, if every eigenvalue of \(V\) has a negative real part (several heads: one symmetric "
+    r"\(L \succ 0\) has \(\operatorname{sym} L V_h \preceq 0\) for every head and \(\operatorname{sym} L \sum_h V_h \prec 0\)), every "
+    r"token tends to zero exponentially, for any interaction, any rotary positions and any bounded bias of the scores; the first is "
+    r"\(x_1(t) = e^{\sum_h V_h t} x_1(0)\).",
     citation=Citation("pham2025dynamical", "decoders, which it does not treat apart", "our value V is its V^T"),
     status=Status.HERE,
     hypotheses=(
@@ -103,5 +110,6 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"value stable": unstable, "causal mask": unmasked},
-    proof="Induction over tokens: the earlier ones are integrable, so each is bounded, sees itself with positive weight, and decays.",
+    proof="Induction over tokens: the earlier ones are integrable, so each is bounded (in the norm of L), sees itself with positive weight "
+    "in every head, and decays.",
 )
