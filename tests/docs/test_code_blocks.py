@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from attractor.observables import registry
+
 ROOT = Path(__file__).parents[2]
 DOCS = [page for page in ROOT.glob("docs/**/*.md") if page.parent.name not in ("_build", "generated")]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS])
@@ -99,6 +101,8 @@ def exit_code(words: list[str]) -> int:
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
+    # a page may register an observable of its own, which must not outlive it
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.language == "python":
