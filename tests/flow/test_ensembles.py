@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -165,3 +167,23 @@ def test_time_varying_laws_move_members_at_their_own_times(law: str) -> None:
     tokens = at.Tokens.uniform(4, 3, seed=9, ensemble=3)
     options = {"space": "sphere", "save": [0.4, 2.0], "stop": ()}
     assert_members_are_single_runs(lambda number: moving, tokens, at.flow(moving, tokens, **options), 1e-9, **options)
+
+
+def test_a_law_with_members_of_its_own_is_asked_for_those_that_go_on() -> None:
+    @dataclass(frozen=True, eq=False)
+    class Shrinking(at.Law):
+        rates: torch.Tensor
+
+        def velocity(self, tokens, time=0.0, *, skip_self=False):
+            return -self.rates[:, None, None] * tokens.points
+
+        def member(self, index: torch.Tensor) -> Shrinking:
+            return Shrinking(self.rates.index_select(0, index))
+
+    rates = torch.tensor([1.0, 2.0, 30.0], dtype=torch.float64)
+    tokens = at.Tokens.gaussian(5, 3, seed=0, ensemble=3)
+    run = at.flow(Shrinking(rates), tokens, until=1.0)
+    torch.testing.assert_close(
+        run.final.points[:2], torch.exp(-rates[:2, None, None]) * tokens.points[:2], rtol=1e-6, atol=0
+    )
+    assert [outcome.name for outcome in run.outcomes] == ["reached", "reached", "collapsed"]

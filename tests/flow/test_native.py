@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import Any
@@ -290,14 +291,19 @@ def test_a_member_that_ends_takes_its_positions_along(mask: str) -> None:
     agree(here, there)
 
 
-def test_parameters_changed_in_place_are_seen() -> None:
-    law, tokens = at.Attention.isotropic(3, 4.0), at.Tokens.uniform(8, 3, seed=0)
-    before = at.flow(law, tokens, space="sphere", until=1.0).final.points
-    law.query[0, 1] = 0.5  # no longer a multiple of the identity
-    same = at.Attention(law.query.clone(), law.key, law.value)
-    after = at.flow(law, tokens, space="sphere", until=1.0).final.points
-    assert torch.equal(after, at.flow(same, tokens, space="sphere", until=1.0).final.points)
-    assert torch.equal(at.velocity(law, tokens), at.velocity(same, tokens))
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_parameters_changed_in_place_are_seen(name: str, inference: bool) -> None:
+    with torch.inference_mode(inference):
+        law, tokens = at.Attention.isotropic(3, 4.0), at.Tokens.uniform(8, 3, seed=0)
+        before = at.flow(law, tokens, space="sphere", until=1.0).final.points
+        getattr(law, name)[0, 1] = 0.5  # no longer a multiple of the identity
+        copied = copy.deepcopy(law)
+        same = at.Attention(law.query.clone(), law.key.clone(), law.value.clone())
+        after = at.flow(law, tokens, space="sphere", until=1.0).final.points
+        assert torch.equal(after, at.flow(same, tokens, space="sphere", until=1.0).final.points)
+        assert torch.equal(at.velocity(copied, tokens), at.velocity(same, tokens))
+        assert torch.equal(at.velocity(law, tokens), at.velocity(same, tokens))
     assert not torch.allclose(before, after, atol=1e-3)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attractor.attention.kernels import Kernel, Pairing, kernel_named
 from attractor.attention.law import Law
@@ -144,18 +145,33 @@ class Attention(Law):
             raise InputError("the value is singular, so the metric Q'K inv(V) does not exist")
         return torch.linalg.solve(value, self.interaction, left=False)
 
-    @cached_property
+    @property
     def _value_scalars(self) -> Tensor | None:
         """c (..., h) where every head's value is exactly c I and needs no gradient, else None."""
         if self.output is not None or self.value_bias is not None:
             return None
-        return _multiple(self.value)
+        return self._scalars("value")[0]
+
+    def _scalars(self, name: str) -> tuple[Tensor | None, bool]:
+        """c (..., h) where every head's parameter is exactly c I and nothing is differentiated or traced, else None; and whether
+        all c are 1. It is looked at again when it was changed in place."""
+        matrix: Tensor = getattr(self, name)
+        if _watched(matrix):
+            return None, False
+        now, known = version(matrix), self._multiples.get(name)
+        if known is None or known[0] != now or now < 0:
+            scalars = _multiple(matrix)
+            known = self._multiples[name] = (now, scalars, scalars is not None and bool((scalars == 1).all()))
+        return known[1:]
 
     @cached_property
-    def _unit_value(self) -> bool:
-        """Whether every head's value is exactly I."""
-        scalars = self._value_scalars
-        return scalars is not None and bool((scalars == 1).all())
+    def _multiples(self) -> dict[str, tuple[int, Tensor | None, bool]]:
+        """What is known of parameters, and at which version."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: nothing that was found out about other tensors."""
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     @cached_property
     def _symmetric_scores(self) -> bool:
@@ -187,7 +203,7 @@ class Attention(Law):
             moved = kernel.attend(pairing, points.unsqueeze(-3))
             if scalars is None:
                 moved = moved @ _with_heads(self.value).to(points).mT
-            elif not self._unit_value:
+            elif not self._scalars("value")[1]:
                 moved = moved * scalars.to(points)[..., None, None]
         moved = moved.squeeze(-3) if moved.shape[-3] == 1 else moved.sum(-3)
         return moved if self.output_bias is None else moved + self.output_bias.to(moved)
@@ -223,19 +239,11 @@ class Attention(Law):
         return q, k if self.key_bias is None else k + self.key_bias.to(points).unsqueeze(-2)
 
     def _times(self, name: str, points: Tensor) -> Tensor:
-        """Points times a parameter; where that is a multiple of the identity, which saves a product, with the same bits."""
-        matrix: Tensor = getattr(self, name)
-        known, scalars = self._multiples.get(name, (-1, None))
-        if known != (now := version(matrix)):  # it may have been changed in place
-            _, scalars = self._multiples[name] = (now, _multiple(matrix))
-        if scalars is None or matrix.requires_grad:
-            return points @ _with_heads(matrix).to(points).mT
-        return points * scalars.to(points)[..., None, None]
-
-    @cached_property
-    def _multiples(self) -> dict[str, tuple[int, Tensor | None]]:
-        """What is known of parameters: their version, and c (..., h) where they are c I."""
-        return {}
+        """Points times a parameter; where that is a multiple of the identity no product is needed."""
+        scalars, ones = self._scalars(name)
+        if scalars is None:
+            return points @ _with_heads(getattr(self, name)).to(points).mT
+        return points if ones else points * scalars.to(points)[..., None, None]
 
     def enter(self, tokens: Tokens) -> Tokens:
         return tokens if self.positions is None else tokens.moved(self.positions.enter(tokens))
@@ -250,13 +258,13 @@ class Attention(Law):
     def gathers(self) -> bool:
         return self._gathers
 
-    @cached_property
+    @property
     def _gathers(self) -> bool:
         scalars = self._value_scalars
         assert isinstance(self.kernel, Kernel)
         return scalars is not None and bool((scalars > 0).all()) and self.kernel.name != "linear"
 
-    def member(self, index: Tensor | slice) -> Attention:
+    def member(self, index: Tensor) -> Attention:
         if self.query.ndim < 4:
             return self
         ranks = {"query": 4, "key": 4, "value": 4, "output": 4, "query_bias": 3, "key_bias": 3, "value_bias": 3}
@@ -313,9 +321,19 @@ def _number(scale: Any) -> Any:
     return scale if isinstance(scale, Tensor) and scale.requires_grad else float(scale)
 
 
+def _watched(matrix: Tensor) -> bool:
+    """Whether a derivative in the matrix may be asked for, in either direction, or its use is being traced."""
+    return (
+        matrix.requires_grad
+        or torch.compiler.is_compiling()
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.maybe_current_level() is not None  # type: ignore[attr-defined]
+    )
+
+
 def _multiple(matrix: Tensor) -> Tensor | None:
-    """c (..., h) where every head's matrix is exactly c I and needs no gradient, else None."""
-    if matrix.requires_grad or matrix.shape[-1] != matrix.shape[-2]:
+    """c (..., h) where every head's matrix is exactly c I, else None."""
+    if matrix.shape[-1] != matrix.shape[-2]:
         return None
     matrix = _with_heads(matrix)
     scalars = matrix[..., 0, 0]

@@ -119,7 +119,7 @@ class Block(Law):
     def breaks(self, start: float, end: float) -> list[float]:
         return sorted({time for law in self._parts for time in law.breaks(start, end)})
 
-    def member(self, index: Tensor | slice) -> Law:
+    def member(self, index: Tensor) -> Law:
         return Block(
             *(law.member(index) for law in self._parts),
             placement=self.placement,

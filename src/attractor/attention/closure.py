@@ -74,7 +74,7 @@ class Closure(Law):
     def between(self, start: float, end: float) -> Law:
         return self if self.autonomous else Closure(self.law.between(start, end))
 
-    def member(self, index: Tensor | slice) -> Closure:
+    def member(self, index: Tensor) -> Closure:
         return Closure(self.law.member(index))
 
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:

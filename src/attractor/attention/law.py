@@ -63,7 +63,7 @@ class Law(Record):
         """Whether tokens that are close to each other come closer, so that it is safe to merge them unasked."""
         return False
 
-    def member(self, index: Tensor | slice) -> Law:
+    def member(self, index: Tensor) -> Law:
         """The law restricted to some ensemble members, for laws with an ensemble axis of their own."""
         return self
 
@@ -120,7 +120,7 @@ class Total(Law):
     def merge_obstacle(self) -> str | None:
         return next((reason for law in self.laws if (reason := law.merge_obstacle())), None)
 
-    def member(self, index: Tensor | slice) -> Law:
+    def member(self, index: Tensor) -> Law:
         return Total(tuple(law.member(index) for law in self.laws))
 
     def check(self, tokens: Tokens) -> None:

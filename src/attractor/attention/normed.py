@@ -66,7 +66,7 @@ class NormedAttention(Law):
     def merge_obstacle(self) -> str | None:
         return self.attention.merge_obstacle()
 
-    def member(self, index: Tensor | slice) -> NormedAttention:
+    def member(self, index: Tensor) -> NormedAttention:
         return dataclasses.replace(self, attention=self.attention.member(index))
 
     def check(self, tokens: Tokens) -> None:

@@ -72,7 +72,7 @@ class Schedule(Law):
     def breaks(self, start: float, end: float) -> list[float]:
         return [time for time in self.times if start < time < end]
 
-    def member(self, index: Tensor | slice) -> Law:
+    def member(self, index: Tensor) -> Law:
         if self.function is None:
             return Schedule.interpolate(self.times, [law.member(index) for law in self.laws])
         whole = self.function

@@ -66,7 +66,7 @@ class Stack(Law):
         inner = [time for law in self.laws for time in law.breaks(start, end)]
         return sorted({*edges, *inner})
 
-    def member(self, index: Tensor | slice) -> Law:
+    def member(self, index: Tensor) -> Law:
         return Stack(tuple(law.member(index) for law in self.laws), self.duration)
 
     def merge_obstacle(self) -> str | None:

@@ -61,8 +61,9 @@ class Field:
         return field
 
     def keep(self, index: Tensor | slice) -> None:
-        """Go on with some members only."""
-        self.law = self.law.member(index)
+        """Go on with some members only; a slice, for which no law is asked, means nobody."""
+        if not isinstance(index, slice):
+            self.law = self.law.member(index)
         if self.masses is not None and self.masses.ndim > 1:
             self.masses = self.masses[index]
         if self.positions is not None and self.positions.ndim > 1:

@@ -18,7 +18,6 @@ from attractor.flow.stops import Collapse, Consensus, Steady
 from attractor.flow.watch import NOISE, PATIENCE, REST
 from attractor.spaces import Ellipsoid, Euclidean, Sphere
 from attractor.states import Tokens
-from attractor.states.arrays import version
 
 if TYPE_CHECKING:
     from attractor.flow.integration import Integration, Plan
@@ -87,10 +86,10 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
 
 def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
     """Parameters, of each member or of all, and the mask."""
-    versions = tuple(version(matrix) for matrix in (law.query, law.key, law.value))
+    contents = tuple(matrix.detach().numpy().tobytes() for matrix in (law.query, law.key, law.value))
     known = _known.get(law)
-    if known is None or known[0] != versions:  # parameters may be changed in place
-        _known[law] = known = (versions, *_parameters(law))
+    if known is None or known[0] != contents:  # parameters may be changed in place
+        _known[law] = known = (contents, *_parameters(law))
     _, arrays, numbers = known
     loop.hold(**arrays)
     loop.set(**numbers)
@@ -103,7 +102,7 @@ def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
         loop.set(visible_stride=0 if len(visible) == 1 else tokens.n**2)
 
 
-_known: WeakKeyDictionary[Attention, tuple[tuple[int, ...], dict[str, np.ndarray], dict[str, float]]] = (
+_known: WeakKeyDictionary[Attention, tuple[tuple[bytes, ...], dict[str, np.ndarray], dict[str, float]]] = (
     WeakKeyDictionary()
 )
 

@@ -63,11 +63,9 @@ class Space(Record):
         if not self.curved:
             return x
         # points already on the space are kept bit for bit, so that a flow can continue another
-        off = (self.stretch(x) - 1.0).abs_()
-        tolerance = 16 * torch.finfo(x.dtype).eps
-        if off.max() <= tolerance:
+        inside = (self.stretch(x) - 1.0).abs_() <= 16 * torch.finfo(x.dtype).eps
+        if inside.all():
             return x
-        inside = off <= tolerance
         length = self.norm(x)
         if bool((length == 0).any()):
             where = torch.nonzero(length == 0)[0].tolist()

@@ -53,5 +53,5 @@ def alike(record: object, names: tuple[str, ...]) -> None:
 
 
 def version(tensor: Tensor) -> int:
-    """A number that changes when a tensor is written to; -1 where nobody counts."""
+    """A number that changes when a tensor is written to; -1 where nobody counts (inference tensors)."""
     return -1 if tensor.is_inference() else tensor._version

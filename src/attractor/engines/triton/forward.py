@@ -23,7 +23,7 @@ from attractor.engines.triton.layout import (
     visible_of,
 )
 from attractor.engines.triton.narrow import TILE, narrow, shifts
-from attractor.engines.triton.once import ROOM, multiple, once, suits
+from attractor.engines.triton.once import ROOM, copies, multiple, once, suits
 from attractor.engines.triton.wide import wide
 
 TUNED = 1 << 62 if INTERPRETED else 1 << 30  # pairs from which kernels are tuned: a millisecond or so
@@ -53,10 +53,10 @@ def size_class(problem: Problem, entries: int) -> int:
 
 
 def launch(
-    kernel: Any, tuned: bool, grid: Callable[[dict[str, Any]], tuple[int, ...]], *arguments: Any, **options: Any
+    kernel: Any, problem: Problem, grid: Callable[[dict[str, Any]], tuple[int, ...]], *arguments: Any, **options: Any
 ) -> None:
     """Run a kernel, tuned where one evaluation is long enough to repay the tuning, else as its first configuration says."""
-    if tuned:
+    if problem.pairs >= TUNED:
         kernel[grid](*arguments, **options)
         return
     first = kernel.configs[0]
@@ -87,13 +87,14 @@ def _narrow(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
     hidden = masks(problem)
     numbers = (n, m, problem.offset, packed[0].numel(), stride, problem.window or 0)
     shape: dict[str, Any] = {"E": q.shape[-1], "BIAS": bias is not None, "SLOTS": packed.shape[2]}
-    base, largest = logsumexp, reach(k, bias)
-    guarded = problem.pairs >= ONCE and suits(problem)
-    flag = packed
-    if guarded:
-        factor, flag = multiple(problem, q, k, largest)
-        once(k, v, bias, factor, flag, hidden["SKIP"], MODES.index(problem.mode), output, logsumexp)
+    base = logsumexp
     if problem.mode in ("softmax", "exponential"):
+        largest = reach(k, bias)
+        parts = copies(entries, n, width, k) if problem.pairs >= ONCE and suits(problem) else 0
+        factor = multiple(problem, q, k, largest) if parts else None
+        if factor is not None:
+            once(k, v, bias, factor, parts, hidden["SKIP"], MODES.index(problem.mode), output, logsumexp)
+            return output, logsumexp
         base = torch.empty_like(logsumexp)
         find: Any = shifts
         find[(triton.cdiv(n, 32), entries)](
@@ -111,13 +112,12 @@ def _narrow(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
         )
     launch(
         narrow,
-        problem.pairs >= TUNED and not guarded,  # a kernel that does nothing cannot be tuned
+        problem,
         lambda chosen: (triton.cdiv(n, chosen["BM"]), entries),
         q,
         packed,
         base,
         seen,
-        flag,
         output,
         logsumexp,
         *numbers,
@@ -125,7 +125,6 @@ def _narrow(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
         C=width,
         MODE=MODES.index(problem.mode),
         SAME=same,
-        GUARDED=guarded,
         EVEN=m % TILE == 0 and not problem.masked,
         **shape,
         **hidden,
@@ -148,7 +147,7 @@ def _wide(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
     output, logsumexp = q.new_empty((entries, n, breadth)), q.new_empty((entries, n))
     launch(
         wide,
-        problem.pairs >= TUNED,
+        problem,
         lambda chosen: (triton.cdiv(n, chosen["BM"]), entries),
         queries,
         keys,

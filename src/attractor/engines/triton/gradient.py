@@ -11,7 +11,7 @@ from torch import Tensor
 from attractor.engines import blockwise
 from attractor.engines.contract import MODES, Problem
 from attractor.engines.triton.backward import over_keys, over_queries
-from attractor.engines.triton.forward import TUNED, forward, launch, masks, size_class
+from attractor.engines.triton.forward import forward, launch, masks, size_class
 from attractor.engines.triton.layout import LOG2E, bias_of, columns, flat, padded, visible_of
 
 
@@ -95,7 +95,7 @@ def _gradients(
     if needed[0]:
         launch(
             over_keys,
-            problem.pairs >= TUNED,
+            problem,
             lambda chosen: (triton.cdiv(n, chosen["BM"]), entries),
             *shared,
             grad_q,
@@ -105,7 +105,7 @@ def _gradients(
     if any(needed[1:]):
         launch(
             over_queries,
-            problem.pairs >= TUNED,
+            problem,
             lambda chosen: (triton.cdiv(m, chosen["BN"]), entries),
             *shared,
             grad_k,

@@ -194,17 +194,14 @@ def shifts(Q, K, R, V, BASE, n, m, offset, keys, visible, window, room, E: tl.co
 
 @triton.autotune(configurations(), cache_results=True, key=["size", "E", "C", "MODE", "BIAS", "SAME"])
 @triton.jit(do_not_specialize=["n", "m", "offset", "window", "size"])
-def narrow(Q, K, BASE, V, FLAG, OUT, SUM, n, m, offset, keys, visible, window, size, E: tl.constexpr, C: tl.constexpr,
-           MODE: tl.constexpr, BIAS: tl.constexpr, SAME: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr,
-           WINDOW: tl.constexpr, VISIBLE: tl.constexpr, GUARDED: tl.constexpr, SLOTS: tl.constexpr, EVEN: tl.constexpr,
-           BM: tl.constexpr, UNROLL: tl.constexpr):  # fmt: skip
+def narrow(Q, K, BASE, V, OUT, SUM, n, m, offset, keys, visible, window, size, E: tl.constexpr, C: tl.constexpr, MODE: tl.constexpr,
+           BIAS: tl.constexpr, SAME: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+           VISIBLE: tl.constexpr, SLOTS: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
+           UNROLL: tl.constexpr):  # fmt: skip
     """Rows of one batch entry: q (n, E), packed keys K, output (n, C) and logsumexp (n,).
 
-    ``keys`` and ``visible`` are strides over entries; ``EVEN``: all tiles are full and nothing but the own key is hidden;
-    ``GUARDED``: nothing is to be done where ``FLAG`` is 1.
+    ``keys`` and ``visible`` are strides over entries; ``EVEN``: all tiles are full and nothing but the own key is hidden.
     """
-    if GUARDED and tl.load(FLAG) != 0:
-        return
     entry = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BM
     i = row + tl.arange(0, BM)

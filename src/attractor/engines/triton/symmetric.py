@@ -2,9 +2,7 @@
 
 A warp keeps a few rows and meets one key in every thread, as in ``narrow``. Of the tiles behind its own it adds each weight to
 its row and to the key's row alike: the sums over its rows of one key lie in one thread. They go to memory by atomic additions, in
-``COPIES`` copies so that rounding does not grow with n.
-
-Where ``FLAG`` is 0 the kernels here do nothing, and where it is 1 ``narrow`` does nothing (see ``once.py``).
+copies of which each takes those of some rows only, so that rounding does not grow with n (two-level accumulation).
 """
 
 from __future__ import annotations
@@ -98,18 +96,16 @@ def added(totals, sums, C: tl.constexpr):
     return L, A0, A1, A2, A3
 
 
-@triton.jit(do_not_specialize=["n"])
-def symmetric(K, V, M, P, FACTOR, FLAG, ROWS, T, n, keys, E: tl.constexpr, C: tl.constexpr, SAME: tl.constexpr,
-              MASS: tl.constexpr, SKIP: tl.constexpr, SLOTS: tl.constexpr, COPIES: tl.constexpr, BM: tl.constexpr,
+@triton.jit(do_not_specialize=["n", "copies"])
+def symmetric(K, V, M, P, FACTOR, ROWS, T, n, keys, copies, E: tl.constexpr, C: tl.constexpr, SAME: tl.constexpr,
+              MASS: tl.constexpr, SKIP: tl.constexpr, SLOTS: tl.constexpr, BM: tl.constexpr,
               UNROLL: tl.constexpr):  # fmt: skip
     """Sums of the rows over the keys of their own tile and of those behind it, and what they give to the latter.
 
     ``K`` (entries, n, E), ``V`` (entries, n, C) and ``M`` (entries, n) are keys, values times masses, and masses, ``P`` all of
-    them in tiles; ``ROWS`` (entries, n, 1 + C) and ``T`` (COPIES, entries, tiles, 1 + C, TILE) receive sums of weights and of
+    them in tiles; ``ROWS`` (entries, n, 1 + C) and ``T`` (copies, entries, tiles, 1 + C, TILE) receive sums of weights and of
     weighed values. ``FACTOR`` is the multiple, in units of log 2.
     """
-    if tl.load(FLAG) == 0:
-        return
     entry = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0)
     row = block * BM
@@ -120,7 +116,7 @@ def symmetric(K, V, M, P, FACTOR, FLAG, ROWS, T, n, keys, E: tl.constexpr, C: tl
     v = k if SAME else coordinates(V, i, n, entry, C)
     mass = tl.load(M + entry * n + i, mask=i < n, other=0.0) if MASS else k[0]
     tiles = (n + BN - 1) // BN
-    copy = (block * COPIES // tl.num_programs(0)).to(tl.int64)
+    copy = block.to(tl.int64) * copies // tl.num_programs(0)
     P += entry * keys
     T += (copy * tl.num_programs(1) + entry) * tiles * (1 + C) * BN
     first = row // BN
@@ -160,23 +156,21 @@ def symmetric(K, V, M, P, FACTOR, FLAG, ROWS, T, n, keys, E: tl.constexpr, C: tl
         tl.store(to + 4, totals[4], mask=inside)
 
 
-@triton.jit(do_not_specialize=["n"])
-def settle(FLAG, ROWS, T, OUT, SUM, n, C: tl.constexpr, MODE: tl.constexpr, COPIES: tl.constexpr):
-    """Results of one tile of rows from all their sums."""
-    if tl.load(FLAG) == 0:
-        return
+@triton.jit(do_not_specialize=["n", "copies"])
+def settle(ROWS, T, OUT, SUM, n, copies, C: tl.constexpr, MODE: tl.constexpr):
+    """Results of one tile of rows from all their sums, which are added in float64: there are few."""
     entry, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
     entries, tiles = tl.num_programs(1), tl.num_programs(0)
     lane = tl.arange(0, BN)
     i = tile * BN + lane
     inside = i < n
-    total = tl.load(ROWS + (entry * n + i) * (1 + C), mask=inside, other=1.0)
-    for copy in range(COPIES):
+    total = tl.load(ROWS + (entry * n + i) * (1 + C), mask=inside, other=1.0).to(tl.float64)
+    for copy in range(copies):
         total += tl.load(T + ((copy * entries + entry) * tiles + tile) * (1 + C) * BN + lane)
     norm = 1.0 / tl.where(total == 0.0, 1.0, total) if MODE == 0 else tl.full([BN], 1.0, total.dtype)
     for column in tl.static_range(C):
-        value = tl.load(ROWS + (entry * n + i) * (1 + C) + 1 + column, mask=inside, other=0.0)
-        for copy in range(COPIES):
+        value = tl.load(ROWS + (entry * n + i) * (1 + C) + 1 + column, mask=inside, other=0.0).to(tl.float64)
+        for copy in range(copies):
             value += tl.load(T + (((copy * entries + entry) * tiles + tile) * (1 + C) + 1 + column) * BN + lane)
         tl.store(OUT + (entry * n + i) * C + column, value * norm, mask=inside)
     tl.store(SUM + entry * n + i, tl.where(total == 0.0, float("-inf"), tl.log2(total) * LN2), mask=inside)
