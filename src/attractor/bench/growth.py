@@ -44,7 +44,7 @@ def curves(settings: Settings) -> list[Curve]:
     dims = settings.size((2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0), (2.0, 4.0, 8.0))
     tokens = settings.size(4096, 64)
     betas = settings.size((1.0, 3.0, 9.0, 27.0, 81.0), (1.0, 3.0, 9.0))
-    solve = settings.size("n=256, T=10, rtol=1e-6", "n=16, T=2, rtol=1e-6")
+    solve = settings.size("n=256, T=1000, rtol=1e-6", "n=16, T=2, rtol=1e-6")
     return [
         Curve("fused, float64, d=3", "n", _doubling(*few), build=lambda n: _fused(int(n), 3, "float64", seed)),
         Curve("fused, float32, d=3", "n", _doubling(*few), build=lambda n: _fused(int(n), 3, "float32", seed)),
@@ -116,6 +116,6 @@ def evaluations(settings: Settings, merge: bool | None, beta: float) -> float:
     from attractor.spaces import Sphere
     from attractor.states import Tokens
 
-    tokens, until = Tokens.uniform(settings.size(256, 16), 3, settings.seed), settings.size(10.0, 2.0)
+    tokens, until = Tokens.uniform(settings.size(256, 16), 3, settings.seed), settings.size(1000.0, 2.0)
     asked = {"until": until, "save": [until], "stop": (), "merge": merge, "rtol": 1e-6, "atol": 1e-6}
     return float(flow(Attention.isotropic(3, beta), tokens, space=Sphere(), **asked).stats.evaluations)

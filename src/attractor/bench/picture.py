@@ -40,7 +40,7 @@ def draw(report: dict[str, Any], path: Path | None = None) -> Any:
         rows = sum(GROUP + 0.11 * (len(names[name]) - 1) + ROW * len(groups[name]) for name in groups)
         tall = rows + AXIS if groups else 0.0
         grid = Grid.of(len(variables) or 1, 1.5, left=0.55, gap=0.6)
-        step = 2.1 + 0.1 * max((len([c for c in grown if c["variable"] == name]) for name in variables), default=0)
+        step = 2.1 + 0.19 * max((len([c for c in grown if c["variable"] == name]) for name in variables), default=0)
         page = Still(_title(report), CAPTION if groups else "", tall + 0.15 + (step * grid.rows if variables else 0.0))
         if groups:
             _ratios(page, groups, names, rows)
@@ -110,7 +110,7 @@ def _growth(axes: Axes, variable: str, curves: list[dict[str, Any]]) -> None:
     from attractor.pictures import style
 
     for number, curve in enumerate(curves):
-        label = f"{curve['name']}: slope {curve['slope']:.2f}, at the end {curve['tail']:.2f}"
+        label = f"{curve['name']}\nslope {curve['slope']:.2f}, at the end {curve['tail']:.2f}"
         colour = style.PALETTE[number % len(style.PALETTE)]
         axes.loglog(curve["sizes"], curve["costs"], "o-", color=colour, markersize=2.5, linewidth=1.0, label=label)
     axes.set_xlabel(LABELS[variable])
