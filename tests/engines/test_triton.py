@@ -47,6 +47,17 @@ def test_pairs_computed_once_agree_with_the_reference_in_the_interpreter() -> No
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
 
 
+@installed
+@pytest.mark.slow
+def test_kernels_of_pairs_computed_once_compile_for_a_gpu_without_one(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", str(HERE / "compiled.py"), "90"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert all(int(word) > 0 for word in done.stdout.split() if word.isdigit())
+    assert len(done.stdout.splitlines()) == 2
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(bool(triton.reason), reason=f"the triton engine does not work here: {triton.reason}")
 def test_pairs_computed_once_agree_with_the_reference_on_the_gpu() -> None:
