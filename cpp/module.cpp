@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -129,6 +130,27 @@ struct Call {
     }
 };
 
+// The memory that processes share, and what asks after them: a function of the seconds that this one has waited. An exception in
+// it, such as one from a signal, ends the waiting and is raised again by the call that waited.
+struct Shared {
+    Board board;
+    std::exception_ptr error;
+
+    Shared(int64_t memory, int64_t bytes, int rank, int size, nb::callable alive)
+        : board(reinterpret_cast<char*>(memory), bytes, rank, size, [this, alive](double waited) { return ask(alive, waited); }) {}
+
+private:
+    bool ask(const nb::callable& alive, double waited) {
+        nb::gil_scoped_acquire held;
+        try {
+            return nb::cast<bool>(alive(waited));
+        } catch (...) {
+            if (!error) error = std::current_exception();
+            return false;
+        }
+    }
+};
+
 struct Forward : Call {
     Forward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode, bool causal,
             int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k, const Numbers& v,
@@ -157,6 +179,26 @@ struct Forward : Call {
         nb::gil_scoped_release released;
         symmetric_settle(kernels->symmetric, problem, threads, reinterpret_cast<double*>(sums));
     }
+
+    // Bytes that processes must share to compute this together; 0: they cannot.
+    int64_t room() {
+        nb::gil_scoped_release released;
+        members = symmetric_members(kernels->symmetric, problem, threads);
+        return members.empty() ? 0 : symmetric_room(members[0]);
+    }
+
+    bool together(Shared& shared) {
+        bool fine;
+        {
+            nb::gil_scoped_release released;
+            fine = symmetric_together(kernels->symmetric, problem, threads, members, shared.board);
+        }
+        if (shared.error) std::rethrow_exception(std::exchange(shared.error, nullptr));
+        return fine;
+    }
+
+private:
+    std::vector<Symmetric> members;
 };
 
 void backward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
@@ -219,7 +261,10 @@ NB_MODULE(_kernels, module) {
                       const Numbers&, const Numbers&, const Numbers&, const Numbers&, const Numbers&, const Numbers&>())
         .def("attend", &attractor::Forward::attend)
         .def("share", &attractor::Forward::share)
-        .def("settle", &attractor::Forward::settle);
+        .def("settle", &attractor::Forward::settle)
+        .def("room", &attractor::Forward::room)
+        .def("together", &attractor::Forward::together);
+    nb::class_<attractor::Shared>(module, "Shared").def(nb::init<int64_t, int64_t, int, int, nb::callable>());
     module.def("backward", &attractor::backward);
     module.def("instruction_sets", &attractor::instruction_sets);
     module.def("exp2", &attractor::exp2);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "board.h"
 #include "symmetric_forward.h"
 #include "threads.h"
 
@@ -49,13 +50,10 @@ struct Room {
 // parts of about the same work; the sums of each part are kept for themselves.
 class Rounds {
     const int64_t n, blocks, odd;
-    std::vector<std::atomic<int64_t>> turns;
     std::vector<int32_t> parts;  // of the tasks; -1: one of the blocks is that which makes their number odd
 
 public:
-    Rounds(int64_t n_, int count)
-        : n(n_), blocks((n_ + Symmetric::block - 1) / Symmetric::block), odd(blocks | 1), turns(size_t(odd)) {
-        for (auto& turn : turns) turn = 0;
+    Rounds(int64_t n_, int count) : n(n_), blocks(blocks_of(n_)), odd(blocks | 1) {
         std::vector<double> work(size_t(count), 0.0);
         for (int64_t task = 0; task < tasks(); task++) {
             const auto [one, two] = pair(task);
@@ -66,21 +64,26 @@ public:
     }
 
     int64_t tasks() const { return odd * ((odd + 1) / 2); }
+    static int64_t turns(int64_t n) { return blocks_of(n) | 1; }
 
-    // compute(one, two, part) says whether there is something to add
-    template <class Compute, class Add>
-    void run(int64_t task, Compute compute, Add add) {
+    // compute(one, two, part) says whether there is something to add; `turns` hold zeros before the first task, and
+    // wait(ready) says whether the wait was not in vain: if it was, so is all the rest, and the answer is false
+    template <class Compute, class Add, class Wait>
+    bool run(int64_t task, std::atomic<int64_t>* turns, Compute compute, Add add, Wait wait) const {
         const int64_t round = task / ((odd + 1) / 2);
         const auto [one, two] = pair(task);
         const int part = parts[size_t(task)];
         const bool done = part >= 0 && compute(one, two, part);
-        wait(one, round), wait(two, round);
+        for (const int64_t block : {one, two})
+            if (!wait([&] { return turns[block].load(std::memory_order_acquire) == round; })) return false;
         if (done) add(one, two, part);
-        turns[size_t(one)].store(round + 1, std::memory_order_release);
-        turns[size_t(two)].store(round + 1, std::memory_order_release);
+        turns[one].store(round + 1, std::memory_order_release);
+        turns[two].store(round + 1, std::memory_order_release);
+        return true;
     }
 
 private:
+    static int64_t blocks_of(int64_t n) { return (n + Symmetric::block - 1) / Symmetric::block; }
     double tokens(int64_t block) const { return double(std::min(Symmetric::block, n - block * Symmetric::block)); }
 
     // The first is not larger. First those that add up to the round, then those that add up to it and the number of blocks.
@@ -89,24 +92,31 @@ private:
         const int64_t one = index < low ? index : round + 1 + index - low;
         return {one, index < low ? round - one : round + odd - one};
     }
-
-    void wait(int64_t block, int64_t round) {
-        while (turns[size_t(block)].load(std::memory_order_acquire) != round) sched_yield();
-    }
 };
 
-// The sums of one of `parts`, or of all of them (-1) one after the other, into `sums`, which holds zeros.
-void accumulate(const SymmetricKernels& kernels, const Problem& problem, int64_t member, Symmetric one, int threads, int part,
-                int parts, double* sums) {
-    const Room room(kernels, one);
-    Memory memory(room.tokens() + room.scratch * size_t(threads));
-    room.give(one, memory + 0);
-    parallel((one.n + Symmetric::block - 1) / Symmetric::block, threads,
-             [&](int64_t block, int) { kernels.pack(problem, member, one, block); });
-    Rounds rounds(one.n, parts);
-    const int64_t stride = part < 0 ? (one.d + 1) * one.padded : 0;
-    auto work = [&](int64_t task, int worker) {
+// The pairs of one member: its tokens in the layout of the kernels, and how a task is done.
+class Work {
+    const SymmetricKernels& kernels;
+    const Room room;
+    const Memory memory;
+    Symmetric one;
+
+public:
+    const Rounds rounds;
+
+    Work(const SymmetricKernels& kernels_, const Problem& problem, int64_t member, const Symmetric& one_, int threads, int parts)
+        : kernels(kernels_), room(kernels_, one_), memory(room.tokens() + room.scratch * size_t(threads)), one(one_),
+          rounds(one_.n, parts) {
+        room.give(one, memory + 0);
+        parallel((one.n + Symmetric::block - 1) / Symmetric::block, threads,
+                 [&](int64_t block, int) { kernels.pack(problem, member, one, block); });
+    }
+
+    // Task of a worker, if it is one of `part` (-1: of all, each with sums of its own).
+    template <class Wait>
+    bool run(int64_t task, int worker, int part, double* sums, std::atomic<int64_t>* turns, Wait wait) const {
         char* scratch = memory + room.tokens() + room.scratch * size_t(worker);
+        const int64_t stride = part < 0 ? (one.d + 1) * one.padded : 0;
         auto compute = [&](int64_t first, int64_t second, int of) {
             if (part >= 0 && part != of) return false;
             kernels.compute(one, first, second, scratch);
@@ -117,9 +127,22 @@ void accumulate(const SymmetricKernels& kernels, const Problem& problem, int64_t
             here.sums = sums + of * stride;
             kernels.add(here, first, second, scratch);
         };
-        rounds.run(task, compute, add);
+        return rounds.run(task, turns, compute, add, wait);
+    }
+};
+
+// The sums of one of `parts`, or of all of them (-1) one after the other, into `sums`, which holds zeros.
+void accumulate(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads, int part,
+                int parts, double* sums) {
+    const Work work(kernels, problem, member, one, threads, parts);
+    std::vector<std::atomic<int64_t>> turns(static_cast<size_t>(Rounds::turns(one.n)));
+    for (auto& turn : turns) turn = 0;
+    const auto wait = [](auto ready) {
+        while (!ready()) sched_yield();
+        return true;
     };
-    parallel(rounds.tasks(), threads, work, 1);
+    parallel(work.rounds.tasks(), threads,
+             [&](int64_t task, int worker) { work.run(task, worker, part, sums, turns.data(), wait); }, 1);
 }
 
 void write(const SymmetricKernels& kernels, const Problem& problem, int64_t member, Symmetric one, int threads, double* sums) {
@@ -128,13 +151,40 @@ void write(const SymmetricKernels& kernels, const Problem& problem, int64_t memb
              [&](int64_t block, int) { kernels.write(problem, member, one, block); });
 }
 
-// Two parts, as two processes would: so the bits are the same.
+int64_t size_of(const Symmetric& one) { return (one.d + 1) * one.padded; }
+
+// The results from the sums of two parts, as two processes would have them: so the bits are the same.
+void write_both(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads,
+                const double* sums) {
+    const int64_t size = size_of(one);
+    std::vector<double> total(sums, sums + size);
+    for (int64_t index = 0; index < size; index++) total[size_t(index)] += sums[size + index];
+    write(kernels, problem, member, one, threads, total.data());
+}
+
 void one_large(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads) {
-    const int64_t size = (one.d + 1) * one.padded;
-    std::vector<double> sums(size_t(2 * size), 0.0);
+    std::vector<double> sums(size_t(2 * size_of(one)), 0.0);
     accumulate(kernels, problem, member, one, threads, -1, 2, sums.data());
-    for (int64_t index = 0; index < size; index++) sums[size_t(index)] += sums[size_t(size + index)];
-    write(kernels, problem, member, one, threads, sums.data());
+    write_both(kernels, problem, member, one, threads, sums.data());
+}
+
+// The same by several processes: each takes the task that comes next. False if one of them is gone.
+bool one_together(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads,
+                  Board& board) {
+    const Work work(kernels, problem, member, one, threads, 2);
+    const Board::Area area = board.begin(Rounds::turns(one.n), 2 * size_of(one));
+    const auto wait = [&](auto ready) { return board.wait(ready); };
+    const int64_t tasks = work.rounds.tasks();
+    const auto take = [&](int64_t, int worker) {
+        for (int64_t task; (task = area.next->fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+            if (!work.run(task, worker, -1, area.sums, area.turns, wait)) return;
+            area.done->fetch_add(1, std::memory_order_release);
+        }
+    };
+    parallel(threads, threads, take, 1);
+    if (!board.end(area, tasks)) return false;
+    write_both(kernels, problem, member, one, threads, area.sums);
+    return true;
 }
 
 void many_small(const SymmetricKernels& kernels, const Problem& problem, const std::vector<Symmetric>& all, int threads) {
@@ -186,18 +236,29 @@ bool symmetric_share(const SymmetricKernels& kernels, const Problem& problem, in
     if (problem.n <= Symmetric::block) return false;
     const std::vector<Symmetric> all = recognised(kernels, problem, threads);
     if (all.empty()) return false;
-    const int64_t size = (all[0].d + 1) * all[0].padded;
     for (int64_t member = 0; member < problem.members; member++)
-        accumulate(kernels, problem, member, all[size_t(member)], threads, part, parts, sums + member * size);
+        accumulate(kernels, problem, member, all[size_t(member)], threads, part, parts, sums + member * size_of(all[0]));
     return true;
 }
 
 void symmetric_settle(const SymmetricKernels& kernels, const Problem& problem, int threads, double* sums) {
     const std::vector<Symmetric> all = recognised(kernels, problem, threads);
     if (all.empty()) throw std::invalid_argument("the queries are not a multiple of the keys");
-    const int64_t size = (all[0].d + 1) * all[0].padded;
     for (int64_t member = 0; member < problem.members; member++)
-        write(kernels, problem, member, all[size_t(member)], threads, sums + member * size);
+        write(kernels, problem, member, all[size_t(member)], threads, sums + member * size_of(all[0]));
+}
+
+std::vector<Symmetric> symmetric_members(const SymmetricKernels& kernels, const Problem& problem, int threads) {
+    return problem.n <= Symmetric::block ? std::vector<Symmetric>{} : recognised(kernels, problem, threads);
+}
+
+int64_t symmetric_room(const Symmetric& one) { return Board::room(Rounds::turns(one.n), 2 * size_of(one)); }
+
+bool symmetric_together(const SymmetricKernels& kernels, const Problem& problem, int threads, const std::vector<Symmetric>& all,
+                        Board& board) {
+    for (int64_t member = 0; member < problem.members; member++)
+        if (!one_together(kernels, problem, member, all[size_t(member)], threads, board)) return false;
+    return true;
 }
 
 }  // namespace attractor

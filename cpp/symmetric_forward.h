@@ -2,6 +2,9 @@
 // threads. What is of another kind is refused, and nothing is done then.
 #pragma once
 
+#include <vector>
+
+#include "board.h"
 #include "problem.h"
 
 namespace attractor {
@@ -13,5 +16,12 @@ bool symmetric_forward(const SymmetricKernels& kernels, const Problem& problem, 
 // and the results from all sums. With two parts they have the bits of `symmetric_forward`. Not for members of one block.
 bool symmetric_share(const SymmetricKernels& kernels, const Problem& problem, int threads, int part, int parts, double* sums);
 void symmetric_settle(const SymmetricKernels& kernels, const Problem& problem, int threads, double* sums);
+
+// For processes that share memory: facts of all members, or nothing if they are of another kind; the memory that one of them takes;
+// and the results, with the bits of `symmetric_forward` whatever the number of processes, or false if one of them is gone.
+std::vector<Symmetric> symmetric_members(const SymmetricKernels& kernels, const Problem& problem, int threads);
+int64_t symmetric_room(const Symmetric& one);
+bool symmetric_together(const SymmetricKernels& kernels, const Problem& problem, int threads, const std::vector<Symmetric>& all,
+                        Board& board);
 
 }  // namespace attractor

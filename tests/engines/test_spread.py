@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,8 +41,21 @@ def problem(n: int = 45, mode: Any = "softmax", visible: bool = False, **options
 class Threads:
     """Ranks that are threads of this process."""
 
-    def __init__(self, rank: int, size: int, table: list[Tensor | None], barrier: threading.Barrier) -> None:
+    def __init__(
+        self, rank: int, size: int, table: list[Tensor | None], barrier: threading.Barrier, memory: Tensor | None = None,
+        watch: Callable[[float], bool] = lambda waited: True,
+    ) -> None:  # fmt: skip
         self.rank, self.size, self.table, self.barrier = rank, size, table, barrier
+        self.shared = (
+            None if memory is None else SimpleNamespace(rank=rank, size=size, memory=memory, watch=watch, kept=None)
+        )
+
+    def board(self, bytes: int) -> Any:
+        assert self.shared is None or self.shared.memory.numel() >= bytes
+        return self.shared
+
+    def lost(self, error: Exception) -> Exception:
+        return ConnectionError(str(error))
 
     def gather(self, part: Tensor) -> Tensor:
         self.table[self.rank] = part
@@ -157,3 +174,100 @@ def test_what_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not spread.worthwhile(whole, True)
         torch.func.vmap(lambda q: attend(q, whole.k, whole.v)[0])(whole.q)  # would wait for others for ever
     assert choose(replace(whole, causal=True, offset=1)).places
+
+
+def boarded(problems: list[Problem], size: int, slow: float = 0.0) -> list[list[Any]]:
+    """What ranks have who compute problems one after the other in shared memory; each stops now and then."""
+    memory = torch.zeros(1 << 20, dtype=torch.uint8)
+    barrier, results = threading.Barrier(size), {}
+
+    def work(rank: int) -> None:
+        rng = random.Random(rank)
+        ranks = Threads(rank, size, [], barrier, memory)
+        results[rank] = []
+        for each in problems:
+            time.sleep(rng.choice([0.0, 0.0, slow]))
+            results[rank].append(_engines["fused"].share(each, ranks))  # type: ignore[misc]
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[rank] for rank in range(size)]
+
+
+def drawn(n: int, seed: int, mode: Any = "softmax", **options: Any) -> Problem:
+    """Queries that are a multiple of the keys."""
+    rng = np.random.default_rng(seed)
+    dtype = (torch.float64, torch.float32)[seed % 2]
+    batch = ((), (2,))[seed // 2 % 2]
+    k = torch.nn.functional.normalize(torch.from_numpy(rng.standard_normal((*batch, n, 3))), dim=-1).to(dtype)
+    bias = torch.from_numpy(rng.standard_normal(n)).to(dtype) if seed % 3 == 0 else None
+    return Problem(4.0 * k, k, torch.roll(k, 1, -2), bias, mode, False, None, None, seed % 5 == 0)
+
+
+@pytest.mark.skipif(not _engines["fused"].works, reason=_engines["fused"].reason)
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_ranks_that_share_memory_have_the_bits_of_one_process(size: int) -> None:
+    # sizes go up and down, so that areas are used again for others than before
+    problems = [
+        drawn(n, seed) for seed, n in enumerate((513, 2000, 600, 1100, 1024, 700, 2049, 513, 1537, 900, 2500, 520))
+    ]
+    problems += [drawn(1300, 12 + seed, "exponential") for seed in range(4)]
+    wanted = [_engines["fused"].run(each) for each in problems]
+    for got in boarded(problems, size, slow=0.003):
+        for one, other in zip(got, wanted, strict=True):
+            assert torch.equal(one[0], other[0])  # type: ignore[arg-type]
+            assert torch.equal(one[1], other[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not _engines["fused"].works, reason=_engines["fused"].reason)
+def test_a_rank_that_waits_in_vain() -> None:
+    asked: list[float] = []
+    share = _engines["fused"].share
+    assert share is not None
+
+    def ranks(watch: Callable[[float], bool]) -> Threads:
+        """Two, of which the other never comes."""
+        return Threads(0, 2, [], threading.Barrier(1), torch.zeros(1 << 20, dtype=torch.uint8), watch)
+
+    def patient(waited: float) -> bool:
+        asked.append(waited)
+        return len(asked) < 4
+
+    with pytest.raises(ConnectionError, match="closed"):
+        share(drawn(900, 0), ranks(patient))
+    assert len(asked) == 4
+    assert sorted(asked) == asked
+    assert 0.05 < asked[-1] < 10.0
+
+    def interrupted(waited: float) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        share(drawn(900, 0), ranks(interrupted))
+
+    def impatient(waited: float) -> bool:
+        raise RuntimeError("Timed out")
+
+    with pytest.raises(ConnectionError, match="Timed out"):
+        share(drawn(900, 0), ranks(impatient))
+    short = Threads(0, 2, [], threading.Barrier(1), torch.zeros(4096, dtype=torch.uint8))
+    short.board = lambda bytes: short.shared  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="the shared memory is too small"):
+        share(drawn(900, 0), short)
+
+
+@pytest.mark.skipif(not _engines["fused"].works, reason=_engines["fused"].reason)
+def test_problems_of_another_kind_need_no_shared_memory() -> None:
+    def none(bytes: int) -> Any:
+        raise AssertionError("asked for memory")
+
+    ranks = Threads(0, 2, [], threading.Barrier(1))
+    ranks.board = none  # type: ignore[method-assign]
+    share = _engines["fused"].share
+    assert share is not None
+    whole = drawn(900, 0)
+    for other in (replace(whole, causal=True), replace(whole, q=whole.v), replace(whole, v=None), drawn(500, 0)):
+        assert share(other, ranks) is None

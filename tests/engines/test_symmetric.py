@@ -91,9 +91,9 @@ def test_extreme_scores(dtype: torch.dtype) -> None:
     spread = x * torch.logspace(-3, 1, 700, dtype=dtype).unsqueeze(-1)
     for points, factor in ((x, 1e4), (x, -1e4), (x, 300.0), (spread, 100.0), (spread, 0.1), (spread, -1.0)):
         agree(asked(factor * points, points, x), abs(factor) * float(points.norm(dim=-1).max()) ** 2)
-    assert fused.share(asked(1e4 * x, x, x), 0, 2) is not None
-    assert fused.share(asked(-1e4 * x, x, x), 0, 2) is None
-    assert fused.share(asked(100.0 * spread, spread, x), 0, 2) is None
+    assert fused.portion(asked(1e4 * x, x, x), 0, 2) is not None
+    assert fused.portion(asked(-1e4 * x, x, x), 0, 2) is None
+    assert fused.portion(asked(100.0 * spread, spread, x), 0, 2) is None
 
 
 def test_what_is_not_of_this_kind() -> None:
@@ -104,8 +104,8 @@ def test_what_is_not_of_this_kind() -> None:
     large[7] = 1e4
     hole = torch.zeros(600, dtype=torch.float64)
     hole[3] = -torch.inf
-    assert fused.share(asked(x, x, x), 0, 2) is not None
-    assert fused.share(asked(x * 3, x, x), 0, 2) is not None
+    assert fused.portion(asked(x, x, x), 0, 2) is not None
+    assert fused.portion(asked(x * 3, x, x), 0, 2) is not None
     others = {
         "nearly the keys": asked(close, x, x),
         "a large bias": asked(x, x, x, large),
@@ -116,7 +116,7 @@ def test_what_is_not_of_this_kind() -> None:
         "nothing": asked(0 * x, 0 * x, x),
     }
     for name, problem in others.items():
-        assert fused.share(problem, 0, 2) is None, name
+        assert fused.portion(problem, 0, 2) is None, name
     for name in ("nearly the keys", "a large bias", "a hidden key", "nothing"):
         agree(others[name], 1.0)
 
@@ -144,7 +144,7 @@ def test_bits_do_not_depend_on_threads_or_parts(
         threads(count)
         found.append(fused.run(problem))
     for parts in (2, 3, 5):
-        shares = [fused.share(problem, part, parts) for part in range(parts)]
+        shares = [fused.portion(problem, part, parts) for part in range(parts)]
         assert all(share is not None for share in shares)
         total = sum(share[0] for share in shares if share is not None)
         assert shares[0] is not None

@@ -23,6 +23,8 @@ RANK = int(os.environ["RANK"])
 FOLDER = Path(sys.argv[1])
 FOUND: dict[str, Any] = {}
 GATHERED: list[int] = []
+BOARDS: list[int] = []
+CURRENT: list[str] = []  # the case at hand
 
 sphere, ellipsoid = at.Sphere(), at.Ellipsoid(torch.diag(torch.tensor([1.0, 2.0, 4.0])))
 
@@ -75,6 +77,8 @@ CASES: dict[str, Callable[[], tuple[at.Law, Any, dict[str, Any]]]] = {
     "few evaluations": lambda: (isotropic(), tokens(), {"space": sphere, **SOON, "max_evaluations": 30}),
     "large": lambda: (isotropic(9.0), tokens(1100), {**LARGE, "engine": BITWISE}),
     "large, causal": lambda: (isotropic(9.0, mask="causal"), tokens(1100), {**LARGE, "engine": BITWISE}),
+    "large, apart": lambda: (isotropic(9.0), tokens(1100), {**LARGE, "engine": BITWISE}),
+    "larger": lambda: (isotropic(9.0), tokens(1700, ensemble=(2,)), {**LARGE, "engine": BITWISE}),
     "large, any engine": lambda: (isotropic(9.0), tokens(1100), LARGE),
 }  # fmt: skip
 
@@ -85,7 +89,7 @@ def digest(run: at.Trajectory) -> str:
 
 def compared(make: Callable[[], tuple[at.Law, Any, dict[str, Any]]]) -> dict[str, Any]:
     """The run of this rank alone beside the shared one."""
-    (law, state, options), GATHERED[:] = make(), []
+    (law, state, options), GATHERED[:], BOARDS[:] = make(), [], []
     alone, shared = (at.flow(law, state, spread=wanted, **options) for wanted in (False, None))
     return {
         "difference": float((alone.points - shared.points).abs().max()) if alone.points.shape == shared.points.shape else None,
@@ -95,6 +99,7 @@ def compared(make: Callable[[], tuple[at.Law, Any, dict[str, Any]]]) -> dict[str
         "digest": digest(shared),
         "seconds": shared.stats.seconds,
         "exchanges": len(GATHERED),
+        "boards": len(BOARDS),
     }  # fmt: skip
 
 
@@ -143,6 +148,7 @@ def failures() -> None:
         return failing(lambda: at.flow(law, state, events=[on_rank(rank, act)], **options))
 
     FOUND["raise on 1"] = events(1, stumble)
+    FOUND["raise at the board"] = before_the_board(1, stumble)
     FOUND["raise on 0"] = events(0, stumble)
     FOUND["other tokens"] = failing(lambda: at.flow(law, tokens(seed=RANK), **options))
     FOUND["other size"] = failing(lambda: at.flow(law, tokens(20 + RANK), **options))
@@ -156,10 +162,33 @@ def failures() -> None:
     FOUND["own gradient"] = [own.stats.processes, own.n, own.final.points.requires_grad]
     os.environ[together.VARIABLE] = "1"  # from the next meeting on
     FOUND["asleep"] = events(1, lambda: time.sleep(2.5))
+    time.sleep(2.0 * (1 - RANK))  # until the other is awake
+    FOUND["asleep at the board"] = before_the_board(1, lambda: time.sleep(2.5))
+    time.sleep(2.0 * (1 - RANK))
     os.environ[together.VARIABLE] = "soon"
     FOUND["variable"] = failing(lambda: at.flow(law, state, **options))
     del os.environ[together.VARIABLE]
     FOUND["afterwards"] = compared(CASES["kernel softmax"])
+
+
+def before_the_board(rank: int, act: Callable[[], Any]) -> list[str]:
+    """Something that happens on one rank while the others compute in shared memory."""
+    law, state, options = CASES["large"]()
+    calls: list[int] = []
+    plain = ranks_module.Ranks.board
+
+    def board(self: ranks_module.Ranks, bytes: int) -> Any:
+        calls.append(1)
+        found = plain(self, bytes)
+        if self.rank == rank and len(calls) == 4:
+            act()
+        return found
+
+    ranks_module.Ranks.board = board  # type: ignore[method-assign]
+    try:
+        return failing(lambda: at.flow(law, state, **options))
+    finally:
+        ranks_module.Ranks.board = plain  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -175,7 +204,18 @@ def main() -> None:
     spread.SMALLEST["cpu"] = 1
     gather = ranks_module.Ranks.gather
     ranks_module.Ranks.gather = lambda self, part: (GATHERED.append(1), gather(self, part))[1]  # type: ignore[method-assign]
-    FOUND["cases"] = {name: compared(make) for name, make in CASES.items()}
+    board = ranks_module.Ranks.board
+
+    def counted(self: ranks_module.Ranks, bytes: int) -> Any:
+        found = None if CURRENT == ["large, apart"] else board(self, bytes)
+        BOARDS.extend([1] * (found is not None))
+        return found
+
+    ranks_module.Ranks.board = counted  # type: ignore[method-assign]
+    FOUND["cases"] = {}
+    for name, make in CASES.items():
+        CURRENT[:] = [name]
+        FOUND["cases"][name] = compared(make)
     stores()
     failures()
     (FOLDER / f"{RANK}.json").write_text(json.dumps(FOUND))

@@ -25,10 +25,10 @@ HERE = Path(__file__).parent
 SECONDS = 250
 
 
-def torchrun(script: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
+def torchrun(script: str, *arguments: Any, **more: str) -> subprocess.CompletedProcess[str]:
     """Two processes of one thread each."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", **more}
     return subprocess.run(
         [*launcher, str(HERE / script), *map(str, arguments)],
         capture_output=True,
@@ -60,7 +60,7 @@ def test_every_shared_run_is_the_run_of_one_process(found: list[dict[str, Any]])
         assert case["steps"][0] == case["steps"][1], name
         assert case["processes"] == [1, 2], name
         assert case["difference"] <= (1e-6 if name == "float32" else 2e-14), name
-        assert (case["exchanges"] > 0) == (name not in ("kernel linear", "a Gaussian")), name
+        assert (case["exchanges"] + case["boards"] > 0) == (name not in ("kernel linear", "a Gaussian")), name
 
 
 def test_all_ranks_return_the_same(found: list[dict[str, Any]]) -> None:
@@ -72,8 +72,10 @@ def test_all_ranks_return_the_same(found: list[dict[str, Any]]) -> None:
 def test_large_runs_have_the_bits_of_one_process(found: list[dict[str, Any]]) -> None:
     if fused.reason:
         pytest.skip(fused.reason)
-    assert found[0]["cases"]["large"]["difference"] == 0.0
-    assert found[0]["cases"]["large, causal"]["difference"] == 0.0
+    for name, exchanged in {"large": False, "larger": False, "large, apart": True, "large, causal": True}.items():
+        case = found[0]["cases"][name]
+        assert case["difference"] == 0.0, name
+        assert (case["exchanges"] > 0, case["boards"] > 0) == (exchanged, not exchanged), name
 
 
 def test_stores(found: list[dict[str, Any]], folder: Path) -> None:
@@ -91,6 +93,8 @@ def test_a_failure_on_one_rank_ends_all(found: list[dict[str, Any]]) -> None:
     assert first["raise on 0"] == second["raise on 1"] == ["ValueError", "out of cheese"]
     assert first["raise on 1"] == ["RankError", "rank 1 failed: out of cheese"]
     assert second["raise on 0"] == ["RankError", "rank 0 failed: out of cheese"]
+    assert second["raise at the board"] == ["ValueError", "out of cheese"]
+    assert first["raise at the board"] == ["RankError", "rank 1 failed: out of cheese"]
     assert first["store exists"][0] == "StoreError"
     assert second["store exists"] == ["RankError", f"rank 0 failed: {first['store exists'][1]}"]
     assert second["bad on 1"][0] == "InputError"
@@ -98,6 +102,8 @@ def test_a_failure_on_one_rank_ends_all(found: list[dict[str, Any]]) -> None:
     lost = "a process of this run was lost: {}; there is no store to resume it from"
     assert first["asleep"] == ["RankError", lost.format("no answer in 1 seconds")]
     assert second["asleep"] == ["RankError", lost.format("the connection was closed")]
+    assert first["asleep at the board"] == ["RankError", lost.format("no answer in 1 seconds")]
+    assert second["asleep at the board"] == ["RankError", lost.format("the connection was closed")]
 
 
 def test_after_a_failure_the_ranks_meet_again(found: list[dict[str, Any]]) -> None:
@@ -127,6 +133,23 @@ def test_what_else_is_refused(found: list[dict[str, Any]]) -> None:
 
 def test_gradients_stay_with_their_process(found: list[dict[str, Any]]) -> None:
     assert [rank["own gradient"] for rank in found] == [[1, 4, True], [1, 5, True]]
+
+
+@pytest.mark.parametrize("when", ["before the pairs", "among the pairs"])
+def test_a_rank_killed_at_the_shared_memory(tmp_path: Path, when: str) -> None:
+    if fused.reason:
+        pytest.skip(fused.reason)
+    path = tmp_path / "run"
+    options = ["--tokens", "6000", "--dim", "3", "--beta", "9", "--space", "sphere", "--until", "1", "--merge", "off"]
+    before = set(Path("/dev/shm").glob("attractor-*"))
+    done = torchrun("killed_run.py", "simulate", *options, "--engine", "fused", "--out", path, WHEN=when)
+    assert done.returncode == 1
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("attractor")]
+    assert sentence.startswith("attractor simulate: error: ")
+    assert sentence.endswith(f"; resume it from the store {path}")
+    assert "lost" in sentence
+    assert at.load(path).outcome.name == "unfinished"
+    assert set(Path("/dev/shm").glob("attractor-*")) <= before
 
 
 def test_a_killed_rank_leaves_one_sentence_and_a_store(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class Engine:
     ``accepts`` says whether it would take a problem unasked; ``obstacle`` says why it cannot even when asked by name, or is
     empty (without it, an engine can do what it accepts).
     One that honours ``Problem.offset`` says so by ``places``, and may be given some rows of a problem whose mask goes by place.
-    ``share`` computes sums over some of the pairs, for engines whose rows depend on each other (see ``spread``).
+    ``share`` computes a problem with other ranks, for engines whose rows depend on each other (see ``spread``).
     """
 
     name: str

@@ -4,8 +4,8 @@ The rows of a problem do not depend on each other, so any engine can compute som
 the same bits. Under a causal mask late rows cost more than early ones; each rank then takes one piece from the front and the
 matching one from the back.
 
-An engine that computes each pair but once, for both of its rows, gives sums over some of the pairs instead (``Share``): these are
-exchanged, added in the order of the ranks, and made into results by everyone.
+An engine that computes each pair but once, for both of its rows, has a way of its own (``Share``): sums over the pairs, in memory
+that the ranks share, or over some of the pairs on each rank, which are then exchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,8 +26,20 @@ SMALLEST = {"cpu": 1 << 21, "cuda": 1 << 28}  # pairs that take about as long as
 
 
 Results = tuple[Tensor | None, Tensor | None]
-# (problem, part, parts) to sums over that part of the pairs and what makes results of all sums, or None where rows are cut
-Share = Callable[[Problem, int, int], tuple[Tensor, Callable[[Tensor], Results]] | None]
+
+
+class Board(Protocol):
+    """Memory that ranks of one machine share, zero at first; ``kept`` is for what the engine that writes there knows about it."""
+
+    rank: int
+    size: int
+    memory: Tensor  # bytes
+    kept: Any
+
+    @property
+    def watch(self) -> Callable[[float], bool]:
+        """Whether all are there; it is told how many seconds one has waited, and may raise."""
+        ...
 
 
 class Ranks(Protocol):
@@ -39,6 +51,17 @@ class Ranks(Protocol):
     def gather(self, part: Tensor) -> Tensor:
         """The parts of all ranks, stacked by rank: (size, ...)."""
         ...
+
+    def board(self, bytes: int) -> Board | None:
+        """Memory of at least so many bytes, where there is such."""
+        ...
+
+    def lost(self, error: Exception) -> Exception:
+        """What to raise when a rank does not answer."""
+        ...
+
+
+Share = Callable[[Problem, Ranks], Results | None]  # None: cut the rows
 
 
 _ranks: ContextVar[Ranks | None] = ContextVar("attractor_ranks", default=None)
@@ -74,18 +97,11 @@ def worthwhile(problem: Problem, places: bool) -> bool:
 
 
 def run(problem: Problem, engine: Callable[[Problem], Results], share: Share | None = None) -> Results:
-    """This rank's rows by the engine, all others from the other ranks; or sums over this rank's pairs, and over theirs."""
+    """This rank's rows by the engine, all others from the other ranks; or as the engine shares its problems."""
     ranks = _ranks.get()
     assert ranks is not None
-    shared = share(problem, ranks.rank, ranks.size) if share is not None and ranks.size > 1 else None
-    if shared is not None:
-        sums, settle = shared
-        everyone = ranks.gather(sums)
-        total = everyone[0]
-        for part in everyone[1:]:
-            total += part
-        return settle(total)
-    return _by_rows(problem, engine, ranks)
+    shared = share(problem, ranks) if share is not None and ranks.size > 1 else None
+    return _by_rows(problem, engine, ranks) if shared is None else shared
 
 
 def _by_rows(problem: Problem, engine: Callable[[Problem], Results], ranks: Ranks) -> Results:

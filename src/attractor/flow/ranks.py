@@ -20,6 +20,7 @@ import torch.distributed as processes
 from torch import Tensor
 
 from attractor.errors import InputError, RankError
+from attractor.flow.board import Board, make
 
 if TYPE_CHECKING:
     from attractor.flow.integration import Integration
@@ -35,6 +36,8 @@ class Ranks:
         self.rank, self.size = processes.get_rank(), processes.get_world_size()
         self.store, self.control, self.data, self.staged = store, control, data, staged
         self.key, self.timeout = key, timeout
+        self._board: Board | None = None
+        self._boards = not staged and data is control  # while there is hope for one
 
     # ------------------------------------------------------------------ messages
 
@@ -68,6 +71,19 @@ class Ranks:
                 if self.store.check([self.key]):
                     raise RuntimeError("one of them left a note")
         work.wait()
+
+    def board(self, bytes: int) -> Board | None:
+        """Memory of at least so many bytes that all ranks share; None where they are not on one machine. All ask alike."""
+        if self._boards and (self._board is None or self._board.memory.numel() < bytes):
+            self._leave_board()
+            self._board = make(self, bytes)
+            self._boards = self._board is not None
+        return self._board
+
+    def _leave_board(self) -> None:
+        if self._board is not None:
+            self._board.watch.leave()
+        self._board = None
 
     def share(self, arrays: dict[str, np.ndarray] | None) -> dict[str, np.ndarray] | None:
         """The arrays of rank 0, for everyone."""
@@ -152,6 +168,7 @@ class Ranks:
 
     def part(self) -> None:
         """Close the connections, which wakes those that wait."""
+        self._leave_board()
         groups = {id(group): group for group in (self.control, self.data)}
         self.control = self.data = None
         for key in list(groups):

@@ -17,6 +17,7 @@ import shutil
 import time as clock
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -226,7 +227,7 @@ def describe(definition: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.n
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "scipy": version("scipy"),
+        "scipy": _scipy(),
     }
     attributes = {
         "schema": SCHEMA,
@@ -236,6 +237,11 @@ def describe(definition: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.n
         "fingerprints": prints,
     }
     return attributes, arrays
+
+
+@cache
+def _scipy() -> str:
+    return version("scipy")  # read from files, which takes some milliseconds
 
 
 def read_definition(group: Any) -> dict[str, Any]:

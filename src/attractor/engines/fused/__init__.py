@@ -4,7 +4,7 @@
 ``gradient.py`` ties it to autograd. The kernels themselves are in ``cpp/``.
 """
 
-from attractor.engines.fused.engine import accepts, obstacle, rank, run, share
+from attractor.engines.fused.engine import accepts, obstacle, portion, rank, run, share
 from attractor.engines.fused.kernels import instruction_sets, reason
 
-__all__ = ["accepts", "instruction_sets", "obstacle", "rank", "reason", "run", "share"]
+__all__ = ["accepts", "instruction_sets", "obstacle", "portion", "rank", "reason", "run", "share"]

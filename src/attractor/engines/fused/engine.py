@@ -12,8 +12,9 @@ from attractor.engines.contract import Problem
 from attractor.engines.fused import kernels
 from attractor.engines.fused.gradient import Attend
 from attractor.engines.fused.layout import adjacent, column, operand, options, scaled_bias
+from attractor.engines.spread import Ranks, Results
 
-Settle = Callable[[Tensor], tuple[Tensor | None, Tensor | None]]
+Settle = Callable[[Tensor], Results]
 
 AXES = 16  # batch axes that the kernels can walk
 PADDING = 64  # sums of shared pairs have room for so many rows, or a multiple
@@ -67,12 +68,42 @@ def forward(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
     return call.output, call.logsumexp
 
 
-def share(problem: Problem, part: int, parts: int) -> tuple[Tensor, Settle] | None:
-    """What some of the pairs give to sums over all of them, and what makes the results of all sums; None: not of that kind.
+def share(problem: Problem, ranks: Ranks) -> Results | None:
+    """Results by several ranks together; None: not of the kind where pairs are shared.
 
-    So it is where the queries are a multiple of the keys and each pair is computed but once (``cpp/symmetric.h``). With two parts
-    the results have the bits of one process.
+    So it is where the queries are a multiple of the keys and each pair is computed but once (``cpp/symmetric.h``). Ranks that share
+    memory take the pairs as they come, as threads do, and have the bits of one process. Others divide them beforehand, and add
+    their sums in the order of the ranks; with two of them the bits are those of one process too.
     """
+    if problem.v is None or not problem.keys:
+        return None
+    call = _Call(problem)
+    room = call.kernel.room()
+    board = ranks.board(room) if room else None
+    if board is None:
+        found = portion(problem, ranks.rank, ranks.size) if room else None
+        if found is None:
+            return None
+        sums, settle = found
+        everyone = ranks.gather(sums)
+        total = everyone[0]
+        for part in everyone[1:]:
+            total += part
+        return settle(total)
+    if board.kept is None:
+        memory = board.memory
+        board.kept = kernels.module().Shared(memory.data_ptr(), memory.numel(), board.rank, board.size, board.watch)
+    try:
+        fine = call.kernel.together(board.kept)
+    except RuntimeError as error:
+        raise ranks.lost(error) from None
+    if not fine:
+        raise ranks.lost(RuntimeError("Connection closed"))
+    return call.output, call.logsumexp
+
+
+def portion(problem: Problem, part: int, parts: int) -> tuple[Tensor, Settle] | None:
+    """What some of the pairs give to sums over all of them, and what makes the results of all sums; None: not of that kind."""
     if problem.v is None or not problem.keys:
         return None
     call = _Call(problem)

@@ -50,6 +50,39 @@ def score(q0, q1, q2, q3, P, start, E: tl.constexpr, STARTED: tl.constexpr):
 
 
 @triton.jit
+def valued(sums, w, P, FIRST: tl.constexpr, C: tl.constexpr):
+    """Add weighed values of a tile, whose slots begin at ``FIRST``, to the partial sums; the first of these, of weights, stays."""
+    part, a0, a1, a2, a3 = sums
+    if C > 0:
+        a0 += w * slot(P, FIRST, 8)[None, :]
+    if C > 1:
+        a1 += w * slot(P, FIRST + 1, 8)[None, :]
+    if C > 2:
+        a2 += w * slot(P, FIRST + 2, 8)[None, :]
+    if C > 3:
+        a3 += w * slot(P, FIRST + 3, 8)[None, :]
+    return part, a0, a1, a2, a3
+
+
+@triton.jit
+def over_threads(totals, sums, C: tl.constexpr, WEIGHTS: tl.constexpr):
+    """Add partial sums over threads to those of the rows."""
+    L, A0, A1, A2, A3 = totals
+    part, a0, a1, a2, a3 = sums
+    if WEIGHTS:
+        L += tl.sum(part, axis=1)
+    if C > 0:
+        A0 += tl.sum(a0, axis=1)
+    if C > 1:
+        A1 += tl.sum(a1, axis=1)
+    if C > 2:
+        A2 += tl.sum(a2, axis=1)
+    if C > 3:
+        A3 += tl.sum(a3, axis=1)
+    return L, A0, A1, A2, A3
+
+
+@triton.jit
 def tile(sums, P, i, j, n, m, q0, q1, q2, q3, base, window, V, E: tl.constexpr, C: tl.constexpr, MODE: tl.constexpr,
          BIAS: tl.constexpr, SAME: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
          VISIBLE: tl.constexpr, MASKED: tl.constexpr, SHIFTED: tl.constexpr):  # fmt: skip
@@ -72,16 +105,8 @@ def tile(sums, P, i, j, n, m, q0, q1, q2, q3, base, window, V, E: tl.constexpr, 
         w = tl.where(open, w, 0.0)
     if MASKED and SKIP:
         w = tl.where(i[:, None] == j[None, :], 0.0, w)
-    first: tl.constexpr = 0 if SAME else E
-    if C > 0:
-        a0 += w * slot(P, first, 8)[None, :]
-    if C > 1:
-        a1 += w * slot(P, first + 1, 8)[None, :]
-    if C > 2:
-        a2 += w * slot(P, first + 2, 8)[None, :]
-    if C > 3:
-        a3 += w * slot(P, first + 3, 8)[None, :]
-    return part, a0, a1, a2, a3
+    FIRST: tl.constexpr = 0 if SAME else E
+    return valued((part, a0, a1, a2, a3), w, P, FIRST, C)
 
 
 @triton.jit
@@ -90,27 +115,17 @@ def segment(totals, P, low, high, i, n, m, q0, q1, q2, q3, base, window, V, E: t
             WINDOW: tl.constexpr, VISIBLE: tl.constexpr, MASKED: tl.constexpr, SHIFTED: tl.constexpr, SLOTS: tl.constexpr, BM: tl.constexpr,
             UNROLL: tl.constexpr):  # fmt: skip
     """Add the keys from ``low`` (a multiple of the tile) up to ``high`` to the sums of the rows, chunk by chunk."""
-    L, A0, A1, A2, A3 = totals
     lane = tl.arange(0, BN)
     for chunk in range(low, high, CHUNK):
         zero = tl.zeros([BM, BN], dtype=q0.dtype)
-        part, a0, a1, a2, a3 = zero, zero, zero, zero, zero
+        sums = (zero, zero, zero, zero, zero)
         here = P + chunk * SLOTS + lane
         for start in tl.range(chunk, tl.minimum(chunk + CHUNK, high), BN, loop_unroll_factor=1 if MASKED else UNROLL):
-            part, a0, a1, a2, a3 = tile((part, a0, a1, a2, a3), here, i, start + lane, n, m, q0, q1, q2, q3, base, window, V, E,
-                                     C, MODE, BIAS, SAME, SKIP, CAUSAL, WINDOW, VISIBLE, MASKED, SHIFTED)  # fmt: skip
+            sums = tile(sums, here, i, start + lane, n, m, q0, q1, q2, q3, base, window, V, E, C, MODE, BIAS, SAME, SKIP, CAUSAL,
+                        WINDOW, VISIBLE, MASKED, SHIFTED)  # fmt: skip
             here += SLOTS * BN
-        if MODE < 2:
-            L += tl.sum(part, axis=1)
-        if C > 0:
-            A0 += tl.sum(a0, axis=1)
-        if C > 1:
-            A1 += tl.sum(a1, axis=1)
-        if C > 2:
-            A2 += tl.sum(a2, axis=1)
-        if C > 3:
-            A3 += tl.sum(a3, axis=1)
-    return L, A0, A1, A2, A3
+        totals = over_threads(totals, sums, C, MODE < 2)
+    return totals
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from attractor.engines.triton.mathematics import LN2, exp2
-from attractor.engines.triton.narrow import BN, CHUNK, slot
+from attractor.engines.triton.narrow import BN, CHUNK, over_threads, slot, valued
 
 
 @triton.jit
@@ -50,14 +50,7 @@ def gathered(sums, w, kept, P, FIRST: tl.constexpr, C: tl.constexpr, MASS: tl.co
     """Add a tile to the sums of the rows; ``kept`` are the weights without those that are left out of the output."""
     part, a0, a1, a2, a3 = sums
     part += w * slot(P, FIRST + C, 9)[None, :] if MASS else w
-    a0 += kept * slot(P, FIRST, 8)[None, :]
-    if C > 1:
-        a1 += kept * slot(P, FIRST + 1, 8)[None, :]
-    if C > 2:
-        a2 += kept * slot(P, FIRST + 2, 8)[None, :]
-    if C > 3:
-        a3 += kept * slot(P, FIRST + 3, 8)[None, :]
-    return part, a0, a1, a2, a3
+    return valued((part, a0, a1, a2, a3), kept, P, FIRST, C)
 
 
 @triton.jit
@@ -78,22 +71,6 @@ def scattered(w, v, mass, T, C: tl.constexpr, MASS: tl.constexpr):
         tl.atomic_add(T + 3 * BN, c2, sem="relaxed")
     if C > 3:
         tl.atomic_add(T + 4 * BN, c3, sem="relaxed")
-
-
-@triton.jit
-def added(totals, sums, C: tl.constexpr):
-    """Sums over threads."""
-    L, A0, A1, A2, A3 = totals
-    part, a0, a1, a2, a3 = sums
-    L += tl.sum(part, axis=1)
-    A0 += tl.sum(a0, axis=1)
-    if C > 1:
-        A1 += tl.sum(a1, axis=1)
-    if C > 2:
-        A2 += tl.sum(a2, axis=1)
-    if C > 3:
-        A3 += tl.sum(a3, axis=1)
-    return L, A0, A1, A2, A3
 
 
 @triton.jit(do_not_specialize=["n", "copies"])
@@ -127,7 +104,7 @@ def symmetric(K, V, M, P, FACTOR, ROWS, T, n, keys, copies, E: tl.constexpr, C: 
     j = first * BN + lane
     w = tl.where((j < n)[None, :], weights(k, here, factor, E), 0.0)
     kept = tl.where(i[:, None] == j[None, :], 0.0, w) if SKIP else w
-    totals = added(totals, gathered((zero, zero, zero, zero, zero), w, kept, here, FIRST, C, MASS), C)
+    totals = over_threads(totals, gathered((zero, zero, zero, zero, zero), w, kept, here, FIRST, C, MASS), C, True)
     whole = n // BN * BN
     for chunk in range((first + 1) * BN, whole, CHUNK):
         sums = (zero, zero, zero, zero, zero)
@@ -139,11 +116,11 @@ def symmetric(K, V, M, P, FACTOR, ROWS, T, n, keys, copies, E: tl.constexpr, C: 
             scattered(w, v, mass, there, C, MASS)
             here += SLOTS * BN
             there += (1 + C) * BN
-        totals = added(totals, sums, C)
+        totals = over_threads(totals, sums, C, True)
     if whole < n and first * BN < whole:
         here = P + whole * SLOTS + lane
         w = tl.where((whole + lane < n)[None, :], weights(k, here, factor, E), 0.0)
-        totals = added(totals, gathered((zero, zero, zero, zero, zero), w, w, here, FIRST, C, MASS), C)
+        totals = over_threads(totals, gathered((zero, zero, zero, zero, zero), w, w, here, FIRST, C, MASS), C, True)
         scattered(w, v, mass, T + whole * (1 + C) + lane, C, MASS)
     to, inside = ROWS + (entry * n + i) * (1 + C), i < n
     tl.store(to, totals[0], mask=inside)

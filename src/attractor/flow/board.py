@@ -1,0 +1,118 @@
+"""Memory that the processes of a run share when they are on one machine, and how each sees that the others are still there.
+
+The memory is a file that has no name any more once all have opened it: the system takes it back when the last of them ends, however
+that comes about. Each process holds a lock on a byte of its own, which the system opens when the process ends or leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from attractor.flow.ranks import Ranks
+
+MEMORY = Path("/dev/shm")  # where Linux keeps files in memory; elsewhere they lie where temporary files do
+SIGN = 64  # bytes by which a rank knows that it has opened the file of rank 0 and not one of the same name elsewhere
+
+
+class Board:
+    """Shared memory of some bytes, which hold zeros at first. ``kept`` belongs to the engine that writes there."""
+
+    def __init__(self, file: int, bytes: int, rank: int, size: int, timeout: float) -> None:
+        self.watch = Watch(file, rank, size, timeout)
+        self.rank, self.size = rank, size
+        self.memory = torch.frombuffer(mmap.mmap(file, SIGN + bytes), dtype=torch.uint8)[SIGN:]
+        self.kept: Any = None
+
+
+class Watch:
+    """Whether the others are there."""
+
+    def __init__(self, file: int, rank: int, size: int, timeout: float) -> None:
+        self.file, self.rank, self.size, self.timeout = file, rank, size, timeout
+
+    def __call__(self, waited: float) -> bool:
+        if waited > self.timeout:
+            raise RuntimeError("Timed out")
+        return self.file >= 0 and not any(self._gone(rank) for rank in range(self.size) if rank != self.rank)
+
+    def hold(self) -> None:
+        """From here on the others see that this one is there."""
+        import fcntl
+
+        fcntl.lockf(self.file, fcntl.LOCK_EX, 1, self.rank)
+
+    def _gone(self, rank: int) -> bool:
+        import fcntl
+
+        try:
+            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
+        except OSError:
+            return False
+        fcntl.lockf(self.file, fcntl.LOCK_UN, 1, rank)
+        return True
+
+    def leave(self) -> None:
+        """Closing the file opens the lock; the memory stays until nobody looks at it."""
+        if self.file >= 0:
+            os.close(self.file)
+        self.file = -1
+
+
+def make(ranks: Ranks, bytes: int) -> Board | None:
+    """A board of all ranks, who must call this together; None where they are on several machines, or memory cannot be had."""
+    path, file = None, -1
+    if ranks.rank == 0 and hasattr(os, "posix_fallocate"):  # Linux, and some others
+        with contextlib.suppress(OSError):
+            path = _file(bytes)
+    words = ranks.share(None if path is None else {"path": np.array(str(path[0])), "sign": np.array(path[1])})
+    try:
+        if words is not None:
+            with contextlib.suppress(OSError):
+                file = _opened(str(words["path"]), str(words["sign"]))
+        board = None
+        if file >= 0:
+            with contextlib.suppress(OSError, ValueError):
+                board = Board(file, bytes, ranks.rank, ranks.size, ranks.timeout)
+                board.watch.hold()
+        everyone = bool(ranks.numbers(int(board is not None)).all())
+    finally:
+        if path is not None:
+            Path(path[0]).unlink(missing_ok=True)
+    if not everyone and file >= 0:
+        os.close(file)
+    return board if everyone else None
+
+
+def _file(bytes: int) -> tuple[str, str]:
+    """The path of a file that has room for so many bytes, and the sign at its beginning."""
+    sign = secrets.token_hex(SIGN // 2)
+    folder = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
+    number, path = tempfile.mkstemp(prefix="attractor-", dir=folder)
+    try:
+        os.write(number, sign.encode())
+        os.posix_fallocate(number, 0, SIGN + bytes)  # what is promised here is there when it is written to
+    except BaseException:
+        Path(path).unlink()
+        raise
+    finally:
+        os.close(number)
+    return path, sign
+
+
+def _opened(path: str, sign: str) -> int:
+    """The file, or -1 if it is another."""
+    file = os.open(path, os.O_RDWR)
+    if os.read(file, SIGN) == sign.encode():
+        return file
+    os.close(file)
+    return -1
