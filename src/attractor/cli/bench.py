@@ -56,7 +56,7 @@ def bench(context: typer.Context, rows: RowOptions, report: ReportOptions, pictu
     """Measure attractor against its peers, contenders interleaved, beside the targets and the limit of the machine.
 
     Rows: evaluation, solves, small, merging, spectral, ensembles, processes, growth; gpu with --gpu. Peers that are not installed
-    (pip install 'attractor[peers]') are reported as skipped. Exit code 0 if it ran; 1 with --check if a target is missed.
+    (the extra peers) are reported as skipped. Exit code 0 if it ran; 1 with --check if a target is missed.
     """
     with ending("attractor bench", report.debug), pictures.sized():
         groups, settings = asked(rows)
