@@ -330,34 +330,83 @@ bool proportional(const Problem& problem, const T* q, const T* k, T multiple) {
     return !other;
 }
 
+// One after the other would wait for each other: tokens in turn by chains of their own.
+constexpr int chains = 4;
+
+template <class Step>
+ATTRACTOR_INLINE void in_chains(int64_t n, Step step) {
+    int64_t i = 0;
+    for (; i + chains <= n; i += chains)
+#pragma GCC unroll 4
+        for (int c = 0; c < chains; c++) step(i + c, c);
+    for (; i < n; i++) step(i, 0);
+}
+
+// Sums of (q - first k) k and of k k over numbers that lie side by side.
+struct Products {
+    static constexpr int lanes = 8;
+    double rest[lanes] = {}, squares[lanes] = {};
+
+    template <class T>
+    ATTRACTOR_INLINE void add(const T* q, const T* k, int64_t count, double first) {
+        auto one = [&](int64_t index, int lane) __attribute__((always_inline)) {
+            const double key = double(k[index]);
+            rest[lane] += __builtin_fma(-first, key, double(q[index])) * key, squares[lane] += key * key;
+        };
+        int64_t index = 0;
+        for (; index + lanes <= count; index += lanes)
+#pragma GCC unroll 8
+            for (int lane = 0; lane < lanes; lane++) one(index + lane, lane);
+        for (int lane = 0; index < count; index++, lane++) one(index, lane);
+    }
+
+    static double of(const double* sums) {
+        double total = 0;
+        for (int lane = 0; lane < lanes; lane++) total += sums[lane];
+        return total;
+    }
+};
+
 // Whether the queries of a member are a multiple of its keys whose scores one shift serves; if so, factor and shift.
 template <class T, int D>
 bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
     const T *q = locate<T>(problem, problem.q, member), *k = locate<T>(problem, problem.k, member);
     const T *v = locate<T>(problem, problem.v, member), *bias = locate<T>(problem, problem.bias, member);
-    // what is no number, or infinite, shows in the sum
-    T most = 0, fewest = infinity<T>, sum = 0, large = 0;
     auto square_of = [&](int64_t i) __attribute__((always_inline)) {
         T square = 0;
 #pragma GCC unroll 4
         for (int f = 0; f < D; f++) square += k[i * problem.k.row + f] * k[i * problem.k.row + f];
         return square;
     };
-    for (int64_t i = 0; i < problem.n; i++) {
-        const T square = square_of(i);
-        most = most > square ? most : square, fewest = fewest < square ? fewest : square, sum += square;
+    // what is no number, or infinite, shows in the sum
+    T most = 0, fewest = infinity<T>, sum = 0, large = 0;
+    {
+        T high[chains] = {}, low[chains], sums[chains] = {};
+        for (int c = 0; c < chains; c++) low[c] = infinity<T>;
+        in_chains(problem.n, [&](int64_t i, int c) __attribute__((always_inline)) {
+            const T square = square_of(i);
+            high[c] = high[c] > square ? high[c] : square, low[c] = low[c] < square ? low[c] : square, sums[c] += square;
+        });
+        for (int c = 0; c < chains; c++)
+            most = most > high[c] ? most : high[c], fewest = fewest < low[c] ? fewest : low[c], sum += sums[c];
     }
     if (bias)
         for (int64_t i = 0; i < problem.n; i++) large = large > T(__builtin_fabs(bias[i])) ? large : T(__builtin_fabs(bias[i]));
     if (!(sum > 0 && sum < infinity<T> && large <= leeway<T> / 2)) return false;
     // weights of `leeway` and masses of half of it must leave values above what is flushed, and below what is infinite
-    T size = 0;
-    for (int64_t i = 0; i < problem.n; i++)
+    T size = most > 1 ? T(__builtin_sqrt(most)) : T(__builtin_sqrt(most / D));  // of the keys, where they are the values: a bound
+    if (v != k || problem.v.row != problem.k.row) {
+        T sizes[chains] = {};
+        in_chains(problem.n, [&](int64_t i, int c) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-        for (int f = 0; f < D; f++) {
-            const T value = T(__builtin_fabs(v[i * problem.v.row + f]));
-            size = value <= size ? size : value;
-        }
+            for (int f = 0; f < D; f++) {
+                const T value = T(__builtin_fabs(v[i * problem.v.row + f]));
+                sizes[c] = value <= sizes[c] ? sizes[c] : value;
+            }
+        });
+        size = 0;
+        for (int c = 0; c < chains; c++) size = sizes[c] <= size ? size : sizes[c];
+    }
     if (!(size <= reach<T>) || (size > 0 && size < 1 / reach<T>)) return false;
     T multiple = 1;
     if (q != k || problem.q.row != problem.k.row) {
@@ -367,12 +416,13 @@ bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
         for (int f = 0; f < D; f++) product += double(q[longest * problem.q.row + f]) * double(k[longest * problem.k.row + f]);
         const double first = product / double(square_of(longest));
         // one row carries its own rounding, which all of them together correct
-        product = 0;
-        for (int64_t i = 0; i < problem.n; i++)
-            for (int f = 0; f < D; f++) {
-                const double key = double(k[i * problem.k.row + f]);
-                product += __builtin_fma(-first, key, double(q[i * problem.q.row + f])) * key, squares += key * key;
-            }
+        Products sums;
+        if (problem.q.row == D && problem.k.row == D) {
+            sums.add(q, k, problem.n * D, first);
+        } else {
+            for (int64_t i = 0; i < problem.n; i++) sums.add(q + i * problem.q.row, k + i * problem.k.row, D, first);
+        }
+        product = sums.of(sums.rest), squares = sums.of(sums.squares);
         multiple = T(first + product / squares);
         if (!proportional<T>(problem, q, k, multiple)) return false;
     }
