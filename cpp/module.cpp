@@ -188,6 +188,7 @@ struct Forward : Call {
     }
 
     bool together(Shared& shared) {
+        if (members.empty()) throw std::logic_error("the room was not asked for, or there is none to share");
         bool fine;
         {
             nb::gil_scoped_release released;

@@ -180,6 +180,8 @@ bool one_together(const SymmetricKernels& kernels, const Problem& problem, int64
             if (!work.run(task, worker, -1, area.sums, area.turns, wait)) return;
             area.done->fetch_add(1, std::memory_order_release);
         }
+        // the caller waits here, where it hears of signals and not only its other threads do
+        if (worker == 0) board.wait([&] { return area.done->load(std::memory_order_acquire) == tasks; });
     };
     parallel(threads, threads, take, 1);
     if (!board.end(area, tasks)) return false;

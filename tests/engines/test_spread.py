@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -179,21 +179,25 @@ def test_what_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 def boarded(problems: list[Problem], size: int, slow: float = 0.0) -> list[list[Any]]:
     """What ranks have who compute problems one after the other in shared memory; each stops now and then."""
     memory = torch.zeros(1 << 20, dtype=torch.uint8)
-    barrier, results = threading.Barrier(size), {}
+    barrier, results, failed = threading.Barrier(size), {}, threading.Event()
 
     def work(rank: int) -> None:
         rng = random.Random(rank)
-        ranks = Threads(rank, size, [], barrier, memory)
+        ranks = Threads(rank, size, [], barrier, memory, lambda waited: not failed.is_set())
         results[rank] = []
-        for each in problems:
-            time.sleep(rng.choice([0.0, 0.0, slow]))
-            results[rank].append(_engines["fused"].share(each, ranks))  # type: ignore[misc]
+        try:
+            for each in problems:
+                time.sleep(rng.choice([0.0, 0.0, slow]))
+                results[rank].append(_engines["fused"].share(each, ranks))  # type: ignore[misc]
+        except BaseException:
+            failed.set()
+            raise
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(timeout=120)
     return [results[rank] for rank in range(size)]
 
 
@@ -222,8 +226,16 @@ def test_ranks_that_share_memory_have_the_bits_of_one_process(size: int) -> None
             assert torch.equal(one[1], other[1])  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.skipif(not _engines["fused"].works, reason=_engines["fused"].reason)
-def test_a_rank_that_waits_in_vain() -> None:
+def test_a_rank_that_waits_in_vain(one_thread: None) -> None:
     asked: list[float] = []
     share = _engines["fused"].share
     assert share is not None
@@ -249,7 +261,7 @@ def test_a_rank_that_waits_in_vain() -> None:
         share(drawn(900, 0), ranks(interrupted))
 
     def impatient(waited: float) -> bool:
-        raise RuntimeError("Timed out")
+        raise TimeoutError("Timed out")
 
     with pytest.raises(ConnectionError, match="Timed out"):
         share(drawn(900, 0), ranks(impatient))

@@ -149,6 +149,7 @@ def failures() -> None:
 
     FOUND["raise on 1"] = events(1, stumble)
     FOUND["raise at the board"] = before_the_board(1, stumble)
+    FOUND["raise before the board"] = before_the_board(1, stumble, 1)
     FOUND["raise on 0"] = events(0, stumble)
     FOUND["other tokens"] = failing(lambda: at.flow(law, tokens(seed=RANK), **options))
     FOUND["other size"] = failing(lambda: at.flow(law, tokens(20 + RANK), **options))
@@ -162,27 +163,33 @@ def failures() -> None:
     FOUND["own gradient"] = [own.stats.processes, own.n, own.final.points.requires_grad]
     os.environ[together.VARIABLE] = "1"  # from the next meeting on
     FOUND["asleep"] = events(1, lambda: time.sleep(2.5))
-    time.sleep(2.0 * (1 - RANK))  # until the other is awake
+    awake("first")
     FOUND["asleep at the board"] = before_the_board(1, lambda: time.sleep(2.5))
-    time.sleep(2.0 * (1 - RANK))
+    awake("second")
     os.environ[together.VARIABLE] = "soon"
     FOUND["variable"] = failing(lambda: at.flow(law, state, **options))
     del os.environ[together.VARIABLE]
     FOUND["afterwards"] = compared(CASES["kernel softmax"])
 
 
-def before_the_board(rank: int, act: Callable[[], Any]) -> list[str]:
-    """Something that happens on one rank while the others compute in shared memory."""
+def awake(name: str) -> None:
+    """Until both are here."""
+    (FOLDER / f"awake {name} {RANK}").touch()
+    while not (FOLDER / f"awake {name} {1 - RANK}").exists():
+        time.sleep(0.01)
+
+
+def before_the_board(rank: int, act: Callable[[], Any], when: int = 4) -> list[str]:
+    """Something that happens on one rank while the others compute in shared memory; the first time, while they make it."""
     law, state, options = CASES["large"]()
     calls: list[int] = []
     plain = ranks_module.Ranks.board
 
     def board(self: ranks_module.Ranks, bytes: int) -> Any:
         calls.append(1)
-        found = plain(self, bytes)
-        if self.rank == rank and len(calls) == 4:
+        if self.rank == rank and len(calls) == when:
             act()
-        return found
+        return plain(self, bytes)
 
     ranks_module.Ranks.board = board  # type: ignore[method-assign]
     try:

@@ -16,6 +16,7 @@ import torch
 import attractor as at
 from attractor.engines import fused, spread
 from attractor.errors import InputError, UnsupportedError
+from attractor.flow import board
 
 pytest.importorskip("zarr")
 pytestmark = [
@@ -24,6 +25,7 @@ pytestmark = [
 ]
 HERE = Path(__file__).parent
 SECONDS = 250
+MEMORY = hasattr(os, "posix_fallocate") and board.MEMORY.is_dir()  # whether processes can share any
 
 
 def torchrun(script: str, *arguments: Any, **more: str) -> subprocess.CompletedProcess[str]:
@@ -40,11 +42,25 @@ def torchrun(script: str, *arguments: Any, **more: str) -> subprocess.CompletedP
     )
 
 
+def boards() -> set[Path]:
+    """Files of shared memory that still have a name."""
+    return set(board.MEMORY.glob("attractor-*"))
+
+
+def nothing_left(before: set[Path]) -> None:
+    end = time.monotonic() + 10.0  # another test may be about to take the name off its own
+    while not boards() <= before:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shared")
+    before = boards()
     done = torchrun("shared_runs.py", folder)
     assert done.returncode == 0, done.stderr
+    nothing_left(before)
     return folder
 
 
@@ -73,7 +89,8 @@ def test_all_ranks_return_the_same(found: list[dict[str, Any]]) -> None:
 def test_large_runs_have_the_bits_of_one_process(found: list[dict[str, Any]]) -> None:
     if fused.reason:
         pytest.skip(fused.reason)
-    for name, exchanged in {"large": False, "larger": False, "large, apart": True, "large, causal": True}.items():
+    apart = not MEMORY
+    for name, exchanged in {"large": apart, "larger": apart, "large, apart": True, "large, causal": True}.items():
         case = found[0]["cases"][name]
         assert case["difference"] == 0.0, name
         assert (case["exchanges"] > 0, case["boards"] > 0) == (exchanged, not exchanged), name
@@ -94,8 +111,9 @@ def test_a_failure_on_one_rank_ends_all(found: list[dict[str, Any]]) -> None:
     assert first["raise on 0"] == second["raise on 1"] == ["ValueError", "out of cheese"]
     assert first["raise on 1"] == ["RankError", "rank 1 failed: out of cheese"]
     assert second["raise on 0"] == ["RankError", "rank 0 failed: out of cheese"]
-    assert second["raise at the board"] == ["ValueError", "out of cheese"]
-    assert first["raise at the board"] == ["RankError", "rank 1 failed: out of cheese"]
+    for name in ("raise at the board", "raise before the board"):
+        assert second[name] == ["ValueError", "out of cheese"]
+        assert first[name] == ["RankError", "rank 1 failed: out of cheese"]
     assert first["store exists"][0] == "StoreError"
     assert second["store exists"] == ["RankError", f"rank 0 failed: {first['store exists'][1]}"]
     assert second["bad on 1"][0] == "InputError"
@@ -138,11 +156,11 @@ def test_gradients_stay_with_their_process(found: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("when", ["before the pairs", "among the pairs"])
 def test_a_rank_killed_at_the_shared_memory(tmp_path: Path, when: str) -> None:
-    if fused.reason:
-        pytest.skip(fused.reason)
+    if fused.reason or not MEMORY:
+        pytest.skip(fused.reason or "there is no memory for processes to share")
     path = tmp_path / "run"
     options = ["--tokens", "6000", "--dim", "3", "--beta", "9", "--space", "sphere", "--until", "1", "--merge", "off"]
-    before = set(Path("/dev/shm").glob("attractor-*"))
+    before = boards()
     done = torchrun("killed_run.py", "simulate", *options, "--engine", "fused", "--out", path, WHEN=when)
     assert done.returncode == 1
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("attractor")]
@@ -150,10 +168,7 @@ def test_a_rank_killed_at_the_shared_memory(tmp_path: Path, when: str) -> None:
     assert sentence.endswith(f"; resume it from the store {path}")
     assert "lost" in sentence
     assert at.load(path).outcome.name == "unfinished"
-    end = time.monotonic() + 10.0  # another test may be about to take the name off its own
-    while not set(Path("/dev/shm").glob("attractor-*")) <= before:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    nothing_left(before)
 
 
 def test_a_killed_rank_leaves_one_sentence_and_a_store(tmp_path: Path) -> None:
@@ -174,6 +189,41 @@ def test_a_killed_rank_leaves_one_sentence_and_a_store(tmp_path: Path) -> None:
     )
     assert resumed.stats.evaluations == whole.stats.evaluations
     torch.testing.assert_close(resumed.points, whole.points, rtol=0, atol=1e-13)
+
+
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX, 1, 1)
+print("held", flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.skipif(not MEMORY, reason="there is no memory for processes to share")
+def test_a_killed_process_is_seen_by_its_lock(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    path.write_bytes(bytes(8))
+    other = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+    file = os.open(path, os.O_RDWR)
+    watch = board.Watch(file, 0, 2, 50.0)
+    try:
+        watch.hold()
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        assert watch(0.1)
+        with pytest.raises(TimeoutError):
+            watch(51.0)
+        other.kill()
+        end = time.monotonic() + 10.0
+        while watch(0.1):  # before the process is waited for, as under torchrun
+            assert time.monotonic() < end
+    finally:
+        other.kill()
+        other.communicate()
+        watch.leave()
+    assert not watch(0.1)
+    watch.leave()
 
 
 def test_the_command_line_prints_once(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 if TYPE_CHECKING:
     from attractor.flow.ranks import Ranks
 
-MEMORY = Path("/dev/shm")  # where Linux keeps files in memory; elsewhere they lie where temporary files do
+MEMORY = Path("/dev/shm")  # where Linux keeps files in memory: no other folder will do, for machines may share those
 SIGN = 64  # bytes by which a rank knows that it has opened the file of rank 0 and not one of the same name elsewhere
 
 
@@ -42,7 +42,7 @@ class Watch:
 
     def __call__(self, waited: float) -> bool:
         if waited > self.timeout:
-            raise RuntimeError("Timed out")
+            raise TimeoutError("Timed out")
         return self.file >= 0 and not any(self._gone(rank) for rank in range(self.size) if rank != self.rank)
 
     def hold(self) -> None:
@@ -70,34 +70,31 @@ class Watch:
 
 def make(ranks: Ranks, bytes: int) -> Board | None:
     """A board of all ranks, who must call this together; None where they are on several machines, or memory cannot be had."""
-    path, file = None, -1
-    if ranks.rank == 0 and hasattr(os, "posix_fallocate"):  # Linux, and some others
-        with contextlib.suppress(OSError):
-            path = _file(bytes)
-    words = ranks.share(None if path is None else {"path": np.array(str(path[0])), "sign": np.array(path[1])})
+    made, board, file, everyone = None, None, -1, False
     try:
-        if words is not None:
+        if ranks.rank == 0 and hasattr(os, "posix_fallocate") and MEMORY.is_dir():
             with contextlib.suppress(OSError):
-                file = _opened(str(words["path"]), str(words["sign"]))
-        board = None
-        if file >= 0:
-            with contextlib.suppress(OSError, ValueError):
-                board = Board(file, bytes, ranks.rank, ranks.size, ranks.timeout)
-                board.watch.hold()
+                made = _file(bytes)
+        words = ranks.share(None if made is None else {"path": np.array(made[0]), "sign": np.array(made[1])})
+        with contextlib.suppress(OSError, ValueError):
+            file = -1 if words is None else _opened(str(words["path"]), str(words["sign"]))
+            if file >= 0:
+                found = Board(file, bytes, ranks.rank, ranks.size, ranks.timeout)
+                found.watch.hold()
+                board = found
         everyone = bool(ranks.numbers(int(board is not None)).all())
     finally:
-        if path is not None:
-            Path(path[0]).unlink(missing_ok=True)
-    if not everyone and file >= 0:
-        os.close(file)
+        if made is not None:
+            Path(made[0]).unlink(missing_ok=True)
+        if file >= 0 and not everyone:
+            os.close(file)
     return board if everyone else None
 
 
 def _file(bytes: int) -> tuple[str, str]:
     """The path of a file that has room for so many bytes, and the sign at its beginning."""
     sign = secrets.token_hex(SIGN // 2)
-    folder = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
-    number, path = tempfile.mkstemp(prefix="attractor-", dir=folder)
+    number, path = tempfile.mkstemp(prefix="attractor-", dir=MEMORY)
     try:
         os.write(number, sign.encode())
         os.posix_fallocate(number, 0, SIGN + bytes)  # what is promised here is there when it is written to
@@ -112,7 +109,10 @@ def _file(bytes: int) -> tuple[str, str]:
 def _opened(path: str, sign: str) -> int:
     """The file, or -1 if it is another."""
     file = os.open(path, os.O_RDWR)
-    if os.read(file, SIGN) == sign.encode():
-        return file
-    os.close(file)
-    return -1
+    same = False
+    try:
+        same = os.read(file, SIGN) == sign.encode()
+    finally:
+        if not same:
+            os.close(file)
+    return file if same else -1

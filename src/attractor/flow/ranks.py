@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import struct
 import time as clock
 import zlib
@@ -37,7 +38,7 @@ class Ranks:
         self.store, self.control, self.data, self.staged = store, control, data, staged
         self.key, self.timeout = key, timeout
         self._board: Board | None = None
-        self._boards = not staged and data is control  # while there is hope for one
+        self._refused = math.inf if data is control and not staged else 0.0  # bytes that could not be had
 
     # ------------------------------------------------------------------ messages
 
@@ -74,11 +75,15 @@ class Ranks:
 
     def board(self, bytes: int) -> Board | None:
         """Memory of at least so many bytes that all ranks share; None where they are not on one machine. All ask alike."""
-        if self._boards and (self._board is None or self._board.memory.numel() < bytes):
-            self._leave_board()
+        held = 0 if self._board is None else self._board.memory.numel()
+        if held < bytes <= self._refused / 2:
+            if self._board is not None:
+                self._leave_board()
+                self.numbers(1)  # whether there is room for the next must not depend on who has left this one
             self._board = make(self, bytes)
-            self._boards = self._board is not None
-        return self._board
+            if self._board is None:
+                self._refused = bytes
+        return self._board if bytes <= self._refused / 2 else None
 
     def _leave_board(self) -> None:
         if self._board is not None:

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -46,10 +46,11 @@ def together(shared: bool, definition: dict[str, Any], store: str | Path | None)
             yield None
         return
     ranks = join(next((tensor.device for tensor in tensors(definition["state"])), torch.device("cpu")))
-    with _told_to_end(ranks), spread.over(ranks):
+    with _told_to_end(ranks) as heard, spread.over(ranks):
         try:
             yield ranks
         except BaseException as error:
+            heard()  # what torchrun says now must not come in between
             ranks.note(error)
             _leave(ranks)
             if not isinstance(error, RankError) or error.told:
@@ -132,14 +133,15 @@ def _leave_all() -> None:
 
 
 @contextmanager
-def _told_to_end(ranks: Ranks) -> Iterator[None]:
-    """When one process is lost torchrun sends the others SIGTERM: make that an error like any other, with time to say so."""
+def _told_to_end(ranks: Ranks) -> Iterator[Callable[[], object]]:
+    """When one process is lost torchrun sends the others SIGTERM: make that an error like any other, with time to say so. Yields what
+    to call when there is an error already."""
     mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) in (
         signal.SIG_DFL,
         _end_soon,  # left behind by a run that failed
     )
     if not mine:
-        yield
+        yield lambda: None
         return
 
     def interrupt(number: int, frame: Any) -> None:
@@ -148,7 +150,7 @@ def _told_to_end(ranks: Ranks) -> Iterator[None]:
 
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        yield lambda: signal.signal(signal.SIGTERM, _end_soon)
     except BaseException:
         signal.signal(signal.SIGTERM, _end_soon)
         raise

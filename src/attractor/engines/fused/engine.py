@@ -81,7 +81,7 @@ def share(problem: Problem, ranks: Ranks) -> Results | None:
     room = call.kernel.room()
     board = ranks.board(room) if room else None
     if board is None:
-        found = portion(problem, ranks.rank, ranks.size) if room else None
+        found = _portion(call, problem, ranks.rank, ranks.size) if room else None
         if found is None:
             return None
         sums, settle = found
@@ -95,7 +95,7 @@ def share(problem: Problem, ranks: Ranks) -> Results | None:
         board.kept = kernels.module().Shared(memory.data_ptr(), memory.numel(), board.rank, board.size, board.watch)
     try:
         fine = call.kernel.together(board.kept)
-    except RuntimeError as error:
+    except TimeoutError as error:
         raise ranks.lost(error) from None
     if not fine:
         raise ranks.lost(RuntimeError("Connection closed"))
@@ -104,9 +104,11 @@ def share(problem: Problem, ranks: Ranks) -> Results | None:
 
 def portion(problem: Problem, part: int, parts: int) -> tuple[Tensor, Settle] | None:
     """What some of the pairs give to sums over all of them, and what makes the results of all sums; None: not of that kind."""
-    if problem.v is None or not problem.keys:
-        return None
-    call = _Call(problem)
+    return None if problem.v is None or not problem.keys else _portion(_Call(problem), problem, part, parts)
+
+
+def _portion(call: _Call, problem: Problem, part: int, parts: int) -> tuple[Tensor, Settle] | None:
+    assert problem.v is not None
     padded = -(-problem.keys // PADDING) * PADDING
     sums = torch.zeros((call.members, problem.v.shape[-1] + 1, padded), dtype=torch.float64)
     if not call.kernel.share(part, parts, sums.data_ptr()):
