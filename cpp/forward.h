@@ -30,7 +30,7 @@ struct Sums {
     Vector<T>*recent, *whole;  // [feature * NQ + column]
     Vector<T> recent_total[NQ] = {}, total[NQ] = {};
     Vector<T> shift[NQ] = {}, limit[NQ];
-    int64_t features;
+    int64_t features, tiles = 0;
 
     Sums(Vector<T>* memory, int64_t features_) : recent(memory), whole(memory + features_ * NQ), features(features_) {
         for (int64_t index = 0; index < 2 * features * NQ; index++) memory[index] = Vector<T>{};
@@ -84,6 +84,7 @@ void weigh(Vector<T>* tile, int64_t count) {
     for (int64_t index = 0; index < count * NQ; index++) tile[index] = sigmoid2(tile[index]);
 }
 
+// Add some keys, from a whole number of tiles on, to the sums of a group of rows.
 template <class T, int NQ, Mode mode, Scores known>
 void sweep(const Problem& problem, int64_t member, Range rows, Range keys, const T* values, const Vector<T>* packed,
            Sums<T, NQ>& sums, Vector<T>* tile) {
@@ -93,7 +94,6 @@ void sweep(const Problem& problem, int64_t member, Range rows, Range keys, const
     constexpr bool shifted = mode == Mode::softmax && known == Scores::any;
     constexpr bool totals = mode == Mode::softmax || known == Scores::moderate;
     Vector<T> peak[NQ];
-    int64_t tiles = 0;
     for (int64_t start = keys.start; start < keys.stop; start += depth) {
         const Range here = {start, least(start + depth, keys.stop)};
         const int64_t count = here.stop - here.start;
@@ -126,9 +126,8 @@ void sweep(const Problem& problem, int64_t member, Range rows, Range keys, const
                 weighted_sum<T, NQ>(tile, count, values + start * problem.v.row, problem.v.row, problem.c, sums.recent);
             }
         }
-        if (++tiles % tiles_per_flush == 0) sums.flush();
+        if (++sums.tiles % tiles_per_flush == 0) sums.flush();
     }
-    sums.flush();
 }
 
 // Write the rows of transposed sums, each divided by `total` if given (0 where it is 0: a row that sees nothing).
@@ -196,6 +195,7 @@ void write_rows(const Problem& problem, int64_t member, Range rows, const T* val
     const int64_t count = rows.stop - rows.start;
     Sums<T, NQ> sums(outputs, values ? problem.c : 0);
     sweep<T, NQ, mode, known>(problem, member, rows, visible_keys(problem, rows), values, packed, sums, tile);
+    sums.flush();
     if (values)
         unpack<T, NQ>(sums.whole, mode == Mode::softmax ? sums.total : nullptr, count, problem.c, T(1), problem.output.row,
                       locate<T>(problem, problem.output, member) + rows.start * problem.output.row);
@@ -217,6 +217,44 @@ void forward_rows(const Problem& problem, int64_t member, Range rows, Vector<T>*
     // not from those sums: a weight may overflow there and still have a logarithm
     if (mode == Mode::exponential && logsumexp)
         write_rows<T, NQ, Mode::softmax, Scores::any>(problem, member, rows, nullptr, logsumexp, packed, tile, outputs);
+}
+
+// Groups of rows that meet the same keys one after the other, while these are near.
+constexpr int gang = 4;
+constexpr int64_t near = 1 << 17;  // bytes of keys and values: some of the cache of one processor
+
+// Softmax of `gang` whole groups of rows, without a window: keys and values come from far once for all of them. Each group meets
+// the tiles that `forward_rows` would show it, in the same order, so the bits are the same.
+template <class T>
+void forward_gang(const Problem& problem, int64_t member, int64_t first, Vector<T>* memory) {
+    constexpr int NQ = columns;
+    constexpr int64_t height = NQ * width<T>;
+    const T *q = locate<T>(problem, problem.q, member), *values = locate<T>(problem, problem.v, member);
+    T *output = locate<T>(problem, problem.output, member), *logsumexp = locate<T>(problem, problem.logsumexp, member);
+    const int64_t each = (problem.e + 2 * problem.c) * NQ;
+    Vector<T>*tile = memory, *groups = tile + depth * NQ;
+    auto outputs = [&](int index) { return groups + index * each + problem.e * NQ; };
+    auto rows = [&](int index) { return Range{first + index * height, first + (index + 1) * height}; };
+    Sums<T, NQ> sums[gang] = {{outputs(0), problem.c}, {outputs(1), problem.c}, {outputs(2), problem.c}, {outputs(3), problem.c}};
+    bool calm[gang];
+    for (int index = 0; index < gang; index++) {
+        Vector<T>* packed = groups + index * each;
+        pack<T, NQ>(q + rows(index).start * problem.q.row, problem.q.row, height, problem.e, T(log2e), packed);
+        calm[index] = problem.calm || judge<T, NQ>(problem, member, packed) == Scores::moderate;
+    }
+    const int64_t fit = near / int64_t(sizeof(T)) / (problem.e + problem.c) / depth, step = (fit > 1 ? fit : 1) * depth;
+    for (int64_t start = 0; start < problem.m; start += step)
+        for (int index = 0; index < gang; index++) {
+            const Range keys = {start, least(start + step, visible_keys(problem, rows(index)).stop)};
+            const auto meet = calm[index] ? sweep<T, NQ, Mode::softmax, Scores::moderate> : sweep<T, NQ, Mode::softmax, Scores::any>;
+            meet(problem, member, rows(index), keys, values, groups + index * each, sums[index], tile);
+        }
+    for (int index = 0; index < gang; index++) {
+        sums[index].flush();
+        unpack<T, NQ>(sums[index].whole, sums[index].total, height, problem.c, T(1), problem.output.row,
+                      output + rows(index).start * problem.output.row);
+        if (logsumexp) write_logsumexp(sums[index], height, logsumexp + rows(index).start);
+    }
 }
 
 template <class T, int NQ>

@@ -31,6 +31,16 @@ void forward(const Problem& problem, int64_t index, void* memory) {
     });
 }
 
+// Tasks of `gang` groups; the last of a member may be smaller.
+template <class T>
+void forward_ganged(const Problem& problem, int64_t index, void* memory) {
+    const FlushTiny guard;
+    const int64_t height = gang * group<T>, tasks = (problem.n + height - 1) / height, groups = (problem.n + group<T> - 1) / group<T>;
+    const int64_t member = index / tasks, first = index % tasks;
+    if ((first + 1) * height <= problem.n) return forward_gang<T>(problem, member, first * height, (Vector<T>*)memory);
+    for (int64_t one = first * gang; one < groups; one++) forward<T>(problem, member * groups + one, memory);
+}
+
 template <class T, bool swapped>
 void backward(const Problem& problem, int64_t index, void* memory) {
     const FlushTiny guard;
@@ -42,7 +52,8 @@ void backward(const Problem& problem, int64_t index, void* memory) {
 
 template <class T>
 size_t scratch(const Problem& problem) {
-    return sizeof(Vector<T>) * (columns * (3 * problem.e + 3 * problem.c + 2 * depth) + depth);
+    static_assert(gang == 4, "the sums of a gang must have room");
+    return sizeof(Vector<T>) * (columns * (4 * problem.e + 8 * problem.c + 2 * depth) + depth);
 }
 
 template <class T>
@@ -94,8 +105,9 @@ constexpr SymmetricKernels symmetric_kernels() {
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {[] { return group<T>; }, scratch<T>,  measure<T>,       forward<T>,       backward<T, false>,
-            backward<T, true>,       powers<T>,   multiply_adds<T>, powers_of_two<T>, symmetric_kernels<T>()};
+    return {[] { return group<T>; }, [] { return gang * group<T>; }, scratch<T>,       measure<T>,
+            forward<T>,              forward_ganged<T>,              backward<T, false>, backward<T, true>,
+            powers<T>,               multiply_adds<T>,               powers_of_two<T>, symmetric_kernels<T>()};
 }
 
 }  // namespace attractor::ATTRACTOR_ISA

@@ -116,8 +116,8 @@ struct Call {
         return reach;
     }
 
-    void run(void (*kernel)(const Problem&, int64_t, void*), int64_t rows) const {
-        const int64_t groups = (rows + kernels->group() - 1) / kernels->group();
+    void run(void (*kernel)(const Problem&, int64_t, void*), int64_t rows, int64_t height) const {
+        const int64_t groups = (rows + height - 1) / height;
         const int64_t tasks = problem.members * groups;
         // waking threads costs about as long as this many multiplications
         const double work = double(problem.members) * problem.n * problem.m * (8.0 + problem.e + problem.c);
@@ -167,7 +167,10 @@ struct Forward : Call {
         if (symmetric_forward(kernels->symmetric, problem, threads)) return;
         const std::vector<double> reach = measure();
         if (!reach.empty()) problem.reach = reach.data();
-        run(kernels->forward, problem.n);
+        if (ganged())
+            run(kernels->forward_ganged, problem.n, kernels->gang());
+        else
+            run(kernels->forward, problem.n, kernels->group());
     }
 
     bool share(int part, int parts, int64_t sums) {
@@ -200,6 +203,13 @@ struct Forward : Call {
 
 private:
     std::vector<Symmetric> members;
+
+    // Whether keys and values are so wide and so many that groups of rows should meet them side by side, and there are enough groups.
+    bool ganged() const {
+        const int64_t numbers = problem.e + problem.c, bytes = kernels == float64 ? sizeof(double) : sizeof(float);
+        return problem.mode == Mode::softmax && problem.v.data && problem.c && !problem.window && numbers >= 32 &&
+               problem.m * numbers * bytes >= 1 << 18 && problem.members * (problem.n / kernels->gang()) >= 4 * int64_t(threads);
+    }
 };
 
 void backward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
@@ -216,9 +226,9 @@ void backward(const std::string& set, bool is_double, int threads, const Numbers
     problem.grad_k = operand(grad_k, problem.axes), problem.grad_v = operand(grad_v, problem.axes);
     problem.grad_bias = operand(grad_bias, problem.axes);
     nb::gil_scoped_release released;
-    if (problem.grad_q.data) call.run(call.kernels->backward_queries, problem.n);
+    if (problem.grad_q.data) call.run(call.kernels->backward_queries, problem.n, call.kernels->group());
     if (problem.grad_k.data || problem.grad_v.data || problem.grad_bias.data)
-        call.run(call.kernels->backward_keys, problem.m);
+        call.run(call.kernels->backward_keys, problem.m, call.kernels->group());
 }
 
 std::vector<std::string> instruction_sets() {

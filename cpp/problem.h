@@ -63,10 +63,12 @@ struct SymmetricKernels {
 
 // One instruction set and one number type. A task is a group of rows (or of keys) of one member of the batch.
 struct Kernels {
-    int64_t (*group)();                                     // rows of a task
+    int64_t (*group)();                                     // rows of a task,
+    int64_t (*gang)();                                      // and of one of several groups
     size_t (*scratch)(const Problem&);                      // bytes a worker needs
     void (*measure)(const Problem&, int64_t member, void* reach);  // writes the two bounds of a member
     void (*forward)(const Problem&, int64_t task, void* scratch);
+    void (*forward_ganged)(const Problem&, int64_t task, void* scratch);  // softmax of values, without a window
     void (*backward_queries)(const Problem&, int64_t task, void* scratch);
     void (*backward_keys)(const Problem&, int64_t task, void* scratch);
     void (*exp2)(const void* from, void* to, int64_t count);  // for tests of its error

@@ -283,3 +283,22 @@ def test_problems_of_another_kind_need_no_shared_memory() -> None:
     whole = drawn(900, 0)
     for other in (replace(whole, causal=True), replace(whole, q=whole.v), replace(whole, v=None), drawn(500, 0)):
         assert share(other, ranks) is None
+
+
+@pytest.mark.skipif(not _engines["fused"].works, reason=_engines["fused"].reason)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("mask", ["full", "causal", "causal, skip_self"])
+@pytest.mark.parametrize("size", [1.0, 6.0])
+def test_groups_of_rows_side_by_side_have_the_bits_of_each_alone(mask: str, dtype: torch.dtype, size: float) -> None:
+    # wide keys: many rows meet them in gangs of groups, 64 rows are too few for that
+    rng = np.random.default_rng(5)
+    q, k, v = (torch.from_numpy(rng.standard_normal((2100, 48))).to(dtype) for _ in range(3))
+    given = {"causal": False, "window": None, "skip_self": False} | MASKS[mask]
+    whole = Problem(size * q, k, v, None, "softmax", visible=None, **given)
+    run = _engines["fused"].run
+    output, logsumexp = run(whole)
+    for start in range(0, 2100, 64):
+        rows = slice(start, min(start + 64, 2100))
+        one, level = run(whole.part(rows))
+        assert torch.equal(one, output[..., rows, :])  # type: ignore[index, arg-type]
+        assert torch.equal(level, logsumexp[..., rows])  # type: ignore[index, arg-type]
