@@ -13,6 +13,11 @@ struct Count {
     static constexpr int value = N;
 };
 
+template <class T>
+struct Type {
+    using Is = T;
+};
+
 // Call `run` with as few vectors of lanes as the rows need: small systems are common.
 template <class T, class Run>
 ATTRACTOR_INLINE void with_columns(int64_t rows, Run run) {

@@ -6,6 +6,7 @@
 #include "columns.h"
 #include "run.h"
 #include "symmetric.h"
+#include "wide.h"
 #include "zonal.h"
 
 namespace attractor::ATTRACTOR_ISA {
@@ -64,39 +65,44 @@ void powers(const void* from, void* to, int64_t count) {
     }
 }
 
+// Calls `run` with the kernels for so many features.
+template <class T, class Run>
+ATTRACTOR_INLINE auto with_features(int64_t d, Run run) {
+    switch (d) {
+        case 2: return run(Type<Pairs<T, 2>>{});
+        case 3: return run(Type<Pairs<T, 3>>{});
+        case 4: return run(Type<Pairs<T, 4>>{});
+        default: return run(Type<WidePairs<T>>{});
+    }
+}
+
 template <class T>
 constexpr SymmetricKernels symmetric_kernels() {
     return {[](const Problem& problem, int64_t member, Symmetric* found) {
-                bool fine = false;
-                with_features(problem.e, [&](auto count) { fine = recognise<T, decltype(count)::value>(problem, member, found); });
-                return fine;
+                return with_features<T>(problem.e, [&](auto kind) { return decltype(kind)::Is::known(problem, member, found); });
             },
-            [](int64_t d) { return sizeof(T) * size_t(row_numbers(int(d))); },
-            [](int64_t d) { return sizeof(T) * size_t(key_numbers(int(d))); },
-            [](int64_t d) {
-                size_t bytes = 0;
-                with_features(d, [&](auto count) { bytes = Pairs<T, decltype(count)::value>::scratch(); });
-                return bytes;
+            [](int64_t d) { return with_features<T>(d, [&](auto kind) { return decltype(kind)::Is::block_of(d); }); },
+            [](const Symmetric& one) { return with_features<T>(one.d, [&](auto kind) { return decltype(kind)::Is::row_bytes(one); }); },
+            [](const Symmetric& one) { return with_features<T>(one.d, [&](auto kind) { return decltype(kind)::Is::key_bytes(one); }); },
+            [](const Symmetric& one) { return with_features<T>(one.d, [&](auto kind) { return decltype(kind)::Is::scratch(one); }); },
+            [](const Problem& problem, int64_t member, const Symmetric& one, int64_t block) {
+                with_features<T>(one.d, [&](auto kind) { typename decltype(kind)::Is(one, nullptr).pack(problem, member, block); });
             },
-            [](const Problem& problem, int64_t member, const Symmetric& to, int64_t block) {
-                with_features(to.d, [&](auto count) { pack_tokens<T, decltype(count)::value>(problem, member, to, block); });
-            },
-            [](const Symmetric& problem, int64_t one, int64_t two, void* scratch) {
+            [](const Symmetric& one, int64_t first, int64_t second, void* scratch) {
                 const FlushTiny guard;
-                with_features(problem.d, [&](auto count) { Pairs<T, decltype(count)::value>(problem, scratch).compute(one, two); });
+                with_features<T>(one.d, [&](auto kind) { typename decltype(kind)::Is(one, scratch).compute(first, second); });
             },
-            [](const Symmetric& problem, int64_t one, int64_t two, void* scratch) {
-                with_features(problem.d, [&](auto count) { Pairs<T, decltype(count)::value>(problem, scratch).add(one, two); });
+            [](const Symmetric& one, int64_t first, int64_t second, void* scratch) {
+                with_features<T>(one.d, [&](auto kind) { typename decltype(kind)::Is(one, scratch).add(first, second); });
             },
-            [](const Problem& problem, int64_t member, const Symmetric& from, int64_t block) {
-                with_features(from.d, [&](auto count) { write_tokens<T, decltype(count)::value>(problem, member, from, block); });
+            [](const Problem& problem, int64_t member, const Symmetric& one, int64_t block) {
+                with_features<T>(one.d, [&](auto kind) { typename decltype(kind)::Is(one, nullptr).write(problem, member, block); });
             },
             [](const Problem& problem, int64_t member, const Symmetric& one, void* scratch) {
                 const FlushTiny guard;
-                with_features(one.d, [&](auto count) {
-                    constexpr int D = decltype(count)::value;
-                    pack_tokens<T, D>(problem, member, one, 0);
-                    const Pairs<T, D> pairs(one, scratch);
+                with_features<T>(one.d, [&](auto kind) {
+                    const typename decltype(kind)::Is pairs(one, scratch);
+                    pairs.pack(problem, member, 0);
                     pairs.compute(0, 0);
                     pairs.settle(problem, member);
                 });

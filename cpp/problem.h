@@ -41,19 +41,21 @@ struct Problem {
 
 // One member of the batch whose queries are `factor` / log2(e) times its keys; see symmetric.h.
 struct Symmetric {
-    static constexpr int64_t block = 512;  // tokens
-    int64_t n = 0, d = 0, padded = 0;      // tokens, features, and tokens for which there is room
+    int64_t n = 0, d = 0, padded = 0;  // tokens, features, and tokens for which there is room in the sums
+    int64_t block = 0;                 // tokens of a block
     bool weighted = false, skip_self = false;
+    bool same = false;  // the values are the keys
     double factor = 0.0, shift = 0.0;
     void *rows = nullptr, *keys = nullptr;  // the tokens in the layout of the kernel
-    double* sums = nullptr;                 // (d + 1, padded): of the values, and of the weights
+    double* sums = nullptr;                 // (d + 1) padded numbers: of the values, and of the weights
 };
 
 struct SymmetricKernels {
-    bool (*recognise)(const Problem&, int64_t member, Symmetric*);  // writes factor, shift and weighted if it applies
-    size_t (*row_bytes)(int64_t d);                                 // of one token
-    size_t (*key_bytes)(int64_t d);
-    size_t (*scratch)(int64_t d);
+    bool (*recognise)(const Problem&, int64_t member, Symmetric*);  // writes weighted, same, factor and shift if it applies
+    int64_t (*block)(int64_t d);
+    size_t (*row_bytes)(const Symmetric&);
+    size_t (*key_bytes)(const Symmetric&);
+    size_t (*scratch)(const Symmetric&);
     void (*pack)(const Problem&, int64_t member, const Symmetric&, int64_t block);
     void (*compute)(const Symmetric&, int64_t one, int64_t two, void* scratch);  // all pairs of two blocks,
     void (*add)(const Symmetric&, int64_t one, int64_t two, void* scratch);      // and what they give to the sums

@@ -16,7 +16,9 @@
 namespace attractor {
 namespace {
 
-constexpr int64_t smallest = 24;  // tokens below which too much of a tile would be padding
+constexpr int64_t smallest = 24;       // tokens below which too much of a tile would be padding,
+constexpr int64_t smallest_wide = 192;  // and of more than four features: below which too many pairs are of one tile
+constexpr int64_t most_numbers = 1 << 25;  // of the tokens: their sums in float64 are kept three times
 constexpr int64_t padding = 64;   // the most rows that a kernel takes side by side
 
 size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -36,35 +38,35 @@ struct Room {
     size_t rows, keys, scratch;
 
     Room(const SymmetricKernels& kernels, const Symmetric& one)
-        : rows(rounded(kernels.row_bytes(one.d) * size_t(one.padded))),
-          keys(rounded(kernels.key_bytes(one.d) * size_t(one.padded))),
-          scratch(rounded(kernels.scratch(one.d))) {}
+        : rows(rounded(kernels.row_bytes(one))), keys(rounded(kernels.key_bytes(one))), scratch(rounded(kernels.scratch(one))) {}
 
     size_t tokens() const { return rows + keys; }
 
     void give(Symmetric& one, char* memory) const { one.rows = memory, one.keys = memory + rows; }
 };
 
+int64_t blocks_of(const Symmetric& one) { return (one.n + one.block - 1) / one.block; }
+
 // Pairs of blocks in rounds: in round r those whose numbers add up to r modulo the (odd) number of blocks, so that every block
 // is in exactly one pair of a round. What a block gets is added in the order of the rounds, whoever computes it. Tasks belong to
 // parts of about the same work; the sums of each part are kept for themselves.
 class Rounds {
-    const int64_t n, blocks, odd;
+    const int64_t n, size, blocks, odd;
     std::vector<int32_t> parts;  // of the tasks; -1: one of the blocks is that which makes their number odd
 
 public:
-    Rounds(int64_t n_, int count) : n(n_), blocks(blocks_of(n_)), odd(blocks | 1) {
+    Rounds(const Symmetric& one, int count) : n(one.n), size(one.block), blocks(blocks_of(one)), odd(blocks | 1) {
         std::vector<double> work(size_t(count), 0.0);
         for (int64_t task = 0; task < tasks(); task++) {
-            const auto [one, two] = pair(task);
+            const auto [first, second] = pair(task);
             const auto least = std::min_element(work.begin(), work.end());
-            parts.push_back(two < blocks ? int32_t(least - work.begin()) : -1);
-            if (two < blocks) *least += (one == two ? 0.55 : 1.0) * tokens(one) * tokens(two);
+            parts.push_back(second < blocks ? int32_t(least - work.begin()) : -1);
+            if (second < blocks) *least += (first == second ? 0.55 : 1.0) * tokens(first) * tokens(second);
         }
     }
 
     int64_t tasks() const { return odd * ((odd + 1) / 2); }
-    static int64_t turns(int64_t n) { return blocks_of(n) | 1; }
+    static int64_t turns(const Symmetric& one) { return blocks_of(one) | 1; }
 
     // compute(one, two, part) says whether there is something to add; `turns` hold zeros before the first task, and
     // wait(ready) says whether the wait was not in vain: if it was, so is all the rest, and the answer is false
@@ -83,8 +85,7 @@ public:
     }
 
 private:
-    static int64_t blocks_of(int64_t n) { return (n + Symmetric::block - 1) / Symmetric::block; }
-    double tokens(int64_t block) const { return double(std::min(Symmetric::block, n - block * Symmetric::block)); }
+    double tokens(int64_t block) const { return double(std::min(size, n - block * size)); }
 
     // The first is not larger. First those that add up to the round, then those that add up to it and the number of blocks.
     std::pair<int64_t, int64_t> pair(int64_t task) const {
@@ -106,9 +107,9 @@ public:
 
     Work(const SymmetricKernels& kernels_, const Problem& problem, int64_t member, const Symmetric& one_, int threads, int parts)
         : kernels(kernels_), room(kernels_, one_), memory(room.tokens() + room.scratch * size_t(threads)), one(one_),
-          rounds(one_.n, parts) {
+          rounds(one_, parts) {
         room.give(one, memory + 0);
-        parallel((one.n + Symmetric::block - 1) / Symmetric::block, threads,
+        parallel(blocks_of(one), threads,
                  [&](int64_t block, int) { kernels.pack(problem, member, one, block); });
     }
 
@@ -135,7 +136,7 @@ public:
 void accumulate(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads, int part,
                 int parts, double* sums) {
     const Work work(kernels, problem, member, one, threads, parts);
-    std::vector<std::atomic<int64_t>> turns(static_cast<size_t>(Rounds::turns(one.n)));
+    std::vector<std::atomic<int64_t>> turns(static_cast<size_t>(Rounds::turns(one)));
     for (auto& turn : turns) turn = 0;
     const auto wait = [](auto ready) {
         while (!ready()) sched_yield();
@@ -147,7 +148,7 @@ void accumulate(const SymmetricKernels& kernels, const Problem& problem, int64_t
 
 void write(const SymmetricKernels& kernels, const Problem& problem, int64_t member, Symmetric one, int threads, double* sums) {
     one.sums = sums;
-    parallel((one.n + Symmetric::block - 1) / Symmetric::block, threads,
+    parallel(blocks_of(one), threads,
              [&](int64_t block, int) { kernels.write(problem, member, one, block); });
 }
 
@@ -163,16 +164,19 @@ void write_both(const SymmetricKernels& kernels, const Problem& problem, int64_t
 }
 
 void one_large(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads) {
-    std::vector<double> sums(size_t(2 * size_of(one)), 0.0);
-    accumulate(kernels, problem, member, one, threads, -1, 2, sums.data());
-    write_both(kernels, problem, member, one, threads, sums.data());
+    // zeros that the system gives to whoever asks for them first, which may be many threads
+    const std::unique_ptr<double, decltype(&std::free)> sums(static_cast<double*>(std::calloc(size_t(2 * size_of(one)), sizeof(double))),
+                                                             &std::free);
+    if (!sums) throw std::bad_alloc();
+    accumulate(kernels, problem, member, one, threads, -1, 2, sums.get());
+    write_both(kernels, problem, member, one, threads, sums.get());
 }
 
 // The same by several processes: each takes the task that comes next. False if one of them is gone.
 bool one_together(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads,
                   Board& board) {
     const Work work(kernels, problem, member, one, threads, 2);
-    const Board::Area area = board.begin(Rounds::turns(one.n), 2 * size_of(one));
+    const Board::Area area = board.begin(Rounds::turns(one), 2 * size_of(one));
     const auto wait = [&](auto ready) { return board.wait(ready); };
     const int64_t tasks = work.rounds.tasks();
     const auto take = [&](int64_t, int worker) {
@@ -206,9 +210,10 @@ std::vector<Symmetric> recognised(const SymmetricKernels& kernels, const Problem
     const bool exponentials = problem.mode == Mode::softmax || problem.mode == Mode::exponential;
     const bool masked = problem.causal || problem.window || problem.visible.data || problem.offset;
     if (!exponentials || masked || problem.n != problem.m || problem.n < smallest) return {};
-    if (problem.e != problem.c || problem.e < 2 || problem.e > 4) return {};
+    if (problem.e != problem.c || problem.e < 2) return {};
+    if (problem.e > 4 && (problem.n < smallest_wide || problem.n > most_numbers / (problem.e + 1))) return {};
     Symmetric one;
-    one.n = problem.n, one.d = problem.e, one.skip_self = problem.skip_self;
+    one.n = problem.n, one.d = problem.e, one.block = kernels.block(problem.e), one.skip_self = problem.skip_self;
     one.padded = (one.n + padding - 1) / padding * padding;
     std::vector<Symmetric> all(size_t(problem.members), one);
     std::atomic<bool> fine{true};
@@ -225,7 +230,7 @@ bool symmetric_forward(const SymmetricKernels& kernels, const Problem& problem, 
     if (double(problem.members) * double(problem.n) * double(problem.n) < 1e5) threads = 1;
     const std::vector<Symmetric> all = recognised(kernels, problem, threads);
     if (all.empty()) return false;
-    if (problem.n <= Symmetric::block) {
+    if (problem.n <= all[0].block) {
         many_small(kernels, problem, all, threads);
     } else {
         for (int64_t member = 0; member < problem.members; member++)
@@ -235,7 +240,7 @@ bool symmetric_forward(const SymmetricKernels& kernels, const Problem& problem, 
 }
 
 bool symmetric_share(const SymmetricKernels& kernels, const Problem& problem, int threads, int part, int parts, double* sums) {
-    if (problem.n <= Symmetric::block) return false;
+    if (problem.n <= kernels.block(problem.e)) return false;
     const std::vector<Symmetric> all = recognised(kernels, problem, threads);
     if (all.empty()) return false;
     for (int64_t member = 0; member < problem.members; member++)
@@ -251,10 +256,10 @@ void symmetric_settle(const SymmetricKernels& kernels, const Problem& problem, i
 }
 
 std::vector<Symmetric> symmetric_members(const SymmetricKernels& kernels, const Problem& problem, int threads) {
-    return problem.n <= Symmetric::block ? std::vector<Symmetric>{} : recognised(kernels, problem, threads);
+    return problem.n <= kernels.block(problem.e) ? std::vector<Symmetric>{} : recognised(kernels, problem, threads);
 }
 
-int64_t symmetric_room(const Symmetric& one) { return Board::room(Rounds::turns(one.n), 2 * size_of(one)); }
+int64_t symmetric_room(const Symmetric& one) { return Board::room(Rounds::turns(one), 2 * size_of(one)); }
 
 bool symmetric_together(const SymmetricKernels& kernels, const Problem& problem, int threads, const std::vector<Symmetric>& all,
                         Board& board) {

@@ -1,24 +1,20 @@
 // Full attention whose queries are a multiple of the keys: the weights w_ij = 2^(s_ij - shift), with one shift for all rows, are
 // symmetric, so each is computed once and serves row i and row j.
 //
-// One shift is safe where every row has a weight that is not small. With s_ij = a <k_i, k_j> and a > 0 no score passes
-// max_i s_ii (Cauchy and Schwarz), and that of row i is at least s_ii; so the shift is max_i s_ii, and max_i s_ii - min_i s_ii
-// must stay below `leeway` powers of two. If a < 0 there is no shift, and all scores must be of that size. What a row lacks to a
-// weight of 1 then costs no accuracy, because weights below the smallest number are further below it than rounding.
-//
 // Tokens are cut into blocks. A pair of blocks is computed for itself: rows of the first stand across the lanes, four vectors
 // side by side, keys of the second are broadcast, and both sides collect their sums there. Then these are added, in a fixed order,
 // to sums in float64. A key bias is a mass m_j = 2^bias_j, that multiplies the value and the one of the normaliser.
 #pragma once
 
 #include "exp2.h"
-#include "forward.h"
 #include "log2.h"
+#include "recognise.h"
 
 namespace attractor::ATTRACTOR_ISA {
 
 constexpr int across = 4;  // vectors of rows side by side
 constexpr int below = 4;   // keys of a tile
+constexpr int64_t narrow_block = 512;
 
 // Numbers that a token has as a row, in vectors: its coordinates times a, its value times its mass, its mass. And as a key.
 constexpr int row_numbers(int d) { return 2 * d + 1; }
@@ -26,11 +22,6 @@ constexpr int key_numbers(int d) { return 2 * d + 2; }
 
 template <class T>
 constexpr int64_t stretch = across * width<T>;  // rows side by side
-
-template <class T>
-constexpr T leeway = sizeof(T) == 4 ? T(40) : T(400);
-template <class T>
-constexpr T reach = sizeof(T) == 4 ? T(0x1p30) : T(0x1p300);
 
 // Tiles of `below` keys against `across` vectors of rows. If not `weighted`, masses are 1 and there is no padding.
 template <class T, int D, bool weighted>
@@ -152,6 +143,22 @@ void meet(const Vector<T>* rows, const T* keys, int64_t count, T shift, bool ski
     }
 }
 
+// Rows of D numbers, transposed; `count` of them if it is not known before.
+template <class T, int D, int known>
+ATTRACTOR_INLINE void fill(const T* from, int64_t stride, int64_t count, Vector<T>* to) {
+#pragma GCC unroll 4
+    for (int f = 0; f < D; f++)
+#pragma GCC unroll 16
+        for (int64_t lane = 0; lane < (known ? known : count); lane++) to[f][lane] = from[lane * stride + f];
+}
+
+template <class T>
+Vector<T> masses(const T* bias, int64_t count) {
+    Vector<T> result = {};
+    __builtin_memcpy(&result, bias, sizeof(T) * size_t(count > 0 ? count : 0));
+    return exp2<Domain::any>(result);
+}
+
 template <class T, int D>
 class Pairs {
     using V = Vector<T>;
@@ -159,15 +166,47 @@ class Pairs {
     const Symmetric& problem;
     V *row_sums, *key_sums;
 
-    int64_t tokens(int64_t block) const { return least(Symmetric::block, problem.n - block * Symmetric::block); }
+    int64_t tokens(int64_t block) const { return least(narrow_block, problem.n - block * narrow_block); }
     static int64_t padded(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
 public:
     Pairs(const Symmetric& problem_, void* scratch)
-        : problem(problem_), row_sums((V*)scratch), key_sums(row_sums + padded(Symmetric::block, stretch<T>) / width<T> * S) {}
+        : problem(problem_), row_sums((V*)scratch), key_sums(row_sums + padded(narrow_block, stretch<T>) / width<T> * S) {}
 
-    static size_t scratch() {
-        return sizeof(V) * S * size_t(padded(Symmetric::block, stretch<T>) / width<T> + Symmetric::block);
+    static bool known(const Problem& whole, int64_t member, Symmetric* found) { return recognise<T, D>(whole, member, found); }
+    static int64_t block_of(int64_t) { return narrow_block; }
+    static size_t row_bytes(const Symmetric& one) { return sizeof(T) * R * size_t(one.padded); }
+    static size_t key_bytes(const Symmetric& one) { return sizeof(T) * K * size_t(one.padded); }
+    static size_t scratch(const Symmetric&) {
+        return sizeof(V) * S * size_t(padded(narrow_block, stretch<T>) / width<T> + narrow_block);
+    }
+
+    // The tokens of a block as rows and as keys; what is past the end is 0, and so is its mass.
+    void pack(const Problem& whole, int64_t member, int64_t block) const {
+        const T *k = locate<T>(whole, whole.k, member), *v = locate<T>(whole, whole.v, member);
+        const T* bias = locate<T>(whole, whole.bias, member);
+        const int64_t start = block * narrow_block, stop = least(start + narrow_block, problem.padded);
+        Vector<T>* row = (Vector<T>*)problem.rows + start / width<T> * R;
+        T* key = (T*)problem.keys + start * K;
+        for (int64_t i = start; i < stop; i += width<T>, row += R, key += width<T> * K) {
+            const int64_t count = least(width<T>, problem.n - i);
+            Vector<T> numbers[R] = {};
+            numbers[2 * D] = splat<T>(1);
+            if (bias) numbers[2 * D] = masses(bias + i, count);
+            if (count == width<T>) {
+                fill<T, D, width<T>>(k + i * whole.k.row, whole.k.row, count, numbers);
+                fill<T, D, width<T>>(v + i * whole.v.row, whole.v.row, count, numbers + D);
+            } else {
+                fill<T, D, 0>(k + i * whole.k.row, whole.k.row, count, numbers);
+                fill<T, D, 0>(v + i * whole.v.row, whole.v.row, count, numbers + D);
+                for (int lane = 0; lane < width<T>; lane++) ((T*)(numbers + 2 * D))[lane] *= lane < count;
+            }
+            for (int f = 0; f < D; f++) numbers[D + f] *= numbers[2 * D];
+            for (int f = 0; f < R; f++) {
+                row[f] = f < D ? T(problem.factor) * numbers[f] : numbers[f];
+                for (int lane = 0; lane < width<T>; lane++) key[lane * K + f] = numbers[f][lane];
+            }
+        }
     }
 
     // All pairs of two blocks, into the scratch.
@@ -176,8 +215,8 @@ public:
         const T shift = T(problem.shift);
         for (int64_t index = 0; index < padded(count, stretch<T>) / width<T> * S; index++) row_sums[index] = V{};
         for (int64_t index = one == two ? stretch<T> * S : 0; index < keys * S; index++) key_sums[index] = V{};
-        const V* rows = (const V*)problem.rows + one * Symmetric::block / width<T> * R;
-        const T* others = (const T*)problem.keys + two * Symmetric::block * K;
+        const V* rows = (const V*)problem.rows + one * narrow_block / width<T> * R;
+        const T* others = (const T*)problem.keys + two * narrow_block * K;
         for (int64_t first = 0; first < count; first += stretch<T>, rows += across * R) {
             V* sums = row_sums + first / width<T> * S;
             const int64_t stop = least(first + stretch<T>, keys), from = one == two ? stop : 0;
@@ -199,7 +238,7 @@ public:
         // the keys of a block that meets itself get nothing from their own rows
         const int64_t from = one == two ? least(stretch<T>, keys) : 0;
         for (int f = 0; f < S; f++) {
-            double *to = problem.sums + f * problem.padded + one * Symmetric::block, *back = to + (two - one) * Symmetric::block;
+            double *to = problem.sums + f * problem.padded + one * narrow_block, *back = to + (two - one) * narrow_block;
             for (int64_t i = 0; i < count; i += W) gain(to + i, row_sums[i / W * S + f]);
             for (int64_t j = from; j < keys; j += W) gain(back + j, of_keys(j, f, there));
         }
@@ -227,6 +266,25 @@ public:
         }
     }
 
+    // Output and logsumexp of the tokens of a block.
+    void write(const Problem& whole, int64_t member, int64_t block) const {
+        T *output = locate<T>(whole, whole.output, member), *logsumexp = locate<T>(whole, whole.logsumexp, member);
+        const int64_t start = block * narrow_block, stop = least(start + narrow_block, problem.n);
+        const double *sums = problem.sums, *totals = problem.sums + D * problem.padded;
+        const double factor = whole.mode == Mode::softmax ? 1.0 : __builtin_exp2(problem.shift);
+        for (int64_t i = start; i < stop; i++) {
+            const double scale = whole.mode == Mode::softmax ? 1 / totals[i] : factor;
+            for (int f = 0; f < D; f++) output[i * whole.output.row + f] = T(scale * sums[f * problem.padded + i]);
+        }
+        if (!logsumexp) return;
+        for (int64_t i = start; i < stop; i += width<T>) {
+            Vector<T> total;
+            for (int lane = 0; lane < width<T>; lane++) total[lane] = T(totals[i + lane]);
+            const Vector<T> result = T(ln2) * (T(problem.shift) + log2<T>(total));
+            for (int lane = 0; lane < least(width<T>, stop - i); lane++) logsumexp[i + lane] = result[lane];
+        }
+    }
+
 private:
     // Number f of the keys from j on; there are `there`.
     ATTRACTOR_INLINE V of_keys(int64_t j, int f, int64_t there) const {
@@ -246,201 +304,5 @@ private:
         for (int lane = 0; lane < width<T>; lane++) to[lane] += sums[lane];
     }
 };
-
-// Rows of D numbers, transposed; `count` of them if it is not known before.
-template <class T, int D, int known>
-ATTRACTOR_INLINE void fill(const T* from, int64_t stride, int64_t count, Vector<T>* to) {
-#pragma GCC unroll 4
-    for (int f = 0; f < D; f++)
-#pragma GCC unroll 16
-        for (int64_t lane = 0; lane < (known ? known : count); lane++) to[f][lane] = from[lane * stride + f];
-}
-
-template <class T>
-Vector<T> masses(const T* bias, int64_t count) {
-    Vector<T> result = {};
-    __builtin_memcpy(&result, bias, sizeof(T) * size_t(count > 0 ? count : 0));
-    return exp2<Domain::any>(result);
-}
-
-// The tokens of a block as rows and as keys; what is past the end is 0, and so is its mass.
-template <class T, int D>
-void pack_tokens(const Problem& problem, int64_t member, const Symmetric& to, int64_t block) {
-    constexpr int R = row_numbers(D), K = key_numbers(D);
-    const T *k = locate<T>(problem, problem.k, member), *v = locate<T>(problem, problem.v, member);
-    const T* bias = locate<T>(problem, problem.bias, member);
-    const int64_t start = block * Symmetric::block, stop = least(start + Symmetric::block, to.padded);
-    Vector<T>* row = (Vector<T>*)to.rows + start / width<T> * R;
-    T* key = (T*)to.keys + start * K;
-    for (int64_t i = start; i < stop; i += width<T>, row += R, key += width<T> * K) {
-        const int64_t count = least(width<T>, to.n - i);
-        Vector<T> numbers[R] = {};
-        numbers[2 * D] = splat<T>(1);
-        if (bias) numbers[2 * D] = masses(bias + i, count);
-        if (count == width<T>) {
-            fill<T, D, width<T>>(k + i * problem.k.row, problem.k.row, count, numbers);
-            fill<T, D, width<T>>(v + i * problem.v.row, problem.v.row, count, numbers + D);
-        } else {
-            fill<T, D, 0>(k + i * problem.k.row, problem.k.row, count, numbers);
-            fill<T, D, 0>(v + i * problem.v.row, problem.v.row, count, numbers + D);
-            for (int lane = 0; lane < width<T>; lane++) ((T*)(numbers + 2 * D))[lane] *= lane < count;
-        }
-        for (int f = 0; f < D; f++) numbers[D + f] *= numbers[2 * D];
-        for (int f = 0; f < R; f++) {
-            row[f] = f < D ? T(to.factor) * numbers[f] : numbers[f];
-            for (int lane = 0; lane < width<T>; lane++) key[lane * K + f] = numbers[f][lane];
-        }
-    }
-}
-
-// Output and logsumexp of the tokens of a block.
-template <class T, int D>
-void write_tokens(const Problem& problem, int64_t member, const Symmetric& from, int64_t block) {
-    T *output = locate<T>(problem, problem.output, member), *logsumexp = locate<T>(problem, problem.logsumexp, member);
-    const int64_t start = block * Symmetric::block, stop = least(start + Symmetric::block, from.n);
-    const double *sums = from.sums, *totals = from.sums + D * from.padded;
-    const double factor = problem.mode == Mode::softmax ? 1.0 : __builtin_exp2(from.shift);
-    for (int64_t i = start; i < stop; i++) {
-        const double scale = problem.mode == Mode::softmax ? 1 / totals[i] : factor;
-        for (int f = 0; f < D; f++) output[i * problem.output.row + f] = T(scale * sums[f * from.padded + i]);
-    }
-    if (!logsumexp) return;
-    for (int64_t i = start; i < stop; i += width<T>) {
-        Vector<T> total;
-        for (int lane = 0; lane < width<T>; lane++) total[lane] = T(totals[i + lane]);
-        const Vector<T> result = T(ln2) * (T(from.shift) + log2<T>(total));
-        for (int lane = 0; lane < least(width<T>, stop - i); lane++) logsumexp[i + lane] = result[lane];
-    }
-}
-
-// Whether all numbers of the queries are `multiple` times those of the keys, to rounding.
-template <class T>
-bool proportional(const Problem& problem, const T* q, const T* k, T multiple) {
-    const T bound = (sizeof(T) == 4 ? T(0x1p-22) : T(0x1p-51)) * T(__builtin_fabs(multiple));
-    int other = 0;
-    auto look = [&](const T* query, const T* key, int64_t count) __attribute__((always_inline)) {
-        for (int64_t index = 0; index < count; index++)
-            other |= !(__builtin_fabs(query[index] - multiple * key[index]) <= bound * __builtin_fabs(key[index]));
-    };
-    if (problem.q.row == problem.e && problem.k.row == problem.e) {
-        look(q, k, problem.n * problem.e);
-    } else {
-        for (int64_t i = 0; i < problem.n; i++) look(q + i * problem.q.row, k + i * problem.k.row, problem.e);
-    }
-    return !other;
-}
-
-// One after the other would wait for each other: tokens in turn by chains of their own.
-constexpr int chains = 4;
-
-template <class Step>
-ATTRACTOR_INLINE void in_chains(int64_t n, Step step) {
-    int64_t i = 0;
-    for (; i + chains <= n; i += chains)
-#pragma GCC unroll 4
-        for (int c = 0; c < chains; c++) step(i + c, c);
-    for (; i < n; i++) step(i, 0);
-}
-
-// Sums of (q - first k) k and of k k over numbers that lie side by side.
-struct Products {
-    static constexpr int lanes = 8;
-    double rest[lanes] = {}, squares[lanes] = {};
-
-    template <class T>
-    ATTRACTOR_INLINE void add(const T* q, const T* k, int64_t count, double first) {
-        auto one = [&](int64_t index, int lane) __attribute__((always_inline)) {
-            const double key = double(k[index]);
-            rest[lane] += __builtin_fma(-first, key, double(q[index])) * key, squares[lane] += key * key;
-        };
-        int64_t index = 0;
-        for (; index + lanes <= count; index += lanes)
-#pragma GCC unroll 8
-            for (int lane = 0; lane < lanes; lane++) one(index + lane, lane);
-        for (int lane = 0; index < count; index++, lane++) one(index, lane);
-    }
-
-    static double of(const double* sums) {
-        double total = 0;
-        for (int lane = 0; lane < lanes; lane++) total += sums[lane];
-        return total;
-    }
-};
-
-// Whether the queries of a member are a multiple of its keys whose scores one shift serves; if so, factor and shift.
-template <class T, int D>
-bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
-    const T *q = locate<T>(problem, problem.q, member), *k = locate<T>(problem, problem.k, member);
-    const T *v = locate<T>(problem, problem.v, member), *bias = locate<T>(problem, problem.bias, member);
-    auto square_of = [&](int64_t i) __attribute__((always_inline)) {
-        T square = 0;
-#pragma GCC unroll 4
-        for (int f = 0; f < D; f++) square += k[i * problem.k.row + f] * k[i * problem.k.row + f];
-        return square;
-    };
-    // what is no number, or infinite, shows in the sum
-    T most = 0, fewest = infinity<T>, sum = 0, large = 0;
-    {
-        T high[chains] = {}, low[chains], sums[chains] = {};
-        for (int c = 0; c < chains; c++) low[c] = infinity<T>;
-        in_chains(problem.n, [&](int64_t i, int c) __attribute__((always_inline)) {
-            const T square = square_of(i);
-            high[c] = high[c] > square ? high[c] : square, low[c] = low[c] < square ? low[c] : square, sums[c] += square;
-        });
-        for (int c = 0; c < chains; c++)
-            most = most > high[c] ? most : high[c], fewest = fewest < low[c] ? fewest : low[c], sum += sums[c];
-    }
-    if (bias)
-        for (int64_t i = 0; i < problem.n; i++) large = large > T(__builtin_fabs(bias[i])) ? large : T(__builtin_fabs(bias[i]));
-    if (!(sum > 0 && sum < infinity<T> && large <= leeway<T> / 2)) return false;
-    // weights of `leeway` and masses of half of it must leave values above what is flushed, and below what is infinite
-    T size = most > 1 ? T(__builtin_sqrt(most)) : T(__builtin_sqrt(most / D));  // of the keys, where they are the values: a bound
-    if (v != k || problem.v.row != problem.k.row) {
-        T sizes[chains] = {};
-        in_chains(problem.n, [&](int64_t i, int c) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-            for (int f = 0; f < D; f++) {
-                const T value = T(__builtin_fabs(v[i * problem.v.row + f]));
-                sizes[c] = value <= sizes[c] ? sizes[c] : value;
-            }
-        });
-        size = 0;
-        for (int c = 0; c < chains; c++) size = sizes[c] <= size ? size : sizes[c];
-    }
-    if (!(size <= reach<T>) || (size > 0 && size < 1 / reach<T>)) return false;
-    T multiple = 1;
-    if (q != k || problem.q.row != problem.k.row) {
-        int64_t longest = 0;
-        while (square_of(longest) < most / 4) longest++;
-        double product = 0, squares = 0;
-        for (int f = 0; f < D; f++) product += double(q[longest * problem.q.row + f]) * double(k[longest * problem.k.row + f]);
-        const double first = product / double(square_of(longest));
-        // one row carries its own rounding, which all of them together correct
-        Products sums;
-        if (problem.q.row == D && problem.k.row == D) {
-            sums.add(q, k, problem.n * D, first);
-        } else {
-            for (int64_t i = 0; i < problem.n; i++) sums.add(q + i * problem.q.row, k + i * problem.k.row, D, first);
-        }
-        product = sums.of(sums.rest), squares = sums.of(sums.squares);
-        multiple = T(first + product / squares);
-        if (!proportional<T>(problem, q, k, multiple)) return false;
-    }
-    const double factor = log2e * double(multiple);
-    found->factor = factor;
-    found->shift = factor > 0 ? double(T(factor * double(most))) : 0;  // as the weights know it
-    found->weighted = bias != nullptr;
-    if (problem.mode == Mode::exponential && !(found->shift <= moderate<T>)) return false;
-    return (factor > 0 ? factor * (double(most) - double(fewest)) : -factor * double(most)) <= leeway<T>;
-}
-
-template <class Run>
-ATTRACTOR_INLINE void with_features(int64_t d, Run run) {
-    switch (d) {
-        case 2: return run(Count<2>{});
-        case 3: return run(Count<3>{});
-        case 4: return run(Count<4>{});
-    }
-}
 
 }  // namespace attractor::ATTRACTOR_ISA

@@ -28,8 +28,9 @@ ATTRACTOR_INLINE void pack_column(const T* from, int64_t rows, T factor, T absen
     for (int64_t row = 0; row < NQ * width<T>; row++) to[row] = row < rows && from ? factor * from[row] : absent;
 }
 
-// tile[j] = offset_j + start + <packed, others_j> for KB others; `peak` collects the largest if `tracked`.
-template <class T, int NQ, int KB, int E, bool tracked>
+// tile[j] = offset_j + start + <packed, others_j> for KB others; `peak` collects the largest if `tracked`. Lanes of two others lie
+// `pitch` vectors apart.
+template <class T, int NQ, int KB, int E, bool tracked, int pitch = NQ>
 ATTRACTOR_INLINE void score_block(const Vector<T>* packed, const T* others, int64_t stride, int64_t features,
                                   const T* offset, const Vector<T>* start, Vector<T>* tile, Vector<T>* peak) {
     Vector<T> sum[KB][NQ];
@@ -58,7 +59,7 @@ ATTRACTOR_INLINE void score_block(const Vector<T>* packed, const T* others, int6
 #pragma GCC unroll 8
         for (int column = 0; column < NQ; column++) {
             if constexpr (tracked) peak[column] = larger(peak[column], sum[j][column]);
-            tile[j * NQ + column] = sum[j][column];
+            tile[j * pitch + column] = sum[j][column];
         }
 }
 

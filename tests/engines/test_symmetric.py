@@ -1,4 +1,5 @@
-"""Attention whose queries are a multiple of the keys: each pair is computed once, for both of its rows (``cpp/symmetric.h``)."""
+"""Attention whose queries are a multiple of the keys: each pair is computed once, for both of its rows (``cpp/symmetric.h``,
+and of more than four features ``cpp/wide.h``)."""
 
 from __future__ import annotations
 
@@ -66,10 +67,29 @@ def agree(problem: Problem, size: float, found: tuple[Tensor | None, Tensor | No
 def test_agreement_with_the_reference(
     instruction_set: str, dtype: torch.dtype, n: int, batch: tuple[int, ...], threads: Callable[[int], None]
 ) -> None:
+    compared(n, batch, dtype, (2, 3, 4), threads, thin=5 if n > 500 else 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("n", "batch"), [(192, (2, 2)), (241, ()), (480, ()), (700, (2,)), (1543, ())])
+def test_many_features(
+    instruction_set: str, dtype: torch.dtype, n: int, batch: tuple[int, ...], threads: Callable[[int], None]
+) -> None:
+    compared(n, batch, dtype, (5, 8, 23, 64, 100), threads, thin=7)
+
+
+def compared(
+    n: int,
+    batch: tuple[int, ...],
+    dtype: torch.dtype,
+    features: tuple[int, ...],
+    threads: Callable[[int], None],
+    thin: int,
+) -> None:
     rng = np.random.default_rng(n)
-    cases = itertools.product((2, 3, 4), (1.0, 9.0, -2.0), (False, True), ("softmax", "exponential"))
+    cases = itertools.product(features, (1.0, 9.0, -2.0), (False, True), ("softmax", "exponential"))
     for number, (d, factor, weighted, mode) in enumerate(cases):
-        if n > 500 and number % 5 != n % 5:
+        if number % thin != n % thin:
             continue
         x = on_the_sphere(rng, *batch, n, d, dtype=dtype)
         x = x if number % 2 else x * torch.from_numpy(rng.uniform(0.9, 1.1, (*batch, n, 1))).to(dtype)
@@ -84,10 +104,11 @@ def test_agreement_with_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_extreme_scores(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("d", [3, 20])
+def test_extreme_scores(dtype: torch.dtype, d: int) -> None:
     """On the sphere one shift serves any scores; elsewhere rows may be too far apart for it, and another way is taken."""
     rng = np.random.default_rng(5)
-    x = on_the_sphere(rng, 700, 3, dtype=dtype)
+    x = on_the_sphere(rng, 700, d, dtype=dtype)
     spread = x * torch.logspace(-3, 1, 700, dtype=dtype).unsqueeze(-1)
     for points, factor in ((x, 1e4), (x, -1e4), (x, 300.0), (spread, 100.0), (spread, 0.1), (spread, -1.0)):
         agree(asked(factor * points, points, x), abs(factor) * float(points.norm(dim=-1).max()) ** 2)
@@ -96,8 +117,9 @@ def test_extreme_scores(dtype: torch.dtype) -> None:
     assert fused.portion(asked(100.0 * spread, spread, x), 0, 2) is None
 
 
-def test_what_is_not_of_this_kind() -> None:
-    x = on_the_sphere(np.random.default_rng(6), 600, 3)
+@pytest.mark.parametrize("d", [3, 16])
+def test_what_is_not_of_this_kind(d: int) -> None:
+    x = on_the_sphere(np.random.default_rng(6), 600, d)
     close = x.clone()
     close[400, 1] *= 1 + 1e-12
     large = torch.zeros(600, dtype=torch.float64)
@@ -114,6 +136,7 @@ def test_what_is_not_of_this_kind() -> None:
         "other dimensions": asked(x, x, x[:, :2]),
         "some of the rows": asked(x, x, x).part(slice(0, 100)),
         "nothing": asked(0 * x, 0 * x, x),
+        "one query apart": asked(x + (torch.arange(600) == 599).unsqueeze(-1), x, x),
     }
     for name, problem in others.items():
         assert fused.portion(problem, 0, 2) is None, name
@@ -122,8 +145,9 @@ def test_what_is_not_of_this_kind() -> None:
 
 
 @pytest.mark.parametrize("spoiled", [0, 5, 599])
-def test_what_is_no_number_reaches_the_caller(spoiled: int) -> None:
-    x = on_the_sphere(np.random.default_rng(7), 600, 3)
+@pytest.mark.parametrize("d", [3, 16])
+def test_what_is_no_number_reaches_the_caller(spoiled: int, d: int) -> None:
+    x = on_the_sphere(np.random.default_rng(7), 600, d)
     x[spoiled, 1] = torch.nan
     output, _ = attend(x, x, x.nan_to_num(), engine="fused")
     assert output is not None
@@ -132,11 +156,12 @@ def test_what_is_no_number_reaches_the_caller(spoiled: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("d", [3, 37])
 def test_bits_do_not_depend_on_threads_or_parts(
-    dtype: torch.dtype, weighted: bool, threads: Callable[[int], None]
+    dtype: torch.dtype, weighted: bool, d: int, threads: Callable[[int], None]
 ) -> None:
     rng = np.random.default_rng(8)
-    x = on_the_sphere(rng, 2, 2100, 3, dtype=dtype)
+    x = on_the_sphere(rng, 2, 2100, d, dtype=dtype)
     bias = torch.from_numpy(rng.standard_normal((2, 2100))).to(dtype) if weighted else None
     problem = asked(9 * x, x, x, bias, skip_self=True)
     found = []
@@ -160,9 +185,27 @@ def test_bits_do_not_depend_on_threads_or_parts(
             assert torch.equal(one, other)
 
 
-def test_many_tokens_in_float32() -> None:
+def test_values_that_are_the_keys_of_some_members_only() -> None:
+    """They then stand in memory once; a stride of 0 makes them the keys of the first member alone."""
+    x = on_the_sphere(np.random.default_rng(10), 3, 200, 12)
+    problem = asked(x, x, x[:1].expand(3, 200, 12))
+    agree(problem, 1.0)
+    strided = torch.cat([x, torch.ones_like(x)], dim=-1)[..., :12]
+    agree(asked(2 * strided, strided, strided), 2.0)
+
+
+@pytest.mark.parametrize("d", [5, 64, 300])
+def test_where_pairs_of_many_features_are_computed_once(d: int) -> None:
+    x = on_the_sphere(np.random.default_rng(11), 500, d)
+    assert fused.portion(asked(x, x, x), 0, 2) is not None
+    assert fused.portion(asked(x[:190], x[:190], x[:190]), 0, 2) is None
+    agree(asked(3 * x, x, x), 3.0)
+
+
+@pytest.mark.parametrize("d", [3, 16])
+def test_many_tokens_in_float32(d: int) -> None:
     """Sums at several levels: the error does not grow with the number of tokens."""
-    x = on_the_sphere(np.random.default_rng(9), 12000, 3, dtype=torch.float32)
+    x = on_the_sphere(np.random.default_rng(9), 12000, d, dtype=torch.float32)
     output, logsumexp = fused.run(asked(x, x, x))
     rows = torch.arange(0, 12000, 61)
     wanted, level = exact(asked(x[rows], x, x))

@@ -18,6 +18,9 @@ Settle = Callable[[Tensor], Results]
 
 AXES = 16  # batch axes that the kernels can walk
 PADDING = 64  # sums of shared pairs have room for so many rows, or a multiple
+EXCHANGED = (
+    4  # features up to which ranks without common memory exchange sums: of more, rows of results are less to send
+)
 TYPES = (torch.float32, torch.float64)
 
 
@@ -72,8 +75,8 @@ def share(problem: Problem, ranks: Ranks) -> Results | None:
     """Results by several ranks together; None: not of the kind where pairs are shared.
 
     So it is where the queries are a multiple of the keys and each pair is computed but once (``cpp/symmetric.h``). Ranks that share
-    memory take the pairs as they come, as threads do, and have the bits of one process. Others divide them beforehand, and add
-    their sums in the order of the ranks; with two of them the bits are those of one process too.
+    memory take the pairs as they come, as threads do, and have the bits of one process. Others divide them beforehand if tokens have
+    few features, and add their sums in the order of the ranks; with two of them the bits are those of one process too.
     """
     if problem.v is None or not problem.keys:
         return None
@@ -81,7 +84,8 @@ def share(problem: Problem, ranks: Ranks) -> Results | None:
     room = call.kernel.room()
     board = ranks.board(room) if room else None
     if board is None:
-        found = _portion(call, problem, ranks.rank, ranks.size) if room else None
+        few = room and problem.v.shape[-1] <= EXCHANGED
+        found = _portion(call, problem, ranks.rank, ranks.size) if few else None
         if found is None:
             return None
         sums, settle = found
