@@ -256,13 +256,17 @@ public:
             if (i >= stretch<T>)  // those before are the keys of their own rows alone
                 for (int f = 0; f < S; f++) sums[f] += of_keys(i, f, there);
             const V scale = whole.mode == Mode::softmax ? 1 / sums[D] : splat<T>(factor);
-            const int64_t count = least(W, problem.n - i);
-            for (int f = 0; f < D; f++) {
-                const V result = scale * sums[f];
-                for (int64_t lane = 0; lane < count; lane++) output[(i + lane) * row + f] = ((const T*)&result)[lane];
+            for (int f = 0; f < D; f++) sums[f] *= scale;
+            sums[D] = T(ln2) * (T(problem.shift) + log2<T>(sums[D]));
+            const int64_t count = problem.n - i;
+            T* to = output + i * row;
+            if (count >= W && row == D) {  // known beforehand
+                spill<D, W>(sums, D, W, to);
+                if (logsumexp) __builtin_memcpy(logsumexp + i, sums + D, sizeof(V));
+            } else {
+                spill<D, 0>(sums, row, least(W, count), to);
+                if (logsumexp) __builtin_memcpy(logsumexp + i, sums + D, sizeof(T) * size_t(least(W, count)));
             }
-            const V level = T(ln2) * (T(problem.shift) + log2<T>(sums[D]));
-            if (logsumexp) __builtin_memcpy(logsumexp + i, &level, sizeof(T) * size_t(count));
         }
     }
 
@@ -286,6 +290,15 @@ public:
     }
 
 private:
+    // The numbers of `count` tokens, that stand across the lanes, one after the other; `known` of them if it is not 0.
+    template <int F, int known>
+    static ATTRACTOR_INLINE void spill(const V* numbers, int64_t row, int64_t count, T* to) {
+#pragma GCC unroll 16
+        for (int64_t lane = 0; lane < (known ? known : count); lane++)
+#pragma GCC unroll 4
+            for (int f = 0; f < F; f++) to[lane * row + f] = numbers[f][lane];
+    }
+
     // Number f of the keys from j on; there are `there`.
     ATTRACTOR_INLINE V of_keys(int64_t j, int f, int64_t there) const {
         V together[width<T>];

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -11,12 +12,32 @@
 namespace attractor {
 namespace {
 
+// Whether something comes true before long. Waking a thread that sleeps takes longer than many a call of the kernels, so a thread that
+// has nothing to do looks out for this while, as those of PyTorch do, before it sleeps.
+constexpr std::chrono::microseconds patience{100};
+
+template <class Ready>
+bool soon(Ready ready) {
+    const auto stop = std::chrono::steady_clock::now() + patience;
+    do {
+        for (int look = 0; look < 32; look++) {
+            if (ready()) return true;
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#elif defined(__aarch64__)
+            __asm__ volatile("yield");
+#endif
+        }
+    } while (std::chrono::steady_clock::now() < stop);
+    return false;
+}
+
 struct Job {
     const std::function<void(int64_t, int)>* work = nullptr;
     int64_t tasks = 0, stride = 1;
-    int helpers = 0;  // threads that may still join
-    int busy = 0;     // threads that joined and have not finished
-    int worker = 1;   // number of the next that joins
+    int helpers = 0;           // threads that may still join
+    int worker = 1;            // number of the next that joins
+    std::atomic<int> busy{0};  // threads that joined and have not finished
     std::atomic<int64_t> next{0};
 
     void run(int worker_number) {
@@ -35,10 +56,16 @@ class Pool {
     std::condition_variable called, finished;
     std::vector<std::thread> threads;
     Job* job = nullptr;
+    std::atomic<int64_t> calls{0};
 
     void serve() {
         std::unique_lock<std::mutex> held(lock);
-        for (;;) {
+        for (int64_t heard = -1;; heard = calls) {
+            if (!(job && job->helpers > 0)) {
+                held.unlock();
+                soon([&] { return calls != heard; });
+                held.lock();
+            }
             called.wait(held, [&] { return job && job->helpers > 0; });
             Job& mine = *job;
             mine.helpers--;
@@ -63,11 +90,15 @@ public:
             while (int(threads.size()) < helpers) threads.emplace_back([this] { serve(); });
             mine.helpers = helpers;
             job = &mine;
+            calls++;
         }
         called.notify_all();
         mine.run(0);
         std::unique_lock<std::mutex> held(lock);
         mine.helpers = 0;
+        held.unlock();
+        soon([&] { return mine.busy == 0; });
+        held.lock();
         finished.wait(held, [&] { return mine.busy == 0; });
         job = nullptr;
     }
