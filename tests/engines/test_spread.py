@@ -201,12 +201,12 @@ def boarded(problems: list[Problem], size: int, slow: float = 0.0) -> list[list[
     return [results[rank] for rank in range(size)]
 
 
-def drawn(n: int, seed: int, mode: Any = "softmax", **options: Any) -> Problem:
+def drawn(n: int, seed: int, mode: Any = "softmax", d: int = 3) -> Problem:
     """Queries that are a multiple of the keys."""
     rng = np.random.default_rng(seed)
     dtype = (torch.float64, torch.float32)[seed % 2]
     batch = ((), (2,))[seed // 2 % 2]
-    k = torch.nn.functional.normalize(torch.from_numpy(rng.standard_normal((*batch, n, 3))), dim=-1).to(dtype)
+    k = torch.nn.functional.normalize(torch.from_numpy(rng.standard_normal((*batch, n, d))), dim=-1).to(dtype)
     bias = torch.from_numpy(rng.standard_normal(n)).to(dtype) if seed % 3 == 0 else None
     return Problem(4.0 * k, k, torch.roll(k, 1, -2), bias, mode, False, None, None, seed % 5 == 0)
 
@@ -219,11 +219,27 @@ def test_ranks_that_share_memory_have_the_bits_of_one_process(size: int) -> None
         drawn(n, seed) for seed, n in enumerate((513, 2000, 600, 1100, 1024, 700, 2049, 513, 1537, 900, 2500, 520))
     ]
     problems += [drawn(1300, 12 + seed, "exponential") for seed in range(4)]
+    problems += [drawn(n, 16 + seed, d=d) for seed, (n, d) in enumerate(((500, 5), (1000, 12), (700, 20), (481, 9)))]
     wanted = [_engines["fused"].run(each) for each in problems]
     for got in boarded(problems, size, slow=0.003):
         for one, other in zip(got, wanted, strict=True):
             assert torch.equal(one[0], other[0])  # type: ignore[arg-type]
             assert torch.equal(one[1], other[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not _engines["fused"].works, reason=_engines["fused"].reason)
+@pytest.mark.parametrize("size", [2, 3])
+def test_many_features_without_shared_memory(size: int) -> None:
+    """Sums would be more to send than rows, so rows are cut."""
+    for seed in range(2):
+        whole = drawn(1000, seed, d=12)
+        share = _engines["fused"].share
+        assert share is not None
+        assert share(whole, Threads(0, size, [], threading.Barrier(1))) is None
+        for got in exchanged(whole, size, "fused"):
+            for one, other in zip(got, _engines["fused"].run(whole), strict=True):
+                bound = 30 * torch.finfo(whole.q.dtype).eps
+                torch.testing.assert_close(one, other, rtol=bound, atol=bound)
 
 
 @pytest.fixture
