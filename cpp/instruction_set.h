@@ -81,12 +81,15 @@ constexpr SymmetricKernels symmetric_kernels() {
     return {[](const Problem& problem, int64_t member, Symmetric* found) {
                 return with_features<T>(problem.e, [&](auto kind) { return decltype(kind)::Is::known(problem, member, found); });
             },
-            [](int64_t d) { return with_features<T>(d, [&](auto kind) { return decltype(kind)::Is::block_of(d); }); },
+            [](const Problem& problem) { return with_features<T>(problem.e, [&](auto kind) { return decltype(kind)::Is::block_of(problem); }); },
             [](const Symmetric& one) { return with_features<T>(one.d, [&](auto kind) { return decltype(kind)::Is::row_bytes(one); }); },
             [](const Symmetric& one) { return with_features<T>(one.d, [&](auto kind) { return decltype(kind)::Is::key_bytes(one); }); },
             [](const Symmetric& one) { return with_features<T>(one.d, [&](auto kind) { return decltype(kind)::Is::scratch(one); }); },
             [](const Problem& problem, int64_t member, const Symmetric& one, int64_t block) {
                 with_features<T>(one.d, [&](auto kind) { typename decltype(kind)::Is(one, nullptr).pack(problem, member, block); });
+            },
+            [](const Symmetric& one, int64_t block) {
+                with_features<T>(one.d, [&](auto kind) { typename decltype(kind)::Is(one, nullptr).clear(block); });
             },
             [](const Symmetric& one, int64_t first, int64_t second, void* scratch) {
                 const FlushTiny guard;

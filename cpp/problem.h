@@ -39,6 +39,8 @@ struct Problem {
     Operand grad_output, log2sum, row_term, grad_q, grad_k, grad_v, grad_bias;
 };
 
+constexpr int64_t many_members = 8;  // so many that threads can take one each
+
 // One member of the batch whose queries are `factor` / log2(e) times its keys; see symmetric.h.
 struct Symmetric {
     int64_t n = 0, d = 0, padded = 0;  // tokens, features, and tokens for which there is room in the sums
@@ -48,15 +50,17 @@ struct Symmetric {
     double factor = 0.0, shift = 0.0;
     void *rows = nullptr, *keys = nullptr;  // the tokens in the layout of the kernel
     double* sums = nullptr;                 // (d + 1) padded numbers: of the values, and of the weights
+    const double* others = nullptr;         // and as many that are added to them where results are written, or none
 };
 
 struct SymmetricKernels {
     bool (*recognise)(const Problem&, int64_t member, Symmetric*);  // writes weighted, same, factor and shift if it applies
-    int64_t (*block)(int64_t d);
+    int64_t (*block)(const Problem&);
     size_t (*row_bytes)(const Symmetric&);
     size_t (*key_bytes)(const Symmetric&);
     size_t (*scratch)(const Symmetric&);
     void (*pack)(const Problem&, int64_t member, const Symmetric&, int64_t block);
+    void (*clear)(const Symmetric&, int64_t block);                              // the sums of its tokens
     void (*compute)(const Symmetric&, int64_t one, int64_t two, void* scratch);  // all pairs of two blocks,
     void (*add)(const Symmetric&, int64_t one, int64_t two, void* scratch);      // and what they give to the sums
     void (*write)(const Problem&, int64_t member, const Symmetric&, int64_t block);

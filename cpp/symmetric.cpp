@@ -16,21 +16,51 @@
 namespace attractor {
 namespace {
 
-constexpr int64_t smallest = 24;       // tokens below which too much of a tile would be padding,
-constexpr int64_t smallest_wide = 192;  // and of more than four features: below which too many pairs are of one tile
-constexpr int64_t most_numbers = 1 << 25;  // of the tokens: their sums in float64 are kept three times
+constexpr int64_t smallest = 24;  // tokens below which too much of a tile would be padding
+// and of more than four features: below which too many pairs are of one tile, or blocks are too few for threads
+constexpr int64_t smallest_wide = 192, smallest_alone = 512;
+constexpr int64_t most_numbers = 1 << 25;  // of the tokens: their sums in float64 are kept twice
 constexpr int64_t padding = 64;   // the most rows that a kernel takes side by side
 
 size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// Memory for one call. A thread keeps what it had for its next one unless that is much: giving pages back to the system stops all
+// threads, which can take longer than the call. `use` tells apart what one call has at the same time.
 class Memory {
-    std::unique_ptr<char, decltype(&std::free)> memory;
+    static constexpr size_t much = size_t(1) << 24;
+    using Bytes = std::unique_ptr<char, decltype(&std::free)>;
+    Bytes own{nullptr, &std::free};
+    char* start;
+
+    static Bytes fresh(size_t bytes) {
+        Bytes memory(static_cast<char*>(std::aligned_alloc(64, rounded(bytes + 1))), &std::free);
+        if (!memory) throw std::bad_alloc();
+        return memory;
+    }
 
 public:
-    explicit Memory(size_t bytes) : memory(static_cast<char*>(std::aligned_alloc(64, rounded(bytes + 1))), &std::free) {
-        if (!memory) throw std::bad_alloc();
+    enum Use { tokens, sums, uses };
+
+    Memory(Use use, size_t bytes) {
+        thread_local struct {
+            Bytes memory{nullptr, &std::free};
+            size_t bytes = 0;
+        } kept[uses];
+        auto& here = kept[use];
+        if (bytes > much) {
+            own = fresh(bytes);
+            start = own.get();
+            return;
+        }
+        if (here.bytes < bytes) {
+            here.bytes = 0, here.memory.reset();
+            here.memory = fresh(bytes), here.bytes = bytes;
+        }
+        start = here.memory.get();
     }
-    char* operator+(size_t offset) const { return memory.get() + offset; }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    char* operator+(size_t offset) const { return start + offset; }
 };
 
 // The room that one member takes, and where its parts lie.
@@ -68,16 +98,21 @@ public:
     int64_t tasks() const { return odd * ((odd + 1) / 2); }
     static int64_t turns(const Symmetric& one) { return blocks_of(one) | 1; }
 
-    // compute(one, two, part) says whether there is something to add; `turns` hold zeros before the first task, and
-    // wait(ready) says whether the wait was not in vain: if it was, so is all the rest, and the answer is false
-    template <class Compute, class Add, class Wait>
-    bool run(int64_t task, std::atomic<int64_t>* turns, Compute compute, Add add, Wait wait) const {
+    // compute(one, two, part) says whether there is something to add; `turns` hold zeros before the first task, every block is
+    // cleared before anything is added, and wait(ready) says whether the wait was not in vain: if it was, so is all the rest, and
+    // the answer is false
+    template <class Compute, class Clear, class Add, class Wait>
+    bool run(int64_t task, std::atomic<int64_t>* turns, Compute compute, Clear clear, Add add, Wait wait) const {
         const int64_t round = task / ((odd + 1) / 2);
         const auto [one, two] = pair(task);
         const int part = parts[size_t(task)];
         const bool done = part >= 0 && compute(one, two, part);
         for (const int64_t block : {one, two})
             if (!wait([&] { return turns[block].load(std::memory_order_acquire) == round; })) return false;
+        if (round == 0) {
+            clear(one);
+            if (two != one && two < blocks) clear(two);
+        }
         if (done) add(one, two, part);
         turns[one].store(round + 1, std::memory_order_release);
         turns[two].store(round + 1, std::memory_order_release);
@@ -106,16 +141,16 @@ public:
     const Rounds rounds;
 
     Work(const SymmetricKernels& kernels_, const Problem& problem, int64_t member, const Symmetric& one_, int threads, int parts)
-        : kernels(kernels_), room(kernels_, one_), memory(room.tokens() + room.scratch * size_t(threads)), one(one_),
+        : kernels(kernels_), room(kernels_, one_), memory(Memory::tokens, room.tokens() + room.scratch * size_t(threads)), one(one_),
           rounds(one_, parts) {
         room.give(one, memory + 0);
         parallel(blocks_of(one), threads,
                  [&](int64_t block, int) { kernels.pack(problem, member, one, block); });
     }
 
-    // Task of a worker, if it is one of `part` (-1: of all, each with sums of its own).
+    // Task of a worker, if it is one of `part` (-1: of all, each with sums of its own). `zeros` says that sums hold zeros before.
     template <class Wait>
-    bool run(int64_t task, int worker, int part, double* sums, std::atomic<int64_t>* turns, Wait wait) const {
+    bool run(int64_t task, int worker, int part, bool zeros, double* sums, std::atomic<int64_t>* turns, Wait wait) const {
         char* scratch = memory + room.tokens() + room.scratch * size_t(worker);
         const int64_t stride = part < 0 ? (one.d + 1) * one.padded : 0;
         auto compute = [&](int64_t first, int64_t second, int of) {
@@ -123,16 +158,20 @@ public:
             kernels.compute(one, first, second, scratch);
             return true;
         };
-        auto add = [&](int64_t first, int64_t second, int of) {
+        auto at = [&](int of) {
             Symmetric here = one;
             here.sums = sums + of * stride;
-            kernels.add(here, first, second, scratch);
+            return here;
         };
-        return rounds.run(task, turns, compute, add, wait);
+        auto clear = [&](int64_t block) {
+            for (int of = 0; !zeros && of < (part < 0 ? 2 : 1); of++) kernels.clear(at(of), block);
+        };
+        auto add = [&](int64_t first, int64_t second, int of) { kernels.add(at(of), first, second, scratch); };
+        return rounds.run(task, turns, compute, clear, add, wait);
     }
 };
 
-// The sums of one of `parts`, or of all of them (-1) one after the other, into `sums`, which holds zeros.
+// The sums of one of `parts`, or of both of two (-1) one after the other, into `sums`.
 void accumulate(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads, int part,
                 int parts, double* sums) {
     const Work work(kernels, problem, member, one, threads, parts);
@@ -143,33 +182,23 @@ void accumulate(const SymmetricKernels& kernels, const Problem& problem, int64_t
         return true;
     };
     parallel(work.rounds.tasks(), threads,
-             [&](int64_t task, int worker) { work.run(task, worker, part, sums, turns.data(), wait); }, 1);
+             [&](int64_t task, int worker) { work.run(task, worker, part, false, sums, turns.data(), wait); }, 1);
 }
 
-void write(const SymmetricKernels& kernels, const Problem& problem, int64_t member, Symmetric one, int threads, double* sums) {
-    one.sums = sums;
-    parallel(blocks_of(one), threads,
-             [&](int64_t block, int) { kernels.write(problem, member, one, block); });
+void write(const SymmetricKernels& kernels, const Problem& problem, int64_t member, Symmetric one, int threads, double* sums,
+           const double* others = nullptr) {
+    one.sums = sums, one.others = others;
+    parallel(blocks_of(one), threads, [&](int64_t block, int) { kernels.write(problem, member, one, block); });
 }
 
 int64_t size_of(const Symmetric& one) { return (one.d + 1) * one.padded; }
 
-// The results from the sums of two parts, as two processes would have them: so the bits are the same.
-void write_both(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads,
-                const double* sums) {
-    const int64_t size = size_of(one);
-    std::vector<double> total(sums, sums + size);
-    for (int64_t index = 0; index < size; index++) total[size_t(index)] += sums[size + index];
-    write(kernels, problem, member, one, threads, total.data());
-}
-
+// In two parts, as two processes would have them: so the bits are the same.
 void one_large(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads) {
-    // zeros that the system gives to whoever asks for them first, which may be many threads
-    const std::unique_ptr<double, decltype(&std::free)> sums(static_cast<double*>(std::calloc(size_t(2 * size_of(one)), sizeof(double))),
-                                                             &std::free);
-    if (!sums) throw std::bad_alloc();
-    accumulate(kernels, problem, member, one, threads, -1, 2, sums.get());
-    write_both(kernels, problem, member, one, threads, sums.get());
+    const Memory memory(Memory::sums, sizeof(double) * size_t(2 * size_of(one)));
+    double* sums = reinterpret_cast<double*>(memory + 0);
+    accumulate(kernels, problem, member, one, threads, -1, 2, sums);
+    write(kernels, problem, member, one, threads, sums, sums + size_of(one));
 }
 
 // The same by several processes: each takes the task that comes next. False if one of them is gone.
@@ -181,7 +210,7 @@ bool one_together(const SymmetricKernels& kernels, const Problem& problem, int64
     const int64_t tasks = work.rounds.tasks();
     const auto take = [&](int64_t, int worker) {
         for (int64_t task; (task = area.next->fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-            if (!work.run(task, worker, -1, area.sums, area.turns, wait)) return;
+            if (!work.run(task, worker, -1, true, area.sums, area.turns, wait)) return;
             area.done->fetch_add(1, std::memory_order_release);
         }
         // the caller waits here, where it hears of signals and not only its other threads do
@@ -189,14 +218,14 @@ bool one_together(const SymmetricKernels& kernels, const Problem& problem, int64
     };
     parallel(threads, threads, take, 1);
     if (!board.end(area, tasks)) return false;
-    write_both(kernels, problem, member, one, threads, area.sums);
+    write(kernels, problem, member, one, threads, area.sums, area.sums + size_of(one));
     return true;
 }
 
 void many_small(const SymmetricKernels& kernels, const Problem& problem, const std::vector<Symmetric>& all, int threads) {
     const Room room(kernels, all[0]);
     const size_t each = room.tokens() + room.scratch;
-    Memory memory(each * size_t(threads));
+    const Memory memory(Memory::tokens, each * size_t(threads));
     parallel(problem.members, threads, [&](int64_t member, int worker) {
         Symmetric one = all[size_t(member)];
         char* own = memory + each * size_t(worker);
@@ -211,9 +240,12 @@ std::vector<Symmetric> recognised(const SymmetricKernels& kernels, const Problem
     const bool masked = problem.causal || problem.window || problem.visible.data || problem.offset;
     if (!exponentials || masked || problem.n != problem.m || problem.n < smallest) return {};
     if (problem.e != problem.c || problem.e < 2) return {};
-    if (problem.e > 4 && (problem.n < smallest_wide || problem.n > most_numbers / (problem.e + 1))) return {};
+    if (problem.e > 4) {
+        const int64_t least = problem.members < many_members ? smallest_alone : smallest_wide;
+        if (problem.n < least || problem.n > most_numbers / (problem.e + 1)) return {};
+    }
     Symmetric one;
-    one.n = problem.n, one.d = problem.e, one.block = kernels.block(problem.e), one.skip_self = problem.skip_self;
+    one.n = problem.n, one.d = problem.e, one.block = kernels.block(problem), one.skip_self = problem.skip_self;
     one.padded = (one.n + padding - 1) / padding * padding;
     std::vector<Symmetric> all(size_t(problem.members), one);
     std::atomic<bool> fine{true};
@@ -240,7 +272,7 @@ bool symmetric_forward(const SymmetricKernels& kernels, const Problem& problem, 
 }
 
 bool symmetric_share(const SymmetricKernels& kernels, const Problem& problem, int threads, int part, int parts, double* sums) {
-    if (problem.n <= kernels.block(problem.e)) return false;
+    if (problem.n <= kernels.block(problem)) return false;
     const std::vector<Symmetric> all = recognised(kernels, problem, threads);
     if (all.empty()) return false;
     for (int64_t member = 0; member < problem.members; member++)
@@ -256,7 +288,7 @@ void symmetric_settle(const SymmetricKernels& kernels, const Problem& problem, i
 }
 
 std::vector<Symmetric> symmetric_members(const SymmetricKernels& kernels, const Problem& problem, int threads) {
-    return problem.n <= kernels.block(problem.e) ? std::vector<Symmetric>{} : recognised(kernels, problem, threads);
+    return problem.n <= kernels.block(problem) ? std::vector<Symmetric>{} : recognised(kernels, problem, threads);
 }
 
 int64_t symmetric_room(const Symmetric& one) { return Board::room(Rounds::turns(one), 2 * size_of(one)); }

@@ -174,7 +174,7 @@ public:
         : problem(problem_), row_sums((V*)scratch), key_sums(row_sums + padded(narrow_block, stretch<T>) / width<T> * S) {}
 
     static bool known(const Problem& whole, int64_t member, Symmetric* found) { return recognise<T, D>(whole, member, found); }
-    static int64_t block_of(int64_t) { return narrow_block; }
+    static int64_t block_of(const Problem&) { return narrow_block; }
     static size_t row_bytes(const Symmetric& one) { return sizeof(T) * R * size_t(one.padded); }
     static size_t key_bytes(const Symmetric& one) { return sizeof(T) * K * size_t(one.padded); }
     static size_t scratch(const Symmetric&) {
@@ -207,6 +207,12 @@ public:
                 for (int lane = 0; lane < width<T>; lane++) key[lane * K + f] = numbers[f][lane];
             }
         }
+    }
+
+    void clear(int64_t block) const {
+        const int64_t start = block * narrow_block, stop = least(start + narrow_block, problem.padded);
+        for (int f = 0; f < S; f++)
+            for (int64_t i = start; i < stop; i++) problem.sums[f * problem.padded + i] = 0;
     }
 
     // All pairs of two blocks, into the scratch.
@@ -274,16 +280,19 @@ public:
     void write(const Problem& whole, int64_t member, int64_t block) const {
         T *output = locate<T>(whole, whole.output, member), *logsumexp = locate<T>(whole, whole.logsumexp, member);
         const int64_t start = block * narrow_block, stop = least(start + narrow_block, problem.n);
-        const double *sums = problem.sums, *totals = problem.sums + D * problem.padded;
+        auto sum = [&](int f, int64_t i) __attribute__((always_inline)) {
+            const int64_t at = f * problem.padded + i;
+            return problem.others ? problem.sums[at] + problem.others[at] : problem.sums[at];
+        };
         const double factor = whole.mode == Mode::softmax ? 1.0 : __builtin_exp2(problem.shift);
         for (int64_t i = start; i < stop; i++) {
-            const double scale = whole.mode == Mode::softmax ? 1 / totals[i] : factor;
-            for (int f = 0; f < D; f++) output[i * whole.output.row + f] = T(scale * sums[f * problem.padded + i]);
+            const double scale = whole.mode == Mode::softmax ? 1 / sum(D, i) : factor;
+            for (int f = 0; f < D; f++) output[i * whole.output.row + f] = T(scale * sum(f, i));
         }
         if (!logsumexp) return;
         for (int64_t i = start; i < stop; i += width<T>) {
             Vector<T> total;
-            for (int lane = 0; lane < width<T>; lane++) total[lane] = T(totals[i + lane]);
+            for (int lane = 0; lane < width<T>; lane++) total[lane] = T(sum(D, i + lane));
             const Vector<T> result = T(ln2) * (T(problem.shift) + log2<T>(total));
             for (int lane = 0; lane < least(width<T>, stop - i); lane++) logsumexp[i + lane] = result[lane];
         }

@@ -10,7 +10,7 @@ namespace attractor::ATTRACTOR_ISA {
 
 constexpr int64_t side = 48;
 constexpr int wide_columns = ATTRACTOR_BYTES == 64 ? 3 : columns;  // vectors of rows side by side in the scores
-constexpr int64_t nearby = 1 << 18;  // bytes of the keys of a block and of their sums: some of the cache of one processor
+constexpr int64_t nearby = 1 << 19;  // bytes of the keys of a block and of their sums: some of the cache of one processor
 
 constexpr int64_t up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
@@ -98,9 +98,11 @@ public:
           row_totals((V*)(key_sums + problem.block * pitch)), key_totals(row_totals + up(problem.block, W) / W) {}
 
     static bool known(const Problem& whole, int64_t member, Symmetric* found) { return recognise<T, 0>(whole, member, found); }
-    static int64_t block_of(int64_t d) {
-        const int64_t fit = nearby / (2 * d * int64_t(sizeof(T))) / side * side;
-        return fit < 2 * side ? 2 * side : fit < 10 * side ? fit : 10 * side;
+    // As many tokens as lie near; but of few members so few that many threads find blocks to do. A single tile would have no pairs.
+    static int64_t block_of(const Problem& whole) {
+        const int64_t fit = nearby / (2 * whole.e * int64_t(sizeof(T))) / side * side;
+        const int64_t most = whole.members < many_members ? least(20 * side, up(whole.n / 8, side)) : 20 * side;
+        return greatest(2 * side, least(fit, most));
     }
     static size_t row_bytes(const Symmetric& one) { return sizeof(T) * size_t(up(one.n, side) * (one.d + 1)); }
     static size_t key_bytes(const Symmetric& one) { return sizeof(T) * size_t(up(one.n, side) * (up(one.d, W) + up(one.d + 1, W))); }
@@ -126,6 +128,11 @@ public:
                 for (int64_t f = 0; f < d; f++) key[values_at + f] = mass * v[i * whole.v.row + f];
             key[values_at + d] = row[d * height] = mass;
         }
+    }
+
+    void clear(int64_t block) const {
+        double* sums = problem.sums + start(block) * (d + 1);
+        for (int64_t index = 0; index < tokens(block) * (d + 1); index++) sums[index] = 0;
     }
 
     // All pairs of two blocks, into the scratch.
@@ -170,7 +177,10 @@ public:
     // Output and logsumexp of the tokens of a block.
     void write(const Problem& whole, int64_t member, int64_t block) const {
         results<double>(whole, member, start(block), start(block) + tokens(block),
-                        [&](int64_t i, int64_t f) __attribute__((always_inline)) { return problem.sums[i * (d + 1) + f]; });
+                        [&](int64_t i, int64_t f) __attribute__((always_inline)) {
+                            const int64_t at = i * (d + 1) + f;
+                            return problem.others ? problem.sums[at] + problem.others[at] : problem.sums[at];
+                        });
     }
 
 private:

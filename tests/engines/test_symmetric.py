@@ -71,7 +71,7 @@ def test_agreement_with_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("n", "batch"), [(192, (2, 2)), (241, ()), (480, ()), (700, (2,)), (1543, ())])
+@pytest.mark.parametrize(("n", "batch"), [(192, (2, 4)), (241, (8,)), (512, ()), (700, (2,)), (1543, ())])
 def test_many_features(
     instruction_set: str, dtype: torch.dtype, n: int, batch: tuple[int, ...], threads: Callable[[int], None]
 ) -> None:
@@ -187,8 +187,8 @@ def test_bits_do_not_depend_on_threads_or_parts(
 
 def test_values_that_are_the_keys_of_some_members_only() -> None:
     """They then stand in memory once; a stride of 0 makes them the keys of the first member alone."""
-    x = on_the_sphere(np.random.default_rng(10), 3, 200, 12)
-    problem = asked(x, x, x[:1].expand(3, 200, 12))
+    x = on_the_sphere(np.random.default_rng(10), 9, 200, 12)
+    problem = asked(x, x, x[:1].expand(9, 200, 12))
     agree(problem, 1.0)
     strided = torch.cat([x, torch.ones_like(x)], dim=-1)[..., :12]
     agree(asked(2 * strided, strided, strided), 2.0)
@@ -196,9 +196,9 @@ def test_values_that_are_the_keys_of_some_members_only() -> None:
 
 @pytest.mark.parametrize("d", [5, 64, 300])
 def test_where_pairs_of_many_features_are_computed_once(d: int) -> None:
-    x = on_the_sphere(np.random.default_rng(11), 500, d)
+    x = on_the_sphere(np.random.default_rng(11), 600, d)
     assert fused.portion(asked(x, x, x), 0, 2) is not None
-    assert fused.portion(asked(x[:190], x[:190], x[:190]), 0, 2) is None
+    assert fused.portion(asked(x[:500], x[:500], x[:500]), 0, 2) is None
     agree(asked(3 * x, x, x), 3.0)
 
 
