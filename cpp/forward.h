@@ -44,29 +44,38 @@ struct Sums {
     }
 };
 
-// Raise the shift where the peak of the tile passes it too far, or where no key was seen before. True if the tile must be
-// scored again: subtracting from scores that were rounded beside a far larger shift would keep their error.
-template <class T, int NQ>
-bool raise(Sums<T, NQ>& sums, const Vector<T>* peak, int64_t count, Vector<T>* tile) {
+// Raise the shift where the peak of the tile passes it too far, or where no key was seen before. `again` scores the tile anew:
+// subtracting from scores that were rounded beside a far larger shift would keep their error. The peak is then another one, by
+// rounding: of huge scores by many powers of two, so it is that which counts.
+template <class T, int NQ, class Again>
+void raise(Sums<T, NQ>& sums, const Vector<T>* peak, int64_t count, Vector<T>* tile, Again again) {
     Integers<T> passed = {}, stale = {};
     for (int column = 0; column < NQ; column++) {
         passed |= peak[column] > sums.limit[column];
         stale |= (peak[column] > sums.limit[column]) & (sums.limit[column] > 0);
     }
-    if (__builtin_expect(!any<T>(passed), 1)) return false;
+    if (__builtin_expect(!any<T>(passed), 1)) return;
     sums.flush();
+    Integers<T> over[NQ];
+    Vector<T> rises[NQ];
     for (int column = 0; column < NQ; column++) {
-        const Integers<T> over = peak[column] > sums.limit[column];
+        over[column] = peak[column] > sums.limit[column];
+        rises[column] = over[column] ? peak[column] : Vector<T>{};
+        sums.shift[column] += rises[column];
+    }
+    const bool anew = any<T>(stale);
+    if (anew) again();
+    for (int column = 0; column < NQ; column++) {
+        const Vector<T> more = !anew ? Vector<T>{} : over[column] ? peak[column] : Vector<T>{};
+        const Vector<T> rise = rises[column] + more;
         const Integers<T> fresh = sums.limit[column] < 0;
-        const Vector<T> rise = over ? peak[column] : Vector<T>{};
         const Vector<T> factor = fresh ? Vector<T>{} + 1 : exp2<Domain::any>(-rise);
         for (int64_t feature = 0; feature < sums.features; feature++) sums.whole[feature * NQ + column] *= factor;
         sums.total[column] *= factor;
-        sums.shift[column] += rise;
-        sums.limit[column] = over ? Vector<T>{} + headroom<T> : sums.limit[column];
-        for (int64_t j = 0; j < count; j++) tile[j * NQ + column] -= rise;
+        sums.shift[column] += more;
+        sums.limit[column] = over[column] ? Vector<T>{} + headroom<T> : sums.limit[column];
+        for (int64_t j = 0; j < count; j++) tile[j * NQ + column] -= anew ? more : rise;
     }
-    return any<T>(stale);
 }
 
 template <class T, int NQ>
@@ -103,11 +112,12 @@ void sweep(const Problem& problem, int64_t member, Range rows, Range keys, const
                                    bias ? bias + start : nullptr, sums.shift, tile, peak);
             if (!clear) hide<T, NQ>(problem, visible, rows, here, false, mode == Mode::linear ? 0 : -infinity<T>, tile);
         };
-        score();
-        if constexpr (shifted) {
-            if (!clear) peaks<T, NQ>(tile, count, peak);
-            if (raise(sums, peak, count, tile)) score();
-        }
+        auto meet = [&] {
+            score();
+            if (shifted && !clear) peaks<T, NQ>(tile, count, peak);
+        };
+        meet();
+        if constexpr (shifted) raise(sums, peak, count, tile, meet);
         constexpr Domain domain = shifted || known == Scores::moderate ? Domain::below : Domain::any;
         if (known == Scores::moderate && clear)
             weigh<T, NQ, mode, Domain::inside>(tile, count);

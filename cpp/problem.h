@@ -55,7 +55,7 @@ struct Symmetric {
 
 struct SymmetricKernels {
     bool (*recognise)(const Problem&, int64_t member, Symmetric*);  // writes weighted, same, factor and shift if it applies
-    int64_t (*block)(const Problem&);
+    int64_t (*block)(const Problem&);  // tokens of a block, or 0: it does not pay
     size_t (*row_bytes)(const Symmetric&);
     size_t (*key_bytes)(const Symmetric&);
     size_t (*scratch)(const Symmetric&);

@@ -3,7 +3,8 @@
 // One shift is safe where every row has a weight that is not small. With s_ij = a <k_i, k_j> and a > 0 no score passes
 // max_i s_ii (Cauchy and Schwarz), and that of row i is at least s_ii; so the shift is max_i s_ii, and max_i s_ii - min_i s_ii
 // must stay below `leeway` powers of two. If a < 0 there is no shift, and all scores must be of that size. What a row lacks to a
-// weight of 1 then costs no accuracy, because weights below the smallest number are further below it than rounding.
+// weight of 1 then costs no accuracy, because weights below the smallest number are further below it than rounding. Scores so large
+// that their rounding could pass `slack` powers of two need the largest score of each row as it was computed, and go another way.
 #pragma once
 
 #include "forward.h"
@@ -12,6 +13,7 @@ namespace attractor::ATTRACTOR_ISA {
 
 template <class T>
 constexpr T leeway = sizeof(T) == 4 ? T(40) : T(400);
+constexpr double slack = 8;
 template <class T>
 constexpr T reach = sizeof(T) == 4 ? T(0x1p30) : T(0x1p300);
 
@@ -164,6 +166,7 @@ bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
     found->factor = factor;
     found->shift = factor > 0 ? double(T(factor * double(most))) : 0;  // as the weights know it
     found->weighted = bias != nullptr;
+    if (!(__builtin_fabs(factor) * double(most) * double(d) * (sizeof(T) == 4 ? 0x1p-24 : 0x1p-53) <= slack)) return false;
     if (problem.mode == Mode::exponential && !(found->shift <= moderate<T>)) return false;
     return (factor > 0 ? factor * (double(most) - double(fewest)) : -factor * double(most)) <= leeway<T>;
 }

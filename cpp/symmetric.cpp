@@ -16,20 +16,23 @@
 namespace attractor {
 namespace {
 
-constexpr int64_t smallest = 24;  // tokens below which too much of a tile would be padding
-// and of more than four features: below which too many pairs are of one tile, or blocks are too few for threads
-constexpr int64_t smallest_wide = 192, smallest_alone = 512;
-constexpr int64_t most_numbers = 1 << 25;  // of the tokens: their sums in float64 are kept twice
-constexpr int64_t padding = 64;   // the most rows that a kernel takes side by side
+constexpr int64_t padding = 64;  // the most rows that a kernel takes side by side
 
 size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Memory for one call. A thread keeps what it had for its next one unless that is much: giving pages back to the system stops all
-// threads, which can take longer than the call. `use` tells apart what one call has at the same time.
+// threads, which can take longer than the call. `use` tells apart what one call has at the same time; a call inside of another, from
+// a handler of signals, finds it taken and has memory of its own.
 class Memory {
     static constexpr size_t much = size_t(1) << 24;
     using Bytes = std::unique_ptr<char, decltype(&std::free)>;
+    struct Kept {
+        Bytes memory{nullptr, &std::free};
+        size_t bytes = 0;
+        bool taken = false;
+    };
     Bytes own{nullptr, &std::free};
+    Kept* borrowed = nullptr;
     char* start;
 
     static Bytes fresh(size_t bytes) {
@@ -42,12 +45,9 @@ public:
     enum Use { tokens, sums, uses };
 
     Memory(Use use, size_t bytes) {
-        thread_local struct {
-            Bytes memory{nullptr, &std::free};
-            size_t bytes = 0;
-        } kept[uses];
-        auto& here = kept[use];
-        if (bytes > much) {
+        thread_local Kept kept[uses];
+        Kept& here = kept[use];
+        if (bytes > much || here.taken) {
             own = fresh(bytes);
             start = own.get();
             return;
@@ -57,6 +57,10 @@ public:
             here.memory = fresh(bytes), here.bytes = bytes;
         }
         start = here.memory.get();
+        here.taken = true, borrowed = &here;
+    }
+    ~Memory() {
+        if (borrowed) borrowed->taken = false;
     }
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
@@ -238,14 +242,10 @@ void many_small(const SymmetricKernels& kernels, const Problem& problem, const s
 std::vector<Symmetric> recognised(const SymmetricKernels& kernels, const Problem& problem, int threads) {
     const bool exponentials = problem.mode == Mode::softmax || problem.mode == Mode::exponential;
     const bool masked = problem.causal || problem.window || problem.visible.data || problem.offset;
-    if (!exponentials || masked || problem.n != problem.m || problem.n < smallest) return {};
-    if (problem.e != problem.c || problem.e < 2) return {};
-    if (problem.e > 4) {
-        const int64_t least = problem.members < many_members ? smallest_alone : smallest_wide;
-        if (problem.n < least || problem.n > most_numbers / (problem.e + 1)) return {};
-    }
+    if (!exponentials || masked || problem.n != problem.m || problem.e != problem.c || problem.e < 2) return {};
     Symmetric one;
     one.n = problem.n, one.d = problem.e, one.block = kernels.block(problem), one.skip_self = problem.skip_self;
+    if (!one.block) return {};
     one.padded = (one.n + padding - 1) / padding * padding;
     std::vector<Symmetric> all(size_t(problem.members), one);
     std::atomic<bool> fine{true};
@@ -272,8 +272,7 @@ bool symmetric_forward(const SymmetricKernels& kernels, const Problem& problem, 
 }
 
 bool symmetric_share(const SymmetricKernels& kernels, const Problem& problem, int threads, int part, int parts, double* sums) {
-    if (problem.n <= kernels.block(problem)) return false;
-    const std::vector<Symmetric> all = recognised(kernels, problem, threads);
+    const std::vector<Symmetric> all = symmetric_members(kernels, problem, threads);
     if (all.empty()) return false;
     for (int64_t member = 0; member < problem.members; member++)
         accumulate(kernels, problem, member, all[size_t(member)], threads, part, parts, sums + member * size_of(all[0]));
@@ -288,7 +287,9 @@ void symmetric_settle(const SymmetricKernels& kernels, const Problem& problem, i
 }
 
 std::vector<Symmetric> symmetric_members(const SymmetricKernels& kernels, const Problem& problem, int threads) {
-    return problem.n <= kernels.block(problem) ? std::vector<Symmetric>{} : recognised(kernels, problem, threads);
+    std::vector<Symmetric> all = recognised(kernels, problem, threads);
+    if (!all.empty() && problem.n <= all[0].block) all.clear();
+    return all;
 }
 
 int64_t symmetric_room(const Symmetric& one) { return Board::room(Rounds::turns(one), 2 * size_of(one)); }

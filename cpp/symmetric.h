@@ -174,7 +174,8 @@ public:
         : problem(problem_), row_sums((V*)scratch), key_sums(row_sums + padded(narrow_block, stretch<T>) / width<T> * S) {}
 
     static bool known(const Problem& whole, int64_t member, Symmetric* found) { return recognise<T, D>(whole, member, found); }
-    static int64_t block_of(const Problem&) { return narrow_block; }
+    // 24: below, too much of a tile would be padding
+    static int64_t block_of(const Problem& whole) { return whole.n < 24 ? 0 : narrow_block; }
     static size_t row_bytes(const Symmetric& one) { return sizeof(T) * R * size_t(one.padded); }
     static size_t key_bytes(const Symmetric& one) { return sizeof(T) * K * size_t(one.padded); }
     static size_t scratch(const Symmetric&) {

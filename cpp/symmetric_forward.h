@@ -12,7 +12,7 @@ namespace attractor {
 // Output and logsumexp.
 bool symmetric_forward(const SymmetricKernels& kernels, const Problem& problem, int threads);
 
-// For several processes: what one part of the pairs gives to the sums, (members, d + 1, n rounded up to whole 64) that hold zeros;
+// For several processes: what one part of the pairs gives to the sums, (d + 1) (n rounded up to whole 64) numbers for each member;
 // and the results from all sums. With two parts they have the bits of `symmetric_forward`. Not for members of one block.
 bool symmetric_share(const SymmetricKernels& kernels, const Problem& problem, int threads, int part, int parts, double* sums);
 void symmetric_settle(const SymmetricKernels& kernels, const Problem& problem, int threads, double* sums);

@@ -29,8 +29,8 @@ ATTRACTOR_INLINE void pack_column(const T* from, int64_t rows, T factor, T absen
 }
 
 // tile[j] = offset_j + start + <packed, others_j> for KB others; `peak` collects the largest if `tracked`. Lanes of two others lie
-// `pitch` vectors apart.
-template <class T, int NQ, int KB, int E, bool tracked, int pitch = NQ>
+// `pitch` vectors apart. If `late` what is added comes last: many products that are small beside it would each be rounded to its size.
+template <class T, int NQ, int KB, int E, bool tracked, int pitch = NQ, bool late = false>
 ATTRACTOR_INLINE void score_block(const Vector<T>* packed, const T* others, int64_t stride, int64_t features,
                                   const T* offset, const Vector<T>* start, Vector<T>* tile, Vector<T>* peak) {
     Vector<T> sum[KB][NQ];
@@ -38,7 +38,7 @@ ATTRACTOR_INLINE void score_block(const Vector<T>* packed, const T* others, int6
     for (int j = 0; j < KB; j++)
 #pragma GCC unroll 8
         for (int column = 0; column < NQ; column++)
-            sum[j][column] = offset ? start[column] + offset[j] : start[column];
+            sum[j][column] = late ? Vector<T>{} : offset ? start[column] + offset[j] : start[column];
     const int64_t count = E > 0 ? E : features;
     auto step = [&](int64_t feature) __attribute__((always_inline)) {
 #pragma GCC unroll 8
@@ -58,6 +58,7 @@ ATTRACTOR_INLINE void score_block(const Vector<T>* packed, const T* others, int6
     for (int j = 0; j < KB; j++)
 #pragma GCC unroll 8
         for (int column = 0; column < NQ; column++) {
+            if constexpr (late) sum[j][column] += offset ? start[column] + offset[j] : start[column];
             if constexpr (tracked) peak[column] = larger(peak[column], sum[j][column]);
             tile[j * pitch + column] = sum[j][column];
         }
@@ -68,15 +69,16 @@ void scores_of(const Vector<T>* packed, const T* others, int64_t stride, int64_t
                const Vector<T>* shift, Vector<T>* tile, Vector<T>* peak) {
     Vector<T> start[NQ], high[NQ];
     for (int column = 0; column < NQ; column++) start[column] = -shift[column], high[column] = splat<T>(-infinity<T>);
+    constexpr bool late = E == 0;
     // few features stay in registers, which leaves room for the scores of few keys
     constexpr int abreast = E > 0 && columns == 2 ? 2 : block;
     int64_t j = 0;
     for (; j + abreast <= count; j += abreast)
-        score_block<T, NQ, abreast, E, tracked>(packed, others + j * stride, stride, features, offset ? offset + j : nullptr, start,
-                                                tile + j * NQ, high);
+        score_block<T, NQ, abreast, E, tracked, NQ, late>(packed, others + j * stride, stride, features, offset ? offset + j : nullptr,
+                                                          start, tile + j * NQ, high);
     for (; j < count; j++)
-        score_block<T, NQ, 1, E, tracked>(packed, others + j * stride, stride, features, offset ? offset + j : nullptr, start,
-                                 tile + j * NQ, high);
+        score_block<T, NQ, 1, E, tracked, NQ, late>(packed, others + j * stride, stride, features, offset ? offset + j : nullptr, start,
+                                                    tile + j * NQ, high);
     if constexpr (tracked)
         for (int column = 0; column < NQ; column++) peak[column] = high[column];
 }

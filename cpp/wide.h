@@ -9,7 +9,9 @@
 namespace attractor::ATTRACTOR_ISA {
 
 constexpr int64_t side = 48;
-constexpr int wide_columns = ATTRACTOR_BYTES == 64 ? 3 : columns;  // vectors of rows side by side in the scores
+// Vectors of rows side by side in the scores: as many as leave whole tiles.
+constexpr int wide_columns = ATTRACTOR_BYTES == 64 ? 3 : ATTRACTOR_BYTES == 32 ? 2 : columns;
+constexpr int64_t most_numbers = 1 << 25;  // of the tokens: their sums in float64 are kept twice
 constexpr int64_t nearby = 1 << 19;  // bytes of the keys of a block and of their sums: some of the cache of one processor
 
 constexpr int64_t up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
@@ -98,11 +100,15 @@ public:
           row_totals((V*)(key_sums + problem.block * pitch)), key_totals(row_totals + up(problem.block, W) / W) {}
 
     static bool known(const Problem& whole, int64_t member, Symmetric* found) { return recognise<T, 0>(whole, member, found); }
-    // As many tokens as lie near; but of few members so few that many threads find blocks to do. A single tile would have no pairs.
+    // As many tokens as lie near, if threads can take whole members; else so few that many threads find blocks to do. 0 where it does
+    // not pay: too many pairs of one tile, too few blocks, too much of a vector unused, or keys too wide to lie near.
     static int64_t block_of(const Problem& whole) {
-        const int64_t fit = nearby / (2 * whole.e * int64_t(sizeof(T))) / side * side;
-        const int64_t most = whole.members < many_members ? least(20 * side, up(whole.n / 8, side)) : 20 * side;
-        return greatest(2 * side, least(fit, most));
+        const int64_t fit = least(nearby / (2 * whole.e * int64_t(sizeof(T))), 20 * side) / side * side;
+        const bool members = whole.members >= many_members && whole.n <= fit, single = sizeof(T) == 4;
+        const int64_t fewest = members ? (single ? 400 : 192) : single ? 800 : 512;
+        if (whole.n < fewest || whole.n > most_numbers / (whole.e + 1) || fit < 2 * side) return 0;
+        if (single && 8 * whole.e < 7 * up(whole.e, W)) return 0;
+        return members ? fit : greatest(2 * side, least(fit, up(whole.n / 8, side)));
     }
     static size_t row_bytes(const Symmetric& one) { return sizeof(T) * size_t(up(one.n, side) * (one.d + 1)); }
     static size_t key_bytes(const Symmetric& one) { return sizeof(T) * size_t(up(one.n, side) * (up(one.d, W) + up(one.d + 1, W))); }
@@ -186,6 +192,12 @@ public:
 private:
     bool single() const { return problem.same && !problem.weighted; }
 
+    template <int KB>
+    ATTRACTOR_INLINE void score(const V* packed, int64_t other, const V* start, V* tile) const {
+        score_block<T, wide_columns, KB, 0, false, int(pitch_of_tile), true>(packed, key_of(other), stride, d, nullptr, start, tile,
+                                                                             nullptr);
+    }
+
     void weigh(int64_t first, int64_t rows, int64_t other, int64_t keys) const {
         V start[wide_columns];
         for (int column = 0; column < wide_columns; column++) start[column] = splat<T>(-T(problem.shift));
@@ -195,11 +207,8 @@ private:
             V* tile = weights + i / W;
             int64_t j = 0;
             for (; j + block <= keys; j += block)
-                score_block<T, wide_columns, block, 0, false, int(pitch_of_tile)>(packed, key_of(other + j), stride, d, nullptr, start,
-                                                                                  tile + j * pitch_of_tile, nullptr);
-            for (; j < keys; j++)
-                score_block<T, wide_columns, 1, 0, false, int(pitch_of_tile)>(packed, key_of(other + j), stride, d, nullptr, start,
-                                                                              tile + j * pitch_of_tile, nullptr);
+                score<block>(packed, other + j, start, tile + j * pitch_of_tile);
+            for (; j < keys; j++) score<1>(packed, other + j, start, tile + j * pitch_of_tile);
         }
         if (used == side) return exp2_all<T, Domain::below>(weights, keys * pitch_of_tile);
         for (int64_t j = 0; j < keys; j++) exp2_all<T, Domain::below>(weights + j * pitch_of_tile, used / W);

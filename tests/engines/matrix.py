@@ -140,7 +140,7 @@ def compare(call: Call, engine: str, gradients: bool, seed: int) -> float:
         # autograd's derivative of a sigmoid y is y (1 - y): near saturation what is left of it is the rounding of 1 - y
         known = 0.0
         if call.options["mode"] == "sigmoid":
-            sizes = [float(part.abs().max()) for part in (*call.operands[:3], *along) if part is not None]
+            sizes = [float(part.detach().abs().max()) for part in (*call.operands[:3], *along) if part is not None]
             known = torch.finfo(torch.float64).eps * max(sizes[:2]) * sizes[2] * sizes[3]
         slopes = zip(slope(found, own), slope(expected, exact), strict=True)
         worst += [0.1 * difference(one, two, known) for one, two in slopes]

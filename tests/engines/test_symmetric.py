@@ -71,11 +71,13 @@ def test_agreement_with_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("n", "batch"), [(192, (2, 4)), (241, (8,)), (512, ()), (700, (2,)), (1543, ())])
+@pytest.mark.parametrize(
+    ("n", "batch"), [(192, (2, 4)), (241, (8,)), (401, (2, 4)), (512, ()), (900, (2,)), (1000, (8,)), (1543, ())]
+)
 def test_many_features(
     instruction_set: str, dtype: torch.dtype, n: int, batch: tuple[int, ...], threads: Callable[[int], None]
 ) -> None:
-    compared(n, batch, dtype, (5, 8, 23, 64, 100), threads, thin=7)
+    compared(n, batch, dtype, (5, 8, 16, 23, 64, 95), threads, thin=11)
 
 
 def compared(
@@ -92,24 +94,25 @@ def compared(
         if number % thin != n % thin:
             continue
         x = on_the_sphere(rng, *batch, n, d, dtype=dtype)
-        x = x if number % 2 else x * torch.from_numpy(rng.uniform(0.9, 1.1, (*batch, n, 1))).to(dtype)
-        v = x if number % 3 else torch.from_numpy(rng.standard_normal(x.shape)).to(dtype)
+        round_ones, own, same, skip_self, two = rng.random(5) < (0.5, 0.3, 0.7, 0.4, 0.5)
+        x = x if round_ones else x * torch.from_numpy(rng.uniform(0.9, 1.1, (*batch, n, 1))).to(dtype)
+        v = torch.from_numpy(rng.standard_normal(x.shape)).to(dtype) if own else x
         bias = torch.from_numpy(rng.normal(0, 2, (*batch, n))).to(dtype) if weighted else None
-        q = x if factor == 1.0 and number % 4 else factor * x
-        problem = asked(q, x, v, bias, mode, skip_self=number % 7 < 3)
-        threads(1 + number % 2)
+        q = x if factor == 1.0 and same else factor * x
+        problem = asked(q, x, v, bias, mode, skip_self=bool(skip_self))
+        threads(2 if two else 1)
         found = fused.run(problem)
         threads(1)
         agree(problem, 1.3 * abs(factor), found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("d", [3, 20])
+@pytest.mark.parametrize("d", [3, 16])
 def test_extreme_scores(dtype: torch.dtype, d: int) -> None:
     """On the sphere one shift serves any scores; elsewhere rows may be too far apart for it, and another way is taken."""
     rng = np.random.default_rng(5)
-    x = on_the_sphere(rng, 700, d, dtype=dtype)
-    spread = x * torch.logspace(-3, 1, 700, dtype=dtype).unsqueeze(-1)
+    x = on_the_sphere(rng, 900, d, dtype=dtype)
+    spread = x * torch.logspace(-3, 1, 900, dtype=dtype).unsqueeze(-1)
     for points, factor in ((x, 1e4), (x, -1e4), (x, 300.0), (spread, 100.0), (spread, 0.1), (spread, -1.0)):
         agree(asked(factor * points, points, x), abs(factor) * float(points.norm(dim=-1).max()) ** 2)
     assert fused.portion(asked(1e4 * x, x, x), 0, 2) is not None
@@ -156,7 +159,7 @@ def test_what_is_no_number_reaches_the_caller(spoiled: int, d: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("d", [3, 37])
+@pytest.mark.parametrize("d", [3, 47])
 def test_bits_do_not_depend_on_threads_or_parts(
     dtype: torch.dtype, weighted: bool, d: int, threads: Callable[[int], None]
 ) -> None:
@@ -200,6 +203,43 @@ def test_where_pairs_of_many_features_are_computed_once(d: int) -> None:
     assert fused.portion(asked(x, x, x), 0, 2) is not None
     assert fused.portion(asked(x[:500], x[:500], x[:500]), 0, 2) is None
     agree(asked(3 * x, x, x), 3.0)
+
+
+def test_where_that_would_not_pay() -> None:
+    """Vectors of float32 that would be mostly empty, keys too wide to lie near, and no features at all."""
+    rng = np.random.default_rng(12)
+    for dtype, d, once in ((torch.float32, 16, True), (torch.float32, 9, False), (torch.float64, 1000, False)):
+        x = on_the_sphere(rng, 900, d, dtype=dtype)
+        assert (fused.portion(asked(x, x, x), 0, 2) is not None) == once
+        agree(asked(3 * x, x, x), 3.0)
+    nothing = torch.zeros(900, 0, dtype=torch.float64)
+    assert fused.portion(asked(nothing, nothing, x), 0, 2) is None
+    assert fused.portion(asked(nothing, nothing, nothing), 0, 2) is None
+    agree(asked(nothing, nothing, x), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "factor"),
+    [
+        (torch.float32, 3, 1e10),
+        (torch.float32, 64, 1e8),
+        (torch.float32, 256, 1e7),
+        (torch.float32, 1000, 5e5),
+        (torch.float64, 64, 1e17),
+        (torch.float64, 1000, 1e15),
+    ],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_scores_whose_rounding_is_many_powers_of_two(
+    instruction_set: str, dtype: torch.dtype, d: int, factor: float, masked: bool
+) -> None:
+    """Every token lies at a corner of a cube; in these many dimensions its own, in three shared with others, has all the weight."""
+    x = torch.from_numpy(np.random.default_rng(13).choice([-0.3, 0.3], (600, d))).to(dtype)
+    output, logsumexp = attend(factor * x, x, x, engine="fused", causal=masked)
+    assert output is not None
+    assert logsumexp is not None
+    torch.testing.assert_close(output, x, rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(logsumexp, factor * (x * x).sum(-1), rtol=1e-4, atol=0.0)
 
 
 @pytest.mark.parametrize("d", [3, 16])

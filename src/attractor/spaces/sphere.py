@@ -33,7 +33,7 @@ class Sphere(Space):
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         # products with ones: torch sums over a short last axis six times slower than it multiplies matrices
         ones = x.new_ones((x.shape[-1], 1))
-        return v - x * (((x * v) @ ones) / ((x * x) @ ones))
+        return torch.addcmul(v, x, ((x * v) @ ones) / ((x * x) @ ones), value=-1)
 
     def stretch(self, y: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
