@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "cells.h"
 #include "problem.h"
 #include "symmetric_forward.h"
 #include "threads.h"
@@ -261,6 +262,12 @@ std::pair<double, double> ceiling(const std::string& set, bool is_double, bool p
     return {took.count(), total};
 }
 
+template <int64_t (*search)(const double*, int64_t, int, double, int, int64_t*)>
+int64_t searched(int64_t points, int64_t n, int axes, double tolerance, int threads, int64_t pairs) {
+    nb::gil_scoped_release released;
+    return search(reinterpret_cast<const double*>(points), n, axes, tolerance, threads, reinterpret_cast<int64_t*>(pairs));
+}
+
 }  // namespace
 }  // namespace attractor
 
@@ -282,4 +289,6 @@ NB_MODULE(_kernels, module) {
     attractor::bind_march(module);
     attractor::bind_spectral(module);
     module.def("ceiling", &attractor::ceiling);
+    module.def("cell_mates", &attractor::searched<attractor::cell_mates>);
+    module.def("mutual_pairs", &attractor::searched<attractor::mutual_pairs>);
 }

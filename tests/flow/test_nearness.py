@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy.spatial.distance import pdist
 
-from attractor.flow.nearness import FEW, cell_mates, close_pairs, mutual_pairs, nearest_pairs
+from attractor.engines import native
+from attractor.flow.nearness import (
+    FEW,
+    _cell_mates,
+    _mutual_pairs,
+    cell_mates,
+    close_pairs,
+    mutual_pairs,
+    nearest_pairs,
+)
 
 TOLERANCE = 1e-3
 
@@ -21,7 +31,7 @@ def cloud(kind: str, n: int, dim: int, seed: int = 0) -> np.ndarray:
     return centres[rng.integers(0, 5, n)] + rng.normal(0.0, TOLERANCE if kind == "dense" else 0.0, (n, dim))
 
 
-@pytest.mark.parametrize("search", [close_pairs, mutual_pairs, cell_mates, nearest_pairs])
+@pytest.mark.parametrize("search", [close_pairs, mutual_pairs, cell_mates, nearest_pairs, _mutual_pairs, _cell_mates])
 @pytest.mark.parametrize("kind", ["sparse", "chain", "dense", "coinciding"])
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_pairs_are_close_and_disjoint(search, kind: str, dim: int) -> None:
@@ -34,7 +44,7 @@ def test_pairs_are_close_and_disjoint(search, kind: str, dim: int) -> None:
         assert len(pairs) > 0
 
 
-@pytest.mark.parametrize("search", [mutual_pairs, nearest_pairs])
+@pytest.mark.parametrize("search", [mutual_pairs, nearest_pairs, _mutual_pairs])
 @pytest.mark.parametrize("kind", ["sparse", "chain", "dense"])
 def test_rounds_leave_no_two_tokens_closer_than_the_tolerance(search, kind: str) -> None:
     points = cloud(kind, 300, 2)
@@ -74,3 +84,47 @@ def test_corners_of_a_lattice_all_as_far_as_their_neighbours() -> None:
 def test_distances_beyond_whole_numbers_are_left_to_the_tree() -> None:
     points = np.array([[1e300, 0.0], [1e300, 0.0], [0.0, 1.0]])
     assert len(cell_mates(points, 1e-9)) == 0
+    assert native.cell_mates(points, 1e-9) is None
+    assert np.array_equal(np.sort(mutual_pairs(points, 1e-9)), [[0, 1]])
+
+
+compiled = pytest.mark.skipif(bool(native.reason), reason=native.reason or "")
+
+
+@compiled
+@pytest.mark.parametrize("kind", ["sparse", "dense"])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("n", [2, 3, 700, 9001])
+def test_cells_find_what_the_tree_finds(kind: str, dim: int, n: int) -> None:
+    points = cloud(kind, n, dim, seed=n)
+    if kind == "sparse":  # so that some are close
+        points *= TOLERANCE * n ** (1 / dim)
+    found, wanted = native.mutual_pairs(points, TOLERANCE), np.sort(_mutual_pairs(points, TOLERANCE), axis=1)
+    assert found is not None
+    assert len(wanted) > 0 or n < 10
+    assert np.array_equal(found, wanted[np.argsort(wanted[:, 0])])
+
+
+@compiled
+@pytest.mark.parametrize("search", [native.cell_mates, native.mutual_pairs])
+def test_cells_and_threads(search) -> None:
+    points, before, found = cloud("dense", 60000, 3), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(search(points, TOLERANCE))
+    finally:
+        torch.set_num_threads(before)
+    assert len(found[0]) > 1000
+    assert (found[0][:, 0] < found[0][:, 1]).all()
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
+@compiled
+@pytest.mark.parametrize("search", [native.cell_mates, native.mutual_pairs])
+def test_where_cells_do_not_serve(search) -> None:
+    assert search(np.zeros((4, 4)), TOLERANCE) is None
+    assert search(np.zeros((0, 3)), TOLERANCE) is None
+    assert search(np.array([[0.0, 1.0], [np.nan, 1.0], [0.0, 0.0]]), TOLERANCE) is None
+    assert search(np.array([[0.0, 1.0], [-np.inf, 1.0], [0.0, 0.0]]), TOLERANCE) is None
+    assert len(search(np.array([[0.5, 1.0, 2.0]]), TOLERANCE)) == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from attractor.engines import native
+
 FEW = 4096  # tokens whose nearest neighbours are all looked up: the smallest gap then says when to look again
 RARE = 16  # close tokens to a mutual pair; there are about three where no more than two coincide
 FLAT = 8  # dimensions up to which cells pay
@@ -45,6 +47,11 @@ def nearest_pairs(points: np.ndarray, tolerance: float) -> tuple[np.ndarray, flo
 
 def cell_mates(points: np.ndarray, tolerance: float) -> np.ndarray:
     """Pairs (keep, drop) that share a cell whose diagonal is below the tolerance: the first with the second, and so on."""
+    found = native.cell_mates(points, tolerance)
+    return _cell_mates(points, tolerance) if found is None else found
+
+
+def _cell_mates(points: np.ndarray, tolerance: float) -> np.ndarray:
     density = 1.01 * np.sqrt(points.shape[1]) / tolerance  # cells to a length
     if not np.abs(points).max(initial=0.0) < 2.0**62 / density:
         return np.zeros((0, 2), dtype=np.int64)
@@ -70,7 +77,12 @@ def _mixed(cells: np.ndarray) -> np.ndarray:
 
 
 def mutual_pairs(points: np.ndarray, tolerance: float) -> np.ndarray:
-    """Pairs closer than the tolerance of which neither is part of a closer one; ties go by number."""
+    """Pairs (keep, drop) closer than the tolerance of which neither is part of a closer one; ties go by number."""
+    found = native.mutual_pairs(points, tolerance)
+    return _mutual_pairs(points, tolerance) if found is None else found
+
+
+def _mutual_pairs(points: np.ndarray, tolerance: float) -> np.ndarray:
     from scipy.spatial import KDTree
 
     tree = KDTree(points, balanced_tree=False, compact_nodes=False)
