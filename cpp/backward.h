@@ -54,7 +54,9 @@ void slope(Vector<T>* tile, Vector<T>* slopes, int64_t count, const Vector<T>* l
             } else if constexpr (mode == Mode::exponential) {
                 const Vector<T> normaliser = swapped ? splat<T>(level[j]) : lane_level[column];
                 tile[j * NQ + column] = exp2<Domain::any>(x);
-                slopes[j * NQ + column] = tile[j * NQ + column] * g + exp2<Domain::any>(x - normaliser) * t;
+                // a weight that overflows gives nothing to what does not ask for it
+                const Vector<T> asked = g == 0 ? Vector<T>{} : tile[j * NQ + column] * g;
+                slopes[j * NQ + column] = asked + exp2<Domain::any>(x - normaliser) * t;
             } else if constexpr (mode == Mode::sigmoid) {
                 const Vector<T> weight = sigmoid2(x);
                 tile[j * NQ + column] = weight;

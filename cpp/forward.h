@@ -17,7 +17,8 @@ constexpr double ln2 = 0.69314718055994530942;
 template <class T>
 constexpr T headroom = sizeof(T) == 4 ? T(24) : T(200);
 
-// Scores of this size in units of log 2 need no shift at all: no weight, and no sum of weights times values, overflows.
+// Scores of this size in units of log 2 need no shift at all: no weight overflows, and no sum of weights. Sums of weights times very
+// large values may, which shows in the results; softmax is then computed again with a shift.
 template <class T>
 constexpr T moderate = sizeof(T) == 4 ? T(48) : T(400);
 
@@ -35,6 +36,14 @@ struct Sums {
     Sums(Vector<T>* memory, int64_t features_) : recent(memory), whole(memory + features_ * NQ), features(features_) {
         for (int64_t index = 0; index < 2 * features * NQ; index++) memory[index] = Vector<T>{};
         for (int column = 0; column < NQ; column++) limit[column] = splat<T>(sizeof(T) == 4 ? -__FLT_MAX__ : -__DBL_MAX__);
+    }
+
+    bool finite() const {
+        Vector<T> rest = {};
+        for (int64_t index = 0; index < features * NQ; index++) rest += whole[index] - whole[index];
+        for (int lane = 0; lane < width<T>; lane++)
+            if (!(rest[lane] == 0)) return false;
+        return true;
     }
 
     void flush() {
@@ -197,19 +206,22 @@ Scores judge(const Problem& problem, int64_t member, const Vector<T>* packed) {
     return __builtin_sqrt(most) * reach[0] + reach[1] < moderate<T> ? Scores::moderate : Scores::any;
 }
 
-// `logsumexp` alone if there are no values, and the other way round in the modes that have none.
+// `logsumexp` alone if there are no values, and the other way round in the modes that have none. False, and nothing written: the sums
+// of softmax are not finite, and a shift might help.
 template <class T, int NQ, Mode mode, Scores known>
-void write_rows(const Problem& problem, int64_t member, Range rows, const T* values, T* logsumexp, const Vector<T>* packed,
+bool write_rows(const Problem& problem, int64_t member, Range rows, const T* values, T* logsumexp, const Vector<T>* packed,
                 Vector<T>* tile, Vector<T>* outputs) {
     constexpr bool totals = mode == Mode::softmax || known == Scores::moderate;
     const int64_t count = rows.stop - rows.start;
     Sums<T, NQ> sums(outputs, values ? problem.c : 0);
     sweep<T, NQ, mode, known>(problem, member, rows, visible_keys(problem, rows), values, packed, sums, tile);
     sums.flush();
+    if (mode == Mode::softmax && known == Scores::moderate && !sums.finite()) return false;
     if (values)
         unpack<T, NQ>(sums.whole, mode == Mode::softmax ? sums.total : nullptr, count, problem.c, T(1), problem.output.row,
                       locate<T>(problem, problem.output, member) + rows.start * problem.output.row);
     if (totals && logsumexp) write_logsumexp(sums, count, logsumexp + rows.start);
+    return true;
 }
 
 template <class T, int NQ, Mode mode>
@@ -221,7 +233,7 @@ void forward_rows(const Problem& problem, int64_t member, Range rows, Vector<T>*
     pack<T, NQ>(q, problem.q.row, rows.stop - rows.start, problem.e, mode == Mode::linear ? T(1) : T(log2e), packed);
     if constexpr (mode == Mode::softmax || mode == Mode::exponential)
         if (problem.calm || judge<T, NQ>(problem, member, packed) == Scores::moderate)
-            return write_rows<T, NQ, mode, Scores::moderate>(problem, member, rows, values, logsumexp, packed, tile, outputs);
+            if (write_rows<T, NQ, mode, Scores::moderate>(problem, member, rows, values, logsumexp, packed, tile, outputs)) return;
     if (values || mode == Mode::softmax)
         write_rows<T, NQ, mode, Scores::any>(problem, member, rows, values, logsumexp, packed, tile, outputs);
     // not from those sums: a weight may overflow there and still have a logarithm
@@ -261,6 +273,11 @@ void forward_gang(const Problem& problem, int64_t member, int64_t first, Vector<
         }
     for (int index = 0; index < gang; index++) {
         sums[index].flush();
+        if (calm[index] && !sums[index].finite()) {
+            write_rows<T, NQ, Mode::softmax, Scores::any>(problem, member, rows(index), values, logsumexp, groups + index * each, tile,
+                                                          outputs(index));
+            continue;
+        }
         unpack<T, NQ>(sums[index].whole, sums[index].total, height, problem.c, T(1), problem.output.row,
                       output + rows(index).start * problem.output.row);
         if (logsumexp) write_logsumexp(sums[index], height, logsumexp + rows(index).start);

@@ -50,7 +50,7 @@ struct Watch {
             const double noise = allowed * (march.atol + march.rtol * __builtin_sqrt(norm));
             found.away |= gone > noise * noise;
             found.norm = norm > found.norm ? norm : found.norm;
-            found.speed = speed > found.speed ? speed : found.speed;
+            found.speed = speed > found.speed || speed != speed ? speed : found.speed;  // what is no number stays
             found.gap = gap > found.gap ? gap : found.gap;
         }
         found.norm = __builtin_sqrt(found.norm), found.speed = __builtin_sqrt(found.speed);
@@ -108,7 +108,7 @@ struct Watch {
             return h < 16 * spacing(late);
         }
         const Extent now = measure(y, f);
-        return h * now.speed < 1e-15 * now.norm;
+        return !(h * now.speed >= 1e-15 * now.norm && now.speed <= __DBL_MAX__);  // no step helps where the speed is not finite
     }
 
 private:

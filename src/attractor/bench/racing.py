@@ -87,7 +87,7 @@ def admit(contest: Contest, contender: Contender) -> tuple[dict[str, Any], Ready
         ready = built if isinstance(built, Ready) else Ready(built)
         seconds, result = contest.timer(ready.call)
         error = float(contest.error(result))
-        if seconds < 0.5:  # the first call may have compiled or woken something
+        if seconds < 60.0:  # the first call may have compiled or woken something
             seconds, _ = contest.timer(ready.call)
     except Skip as reason:
         return _entry(contest, contender, status="skipped", reason=str(reason)), None, 0.0

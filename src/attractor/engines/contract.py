@@ -34,7 +34,7 @@ class Problem:
     are True; they combine. ``skip_self`` leaves key i out of output i but keeps it in the normaliser: on a sphere with
     value c I the self term has no tangent part, and dropping it saves the small rates of far clusters from rounding.
     ``offset`` says where the queries stand among the keys: i is offset plus the row, so that some rows of a problem are a
-    problem too.
+    problem too. ``tolerance`` is the relative error of a row that an engine may make which approximates; None: about rounding.
     """
 
     q: Tensor
@@ -47,11 +47,28 @@ class Problem:
     visible: Tensor | None
     skip_self: bool
     offset: int = 0
+    tolerance: float | None = None
     # what an engine found out while it was chosen, so that it need not look again
     notes: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def check(self) -> None:
         """That the shapes belong together: kernels read memory by them."""
+        parts = {"queries": self.q, "keys": self.k, "values": self.v}
+        for name, part in parts.items():
+            if part is not None and part.ndim < 2:
+                raise InputError(f"{name} must have shape (..., rows, columns), got {tuple(part.shape)}")
+        types = {part.dtype for part in (*parts.values(), self.key_bias) if part is not None}
+        if len(types) > 1 or not self.q.is_floating_point():
+            names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
+            raise InputError(f"queries, keys, values and bias must be of one floating-point type, got {names}")
+        if self.window is not None and (isinstance(self.window, bool) or not isinstance(self.window, int)):
+            raise InputError(f"a window is a whole number of tokens, got {self.window!r}")
+        if self.window is not None and self.window < 1:
+            raise InputError(f"a window must hold at least the token itself, got {self.window}")
+        if self.visible is not None and self.visible.dtype != torch.bool:
+            raise InputError(f"visible says True or False for every pair, got {self.visible.dtype}")
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise InputError(f"tolerance must be between 0 and 1, got {self.tolerance:g}")
         q, k, v, bias = self.q.shape, self.k.shape, self.v, self.key_bias
         if q[-1] != k[-1]:
             raise InputError(f"queries {tuple(q)} and keys {tuple(k)} must have as many columns")
@@ -59,6 +76,11 @@ class Problem:
             raise InputError(f"values {tuple(v.shape)} must have a row for each of {k[-2]} keys")
         if bias is not None and bias.shape[-1] != k[-2]:
             raise InputError(f"the key bias {tuple(bias.shape)} must have a number for each of {k[-2]} keys")
+        try:
+            _ = self.batch
+        except RuntimeError:
+            shapes = ", ".join(str(tuple(part.shape)) for part in (*parts.values(), bias, self.visible) if part is not None)
+            raise InputError(f"the leading axes of these shapes do not fit together: {shapes}") from None
 
     @property
     def queries(self) -> int:

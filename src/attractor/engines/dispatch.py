@@ -118,17 +118,19 @@ def attend(
     window: int | None = None,
     visible: Tensor | None = None,
     skip_self: bool = False,
+    tolerance: float | None = None,
     engine: str | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Attention of queries over keys: ``(output (..., n, c), logsumexp (..., n))``; see ``engines.contract``.
 
-    ``v=None`` asks for the logsumexp alone.
+    ``v=None`` asks for the logsumexp alone. ``tolerance`` is a relative error of rows that engines may make which approximate
+    (``spectral``: its series is then shorter); by default none makes more than rounding.
     """
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not known; the modes are {', '.join(MODES)}")
     if visible is not None:
         visible = visible.expand(*visible.shape[:-2], q.shape[-2], k.shape[-2])
-    problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self)
+    problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self, tolerance=tolerance)
     problem.check()
     chosen = choose(problem, engine)
     seen = _seen.get()

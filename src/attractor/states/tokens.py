@@ -93,6 +93,16 @@ class Tokens(Record):
         """Masses made explicit, (n,) or (..., n)."""
         return self.masses if self.masses is not None else self.points.new_full((self.n,), 1.0 / self.n)
 
+    def to(self, device: torch.device | str) -> Tokens:
+        """The same tokens on another device, such as ``"cuda"``; a law follows them by itself."""
+        try:
+            points = self.points.to(device)
+        except (RuntimeError, AssertionError) as error:
+            why = str(error).splitlines()[0]
+            raise InputError(f"tokens cannot be put on {device}: {why}") from None
+        masses, positions = (None if part is None else part.to(device) for part in (self.masses, self.positions))
+        return Tokens.trusted(points, masses, positions)
+
     def moved(self, points: Tensor) -> Tokens:
         """The same tokens elsewhere; trusts its argument, for inner loops."""
         return Tokens.trusted(points, self.masses, self.positions)

@@ -52,6 +52,7 @@ def _gradients(
         problem, q=adjacent(problem.q), k=adjacent(problem.k), v=None if problem.v is None else adjacent(problem.v)
     )
     bias = scaled_bias(problem)
+    unasked = grad_output is None
     if output is not None:
         grad_output = torch.zeros_like(output) if grad_output is None else adjacent(grad_output)
     level, term = _row_terms(problem, output, logsumexp, grad_output, grad_logsumexp)
@@ -70,9 +71,12 @@ def _gradients(
         operand(grad_output, batch),
         column(level, batch),
         column(term, batch),
-        *(operand(gradient, batch) for gradient in gradients[:3]),
+        *(operand(gradient, batch) for gradient in gradients[:2]),
+        operand(None if unasked else gradients[2], batch),
         column(gradients[3], batch),
     )
+    if unasked and gradients[2] is not None:
+        gradients[2].zero_()  # weights that overflow would give 0 times infinity
     # an input that was broadcast over batch axes gets the sum over them
     return [
         None if gradient is None or part is None else gradient.sum_to_size(part.shape)

@@ -17,6 +17,7 @@ from attractor.engines.spectral.expansion import HIGHEST, order_for, truncation_
 PAIRS = 1 << 20  # of one member of the batch: below, looking at the lengths would cost as much as it saves
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-7}  # relative error that a row may have
 TRUNCATION = {torch.float64: 2.0**-53, torch.float32: 2.0**-36}  # of the series, relative to the kernel's maximum
+SHARE = 1e-4  # the series' part of a tolerance: rows whose sums are that small beside the largest still have it
 # Rounding of a sum relative to the total mass, about twice what was seen. Errors relative to the sum itself come on top, a small
 # multiple of the machine precision times the largest score, as they do in all engines.
 ROUNDING = 2.0**-50
@@ -33,6 +34,7 @@ class Plan:
     key_length: float
     order: int
     dtype: torch.dtype
+    tolerance: float
 
     @property
     def dim(self) -> int:
@@ -41,10 +43,6 @@ class Plan:
     @property
     def beta(self) -> float:
         return self.query_length * self.key_length
-
-    @property
-    def tolerance(self) -> float:
-        return TOLERANCE[self.dtype]
 
     @property
     def error(self) -> float:
@@ -122,7 +120,7 @@ def _members(problem: Problem) -> list[Plan] | str:
     plans = []
     queries, keys = flat(problem.q, problem), flat(problem.k, problem)
     for q, k in zip(queries, keys, strict=True):
-        plan = _member(q, k, problem.q.dtype)
+        plan = _member(q, k, problem.q.dtype, max(problem.tolerance or 0.0, TOLERANCE[problem.q.dtype]))
         if isinstance(plan, str):
             return plan
         plans.append(plan)
@@ -133,7 +131,7 @@ def _members(problem: Problem) -> list[Plan] | str:
     return plans
 
 
-def _member(q: Tensor, k: Tensor, dtype: torch.dtype) -> Plan | str:
+def _member(q: Tensor, k: Tensor, dtype: torch.dtype, tolerance: float) -> Plan | str:
     q, k = adjacent(q), adjacent(k)
     lengths, unevenness = [], 0.0
     for points, name in ((q, "queries"), (k, "keys")):
@@ -149,9 +147,10 @@ def _member(q: Tensor, k: Tensor, dtype: torch.dtype) -> Plan | str:
     # either the scores feel it less than the tolerance, or it is the rounding of the points themselves
     if unevenness > max(8.0 * torch.finfo(dtype).eps, TOLERANCE[dtype] / max(beta, 1.0)):
         return f"queries and keys must lie on spheres, and their lengths differ by {unevenness:.1e} of themselves"
-    if not beta < 1e4 or order_for(q.shape[-1], beta, TRUNCATION[dtype]) > HIGHEST:
+    truncation = max(TRUNCATION[dtype], SHARE * tolerance)
+    if not beta < 1e4 or order_for(q.shape[-1], beta, truncation) > HIGHEST:
         return f"scores up to {beta:.3g} need a series too long"
-    return Plan(q, k, lengths[0], lengths[1], order_for(q.shape[-1], beta, TRUNCATION[dtype]), dtype)
+    return Plan(q, k, lengths[0], lengths[1], order_for(q.shape[-1], beta, truncation), dtype, tolerance)
 
 
 def flat(tensor: Tensor, problem: Problem) -> Tensor:

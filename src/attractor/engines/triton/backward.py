@@ -53,7 +53,8 @@ def slopes(s, pull, level, term, open, own, MODE: tl.constexpr):
         ds = w * (tl.where(own, 0.0, pull) + term)
     elif MODE == 1:
         w = tl.where(open, exp2(s), 0.0)
-        ds = tl.where(own, 0.0, w * pull) + tl.where(open, exp2(s - level), 0.0) * term
+        # a weight that overflows gives nothing to what does not ask for it
+        ds = tl.where(own | (pull == 0.0), 0.0, w * pull) + tl.where(open, exp2(s - level), 0.0) * term
     elif MODE == 2:
         w = tl.where(open, sigmoid2(s), 0.0)
         ds = tl.where(own, 0.0, w * sigmoid2(-s) * pull)
