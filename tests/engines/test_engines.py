@@ -14,6 +14,7 @@ from torch import Tensor
 
 import oracles
 from attractor.engines import attend, blockwise
+from attractor.errors import InputError
 
 MODES = ("softmax", "exponential", "sigmoid", "linear")
 
@@ -304,3 +305,25 @@ def test_skip_self_leaves_out_a_term_that_overflows(engine: str) -> None:
     assert logsumexp is not None
     np.testing.assert_allclose(output[:, 0].numpy(), [np.exp(8.0), 1.0], rtol=1e-14)
     np.testing.assert_allclose(logsumexp.numpy(), [800.0, np.log(2.0)], rtol=1e-14)
+
+
+X = torch.ones(4, 3, dtype=torch.float64)
+REFUSED: dict[str, tuple[tuple[Tensor | None, ...], dict[str, Any], str]] = {
+    "whole numbers": ((X.long(), X.long(), X.long()), {}, "must be of one floating-point type, got int64"),
+    "complex numbers": ((X + 0j, X + 0j, X + 0j), {}, "must be of one floating-point type, got complex128"),
+    "two types": ((X, X.float(), X), {}, "must be of one floating-point type, got float32, float64"),
+    "one axis": ((X[0], X, X), {}, r"queries must have shape \(..., rows, columns\), got \(3,\)"),
+    "batches": ((X.expand(2, 4, 3), X.expand(3, 4, 3), X), {}, "leading axes of these shapes do not fit together"),
+    "half a token": ((X, X, X), {"window": 2.5}, "a window is a whole number of tokens, got 2.5"),
+    "no token": ((X, X, X), {"window": 0}, "a window must hold at least the token itself, got 0"),
+    "a mask of numbers": ((X, X, X), {"visible": torch.ones(4, 4)}, "visible says True or False"),
+    "a tolerance": ((X, X, X), {"tolerance": 2.0}, "tolerance must be between 0 and 1, got 2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("asked", [None, "fused", "reference"])
+def test_what_cannot_be_asked_is_one_sentence(name: str, asked: str | None) -> None:
+    operands, options, message = REFUSED[name]
+    with pytest.raises(InputError, match=message):
+        attend(*operands, engine=asked, **options)  # type: ignore[arg-type]

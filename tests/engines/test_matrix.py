@@ -11,7 +11,9 @@ import pytest
 from attractor.engines import dispatch
 
 
-@pytest.mark.parametrize(("engine", "count", "largest"), [("fused", 200, 5000), ("blockwise", 60, 1000)])
+@pytest.mark.parametrize(
+    ("engine", "count", "largest"), [("fused", 200, 5000), ("blockwise", 60, 1000), ("spectral", 120, 5000)]
+)
 def test_agreement_with_the_reference(engine: str, count: int, largest: int) -> None:
     if not dispatch._engines[engine].works:
         pytest.skip(f"the engine {engine} does not work here: {dispatch._engines[engine].reason}")

@@ -347,3 +347,37 @@ def test_a_flow_is_the_same_with_both_engines() -> None:
     assert runs["spectral"].stats.evaluations == runs["fused"].stats.evaluations
     gap = (runs["spectral"].final.points - runs["fused"].final.points).abs().max()
     assert gap < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [2, 3])
+def test_lengths_that_are_rounded_do_no_harm_where_terms_cancel(dtype: torch.dtype, dim: int) -> None:
+    """Far from all keys the sum is a thousandth of a thousandth of its terms, which feel the rounding of every length."""
+    rng = np.random.default_rng(3)
+    keys, queries = sphere(rng, 50, dim, "cluster"), sphere(rng, 400, dim)
+    uneven = 1.0 + 3e-14 * torch.from_numpy(rng.uniform(-1.0, 1.0, (50, 1)))
+    k, q = (keys * uneven).to(dtype), (9.0 * queries).to(dtype)
+    _, found = attend(q, k, None, engine="spectral")
+    _, exact = attend(q.double(), k.double(), None, engine="reference")
+    assert found is not None
+    assert exact is not None
+    assert float((found.double() - exact).abs().max()) < (4e-6 if dtype == torch.float32 else 3e-12)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-6, 1e-9])
+def test_a_tolerance_shortens_the_series_and_is_kept(dim: int, tolerance: float) -> None:
+    rng = np.random.default_rng(4)
+    k = sphere(rng, 600, dim)
+    q, v = 25.0 * sphere(rng, 500, dim), torch.from_numpy(rng.uniform(0.5, 1.5, (600, 2)))
+
+    def order(of: float | None) -> int:
+        plans = plan.members(Problem(q, k, v, None, "softmax", False, None, None, False, tolerance=of))
+        assert not isinstance(plans, str)
+        return plans[0].order
+
+    assert order(tolerance) < order(None) == order(1e-16)
+    output, logsumexp = attend(q, k, v, engine="spectral", tolerance=tolerance)
+    wanted, level = attend(q, k, v, engine="reference")
+    assert float((output / wanted - 1.0).abs().max()) <= 2.0 * tolerance  # type: ignore[operator]
+    assert float((logsumexp - level).abs().max()) <= tolerance  # type: ignore[operator]

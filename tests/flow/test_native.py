@@ -262,7 +262,11 @@ def test_a_function_is_called_after_every_step() -> None:
 ELSEWHERE: dict[str, tuple[at.Law, at.Tokens, dict[str, Any]]] = {
     "an engine that is named": (at.Attention.isotropic(3, 1.0), at.Tokens.uniform(4, 3), {"engine": "reference"}),
     "sinkhorn": (at.Attention.isotropic(3, 1.0, kernel="sinkhorn"), at.Tokens.uniform(4, 3), {}),
-    "float32": (at.Attention.isotropic(3, 1.0), at.Tokens.uniform(4, 3, dtype=torch.float32), {}),
+    "float32 of an engine": (
+        at.Attention.isotropic(3, 1.0),
+        at.Tokens.uniform(4, 3, dtype=torch.float32),
+        {"engine": "fused"},
+    ),
     "a fixed step": (at.Attention.isotropic(3, 1.0), at.Tokens.uniform(4, 3), {"method": "rk4", "step": 0.1}),
     "an event": (
         at.Attention.isotropic(3, 1.0),
@@ -284,6 +288,32 @@ ELSEWHERE: dict[str, tuple[at.Law, at.Tokens, dict[str, Any]]] = {
 def test_what_the_loop_does_not_know_goes_the_other_way(name: str) -> None:
     law, tokens, options = ELSEWHERE[name]
     assert "native" not in at.flow(law, tokens, space="sphere", until=0.5, **options).stats.engine
+
+
+@pytest.mark.parametrize("save", [None, 5, [1.0, 3.0]])
+@pytest.mark.parametrize("merge", [None, False])
+def test_float32_is_marched_in_float64(save: Any, merge: Any) -> None:
+    law, double = at.Attention.isotropic(3, 4.0), at.Tokens.uniform(20, 3, ensemble=(3,))
+    single = at.Tokens(double.points, masses=np.linspace(1.0, 2.0, 20), dtype=torch.float32)
+    options = {"space": "sphere", "until": 3.0, "save": save, "merge": merge, "rtol": 1e-5, "atol": 1e-7}
+    run = at.flow(law, single, **options)
+    other = at.flow(law, single, engine="fused", **options)
+    exact = at.flow(law, at.Tokens(single.points.double(), masses=single.masses), **options)
+    assert run.stats.engine == "native"
+    assert run.points.dtype == run.final.points.dtype == run.initial.points.dtype == torch.float32
+    assert run.times.dtype == torch.float64
+    assert torch.equal(run.points, exact.points.float())
+    assert run.outcomes == exact.outcomes
+    torch.testing.assert_close(run.final.points, other.final.points, rtol=0.0, atol=1e-4)
+
+
+def test_velocities_that_are_not_finite_end_a_run() -> None:
+    law, tokens = at.Attention.isotropic(3, 1000.0, kernel="exponential"), at.Tokens.uniform(50, 3)
+    for space in SPACES.values():
+        for run in both(law, tokens, space=space, until=1.0, max_seconds=20.0):
+            assert run.outcome.name == "stalled"
+            assert run.stats.evaluations < 5000
+            assert "not finite" in run.outcome.message or not space.curved
 
 
 @pytest.mark.parametrize("mask", ["causal", "window:9"])

@@ -132,3 +132,13 @@ def test_orthonormal_tokens() -> None:
 def test_repr_says_shape_precision_and_masses() -> None:
     assert repr(Tokens(POINTS)) == "Tokens(3x2 float64)"
     assert repr(Tokens(POINTS, masses=[1, 1, 1], dtype=torch.float32)) == "Tokens(3x2 float32, weighted)"
+
+
+def test_tokens_on_another_device() -> None:
+    tokens = Tokens(np.eye(3), masses=[1.0, 2.0, 3.0], positions=[3, 1, 2], dtype=torch.float32)
+    there = tokens.to("meta")
+    assert there.points.device.type == there.masses.device.type == there.positions.device.type == "meta"
+    assert torch.equal(tokens.to("cpu").points, tokens.points)
+    assert tokens.to("cpu").points.dtype == torch.float32
+    with pytest.raises(InputError, match="tokens cannot be put on nowhere"):
+        tokens.to("nowhere")

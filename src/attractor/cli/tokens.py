@@ -46,7 +46,9 @@ class TokenOptions:
         Path | None, option("FILE", "Positions of the tokens in their sequence.", default="0, 1, 2, ...")
     ] = None
     device: Annotated[str, option("NAME", "Where to compute: cpu, or cuda for an NVIDIA GPU.")] = "cpu"
-    float32: Annotated[bool, option("", "Single precision: faster, and blind to small rates.", "--float32")] = False
+    float32: Annotated[
+        bool, option("", "Single precision: faster with many tokens, and blind to small rates.", "--float32")
+    ] = False
 
 
 def sent(tokens: Tokens, options: TokenOptions) -> Tokens:

@@ -79,7 +79,9 @@ class Problem:
         try:
             _ = self.batch
         except RuntimeError:
-            shapes = ", ".join(str(tuple(part.shape)) for part in (*parts.values(), bias, self.visible) if part is not None)
+            shapes = ", ".join(
+                str(tuple(part.shape)) for part in (*parts.values(), bias, self.visible) if part is not None
+            )
             raise InputError(f"the leading axes of these shapes do not fit together: {shapes}") from None
 
     @property

@@ -31,15 +31,17 @@ LARGEST = 1024  # tokens of a system: above, Python takes no time beside the eva
 
 def fits(run: Integration) -> bool:
     """Whether the native loop knows everything that the run asks for."""
-    plan, y = run.plan, run.y
+    return run.plan.native and run.y.dtype == torch.float64 and suits(run.plan, run.y)
+
+
+def suits(plan: Plan, y: Tensor) -> bool:
+    """Whether the native loop could march such points, were they in float64."""
     _, n, dim = y.shape
     return (
-        plan.native
-        and not native.reason
+        not native.reason
         and plan.adaptive
         and plan.stepper.coefficients is not None
         and not plan.events
-        and y.dtype == torch.float64
         and y.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and _knows_law(plan.law)

@@ -203,7 +203,9 @@ class Watch:
             # the clock resolves any step, so what counts is whether a step still moves a token
             view = self.view()
             speeds = view.speeds()
-            low = ~((run.h * speeds >= 1e-15 * view.norms()) & np.isfinite(speeds))  # no step helps where it is not finite
+            low = ~(
+                (run.h * speeds >= 1e-15 * view.norms()) & np.isfinite(speeds)
+            )  # no step helps where it is not finite
         else:
             low = run.h < 16.0 * np.spacing(np.maximum(np.abs(run.t), 1e-12))
         for row in np.flatnonzero(rejected & (low if run.plan.adaptive else True)):
@@ -220,7 +222,9 @@ class Watch:
                 "stalled", time, f"the fixed step {run.plan.step:g} left the finite numbers; use a smaller one"
             )
         if not bool(torch.isfinite(run.f[row]).all()):
-            return Outcome("stalled", time, "velocities are not finite here: the law overflows, or its parameters are no numbers")
+            return Outcome(
+                "stalled", time, "velocities are not finite here: the law overflows, or its parameters are no numbers"
+            )
         message = "the step size fell to rounding before the tolerance was met; the law may not be smooth here"
         return Outcome("stalled", time, message)
 
