@@ -59,7 +59,7 @@ def bench(name: str, report: dict[str, Any]) -> str:
     lines = [
         f"## {where}, {settings['threads']} threads (`{name}`)",
         "",
-        f"`{command(report)}`, {report['ended'][:10]}, commit `{report['commit'][:7]}`: {summary['met']} targets met, "
+        f"`{command(report)}`, {report['ended'][:10]}, commit `{report['commit'][:7]}`{changed(report)}: {summary['met']} targets met, "
         f"{summary['missed']} missed, {summary['skipped']} contenders not installed.",
         "",
         "| row | contender | time | ratio | least to most | target | |",
@@ -80,12 +80,17 @@ def bench(name: str, report: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def changed(report: dict[str, Any]) -> str:
+    """That the tree had changes beside its commit."""
+    return " with changes" if "with changes" in report["commit"] else ""
+
+
 def command(report: dict[str, Any]) -> str:
     """The command of a report without the places its files went to."""
     words, kept = report["command"].split(), []
     while words:
         word = words.pop(0)
-        if word in ("--json", "--plot") and words:
+        if word in ("--json", "--out", "--plot") and words:
             words.pop(0)
         else:
             kept.append(word)

@@ -64,7 +64,7 @@ def test_rows_are_chosen_by_name() -> None:
 
 
 def test_the_table_of_targets_is_all_there() -> None:
-    """Every ratio of the target table of the CPU and the GPU has its row."""
+    """Every ratio of the target table for engines and solves has its row (audits and training steps have scripts of their own)."""
     planned = [contest for name in program.CONTESTS for contest in program.CONTESTS[name](Settings())]
     ratios: dict[str, list[float]] = {}
     for contest in planned:

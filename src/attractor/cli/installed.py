@@ -51,6 +51,8 @@ def machine() -> dict[str, Any]:
     """Processors and memory that torch sees."""
     import torch
 
+    from attractor.engines.fused import kernels
+
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     metal = ["Apple Metal"] if torch.backends.mps.is_available() else []
     return {
@@ -58,6 +60,7 @@ def machine() -> dict[str, Any]:
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "kernels": None if kernels.reason else kernels.instruction_set(),
         "gpu": ", ".join([*gpus, *metal]) or None,
     }
 

@@ -68,7 +68,9 @@ def closed_form_error(engine: str | None) -> float:
 
 def _device(engine: str | None) -> str:
     """Where an engine wants its tensors; one for GPUs works only where there is one."""
-    return "cuda" if engine == "triton" else "cpu"
+    import torch
+
+    return "cuda" if engine == "triton" and torch.cuda.is_available() else "cpu"  # without one, Triton interprets
 
 
 def attention_error(engine: str) -> float:

@@ -23,7 +23,8 @@ class Engine:
     ``accepts`` says whether it would take a problem unasked; ``obstacle`` says why it cannot even when asked by name, or is
     empty (without it, an engine can do what it accepts).
     One that honours ``Problem.offset`` says so by ``places``, and may be given some rows of a problem whose mask goes by place.
-    ``share`` computes a problem with other ranks, for engines whose rows depend on each other (see ``spread``).
+    ``share`` computes a problem with other ranks, for engines whose rows depend on each other (see ``spread``). The cost of one that
+    is ``linear`` grows as the number of tokens does.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Engine:
     obstacle: Callable[[Problem], str] | None = None
     places: bool = False
     share: spread.Share | None = None
+    linear: bool = False
 
     @property
     def works(self) -> bool:
@@ -136,7 +138,7 @@ def attend(
     seen = _seen.get()
     if seen is not None:
         seen.add(chosen.name)
-    if spread.worthwhile(problem, chosen.places):
+    if spread.worthwhile(problem, chosen.places, chosen.linear):
         return spread.run(problem, chosen.run, chosen.share)
     return chosen.run(problem)
 
@@ -146,7 +148,17 @@ register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank
 register(
     Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason, fused.obstacle, places=True, share=fused.share)
 )
-register(Engine("spectral", spectral.run, spectral.accepts, spectral.rank, spectral.reason, obstacle=spectral.obstacle))
+register(
+    Engine(
+        "spectral",
+        spectral.run,
+        spectral.accepts,
+        spectral.rank,
+        spectral.reason,
+        obstacle=spectral.obstacle,
+        linear=True,
+    )
+)
 register(
     Engine("triton", triton.run, triton.accepts, triton.rank, triton.reason, obstacle=triton.obstacle, places=True)
 )

@@ -23,6 +23,7 @@ from attractor.engines.contract import Problem
 
 GROUP = 64  # rows that the fused engine may treat together: pieces that hold whole groups give the bits of one process
 SMALLEST = {"cpu": 1 << 21, "cuda": 1 << 28}  # pairs that take about as long as an exchange
+LINEAR = 1 << 36  # the same for an engine whose cost is linear in the tokens: the message is too
 
 
 Results = tuple[Tensor | None, Tensor | None]
@@ -82,12 +83,12 @@ def over(ranks: Ranks | None) -> Iterator[None]:
         _ranks.reset(before)
 
 
-def worthwhile(problem: Problem, places: bool) -> bool:
+def worthwhile(problem: Problem, places: bool, linear: bool = False) -> bool:
     """Whether a problem is large enough, and of a kind that can be cut: the answer must be the same on every rank."""
     if _ranks.get() is None:
         return False
     return (
-        problem.pairs >= SMALLEST.get(problem.q.device.type, SMALLEST["cuda"])
+        problem.pairs >= (LINEAR if linear else SMALLEST.get(problem.q.device.type, SMALLEST["cuda"]))
         and (places or not problem.placed)
         and (problem.v is not None or _sums(problem))
         and not problem.needs_gradient

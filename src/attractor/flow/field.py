@@ -42,12 +42,13 @@ class Field:
             [self.one(index)._drive(t[index : index + 1], x[index : index + 1]) for index in range(len(t))]
         )
 
-    def lifted(self, t: np.ndarray, y: Tensor) -> Tensor:
-        """The field in retraction coordinates."""
+    def lifted(self, t: np.ndarray, y: Tensor, out: Tensor | None = None) -> Tensor:
+        """The field in retraction coordinates, written to ``out`` if it is given."""
         if not self.space.curved:
-            return self.velocity(t, y)
+            velocity = self.velocity(t, y)
+            return velocity if out is None else out.copy_(velocity)
         stretch = self.space.stretch(y)
-        return stretch * self.velocity(t, y / stretch)
+        return torch.mul(stretch, self.velocity(t, y / stretch), out=out)
 
     def layer(self, t: np.ndarray, step: float, x: Tensor) -> Tensor:
         """One discrete layer; members go in step, so they share the time."""

@@ -111,9 +111,9 @@ class RungeKutta(Stepper):
         slopes[0] = f
         for i in range(1, len(C)):
             inner = torch.addcmul(y, column, (rows[i] @ flat[:i]).view_as(y))
-            slopes[i] = field.lifted(later(t, C[i], h), inner)
+            field.lifted(later(t, C[i], h), inner, out=slopes[i])
         end = torch.addcmul(y, column, (rows[-1] @ flat[: len(B)]).view_as(y))
-        slopes[-1] = field.lifted(later(t, 1.0, h), end)
+        field.lifted(later(t, 1.0, h), end, out=slopes[-1])
         return end, slopes[-1], slopes
 
     def _recorded_stages(
