@@ -21,8 +21,25 @@ def page(folder: Path = RESULTS) -> str:
     reports = [(path.name, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
     parts = [bench(name, report) for name, report in reports if report.get("schema") == "attractor.bench/1"]
     parts += [refinement(name, report) for name, report in reports if report.get("schema") == "attractor.refinement/1"]
+    parts += [
+        flow(name, report) for name, report in reports if report.get("schema", "").startswith("attractor.simulate/")
+    ]
     parts += [large(name, report) for name, report in reports if report.get("schema") == "attractor.large_checkpoint/1"]
     return "\n".join([HEAD, *parts])
+
+
+def flow(name: str, report: dict[str, Any]) -> str:
+    """One run of ``attractor simulate``."""
+    stats, outcome = report["stats"], report["outcome"]
+    return "\n".join(
+        [
+            f"## A run of {report['sizes']['tokens']:,} tokens (`{name}`)",
+            "",
+            f"`{report['command']}`: {outcome['name']} at t = {outcome['time']:.3g} after {stats['seconds']:.0f} s and {stats['evaluations']:,} "
+            f"evaluations (engines {stats['engine']}), {stats['peak_memory'] / 2**30:.2f} GiB at most.",
+            "",
+        ]
+    )
 
 
 def large(name: str, report: dict[str, Any]) -> str:

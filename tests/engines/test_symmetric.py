@@ -218,30 +218,6 @@ def test_where_that_would_not_pay() -> None:
     agree(asked(nothing, nothing, x), 1.0)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "d", "factor"),
-    [
-        (torch.float32, 3, 1e10),
-        (torch.float32, 64, 1e8),
-        (torch.float32, 256, 1e7),
-        (torch.float32, 1000, 5e5),
-        (torch.float64, 64, 1e17),
-        (torch.float64, 1000, 1e15),
-    ],
-)
-@pytest.mark.parametrize("masked", [False, True])
-def test_scores_whose_rounding_is_many_powers_of_two(
-    instruction_set: str, dtype: torch.dtype, d: int, factor: float, masked: bool
-) -> None:
-    """Every token lies at a corner of a cube; in these many dimensions its own, in three shared with others, has all the weight."""
-    x = torch.from_numpy(np.random.default_rng(13).choice([-0.3, 0.3], (600, d))).to(dtype)
-    output, logsumexp = attend(factor * x, x, x, engine="fused", causal=masked)
-    assert output is not None
-    assert logsumexp is not None
-    torch.testing.assert_close(output, x, rtol=1e-5, atol=0.0)
-    torch.testing.assert_close(logsumexp, factor * (x * x).sum(-1), rtol=1e-4, atol=0.0)
-
-
 @pytest.mark.parametrize("d", [3, 16])
 def test_many_tokens_in_float32(d: int) -> None:
     """Sums at several levels: the error does not grow with the number of tokens."""
