@@ -35,8 +35,8 @@ def flow(name: str, report: dict[str, Any]) -> str:
         [
             f"## A run of {report['sizes']['tokens']:,} tokens (`{name}`)",
             "",
-            f"`{report['command']}`: {outcome['name']} at t = {outcome['time']:.3g} after {stats['seconds']:.0f} s and {stats['evaluations']:,} "
-            f"evaluations (engines {stats['engine']}), {stats['peak_memory'] / 2**30:.2f} GiB at most.",
+            f"`{report['command']}`: {outcome['name']} at t = {outcome['time']:.3g} after {stats['seconds']:.0f} s "
+            f"and {stats['evaluations']:,} evaluations (engines {stats['engine']}), {stats['peak_memory'] / 2**30:.2f} GiB at most.",
             "",
         ]
     )
