@@ -14,7 +14,7 @@ namespace attractor {
 namespace {
 
 constexpr int most_axes = 3;
-constexpr double widest = 0x1p38;  // cells along an axis: beyond, the rounding of a coordinate is no small part of a cell
+constexpr double widest = 0x1p37;  // cells along an axis: beyond, the rounding of a coordinate is no small part of a cell
 constexpr int64_t chunk = 4096;    // tokens of a task
 
 int64_t chunks(int64_t n) { return (n + chunk - 1) / chunk; }

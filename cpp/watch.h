@@ -50,7 +50,7 @@ struct Watch {
             const double noise = allowed * (march.atol + march.rtol * __builtin_sqrt(norm));
             found.away |= gone > noise * noise;
             found.norm = norm > found.norm ? norm : found.norm;
-            found.speed = speed > found.speed || speed != speed ? speed : found.speed;  // what is no number stays
+            found.speed = speed > found.speed ? speed : found.speed;
             found.gap = gap > found.gap ? gap : found.gap;
         }
         found.norm = __builtin_sqrt(found.norm), found.speed = __builtin_sqrt(found.speed);
@@ -108,10 +108,17 @@ struct Watch {
             return h < 16 * spacing(late);
         }
         const Extent now = measure(y, f);
-        return !(h * now.speed >= 1e-15 * now.norm && now.speed <= __DBL_MAX__);  // no step helps where the speed is not finite
+        return h * now.speed < 1e-15 * now.norm || !finite(f);  // no step helps where it is not
     }
 
 private:
+    // Of the numbers themselves: their squares may overflow.
+    bool finite(const double* f) const {
+        for (int64_t index = 0; index < field.count * field.dim(); index++)
+            if (!(__builtin_fabs(f[index]) <= __DBL_MAX__)) return false;
+        return true;
+    }
+
     bool gathered(const Extent& now) const {
         return 2 * now.gap / (march.consensus * (now.norm > 1e-300 ? now.norm : 1e-300)) <= 1;
     }

@@ -327,3 +327,8 @@ def test_what_cannot_be_asked_is_one_sentence(name: str, asked: str | None) -> N
     operands, options, message = REFUSED[name]
     with pytest.raises(InputError, match=message):
         attend(*operands, engine=asked, **options)  # type: ignore[arg-type]
+
+
+def test_a_window_may_be_any_whole_number(engine: str) -> None:
+    output, _ = attend(X, X, X, window=np.int64(2), engine=engine)  # type: ignore[arg-type]
+    torch.testing.assert_close(output, attend(X, X, X, window=2, engine=engine)[0])

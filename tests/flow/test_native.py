@@ -316,6 +316,16 @@ def test_velocities_that_are_not_finite_end_a_run() -> None:
             assert "not finite" in run.outcome.message or not space.curved
 
 
+def test_velocities_whose_squares_overflow_are_followed() -> None:
+    generator = np.random.default_rng(0)
+    points = torch.from_numpy(np.array([1.0, 0.0, 0.0]) + 0.2 * generator.standard_normal((8, 3)))
+    law = at.Attention.isotropic(3, 400.0, kernel="exponential")
+    tokens = at.Tokens(at.Sphere().retract(points))
+    for run in both(law, tokens, space="sphere", until=100.0 * np.exp(-400.0), merge=False):
+        assert run.outcome.name in ("reached", "consensus")
+        assert run.stats.accepted > 5
+
+
 @pytest.mark.parametrize("mask", ["causal", "window:9"])
 def test_a_member_that_ends_takes_its_positions_along(mask: str) -> None:
     draw = np.random.default_rng(3)

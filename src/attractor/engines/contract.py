@@ -15,6 +15,7 @@ and the second result is :math:`\log\sum_j e^{s_{ij}}` (softmax and exponential 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -61,7 +62,7 @@ class Problem:
         if len(types) > 1 or not self.q.is_floating_point():
             names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
             raise InputError(f"queries, keys, values and bias must be of one floating-point type, got {names}")
-        if self.window is not None and (isinstance(self.window, bool) or not isinstance(self.window, int)):
+        if self.window is not None and (isinstance(self.window, bool) or not isinstance(self.window, Integral)):
             raise InputError(f"a window is a whole number of tokens, got {self.window!r}")
         if self.window is not None and self.window < 1:
             raise InputError(f"a window must hold at least the token itself, got {self.window}")

@@ -51,9 +51,9 @@ class Control:
         guess = np.where((value < 1e-5) | (slope < 1e-5), 1e-6, 0.01 * value / np.maximum(slope, 1e-300))
         guess = np.minimum(guess, longest)
         column = torch.from_numpy(guess).to(y).view(-1, 1, 1)
-        bend = size(field.lifted(t + guess, y + column * f) - f) / guess
-        steep = np.maximum(slope, bend)
-        with np.errstate(divide="ignore"):
+        change = size(field.lifted(t + guess, y + column * f) - f)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of slopes whose squares overflow there is no guess
+            steep = np.maximum(slope, change / guess)
             second = np.where(
                 steep <= 1e-15,
                 np.maximum(1e-6, guess * 1e-3),

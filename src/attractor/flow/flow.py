@@ -168,15 +168,13 @@ def prepare(
     space.check_dimension(state.dim)
     plan = _plan(law, state, space, options, definition["events"] or (), budget, differentiable, gaussian)
     tolerance = _merge_tolerance(law, plan, options["merge"], differentiable)
-    times, explicit = save_times(
-        options["save"], plan.start, plan.until, state.points.numel() * state.points.element_size()
-    )
+    doubled = doubled and plan.native and not gaussian and suits(plan, state.points)
+    size = 8 if doubled else state.points.element_size()
+    times, explicit = save_times(options["save"], plan.start, plan.until, state.points.numel() * size)
     times = _layer_times(times, explicit, plan) if plan.stepper.name == "layers" else times
-    check_footprint(
-        tuple(state.points.shape), plan.stepper, len(times), state.points.element_size(), state.points.device
-    )
+    check_footprint(tuple(state.points.shape), plan.stepper, len(times), size, state.points.device)
     entered = _entered(law, state, space)
-    if doubled and options["engine"] is None and not differentiable and not gaussian and suits(plan, entered.points):
+    if doubled:
         entered = _in_float64(entered)
     recorder = Recorder(times, explicit, entered.points.shape[0], entered.points)
     merger = None if tolerance is None else Merger(tolerance, _explicit_masses(entered))

@@ -202,10 +202,9 @@ class Watch:
         if run.plan.space.curved and run.plan.law.autonomous:
             # the clock resolves any step, so what counts is whether a step still moves a token
             view = self.view()
-            speeds = view.speeds()
-            low = ~(
-                (run.h * speeds >= 1e-15 * view.norms()) & np.isfinite(speeds)
-            )  # no step helps where it is not finite
+            # no step helps where the field is not finite; its squares may overflow before
+            finite = torch.isfinite(run.f).flatten(1).all(1).cpu().numpy()
+            low = (run.h * view.speeds() < 1e-15 * view.norms()) | ~finite
         else:
             low = run.h < 16.0 * np.spacing(np.maximum(np.abs(run.t), 1e-12))
         for row in np.flatnonzero(rejected & (low if run.plan.adaptive else True)):

@@ -69,7 +69,7 @@ class _Member:
 
     def _ratio(self) -> float | None:
         """c where v = c k to rounding, else None."""
-        k, v = self.plan.k, self.v
+        k, v = self.plan.keys, self.v
         if v is None or v.shape[-1] != k.shape[-1] or not self.plan.key_length:
             return None
         ratio = float(v[0] @ k[0]) / self.plan.key_length**2

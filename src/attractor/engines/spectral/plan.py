@@ -42,6 +42,7 @@ class Plan:
     order: int
     dtype: torch.dtype
     tolerance: float
+    keys: Tensor  # as they were given; k may have been made of one length
 
     @property
     def dim(self) -> int:
@@ -86,7 +87,7 @@ def _guess(problem: Problem) -> Plan:
     beta = min(lengths[0] * lengths[1], 1e4) if math.isfinite(lengths[0] * lengths[1]) else 0.0
     # to three digits, so that the order is most often known already
     order = order_for(q.shape[-1], float(f"{beta:.3g}"), max(TRUNCATION[q.dtype], SHARE * tolerance))
-    return Plan(q, k, lengths[0], lengths[1], order, q.dtype, tolerance)
+    return Plan(q, k, lengths[0], lengths[1], order, q.dtype, tolerance, k)
 
 
 def _tolerance(problem: Problem) -> float:
@@ -182,13 +183,14 @@ def _member(q: Tensor, k: Tensor, dtype: torch.dtype, tolerance: float) -> Plan 
     # either the scores feel it less than the tolerance, or it is the rounding of the points themselves
     if unevenness > max(8.0 * torch.finfo(dtype).eps, TOLERANCE[dtype] / max(beta, 1.0)):
         return f"queries and keys must lie on spheres, and their lengths differ by {unevenness:.1e} of themselves"
+    keys = k
     if unevenness > EVEN:
         # the scores hardly feel it, but the terms of the series do, which cancel where a row is far from all keys
         q, k = (_even(points, length) for points, length in zip((q, k), lengths, strict=True))
     truncation = max(TRUNCATION[dtype], SHARE * tolerance)
     if not beta < 1e4 or order_for(q.shape[-1], beta, truncation) > HIGHEST:
         return f"scores up to {beta:.3g} need a series too long"
-    return Plan(q, k, lengths[0], lengths[1], order_for(q.shape[-1], beta, truncation), dtype, tolerance)
+    return Plan(q, k, lengths[0], lengths[1], order_for(q.shape[-1], beta, truncation), dtype, tolerance, keys)
 
 
 def _even(points: Tensor, length: float) -> Tensor:
