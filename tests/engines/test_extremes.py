@@ -69,9 +69,27 @@ def test_gradients_of_logarithms_of_sums_that_overflow(dtype: torch.dtype, value
         q, k, v = (part.detach().requires_grad_() for part in (q, k, v))
         _, logsumexp = attend(q, k, v if values else None, mode="exponential", engine=engine)
         assert logsumexp is not None
-        found.append(torch.autograd.grad(logsumexp.sum(), (q, k)))
+        *slopes, unasked = torch.autograd.grad(logsumexp.sum(), (q, k, v), allow_unused=True)
+        assert unasked is None or not unasked.any()  # and no number that is none
+        found.append(slopes)
     size = float(logsumexp.detach().max())
     assert size > 700.0
     for one, other in zip(*found, strict=True):
         bound = 4 * size * torch.finfo(dtype).eps  # scores are known to rounding of their size
         torch.testing.assert_close(one, other, rtol=0.0, atol=bound * float(other.abs().max()))
+
+
+def test_second_derivatives_of_logsumexp_alone() -> None:
+    """Nobody asks for the output, so nothing comes back to the values."""
+    rng = np.random.default_rng(23)
+    parts = [torch.from_numpy(rng.standard_normal((6, 3))) for _ in range(3)]
+    found = []
+    for engine in ("fused", "reference"):
+        q, k, v = (part.clone().requires_grad_() for part in parts)
+        _, logsumexp = attend(q, k, v, engine=engine)
+        assert logsumexp is not None
+        first = torch.autograd.grad(logsumexp.sum(), (q, k, v), create_graph=True, materialize_grads=True)
+        assert not first[2].any()
+        found.append(torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (q, k)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)

@@ -103,5 +103,6 @@ def gradients(problem: Problem, *directions: Tensor | None) -> list[Tensor | Non
     results = run(replace(problem, q=q, k=k, v=v, key_bias=key_bias))  # type: ignore[arg-type]
     pairs = [(one, two) for one, two in zip(results, directions, strict=True) if one is not None and two is not None]
     wanted = [part for part in parts if part is not None and part.requires_grad]
-    found = iter(torch.autograd.grad([one for one, _ in pairs], wanted, [two for _, two in pairs], create_graph=True))
+    outputs, along = [one for one, _ in pairs], [two for _, two in pairs]
+    found = iter(torch.autograd.grad(outputs, wanted, along, create_graph=True, materialize_grads=True))
     return [next(found) if part is not None and part.requires_grad else None for part in parts]

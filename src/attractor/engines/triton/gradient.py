@@ -24,6 +24,7 @@ class Attend(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None]:
         output, logsumexp = forward(problem)
         ctx.save_for_backward(q, k, v, key_bias, problem.visible, output, logsumexp)
+        ctx.set_materialize_grads(False)
         ctx.options = (problem.mode, problem.causal, problem.window, problem.skip_self, problem.offset)
         return output, logsumexp
 
@@ -72,6 +73,7 @@ def _gradients(
             torch.zeros_like(part) if need and part is not None else None
             for part, need in zip(inputs, needed, strict=True)
         ]
+    unasked = grad_output is None
     if output is not None and grad_output is None:
         grad_output = torch.zeros_like(output)
     level, term = (flat(row, batch, 1) for row in _row_terms(problem, output, logsumexp, grad_output, grad_logsumexp))
@@ -114,6 +116,8 @@ def _gradients(
             *numbers,
             **options,
         )
+    if unasked:
+        grad_v.zero_()  # weights that overflow would give 0 times infinity
     found = (grad_q, grad_k, grad_v, grad_bias.unsqueeze(-1))
     return [_shaped(one, part, batch, index == 3) if need and part is not None else None
             for index, (one, part, need) in enumerate(zip(found, inputs, needed, strict=True))]  # fmt: skip
