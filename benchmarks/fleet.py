@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from attractor.experiments.studies.arms import changes_of, study_named
-from attractor.experiments.studies.running import Way, train_fleet
-from attractor.experiments.training.config import Config
+from attractor.training.config import Config
+from attractor.training.studies.fleet_training import Way, train_fleet
+from attractor.training.studies.study import changes_of, study_named
 
 WAYS = {
     "eager": Way("cuda", torch.bfloat16),

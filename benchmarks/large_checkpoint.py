@@ -43,7 +43,7 @@ import json, sys, time
 from pathlib import Path
 import transformers
 import attractor as at
-from attractor.checkpoints.verification import quiet
+from attractor.models.checkpoints import quiet
 # not ru_maxrss, which a process inherits from the one that started it
 peak = lambda: 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 folder, options = sys.argv[1], json.loads(sys.argv[2])

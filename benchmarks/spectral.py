@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from attractor.engines import Problem, attend
-from attractor.engines.spectral.plan import members
+from attractor.engines.spectral.engine import members
 
 
 def timed(x: Tensor, beta: float, engine: str) -> tuple[float, Tensor]:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 
 import attractor as at
-from attractor.checkpoints.session import Session
-from attractor.checkpoints.watching import watched
+from attractor.models.hooks import watched
+from attractor.models.tracing import Session
 
 
 def main() -> None:

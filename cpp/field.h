@@ -1,4 +1,4 @@
-// The velocity of one member's tokens, lifted to the ambient space: flow/field.py for one system, without tensors.
+// The velocity of one member's tokens, lifted to the ambient space: solvers/steppers/stepper.py for one system, without tensors.
 #pragma once
 
 #include "columns.h"

@@ -1,4 +1,4 @@
-// Coinciding tokens of one member become one weighted token: flow/merging.py for a small system, pairs searched along one coordinate.
+// Coinciding tokens of one member become one weighted token: solvers/merging.py for a small system, pairs searched along one coordinate.
 #pragma once
 
 #include "step.h"

@@ -22,7 +22,7 @@ struct Terms {
     double weight[most_slopes];
 };
 
-// An embedded Runge-Kutta pair whose last slope is that of the end, and the polynomial inside its steps (flow/steppers/).
+// An embedded Runge-Kutta pair whose last slope is that of the end, and the polynomial inside its steps (solvers/steppers/).
 struct Tableau {
     int stages = 0, errors = 0, extra = 0, parts = 3, order = 1;
     Terms inner[most_slopes], end, error[2], extra_inner[4], part[4];
@@ -52,7 +52,7 @@ struct March {
 
     // the clock and the steps
     double start = 0, end = 0, rtol = 0, atol = 0, first_step = 0;
-    double safety = 1, shrink = 1, grow = 1;  // of the controller (flow/control.py)
+    double safety = 1, shrink = 1, grow = 1;  // of the controller (solvers/step_control.py)
     bool fresh = false;  // no step was taken yet: slopes and the first step are still to be found
     int64_t attempts = 1;
     double deadline = 0;  // as `late` understands it
@@ -71,7 +71,7 @@ struct March {
     double* saved = nullptr;
     int64_t *who = nullptr, *next = nullptr;
 
-    // rules, tolerance below 0 where a rule is not asked for; numbers as in flow/watch.py; `noted`: which rule was seen, or -1
+    // rules, tolerance below 0 where a rule is not asked for; numbers as in solvers/termination.py; `noted`: which rule was seen, or -1
     double consensus = -1, collapse = -1, steady = -1, bound = 0;
     int64_t order[3] = {-1, -1, -1};  // which rule is asked first
     double noise = 0, patience = 0, enough_rest = 0;

@@ -1,4 +1,4 @@
-// The loop over the steps of one member: flow/integration.py for one system. It ends when Python must look.
+// The loop over the steps of one member: solvers/integration.py for one system. It ends when Python must look.
 #pragma once
 
 #include "gather.h"
@@ -65,7 +65,7 @@ private:
         if (watch.stuck(step.y, step.f, t, h)) flags |= Flag::failed;
     }
 
-    // How much longer or shorter the next step is (flow/control.py).
+    // How much longer or shorter the next step is (solvers/step_control.py).
     double factor(double error, bool fits) const {
         const double ideal = march.safety * __builtin_pow(error > 1e-300 ? error : 1e-300, -1.0 / march.tableau.order);
         const double most = fits && !retried ? march.grow : 1;
@@ -186,7 +186,7 @@ private:
         return most;
     }
 
-    // A first step from the sizes of the field and of its change (flow/control.py).
+    // A first step from the sizes of the field and of its change (solvers/step_control.py).
     double first(double longest) {
         const double value = largest(step.y, nullptr), slope = largest(step.f, nullptr);
         double guess = value < 1e-5 || slope < 1e-5 ? 1e-6 : 0.01 * value / slope;

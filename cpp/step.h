@@ -1,4 +1,4 @@
-// One tried step of one member and the polynomial inside it: flow/steppers/ without tensors.
+// One tried step of one member and the polynomial inside it: solvers/steppers/ without tensors.
 #pragma once
 
 #include "field.h"

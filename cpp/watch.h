@@ -1,4 +1,4 @@
-// Whether the Python side must look at a member after a step: flow/watch.py and flow/stops.py for one system.
+// Whether the Python side must look at a member after a step: solvers/termination.py and solvers/termination.py for one system.
 //
 // A rule that is met, or no longer met after it was noted, is a matter for Python; so is a token that leaves the bound. All
 // that is settled here is that nothing happened, and then the counters of the rule `steady` move on.

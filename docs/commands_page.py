@@ -18,7 +18,7 @@ a bad argument (one line says what was wrong, and nothing is written), 130 if it
 def page() -> str:
     from typer.main import get_command
 
-    from attractor.cli import COMMANDS, app
+    from attractor.cli.main import COMMANDS, app
 
     commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
     parts = [HEAD]

@@ -102,7 +102,7 @@ def generated(app: Sphinx) -> None:
     import gallery_page
     import performance_page
 
-    from attractor.theory.pages import markdown
+    from attractor.theory.theorem import markdown
 
     pages = {
         "theorems": "# Theorems\n\n" + markdown(),

@@ -14,9 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attractor.experiments.studies.arms import STUDIES
-from attractor.experiments.studies.results import dynamics_table, read_results
-from attractor.experiments.studies.statistics import Comparison, arms_table, by_arm, comparisons, paired
+from attractor.training.studies.statistics import Comparison, arms_table, by_arm, comparisons, paired
+from attractor.training.studies.study import STUDIES, dynamics_table, read_results
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results" / "training"
@@ -151,7 +150,7 @@ def page() -> str:
 
 def pictures() -> None:
     """Redraw the pictures, by the commands that their captions name."""
-    from attractor.cli import run
+    from attractor.cli.main import run
 
     for name in STUDIES:
         where = f"benchmarks/results/training/{name}.jsonl"

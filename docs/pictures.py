@@ -12,9 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.program import draw
 from PIL import Image
-
-from attractor.bench.picture import draw
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "_static" / "gallery"
@@ -33,7 +32,7 @@ def main() -> None:
             keep(Path(folder) / f"{script.stem}.png", KEPT / f"{script.stem}.png")
     for report in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         measured = json.loads(report.read_text(encoding="utf-8"))
-        if measured.get("schema") == "attractor.bench/1" and (not wanted or report.stem in wanted):
+        if measured.get("schema") == "benchmarks/1" and (not wanted or report.stem in wanted):
             picture = draw(measured, report.with_suffix(".png"))
             keep(picture, picture)
 

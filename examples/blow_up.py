@@ -8,7 +8,7 @@ Run: python examples/blow_up.py. It draws blow_up.png.
 import torch
 
 import attractor as at
-from attractor.pictures import Curve, Panel, draw_panels
+from attractor.plotting import Curve, Panel, draw_panels
 
 law = at.Attention.isotropic(dim=1, beta=1.0)
 start = at.Gaussian(torch.zeros(1), 0.5 * torch.eye(1))

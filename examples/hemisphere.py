@@ -10,7 +10,7 @@ import math
 import torch
 
 import attractor as at
-from attractor.pictures import Curve, Panel, draw_panels
+from attractor.plotting import Curve, Panel, draw_panels
 
 torch.manual_seed(0)
 Q, K = torch.randn(3, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)

@@ -7,7 +7,7 @@ one half. Run: python examples/layers_and_time.py. It draws layers_and_time.png.
 import math
 
 import attractor as at
-from attractor.pictures import Curve, Panel, draw_panels
+from attractor.plotting import Curve, Panel, draw_panels
 
 law = at.Attention.isotropic(dim=3, beta=1.0)
 tokens = at.Tokens.hemisphere(12, 3, seed=0)

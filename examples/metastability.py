@@ -5,7 +5,7 @@ Tokens gather fast; the clusters then last, the longer the larger beta is, a met
 """
 
 import attractor as at
-from attractor.pictures import Curve, Panel, draw_panels
+from attractor.plotting import Curve, Panel, draw_panels
 
 decades = [10.0**k for k in range(7)]
 tokens = at.Tokens.uniform(64, 3, seed=0)

@@ -1,6 +1,6 @@
 """A limit of L2 attention of rank 3 in dimension 4, with K'Q invertible: the rank is not bounded by half the dimension.
 
-The search of attractor.experiments.gaussian_counterexample found seed 1145 first; here only that one is tried, and its limit looked at:
+The search of attractor.papers.gaussian_cases found seed 1145 first; here only that one is tried, and its limit looked at:
 the covariance rests while tokens turn on its image, and the fourth eigenvalue falls. Run: python examples/rank_above_half.py.
 It draws rank_above_half.png.
 """
@@ -9,8 +9,8 @@ import numpy as np
 
 import attractor as at
 from attractor import meanfield
-from attractor.experiments.gaussian_counterexample import counterexample
-from attractor.pictures import Curve, Panel, draw_panels
+from attractor.papers.gaussian_cases import counterexample
+from attractor.plotting import Curve, Panel, draw_panels
 
 found = counterexample(first=1145, seeds=1)
 A = (found.law.key.mT @ found.law.query).numpy()

@@ -6,7 +6,7 @@ Run: python examples/real_model.py. It draws real_model.png.
 """
 
 import attractor as at
-from attractor.pictures import Curve, Panel, draw_panels
+from attractor.plotting import Curve, Panel, draw_panels
 
 model = at.checkpoint("minilm")
 text = "The tokens of a Transformer are particles that attract each other."

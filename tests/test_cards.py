@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.cards import card, curve, dots, ellipse, written
+from attractor.html_repr import curve, dots, ellipse, html_card, written
 from attractor.report import Report
 
 EYE = torch.eye(2, dtype=torch.float64)
@@ -46,7 +46,7 @@ def test_cards_say_what_there_is(name: str) -> None:
 
 
 def test_text_is_escaped() -> None:
-    html = card("<b>", {"<i>": "<script>", "array": np.array([1.0, 2.0])})
+    html = html_card("<b>", {"<i>": "<script>", "array": np.array([1.0, 2.0])})
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
     assert "(1, 2)" in html

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import attractor as at
-from attractor import control_groups, memory
+from attractor import memory
+from attractor import memory as control_groups
 from attractor.engines import attend
 from attractor.errors import MemoryShortageError
 
@@ -95,8 +96,8 @@ def test_a_run_is_refused_before_it_begins(poor: None) -> None:
 
 def test_what_is_said_to_fit_is_not_refused(poor: None) -> None:
     """The number in the sentence, taken at its word."""
-    from attractor.flow.footprint import check_footprint
-    from attractor.flow.steppers import Dop853
+    from attractor.solvers.run import check_footprint
+    from attractor.solvers.steppers.dormand_prince import Dop853
 
     with pytest.raises(MemoryShortageError) as error:
         check_footprint((10**9, 3), Dop853(), 2, 8)

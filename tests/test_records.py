@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from attractor.attention import (
+from attractor.errors import StoreError, UnsupportedError
+from attractor.laws import (
     L2,
     MLP,
     Absolute,
@@ -39,9 +40,8 @@ from attractor.attention import (
     Visible,
     Window,
 )
-from attractor.attention.closure import Closure
-from attractor.errors import StoreError, UnsupportedError
-from attractor.records import Record, citations, decode, encode, tensors
+from attractor.laws.closure import Closure
+from attractor.serialization import Record, citations, decode, encode, tensors
 from attractor.spaces import Ellipsoid, Euclidean, Sphere
 from attractor.states import Gaussian, Tokens
 
@@ -149,7 +149,7 @@ def test_every_concrete_record_is_in_the_table() -> None:
     def below(kind: type) -> set[type]:
         return {kind}.union(*(below(child) for child in kind.__subclasses__()))
 
-    packages = ("attractor.attention", "attractor.spaces", "attractor.states")
+    packages = ("attractor.laws", "attractor.spaces", "attractor.states")
     ours = {kind for kind in below(Record) if kind.__module__.startswith(packages)}
     concrete = {
         kind

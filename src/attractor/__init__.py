@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from attractor import engines, errors, observables
 from attractor._version import __version__
-from attractor.attention import (
+from attractor.errors import AttractorError
+from attractor.laws import (
     L2,
     MLP,
     Absolute,
@@ -35,8 +36,6 @@ from attractor.attention import (
     Stack,
     Window,
 )
-from attractor.errors import AttractorError
-from attractor.flow import Event, Outcome, Trajectory, flow, load, resume, velocity
 from attractor.observables import (
     attention_entropy,
     cluster_sizes,
@@ -58,29 +57,25 @@ from attractor.observables import (
     sharpness,
     token_norm,
 )
+from attractor.solvers import Event, Outcome, Trajectory, flow, load, resume, velocity
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
-    from attractor import checkpoints, meanfield, nn, pictures, theory
-    from attractor.checkpoints import audit, checkpoint, iterate, trace
-    from attractor.theory import check, predict, regime, regimes
+    from attractor import meanfield, models, nn, papers, plotting, theory, training, weights
+    from attractor.models import audit, checkpoint, iterate, trace
+    from attractor.theory import check, predict
+    from attractor.weights import regime, regimes
 
-# Names that are looked up when they are first used, so that an import stays light: where each lives.
-_LATER = {
-    "meanfield": "attractor.meanfield",
-    "checkpoints": "attractor.checkpoints",
-    "checkpoint": "attractor.checkpoints",
-    "audit": "attractor.checkpoints",
-    "trace": "attractor.checkpoints",
-    "iterate": "attractor.checkpoints",
-    "nn": "attractor.nn",
-    "pictures": "attractor.pictures",
-    "theory": "attractor.theory",
-    "check": "attractor.theory",
-    "predict": "attractor.theory",
-    "regime": "attractor.theory",
-    "regimes": "attractor.theory",
+# Names imported on first use, and the module of each: `import attractor` loads only what `flow` needs.
+_LAZY = {
+    **{
+        name: f"attractor.{name}"
+        for name in ("meanfield", "models", "nn", "papers", "plotting", "theory", "training", "weights")
+    },
+    **dict.fromkeys(("audit", "checkpoint", "iterate", "trace"), "attractor.models"),
+    **dict.fromkeys(("check", "predict"), "attractor.theory"),
+    **dict.fromkeys(("regime", "regimes"), "attractor.weights"),
 }
 
 __all__ = [
@@ -125,7 +120,6 @@ __all__ = [
     "audit",
     "check",
     "checkpoint",
-    "checkpoints",
     "cluster_sizes",
     "clusters",
     "consensus_gap",
@@ -145,11 +139,13 @@ __all__ = [
     "load",
     "mean",
     "meanfield",
+    "models",
     "nn",
     "observables",
     "pairwise_distance",
+    "papers",
     "partition",
-    "pictures",
+    "plotting",
     "predict",
     "regime",
     "regimes",
@@ -159,18 +155,20 @@ __all__ = [
     "theory",
     "token_norm",
     "trace",
+    "training",
     "velocity",
+    "weights",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module 'attractor' has no attribute {name!r}")
     from importlib import import_module
 
-    module = import_module(_LATER[name])
-    return module if _LATER[name] == f"attractor.{name}" else getattr(module, name)
+    module = import_module(_LAZY[name])
+    return module if _LAZY[name] == f"attractor.{name}" else getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LAZY})

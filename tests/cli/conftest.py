@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from attractor.cli import run
+from attractor.cli.main import run
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
 
-from attractor.cli import run
+from attractor.cli.main import run
 
 
 @pytest.mark.model

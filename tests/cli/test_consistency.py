@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from attractor.cli import app, run
-from attractor.cli.spellings import modern
-from attractor.experiments.training.config import Config
+from attractor.cli.main import app, modern, run
+from attractor.training.config import Config
 
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
 PLACES = {"--report": "FILE.html", "--seed": "N", "--dim": "D", "--until": "T", "--max-seconds": "S"}

@@ -61,7 +61,7 @@ def test_a_reader_may_leave_early() -> None:
 
 def test_help_does_not_wait_for_pictures_and_stores() -> None:
     probe = (
-        "import sys, attractor.cli as cli\ncli.run(['simulate', '--help'])\n"
+        "import sys, attractor.cli.main as cli\ncli.run(['simulate', '--help'])\n"
         "sys.exit(sorted({'matplotlib', 'plotly', 'zarr'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attractor.cli import run
+from attractor.cli.main import run
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict:

@@ -12,7 +12,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
 
-from attractor.cli import run
+from attractor.cli.main import run
 
 SMALL = ["iterate", "--config", "llama", "--layers", "2", "--dim", "16", "--heads", "2", "--prompt-tokens", "6"]
 

@@ -12,7 +12,7 @@ import torch
 import typer
 
 import attractor as at
-from attractor.cli import app
+from attractor.cli.main import app
 
 Command = Callable[[str], Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from attractor.cli import app
+from attractor.cli.main import app
 
 Command = Callable[[str], Any]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

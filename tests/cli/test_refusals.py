@@ -201,7 +201,7 @@ def test_a_surprise_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatc
     def broken(*anything: object, **more: object) -> None:
         raise ZeroDivisionError("two\nlines")
 
-    monkeypatch.setattr(sys.modules["attractor.flow"], "flow", broken)  # at.flow is the function
+    monkeypatch.setattr(sys.modules["attractor.solvers"], "flow", broken)  # at.flow is the function
     done = command("simulate --tokens 3")
     assert done.code == 1
     assert done.err == "attractor simulate: error: ZeroDivisionError: two lines (give --debug for the traceback)\n"

@@ -9,9 +9,9 @@ import pytest
 
 import attractor as at
 from accessible import faults
-from attractor.cli.gaussianpage import add_gaussian
-from attractor.cli.simulatepage import simulation_report
 from attractor.report import Report
+from attractor.report.pages.gaussian import add_gaussian
+from attractor.report.pages.simulate import simulation_report
 
 
 def text_of(path: Path) -> str:

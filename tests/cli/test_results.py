@@ -147,7 +147,7 @@ def test_a_missing_extra_is_named_before_the_run(
     line: str, package: str, extra: str, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = "PIL" if package == "pillow" else package
-    monkeypatch.setattr("attractor.cli.files.find_spec", lambda name: None if name == module else name)
+    monkeypatch.setattr("attractor.cli.inputs.find_spec", lambda name: None if name == module else name)
     monkeypatch.setitem(sys.modules, "safetensors", None)
     Path("tokens.safetensors").touch()
     done = command(f"simulate {line}")

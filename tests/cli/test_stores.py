@@ -74,7 +74,7 @@ def test_an_interrupted_run_without_a_store(command: Command, monkeypatch: pytes
     def stopped(*anything: object, **more: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["attractor.flow"], "flow", stopped)
+    monkeypatch.setattr(sys.modules["attractor.solvers"], "flow", stopped)
     done = command("simulate")
     assert done.code == 130
     assert done.err.count("\n") == 1

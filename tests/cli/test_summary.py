@@ -7,7 +7,7 @@ import json
 import torch
 
 import attractor as at
-from attractor.flow.summary import ENDS, LISTED, LOOKED_AT, MERGES, strict
+from attractor.solvers.trajectory import ENDS, LISTED, LOOKED_AT, MERGES, strict
 
 
 def test_a_summary_is_json() -> None:

@@ -40,9 +40,9 @@ def test_check_counts_instances(command) -> None:
 def test_check_fails_where_a_proved_statement_is_violated(command, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from attractor.theory import checking, theorem
+    from attractor.theory import checking, find_theorem
 
-    statement = theorem("regimes.T5")
+    statement = find_theorem("regimes.T5")
     wrong = replace(statement, gather=lambda cases: statement.gather([statement.broken(case) for case in cases]))
     monkeypatch.setattr(checking, "theorem_named", lambda key: wrong)
     done = command("check --theorem regimes.T5 --instances 3 --violated 0 --processes 1")

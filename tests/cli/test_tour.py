@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from accessible import faults
-from attractor.cli import run
-from attractor.cli.tour import model as models
+from attractor.cli.main import run
+from attractor.cli.tour import models
 
 HOSTILE = "</script><script>document.title='taken'</script> and <b>bold</b> banks"
 WORDS = [
@@ -139,7 +139,7 @@ def test_a_model_without_a_tokenizer(small_model: Path, tmp_path: Path, capsys: 
 def test_a_stop_that_fails_fails_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attractor.cli.tour import gaussians
+    from attractor.cli.tour import systems as gaussians
 
     def broken(*_: object) -> None:
         raise RuntimeError("no such <b>luck</b>")

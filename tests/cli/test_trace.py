@@ -14,7 +14,7 @@ from accessible import faults
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
 
-from attractor.cli import run
+from attractor.cli.main import run
 
 TEXT = "Tokens attract each other."
 

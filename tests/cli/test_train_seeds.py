@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from attractor.cli.train import TrainOptions
-from attractor.cli.train_plan import check_folders, listed, named_entries, planned
+from attractor.cli.train import TrainOptions, check_folders, listed, named_entries, planned
 from attractor.errors import InputError, StoreError
-from attractor.experiments.training import read_config
-from attractor.experiments.training.folder import RunFolder
+from attractor.training import read_config
+from attractor.training.run_folder import RunFolder
 
 
 def stopped(folders: list[Path], begin: bool) -> None:

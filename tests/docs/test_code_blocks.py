@@ -89,7 +89,7 @@ def run_shell(block: Block, page: Path) -> None:
 
 def exit_code(words: list[str]) -> int:
     """What ``attractor`` with these words would leave the shell with."""
-    from attractor.cli import run
+    from attractor.cli.main import run
 
     try:
         return run(words)

@@ -26,8 +26,8 @@ PAGES = sorted(
 SPACES = {
     name: importlib.import_module(name)
     for name in (
-        "attractor", "attractor.observables", "attractor.theory", "attractor.nn", "attractor.checkpoints", "attractor.meanfield",
-        "attractor.pictures", "attractor.engines", "attractor.errors",
+        "attractor", "attractor.observables", "attractor.theory", "attractor.nn", "attractor.models", "attractor.meanfield",
+        "attractor.plotting", "attractor.engines", "attractor.errors",
     )
 }  # fmt: skip
 

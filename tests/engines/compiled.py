@@ -11,7 +11,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attractor.engines.triton import once, symmetric
+from attractor.engines.triton import launch as once
+from attractor.engines.triton import symmetric
 
 NAMES = {"torch.float32": "fp32", "torch.float64": "fp64"}
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from attractor.engines import Problem, dispatch
-from attractor.engines.triton import forward, once
+from attractor.engines.triton import launch as forward
+from attractor.engines.triton import launch as once
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 SIZES = (1, 31, 33, 64, 100, 161, 1000, 4133, 9000)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attractor.engines import attend, fused
-from attractor.engines.fused import kernels
+from attractor.engines import fused as kernels
 
 SETS = fused.instruction_sets()
 

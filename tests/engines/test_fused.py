@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attractor import engines
 from attractor.engines import Problem, attend, choose, fused, reference, using
-from attractor.engines.fused import kernels
+from attractor.engines import fused as kernels
 from attractor.errors import InputError, UnsupportedError
 
 MODES = ("softmax", "exponential", "sigmoid", "linear")

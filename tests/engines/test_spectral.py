@@ -16,8 +16,8 @@ from torch.nn.functional import normalize
 import attractor as at
 from attractor.engines import Problem, attend, choose, fused, spectral, using
 from attractor.engines.spectral import engine as machine
-from attractor.engines.spectral import plan
-from attractor.engines.spectral.expansion import coefficients, order_for, truncation_error
+from attractor.engines.spectral import engine as plan
+from attractor.engines.spectral.harmonics import coefficients, order_for, truncation_error
 from attractor.errors import UnsupportedError
 
 pytestmark = pytest.mark.skipif(bool(spectral.reason), reason=spectral.reason)

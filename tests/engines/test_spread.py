@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attractor.engines import Problem, attend, choose, spread
-from attractor.engines.contract import MODES
+from attractor.engines import Problem, attend, choose
+from attractor.engines import distributed as spread
 from attractor.engines.dispatch import _engines
+from attractor.engines.problem import MODES
 
 MASKS: dict[str, dict[str, Any]] = {
     "full": {},

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attractor.engines import Problem, attend, fused, reference
-from attractor.engines.fused import kernels
+from attractor.engines import fused as kernels
 
 SETS = fused.instruction_sets()
 EPSILON = {torch.float64: 2.0**-52, torch.float32: 2.0**-23}

@@ -10,8 +10,8 @@ import pytest
 from attractor import Attention, Gaussian, Tokens, flow
 from attractor.errors import InputError, UnsupportedError
 from attractor.meanfield import past_blow_up, plot_densities
-from attractor.meanfield.growth import radius, support_bound
-from attractor.pictures.densities import kernel_estimate
+from attractor.meanfield.perturbations import radius, support_bound
+from attractor.plotting.covariances import kernel_estimate
 
 
 def half(dim: int = 1) -> Gaussian:

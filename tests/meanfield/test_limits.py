@@ -10,8 +10,8 @@ import pytest
 import attractor as at
 from attractor import meanfield as mf
 from attractor.errors import InputError
-from attractor.experiments.gaussian_cases import CASES, case
-from attractor.meanfield.phase import cone, disc, phase, same_lines
+from attractor.meanfield.limits import cone, disc, phase, same_lines
+from attractor.papers.gaussian_cases import CASES, case
 
 
 def test_the_rank_estimator_sees_what_falls_like_one_over_t() -> None:

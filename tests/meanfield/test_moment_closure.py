@@ -9,7 +9,7 @@ import torch
 import attractor as at
 from attractor import meanfield as mf
 from attractor.errors import InputError, UnsupportedError
-from attractor.meanfield.moment_closure import MomentLaw, grid
+from attractor.meanfield.closures import MomentLaw, grid
 
 START = at.Gaussian([0.2, 0.1], [[0.5, 0.1], [0.1, 0.3]])
 

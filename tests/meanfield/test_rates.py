@@ -11,8 +11,8 @@ import torch
 from attractor import L2, Attention, Gaussian, Tokens
 from attractor.errors import InputError, UnsupportedError
 from attractor.meanfield import rates
-from attractor.meanfield.slopes import fitted_slope
-from attractor.observables.tilt import tilt
+from attractor.meanfield.convergence import fitted_slope
+from attractor.observables.energies import tilt
 
 
 def disc(n: int, seed: int, ensemble: int) -> Tokens:

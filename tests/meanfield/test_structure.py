@@ -9,7 +9,7 @@ import torch
 from attractor import L2, Affine, Attention, Gaussian, Sigmoid, Sinkhorn, Tokens, energy, flow
 from attractor.errors import UnsupportedError
 from attractor.meanfield import energy_along, sample, structures
-from attractor.observables.gaussian_energies import gaussian_energy
+from attractor.observables.energies import gaussian_energy
 from attractor.states.arrays import floating
 
 RNG = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import sys
 import torch
 from torch import Tensor
 
-from attractor.nn.joining.nodes import RoundedTwice, Shifted, Sliced
+from attractor.nn.fused_concatenation import RoundedTwice, Shifted, Sliced
 
 
 def check(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], inputs: list[Tensor], allowed: float) -> None:

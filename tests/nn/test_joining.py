@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.nn import joining
+from attractor.nn import refinements as joining
 
 HERE = Path(__file__).parent
 installed = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed")
@@ -47,7 +47,7 @@ def test_models_on_the_gpu(family: str, kind: Any, autocast: bool, monkeypatch: 
     for fast in (True, False):
         model = at.nn.refine(model_of(family).cuda(), kind, sign="free", value=0.1)
         if not fast:
-            monkeypatch.setattr("attractor.nn.patching.interface.fast", lambda *_: False)
+            monkeypatch.setattr("attractor.nn.refinements.fast", lambda *_: False)
         ids = torch.arange(2 * 48, device="cuda").view(2, 48) % 61
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             loss = (model(ids)[0].float() ** 2).mean()

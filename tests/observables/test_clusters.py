@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.spatial import KDTree
 
 from attractor.errors import InputError
-from attractor.observables import cluster_sizes, clusters, neighbours
+from attractor.observables import cluster_sizes, clusters
+from attractor.observables import clustering as neighbours
 from attractor.spaces import Ellipsoid, Sphere
 from attractor.states import Tokens
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist
 
-from attractor.observables import diameter, farthest
+from attractor.observables import diameter
+from attractor.observables import geometry as farthest
 from attractor.spaces import Ellipsoid, Sphere
 from attractor.states import Tokens
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from attractor import engines
-from attractor.attention import Attention
-from attractor.attention.kernels import Sigmoid, Sinkhorn
 from attractor.errors import UnsupportedError
-from attractor.observables import energy, energy_rate, interaction, partition
+from attractor.laws import Attention
+from attractor.laws.kernels.sigmoid import Sigmoid
+from attractor.laws.kernels.sinkhorn import Sinkhorn
+from attractor.observables import energies as interaction
+from attractor.observables import energy, energy_rate, partition
 from attractor.spaces import Sphere
 from attractor.states import Tokens
 

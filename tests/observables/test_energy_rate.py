@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from attractor.attention import Absolute, Attention, Rotary
-from attractor.attention.kernels import Sigmoid, Sinkhorn
+from attractor.laws import Absolute, Attention, Rotary
+from attractor.laws.kernels.sigmoid import Sigmoid
+from attractor.laws.kernels.sinkhorn import Sinkhorn
 from attractor.observables import energy, energy_rate
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Tokens

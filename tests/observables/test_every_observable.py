@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attractor import observables
-from attractor.attention import Attention
+from attractor.laws import Attention
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Tokens
 

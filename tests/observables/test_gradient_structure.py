@@ -7,8 +7,9 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from attractor.attention import Attention
-from attractor.attention.kernels import Sigmoid, Sinkhorn
+from attractor.laws import Attention
+from attractor.laws.kernels.sigmoid import Sigmoid
+from attractor.laws.kernels.sinkhorn import Sinkhorn
 from attractor.observables import energy, energy_rate, partition
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Tokens

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize, nnls
 from scipy.spatial import ConvexHull
 
-from attractor.attention import Attention
+from attractor.laws import Attention
 from attractor.observables import hemisphere_margin
-from attractor.observables.hull import nearest
+from attractor.observables.consensus import nearest
 from attractor.spaces import Ellipsoid, Sphere
 from attractor.states import Tokens
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attractor import observables
-from attractor.attention import Attention, Block, Schedule, Stack
 from attractor.errors import InputError, UnsupportedError
+from attractor.laws import Attention, Block, Schedule, Stack
 from attractor.states import Tokens
 
 NEED_A_LAW = ["attention_entropy", "energy", "energy_rate", "partition", "self_weight"]

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from attractor.attention import Attention, Rotary
-from attractor.attention.kernels import Sigmoid, Sinkhorn
 from attractor.errors import UnsupportedError
-from attractor.observables import attention_entropy, energy, energy_rate, logits, partition, self_weight
+from attractor.laws import Attention, Rotary
+from attractor.laws.kernels.sigmoid import Sigmoid
+from attractor.laws.kernels.sinkhorn import Sinkhorn
+from attractor.observables import attention_entropy, energy, energy_rate, partition, self_weight
+from attractor.observables import weights as logits
 from attractor.states import Tokens
 
 KERNELS = ["softmax", "l2", Sinkhorn(0.7), Sigmoid(-1.0), "exponential"]

@@ -9,7 +9,7 @@ import pytest
 
 from accessible import faults
 from attractor.errors import InputError
-from attractor.pictures import Scene
+from attractor.plotting import Scene
 from attractor.report import Report
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attractor.pictures import Scene
+from attractor.plotting import Scene
 from attractor.report import Report
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]

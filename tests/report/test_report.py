@@ -14,10 +14,9 @@ import pytest
 
 from attractor.errors import InputError, MissingExtraError, StoreError
 from attractor.report import Badge, Measure, Report, check_place
-from attractor.report.blocks import number
+from attractor.report.blocks import mathematics, number, words
 from attractor.report.figures import content_of, encoded
-from attractor.report.mathematics import mathematics, words
-from attractor.report.page import environment
+from attractor.report.report import environment
 
 
 class Tags(HTMLParser):

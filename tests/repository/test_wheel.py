@@ -22,4 +22,4 @@ def test_the_wheel_is_complete_without_its_kernels(tmp_path: Path) -> None:
         reason = archive.read("attractor/engines/fused/not_built.txt").decode()
     assert {"attractor/py.typed", "attractor/references.bib", "attractor/__init__.py"} <= names
     assert "ATTRACTOR_KERNELS=OFF" in reason
-    assert "attractor = attractor.cli:main" in scripts
+    assert "attractor = attractor.cli.main:main" in scripts

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attractor.attention import Attention
 from attractor.errors import InputError
+from attractor.laws import Attention
 from attractor.spaces import Ellipsoid, Sphere
 from attractor.states import Tokens
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from attractor import Tokens
 from attractor.errors import InputError
-from attractor.states.starts import starts
+from attractor.states.tokens import list_starts
 
 N = 20_000
 
@@ -50,7 +50,7 @@ def test_a_mixture_has_its_parts() -> None:
     assert set(np.round(draw("mixture:3,0.01", dim=1)[:, 0]).astype(int)) == {-1, 0, 1}
 
 
-@pytest.mark.parametrize("name", starts())
+@pytest.mark.parametrize("name", list_starts())
 def test_every_start_has_seeds_and_ensembles(name: str) -> None:
     tokens = Tokens.drawn(name, 5, 2, seed=1, ensemble=(2, 3), masses=np.arange(5.0))
     assert tokens.points.shape == (2, 3, 5, 2)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.theory import agreement as module
-from attractor.theory.agreement import agreement
-from attractor.theory.fates import contradiction, exclusive
+from attractor.theory import prediction as module
+from attractor.theory.conditions import contradiction, exclusive
+from attractor.theory.prediction import agreement
 
 EYE = torch.eye(3, dtype=torch.float64)
 
@@ -31,7 +31,7 @@ def test_a_contradicted_prediction_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     honest = module.integrate
     monkeypatch.setattr(module, "integrate", lambda cases: honest([negated(case) for case in cases]))
     monkeypatch.setattr(
-        "attractor.theory.agreement.theorems",
+        "attractor.theory.theorem.list_theorems",
         lambda: (replace(at.theory.theorem("regimes.T0"), gather=module.integrate),),
     )
     assert len(agreement(8, seed=1).disputes) > 0

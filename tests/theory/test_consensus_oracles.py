@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.theory import Case, theorem
+from attractor.theory import Case, find_theorem
 from attractor.theory.theorems.consensus import (
     bipartite,
     bipartite_full,
@@ -65,7 +65,7 @@ def test_bipartite_thresholds(mask: str | None, threshold: float) -> None:
         case = poles(p, mask)
         assert (module.predicted(case) < 0) == stable
         assert bipartite.abscissa(case) == pytest.approx(module.predicted(case), abs=1e-10)
-        margin = theorem(f"consensus.T4-bipartite-{'causal' if mask else 'full'}").examine(case)[-1].margin
+        margin = find_theorem(f"consensus.T4-bipartite-{'causal' if mask else 'full'}").examine(case)[-1].margin
         assert (margin.value > 0) == stable
 
 

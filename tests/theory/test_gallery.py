@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 import attractor as at
-from attractor.cli import run
-from attractor.flow.citing import entries
-from attractor.theory import theorems
-from attractor.theory.gallery import VERDICTS, CounterExample, counterexample, counterexamples, table
+from attractor.cli.main import run
+from attractor.solvers.trajectory import entries
+from attractor.theory import list_theorems
+from attractor.theory.claims import VERDICTS, CounterExample, find_counterexample, list_counterexamples, table
 
 ROOT = Path(__file__).parents[2]
 QUICK = "regimes.definite-heads"
 
 
 def every(test):
-    return pytest.mark.parametrize("example", counterexamples(), ids=lambda example: example.key)(test)
+    return pytest.mark.parametrize("example", list_counterexamples(), ids=lambda example: example.key)(test)
 
 
 @every
 def test_it_says_what_it_is(example: CounterExample) -> None:
-    known = {theorem.key for theorem in theorems()}
+    known = {theorem.key for theorem in list_theorems()}
     papers = {key.split(".")[0] for key in known}
     assert example.title
     assert example.claim.endswith(".")
@@ -59,7 +59,7 @@ def test_the_command_draws_and_prints_one_object(tmp_path: Path, capsys: pytest.
 def test_the_list_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["claims", "--list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["claims"]
-    assert len(rows) == len(counterexamples())
+    assert len(rows) == len(list_counterexamples())
     assert {row["verdict"] for row in rows} <= set(VERDICTS.values())
     assert not any("reproduced" in row for row in rows)
 
@@ -69,9 +69,9 @@ def test_a_claim_that_is_not_reproduced_fails(
 ) -> None:
     import dataclasses
 
-    example = counterexample(QUICK)
+    example = find_counterexample(QUICK)
     broken = dataclasses.replace(example, run=lambda: dataclasses.replace(example.run(), reproduced=False))
-    monkeypatch.setattr("attractor.theory.gallery.counterexamples", lambda: (broken,))
+    monkeypatch.setattr("attractor.theory.claims.list_counterexamples", lambda: (broken,))
     assert run(["claims"]) == 1
     assert "not reproduced: regimes.definite-heads" in capsys.readouterr().err
 

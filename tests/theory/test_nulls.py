@@ -7,11 +7,10 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.theory.weights.factors import Factors
-from attractor.theory.weights.growth import Growing, growth
-from attractor.theory.weights.heads import factors_of
-from attractor.theory.weights.nulls import mismatched, nulls, random_factors, random_heads
-from attractor.theory.weights.quantities import NAMES, QUANTITIES, measured
+from attractor.weights.factors import Factors, factors_of
+from attractor.weights.layers import Growing, growth
+from attractor.weights.null_models import mismatched, nulls, random_factors, random_heads
+from attractor.weights.quantities import NAMES, QUANTITIES, measured
 
 
 def normal(rng: np.random.Generator, *shape: int) -> torch.Tensor:
@@ -164,7 +163,7 @@ def test_growth_is_the_mean_square_of_random_tokens(rng: np.random.Generator) ->
 def test_growth_of_wide_layers_is_estimated(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     law = heads(rng, h=4, d=96, k=4, r=16)
     exact = growth(law)
-    monkeypatch.setattr("attractor.theory.weights.growth.EXACT", 8)
+    monkeypatch.setattr("attractor.weights.layers.EXACT", 8)
     assert law.output is not None
     halves = [
         at.Attention(law.query[part], law.key[part], law.value[part], output=law.output[part])

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.theory.positional import PositionalStudy, positional_study, resplit
-from attractor.theory.positional_picture import draw
+from attractor.papers.positions import PositionalStudy, draw, positional_study, resplit
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.theory.weights.forms import forms
-from attractor.theory.weights.heads import factors_of
-from attractor.theory.weights.products import Products, compressed, wide_heads
-from attractor.theory.weights.quantities import NAMES, measured
+from attractor.weights.factors import Products, compressed, factors_of, wide_heads
+from attractor.weights.quantities import NAMES, measured
+from attractor.weights.spectra import forms
 
 N, K, R, D = 3, 6, 5, 96
 

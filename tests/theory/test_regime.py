@@ -10,11 +10,9 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.theory.lyapunov import Contraction, contraction
-from attractor.theory.weights.forms import core, form, spectrum
-from attractor.theory.weights.heads import heads_of
-from attractor.theory.weights.layers import metric_form, shared_metric
-from attractor.theory.weights.offsets import rotation
+from attractor.weights.factors import heads_of
+from attractor.weights.layers import Contraction, contraction, metric_form, rotation, shared_metric
+from attractor.weights.spectra import core, form, spectrum
 
 EYE = torch.eye(3, dtype=torch.float64)
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import attractor as at
-from attractor.flow.citing import entries
-from attractor.theory import Case, Theorem, Verdict, theorem, theorems
+from attractor.solvers.trajectory import entries
+from attractor.theory import Case, Theorem, Verdict, find_theorem, list_theorems
 from attractor.theory.checking import draw, examine, violating
 
 INSTANCES = 3
 
 
 def every(test):
-    return pytest.mark.parametrize("statement", theorems(), ids=lambda statement: statement.key)(test)
+    return pytest.mark.parametrize("statement", list_theorems(), ids=lambda statement: statement.key)(test)
 
 
 @every
@@ -67,11 +67,11 @@ def test_violating_samplers_violate_one_hypothesis(statement: Theorem) -> None:
 
 def test_an_unknown_key_is_named() -> None:
     with pytest.raises(at.errors.InputError, match=r"did you mean 'regimes\.T1'"):
-        theorem("regime.T1")
+        find_theorem("regime.T1")
 
 
 def test_instances_do_not_depend_on_their_number() -> None:
-    statement = theorem("regimes.T1")
+    statement = find_theorem("regimes.T1")
     few, many = draw(statement, 2, seed=5), draw(statement, 3, seed=5)
     for one, other in zip(few, many, strict=False):
         assert bool((one.tokens.points == other.tokens.points).all())

@@ -1,22 +1,178 @@
-"""``attractor audit``: what the weights of real models say, head by head."""
+"""``attractor audit``."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.ending import ending
-from attractor.cli.files import check_file
-from attractor.cli.groups import grouped, panel, replay
-from attractor.cli.written import Written
+from attractor.cli.console import Written, ending, print_rows
+from attractor.cli.inputs import check_file
+from attractor.cli.options import grouped, panel, replay
+from attractor.html_repr import format_number
+from attractor.models import by_layer, deviations, median
+from attractor.weights import QUANTITIES
 
 if TYPE_CHECKING:
-    from attractor.checkpoints import Audit, Checkpoint
+    from attractor.models import Audit, Checkpoint, Comparison
+
+COLUMNS = {
+    "W index": "interaction_index",
+    "metric index": "reduced_metric_index",
+    "asymmetry of A": "metric_asymmetry",
+    "value": "value_abscissa",
+    "radius": "value_radius",
+}
+SUMS = {
+    "value": "value_abscissa",
+    "radius": "value_radius",
+    "residual": "residual",
+    "growth": "growth_consensus",
+    "drift only": "growth_diffuse",
+    "label": "label",
+}
+WIDTH, TOP = 22, 5
+
+
+def short(value: float | None) -> str:
+    return "-" if value is None else format_number(float(f"{value:.3g}"))
+
+
+def print_audit(found: list[Audit]) -> None:
+    """For every model a line a layer: medians over heads, how far these are from their nulls, and the labels."""
+    for model in found:
+        how = "norms folded in" if model.folded else "norms left out"
+        notes = {f"note {index + 1}": note for index, note in enumerate(model.notes)}
+        title = f"{model.model}: {len(model.heads)} heads of family {model.family}, {how}"
+        print_rows(title, {**_card(model), **notes})
+        if model.heads:
+            print_rows(
+                "medians over the heads of a layer (deviations from random heads | from mismatched heads), and labels (certified)",
+                _layers(model),
+            )
+            _print_more(model)
+        print_rows("", {row["name"]: f"undefined: {row['reason']}" for row in model.undefined})
+
+
+def _card(model: Audit) -> dict[str, str]:
+    card, rows = (
+        model.card,
+        {
+            "weights alone": "every number below is a spectrum of weights; none depends on data",
+            "labels": "of each head by itself, as a flow without norms and feed-forward; (n): as many are certified by a theorem",
+        },
+    )
+    if card.get("verified"):
+        error = card["verified"]["error"]
+        checked = f"layers {', '.join(map(str, card['verified']['layers']))}"
+        rows["verified"] = (
+            f"not possible: {card['verified']['reason']}"
+            if error is None
+            else f"our attention is the model's own to {error:.1g} ({checked})"
+        )
+    return rows
+
+
+def _layers(model: Audit) -> dict[str, str]:
+    rows = {"": "".join(f"{name:>{WIDTH}}" for name in COLUMNS) + "   labels"}
+    for name, heads in by_layer(model).items():
+        rows[name] = "".join(f"{_cell(heads, column):>{WIDTH}}" for column in COLUMNS.values()) + f"   {_labels(heads)}"
+    return rows
+
+
+def _cell(heads: list[dict[str, Any]], column: str) -> str:
+    away = [deviations(heads, column, kind) for kind in ("random", "mismatched")]
+    text = " | ".join("-" if value is None else f"{value:.1f}" for value in away)
+    return f"{short(median(heads, column))} ({text})" if "nulls" in heads[0] else short(median(heads, column))
+
+
+def _labels(heads: list[dict[str, Any]]) -> str:
+    counts = Counter(head["label"] for head in heads)
+    certified = Counter(head["label"] for head in heads if head["certificate"] is not None)
+    return ", ".join(f"{count} {label} ({certified[label]})" for label, count in counts.most_common())
+
+
+def _print_more(model: Audit) -> None:
+    """Layers as wholes, heads far from their nulls, rotary offsets, error bars."""
+    summed = [row for row in model.layers if "residual" in row]
+    if summed:
+        rows = {"": "".join(f"{name:>{WIDTH // 2 + 1}}" for name in list(SUMS)[:-1]) + "   label"}
+        for row in summed:
+            cells = [row[name] if name == "label" else short(row[name]) for name in SUMS.values()]
+            rows[row["name"]] = "".join(f"{cell:>{WIDTH // 2 + 1}}" for cell in cells[:-1]) + f"   {cells[-1]}"
+        print_rows("layers as wholes: sums over heads, residual of a shared metric, predicted growth of the norm", rows)
+    far = _far(model)
+    if far:
+        print_rows("heads farthest from mismatched ones", far)
+    offsets = _offsets(model)
+    if offsets:
+        print_rows("rotary family: medians over all heads at each offset (key minus query)", offsets)
+    bars = _bars(model)
+    if bars:
+        print_rows("error bars of quantised weights: median over heads of the number and of its bar", bars)
+
+
+def _far(model: Audit) -> dict[str, str]:
+    found = [
+        (abs(null["deviations"]), head, quantity.title, null["deviations"])
+        for head in model.heads
+        for quantity in QUANTITIES
+        if quantity.half == "both"
+        and (null := head.get("nulls", {}).get(quantity.name, {}).get("mismatched")) is not None
+        and null["deviations"] is not None
+    ]
+    top = sorted(found, key=lambda row: -row[0])[:TOP]
+    return {f"{head['name']} head {head['head']} {title}": f"{away:+.1f} deviations" for _, head, title, away in top}
+
+
+def _offsets(model: Audit) -> dict[str, str]:
+    by_offset: dict[int, list[dict[str, Any]]] = {}
+    for head in model.heads:
+        for row in head["offsets"]:
+            by_offset.setdefault(row["offset"], []).append(row)
+    return {
+        str(offset): f"index {short(median(rows, 'index')):>9}   change of W {short(median(rows, 'change')):>9}"
+        for offset, rows in sorted(by_offset.items(), reverse=True)
+    }
+
+
+def _bars(model: Audit) -> dict[str, str]:
+    rows = {}
+    for title, column in COLUMNS.items():
+        bars = [head["errors"][column] for head in model.heads if head.get("errors", {}).get(column)]
+        if bars:
+            rows[title] = f"{short(median(list(model.heads), column)):>9} +- {short(median(bars, 'bar'))}"
+    return rows
+
+
+def print_comparison(compared: list[Comparison]) -> None:
+    """Which heads moved most, and the medians of both models."""
+    for one in compared:
+        medians = {
+            quantity.title: f"{short(row['first']):>10} -> {short(row['second']):>10}"
+            for quantity in QUANTITIES
+            if (row := one.summary[quantity.name])["first"] is not None and row["second"] is not None
+        }
+        print_rows(f"{one.first} -> {one.second}: medians over all heads", medians)
+        if one.reason is not None:
+            print_rows("", {"heads": one.reason})
+            continue
+        top = {f"{row['name']} head {row['head']}": _moved(row) for row in one.most_moved[: 2 * TOP]}
+        print_rows("heads that moved most", top or {"none": "no head moved"})
+
+
+def _moved(row: dict[str, Any]) -> str:
+    before, after = row["label"]
+    words = [f"numbers by {row['standardised']:.2g} spreads"]
+    if "value_moved" in row:
+        words = [f"W by {row['interaction_moved']:.2g} and V by {row['value_moved']:.2g} of their size", *words]
+    return ", ".join(words) + ("" if before == after else f", {before} -> {after}")
+
 
 SCHEMA = "attractor.audit/2"
 change, output = panel("Weights"), panel("Results")
@@ -88,11 +244,9 @@ def audit(context: typer.Context, options: AuditOptions, output: AuditOutput) ->
     """
     with ending("attractor audit", output.debug):
         _check(output)
-        from attractor.checkpoints.opening import needs_transformers
-        from attractor.checkpoints.verification import quiet
-        from attractor.cli.audittable import print_audit, print_comparison
-        from attractor.cli.printing import print_json, versions
-        from attractor.flow.summary import strict
+        from attractor.cli.console import print_json, versions
+        from attractor.models import needs_transformers, quiet
+        from attractor.solvers import strict
 
         needs_transformers()
         command = replay(context, without=("json", "progress", "debug"))
@@ -102,7 +256,7 @@ def audit(context: typer.Context, options: AuditOptions, output: AuditOutput) ->
             compared = _compared(pairs)
         files = _write(found, output)
         if output.report is not None:
-            from attractor.checkpoints.audit_page import audit_report
+            from attractor.report import audit_report
 
             audit_report(found, compared, command).write(output.report)
         written = Written(report=output.report, files=files)
@@ -126,7 +280,7 @@ def _check(output: AuditOutput) -> None:
 
         check_file(check_place(output.report, "--report"), "--report")
     if output.parquet is not None:
-        from attractor.checkpoints.audit_files import needs_pyarrow
+        from attractor.models import needs_pyarrow
 
         needs_pyarrow()
 
@@ -136,8 +290,8 @@ def one(model: str, options: AuditOptions, output: AuditOutput) -> tuple[Checkpo
     from rich.console import Console
     from rich.progress import Progress
 
-    from attractor.checkpoints import audit as audit_one
-    from attractor.checkpoints import checkpoint
+    from attractor.models import audit as audit_one
+    from attractor.models import checkpoint
 
     shows = sys.stderr.isatty() if output.progress is None else output.progress
     opened = checkpoint(model)
@@ -149,14 +303,14 @@ def one(model: str, options: AuditOptions, output: AuditOutput) -> tuple[Checkpo
 
 
 def _compared(pairs: list[tuple[Checkpoint, Audit]]) -> list:
-    from attractor.checkpoints.comparison import compare
+    from attractor.models import compare
 
     (opened, first), *others = pairs
     return [compare(first, audited, (opened, other)) for other, audited in others]
 
 
 def _write(found: list[Audit], output: AuditOutput) -> list[Path]:
-    from attractor.checkpoints.audit_files import write_csv, write_parquet
+    from attractor.models import write_csv, write_parquet
 
     written = []
     for path, write in ((output.csv, write_csv), (output.parquet, write_parquet)):

@@ -10,10 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from attractor.cli.bars import counted
-from attractor.cli.ending import FAILED, complain, ending
-from attractor.cli.groups import given, replay
-from attractor.cli.written import Written
+from attractor.cli.console import FAILED, Written, complain, counted, ending
+from attractor.cli.options import given, replay
 from attractor.errors import InputError
 
 SCHEMA = "attractor.check/1"
@@ -61,11 +59,10 @@ def check(
     proved statement is violated, 2 for a bad argument.
     """
     with ending("attractor check", debug):
-        from attractor.cli.printing import print_json, versions
-        from attractor.cli.theorytable import print_check, print_theorems
-        from attractor.theory.checking import check as run
-        from attractor.theory.checking import selected
-        from attractor.theory.pages import summary
+        from attractor.cli.console import print_json, versions
+        from attractor.cli.theory_tables import print_check, print_theorems
+        from attractor.theory import check as run
+        from attractor.theory import selected, summary
 
         refuse_mixed(given(context))
         if systems is not None:
@@ -87,7 +84,7 @@ def check(
             )
         command = replay(context, without=("json", "debug", "progress"))
         if report is not None:
-            from attractor.cli.theorypage import check_report
+            from attractor.report import check_report
 
             check_report(found, command).write(report)
         written = Written(report=report)
@@ -114,8 +111,8 @@ def refuse_mixed(named: dict[str, str]) -> None:
 
 def compare(context: typer.Context, systems: int, seed: int, json: bool, progress: bool | None) -> None:
     """Predictions against runs."""
-    from attractor.cli.printing import print_json, print_rows, versions
-    from attractor.theory.agreement import agreement
+    from attractor.cli.console import print_json, print_rows, versions
+    from attractor.theory import agreement
 
     with counted("systems", progress) as show:
         found = agreement(systems, seed, show)

@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.bars import counted
-from attractor.cli.ending import FAILED, complain, ending
-from attractor.cli.groups import grouped, panel, replay
-from attractor.cli.pictures import PictureOptions
-from attractor.cli.written import Written
+from attractor.cli.console import FAILED, Written, complain, counted, ending
+from attractor.cli.options import PictureOptions, grouped, panel, replay
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
-    from attractor.theory.gallery import CounterExample, Evidence
+    from attractor.theory import CounterExample, Evidence
 
 SCHEMA = "attractor.claims/1"
 option = panel("Claims")
@@ -49,12 +46,12 @@ def claims(context: typer.Context, options: ClaimOptions, pictures: PictureOptio
     Without options: all of them, in well under a minute. Exit code 0; 1 if one was not reproduced, 2 for a bad argument.
     """
     with ending("attractor claims", options.debug), pictures.sized():
-        from attractor.theory.gallery import counterexample, counterexamples, table
+        from attractor.theory import find_counterexample, list_counterexamples, table
 
         if options.write is not None:
             write(options.write, table())
             return
-        chosen = tuple(map(counterexample, dict.fromkeys(options.only or ()))) or counterexamples()
+        chosen = tuple(map(find_counterexample, dict.fromkeys(options.only or ()))) or list_counterexamples()
         check_place(options.plot, len(chosen))
         rows = [example.row() for example in chosen] if options.catalogue else all_reproduced(chosen, options)
         tell(rows, options, replay(context, without=("json", "progress", "debug")))
@@ -66,7 +63,7 @@ def claims(context: typer.Context, options: ClaimOptions, pictures: PictureOptio
 
 def check_place(place: Path | None, claims: int) -> None:
     """A place for pictures, before anything runs."""
-    from attractor.cli.files import check_folder_to_make, check_picture
+    from attractor.cli.inputs import check_folder_to_make, check_picture
 
     if place is None:
         return
@@ -87,7 +84,7 @@ def is_file(place: Path) -> bool:
 
 def write(path: Path, text: str) -> None:
     """The table, whole or not at all."""
-    from attractor.pictures.writing import atomic, target
+    from attractor.files import atomic, target
 
     with atomic(target(path)) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -124,7 +121,7 @@ def reproduced(example: CounterExample, options: ClaimOptions) -> dict[str, Any]
 
 def draw(example: CounterExample, evidence: Evidence, place: Path) -> Path:
     """The picture of one claim."""
-    from attractor.pictures.curves import draw_panels
+    from attractor.plotting import draw_panels
 
     caption = f"{evidence.sentence[0].upper()}{evidence.sentence[1:]}. Drawn by: {example.command} --plot {place}"
     path = place if is_file(place) else place / f"{example.key}.png"
@@ -133,7 +130,7 @@ def draw(example: CounterExample, evidence: Evidence, place: Path) -> Path:
 
 def tell(rows: list[dict[str, Any]], options: ClaimOptions, command: str) -> None:
     """One JSON object, or a last line (and the claims themselves where nothing ran)."""
-    from attractor.cli.printing import print_json, versions
+    from attractor.cli.console import print_json, versions
 
     written = Written([row["picture"] for row in rows if "picture" in row])
     if options.json:
@@ -150,7 +147,7 @@ def tell(rows: list[dict[str, Any]], options: ClaimOptions, command: str) -> Non
 
 
 def _print(row: dict[str, Any]) -> None:
-    from attractor.cli.printing import print_rows
+    from attractor.cli.console import print_rows
 
     lines = {"claim": row["claim"], "verdict": row["verdict"], "true": row["truth"]}
     if "evidence" in row:

@@ -1,12 +1,163 @@
-"""``attractor doctor``: what is here, what works, and how to get the rest."""
+"""``attractor doctor``: environment and self-test."""
 
 from __future__ import annotations
 
+import math
+import os
+import platform
+import re
+import shutil
+from importlib import metadata
 from typing import Annotated, Any
 
 import typer
 
-from attractor.cli.ending import FAILED, complain, ending
+from attractor.cli.console import FAILED, complain, ending, version
+
+ASIDE = {"all", "dev", "docs"}  # extras that are no part of using attractor
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+def required() -> dict[str, str | None]:
+    """Python, attractor and what it always needs."""
+    names = ["attractor", *(name for name, extra in _requirements() if extra is None)]
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def extras() -> dict[str, dict[str, Any]]:
+    """Every extra: its packages with their versions (None: not installed), and the command that installs it."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, extra in _requirements():
+        if extra is None or extra in ASIDE:
+            continue
+        entry = found.setdefault(extra, {"packages": {}, "install": f"pip install 'attractor[{extra}]'"})
+        entry["packages"][name] = version(name)
+    return found
+
+
+def _requirements() -> list[tuple[str, str | None]]:
+    """Names of the packages attractor asks for, each with the extra that asks (None: always)."""
+    try:
+        lines = metadata.requires("attractor") or []
+    except metadata.PackageNotFoundError:
+        return [(name, None) for name in ("torch", "numpy", "scipy", "typer", "rich")]
+    found = []
+    for line in lines:
+        name = re.match(r"[A-Za-z0-9._-]+", line)
+        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", line)
+        if name is not None:
+            found.append((name.group(), extra.group(1) if extra else None))
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Processors and memory that torch sees."""
+    import torch
+
+    from attractor.engines import fused as kernels
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    metal = ["Apple Metal"] if torch.backends.mps.is_available() else []
+    return {
+        "system": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "kernels": None if kernels.reason else kernels.instruction_set(),
+        "gpu": ", ".join([*gpus, *metal]) or None,
+    }
+
+
+def programs() -> dict[str, str | None]:
+    """A browser, which the tests of interactive pictures use, and ffmpeg, which writes .mp4."""
+    browser = next((path for path in map(shutil.which, BROWSERS) if path), None)
+    return {"chromium": browser, "ffmpeg": shutil.which("ffmpeg") or _packaged_ffmpeg()}
+
+
+def _packaged_ffmpeg() -> str | None:
+    try:
+        import imageio_ffmpeg
+
+        return imageio_ffmpeg.get_ffmpeg_exe()
+    except (ImportError, RuntimeError):
+        return None
+
+
+ANGLE, UNTIL, TOLERANCE = 2.5, 3.0, 1e-7
+
+
+def engines_checked() -> list[dict[str, Any]]:
+    """Every engine: whether it works, whether it agrees with what is known, and a sentence."""
+    from attractor import engines
+
+    return [_checked(engine.name, engine.reason, engine.name) for engine in engines.available()]
+
+
+def loop_checked() -> dict[str, Any]:
+    """The same for the native loop, which small systems take unless an engine is named."""
+    from attractor.engines import native
+
+    return _checked("native", native.reason, None)
+
+
+def _checked(name: str, reason: str, engine: str | None) -> dict[str, Any]:
+    from attractor.errors import AttractorError, UnsupportedError
+
+    words: dict[str, Any] = {"name": name, "works": not reason, "passed": None, "error": None}
+    if reason:
+        return words | {"message": f"does not work here: {reason}"}
+    try:
+        error = closed_form_error(engine) if engine is None else max(closed_form_error(engine), attention_error(engine))
+    except UnsupportedError as refusal:
+        return words | {"message": f"works; no self test: {refusal}"}
+    except AttractorError as trouble:
+        return words | {"works": False, "message": f"does not work here: {trouble}"}
+    passed = error < TOLERANCE
+    what = "a flow differs" if engine is None else "a flow and an evaluation differ"
+    message = f"{'works' if passed else 'FAILS'}; {what} from what should be by {error:.1e}"
+    return words | {"passed": passed, "error": error if math.isfinite(error) else None, "message": message}
+
+
+def closed_form_error(engine: str | None) -> float:
+    """How far the angle of two tokens is from the closed form, by an engine or, if none is named, by the native loop."""
+    import torch
+
+    from attractor.laws import Attention
+    from attractor.solvers import flow
+    from attractor.spaces import Sphere
+    from attractor.states import Tokens
+
+    tokens = Tokens(
+        torch.tensor([[1.0, 0.0], [math.cos(ANGLE), math.sin(ANGLE)]], dtype=torch.float64).to(_device(engine))
+    )
+    run = flow(
+        Attention.isotropic(2, 0.0), tokens, space=Sphere(), until=UNTIL, save=[UNTIL], merge=False, engine=engine
+    )
+    if engine is None and run.stats.engine != "native":
+        return math.inf
+    angle = float(Sphere().distance(*run.points[-1].unbind(-2)))
+    return abs(angle - 2.0 * math.atan(math.tan(ANGLE / 2.0) * math.exp(-UNTIL)))
+
+
+def _device(engine: str | None) -> str:
+    """Where an engine wants its tensors; one for GPUs works only where there is one."""
+    import torch
+
+    return "cuda" if engine == "triton" and torch.cuda.is_available() else "cpu"  # without one, Triton interprets
+
+
+def attention_error(engine: str) -> float:
+    """How far attention at beta = 9 on the sphere is from the reference."""
+    from attractor import engines
+    from attractor.states import Tokens
+
+    x = Tokens.uniform(100, 3, seed=0).points.to(_device(engine))
+    exact, _ = engines.attend(9.0 * x, x, x, engine="reference")
+    found, _ = engines.attend(9.0 * x, x, x, engine=engine)
+    assert exact is not None
+    assert found is not None
+    return float((found - exact).abs().max())
+
 
 SCHEMA = "attractor.doctor/1"
 
@@ -20,7 +171,7 @@ def doctor(
     Exit code 0 if everything that is installed works, 1 if the self test fails.
     """
     with ending("attractor doctor", debug):
-        from attractor.cli.printing import print_json
+        from attractor.cli.console import print_json
 
         report = examine()
         if json:
@@ -39,22 +190,21 @@ def doctor(
 
 def examine() -> dict[str, Any]:
     """Everything the doctor looks at."""
-    from attractor.cli import installed, selftest
 
     return {
         "schema": SCHEMA,
-        "packages": installed.required(),
-        "extras": installed.extras(),
-        "machine": installed.machine(),
-        "programs": installed.programs(),
-        "engines": selftest.engines_checked(),
-        "loop": selftest.loop_checked(),
+        "packages": required(),
+        "extras": extras(),
+        "machine": machine(),
+        "programs": programs(),
+        "engines": engines_checked(),
+        "loop": loop_checked(),
     }
 
 
 def print_report(report: dict[str, Any]) -> None:
     """The same for people."""
-    from attractor.cli.printing import print_rows
+    from attractor.cli.console import print_rows
 
     absent = "not installed"
     print_rows("installed", {name: version or absent for name, version in report["packages"].items()})

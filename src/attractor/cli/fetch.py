@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.ending import ending
-from attractor.cli.groups import grouped, panel
+from attractor.cli.console import ending
+from attractor.cli.options import grouped, panel
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
-    from attractor.fetching import Asset
+    from attractor.assets import Asset
 
 SCHEMA = "attractor.fetch/1"
 option, output = panel("Fetching"), panel("Results")
@@ -50,8 +50,8 @@ def fetch(context: typer.Context, options: FetchOptions, output: FetchOutput) ->
     commands take an asset's name for a model. Exit code 0; 1 if something cannot be had, 2 for a bad argument.
     """
     with ending("attractor fetch", output.debug):
-        from attractor import fetching
-        from attractor.cli.printing import print_json
+        from attractor import assets as fetching
+        from attractor.cli.console import print_json
 
         if not options.names and (options.unpinned or options.again):
             raise InputError("--unpinned and --again are about assets that are fetched; name one")
@@ -71,7 +71,7 @@ def fetch(context: typer.Context, options: FetchOptions, output: FetchOutput) ->
 
 def one_fetched(asset: Asset, options: FetchOptions, output: FetchOutput) -> Path:
     """One asset, with a line on stderr for every step."""
-    from attractor import fetching
+    from attractor import assets as fetching
 
     def tell(line: str) -> None:
         if not output.quiet:
@@ -96,7 +96,7 @@ def described(asset: Asset, path: Path | None) -> dict[str, Any]:
 
 def print_assets(rows: list[dict[str, Any]], folder: Path) -> None:
     """The table for people."""
-    from attractor.cli.printing import print_rows
+    from attractor.cli.console import print_rows
 
     for kind, title in (("model", "models"), ("data", "data")):
         lines = {}

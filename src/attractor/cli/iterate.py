@@ -1,24 +1,144 @@
-"""``attractor iterate``: tokens through all blocks of a model, pass after pass."""
+"""``attractor iterate``."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.bars import counted
-from attractor.cli.ending import ending
-from attractor.cli.files import check_file, check_picture
-from attractor.cli.groups import given, grouped, numbers, panel, replay
-from attractor.cli.iterate_again import request, resumed
-from attractor.cli.pictures import PictureOptions
-from attractor.cli.written import Written
+from attractor.cli.console import Written, counted, ending, print_rows
+from attractor.cli.inputs import check_file, check_picture
+from attractor.cli.options import PictureOptions, given, grouped, numbers, panel, replay
 from attractor.errors import InputError
+from attractor.html_repr import format_number
 
 if TYPE_CHECKING:
-    from attractor.checkpoints import Checkpoint, Iteration
+    from attractor.models import Checkpoint, Iteration
+
+COLUMNS = {
+    "metric": "consensus_metric",
+    "least": "cosine_min",
+    "cosine": "cosine",
+    "norm": "token_norm",
+    "rank": "effective_rank",
+}
+WIDTH = 11
+WORDS = 160  # characters of a decoded text
+
+
+def print_iteration(report: dict[str, Any]) -> None:
+    """The law first, then the curves at chosen passes, and the words."""
+    law, protocol = report["law"], report["protocol"]
+    name = {"none": "No law", "neither": "Neither law", "reached": "Consensus"}.get(
+        law["name"], law["name"].capitalize()
+    )
+    print_rows(f"{name}: {law['message']}.", _how(report))
+    several = " (means over prompts)" if len(report["prompts"]) > 1 else ""
+    print_rows(f"tokens after pass k{several}", _curves(report))
+    if law["fits"]:
+        print_rows("fits of log metric", _fits(law))
+    for k, texts in report["words"].items():
+        print_rows(
+            f"words after pass {k}", {name: _cut(text) for name, text in zip(_labels(report), texts, strict=True)}
+        )
+    rows = {"seed": f"{protocol['seed']}, {protocol['dtype']}", "seconds": f"{report['seconds']:.3g}"}
+    if len(report["prompts"]) > 1:
+        rows["laws"] = ", ".join(each["name"] for each in report["laws"])
+    rows |= {f"note {index + 1}": note for index, note in enumerate(report["notes"])}
+    print_rows("", rows)
+
+
+def _how(report: dict[str, Any]) -> dict[str, str]:
+    protocol = report["protocol"]
+    parts = ["with feed-forward" if protocol["feedforward"] else "without feed-forward"]
+    parts.append("final norm between passes" if protocol["final_norm"] else "no final norm between passes")
+    if protocol["redraw"]:
+        parts.append("weights drawn anew before every pass")
+    elif protocol["random"]:
+        parts.append("random weights")
+    tokens = ", ".join(map(str, report["lengths"][:8])) + (", ..." if len(report["lengths"]) > 8 else "")
+    return {
+        "model": f"{report['model']}, {report['layers']} blocks",
+        "passes": f"{protocol['passes']}, {', '.join(parts)}",
+        "prompts": f"{len(report['prompts'])} with {tokens} tokens",
+    }
+
+
+def _curves(report: dict[str, Any]) -> dict[str, str]:
+    rows = {"k": "".join(f"{name:>{WIDTH}}" for name in COLUMNS)}
+    for k in _shown(report["protocol"]["passes"]):
+        means = (sum(row[k] for row in report["curves"][name]) / len(report["prompts"]) for name in COLUMNS.values())
+        rows[str(k)] = "".join(f"{format_number(float(f'{mean:.4g}')):>{WIDTH}}" for mean in means)
+    return rows
+
+
+def _shown(passes: int) -> list[int]:
+    """0, 1, 2, 5, 10, ... and the last pass."""
+    round_ones = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
+    return [0, *(k for k in round_ones if k < passes), passes]
+
+
+def _fits(law: dict[str, Any]) -> dict[str, str]:
+    formulas = {"exponential": "metric = c exp(-r k)", "power": "metric = c k^-r"}
+    return {
+        name: f"{formulas[name]:<22} r {fit['rate']:.4g} (halves {fit['halves'][0]:.3g}, {fit['halves'][1]:.3g}), "
+        f"residual {fit['residual']:.3g}, AIC {fit['criterion']:.4g}"
+        for name, fit in law["fits"].items()
+    }
+
+
+def _labels(report: dict[str, Any]) -> list[str]:
+    return [f"prompt {index}" for index in range(len(report["prompts"]))]
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= WORDS else line[: WORDS - 1] + "…"
+
+
+WHAT = ("model", "config", "layers", "dim", "heads")  # another model or type has other sizes
+PROMPTS = ("text", "file", "random_prompts")  # given together
+
+
+def request(
+    model: IterateModel, prompts: IteratePrompts, passes: IteratePasses, texts: Sequence[str]
+) -> dict[str, Any]:
+    """The options of a run by name, ready for JSON; files as the texts that they held."""
+    return asdict(model) | asdict(prompts) | asdict(passes) | {"text": list(texts) or None, "file": None}
+
+
+def resumed(
+    model: IterateModel, prompts: IteratePrompts, passes: IteratePasses, output: IterateOutput, named: dict[str, str]
+) -> tuple[IterateModel, IteratePrompts, IteratePasses]:
+    """The options of the run that goes on; those that are given stand, and a run that differs in them is refused when it is opened."""
+    path = output.resume
+    if path is None:
+        return model, prompts, passes
+    if output.out is not None:
+        raise InputError("--resume goes on in its own file: leave out --out")
+    if not path.is_file():
+        raise InputError(f"--resume: there is no run in {path} to go on with; begin one with --out {path}")
+    from attractor.models import request as stored
+
+    asked, definition = stored(path)
+    if not asked:  # an earlier version kept no more than this, and drew with the seed 42 where none was given
+        same = ("feedforward", "final_norm", "redraw", "init", "seed", "dtype")
+        asked = {name: definition[name] for name in same if name in definition}
+        asked["dtype"] = str(asked.get("dtype", model.dtype)).removeprefix("torch.")
+    kept = {name: value for name, value in asked.items() if name not in named}
+    if "model" in named or "config" in named:
+        kept = {name: value for name, value in kept.items() if name not in WHAT[: 2 if "config" in named else None]}
+    if any(name in named for name in PROMPTS):
+        kept = {name: value for name, value in kept.items() if name not in PROMPTS}
+    return _with(model, kept), _with(prompts, kept), _with(passes, kept)
+
+
+def _with(group: Any, kept: dict[str, Any]) -> Any:
+    return replace(group, **{field.name: kept[field.name] for field in fields(group) if field.name in kept})
+
 
 SCHEMA = "attractor.iterate/1"
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -118,10 +238,8 @@ def iterate(
         named = given(context)
         model, prompts, passes = resumed(model, prompts, passes, output, named)
         check_options(model, prompts, output, named)
-        from attractor.checkpoints.opening import needs_transformers
-        from attractor.checkpoints.verification import quiet
-        from attractor.cli.iteratetable import print_iteration
-        from attractor.cli.printing import print_json, version, versions
+        from attractor.cli.console import print_json, version, versions
+        from attractor.models import needs_transformers, quiet
 
         needs_transformers()
         decode = whole_numbers(passes.decode)
@@ -140,7 +258,7 @@ def iterate(
 
 def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateOutput, named: dict[str, str]) -> None:
     """What can be known to fail before anything is read."""
-    from attractor.pictures.still import still_suffix
+    from attractor.plotting import still_suffix
 
     if (model.model is None) == (model.config is None):
         raise InputError("give a MODEL, or --config with the type of one, and not both")
@@ -192,8 +310,7 @@ def opened(model: IterateModel, seed: int) -> Checkpoint:
     """The model, or one of random weights."""
     import torch
 
-    from attractor.checkpoints import checkpoint
-    from attractor.checkpoints.configured import configuration, drawn
+    from attractor.models import checkpoint, configuration, drawn
 
     if model.config is None:
         return checkpoint(str(model.model))
@@ -214,8 +331,8 @@ def run(
     """The iteration, with a bar."""
     import torch
 
-    from attractor.checkpoints import iterate as iterate_all
-    from attractor.cli.texts import read_files
+    from attractor.cli.inputs import read_files
+    from attractor.models import iterate as iterate_all
 
     own = [*(prompts.text or ()), *(one.text for one in read_files(prompts.file or ()))]
     random = prompts.random_prompts if prompts.random_prompts is not None else (0 if own else 1)
@@ -249,7 +366,7 @@ def run(
 
 def draw(found: Iteration, output: IterateOutput) -> list[str]:
     """Pictures of the decay."""
-    from attractor.checkpoints.iteration_picture import draw_iteration
+    from attractor.models import draw_iteration
 
     for path in output.plot or ():
         draw_iteration(found, path)
@@ -258,7 +375,7 @@ def draw(found: Iteration, output: IterateOutput) -> list[str]:
 
 def summary(found: Iteration) -> dict[str, Any]:
     """The iteration in numbers, ready for JSON."""
-    from attractor.flow.summary import strict
+    from attractor.solvers import strict
 
     protocol = {**asdict(found.protocol), "dtype": str(found.protocol.dtype).removeprefix("torch.")}
     report = {

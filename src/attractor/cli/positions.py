@@ -8,11 +8,8 @@ from typing import Annotated
 
 import typer
 
-from attractor.cli.bars import counted
-from attractor.cli.ending import ending
-from attractor.cli.groups import check_numbers, grouped, panel, replay
-from attractor.cli.pictures import PictureOptions
-from attractor.cli.written import Written
+from attractor.cli.console import Written, counted, ending
+from attractor.cli.options import PictureOptions, check_numbers, grouped, panel, replay
 
 SCHEMA = "attractor.positions/1"
 
@@ -50,11 +47,11 @@ def positions(context: typer.Context, asked: StudyOptions, results: ResultOption
     different splits of the same interaction. Exit code 0; 2 for a bad argument.
     """
     with ending("attractor positions", results.debug), pictures.sized():
-        from attractor.cli.files import check_picture
-        from attractor.cli.printing import print_json, versions
-        from attractor.cli.theorytable import print_positions
+        from attractor.cli.console import print_json, versions
+        from attractor.cli.inputs import check_picture
+        from attractor.cli.theory_tables import print_positions
         from attractor.errors import InputError
-        from attractor.theory.positional import positional_study
+        from attractor.papers import positional_study
 
         check_numbers(context)
         if asked.until < 10:
@@ -66,7 +63,7 @@ def positions(context: typer.Context, asked: StudyOptions, results: ResultOption
         with counted("positions", results.progress) as show:
             study = positional_study(asked.systems, asked.until, asked.seed, asked.phase, progress=show)
         if results.plot is not None:
-            from attractor.theory.positional_picture import draw
+            from attractor.papers import draw
 
             draw(study, results.plot)
         command = replay(context, without=("json", "progress", "debug"))

@@ -8,14 +8,10 @@ from typing import Annotated
 
 import typer
 
-from attractor.cli.ending import ending
-from attractor.cli.groups import check_numbers, grouped, panel, replay
-from attractor.cli.law import LawOptions
-from attractor.cli.running import RunOptions
+from attractor.cli.console import Written, ending
+from attractor.cli.options import check_numbers, grouped, panel, replay
 from attractor.cli.simulate import build
-from attractor.cli.space import SpaceOptions
-from attractor.cli.tokens import TokenOptions
-from attractor.cli.written import Written
+from attractor.cli.system_options import LawOptions, RunOptions, SpaceOptions, TokenOptions
 
 SCHEMA = "attractor.predict/1"
 option = panel("Results")
@@ -44,18 +40,18 @@ def predict(
     Takes the tokens, the law and the space as ``attractor simulate`` does. Exit code 0; 2 for a bad argument.
     """
     with ending("attractor predict", options.debug):
-        from attractor.cli.printing import print_json, versions
-        from attractor.cli.theorytable import print_prediction
+        from attractor.cli.console import print_json, versions
+        from attractor.cli.theory_tables import print_prediction
         from attractor.errors import InputError
+        from attractor.theory import list_theorems
         from attractor.theory import predict as ask
-        from attractor.theory import theorems
 
         check_numbers(context)
         if options.report is not None:
             from attractor.report import check_place
 
             check_place(options.report, "--report")
-        papers = sorted({theorem.key.split(".")[0] for theorem in theorems()})
+        papers = sorted({theorem.key.split(".")[0] for theorem in list_theorems()})
         if options.paper is not None and options.paper not in papers:
             raise InputError(f"--paper {options.paper!r} is not known; the papers are {', '.join(papers)}")
         if tokens.ensemble is not None:
@@ -64,7 +60,7 @@ def predict(
         found = ask(problem.law, problem.tokens, problem.space, step=options.step, paper=options.paper)
         command = replay(context, without=("json", "debug"))
         if options.report is not None:
-            from attractor.cli.theorypage import prediction_report
+            from attractor.report import prediction_report
 
             prediction_report(found, command).write(options.report)
         written = Written(report=options.report)

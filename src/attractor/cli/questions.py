@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from attractor.cli.ending import ending
-from attractor.cli.files import check_picture
-from attractor.cli.groups import grouped, panel, replay
-from attractor.cli.pictures import PictureOptions
-from attractor.cli.written import Written
+from attractor.cli.console import Written, ending
+from attractor.cli.inputs import check_picture
+from attractor.cli.options import PictureOptions, grouped, panel, replay
 from attractor.errors import InputError
+from attractor.html_repr import format_number
 
 SCHEMA = "attractor.questions/1"
 option = panel("Question")
@@ -37,7 +36,7 @@ def questions(context: typer.Context, options: QuestionOptions, pictures: Pictur
     Without a key the questions are listed. Exit code 0; 2 for a bad argument.
     """
     with ending("attractor questions", options.debug), pictures.sized():
-        from attractor.experiments import answers
+        from attractor.papers import figure as answers
 
         if options.key is None:
             listed([_head(question) for question in answers.questions()], options, again(context))
@@ -48,7 +47,7 @@ def questions(context: typer.Context, options: QuestionOptions, pictures: Pictur
         answer = question.run(options.seed)
         document = {**_head(question), "seed": options.seed, **answer.row()}
         if options.plot is not None:
-            from attractor.pictures.curves import draw_panels
+            from attractor.plotting import draw_panels
 
             command = f"{question.command} --seed {options.seed}"
             caption = f"{answer.sentence[0].upper()}{answer.sentence[1:]}. {answer.limits} Drawn by: {command} --plot {options.plot}"
@@ -66,7 +65,7 @@ def _head(question: Any) -> dict[str, Any]:
 
 
 def listed(heads: list[dict[str, Any]], options: QuestionOptions, command: str) -> None:
-    from attractor.cli.printing import print_json, print_rows, versions
+    from attractor.cli.console import print_json, print_rows, versions
 
     if options.plot is not None:
         raise InputError("--plot draws the answer to one question: give its key")
@@ -77,8 +76,8 @@ def listed(heads: list[dict[str, Any]], options: QuestionOptions, command: str) 
 
 
 def tell(document: dict[str, Any], options: QuestionOptions, command: str) -> None:
-    from attractor.cli.printing import number, print_json, print_rows, versions
-    from attractor.cli.theorytable import table
+    from attractor.cli.console import print_json, print_rows, versions
+    from attractor.cli.theory_tables import table
 
     written = Written.of([options.plot])
     if options.json:
@@ -86,7 +85,8 @@ def tell(document: dict[str, Any], options: QuestionOptions, command: str) -> No
         print_json({**found, "versions": versions()})
         return
     rows = [
-        tuple(value if isinstance(value, str) else number(value) for value in row.values()) for row in document["rows"]
+        tuple(value if isinstance(value, str) else format_number(value) for value in row.values())
+        for row in document["rows"]
     ]
     table(document["question"], tuple(map(str, document["rows"][0])), rows)
     print_rows("", {"answer": document["answer"], "limits": document["limits"]})

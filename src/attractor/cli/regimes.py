@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from attractor.cli.ending import ending
-from attractor.cli.groups import check_numbers, grouped, panel, replay
-from attractor.cli.law import LawOptions, build_law, read_law
+from attractor.cli.console import ending
+from attractor.cli.options import check_numbers, grouped, panel, replay
+from attractor.cli.system_options import LawOptions, build_law, read_law
 
 SCHEMA = "attractor.regimes/1"
 DIM, PLACES = 3, 1024
@@ -39,9 +39,9 @@ def regimes(context: typer.Context, law: LawOptions, options: RegimeOptions) -> 
     Takes the law as ``attractor simulate`` does. Exit code 0; 2 for a bad argument.
     """
     with ending("attractor regimes", options.debug):
-        from attractor.cli.printing import print_json, versions
-        from attractor.cli.theorytable import print_regimes
-        from attractor.theory import regime
+        from attractor.cli.console import print_json, versions
+        from attractor.cli.theory_tables import print_regimes
+        from attractor.weights import regime
 
         check_numbers(context)
         matrices = read_law(law)

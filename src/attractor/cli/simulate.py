@@ -10,21 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attractor.cli.ending import FAILED, complain, ending
-from attractor.cli.files import write_pictures
-from attractor.cli.groups import check_numbers, grouped, replay
-from attractor.cli.law import BETA, LawOptions, build_law, read_law
-from attractor.cli.output import OutputOptions, check_output
-from attractor.cli.pictures import PictureOptions
-from attractor.cli.running import RunOptions, flow_options
-from attractor.cli.space import SpaceOptions, build_space
-from attractor.cli.tokens import DIM, TOKENS, TokenOptions, random_tokens, read_tokens, sent
-from attractor.cli.written import Written
+from attractor.cli.console import FAILED, Written, complain, ending
+from attractor.cli.inputs import write_pictures
+from attractor.cli.options import OutputOptions, PictureOptions, check_numbers, check_output, grouped, replay
+from attractor.cli.system_options import (
+    BETA,
+    DIM,
+    TOKENS,
+    LawOptions,
+    RunOptions,
+    SpaceOptions,
+    TokenOptions,
+    build_law,
+    build_space,
+    flow_options,
+    random_tokens,
+    read_law,
+    read_tokens,
+    sent,
+)
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
-    from attractor.attention import Attention
-    from attractor.flow import Trajectory
+    from attractor.laws import Attention
+    from attractor.solvers import Trajectory
     from attractor.spaces import Space
     from attractor.states import Tokens
 
@@ -83,7 +92,7 @@ def simulate(
 
 def first_process() -> bool:
     """Whether this is the process of torchrun that draws and prints, or the only one."""
-    from attractor.flow.together import leads
+    from attractor.solvers import leads
 
     return leads()
 
@@ -114,9 +123,7 @@ def build(tokens: TokenOptions, law: LawOptions, space: SpaceOptions, run: RunOp
 
 def check_room(tokens: TokenOptions, dim: int, run: RunOptions) -> None:
     """Refuse more tokens than a run has memory for, before any is drawn."""
-    from attractor.flow.footprint import check_footprint
-    from attractor.flow.saving import save_times
-    from attractor.flow.steppers import default_method, stepper_named
+    from attractor.solvers import check_footprint, default_method, save_times, stepper_named
 
     options = flow_options(run)
     shape = (tokens.ensemble or 1, TOKENS if tokens.tokens is None else tokens.tokens, dim)
@@ -129,8 +136,8 @@ def check_room(tokens: TokenOptions, dim: int, run: RunOptions) -> None:
 
 def follow(problem: Problem, tokens: TokenOptions, run: RunOptions, output: OutputOptions) -> Trajectory:
     """Run the flow, after a look at whether the observables that are asked for can be had."""
-    from attractor.flow import flow
     from attractor.observables import named
+    from attractor.solvers import flow
 
     options = flow_options(run)
     problem.law.check(problem.tokens)
@@ -148,7 +155,7 @@ def follow(problem: Problem, tokens: TokenOptions, run: RunOptions, output: Outp
 
 
 def go_on(path: Path, run: RunOptions, output: OutputOptions) -> Trajectory:
-    from attractor.flow import resume
+    from attractor.solvers import resume
 
     return resume(
         path, max_seconds=run.max_seconds, max_evaluations=run.max_evaluations, progress=output.shows_progress
@@ -186,7 +193,7 @@ def again(context: typer.Context) -> str:
 
 def write_report(context: typer.Context, run: Trajectory, output: OutputOptions) -> None:
     """The page of the run."""
-    from attractor.cli.simulatepage import simulation_report
+    from attractor.report import simulation_report
 
     assert output.report is not None
     observe = tuple(dict.fromkeys(output.observe or ()))
@@ -197,13 +204,13 @@ def tell(
     context: typer.Context, run: Trajectory, arguments: dict[str, Any], output: OutputOptions, pictures: list[str]
 ) -> None:
     """Print the result: one JSON object, or a summary for people."""
-    from attractor.cli.printing import print_json, print_run, versions
-    from attractor.flow.summary import summary
+    from attractor.cli.console import print_json, print_run, versions
+    from attractor.solvers import summarise
 
     if output.quiet and not output.json:
         return
     observe = tuple(dict.fromkeys(output.observe or ()))
-    report = summary(run, observe)
+    report = summarise(run, observe)
     store = output.out or output.resume
     written = Written(pictures, output.report, store=store)
     command = again(context)

@@ -1,18 +1,155 @@
-"""``attractor study``: many training runs that differ in one thing."""
+"""``attractor study``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from attractor.cli.bars import said
-from attractor.cli.ending import ending
-from attractor.cli.files import check_folder_to_make
-from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.console import Written, ending, print_rows, said
+from attractor.cli.inputs import check_folder_to_make, check_picture
+from attractor.cli.options import PictureOptions, grouped, panel, replay
 from attractor.errors import InputError
+
+UNITS = {"bits_per_byte": "bits per byte", "accuracy": "accuracy"}
+MANY = 6  # pairs that are named one by one
+WIDEST = 160
+FOLLOWED = ("plain", "convergent", "intermediate", "divergent", "scattered-convergent")
+
+
+def print_results(document: dict[str, Any]) -> None:
+    """Arms, comparisons by question, and where they come from."""
+    unit = UNITS[document["measure"]]
+    asked = {row[side] for row in document["comparisons"] for side in ("arm", "reference")}
+    rows = []
+    for row in document["arms"]:
+        if row["arm"] in asked or row["lost"] or not asked:
+            interval = "" if row["interval"] is None else "{:.4f} to {:.4f}".format(*row["interval"])
+            mean = "none" if row["mean"] is None else f"{row['mean']:.4f}"
+            lost = str(row["lost"]) if row["lost"] else ""
+            rows.append((row["arm"], f"{row['parameters']:,}", str(row["count"]), lost, mean, interval))
+    print_table(f"{document['study']}: arms", ("arm", "parameters", "seeds", "lost", unit, "95%"), rows)
+    better = "negative is better" if document["lower_is_better"] else "positive is better"
+    heads = "arm", "reference", "difference", "95%", "deviations", "p", "Holm", "p flips"
+    for question in dict.fromkeys(row["question"] for row in document["comparisons"]):
+        pairs = [_cells(row) for row in document["comparisons"] if row["question"] == question]
+        print_table(f"{question}: differences of {unit} ({better}), seed by seed", heads, pairs)
+    count, missing = len(document["seeds"]), document["missing"]
+    print_rows("", _facts(document, count, missing))
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A comparison as a line; beside an arm stands how many of its runs ended in no number."""
+    names = [
+        row[side] + (f" ({row[lost]} lost)" if row[lost] else "")
+        for side, lost in (("arm", "lost"), ("reference", "reference_lost"))
+    ]
+    interval = f"{row['low']:+.4f} to {row['high']:+.4f}"
+    size = "" if row["deviations"] is None else f"{row['deviations']:+.1f}"
+    flips = "" if row["p_flips"] is None else f"{row['p_flips']:.3g}"
+    return *names, f"{row['difference']:+.4f}", interval, size, f"{row['p']:.2g}", f"{row['p_holm']:.2g}", flips
+
+
+def _facts(document: dict[str, Any], count: int, missing: list[str]) -> dict[str, str]:
+    named = ", ".join(missing) if len(missing) <= MANY else f"{len(missing)} pairs of arms; --json names them"
+    places = {"runs": str(document["runs"]), "not run": named or "nothing"}
+    if document["lost"]:
+        places["lost"] = f"{document['lost']} runs ended in no finite number; means and differences are of the others"
+    if document["untested"]:
+        why = "too few seeds are left, or those that are left speak for a side that lost runs"
+        places["not tested"] = f"{'; '.join(document['untested'])}: {why}"
+    return places | {
+        "p flips": f"all flips of signs, exact; at least {2 / 2**count:.3g} with {count} seeds",
+        "hardware": ", ".join(document["hardware"]),
+        "made by": "; ".join(document["made_by"]),
+    }
+
+
+def print_table(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """A table whose numbers are never cut, however narrow the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False, header_style="cyan", title=title, title_justify="left", title_style="bold")
+    for index, head in enumerate(heads):
+        drawn.add_column(head, no_wrap=True, justify="left" if index == 0 or head == "reference" else "right")
+    for row in rows:
+        drawn.add_row(*row)
+    console = Console(highlight=False)
+    Console(highlight=False, width=max(console.width, WIDEST)).print(drawn, soft_wrap=True)
+
+
+def draw_differences(document: dict[str, Any], path: Path) -> Path:
+    """Every pair as its improvement with its interval; right of zero the arm is better than its reference."""
+    from attractor.plotting import Interval, Rows, draw_intervals
+
+    sign, unit = -1.0 if document["lower_is_better"] else 1.0, UNITS[document["measure"]]
+    intervals, names, groups = [], [], []
+    for row in document["comparisons"]:
+        ends = sorted((sign * row["low"], sign * row["high"]))
+        intervals.append(Interval(sign * row["difference"], *ends))
+        lost = row["lost"] + row["reference_lost"]
+        names.append(f"{row['arm']} − {row['reference']}" + (f" ({lost} lost)" if lost else ""))
+        groups.append(row["question"])
+    caption = (
+        f"Means of differences of equal seeds, {len(document['seeds'])} seeds; bars: 95% intervals of Student's t, each for itself. "
+        "Right of zero the arm is better than its reference. "
+        f"{lost_words(document)}Colours: questions; the second panel leaves out larger differences. "
+        f"Drawn by: {document['command']}"
+    )
+    title = f"{document['study']}: what each change is worth"
+    ends = sorted(max(abs(one.low), abs(one.high)) for one in intervals) or [1.0]
+    whole, near = (
+        1.08 * ends[-1] or 1.0,
+        1.4 * ends[len(ends) // 2] or 1.0,
+    )  # more than half of the pairs are seen near zero
+    panels = [Rows("all", intervals, whole), Rows("near zero", intervals, near)]
+    x = f"{unit} {'saved' if sign < 0 else 'gained'}"
+    return draw_intervals(names, groups, panels, title, caption, x, path, grouped=False)
+
+
+def lost_words(document: dict[str, Any]) -> str:
+    """What a picture says of runs that are in no difference."""
+    if not document["lost"]:
+        return ""
+    return f"{document['lost']} runs ended in no number; pairs that would speak for what lost them are not drawn. "
+
+
+def draw_depth(study: Any, rows: list[dict[str, Any]], command: str, path: Path) -> Path:
+    """Norms, distances, cosines and growth along depth, means over seeds, for arms with the first arm's positions."""
+    from attractor.plotting import Curve, Panel, draw_panels
+    from attractor.training import depth_curves
+
+    positions = study.arms[0].partition("/")[2]
+    there = {row["arm"] for row in rows if row["dynamics"] is not None}
+    curves = {kind: depth_curves(rows, f"{kind}/{positions}") for kind in FOLLOWED if f"{kind}/{positions}" in there}
+
+    def panel(measure: str, label: str, named: bool = False) -> Panel:
+        lines = [
+            Curve(
+                range(1 if measure == "growth" else 0, len(found["norm"])),
+                found[measure],
+                kind.partition("-")[0] if named else "",
+            )
+            for kind, found in curves.items()
+        ]
+        x = "layer" if measure == "growth" else "blocks passed"
+        return Panel(tuple(lines), x, label, log_y=measure == "distance")
+
+    panels = (
+        panel("norm", "mean norm of tokens", named=True),
+        panel("distance", "mean squared distance of pairs"),
+        panel("cosine", "mean cosine of pairs"),
+        panel("growth", "max Re λ of the value map"),
+    )
+    caption = (
+        f"Trained models with {positions} positions, means over seeds; colours: the same in all panels; scattered: scattered-convergent. "
+        f"Drawn by: {command}"
+    )
+    return draw_panels(panels, f"{study.name}: tokens along the depth of trained models", caption, path)
+
 
 SCHEMA = "attractor.study/1"
 what, how, output = panel("Study"), panel("How it is run"), panel("Results")
@@ -65,9 +202,9 @@ def study(context: typer.Context, options: StudyOptions, how: StudyHow, output: 
     in time is said on stderr. Exit code 0; 1 if arms are missing, 2 for a bad argument.
     """
     with ending("attractor study", output.debug):
-        from attractor.bench import facts
-        from attractor.cli.printing import print_json, versions
-        from attractor.experiments.studies.study import run_study
+        from attractor.cli.console import print_json, versions
+        from attractor.training import run_study
+        from benchmarks import machine as facts
 
         plan = planned(options, how)
         command = replay(context, without=("json", "progress", "debug"))
@@ -88,9 +225,7 @@ def study(context: typer.Context, options: StudyOptions, how: StudyHow, output: 
 
 def planned(options: StudyOptions, how: StudyHow) -> Any:
     """The runs that are wanted."""
-    from attractor.experiments.studies.arms import changes_of, study_named
-    from attractor.experiments.studies.running import Way
-    from attractor.experiments.studies.study import Plan
+    from attractor.training import Plan, Way, changes_of, study_named
 
     chosen = study_named(options.name)
     arms = (
@@ -115,7 +250,7 @@ def planned(options: StudyOptions, how: StudyHow) -> Any:
 
 def entries(text: str | None) -> dict[str, Any]:
     """Entries of a configuration in the words of TOML, or bare words: steps=100,betas=[0.9,0.99],augment=none."""
-    from attractor.cli.train_plan import changed
+    from attractor.cli.train import changed
 
     given = [entry for entry in pieces(text or "") if entry.strip()]
     if not all("=" in entry for entry in given):
@@ -140,7 +275,7 @@ def pieces(text: str) -> list[str]:
 
 def check_honoured(changes: dict[str, Any]) -> None:
     """Refuse entries that make arms what they are, and those that a fleet does not have."""
-    from attractor.experiments.studies.arms import KINDS
+    from attractor.training import KINDS
 
     axes = {name for kind in KINDS.values() for name in kind} | {"positions"}
     own = sorted(changes.keys() & axes)
@@ -166,19 +301,101 @@ def check_entries(changes: dict[str, Any]) -> None:
     """Refuse entries that no configuration has, before a folder is made."""
     from dataclasses import fields
 
-    from attractor.experiments.training.config import Config
+    from attractor.training import Config
 
     unknown = sorted(changes.keys() - {field.name for field in fields(Config)})
     if unknown:
-        raise InputError(
-            f"--set {unknown[0]} is not an entry of a configuration; see attractor.experiments.training.Config"
-        )
+        raise InputError(f"--set {unknown[0]} is not an entry of a configuration; see attractor.training.Config")
 
 
 def hardware() -> str:
     """The GPU, or the processor."""
     import torch
 
-    from attractor.bench import facts
+    from benchmarks import machine as facts
 
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else facts.processor()
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else facts.processor_name()
+
+
+RESULTS_SCHEMA = "attractor.study-results/1"
+results_option, results_output = panel("Study"), panel("Results")
+
+
+@dataclass(frozen=True)
+class ResultsOptions:
+    """Which runs, and which of their questions."""
+
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The runs.jsonl of a study, or its folder.")]
+    question: Annotated[str | None, results_option("NAME", "One question, such as regimes.", default="all")] = None
+
+
+@dataclass(frozen=True)
+class ResultsOutput:
+    """What becomes of it."""
+
+    plot: Annotated[Path | None, results_output("FILE", "Draw the differences: .png, .pdf or .svg.")] = None
+    plot_depth: Annotated[Path | None, results_output("FILE", "Draw tokens along depth: .png, .pdf or .svg.")] = None
+    json: Annotated[bool, results_output("", "Print one JSON object.", "--json")] = False
+    debug: Annotated[bool, results_output("", "Show the traceback of an error.", "--debug")] = False
+
+
+@grouped(ResultsOptions, ResultsOutput, PictureOptions)
+def study_results(
+    context: typer.Context, options: ResultsOptions, output: ResultsOutput, pictures: PictureOptions
+) -> None:
+    """Compare the arms of a study: means with 95% intervals, and for every pair that a question asks about the difference, its interval,
+    paired tests, Holm's correction within the question and the size of the effect.
+
+    Exit code 0; 1 if the file cannot be read, 2 for a bad argument.
+    """
+    with ending("attractor study-results", output.debug), pictures.sized():
+        from attractor.cli.console import print_json, versions
+
+        for path in (output.plot, output.plot_depth):
+            if path is not None:
+                check_picture(path, still=True)
+        study, rows, document = found(options)
+        document = {"schema": RESULTS_SCHEMA, "command": replay(context, without=("json", "debug")), **document}
+        drawn = []
+        if output.plot is not None:
+            drawn.append(str(draw_differences(document, output.plot)))
+        if output.plot_depth is not None:
+            drawn.append(str(draw_depth(study, rows, document["command"], output.plot_depth)))
+        written = Written(drawn)
+        document["written"] = written.row()
+        if output.json:
+            print_json({**document, "versions": versions()})
+        else:
+            print_results(document)
+            written.tell(document["command"])
+
+
+def found(options: ResultsOptions) -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:
+    """The study, its runs, and what they say."""
+    from attractor.training import arms_table, comparisons, dynamics_table, lost_runs, read_results
+
+    study, rows = read_results(options.file)
+    if options.question is not None and options.question not in study.questions:
+        raise InputError(
+            f"--question {options.question} is not one of the study {study.name}: {', '.join(study.questions)}"
+        )
+    if options.question is not None:
+        study = replace(study, questions={options.question: study.questions[options.question]})
+    compared = comparisons(study, rows)
+    facts = {name: sorted({str(row.get(name)) for row in rows}) for name in ("hardware", "commit", "torch", "time")}
+    document = {
+        "study": study.name,
+        "measure": study.measure,
+        "lower_is_better": study.lower,
+        "runs": len(rows),
+        "seeds": sorted({row["seed"] for row in rows}),
+        "lost": sum(map(len, lost_runs(rows, study.measure).values())),
+        "arms": arms_table(study, rows),
+        "comparisons": [pair.row() for pair in compared.pairs],
+        "missing": compared.missing,
+        "untested": compared.untested,
+        "dynamics": dynamics_table(study, rows),
+        "made_by": sorted({row.get("command", "") for row in rows}),
+        **facts,
+    }
+    return study, rows, document

@@ -1,4 +1,4 @@
-"""``attractor trace``: where a real model's tokens go along depth."""
+"""``attractor trace``."""
 
 from __future__ import annotations
 
@@ -8,17 +8,82 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.bars import counted
-from attractor.cli.ending import ending
-from attractor.cli.files import check_picture
-from attractor.cli.groups import given, grouped, panel, replay
-from attractor.cli.pictures import PictureOptions
-from attractor.cli.texts import Text, read_files, read_lines
-from attractor.cli.written import Written
+from attractor.cli.console import Written, counted, ending, print_rows
+from attractor.cli.inputs import Text, check_picture, read_files, read_lines
+from attractor.cli.options import PictureOptions, given, grouped, panel, replay
 from attractor.errors import InputError
+from attractor.html_repr import format_number
 
 if TYPE_CHECKING:
-    from attractor.checkpoints import Checkpoint, Traces
+    from attractor.models import Checkpoint, Traces
+
+COLUMNS = {
+    "norm": "token_norm",
+    "distance": "pairwise_distance",
+    "cosine": "cosine",
+    "least": "cosine_min",
+    "rank": "effective_rank",
+    "sharpness": "sharpness",
+    "clusters": "clusters",
+    "energy": "energy",
+    "first": "first_norm",
+}
+WIDTH = 11
+
+
+def print_traces(report: dict[str, Any]) -> None:
+    """The stream along depth, with and without the first token, and what every block did."""
+    model, count = report["model"], report["texts"]
+    tokens = sum(report["lengths"])
+    without = f", without {' and '.join(report['without'])}" if report["without"] else ""
+    unit = report["reads"] if count > 1 else report["reads"][:-1]
+    title = f"{model['name']}: {model['layers']} layers, {count} {unit}, {tokens} tokens{without}"
+    notes = {f"note {index + 1}": note for index, note in enumerate(report["notes"])}
+    notes |= {f"left out {index + 1}": _skipped(one) for index, one in enumerate(report["skipped"])}
+    print_rows(title, notes)
+    mean = f" (means over {report['reads']})" if count > 1 else ""
+    print_rows(f"the residual stream{mean}", _stream(report, ""))
+    print_rows(f"without the first token of a {report['reads'][:-1]}", _stream(report, "_without_first"))
+    print_rows("what every block moved, and its heads on average", _blocks(report))
+
+
+def _skipped(one: dict[str, Any]) -> str:
+    count = one["tokens"]
+    return f"{one['text']}: {count or 'no'} token{'' if count == 1 else 's'}, and a trace follows two at least"
+
+
+def _stream(report: dict[str, Any], suffix: str) -> dict[str, str]:
+    shown = {label: name + suffix for label, name in COLUMNS.items() if name + suffix in report["curves"]}
+    rows = {"block": "".join(f"{label:>{WIDTH}}" for label in shown)}
+    columns = [report["curves"][name]["mean"] for name in shown.values()]
+    for depth, values in enumerate(zip(*columns, strict=True)):
+        label = "input" if depth == 0 else str(depth - 1)
+        rows[label] = "".join(f"{_cell(value):>{WIDTH}}" for value in values)
+    return rows
+
+
+def _blocks(report: dict[str, Any]) -> dict[str, str]:
+    names = {"attention": "attention", "feedforward": "feedforward"}
+    heads = {"entropy": "attention_entropy", "self": "self_weight", "to first": "first_weight"}
+    heads |= {"expansion": "expansion", "log energy": "log_energy"}
+    columns = {label: report["blocks"][name]["mean"] for label, name in names.items()}
+    columns |= {
+        label: [_mean(row) for row in report["heads"][name]] for label, name in heads.items() if report["heads"]
+    }
+    rows = {"block": "".join(f"{name:>{WIDTH + 1}}" for name in columns)}
+    for index, values in enumerate(zip(*columns.values(), strict=True)):
+        rows[str(index)] = "".join(f"{_cell(value):>{WIDTH + 1}}" for value in values)
+    return rows
+
+
+def _mean(row: list[float | None]) -> float | None:
+    known = [value for value in row if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _cell(value: float | None) -> str:
+    return "n/a" if value is None else format_number(float(f"{value:.4g}"))
+
 
 SCHEMA = "attractor.trace/1"
 text_option, change, output = panel("Texts"), panel("Model"), panel("Results")
@@ -109,8 +174,7 @@ def trace(
     with ending("attractor trace", output.debug), paper.sized():
         check_options(texts, model, output, given(context))
         named = read_texts(texts)
-        from attractor.cli.printing import print_json, version, versions
-        from attractor.cli.tracetable import print_traces
+        from attractor.cli.console import print_json, version, versions
 
         with offline_silence():
             opened, first, found = run(texts, named, model, output)
@@ -120,7 +184,7 @@ def trace(
         report = {"schema": SCHEMA, "command": command, **summary(opened, found), "written": written.row()}
         report["reads"] = "pictures" if texts.image else "texts"
         if output.report is not None:
-            from attractor.cli.tracepage import trace_report
+            from attractor.report import trace_report
 
             trace_report(report).write(output.report)
         if output.json:
@@ -149,14 +213,14 @@ def check_options(texts: TextOptions, model: ModelOptions, output: TraceOutput, 
     if "width" in named and not output.plot:
         raise InputError("--width belongs to --plot, which is not given")
     check_dataset(texts, named)
-    from attractor.checkpoints.ablations import check_ablations
+    from attractor.models import check_ablations
 
     check_ablations(tuple(model.without or ()))
 
 
 def check_dataset(texts: TextOptions, named: dict[str, str]) -> None:
     """Refuse options that would say nothing about the texts."""
-    from attractor.checkpoints.corpora import takes_column, takes_split
+    from attractor.models import takes_column, takes_split
 
     for name in ("column", "split", "limit"):
         if name in named and texts.dataset is None:
@@ -172,7 +236,7 @@ def read_texts(options: TextOptions) -> list[Text]:
     found = [Text(text, f"--text {index}") for index, text in enumerate(options.text or (), 1)]
     found += (read_lines if options.lines else read_files)(options.file or ())
     if options.dataset is not None:
-        from attractor.checkpoints.corpora import corpus
+        from attractor.models import corpus
 
         many = corpus(options.dataset, options.limit, options.column, options.split)
         found += [Text(text, f"text {index} of {options.dataset}") for index, text in enumerate(many, 1)]
@@ -192,13 +256,13 @@ def run(
     texts: TextOptions, named: list[Text], model: ModelOptions, output: TraceOutput
 ) -> tuple[Checkpoint, Any, Traces]:
     """The model opened once and run on every text or picture; the first that was followed comes with it."""
-    from attractor.checkpoints import checkpoint, trace_texts
+    from attractor.models import checkpoint, trace_texts
 
     with counted("texts", output.progress) as show:
         opened = checkpoint(texts.model)
         read: list[Any] = [one.text for one in named]
         if texts.image:
-            from attractor.checkpoints.images import picture
+            from attractor.models import picture
 
             read = [picture(opened, path) for path in texts.image]
         elif getattr(opened.config, "image_size", None) is not None:
@@ -223,7 +287,7 @@ def draw(opened: Checkpoint, first: Any, texts: TextOptions, model: ModelOptions
     """Pictures of the first text."""
     if not output.plot:
         return []
-    from attractor.checkpoints import trace as trace_one
+    from attractor.models import trace as trace_one
 
     run = trace_one(
         opened, first, without=model.without or (), attention=False, max_tokens=texts.max_tokens,
@@ -237,8 +301,8 @@ def draw(opened: Checkpoint, first: Any, texts: TextOptions, model: ModelOptions
 
 def summary(opened: Checkpoint, found: Traces) -> dict[str, Any]:
     """The traces in numbers, ready for JSON; what is undefined is None."""
-    from attractor.checkpoints.running import text_notes
-    from attractor.flow.summary import strict
+    from attractor.models import text_notes
+    from attractor.solvers import strict
 
     first = found.measurements[0]
     curves = {name: dict(zip(("mean", "spread"), found.curve(name), strict=True)) for name in first.curves}
@@ -261,8 +325,7 @@ def summary(opened: Checkpoint, found: Traces) -> dict[str, Any]:
 
 def offline_silence() -> Any:
     """No bars and reports of transformers among our output."""
-    from attractor.checkpoints.opening import needs_transformers
-    from attractor.checkpoints.verification import quiet
+    from attractor.models import needs_transformers, quiet
 
     needs_transformers()
     return quiet()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attractor.engines.contract import Problem
+from attractor.engines.problem import Problem
 
 QUERIES = 256  # rows of a block
 PAIRS = 1 << 20  # pairs of a block, over all batch axes

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attractor.engines import blockwise, fused, reference, spectral, spread, triton
-from attractor.engines.contract import MODES, Mode, Problem
+from attractor.engines import blockwise, fused, reference, spectral, triton
+from attractor.engines import distributed as spread
+from attractor.engines.problem import MODES, Mode, Problem
 from attractor.errors import InputError, UnsupportedError
 
 Run = Callable[[Problem], tuple[Tensor | None, Tensor | None]]

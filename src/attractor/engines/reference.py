@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attractor import memory
-from attractor.engines.contract import Problem
+from attractor.engines.problem import Problem
 
 ARRAYS = 4  # of the size of all pairs that are held at once
 LARGEST = 1 << 22  # pairs held at once before the blockwise engine is the better choice

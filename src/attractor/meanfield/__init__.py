@@ -1,8 +1,16 @@
 """Measures instead of tokens: Gaussian dynamics, blow-up and limits; distances, and how n tokens approach their limit."""
 
-from attractor.meanfield.beyond import Beyond, past_blow_up
-from attractor.meanfield.blow_up import BlowUp, blow_up, blow_up_map
-from attractor.meanfield.bounds import BlowUpBounds, blow_up_bounds, growth_rate
+from attractor.meanfield.blowup import (
+    SHARES,
+    Beyond,
+    BlowUp,
+    BlowUpBounds,
+    blow_up,
+    blow_up_bounds,
+    blow_up_map,
+    growth_rate,
+    past_blow_up,
+)
 from attractor.meanfield.closed_forms import (
     affine_feedforward,
     commuting,
@@ -15,29 +23,53 @@ from attractor.meanfield.closed_forms import (
     one_dimension_l2,
     one_dimension_sinkhorn,
 )
-from attractor.meanfield.conditional import conditional_wasserstein
-from attractor.meanfield.densities import plot_densities
-from attractor.meanfield.distances import bures_wasserstein, energy_distance, sliced_wasserstein, wasserstein
-from attractor.meanfield.dobrushin import Constants, dobrushin, local_constants, log_bound
-from attractor.meanfield.entropic import sinkhorn_distance
-from attractor.meanfield.growth import support_bound, support_rate
-from attractor.meanfield.isotropy import is_isotropic, rank_bound, stationary_residual
-from attractor.meanfield.limits import Limit, limit
-from attractor.meanfield.moment_closure import MomentRun, moment_closure
-from attractor.meanfield.rank import limit_rank
-from attractor.meanfield.rates import Rates, rates
-from attractor.meanfield.sampling import sample
-from attractor.meanfield.slopes import Slope
-from attractor.meanfield.stability import Stability, perturbed, stability
-from attractor.meanfield.structure import Structure, energy_along, structures
+from attractor.meanfield.closures import MomentRun, moment_closure
+from attractor.meanfield.convergence import Rates, Slope, rates, sample
+from attractor.meanfield.distances import (
+    bures_wasserstein,
+    conditional_wasserstein,
+    energy_distance,
+    sinkhorn_distance,
+    sliced_wasserstein,
+    wasserstein,
+)
+from attractor.meanfield.gradient_structure import Structure, energy_along, structures
+from attractor.meanfield.limits import (
+    Limit,
+    Phase,
+    cone,
+    disc,
+    is_isotropic,
+    limit,
+    limit_rank,
+    phase,
+    rank_bound,
+    stationary_residual,
+)
+from attractor.meanfield.perturbations import (
+    Constants,
+    Stability,
+    dobrushin,
+    local_constants,
+    log_bound,
+    perturbed,
+    radius,
+    stability,
+    support_bound,
+    support_rate,
+)
+from attractor.meanfield.plots import LABELS, plot_densities
 
 __all__ = [
+    "LABELS",
+    "SHARES",
     "Beyond",
     "BlowUp",
     "BlowUpBounds",
     "Constants",
     "Limit",
     "MomentRun",
+    "Phase",
     "Rates",
     "Slope",
     "Stability",
@@ -50,6 +82,8 @@ __all__ = [
     "commuting",
     "commuting_blow_up",
     "conditional_wasserstein",
+    "cone",
+    "disc",
     "dobrushin",
     "energy_along",
     "energy_distance",
@@ -69,7 +103,9 @@ __all__ = [
     "one_dimension_sinkhorn",
     "past_blow_up",
     "perturbed",
+    "phase",
     "plot_densities",
+    "radius",
     "rank_bound",
     "rates",
     "sample",

@@ -1,37 +1,198 @@
-r"""Distances between measures.
-
-=========================  ==================================================================================================
-wasserstein                :math:`W_p(\mu,\nu) = \min_\pi(\int|x-y|^p d\pi)^{1/p}`, exact: quantiles in one dimension, an
-                           assignment for two equally weighted clouds of one size, the network simplex of POT otherwise
-sliced_wasserstein         :math:`(\int_{S^{d-1}} W_p^p(\theta_\#\mu, \theta_\#\nu)\,d\theta)^{1/p}`, for any number of points
-energy_distance            :math:`(2E|X-Y| - E|X-X'| - E|Y-Y'|)^{1/2}`, all pairs, in blocks
-bures_wasserstein          :math:`|\alpha_1-\alpha_2|^2 + \min_U |L_1 - L_2U|_F^2`, the :math:`W_2^2` of Gaussians with these moments
-=========================  ==================================================================================================
-
-Measures are taken with total mass one. Every function takes ensembles and returns one number for each member, shape (...).
-"""
+"""Distances between measures: Wasserstein, sliced, entropic, energy, conditional, Bures."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.errors import InputError, UnsupportedError, missing
-from attractor.meanfield.line import line_energy, normal_distance, quantile_distance
-from attractor.meanfield.measures import (
-    Cloud,
-    Measure,
-    check_order,
-    check_pair,
-    cloud,
-    factor_of,
-    moments_of,
-)
+from attractor.engines import attend
+from attractor.errors import AttractorError, InputError, UnsupportedError, missing
+from attractor.observables import covariance, mean
 from attractor.states import Gaussian, Tokens
+
+Measure = Tokens | Gaussian
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points (..., n, d) in float64 and weights (..., n) that sum to one; None: 1/n each."""
+
+    points: Tensor
+    weights: Tensor | None
+
+    @property
+    def n(self) -> int:
+        return self.points.shape[-2]
+
+    @property
+    def explicit(self) -> Tensor:
+        """Weights (..., n), also where they are all equal."""
+        if self.weights is None:
+            return self.points.new_full(self.points.shape[:-1], 1.0 / self.n)
+        return self.weights.expand(self.points.shape[:-1])
+
+    @property
+    def line(self) -> Tensor:
+        """Points (..., n) of a cloud in one dimension."""
+        return self.points.squeeze(-1)
+
+
+def cloud(tokens: Tokens) -> Cloud:
+    """Tokens as a probability measure: masses are divided by their sum, those of no mass stay with weight zero."""
+    weights = None if tokens.masses is None else tokens.masses.detach().double()
+    points = tokens.points.detach().double()
+    return Cloud(points, None if weights is None else weights / weights.sum(-1, keepdim=True))
+
+
+def check_pair(first: Any, second: Any, name: str) -> None:
+    """Refuse what is no measure, and measures that cannot be compared."""
+    for measure in (first, second):
+        if not isinstance(measure, (Tokens, Gaussian)):
+            raise InputError(f"{name} compares Tokens(...) or Gaussian(...), got {type(measure).__name__}")
+    if first.dim != second.dim:
+        raise InputError(f"{name} compares measures of one dimension, got {first.dim} and {second.dim}")
+    if first.batch_shape != second.batch_shape:
+        raise InputError(
+            f"{name} compares measures with the same ensemble axes, got {tuple(first.batch_shape)} and {tuple(second.batch_shape)}"
+        )
+
+
+def check_order(p: float, name: str) -> float:
+    if not 1.0 <= p < float("inf"):
+        raise InputError(f"{name} needs an order p of at least 1 and finite, got {p}")
+    return float(p)
+
+
+def moments_of(measure: Measure) -> tuple[Tensor, Tensor]:
+    """Mean (..., d) and covariance (..., d, d); the covariance of tokens divides by n, not by n - 1."""
+    if isinstance(measure, Gaussian):
+        return measure.mean, measure.covariance
+    return mean(measure).double(), covariance(measure).double()
+
+
+def factor_of(matrix: Tensor) -> Tensor:
+    r"""L (..., d, d) with :math:`LL^\top` the matrix, positive semi-definite up to rounding."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
+
+
+def quantile_distance(x: Tensor, x_weights: Tensor | None, y: Tensor, y_weights: Tensor | None, p: float) -> Tensor:
+    """W_p^p (...) of points x (..., n) and y (..., m) on the line; weights sum to one, None are all equal."""
+    if x_weights is None and y_weights is None and x.shape[-1] == y.shape[-1]:
+        return ((x.sort(-1).values - y.sort(-1).values).abs() ** p).mean(-1)
+    x, x_levels = _ordered(x, x_weights)
+    y, y_levels = _ordered(y, y_weights)
+    batch = torch.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    x, x_levels, y, y_levels = (part.expand(*batch, -1).contiguous() for part in (x, x_levels, y, y_levels))
+    levels = torch.cat((x_levels, y_levels), -1).sort(-1).values
+    widths = torch.diff(levels, dim=-1, prepend=torch.zeros_like(levels[..., :1]))
+    there = (_at(x, x_levels, levels) - _at(y, y_levels, levels)).abs() ** p
+    return (widths * there).sum(-1)
+
+
+def normal_distance(x: Tensor, weights: Tensor | None, mean: Tensor, deviation: Tensor) -> Tensor:
+    """W_2^2 (...) of points x (..., n) on the line and the normal law of a mean and a standard deviation (...)."""
+    x, levels = _ordered(x, weights)
+    widths = torch.diff(levels, dim=-1, prepend=torch.zeros_like(levels[..., :1]))
+    z = torch.special.ndtri(levels)  # infinite at one, where the density vanishes
+    density = torch.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    masses = torch.diff(-density, dim=-1, prepend=torch.zeros_like(density[..., :1]))
+    cells = torch.where(widths > 0, masses / torch.where(widths > 0, widths, 1.0), 0.0)
+    offset = x - mean.unsqueeze(-1) - deviation.unsqueeze(-1) * cells
+    rest = (1.0 - (widths * cells**2).sum(-1)).clamp_min(0.0)
+    return (widths * offset**2).sum(-1) + deviation**2 * rest
+
+
+def line_energy(x: Tensor, x_weights: Tensor | None, y: Tensor, y_weights: Tensor | None) -> Tensor:
+    r""":math:`2\int (F - G)^2`, which on the line is :math:`2E|X-Y| - E|X-X'| - E|Y-Y'|`; weights as above."""
+    x, x_levels = _ordered(x, x_weights)
+    y, y_levels = _ordered(y, y_weights)
+    places = torch.cat((x, y), -1).sort(-1).values
+    gap = _distribution(x, x_levels, places) - _distribution(y, y_levels, places)
+    return 2.0 * (gap[..., :-1] ** 2 * places.diff(dim=-1)).sum(-1)
+
+
+def _ordered(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Points in order and the distribution function after each, which ends at exactly one."""
+    x, order = x.sort(-1)
+    if weights is None:
+        levels = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device).expand(x.shape) / x.shape[-1]
+        return x, levels
+    levels = weights.expand(x.shape).gather(-1, order).cumsum(-1)
+    return x, levels / levels[..., -1:]
+
+
+def _at(x: Tensor, x_levels: Tensor, levels: Tensor) -> Tensor:
+    """The quantile just below each level."""
+    index = torch.searchsorted(x_levels, levels.contiguous()).clamp_max(x.shape[-1] - 1)
+    return x.gather(-1, index)
+
+
+def _distribution(x: Tensor, x_levels: Tensor, places: Tensor) -> Tensor:
+    """Mass at or left of each place."""
+    count = torch.searchsorted(x.contiguous(), places.contiguous(), right=True)
+    padded = torch.cat((torch.zeros_like(x_levels[..., :1]), x_levels), -1)
+    return padded.gather(-1, count)
+
+
+SHARE = 0.05  # default eps, as a share of the mean squared distance between the two clouds
+
+
+def sinkhorn_distance(
+    first: Tokens, second: Tokens, eps: float | None = None, tolerance: float = 1e-4, rounds: int = 5000
+) -> Tensor:
+    r""":math:`S_\epsilon^{1/2}` (...): an approximation of W_2 for very many points.
+
+    ``eps`` in units of squared length, by default 5% of the mean squared distance between the clouds (one number for an
+    ensemble); ``tolerance`` is the relative error of the marginals at which the rounds end, which enters the result squared.
+    """
+    check_pair(first, second, "sinkhorn_distance")
+    if not isinstance(first, Tokens) or not isinstance(second, Tokens):
+        raise UnsupportedError("sinkhorn_distance compares tokens; draw some from the Gaussian by meanfield.sample")
+    here, there = cloud(first), cloud(second)
+    centre = (here.explicit.unsqueeze(-1) * here.points).sum(-2, keepdim=True)
+    here, there = (Cloud(side.points - centre, side.weights) for side in (here, there))
+    if eps is None:
+        size = sum((side.explicit * (side.points**2).sum(-1)).sum(-1) for side in (here, there))
+        eps = SHARE * float(torch.as_tensor(size).max()) or 1.0  # two clouds at one point need none
+    if not 0 < eps < float("inf"):
+        raise InputError(f"sinkhorn_distance needs eps > 0, got {eps}")
+    pairs = ((here, there), (here, here), (there, there))
+    across, left, right = (_transport(*pair, eps, tolerance, rounds) for pair in pairs)
+    return (across - (left + right) / 2.0).clamp_min(0.0).sqrt()
+
+
+def _transport(a: Cloud, b: Cloud, eps: float, tolerance: float, rounds: int) -> Tensor:
+    """T_eps: the sum of both potentials against their measures, at potentials that settled."""
+    q, k = 2.0 / eps * a.points, b.points
+    q_bias, k_bias = (side.explicit.log() - (side.points**2).sum(-1) / eps for side in (a, b))
+    f, g = torch.zeros_like(q_bias), torch.zeros_like(k_bias)
+    same = a is b
+    for _ in range(rounds):
+        # f and g are divided by eps and less the squares |x|^2 / eps
+        update = -_logsumexp(q, k, g + k_bias) + (a.points**2).sum(-1) / eps
+        if same:
+            change, f = (update - f).abs(), (f + update) / 2.0
+            g = f
+        else:
+            change, f = (update - f).abs(), update
+            g = -_logsumexp(k, q, f + q_bias) + (b.points**2).sum(-1) / eps
+        if float(torch.where(a.explicit > 0, change, 0.0).max()) < tolerance:
+            weigh = [torch.where(side.explicit > 0, side.explicit * h, 0.0).sum(-1) for side, h in ((a, f), (b, g))]
+            return eps * (weigh[0] + weigh[1])
+    raise AttractorError(f"sinkhorn_distance did not settle in {rounds} rounds at eps = {eps:g}; raise eps or rounds")
+
+
+def _logsumexp(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    _, values = attend(q, k, None, bias)
+    assert values is not None
+    return values
+
 
 REACH = 25_000_000  # pairs of points up to which transport is solved exactly
 PAIRS = 1 << 22  # distances held at once
@@ -206,3 +367,63 @@ def bures_wasserstein(first: Measure, second: Measure) -> Tensor:
     left, _, right = torch.linalg.svd(there.mT @ here)
     shape = torch.linalg.matrix_norm(here - there @ (left @ right))
     return torch.hypot(torch.linalg.vector_norm(m1 - m2, dim=-1), shape)
+
+
+SAME = 1e-9  # masses of one position that differ by less than this share are the same
+
+
+def conditional_wasserstein(first: Tokens, second: Tokens, p: float = 2.0) -> Tensor:
+    """d_p (...): exact transport at each position, +inf where the masses at some position differ.
+
+    Tokens without positions stand at 0, 1, ..., n-1: then d_p pairs token i with token i.
+    """
+    check_pair(first, second, "conditional_wasserstein")
+    p = check_order(p, "conditional_wasserstein")
+    if not isinstance(first, Tokens) or not isinstance(second, Tokens):
+        raise UnsupportedError("conditional_wasserstein compares tokens with positions; a Gaussian has none")
+    here, there = cloud(first), cloud(second)
+    if first.positions is None and second.positions is None and first.n == second.n:
+        return _one_by_one(here, there, p)
+    members = range(max(1, first.batch_shape.numel()))
+    values = [_member(_take(first, here, k), _take(second, there, k), p) for k in members]
+    return torch.tensor(values, dtype=torch.float64).reshape(first.batch_shape)
+
+
+def _one_by_one(here: Cloud, there: Cloud, p: float) -> Tensor:
+    weights = here.explicit
+    differ = ((weights - there.explicit).abs() > SAME * weights.clamp_min(1e-300)).any(-1)
+    lengths = (here.points - there.points).norm(dim=-1)
+    return torch.where(differ, torch.inf, (weights * lengths**p).sum(-1) ** (1.0 / p))
+
+
+Placed = tuple[Tensor, Tensor, Tensor]  # points (n, d), weights (n,), positions (n,)
+
+
+def _take(tokens: Tokens, side: Cloud, member: int) -> Placed:
+    positions = tokens.positions
+    if positions is None:
+        positions = torch.arange(tokens.n, dtype=side.points.dtype)
+    positions = positions.expand(side.points.shape[:-1]).reshape(-1, tokens.n)[member].double()
+    points = side.points.reshape(-1, *side.points.shape[-2:])[member]
+    weights = side.explicit.reshape(-1, tokens.n)[member]
+    carrying = weights > 0
+    return points[carrying], weights[carrying], positions[carrying]
+
+
+def _member(first: Placed, second: Placed, p: float) -> float:
+    places = torch.unique(first[2])
+    if not torch.equal(places, torch.unique(second[2])):
+        return float("inf")
+    total = 0.0
+    for place in places:
+        (x, a), (y, b) = ((side[0][side[2] == place], side[1][side[2] == place]) for side in (first, second))
+        mass, other = float(a.sum()), float(b.sum())
+        if abs(mass - other) > SAME * mass:
+            return float("inf")
+        total += mass * float(wasserstein(Tokens.trusted(x, _unequal(a)), Tokens.trusted(y, _unequal(b)), p)) ** p
+    return total ** (1.0 / p)
+
+
+def _unequal(weights: Tensor) -> Tensor | None:
+    """Masses, or None where all are the same: assignments are solved faster than transport."""
+    return None if bool((weights == weights[0]).all()) else weights

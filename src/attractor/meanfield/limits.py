@@ -1,23 +1,75 @@
-r"""Where a Gaussian goes: its covariance at T and at 10 T, the rank that stays, and what kind of limit that is.
-
-The mean is left out: under softmax, l2 and sinkhorn attention the covariance does not depend on it, and it may grow like e^t while the
-covariance converges. Time is measured in the rate :math:`|B(\Sigma_0)|` of the start.
-"""
+"""Limits of Gaussian flows: rank, isotropy, phase portraits."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
-from attractor.attention import Law
-from attractor.attention.closure import Closure, numeric
-from attractor.flow import Rule, flow
-from attractor.flow.stops import Steady, View
-from attractor.meanfield.rank import limit_rank
+from attractor.errors import InputError
+from attractor.laws import Attention, Closure, Law, numeric
+from attractor.meanfield.blowup import matrices
+from attractor.solvers import Rule, Steady, View, flow
 from attractor.states import Gaussian
+
+
+def is_isotropic(covariance: ArrayLike, form: ArrayLike, tolerance: float = 1e-6, cut: float = 1e-7) -> bool:
+    """Whether a bilinear form vanishes on the image of a covariance; eigenvalues below ``cut`` of the largest are not in it."""
+    values, vectors = np.linalg.eigh(np.asarray(covariance, dtype=np.float64))
+    U = vectors[:, values > cut * max(float(values[-1]), 1e-300)]
+    form = np.asarray(form, dtype=np.float64)
+    return bool(np.abs(U.T @ form @ U).max(initial=0.0) <= tolerance * max(float(np.abs(form).max()), 1e-300))
+
+
+def stationary_residual(law: Law, state: Gaussian) -> float:
+    r""":math:`|B\Sigma + \Sigma B^\top|/(2|B||\Sigma|)`, between 0 (the covariance rests) and 1; the mean is not looked at."""
+    Closure(law)
+    slope, _ = numeric(law.member(torch.tensor([0])))(state.mean.numpy(), state.factor.numpy())
+    Sigma = state.covariance.numpy()
+    size = 2.0 * float(np.linalg.norm(slope)) * float(np.linalg.norm(Sigma))
+    return float(np.linalg.norm(slope @ Sigma + Sigma @ slope.T)) / size if size > 0 else 0.0
+
+
+def rank_bound(law: Attention, tolerance: float = 1e-12) -> int | None:
+    """The largest rank of a limit under one head of softmax attention, or None where none is known."""
+    V, A = matrices(law)
+    if getattr(law.kernel, "name", "") != "softmax" or len(V) > 1:
+        return None
+    if np.abs(V[0] - np.eye(len(V[0]))).max() <= tolerance:
+        values = np.linalg.eigvalsh((A[0] + A[0].T) / 2.0)
+        size = tolerance * max(float(np.abs(values).max()), 1e-300)
+        plus, minus = int(np.sum(values > size)), int(np.sum(values < -size))
+        return len(values) - plus - minus + min(plus, minus)
+    invertible = np.linalg.cond(A[0]) < 1.0 / tolerance
+    return len(A[0]) // 2 if invertible and len(A[0]) <= 3 else None  # false from d = 4 on
+
+
+CUT = 1e-7  # of the largest eigenvalue
+FALL = -0.3  # decades of an eigenvalue in a decade of time
+
+
+def limit_rank(early: ArrayLike, late: ArrayLike) -> int:
+    """How many eigenvalues stay, given covariances at times T and 10 T, or their eigenvalues."""
+    before, after = _eigenvalues(early), _eigenvalues(late)
+    if after[0] <= 0:
+        return 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fall = np.log10(after / before)
+    return int(np.sum((after > CUT * after[0]) & (fall > FALL)))
+
+
+def _eigenvalues(covariance: ArrayLike) -> np.ndarray:
+    """From the largest down; an array of eigenvalues stands for itself."""
+    given = np.asarray(covariance, dtype=np.float64)
+    values = np.linalg.eigvalsh(given) if given.ndim == 2 else given
+    return np.sort(np.maximum(values, 0.0))[::-1]
+
 
 UNITS = 1e6  # T in units of the inverse rate of the start
 GROWN = 1e4  # standard deviations that grew so much are on their way to infinity
@@ -134,3 +186,73 @@ def _horizon(law: Law, start: Gaussian) -> float:
 def _spectrum(points: torch.Tensor) -> np.ndarray:
     """Eigenvalues from the largest down of the last of some saved states, from the factor: small ones are not drowned."""
     return np.linalg.svd(points[-1, 1:].numpy())[1] ** 2 if len(points) else np.zeros(1)
+
+
+APART = 1e-2  # radians between lines that are counted as different
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Starts (n, 2, 2) and what became of each."""
+
+    starts: np.ndarray
+    limits: tuple[Limit, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """Counts of kinds and ranks, directions of limits of rank one, and the range of blow-up times."""
+        times = [one.time for one in self.limits if one.kind == "blow_up"]
+        ranks = Counter(one.rank for one in self.limits if one.rank is not None)
+        return {
+            "starts": len(self.starts),
+            "kinds": dict(Counter(one.kind for one in self.limits).most_common()),
+            "ranks": {str(rank): count for rank, count in sorted(ranks.items())},
+            "lines": [[round(math.cos(angle), 12), round(math.sin(angle), 12)] for angle in self.angles()],
+            "blow_up_times": [min(times), max(times)] if times else None,
+        }
+
+    def angles(self) -> list[float]:
+        """Angles in [0, pi) of the lines that limits of rank one lie on, each once."""
+        lines = [one.line for one in self.limits]
+        found: list[float] = []
+        for angle in sorted(math.atan2(line[1], line[0]) % math.pi for line in lines if line is not None):
+            if all(min(abs(angle - other), math.pi - abs(angle - other)) > APART for other in found):
+                found.append(angle)
+        return found
+
+
+def disc(count: int) -> np.ndarray:
+    """Covariances of trace one on a square grid of the open unit disc, ``count`` across, (n, 2, 2)."""
+    if count < 1:
+        raise InputError(f"a grid needs at least one start across, got {count}")
+    places = np.linspace(-1.0, 1.0, count + 2)[1:-1]
+    pairs = np.array([(u, w) for u in places for w in places if u * u + w * w < 0.999])
+    u, w = pairs.T
+    return np.stack((np.stack(((u + 1) / 2, w / 2), -1), np.stack((w / 2, (1 - u) / 2), -1)), -2)
+
+
+def cone(covariances: np.ndarray) -> np.ndarray:
+    """Coordinates (..., 3) of covariances (..., 2, 2) in the cone."""
+    one, other, mixed = covariances[..., 0, 0], covariances[..., 1, 1], covariances[..., 0, 1]
+    return np.stack((one - other, 2.0 * mixed, one + other), axis=-1)
+
+
+def phase(
+    law: Law, starts: np.ndarray | int = 7, *, progress: Callable[[int, int], None] | None = None, **options: Any
+) -> Phase:
+    """Follow every start (or a grid so many across) to its limit, and keep its way."""
+    if law.dim != 2:
+        raise InputError(f"a phase picture is one of covariances in the plane, the law has dimension {law.dim}")
+    given = disc(starts) if isinstance(starts, (int, np.integer)) else np.asarray(starts, dtype=np.float64)
+    found: list[Limit] = []
+    for number, start in enumerate(given):
+        found.append(limit(law, start, path=True, **options))
+        if progress is not None:
+            progress(number + 1, len(given))
+    return Phase(given, tuple(found))
+
+
+def same_lines(angles: Sequence[float], directions: Sequence[Sequence[float]], tolerance: float = 1e-3) -> bool:
+    """Whether lines at some angles are those with some directions, in any order."""
+    wanted = [math.atan2(direction[1], direction[0]) % math.pi for direction in directions]
+    near = [min(min(abs(a - b), math.pi - abs(a - b)) for b in wanted) < tolerance for a in angles] if wanted else []
+    return len(wanted) == len(angles) and all(near)

@@ -2,13 +2,10 @@
 
 from attractor.nn.block import TransformerBlock
 from attractor.nn.definite import DefiniteAttention
-from attractor.nn.layer import AttentionLayer
-from attractor.nn.patching.refine import refine, refined, unrefine
-from attractor.nn.patching.saving import load_refined
-from attractor.nn.plain import PlainAttention
-from attractor.nn.refinements import MetricSlice, Refinement, Shift, Slice
-from attractor.nn.spectral import spectral
-from attractor.nn.weights import Weights
+from attractor.nn.layer import AttentionLayer, PlainAttention, spectral
+from attractor.nn.parameters import Weights
+from attractor.nn.patching import load_refined, refine, refined, unrefine
+from attractor.nn.refinements import MetricSlice, Refinement, Shift, Slice, refinement_named
 
 __all__ = [
     "AttentionLayer",
@@ -23,6 +20,7 @@ __all__ = [
     "load_refined",
     "refine",
     "refined",
+    "refinement_named",
     "spectral",
     "unrefine",
 ]

@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attractor.attention import MLP, Block, LayerNorm, Norm, RMSNorm
-from attractor.attention.feedforward import ACTIVATIONS
 from attractor.errors import InputError
+from attractor.laws import ACTIVATIONS, MLP, Block, LayerNorm, Norm, RMSNorm
 from attractor.nn.layer import AttentionLayer
 
 Placement = Literal["none", "pre", "post", "peri", "sandwich"]

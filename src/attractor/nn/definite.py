@@ -1,18 +1,4 @@
-r"""Attention whose regime is chosen before training and holds after it.
-
-With one key map :math:`P_h` (k, d) and one matrix :math:`S_h` (k, k), sym :math:`S_h \succ 0`, for each head, and one
-symmetric B (d, d) for the layer:
-
-.. math:: K_h = P_h, \quad Q_h = S_h^\top P_h, \quad V_h = S_h P_h, \quad O_h = B P_h^\top
-
-so that :math:`W_h = Q_h^\top K_h = P_h^\top S_h P_h` and the value map is :math:`O_h V_h = B\,W_h`. All heads share the metric
-:math:`A = B^{-1}`, :math:`W_h = A\,(O_h V_h)`, and :math:`\sum_h W_h` has a positive definite symmetric part wherever the
-stacked P has rank d. That is what T0, T1 and T3 of [pham2025dynamical] need, for the whole layer and in token space: B < 0
-collapses, B > 0 diverges, mixed signs are in between with as many growing directions as positive signs. No inverse is ever
-taken.
-
-Symbols: our value map is their :math:`V^\top`; with the scale c of the scores their A is c times ours.
-"""
+"""Attention layers whose regime is fixed by their parameterisation."""
 
 from __future__ import annotations
 
@@ -23,10 +9,50 @@ import torch
 from torch import Tensor, nn
 
 from attractor.errors import InputError
-from attractor.nn.factors import PIVOT, Signed, working
 from attractor.nn.layer import AttentionLayer
-from attractor.nn.official import Official, Solve
-from attractor.nn.weights import Weights
+from attractor.nn.parameters import PIVOT, Formed, Signed, Weights, split_heads, split_output, working
+
+Solve = Literal["quotient", "product"]
+SMALLEST = 1e-2  # eigenvalue that the start's symmetric part is clipped at
+
+
+class Official(Formed):
+    """Free query and output (d, d), definite ``interaction`` W and ``metric`` A (d, d)."""
+
+    def __init__(self, signs: Tensor, inner: Tensor, heads: int, skew: bool, solve: Solve, pivot: float) -> None:
+        super().__init__()
+        if solve not in ("quotient", "product"):
+            raise InputError(f"solve must be 'quotient' or 'product', got {solve!r}")
+        dim = signs.shape[0]
+        self.heads, self.solve = heads, solve
+        self.query, self.output = (nn.Parameter(nn.init.orthogonal_(torch.empty(dim, dim))) for _ in range(2))
+        self.interaction = Signed(inner.flatten(), skew=skew, pivot=pivot)
+        self.metric = Signed(signs, skew=skew, pivot=pivot)
+        for part in (self.interaction, self.metric):
+            part.start(_lower(nn.init.orthogonal_(torch.empty(dim, dim))))
+        self.mark_form()
+
+    @property
+    def form(self) -> str:
+        return f"layer of official orientation with solve={self.solve!r}"
+
+    def weights(self, dtype: torch.dtype | None = None) -> Weights:
+        wide = working(self.query.dtype, dtype)
+        with torch.autocast(self.query.device.type, enabled=False):
+            query, interaction, metric = self.query.to(wide), self.interaction(wide), self.metric(wide)
+            key = torch.linalg.solve(query, interaction).mT
+            quotient = self.solve == "quotient"
+            value = torch.linalg.solve(metric, interaction) if quotient else torch.linalg.solve(interaction, metric).mT
+            query, key, value = (split_heads(part, self.heads) for part in (query, key, value))
+            return Weights(query, key, value, split_output(self.output.to(wide), self.heads))
+
+
+def _lower(matrix: Tensor) -> Tensor:
+    """The unit lower triangular factor of the clipped symmetric part."""
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    factor = torch.linalg.cholesky((vectors * values.clamp_min(SMALLEST)) @ vectors.mT)
+    return factor / factor.diagonal()
+
 
 Regime = Literal["convergent", "divergent", "intermediate"]
 Skew = Literal["none", "interaction", "both"]

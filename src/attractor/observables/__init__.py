@@ -6,30 +6,35 @@ are those of the space if one is given, Euclidean otherwise. A new file with a f
 observable, known by its name.
 """
 
-import importlib
-import pkgutil
-
 from attractor.observables.clustering import cluster_sizes, clusters
-from attractor.observables.consensus import consensus_gap, consensus_metric
-from attractor.observables.cosines import cosine, cosine_min
-from attractor.observables.distances import pairwise_distance, sharpness
-from attractor.observables.energies import energy
-from attractor.observables.farthest import diameter
-from attractor.observables.gaussian_energies import gaussian_energy
-from attractor.observables.hemisphere import hemisphere_margin
-from attractor.observables.moments import covariance, mean
-from attractor.observables.norm import token_norm
-from attractor.observables.partitions import partition
-from attractor.observables.ranks import effective_rank
-from attractor.observables.rates import energy_rate
-from attractor.observables.registry import Observable, named, names, observable
-from attractor.observables.tilt import tilt
+from attractor.observables.consensus import consensus_gap, consensus_metric, hemisphere_margin
+from attractor.observables.energies import (
+    LIMIT,
+    energy,
+    energy_rate,
+    gaussian_energy,
+    heavy,
+    log_partition,
+    masses,
+    partition,
+    tilt,
+)
+from attractor.observables.geometry import (
+    cosine,
+    cosine_min,
+    covariance,
+    diameter,
+    effective_rank,
+    mean,
+    pairwise_distance,
+    sharpness,
+    token_norm,
+)
+from attractor.observables.registry import Observable, named, names, observable, pairing_of
 from attractor.observables.weights import attention_entropy, self_weight
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
-
 __all__ = [
+    "LIMIT",
     "Observable",
     "attention_entropy",
     "cluster_sizes",
@@ -44,11 +49,15 @@ __all__ = [
     "energy",
     "energy_rate",
     "gaussian_energy",
+    "heavy",
     "hemisphere_margin",
+    "log_partition",
+    "masses",
     "mean",
     "named",
     "names",
     "observable",
+    "pairing_of",
     "pairwise_distance",
     "partition",
     "self_weight",

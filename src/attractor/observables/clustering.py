@@ -1,20 +1,167 @@
-"""Clusters: groups of tokens that hang together at a given radius."""
+"""Clusters: connected components of the graph of close tokens."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.attention import Law
 from attractor.errors import InputError
-from attractor.observables.geometry import about_mean
-from attractor.observables.measure import present
-from attractor.observables.neighbours import components
-from attractor.observables.norm import token_norm
+from attractor.laws import Law
+from attractor.observables.geometry import about_mean, present, token_norm
 from attractor.observables.registry import observable
 from attractor.spaces import Space
 from attractor.states import Tokens
+
+PAIRS = 1 << 22  # pairs held at once
+SMALL = 1 << 9  # tokens up to which all pairs of a state are compared at once
+EDGES = 1 << 24  # pairs of close tokens that a graph may hold
+FLAT = 8  # dimensions up to which a tree of cells pays
+CROWD = 4  # tokens to a cell above which cells are joined instead of tokens
+Array = np.ndarray
+
+
+def components(points: Tensor, taking_part: Array, radius: Array) -> Array:
+    """For every token of (B, n, d) the first token of its component, -1 for those that take no part; radius (B,).
+
+    Two tokens are joined when they are closer than the radius of their state, or coincide.
+    """
+    states, n, _ = points.shape
+    # "at most the float below the radius" is "closer than the radius", and leaves coinciding tokens joined at radius 0
+    reach = np.maximum(np.nextafter(radius, -np.inf), 0.0)
+    if n <= SMALL:
+        step = max(1, PAIRS // (n * n))
+        pieces = [slice(start, start + step) for start in range(0, states, step)]
+        return np.concatenate([_batch(points[piece], taking_part[piece], reach[piece]) for piece in pieces])
+    roots = np.full((states, n), -1)
+    for state in range(states):
+        here = np.flatnonzero(taking_part[state])
+        roots[state, here] = here[_large(points[state][torch.from_numpy(here)], float(reach[state]))]
+    return roots
+
+
+def _batch(points: Tensor, taking_part: Array, reach: Array) -> Array:
+    """All pairs of some small states; one graph with a block for each state."""
+    states, n, _ = points.shape
+    close = _close(points, points, reach[:, None, None]).numpy()
+    state, i, j = np.nonzero(np.triu(close & taking_part[:, :, None] & taking_part[:, None, :], 1))
+    roots = _first_members(state * n + i, state * n + j, states * n).reshape(states, n) % n
+    return np.where(taking_part, roots, -1)
+
+
+def _large(points: Tensor, reach: float) -> Array:
+    crowded = _crowded(points.numpy(), reach) if points.shape[-1] <= FLAT else None
+    if crowded is not None:
+        return crowded
+    pairs = _close_pairs(points, reach)
+    # where most tokens are close to each other there are too many pairs to list, but a flood ends after few waves
+    return _flood(points, reach) if pairs is None else _first_members(pairs[:, 0], pairs[:, 1], len(points))
+
+
+def _close_pairs(points: Tensor, reach: float) -> Array | None:
+    """All pairs (p, 2) within reach, each once; None if there are too many."""
+    n = len(points)
+    if points.shape[-1] <= FLAT:
+        from scipy.spatial import KDTree  # scipy's parts are slow to import, so they are met where they are used
+
+        tree = KDTree(points.numpy())
+        if tree.count_neighbors(tree, reach) > EDGES:
+            return None
+        return tree.query_pairs(reach, output_type="ndarray")
+    found, count, height = [], 0, max(1, PAIRS // n)
+    for start in range(0, n, height):
+        i, j = np.nonzero(np.triu(_close(points[start : start + height], points[start:], reach).numpy(), 1))
+        found.append(np.stack((i, j), -1) + start)
+        count += len(i)
+        if count > EDGES:
+            return None
+    return np.concatenate(found)
+
+
+def _crowded(points: Array, reach: float) -> Array | None:
+    """The first member of each component by cells whose diagonal is the reach; None where tokens are few to a cell.
+
+    Tokens of one cell hang together. So do cells whose first tokens are close; where those are not, and no other way joins
+    the two cells, the nearest two of their tokens decide.
+    """
+    density = 1.01 * points.shape[1] ** 0.5 / max(reach, 1e-300)
+    if not np.abs(points).max(initial=0.0) < 2.0**62 / density:
+        return None
+    cells = np.floor(points * density).astype(np.int64)
+    cells -= cells.min(axis=0)
+    extent = cells.max(axis=0) + 1
+    if np.prod(extent.astype(np.float64)) > 2.0**62:
+        return None  # so many cells that they cannot be numbered
+    keys = np.ravel_multi_index(tuple(cells.T), tuple(extent))
+    _, first, cell = np.unique(keys, return_index=True, return_inverse=True)
+    if CROWD * len(first) > len(points):
+        return None
+    order = np.argsort(cell, kind="stable")
+    starts = np.searchsorted(cell[order], np.arange(len(first) + 1))
+    members = [order[a:b] for a, b in pairwise(starts)]
+    joined = _joined_cells(points, first, members, reach)
+    # cells are numbered by place: the component's first token is the smallest of the first tokens of its cells
+    root = np.full(len(first), len(points))
+    np.minimum.at(root, joined, first)
+    return root[joined][cell]
+
+
+def _joined_cells(points: Array, first: Array, members: list[Array], reach: float) -> Array:
+    """For every cell the smallest cell of its component."""
+    from scipy.spatial import KDTree
+
+    heads = KDTree(points[first])
+    links = heads.query_pairs(reach, output_type="ndarray")
+    joined = _first_members(links[:, 0], links[:, 1], len(first))
+    candidates = heads.query_pairs(3.0 * reach, output_type="ndarray")
+    for i, j in candidates[joined[candidates[:, 0]] != joined[candidates[:, 1]]].tolist():
+        if joined[i] != joined[j]:
+            gaps, _ = KDTree(points[members[i]]).query(points[members[j]])
+            if gaps.min() <= reach:
+                low, high = sorted((joined[i], joined[j]))
+                joined[joined == high] = low
+    return joined
+
+
+def _flood(points: Tensor, reach: float) -> Array:
+    """Spread from one token at a time: each is compared once with the tokens that no component has reached yet."""
+    roots = np.full(len(points), -1)
+    waiting = torch.arange(len(points))
+    while len(waiting):
+        root, wave, waiting = int(waiting[0]), waiting[:1], waiting[1:]
+        while len(wave):
+            roots[wave.numpy()] = root
+            reached = torch.zeros(len(waiting), dtype=torch.bool)
+            for block in wave.split(max(1, PAIRS // max(1, len(waiting)))):
+                reached |= _close(points[block], points[waiting], reach).any(0)
+            wave, waiting = waiting[reached], waiting[~reached]
+    return roots
+
+
+def _first_members(i: Array, j: Array, nodes: int) -> Array:
+    """For every node the smallest node of its component."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    graph = coo_array((np.ones(len(i), dtype=np.int8), (i, j)), shape=(nodes, nodes))
+    _, labels = connected_components(graph, directed=False)
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    return first[inverse]
+
+
+def _close(x: Tensor, y: Tensor, reach: Array | float) -> Tensor:
+    """True (..., a, b) where x and y are within reach.
+
+    Distances come from differences, except in many dimensions, where these cost too much: there they come from
+    products, whose error is a rounding of the squared size of the cloud and must be small beside the squared reach.
+    """
+    limit = torch.as_tensor(reach, dtype=x.dtype)
+    products = x.shape[-1] > 64 and float(limit.min()) > 1e-4 * float(torch.linalg.vector_norm(x, dim=-1).max())
+    mode = "use_mm_for_euclid_dist" if products else "donot_use_mm_for_euclid_dist"
+    return torch.cdist(x, y, compute_mode=mode) <= limit
+
 
 SHARE = 0.1  # the default radius, in lengths of the longest token
 

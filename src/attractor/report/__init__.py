@@ -31,13 +31,41 @@ commands do so where they print. It needs ``attractor[report]`` (jinja2, plotly,
 
 ``check_place(path, "--report")`` says, before the work starts, whether the page can be written. Text that goes into a plotly figure
 (hover texts, ticks, titles) passes through ``plain``, because plotly obeys a few tags; all other text is escaped here. Colours of traces
-come from ``attractor.pictures.style.PALETTE`` unless given; axes, grid and fonts follow the reader's choice of light or dark.
+come from ``attractor.plotting.style.PALETTE`` unless given; axes, grid and fonts follow the reader's choice of light or dark.
 """
 
-from attractor.report.blocks import Badge, Code, Maths
+from attractor.report.blocks import Badge, Code, Maths, Measure, Pictures
 from attractor.report.figures import plain
-from attractor.report.heatmap import Measure, Pictures
-from attractor.report.page import check_place
-from attractor.report.report import Report, Section
+from attractor.report.pages.audit import audit_report
+from attractor.report.pages.gaussian import add_gaussian, gaussian_report
+from attractor.report.pages.simulate import add_run, add_theory, simulation_report
+from attractor.report.pages.theory import add_check, add_sharpness, add_statement, check_report, prediction_report
+from attractor.report.pages.trace import add_heads, trace_report
+from attractor.report.pages.training import training_report
+from attractor.report.report import Report, Section, check_place
 
-__all__ = ["Badge", "Code", "Maths", "Measure", "Pictures", "Report", "Section", "check_place", "plain"]
+__all__ = [
+    "Badge",
+    "Code",
+    "Maths",
+    "Measure",
+    "Pictures",
+    "Report",
+    "Section",
+    "add_check",
+    "add_gaussian",
+    "add_heads",
+    "add_run",
+    "add_sharpness",
+    "add_statement",
+    "add_theory",
+    "audit_report",
+    "check_place",
+    "check_report",
+    "gaussian_report",
+    "plain",
+    "prediction_report",
+    "simulation_report",
+    "trace_report",
+    "training_report",
+]

@@ -1,14 +1,64 @@
-"""What a report is made of. Every block names the macro of ``templates/blocks.html`` that draws it."""
+"""Content blocks of a report: text, formulas, tables, cards, figures, heat maps."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from html import unescape
+from typing import TYPE_CHECKING, Any, ClassVar
+from xml.etree.ElementTree import Element, tostring
 
 import numpy as np
 
-from attractor.errors import InputError
+from attractor.errors import InputError, missing
+from attractor.plotting import Reel, Scene, page_content, prepare, reading, shape_of, shown_curves, style
+from attractor.report.figures import content_of
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+# Words are written by us; `code` and \( formulas \) are the only two things that are not plain in them.
+PARTS = re.compile(r"\\\((.*?)\\\)|`([^`]+)`", re.DOTALL)
+
+
+def mathematics(latex: str, block: bool = False) -> Markup:
+    """A formula; one that cannot be read stays as it was written."""
+    try:
+        from latex2mathml.converter import convert_to_element
+        from markupsafe import Markup
+    except ImportError:
+        raise missing("latex2mathml", "report") from None
+    try:
+        tree = convert_to_element(latex, display="block" if block else "inline")
+    except Exception:
+        return Markup("<code>{}</code>").format(latex)
+    for element in tree.iter():
+        element.text = None if element.text is None else unescape(element.text)
+    return Markup(written(tree))
+
+
+def written(tree: Element) -> str:
+    """The tree as text, everything in it escaped."""
+    return tostring(tree, encoding="unicode", short_empty_elements=False)
+
+
+def words(text: str) -> Markup:
+    r"""Plain words, escaped, with formulas between \( and \) and code between backticks."""
+    try:
+        from markupsafe import Markup, escape
+    except ImportError:
+        raise missing("jinja2", "report") from None
+    parts, place = Markup(""), 0
+    for found in PARTS.finditer(text):
+        parts += escape(text[place : found.start()])
+        latex, code = found.groups()
+        parts += mathematics(latex) if latex is not None else Markup("<code>{}</code>").format(code)
+        place = found.end()
+    return parts + escape(text[place:])
+
 
 TONES = ("plain", "good", "warn", "bad")
 
@@ -165,3 +215,141 @@ def number(value: Any) -> str:
         return "∞" if value > 0 else "−∞"
     text = f"{float(value):,.4g}" if abs(value) < 1e5 else f"{float(value):.4g}"
     return text.replace("-", "−") if text.startswith("-") else text
+
+
+SCALES = ("sequential", "diverging", "category")
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """One way to colour the grid.
+
+    values: (rows, columns) numbers, NaN or None where there is none; or labels, with ``scale="category"``.
+    scale: "sequential" (low to high), "diverging" (around zero) or "category" (one colour for each label).
+    words: a sentence that says what is measured. limits: the ends of the scale, by default those of the values.
+    colours: for categories, label -> "#rrggbb"; by default the palette in order of appearance.
+    """
+
+    values: Any
+    scale: str = "sequential"
+    words: str = ""
+    limits: tuple[float, float] | None = None
+    colours: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """A picture in the panel of every cell: its traces (None: no picture), one plotly layout for all, and words for who cannot see it."""
+
+    traces: Callable[[int, int], Sequence[Mapping[str, Any]] | None]
+    layout: Mapping[str, Any]
+    words: str
+
+
+def grid_content(
+    measures: Mapping[str, Measure | Any],
+    rows: Sequence[object],
+    columns: Sequence[object],
+    axes: tuple[str, str],
+    detail: Callable[[int, int], Mapping[str, Any]] | None,
+    pictures: Pictures | None = None,
+) -> dict[str, Any]:
+    """What the script needs: labels, measures as flat lists, and the rows and the picture of every detail panel."""
+    if not measures:
+        raise InputError("a heatmap needs at least one measure")
+    size = (len(rows), len(columns))
+    content: dict[str, Any] = {"rows": [str(row) for row in rows], "columns": [str(column) for column in columns]}
+    content |= {"axes": list(axes), "measures": [], "details": None}
+    for name, measure in measures.items():
+        content["measures"].append(measured(name, measure if isinstance(measure, Measure) else Measure(measure), size))
+    if detail is not None:
+        panels = [[panel(detail(row, column)) for column in range(size[1])] for row in range(size[0])]
+        content["details"], content["phrases"] = gathered(panels)
+    if pictures is not None:
+        cells = [[pictures.traces(row, column) for column in range(size[1])] for row in range(size[0])]
+        layout = content_of({"data": [], "layout": pictures.layout})["layout"]
+        own, common = apart(cells)
+        content["pictures"] = {"cells": own, "common": common, "layout": layout, "words": pictures.words}
+    return content
+
+
+def gathered(panels: list[list[list[list[str]]]]) -> tuple[list[list[list[list[Any]]]], list[str]]:
+    """Panels whose labels, and texts that occur again, are places in a list of phrases: of thousands of cells most say the same."""
+    counts = Counter(phrase for line in panels for one in line for row in one for phrase in row)
+    phrases = [phrase for phrase, count in counts.items() if count > 1 and len(phrase) > 4]
+    places: dict[str, int] = {phrase: place for place, phrase in enumerate(phrases)}
+    short = [[[[places.get(phrase, phrase) for phrase in row] for row in one] for one in line] for line in panels]
+    return short, phrases
+
+
+def apart(cells: list[list[Any]]) -> tuple[list[list[Any]], list[dict[str, Any]]]:
+    """The traces of cells without what all of them have in common, and that."""
+    drawn = [traces for line in cells for traces in line if traces is not None]
+    if not drawn or len({len(traces) for traces in drawn}) > 1:
+        return cells, []
+    common = []
+    for alike in zip(*drawn, strict=True):
+        first = alike[0]
+        common.append({name: value for name, value in first.items() if all(one.get(name) == value for one in alike)})
+    own = lambda trace, shared: {name: value for name, value in trace.items() if name not in shared}  # noqa: E731
+    return [
+        [traces if traces is None else [own(*pair) for pair in zip(traces, common, strict=True)] for traces in line]
+        for line in cells
+    ], common
+
+
+def measured(name: str, measure: Measure, size: tuple[int, int]) -> dict[str, Any]:
+    """One measure, ready for JSON; ``shown`` is what a reader sees of each cell."""
+    if measure.scale not in SCALES:
+        raise InputError(f"scale {measure.scale!r} is not known; give one of {', '.join(SCALES)}")
+    words = {"name": name, "scale": measure.scale, "words": measure.words}
+    if measure.scale == "category":
+        labels = np.array(measure.values, dtype=object)
+        _check(labels, size, name)
+        flat = [None if label is None else str(label) for label in labels.ravel()]
+        kinds = list(dict.fromkeys(label for label in flat if label is not None))
+        given = dict(measure.colours or {})
+        colours = {kind: given.get(kind, style.PALETTE[place % len(style.PALETTE)]) for place, kind in enumerate(kinds)}
+        return {**words, "values": flat, "shown": [label or "none" for label in flat], "colours": colours}
+    values = np.array(measure.values, dtype=float)
+    _check(values, size, name)
+    low, high = _limits(values, measure)
+    flat = [float(f"{value:.4g}") if np.isfinite(value) else None for value in values.ravel()]  # finer than a colour
+    return {**words, "values": flat, "shown": [number(float(value)) for value in values.ravel()], "low": low, "high": high,
+            "ends": [number(low), number(high)]}  # fmt: skip
+
+
+def _check(values: np.ndarray, size: tuple[int, int], name: str) -> None:
+    if values.shape != size:
+        raise InputError(f"the measure {name!r} has shape {values.shape}; rows and columns make it {size}")
+
+
+def _limits(values: np.ndarray, measure: Measure) -> tuple[float, float]:
+    if measure.limits is not None:
+        return float(measure.limits[0]), float(measure.limits[1])
+    sound = values[np.isfinite(values)]
+    low, high = (float(sound.min()), float(sound.max())) if sound.size else (0.0, 1.0)
+    if measure.scale == "diverging":
+        high = max(abs(low), abs(high), 1e-300)
+        return -high, high
+    return (low, high) if high > low else (low, low + 1.0)  # nothing but the low end: the legend says so
+
+
+def panel(detail: Mapping[str, Any]) -> list[list[str]]:
+    """Labels and texts of one detail panel."""
+    return [[str(label), value.text if isinstance(value, Badge) else number(value)] for label, value in detail.items()]
+
+
+def filmed(scene: Scene, caption: str, command: str, frames: int, tokens: int) -> Film:
+    """At most so many frames of at most so many tokens."""
+    drawing = prepare(scene, tokens=tokens, colour="auto", view=None)
+    reel = Reel.of(drawing, frames)
+    return Film(
+        page_content(reel),
+        scene.title or "Tokens",
+        drawing.verdict,
+        " ".join(part for part in (caption, drawing.caption, reading(drawing)) if part),
+        shape_of(reel),
+        len(shown_curves(drawing)) + drawing.circle,
+        command,
+    )

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from attractor.errors import InputError
-from attractor.pictures import style
-from attractor.pictures.layouts import CLEAR, FONT
+from attractor.plotting import CLEAR, FONT, style
 
 
 def plain(text: object) -> str:

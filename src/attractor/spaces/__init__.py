@@ -1,8 +1,5 @@
 """Where tokens move: flat space, the sphere, ellipsoids."""
 
-from attractor.spaces.ellipsoid import Ellipsoid
-from attractor.spaces.euclidean import Euclidean
-from attractor.spaces.space import Space, space_named
-from attractor.spaces.sphere import Sphere
+from attractor.spaces.space import Ellipsoid, Euclidean, Space, Sphere, angle, space_named
 
-__all__ = ["Ellipsoid", "Euclidean", "Space", "Sphere", "space_named"]
+__all__ = ["Ellipsoid", "Euclidean", "Space", "Sphere", "angle", "space_named"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attractor.cards import card, ellipse
 from attractor.errors import InputError
-from attractor.records import Record
+from attractor.html_repr import ellipse, html_card
+from attractor.serialization import Record
 from attractor.states.arrays import finite, floating
 
 
@@ -94,7 +94,7 @@ class Gaussian(Record):
         mean = self.mean.detach().cpu().reshape(-1, self.dim)[0].numpy()
         covariance = self.covariance.detach().cpu().reshape(-1, self.dim, self.dim)[0].numpy()
         rows |= {"mean": mean, "covariance": covariance}
-        return card("Gaussian", rows, ellipse(covariance, "shape of the covariance"))
+        return html_card("Gaussian", rows, ellipse(covariance, "shape of the covariance"))
 
     def __repr__(self) -> str:
         return f"Gaussian(dim={self.dim}, ensemble={tuple(self.batch_shape)})"

@@ -1,9 +1,10 @@
-"""Tokens: weighted points, the discrete measures that attention moves."""
+"""Tokens: weighted points, and the initial measures they are drawn from."""
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor
 
 from attractor import memory
-from attractor.cards import card, dots
 from attractor.errors import InputError
-from attractor.records import Record
+from attractor.html_repr import dots, html_card
+from attractor.serialization import Record
 from attractor.states.arrays import finite, floating
 
 LARGE = 1 << 20  # numbers in a random start above which somebody asks how much memory there is
@@ -140,7 +141,6 @@ class Tokens(Record):
         **options: Any,
     ) -> Tokens:
         """n independent tokens of a named measure, times ``scale``: ball, box, shell, ellipse:2,1, mixture:3, student:5, laplace, ..."""
-        from attractor.states.starts import drawn
 
         return drawn(start, n, dim, seed, scale, ensemble, **options)
 
@@ -173,7 +173,7 @@ class Tokens(Record):
             "kept in": str(self.points.dtype).removeprefix("torch."),
         }
         first = self.points.detach().reshape(-1, self.n, self.dim)[0].cpu().numpy()
-        return card("Tokens", rows, dots(first, f"{self.n} tokens on their first two coordinates"))
+        return html_card("Tokens", rows, dots(first, f"{self.n} tokens on their first two coordinates"))
 
     def __repr__(self) -> str:
         shape = "x".join(str(size) for size in self.points.shape)
@@ -197,3 +197,142 @@ def _normal(n: int, dim: int, seed: int, ensemble: int | Sequence[int]) -> Tenso
         # the numbers, their lengths, the points and which of them are finite
         memory.check(26.0 * numbers, n, f"a start of {n:,} tokens of dimension {dim}")
     return torch.from_numpy(np.random.default_rng(seed).standard_normal((*axes, n, dim)))
+
+
+Draw = Callable[..., np.ndarray]  # (generator, shape (..., n, d), *numbers) -> points
+_starts: dict[str, Draw] = {}
+UNIT = ("uniform", "hemisphere")  # on the unit sphere, whatever the scale
+
+
+def start(function: Draw) -> Draw:
+    """Make a start known under the name of its function."""
+    _starts[function.__name__.removesuffix("_")] = function
+    return function
+
+
+def list_starts() -> list[str]:
+    """Names of all random starts, in the order of the table."""
+    return list(_starts)
+
+
+def drawn(
+    name: str,
+    n: int,
+    dim: int,
+    seed: int = 0,
+    scale: float = 1.0,
+    ensemble: int | Sequence[int] = (),
+    **options: Any,
+) -> Tokens:
+    """n independent tokens (..., n, dim) of a named start, multiplied by ``scale``; ``options`` as for Tokens."""
+    if n < 1 or dim < 1:
+        raise InputError(f"there must be at least one token of at least one dimension, got n={n}, dim={dim}")
+    if not (math.isfinite(scale) and scale > 0):
+        raise InputError(f"the scale of a start must be positive, got {scale}")
+    function, numbers = _parsed(name)
+    axes = (ensemble,) if isinstance(ensemble, int) else tuple(ensemble)
+    shape = (*axes, n, dim)
+    if math.prod(shape) > LARGE:
+        memory.check(34.0 * math.prod(shape), n, f"a start of {n:,} tokens of dimension {dim}")
+    try:
+        points = function(np.random.default_rng(seed), shape, *numbers)
+    except TypeError:
+        raise InputError(f"start {name!r} has {len(numbers)} numbers, which are too many") from None
+    return Tokens(torch.from_numpy(scale * points), **options)
+
+
+def _parsed(name: str) -> tuple[Draw, list[float]]:
+    word, _, text = str(name).partition(":")
+    if word not in _starts:
+        close = difflib.get_close_matches(word, _starts, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"the starts are {', '.join(_starts)}"
+        raise InputError(f"start {name!r} is not known; {hint}")
+    try:
+        numbers = [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise InputError(f"start {name!r} must be a name, or a name and numbers such as student:5") from None
+    if not all(math.isfinite(number) for number in numbers):
+        raise InputError(f"start {name!r} must have finite numbers")
+    return _starts[word], numbers
+
+
+def _sphere(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    points = torch.from_numpy(generator.standard_normal(shape))
+    return (points / points.norm(dim=-1, keepdim=True)).numpy()  # to the bit what Tokens.uniform gives
+
+
+@start
+def uniform(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return _sphere(generator, shape)
+
+
+@start
+def hemisphere(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    points = _sphere(generator, shape)
+    points[..., -1] = np.abs(points[..., -1])
+    return points
+
+
+@start
+def gaussian(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return generator.standard_normal(shape)
+
+
+@start
+def ball(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    directions = _sphere(generator, shape)
+    return directions * generator.random((*shape[:-1], 1)) ** (1.0 / shape[-1])
+
+
+@start
+def box(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return generator.uniform(-1.0, 1.0, shape)
+
+
+@start
+def shell(generator: np.random.Generator, shape: tuple[int, ...], inner: float = 0.8) -> np.ndarray:
+    if not 0 <= inner < 1:
+        raise InputError(f"a shell has an inner radius from 0 to 1, got {inner:g}")
+    directions, dim = _sphere(generator, shape), shape[-1]
+    # the volume inside radius r grows like r^d
+    return directions * generator.uniform(inner**dim, 1.0, (*shape[:-1], 1)) ** (1.0 / dim)
+
+
+@start
+def ellipse(generator: np.random.Generator, shape: tuple[int, ...], *axes: float) -> np.ndarray:
+    axes = axes or tuple(1.0 / (i + 1) for i in range(shape[-1]))
+    if len(axes) != shape[-1] or min(axes) <= 0:
+        given = ", ".join(f"{axis:g}" for axis in axes)
+        raise InputError(f"an ellipse in dimension {shape[-1]} has that many positive half axes, got {given}")
+    return ball(generator, shape) * np.array(axes)
+
+
+@start
+def mixture(
+    generator: np.random.Generator, shape: tuple[int, ...], parts: float = 2, spread: float = 0.3
+) -> np.ndarray:
+    if parts < 1 or parts != int(parts) or spread < 0:
+        raise InputError(
+            f"a mixture has a whole number of parts and a spread of at least 0, got {parts:g} and {spread:g}"
+        )
+    centres = np.zeros((int(parts), shape[-1]))
+    if shape[-1] == 1:
+        centres[:, 0] = np.linspace(-1.0, 1.0, int(parts)) if parts > 1 else 0.0
+    else:
+        angles = 2 * np.pi * np.arange(int(parts)) / int(parts)
+        centres[:, 0], centres[:, 1] = np.cos(angles), np.sin(angles)
+    members = generator.integers(int(parts), size=shape[:-1])
+    return centres[members] + spread * generator.standard_normal(shape)
+
+
+@start
+def student(generator: np.random.Generator, shape: tuple[int, ...], degrees: float = 5.0) -> np.ndarray:
+    if not degrees > 0:
+        raise InputError(f"student needs positive degrees of freedom, got {degrees:g}")
+    points = generator.standard_normal(shape)
+    return points / np.sqrt(generator.chisquare(degrees, (*shape[:-1], 1)) / degrees)
+
+
+@start
+def laplace(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return generator.laplace(size=shape)

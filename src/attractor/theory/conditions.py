@@ -1,19 +1,21 @@
-"""Hypotheses that a computer can decide, or admit that it cannot.
-
-A hypothesis becomes a signed margin: positive where it holds. Between two bounds, within what rounding can blur, the answer is
-"undetermined" and the margin says how near.
-"""
+"""Hypotheses with margins, fates, and the matrices of a law."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
 from torch.linalg import LinAlgError  # pyright: ignore[reportAttributeAccessIssue]
 
-from attractor.errors import AttractorError
+from attractor.errors import AttractorError, UnsupportedError
+from attractor.laws import Attention
+from attractor.solvers import Trajectory
+from attractor.states import Tokens
 
 if TYPE_CHECKING:
     from attractor.theory.theorem import Case
@@ -128,3 +130,110 @@ def together(conditions: tuple[Condition, ...], count: int) -> Verdict:
     order = list(Verdict)
     worst = max((order.index(condition.verdict) for condition in conditions), default=0)
     return order[worst] if len(conditions) == count or worst else Verdict.UNDETERMINED
+
+
+FATES = {
+    "collapse": "every token tends to zero",
+    "divergence": "token norms are unbounded",
+    "bounded": "token norms stay bounded",
+    "consensus": "all tokens tend to one point",
+    "equilibrium": "every token tends to a limit",
+    "separation": "no pair of tokens comes closer, in the metric of the theorem",
+    "contraction": "no pair of tokens moves apart, in the metric of the theorem",
+    "bipartite": "tokens tend to two opposite points",
+    "blow-up": "norms become infinite in finite time",
+    "monotone": "a quantity of the theorem never decreases",
+    "identity": "an equation or inequality, without a fate of its own",
+}
+# pairs of fates that no run of distinct tokens can have together
+EXCLUSIVE = (
+    {"collapse", "divergence"},
+    {"collapse", "separation"},
+    {"collapse", "bipartite"},
+    {"collapse", "blow-up"},
+    {"bounded", "divergence"},
+    {"bounded", "blow-up"},
+    {"consensus", "bipartite"},
+    {"equilibrium", "divergence"},
+    {"equilibrium", "blow-up"},
+)
+
+
+def exclusive(first: str, second: str) -> bool:
+    """Whether one run cannot have both fates."""
+    return {first, second} in EXCLUSIVE
+
+
+def contradiction(fate: str, run: Trajectory) -> str | None:
+    """Why a finished run shows that a predicted fate is wrong, or None. A run that merely reached its time shows nothing."""
+    name, end = run.outcome.name, run.final
+    if not isinstance(end, Tokens):
+        return None
+    size = float(end.points.norm(dim=-1).max())
+    gap = float((end.points - end.points[..., :1, :]).norm(dim=-1).max())
+    start = float(run.points[0].norm(dim=-1).max()) if len(run.times) else size
+    grown = name in ("diverged", "blow_up")
+    resting = name == "steady" and size > 1e-3 * max(start, torch.finfo(end.points.dtype).tiny)
+    if fate in ("collapse", "bounded", "equilibrium") and grown:
+        return f"{FATES[fate]} was predicted, but {run.outcome.message}"
+    if fate == "collapse" and resting:
+        return f"{FATES[fate]} was predicted, but the tokens rest at a norm of {size:.3g}"
+    if fate in ("divergence", "blow-up") and (name == "collapsed" or resting):
+        return f"{FATES[fate]} was predicted, but {run.outcome.message}"
+    if fate == "consensus" and resting and gap > 1e-3 * size:
+        return f"{FATES[fate]} was predicted, but the tokens rest at a distance of {gap:.3g}"
+    if fate == "bipartite" and name == "consensus":
+        return f"{FATES[fate]} was predicted, but {run.outcome.message}"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Matrices:
+    """``interactions`` W (h, d, d), scale included, and ``values`` V (h, d, d), output projection included."""
+
+    interactions: Tensor
+    values: Tensor
+
+    @cached_property
+    def interaction(self) -> Tensor:
+        """The sum of W over heads."""
+        return self.interactions.sum(0)
+
+    @cached_property
+    def value(self) -> Tensor:
+        """The sum of V over heads: it moves the mean near zero, and the first token under a causal mask."""
+        return self.values.sum(0)
+
+    @cached_property
+    def spread(self) -> float:
+        """Smallest over largest singular value of all values side by side: zero where no one metric is determined."""
+        sizes = torch.linalg.svdvals(torch.cat(tuple(self.values), dim=-1))
+        return float(sizes[-1] / sizes[0].clamp_min(1e-300))
+
+    @cached_property
+    def metric(self) -> Tensor:
+        """The A that comes closest to A V = W for every head."""
+        values, interactions = torch.cat(tuple(self.values), -1), torch.cat(tuple(self.interactions), -1)
+        return torch.linalg.lstsq(values.mT, interactions.mT, driver="gelsd").solution.mT
+
+    @cached_property
+    def residual(self) -> float:
+        """How far A V = W is missed, relative to W."""
+        missed = torch.linalg.vector_norm(self.interactions - self.metric @ self.values)
+        return float(missed / torch.linalg.vector_norm(self.interactions).clamp_min(1e-300))
+
+    @cached_property
+    def congruent(self) -> Tensor:
+        """V'W of one head, congruent to its metric: the same inertia without an inverse."""
+        return self.values[0].mT @ self.interactions[0]
+
+
+def matrices(law: Attention) -> Matrices:
+    """The matrices of a law without an ensemble axis, in float64."""
+    if law.query.ndim > 3:
+        raise UnsupportedError("the law has parameters for several ensemble members: ask about law.member(...) of one")
+    interaction, value = (law.scale * law.interaction).detach().double(), law.value_map.detach().double()
+    if not (bool(interaction.isfinite().all()) and bool(value.isfinite().all())):
+        raise UnsupportedError("the law has entries that are not finite")
+    d = law.dim
+    return Matrices(interaction.reshape(-1, d, d).cpu(), value.reshape(-1, d, d).cpu())

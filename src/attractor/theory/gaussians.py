@@ -8,15 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.attention import Attention
-from attractor.attention.kernels import Kernel
-from attractor.flow import Trajectory, flow
+from attractor.laws import Attention, Kernel
+from attractor.solvers import Trajectory, flow
 from attractor.states import Gaussian
 from attractor.theory import hypotheses as given
 from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing, weakly
-from attractor.theory.matrices import asymmetry, extremes, symmetric
 from attractor.theory.sampling import Draw, definite, law_of
 from attractor.theory.theorem import Case, Citation
+from attractor.weights import asymmetry, extremes, symmetric
 
 TOLERANCES: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-13}
 CITATION_KEY = "castin2025unified"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from attractor.attention import Attention
-from attractor.attention.kernels import Kernel
-from attractor.attention.masks import Causal, Window
+from attractor.laws import Attention, Causal, Kernel, Window
 from attractor.states import Tokens
 from attractor.theory.conditions import BAND, Hypothesis, Margin, decided, strictly, vanishing
-from attractor.theory.matrices import asymmetry, extremes
 from attractor.theory.theorem import Case
+from attractor.weights import asymmetry, extremes
 
 BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
 

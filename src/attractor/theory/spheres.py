@@ -1,27 +1,22 @@
-r"""A law on a sphere or an ellipsoid, carried to the unit sphere, and the hypotheses of theorems that speak there.
-
-With :math:`y = W^{1/2}x` the ellipsoid becomes the unit sphere, the interaction :math:`P =
-W^{-1/2}(\text{scale}\,Q^\top K)W^{-1/2}` and the value :math:`U = W^{1/2}VW^{-1/2}`. Values with one direction,
-:math:`U_h = c_h U/\sum c`, act like one head whose weights are the averages :math:`\sum_h c_h w^h_{ij}/\sum c`, with
-the total value :math:`U = \sum_h U_h`.
-"""
+"""Laws on spheres and ellipsoids in unit-sphere coordinates, with their hypotheses and rates."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.attention import Attention, Schedule
-from attractor.attention.kernels import Kernel
 from attractor.errors import UnsupportedError
+from attractor.laws import Attention, Kernel, Schedule
 from attractor.observables import hemisphere_margin
 from attractor.spaces import Ellipsoid, Space, Sphere
-from attractor.theory.conditions import Hypothesis, Margin, decided, nonzero, strictly, vanishing, weakly
-from attractor.theory.matrices import asymmetry, matrices
+from attractor.theory.conditions import Hypothesis, Margin, decided, matrices, nonzero, strictly, vanishing, weakly
 from attractor.theory.theorem import Case, negated
+from attractor.weights import asymmetry
 
 TINY = 1e-300
 
@@ -211,3 +206,43 @@ def reverse(case: Case) -> Case:
     if not isinstance(law, Schedule):
         return negated(case)
     return replace(case, law=replace(law, laws=tuple(replace(part, value=-part.value) for part in laws_of(case))))
+
+
+def spread(points: Tensor) -> Tensor:
+    """Largest distance of a token from the first, (...)."""
+    return (points - points[..., :1, :]).norm(dim=-1).amax(-1)
+
+
+def apart(points: Tensor, target: Tensor) -> Tensor:
+    """Largest distance of a token from a point, (...)."""
+    return (points - target).norm(dim=-1).amax(-1)
+
+
+def rate_within(times: Tensor, values: Tensor, low: float = 1e-9, high: float = 1e-4) -> float:
+    """Rate r of values ~ e^{rt}, fitted where the values fall from one bound to the other; NaN where fewer than four do."""
+    # once below, what an integrator does at rest may lift them again
+    above = (values > low).to(torch.int64).cumprod(0).bool()
+    inside = above & (values < high)
+    if int(inside.sum()) < 4:
+        return float("nan")
+    return float(np.polyfit(times[inside].numpy(), values[inside].log().numpy(), 1)[0])
+
+
+def odds(values: Tensor) -> Tensor:
+    """v^2 / (1 - v^2), of numbers in [0, 1)."""
+    square = values.clamp(0.0, 1.0).square()
+    return square / (1.0 - square).clamp_min(torch.finfo(values.dtype).tiny)
+
+
+def tangent_spectrum(field: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
+    """Eigenvalues of the Jacobian of a map of tokens (n, d) on the unit sphere, in tangent directions, by automatic differentiation."""
+    n, d = points.shape
+
+    def flat(row: Tensor) -> Tensor:
+        at = row.reshape(n, d)
+        return field(at / at.norm(dim=-1, keepdim=True)).reshape(-1)
+
+    jacobian = torch.autograd.functional.jacobian(flat, points.reshape(-1))
+    assert isinstance(jacobian, Tensor)
+    tangent = torch.block_diag(*(torch.linalg.svd(row[None]).Vh[1:] for row in points))
+    return torch.linalg.eigvals(tangent @ jacobian @ tangent.mT)

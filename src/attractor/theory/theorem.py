@@ -1,26 +1,81 @@
-"""What a theorem is: hypotheses with margins, a fate, and a conclusion that can be measured.
-
-One file each under ``theorems/<paper>/``; the file defines ``THEOREM = Theorem(...)`` and is found by itself.
-"""
+"""Theorem interface, ensembles of cases, and the list of all theorems."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import importlib
+import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from attractor.attention import Attention, Law
 from attractor.errors import InputError, UnsupportedError
+from attractor.laws import Attention, Law
+from attractor.solvers import Trajectory, flow
 from attractor.spaces import Euclidean, Space
 from attractor.states import Gaussian, Tokens
-from attractor.theory.conditions import Condition, Hypothesis, Verdict, examine, together
-from attractor.theory.ensembles import integrate
-from attractor.theory.fates import FATES
-from attractor.theory.matrices import Matrices, matrices
+from attractor.theory.conditions import FATES, Condition, Hypothesis, Matrices, Verdict, examine, matrices, together
+
+TOLERANCES = {"rtol": 1e-10, "atol": 1e-13}
+SAVED = 100
+EVALUATIONS = 30_000  # for each member: more than any instance of a theorem needs, an end for those that violate one
+RANKS = {"query": 3, "key": 3, "value": 3, "output": 3, "query_bias": 2, "key_bias": 2, "value_bias": 2}
+
+
+def integrate(cases: Sequence[Case]) -> list[Trajectory]:
+    """The trajectory of every case, at tolerances that leave a conclusion nothing to blame on the integrator."""
+    runs: list[Trajectory | None] = [None] * len(cases)
+    groups: dict[Any, list[int]] = {}
+    for index, case in enumerate(cases):
+        groups.setdefault(_shape(case) or index, []).append(index)
+    for members in groups.values():
+        group = [cases[index] for index in members]
+        if len(group) == 1:
+            runs[members[0]] = _flow(group[0].law, group[0].state, group[0])
+            continue
+        points = torch.stack([case.tokens.points for case in group])
+        run = _flow(stacked([case.attention for case in group]), Tokens(points), group[0])
+        for place, index in enumerate(members):
+            runs[index] = run.member(place)
+    return [run for run in runs if run is not None]
+
+
+def _flow(law: Any, state: Any, case: Case) -> Trajectory:
+    members = 1 if not isinstance(state, Tokens) else state.batch_shape.numel()
+    budget = {"max_evaluations": EVALUATIONS * members}
+    options = {"save": SAVED, "merge": False, **TOLERANCES, **budget, **case.options}
+    return flow(law, state, space=case.space, until=case.horizon, stop=options.pop("stop", ()), **options)
+
+
+def _shape(case: Case) -> Any:
+    """What two cases must share to run together, or None for a case that runs alone."""
+    law, state = case.law, case.state
+    if not isinstance(law, Attention) or not isinstance(state, Tokens) or state.batch_shape:
+        return None
+    if law.query.ndim > 3 or law.output_bias is not None or state.masses is not None or state.positions is not None:
+        return None
+    shapes = tuple(None if (part := getattr(law, name)) is None else tuple(part.shape) for name in RANKS)
+    # parts that hold tensors (a boolean mask, a table of positions, an ellipsoid) are equal only to themselves
+    form = (law.kernel, law.mask, law.positions, law.scale, shapes, case.space)
+    return (*form, tuple(state.points.shape), case.horizon, repr(sorted(case.options.items())))
+
+
+def stacked(laws: list[Attention]) -> Attention:
+    """One law whose leading axis holds the parameters of each."""
+    parts: dict[str, Tensor] = {}
+    for name, rank in RANKS.items():
+        rows = [getattr(law, name) for law in laws]
+        if rows[0] is not None:
+            parts[name] = torch.stack([row if row.ndim == rank else row.unsqueeze(0) for row in rows])
+    return dataclasses.replace(laws[0], **parts)
 
 
 class Status(StrEnum):
@@ -178,3 +233,87 @@ class Theorem:
 def each(function: Callable[[Case], Any]) -> Callable[[Sequence[Case]], list[Any]]:
     """Evidence of one case at a time, for ``gather``."""
     return lambda cases: [function(case) for case in cases]
+
+
+# imported here, before the package gives the name ``theorems`` to the function below
+SHELF = importlib.import_module("attractor.theory.theorems")
+
+
+@cache
+def _shelved() -> dict[str, Theorem]:
+    found: dict[str, Theorem] = {}
+    for module in pkgutil.walk_packages(SHELF.__path__, SHELF.__name__ + "."):
+        theorem = getattr(importlib.import_module(module.name), "THEOREM", None)
+        if isinstance(theorem, Theorem):
+            if theorem.key in found:
+                raise InputError(f"two theorems are called {theorem.key!r}: give one of them another key")
+            found[theorem.key] = theorem
+    return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
+
+
+def _natural(key: str) -> list[int | str]:
+    """T10 after T9."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)]
+
+
+def list_theorems(paper: str | None = None) -> tuple[Theorem, ...]:
+    """All theorems in order of their keys, or those of one paper ("regimes", "consensus", "meanfield")."""
+    return tuple(theorem for theorem in _shelved().values() if paper in (None, theorem.key.split(".")[0]))
+
+
+def find_theorem(key: str) -> Theorem:
+    """The theorem of that key."""
+    known = _shelved()
+    if key not in known:
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = (
+            f"did you mean {close[0]!r}?"
+            if close
+            else f"attractor check --list and attractor.theory.theorems() have all {len(known)}"
+        )
+        raise InputError(f"theorem {key!r} is not known; {hint}")
+    return known[key]
+
+
+def summary(theorem: Theorem) -> dict[str, Any]:
+    """One theorem, ready for JSON."""
+    return {
+        "key": theorem.key,
+        "title": theorem.title,
+        "status": theorem.status.value,
+        "statement": theorem.statement,
+        "fate": theorem.fate if isinstance(theorem.fate, str) else "depends on the case",
+        "rate": theorem.rate,
+        "hypotheses": {hypothesis.name: hypothesis.formula for hypothesis in theorem.hypotheses},
+        "citation": {
+            "key": theorem.citation.key,
+            "place": theorem.citation.place,
+            "symbols": theorem.citation.symbols,
+        },
+        "proof": theorem.proof,
+    }
+
+
+def dollars(text: str) -> str:
+    r"""LaTeX between \( and \) as Markdown has it."""
+    return text.replace(r"\(", "$").replace(r"\)", "$")
+
+
+def markdown(paper: str | None = None) -> str:
+    """All theorems of one source, or of all, as Markdown with mathematics."""
+    parts = []
+    for theorem in list_theorems(paper):
+        lines = [
+            f"## {theorem.key}: {theorem.title}",
+            f"*{theorem.status.value}*; {theorem.citation.place or 'source'}: {{cite:p}}`{theorem.citation.key}`",
+            dollars(theorem.statement),
+            "Hypotheses: " + "; ".join(f"{item.name} (${item.formula}$)" for item in theorem.hypotheses) + ".",
+        ]
+        if theorem.rate:
+            lines.append(f"Rate: ${theorem.rate}$.")
+        if theorem.proof:
+            lines.append(f"Proof: {theorem.proof}")
+        lines.append(f"Symbols: {theorem.citation.symbols}.")
+        lines.append(f"Check: `attractor check --theorem {theorem.key}`")
+        parts.append("\n\n".join(lines))
+    return "\n\n".join(parts) + "\n"

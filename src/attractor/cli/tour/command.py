@@ -1,4 +1,4 @@
-"""The command: it makes the stops, shows how far it is, and writes the page."""
+"""``attractor tour``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.ending import FAILED, complain, ending, sentence
-from attractor.cli.files import check_folder_to_make
-from attractor.cli.groups import grouped, panel, replay
+from attractor.cli.console import FAILED, complain, ending, sentence
+from attractor.cli.inputs import check_folder_to_make
+from attractor.cli.options import grouped, panel, replay
+from attractor.cli.tour.models import audited, refined, traced
+from attractor.cli.tour.stop import Stop
+from attractor.cli.tour.systems import bench, clusters, gaussians, hemisphere
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
-    from attractor.cli.tour.stop import Settings, Stop
+    from attractor.cli.tour.stop import Settings
     from attractor.report import Report
+
+STOPS = (
+    Stop("clusters", "Tokens gather in clusters", clusters),
+    Stop("hemisphere", "A rate known beforehand", hemisphere),
+    Stop("theorems", "Theorems that can be measured", bench),
+    Stop("gaussians", "Two Gaussians: blow-up and collapse", gaussians),
+    Stop("audit", "A real model's weights", audited),
+    Stop("trace", "A real model's tokens", traced),
+    Stop("refine", "One refined layer", refined),
+)
+
+
+def chosen(names: list[str]) -> list[Stop]:
+    """The stops that were asked for, in the order of the tour."""
+    known = [stop.key for stop in STOPS]
+    for name in names:
+        if name not in known:
+            raise InputError(f"--stop {name!r} is not known; the stops are {', '.join(known)}")
+    return [stop for stop in STOPS if not names or stop.key in names]
+
 
 SCHEMA = "attractor.tour/1"
 what, output = panel("Tour"), panel("Results")
@@ -81,9 +104,7 @@ def tour(context: typer.Context, options: TourOptions, output: TourOutput) -> No
     them. Exit code 0; 1 if a stop failed, 2 for a bad argument.
     """
     with ending("attractor tour", output.debug):
-        from attractor.cli.tour.display import display
-        from attractor.cli.tour.stop import Settings
-        from attractor.cli.tour.stops import chosen
+        from attractor.cli.tour.stop import Settings, display
         from attractor.report import Report
 
         stops = chosen(options.stop or [])
@@ -123,7 +144,7 @@ def place(folder: Path) -> Path:
 
 def check_model(settings: Settings, stops: list[Stop]) -> None:
     """A model that was named is opened before anything else, so that a wrong name costs nothing."""
-    from attractor.cli.tour.model import DEFAULT, opened
+    from attractor.cli.tour.models import DEFAULT, opened
     from attractor.cli.tour.stop import Skipped
 
     if settings.model == DEFAULT or not any(stop.key in ("audit", "trace", "refine") for stop in stops):
@@ -187,7 +208,7 @@ def commands(model: str) -> dict[str, str]:
 
 def tell(context: typer.Context, visits: list[Visit], page: Path, options: TourOptions, output: TourOutput) -> None:
     """One JSON object, or the tour in a few lines."""
-    from attractor.cli.printing import print_json, print_rows, versions
+    from attractor.cli.console import print_json, print_rows, versions
 
     size = page.stat().st_size
     if output.json:

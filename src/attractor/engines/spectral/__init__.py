@@ -4,8 +4,7 @@
 a problem lies on a sphere and what it would cost, and ``engine.py`` runs it. The two passes over tokens are in ``cpp/zonal.h``.
 """
 
-from attractor.engines.fused.kernels import reason
-from attractor.engines.spectral.engine import run
-from attractor.engines.spectral.plan import accepts, obstacle, rank
+from attractor.engines.fused import reason
+from attractor.engines.spectral.engine import accepts, obstacle, rank, run
 
 __all__ = ["accepts", "obstacle", "rank", "reason", "run"]

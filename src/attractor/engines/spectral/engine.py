@@ -1,20 +1,208 @@
-"""One call of the spectral engine: analyse the keys, multiply by the kernel's coefficients, evaluate at the queries."""
+"""Spectral engine: attention on the circle and the 2-sphere in time linear in the number of tokens."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attractor.engines import fused
-from attractor.engines.contract import Problem
-from attractor.engines.fused import kernels
-from attractor.engines.fused.layout import adjacent
-from attractor.engines.spectral.harmonics import basis, series, with_coordinates
-from attractor.engines.spectral.plan import Plan, flat, members
+from attractor.engines import fused as kernels
+from attractor.engines.fused import adjacent
+from attractor.engines.problem import Problem
+from attractor.engines.spectral.harmonics import HIGHEST, basis, order_for, series, truncation_error, with_coordinates
 from attractor.errors import UnsupportedError
+
+PAIRS = 1 << 20  # of one member of the batch: below, looking at the lengths would cost as much as it saves
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-7}  # relative error that a row may have
+TRUNCATION = {torch.float64: 2.0**-53, torch.float32: 2.0**-36}  # of the series, relative to the kernel's maximum
+WIDE = ("avx512",)  # instruction sets of the longest vectors
+# Nanoseconds of a pair in three dimensions by the fused engine on one thread, where each is computed once
+PAIR = {
+    True: {torch.float64: 0.36, torch.float32: 0.17},
+    False: {torch.float64: 0.8, torch.float32: 0.3},
+}
+EVEN = 2.0**-50  # differences of lengths that are the rounding of float64
+SHARE = 1e-4  # the series' part of a tolerance: rows whose sums are that small beside the largest still have it
+# Rounding of a sum relative to the total mass, about twice what was seen. Errors relative to the sum itself come on top, a small
+# multiple of the machine precision times the largest score, as they do in all engines.
+ROUNDING = 2.0**-50
+NOTE = "spectral"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One member of the batch, in float64: lengths of its queries and keys, and the order of the series."""
+
+    q: Tensor
+    k: Tensor
+    query_length: float
+    key_length: float
+    order: int
+    dtype: torch.dtype
+    tolerance: float
+    keys: Tensor  # as they were given; k may have been made of one length
+
+    @property
+    def dim(self) -> int:
+        return self.q.shape[-1]
+
+    @property
+    def beta(self) -> float:
+        return self.query_length * self.key_length
+
+    @property
+    def error(self) -> float:
+        """Of a row's sum, relative to the total mass."""
+        return truncation_error(self.dim, self.beta, self.order) + ROUNDING
+
+    def cost(self, columns: int) -> tuple[float, float]:
+        """Nanoseconds on one thread, and those that more threads do not share; measured, see benchmarks/spectral.py."""
+        each = 1.0 if kernels.instruction_set() in WIDE else 2.2  # of a harmonic
+        harmonics = (self.order + 1) * (self.order + 2) / 2 if self.dim == 3 else self.order + 1
+        # values of as many columns as the keys are most often multiples of them, and need no channels of their own
+        channels = 1 if columns in (0, self.dim) else 1 + columns
+        shared = len(self.k) * (115.0 + 0.115 * each * harmonics * channels) + len(self.q) * (
+            115.0 + 0.07 * each * harmonics * (1 + columns)
+        )
+        return shared, (2.5e5 if self.dim == 3 else 1.2e5) + 175.0 * harmonics
+
+
+def accepts(problem: Problem) -> bool:
+    """Whether the series is possible, and faster than all pairs; the count of pairs is looked at first."""
+    if problem.queries * problem.keys < PAIRS or problem.needs_gradient or structure(problem):
+        return False
+    if not _wins(problem, [_guess(problem)] * problem.batch.numel()):
+        return False
+    plans = members(problem)
+    return not isinstance(plans, str) and _wins(problem, plans)
+
+
+def _guess(problem: Problem) -> Plan:
+    """The plan if all lengths are those of the first query and key; looking at all of them takes longer than many a problem."""
+    q, k = (part.detach()[(0,) * (part.ndim - 2)] for part in (problem.q, problem.k))
+    lengths = [math.hypot(*part[0].tolist()) for part in (q, k)]
+    tolerance = _tolerance(problem)
+    beta = min(lengths[0] * lengths[1], 1e4) if math.isfinite(lengths[0] * lengths[1]) else 0.0
+    # to three digits, so that the order is most often known already
+    order = order_for(q.shape[-1], float(f"{beta:.3g}"), max(TRUNCATION[q.dtype], SHARE * tolerance))
+    return Plan(q, k, lengths[0], lengths[1], order, q.dtype, tolerance, k)
+
+
+def _tolerance(problem: Problem) -> float:
+    return max(problem.tolerance or 0.0, TOLERANCE[problem.q.dtype])
+
+
+def _wins(problem: Problem, plans: list[Plan]) -> bool:
+    columns = 0 if problem.v is None else problem.v.shape[-1]
+    # of the fused engine, which computes each pair once where the queries are a multiple of the keys
+    pair = PAIR[kernels.instruction_set() in WIDE][problem.q.dtype] * (1.0 if all(map(_symmetric, plans)) else 1.5)
+    pair *= (1.0 + columns / 20.0) / 1.15
+    costs = [plan.cost(columns) for plan in plans]
+    # a margin for what the model leaves out
+    return 1.2 * sum(shared + torch.get_num_threads() * alone for shared, alone in costs) < pair * problem.pairs
+
+
+def _symmetric(plan: Plan) -> bool:
+    """Whether the queries look like a multiple of the keys: the first and the last do."""
+    if plan.q.shape != plan.k.shape:
+        return False
+    pairs = (pair for row in (0, -1) for pair in zip(plan.q[row].tolist(), plan.k[row].tolist(), strict=True))
+    return all(abs(q * plan.key_length - k * plan.query_length) <= 1e-5 * plan.beta for q, k in pairs)
+
+
+def rank(problem: Problem) -> float:
+    """Above all others where it is accepted."""
+    return 4.0
+
+
+def obstacle(problem: Problem) -> str:
+    """Why the series is not possible; empty if it is."""
+    if problem.needs_gradient:
+        return "it computes no gradients"
+    found = structure(problem) or members(problem)
+    return found if isinstance(found, str) else ""
+
+
+def structure(problem: Problem) -> str:
+    """What can be said without looking at the numbers."""
+    if problem.q.shape[-1] not in (2, 3):
+        return f"queries and keys must be in the plane or in space, not in dimension {problem.q.shape[-1]}"
+    if problem.mode not in ("softmax", "exponential"):
+        return f"the mode must be softmax or exponential, not {problem.mode}"
+    if problem.masked:
+        return "it knows no masks"
+    if problem.q.dtype not in TOLERANCE:
+        return f"it computes in float64 or float32, not {str(problem.q.dtype).removeprefix('torch.')}"
+    if problem.q.device.type != "cpu":
+        return f"it runs on the CPU, and the tensors are on {problem.q.device}"
+    if not problem.queries or not problem.keys or not problem.batch.numel():
+        return "there are no tokens"
+    return "" if fused.accepts(problem) else "tensors must be plain ones of one dtype on the CPU"
+
+
+def members(problem: Problem) -> list[Plan] | str:
+    """A plan for every member of the batch, or why there is none. Found once for each problem."""
+    if NOTE not in problem.notes:
+        problem.notes[NOTE] = _members(problem)
+    return problem.notes[NOTE]
+
+
+def _members(problem: Problem) -> list[Plan] | str:
+    bias = problem.key_bias
+    if bias is not None and not bool((bias < math.inf).all()):
+        return "a key's bias is infinite or no number"
+    plans = []
+    queries, keys = flat(problem.q, problem), flat(problem.k, problem)
+    for q, k in zip(queries, keys, strict=True):
+        plan = _member(q, k, problem.q.dtype, _tolerance(problem))
+        if isinstance(plan, str):
+            return plan
+        plans.append(plan)
+    if problem.mode == "exponential":
+        peak = 0.0 if bias is None else float(bias.max())
+        if max(plan.beta for plan in plans) + max(peak, 0.0) > 700.0:
+            return "the weights overflow"
+    return plans
+
+
+def _member(q: Tensor, k: Tensor, dtype: torch.dtype, tolerance: float) -> Plan | str:
+    q, k = adjacent(q), adjacent(k)
+    lengths, unevenness = [], 0.0
+    for points, name in ((q, "queries"), (k, "keys")):
+        square = float(points[0].square().sum())
+        most = kernels.module().unevenness(
+            torch.get_num_threads(), points.shape[0], points.shape[1], points.data_ptr(), points.stride(0), square
+        )
+        if not most <= 1e-3 * square:
+            return f"{name} must have one length to lie on a sphere, and their squared lengths differ by {most:.1e} from {square:.3g}"
+        lengths.append(math.sqrt(square))
+        unevenness += 0.5 * most / square if square else 0.0
+    beta = lengths[0] * lengths[1]
+    # either the scores feel it less than the tolerance, or it is the rounding of the points themselves
+    if unevenness > max(8.0 * torch.finfo(dtype).eps, TOLERANCE[dtype] / max(beta, 1.0)):
+        return f"queries and keys must lie on spheres, and their lengths differ by {unevenness:.1e} of themselves"
+    keys = k
+    if unevenness > EVEN:
+        # the scores hardly feel it, but the terms of the series do, which cancel where a row is far from all keys
+        q, k = (_even(points, length) for points, length in zip((q, k), lengths, strict=True))
+    truncation = max(TRUNCATION[dtype], SHARE * tolerance)
+    if not beta < 1e4 or order_for(q.shape[-1], beta, truncation) > HIGHEST:
+        return f"scores up to {beta:.3g} need a series too long"
+    return Plan(q, k, lengths[0], lengths[1], order_for(q.shape[-1], beta, truncation), dtype, tolerance, keys)
+
+
+def _even(points: Tensor, length: float) -> Tensor:
+    return points * (length / torch.linalg.vector_norm(points, dim=-1, keepdim=True)) if length else points
+
+
+def flat(tensor: Tensor, problem: Problem) -> Tensor:
+    """(members, rows, columns) in float64."""
+    shape = tensor.shape[-2:]
+    return tensor.detach().expand(*problem.batch, *shape).reshape(problem.batch.numel(), *shape).double()
 
 
 def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:

@@ -1,14 +1,4 @@
-r"""Harmonics of tokens: tables for the recurrence, and the harmonics of tokens times their own coordinates.
-
-On the 2-sphere :math:`\Psi_{lm} = q_{lm}(z)\,(x + iy)^m` with :math:`z q_{lm} = e_{l+1,m} q_{l+1,m} + e_{lm} q_{l-1,m}`,
-:math:`e_{lm}^2 = (l^2 - m^2)/(4l^2 - 1)`, and the addition theorem
-:math:`(2l + 1) P_l(\langle x, y\rangle) = \sum_{m \ge 0} (2 - \delta_{m0})\, \mathrm{Re}\, \overline{\Psi_{lm}(y)}\, \Psi_{lm}(x)`;
-on the circle :math:`\Psi_m = (x + iy)^m`. The kernels of ``cpp/zonal.h`` use :math:`Q_{lm} = s_{lm} q_{lm}`, which makes their
-recurrence short.
-
-Where values are multiples of the keys, the sums of :math:`m_j y_j \Psi(y_j)` that they need are combinations of those of
-:math:`m_j \Psi(y_j)` at the neighbouring degrees and orders: then one analysed channel, to one order more, serves all.
-"""
+"""Harmonic expansion of exp(<x, y>) on the circle and the sphere: coefficients, truncation error, basis functions."""
 
 from __future__ import annotations
 
@@ -17,7 +7,42 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from attractor.engines.spectral.expansion import coefficients
+HIGHEST = 420  # order up to which harmonics of high degree stay within the range of float64
+NEGLIGIBLE = 1e-30  # coefficients below it are left out of the sums
+
+
+@lru_cache(maxsize=64)
+def coefficients(dim: int, beta: float) -> np.ndarray:
+    """All coefficients of the series that are not negligible; they sum to one."""
+    if beta < NEGLIGIBLE:
+        return np.ones(1)
+    half = 0.0 if dim == 2 else 0.5
+    start, bound = 0, 1.0
+    while bound > NEGLIGIBLE:
+        bound *= beta / (start + 0.5 + half + np.hypot(beta, start + 0.5 + half))
+        start += 1
+    values = np.zeros(start + 4)
+    values[start + 2] = 1e-280
+    # downwards, where the recurrence is stable: I_{v-1} = I_{v+1} + (2v / beta) I_v
+    for degree in range(start + 2, 0, -1):
+        values[degree - 1] = values[degree + 1] + 2.0 * (degree + half) / beta * values[degree]
+    degrees = np.arange(len(values))
+    values *= np.where(degrees == 0, 1.0, 2.0) if dim == 2 else 2.0 * degrees + 1.0
+    values /= values.sum()
+    values.setflags(write=False)
+    return values
+
+
+def truncation_error(dim: int, beta: float, order: int) -> float:
+    """The sup over the sphere of the kernel's error if the series stops at this order, relative to the kernel's maximum."""
+    return float(coefficients(dim, beta)[order + 1 :].sum())
+
+
+@lru_cache(maxsize=256)
+def order_for(dim: int, beta: float, tolerance: float) -> int:
+    """The smallest order whose truncation error is at most the tolerance."""
+    tails = np.cumsum(coefficients(dim, beta)[::-1])[::-1]
+    return max(0, int(np.count_nonzero(tails > tolerance)) - 1)
 
 
 @dataclass(frozen=True)

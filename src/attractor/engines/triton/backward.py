@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attractor.engines.triton.mathematics import LOG2E, PRECISE, exp2, seen, sigmoid2
+from attractor.engines.triton.primitives import LOG2E, PRECISE, exp2, seen, sigmoid2
 
 
 def configurations() -> list[triton.Config]:

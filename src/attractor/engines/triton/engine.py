@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attractor.engines.contract import Problem
+from attractor.engines.problem import INTERPRETED, Problem
 
 TYPES = (torch.float32, torch.float64)
 WIDEST = 128  # columns of keys and values that fit in the shared memory of a multiprocessor
 NARROW = 4  # columns that stay in registers
 SMALLEST = 1 << 14  # pairs below which a few library calls are faster than preparing the kernels' operands
-INTERPRETED = (
-    os.environ.get("TRITON_INTERPRET") == "1"
-)  # Triton's own interpreter runs the kernels on the CPU, for tests
 
 
 def _reason() -> str:
@@ -80,7 +76,7 @@ def rank(problem: Problem) -> float:
 
 
 def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
-    from attractor.engines.triton.gradient import Attend, forward
+    from attractor.engines.triton.launch import Attend, forward
 
     if problem.needs_gradient:
         return Attend.apply(problem, problem.q, problem.k, problem.v, problem.key_bias)  # type: ignore[return-value]

@@ -1,8 +1,8 @@
-"""Head dimensions up to four: queries, keys and sums all in registers.
+r"""Head dimensions up to four: queries, keys and sums all in registers.
 
 A thread keeps a few queries and meets one key of every tile of ``TILE``; it holds its own partial sums for each of its queries, which are
 added over threads once in ``CHUNK`` keys. So no reduction stands in the inner loop, and rounding grows with the length of a
-chunk, not with n (two-level accumulation). Scores lie within \\|q\\| max \\|k\\| of 0 (Cauchy and Schwarz): where that and the biases
+chunk, not with n (two-level accumulation). Scores lie within \|q\| max \|k\| of 0 (Cauchy and Schwarz): where that and the biases
 keep exponents far from the ends of their range nothing is subtracted, else a first pass finds each row's maximum.
 
 Keys, values and biases arrive in tiles, (tiles, slots, TILE) with a slot for every coordinate, so that all loads of a tile
@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attractor.engines.triton.mathematics import LN2, LOG2E, exp2, seen, sigmoid2
+from attractor.engines.triton.primitives import LN2, LOG2E, exp2, seen, sigmoid2
 
 TILE = 32
 CHUNK: tl.constexpr = tl.constexpr(8192)  # keys between two reductions

@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attractor.engines.triton.mathematics import LN2, exp2
 from attractor.engines.triton.narrow import BN, CHUNK, over_threads, slot, valued
+from attractor.engines.triton.primitives import LN2, exp2
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attractor.engines.triton.mathematics import LN2, exp2, seen, sigmoid2
+from attractor.engines.triton.primitives import LN2, exp2, seen, sigmoid2
 
 
 def configurations() -> list[triton.Config]:

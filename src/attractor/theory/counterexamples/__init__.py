@@ -1,1 +1,1 @@
-"""Systems that refute claims, one file each; see ``attractor.theory.gallery``."""
+"""Systems that refute claims, one file each; see ``attractor.theory.claims``."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from attractor.attention import Absolute, Attention
-from attractor.flow import flow
-from attractor.pictures.curves import Curve, Panel
+from attractor.laws import Absolute, Attention
+from attractor.plotting import Curve, Panel
+from attractor.solvers import flow
 from attractor.states import Tokens
-from attractor.theory.gallery import CounterExample, Evidence
-from attractor.theory.trends import decades
+from attractor.theory.checking import decades
+from attractor.theory.claims import CounterExample, Evidence
 
 UNTIL = 300.0
 

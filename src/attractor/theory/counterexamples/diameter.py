@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from attractor.attention import Attention
-from attractor.flow import flow
+from attractor.laws import Attention
 from attractor.observables import diameter, hemisphere_margin
-from attractor.pictures.curves import Curve, Panel
+from attractor.plotting import Curve, Panel
+from attractor.solvers import flow
 from attractor.spaces import Sphere
 from attractor.states import Tokens
-from attractor.theory.gallery import CounterExample, Evidence
+from attractor.theory.claims import CounterExample, Evidence
 
 STARTS = 400
 

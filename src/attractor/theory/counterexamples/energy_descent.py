@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from attractor.attention import Attention
-from attractor.flow import flow, velocity
+from attractor.laws import Attention
 from attractor.observables import energy, energy_rate, partition
-from attractor.pictures.curves import Curve, Panel
+from attractor.plotting import Curve, Panel
+from attractor.solvers import flow, velocity
 from attractor.spaces import Ellipsoid, Sphere
 from attractor.states import Tokens
-from attractor.theory.gallery import CounterExample, Evidence
+from attractor.theory.claims import CounterExample, Evidence
 
 INTERACTION = torch.diag(torch.tensor([0.29, 12.8], dtype=torch.float64))
 

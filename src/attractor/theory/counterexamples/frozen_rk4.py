@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from attractor.attention import Attention
-from attractor.flow import flow
-from attractor.pictures.curves import Curve, Panel
+from attractor.laws import Attention
+from attractor.plotting import Curve, Panel
+from attractor.solvers import flow
 from attractor.states import Tokens
-from attractor.theory.gallery import CounterExample, Evidence
+from attractor.theory.claims import CounterExample, Evidence
 
 UNTIL = 2.0
 STEPS = (8, 16, 32, 64)

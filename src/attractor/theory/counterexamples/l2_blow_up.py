@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from attractor.attention import Attention
-from attractor.flow import flow
-from attractor.pictures.curves import Curve, Panel
+from attractor.laws import Attention
+from attractor.plotting import Curve, Panel
+from attractor.solvers import flow
 from attractor.states import Gaussian
-from attractor.theory.gallery import CounterExample, Evidence
+from attractor.theory.claims import CounterExample, Evidence
 
 
 def run() -> Evidence:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from attractor.attention import Attention
-from attractor.pictures.curves import Curve, Panel
-from attractor.theory.gallery import CounterExample, Evidence
+from attractor.laws import Attention
+from attractor.plotting import Curve, Panel
+from attractor.theory.claims import CounterExample, Evidence
 
 # found as the 97th of independent normal draws (numpy seed 1) and rounded to one decimal; about 1 in 100 bounded draws does it
 QUERY = [[0.2, -1.3, 0.1, -2.1], [-0.2, -0.4, 1.5, -0.3], [-0.7, -0.7, -0.8, 0.0], [0.2, 1.6, -1.3, 0.6]]

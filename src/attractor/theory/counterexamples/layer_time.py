@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from attractor.attention import Attention
-from attractor.flow import flow
-from attractor.pictures.curves import Curve, Panel
+from attractor.laws import Attention
+from attractor.plotting import Curve, Panel
+from attractor.solvers import flow
 from attractor.spaces import Sphere
 from attractor.states import Tokens
-from attractor.theory.approach import rate_within, spread
-from attractor.theory.gallery import CounterExample, Evidence
+from attractor.theory.claims import CounterExample, Evidence
+from attractor.theory.spheres import rate_within, spread
 
 
 def run() -> Evidence:

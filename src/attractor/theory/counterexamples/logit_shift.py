@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from attractor.pictures.curves import Curve, Panel
-from attractor.theory.gallery import CounterExample, Evidence
-from attractor.theory.matrices import symmetric
+from attractor.plotting import Curve, Panel
+from attractor.theory.claims import CounterExample, Evidence
 from attractor.theory.sampling import definite, skew
+from attractor.weights import symmetric
 
 
 def run() -> Evidence:

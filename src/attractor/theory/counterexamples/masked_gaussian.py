@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from attractor.attention import Attention
-from attractor.flow import flow
-from attractor.pictures.curves import Curve, Panel
+from attractor.laws import Attention
+from attractor.plotting import Curve, Panel
+from attractor.solvers import flow
 from attractor.states import Tokens
+from attractor.theory.claims import CounterExample, Evidence
 from attractor.theory.counterexamples.sigmoid_shape import excess
-from attractor.theory.gallery import CounterExample, Evidence
 
 BLOCK = 400
 

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import torch
 
-from attractor.attention import Attention
-from attractor.flow import flow
+from attractor.laws import Attention
 from attractor.observables import hemisphere_margin
-from attractor.pictures.curves import Curve, Panel
+from attractor.plotting import Curve, Panel
+from attractor.solvers import flow
 from attractor.spaces import Sphere
 from attractor.states import Tokens
-from attractor.theory.gallery import CounterExample, Evidence
+from attractor.theory.claims import CounterExample, Evidence
 
 TURN = torch.tensor([[0.0, -4.0], [4.0, 0.0]], dtype=torch.float64)
 UNTIL = 300.0

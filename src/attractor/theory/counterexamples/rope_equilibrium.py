@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from attractor.attention import Attention, Rotary
-from attractor.flow import flow, velocity
-from attractor.pictures.curves import Curve, Panel
+from attractor.laws import Attention, Rotary
+from attractor.plotting import Curve, Panel
+from attractor.solvers import flow, velocity
 from attractor.states import Tokens
-from attractor.theory.gallery import CounterExample, Evidence
+from attractor.theory.claims import CounterExample, Evidence
 
 
 def run() -> Evidence:

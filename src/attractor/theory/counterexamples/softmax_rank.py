@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from attractor.attention import Attention
-from attractor.flow import flow
-from attractor.pictures.curves import Curve, Panel
+from attractor.laws import Attention
+from attractor.plotting import Curve, Panel
+from attractor.solvers import flow
 from attractor.states import Gaussian
-from attractor.theory.gallery import CounterExample, Evidence
+from attractor.theory.claims import CounterExample, Evidence
 
 # a random law of dimension four with such a limit, rounded to whole numbers; `attractor check --theorem meanfield.T6-generic --violated 60`
 # draws others

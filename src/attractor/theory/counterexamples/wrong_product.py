@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from attractor.pictures.curves import Curve, Panel
-from attractor.theory.gallery import CounterExample, Evidence
+from attractor.plotting import Curve, Panel
+from attractor.theory.claims import CounterExample, Evidence
 from attractor.theory.sampling import definite, orthogonal, skew
 
 

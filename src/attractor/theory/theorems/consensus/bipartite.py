@@ -16,16 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.flow import velocity
+from attractor.solvers import velocity
 from attractor.states import Tokens
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
-from attractor.theory.approach import tangent_spectrum
 from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
-from attractor.theory.ensembles import integrate
-from attractor.theory.sampling import Draw, orthogonal
-from attractor.theory.sphere_sampling import gaussian, onto, place, sphere_law
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
+from attractor.theory.sampling import Draw, gaussian, onto, orthogonal, place, sphere_law
+from attractor.theory.spheres import tangent_spectrum
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
 
 HORIZON = 80.0

@@ -18,8 +18,7 @@ from torch import Tensor
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
 from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
-from attractor.theory.sampling import Draw, orthogonal
-from attractor.theory.sphere_sampling import onto, place, sphere_law
+from attractor.theory.sampling import Draw, onto, orthogonal, place, sphere_law
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import bipartite, causal_symmetric, common_value
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import torch
 
-from attractor.flow import Trajectory, velocity
+from attractor.solvers import Trajectory, velocity
 from attractor.states import Tokens
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
-from attractor.theory.approach import rate_within, spread
-from attractor.theory.sampling import Draw, sizes
-from attractor.theory.sphere_sampling import onto, place, plural, unit
+from attractor.theory.checking import alive
+from attractor.theory.sampling import Draw, onto, place, plural, sizes, unit
+from attractor.theory.spheres import rate_within, spread
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.theory.trends import alive
 
 HORIZON = 60.0
 FEW = ((3, 3), (4, 3), (4, 4))

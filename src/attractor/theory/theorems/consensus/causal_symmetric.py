@@ -15,18 +15,16 @@ from collections.abc import Sequence
 
 import torch
 
-from attractor.flow import Trajectory, velocity
+from attractor.solvers import Trajectory, velocity
 from attractor.states import Tokens
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
-from attractor.theory.approach import apart, rate_within, tangent_spectrum
+from attractor.theory.checking import alive
 from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.ensembles import integrate
-from attractor.theory.sampling import Draw, orthogonal, sizes
-from attractor.theory.sphere_sampling import halved, onto, place, plural
-from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem
+from attractor.theory.sampling import Draw, halved, onto, orthogonal, place, plural, sizes
+from attractor.theory.spheres import apart, rate_within, tangent_spectrum
+from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import common_value
-from attractor.theory.trends import alive
 
 HORIZON = 40.0
 FEW = ((3, 3), (4, 3), (4, 4))

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import torch
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
-from attractor.theory.approach import spread
+from attractor.theory.checking import alive, decades
 from attractor.theory.conditions import Hypothesis, Margin, decided, nonzero, weakly
-from attractor.theory.sampling import Draw
-from attractor.theory.sphere_sampling import onto, place, sphere_law, unit
+from attractor.theory.sampling import Draw, onto, place, sphere_law, unit
+from attractor.theory.spheres import spread
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
-from attractor.theory.trends import alive, decades
 
 HORIZON = 600.0
 OPTIONS = {"save": decades(HORIZON)}

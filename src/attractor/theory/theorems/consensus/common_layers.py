@@ -12,9 +12,8 @@ import math
 
 import torch
 
-from attractor.flow import Trajectory
-from attractor.theory.sampling import Draw, sizes
-from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural
+from attractor.solvers import Trajectory
+from attractor.theory.sampling import SPHERE_SIZES, Draw, halved, onto, place, plural, sizes
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import common_value
 from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layer_by_layer, layered
@@ -36,7 +35,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     space = place(draw, d)
     value, pole = common_value.block(draw, d, symmetric=bool(draw.integers(2)))
     step = STEPS[int(draw.integers(len(STEPS)))]
@@ -50,7 +49,7 @@ def across(draw: Draw) -> Case:
 
 
 def strong(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     value, pole = common_value.block(draw, d, -9.0, -3.0, symmetric=True)
     space = place(draw, d, 0.0)
     law = plural(draw, space, value)

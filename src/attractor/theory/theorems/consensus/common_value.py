@@ -21,15 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
-from attractor.theory.approach import odds
+from attractor.theory.checking import alive, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin, strictly, vanishing
-from attractor.theory.sampling import Draw, orthogonal, sizes
-from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural, wandering
+from attractor.theory.sampling import SPHERE_SIZES, Draw, halved, onto, orthogonal, place, plural, sizes, wandering
+from attractor.theory.spheres import odds
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.theory.trends import alive, smallest_increase
 
 HORIZON = 12.0
 
@@ -88,7 +87,7 @@ def block(draw: Draw, d: int, low: float = -0.9, high: float = 0.9, symmetric: b
 
 
 def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     space = place(draw, d)
     value, pole = block(draw, d, symmetric=bool(draw.integers(2)))
     mask = (None, "causal")[int(draw.integers(2))]

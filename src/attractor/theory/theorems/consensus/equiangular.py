@@ -12,15 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
+from attractor.theory.checking import alive
 from attractor.theory.conditions import Hypothesis, Margin, vanishing
-from attractor.theory.sampling import Draw, orthogonal, sizes
-from attractor.theory.sphere_sampling import onto, place, sphere_law, unit
+from attractor.theory.sampling import Draw, onto, orthogonal, place, sizes, sphere_law, unit
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
-from attractor.theory.trends import alive
 
 SIZES = ((2, 3), (3, 3), (3, 4), (4, 4))
 

@@ -11,17 +11,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attractor.flow import Trajectory, velocity
 from attractor.observables import energy, energy_rate, partition
+from attractor.solvers import Trajectory, velocity
 from attractor.states import Tokens
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
+from attractor.theory.checking import alive, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
-from attractor.theory.matrices import asymmetry
-from attractor.theory.sampling import Draw, definite, indefinite, sizes, skew
-from attractor.theory.sphere_sampling import SIZES, onto, place, sphere_law, unit
+from attractor.theory.sampling import (
+    SPHERE_SIZES,
+    Draw,
+    definite,
+    indefinite,
+    onto,
+    place,
+    sizes,
+    skew,
+    sphere_law,
+    unit,
+)
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem
-from attractor.theory.trends import alive, smallest_increase
+from attractor.weights import asymmetry
 
 
 def proportion(case: Case) -> tuple[float, float]:
@@ -79,7 +89,7 @@ def symmetric_interaction(draw: Draw, d: int) -> Tensor:
 
 
 def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     space, interaction = place(draw, d), symmetric_interaction(draw, d)
     law = sphere_law(draw, space, float(draw.uniform(0.3, 2.0)) * interaction, [interaction])
     return Case(law, onto(space, unit(draw, n, d)), space, horizon=6.0)
@@ -89,7 +99,7 @@ def built(shape: str) -> Sampler:
     """Cases that miss one hypothesis."""
 
     def draw_case(draw: Draw) -> Case:
-        n, d = sizes(draw, SIZES)
+        n, d = sizes(draw, SPHERE_SIZES)
         space = place(draw, d, 0.0)
         interaction = definite(draw, d, 1.0, 0.2, 4.0)
         value, mask = interaction, None

@@ -16,18 +16,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from attractor.flow import Trajectory
 from attractor.observables import energy
+from attractor.solvers import Trajectory
 from attractor.states import Tokens
 from attractor.theory import spheres
+from attractor.theory.checking import smallest_increase
 from attractor.theory.conditions import Hypothesis, weakly
-from attractor.theory.ensembles import integrate
-from attractor.theory.matrices import extremes
-from attractor.theory.sampling import Draw, definite, indefinite, sizes
-from attractor.theory.sphere_sampling import SIZES, onto, place, sphere_law, unit
-from attractor.theory.theorem import Case, Measurement, Status, Theorem
+from attractor.theory.sampling import SPHERE_SIZES, Draw, definite, indefinite, onto, place, sizes, sphere_law, unit
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import gradient
-from attractor.theory.trends import smallest_increase
+from attractor.weights import extremes
 
 LAYERS = 12
 STEPS = (0.1, 1.0, 20.0, 1000.0)
@@ -50,7 +48,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     space, interaction = place(draw, d), definite(draw, d, 1.0, 0.2, 3.0)
     law = sphere_law(draw, space, float(draw.uniform(0.3, 2.0)) * interaction, [interaction])
     step = STEPS[int(draw.integers(len(STEPS)))]
@@ -58,7 +56,7 @@ def sample(draw: Draw) -> Case:
 
 
 def saddle(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     interaction = indefinite(draw, d, None, 0.4, 3.0)
     space = place(draw, d, 0.0)
     step = STEPS[int(draw.integers(1, len(STEPS)))]

@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import torch
 
-from attractor.attention import Attention
-from attractor.attention.kernels import Kernel
-from attractor.flow import Trajectory
+from attractor.laws import Attention, Kernel
 from attractor.observables import hemisphere_margin
+from attractor.solvers import Trajectory
 from attractor.states import Tokens
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
-from attractor.theory.approach import odds, rate_within, spread
+from attractor.theory.checking import alive, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin, decided
-from attractor.theory.sampling import Draw, sizes
-from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural, unit, wandering
+from attractor.theory.sampling import SPHERE_SIZES, Draw, halved, onto, place, plural, sizes, unit, wandering
+from attractor.theory.spheres import odds, rate_within, spread
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.theory.trends import alive, smallest_increase
 
 HORIZON = 24.0
 CITATION = Citation(
@@ -78,7 +76,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     space, value = place(draw, d), torch.eye(d, dtype=torch.float64)
     varied = draw.random() < 0.15
     law = wandering(draw, space, value, HORIZON, 0.7) if varied else plural(draw, space, value, 0.7)
@@ -93,7 +91,7 @@ def around(draw: Draw) -> Case:
 
 def lopsided(draw: Draw) -> Case:
     """A value that is no multiple of the identity."""
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     space = place(draw, d, 0.0)
     value = torch.diag(torch.from_numpy(draw.uniform(-1.0, 1.5, d)))
     return Case(plural(draw, space, value, 0.7), onto(space, halved(draw, n, d)), space, HORIZON)

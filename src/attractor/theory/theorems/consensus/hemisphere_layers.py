@@ -10,15 +10,14 @@ import torch
 
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
-from attractor.theory.sampling import Draw, sizes
-from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural
+from attractor.theory.sampling import SPHERE_SIZES, Draw, halved, onto, place, plural, sizes
 from attractor.theory.theorem import Case, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere, hemisphere_margin
 from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layer_by_layer, layered
 
 
 def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     space, value = place(draw, d), torch.eye(d, dtype=torch.float64)
     step = STEPS[int(draw.integers(len(STEPS)))]
     law = plural(draw, space, value, mask=(None, "causal")[int(draw.integers(2))])
@@ -26,7 +25,7 @@ def sample(draw: Draw) -> Case:
 
 
 def turning(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     space, value = place(draw, d, 0.0), torch.eye(d, dtype=torch.float64)
     value[0, 1], value[1, 0] = 2.0, -2.0
     return Case(plural(draw, space, value), onto(space, halved(draw, n, d)), space, LAYERS * 1.0, layered(1.0))

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import torch
 
-from attractor.attention import Rotary
-from attractor.flow import Trajectory
+from attractor.laws import Rotary
+from attractor.solvers import Trajectory
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
-from attractor.theory.sampling import Draw, sizes
-from attractor.theory.sphere_sampling import SIZES, halved, onto, place, plural, wandering
+from attractor.theory.checking import alive, smallest_increase
+from attractor.theory.sampling import SPHERE_SIZES, Draw, halved, onto, place, plural, sizes, wandering
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
-from attractor.theory.trends import alive, smallest_increase
 
 HORIZON = 8.0
 MASKS = (None, "causal", "window:2")
@@ -48,7 +47,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 def varied(pole: bool = True) -> Sampler:
     def draw_case(draw: Draw) -> Case:
-        n, d = sizes(draw, SIZES)
+        n, d = sizes(draw, SPHERE_SIZES)
         space, value = place(draw, d), torch.eye(d, dtype=torch.float64)
         mask, kernel = MASKS[int(draw.integers(3))], KERNELS[int(draw.integers(2))]
         positions = Rotary(10.0) if d == 4 else None
@@ -63,7 +62,7 @@ def varied(pole: bool = True) -> Sampler:
 
 def turning(draw: Draw) -> Case:
     """A value with a skew part turns tokens out of the hemisphere they start in."""
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     space, value = place(draw, d, 0.0), torch.eye(d, dtype=torch.float64)
     value[0, 1], value[1, 0] = 1.0, -1.0
     return Case(plural(draw, space, value), onto(space, halved(draw, n, d)), space, HORIZON)

@@ -11,11 +11,10 @@ import math
 
 import torch
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.theory import spheres
-from attractor.theory.approach import rate_within, spread
-from attractor.theory.sampling import Draw, sizes
-from attractor.theory.sphere_sampling import halved, onto, place, plural
+from attractor.theory.sampling import Draw, halved, onto, place, plural, sizes
+from attractor.theory.spheres import rate_within, spread
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
 from attractor.theory.theorems.consensus.gradient_layers import layer_by_layer, layered

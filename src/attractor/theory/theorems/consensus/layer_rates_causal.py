@@ -1,4 +1,4 @@
-r"""Discrete layers near consensus under a causal mask: one layer shrinks angles by (1 + hc/2)/(1 + hc).
+"""Discrete layers near consensus under a causal mask: one layer shrinks angles by (1 + hc/2)/(1 + hc).
 
 Token i gives itself the weight 1/i at consensus, so the linearisation of a layer is triangular with diagonal :math:`(1
 + hc/i)/(1 + hc)`; token 2 is slowest. With :math:`h = c = 1` a layer multiplies angles by 3/4, an exponent of ln(4/3) =
@@ -7,7 +7,7 @@ Token i gives itself the weight 1/i at consensus, so the linearisation of a laye
 
 from __future__ import annotations
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.theory import spheres
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import causal_identity

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 
 import torch
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.states import Tokens
 from attractor.theory import spheres
-from attractor.theory.approach import apart, rate_within, tangent_spectrum
 from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.sampling import Draw, orthogonal, sizes
-from attractor.theory.sphere_sampling import halved, onto, place, plural
+from attractor.theory.sampling import Draw, halved, onto, orthogonal, place, plural, sizes
+from attractor.theory.spheres import apart, rate_within, tangent_spectrum
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
 from attractor.theory.theorems.consensus.gradient_layers import layer_by_layer, layered

@@ -1,4 +1,4 @@
-r"""T1, second part: where attention is a gradient flow, every trajectory has a limit.
+"""T1, second part: where attention is a gradient flow, every trajectory has a limit.
 
 E is analytic, the metric is analytic and the manifold compact, so by Lojasiewicz's inequality every trajectory has
 finite length and converges to one equilibrium, at an exponential rate where that is not degenerate.
@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.theory import spheres
-from attractor.theory.ensembles import integrate
-from attractor.theory.sampling import Draw, sizes, skew
-from attractor.theory.sphere_sampling import SIZES, onto, place, sphere_law, unit
-from attractor.theory.theorem import Case, Measurement, Status, Theorem
+from attractor.theory.checking import alive, decades
+from attractor.theory.sampling import SPHERE_SIZES, Draw, onto, place, sizes, skew, sphere_law, unit
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import gradient
-from attractor.theory.trends import alive, decades
 
 HORIZON, LATER = 5000.0, 1e6
 RESTING = 1e-3
@@ -47,7 +45,7 @@ def gather(cases: Sequence[Case]) -> list[Trajectory]:
 
 
 def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     space, interaction = place(draw, d), gradient.symmetric_interaction(draw, d)
     law = sphere_law(draw, space, float(draw.uniform(0.5, 2.0)) * interaction, [interaction])
     return Case(law, onto(space, unit(draw, n, d)), space, HORIZON, {"save": decades(HORIZON)})
@@ -55,7 +53,7 @@ def sample(draw: Draw) -> Case:
 
 def turning(draw: Draw) -> Case:
     """A value with a large skew part: tokens that agree keep turning."""
-    n, d = sizes(draw, SIZES)
+    n, d = sizes(draw, SPHERE_SIZES)
     space, interaction = place(draw, d, 0.0), gradient.symmetric_interaction(draw, d)
     law = sphere_law(draw, space, interaction + skew(draw, d, 2.0), [interaction])
     return Case(law, onto(space, unit(draw, n, d)), space, 60.0, {"save": decades(60.0)})

@@ -14,16 +14,15 @@ from dataclasses import replace
 
 import torch
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
+from attractor.theory.checking import alive
 from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.sampling import Draw
-from attractor.theory.sphere_sampling import onto, place, sphere_law, unit
+from attractor.theory.sampling import Draw, onto, place, sphere_law, unit
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 from attractor.theory.theorems.consensus.equiangular import cosines
-from attractor.theory.trends import alive
 
 PART = 0.5  # theta' as a part of theta_0
 

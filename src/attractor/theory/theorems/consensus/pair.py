@@ -13,15 +13,14 @@ import math
 
 import torch
 
-from attractor.flow import Trajectory
-from attractor.spaces.sphere import angle
+from attractor.solvers import Trajectory
+from attractor.spaces import angle
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
+from attractor.theory.checking import alive
 from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
-from attractor.theory.sampling import Draw
-from attractor.theory.sphere_sampling import gaussian, onto, place, sphere_law, unit
+from attractor.theory.sampling import Draw, gaussian, onto, place, sphere_law, unit
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.theory.trends import alive
 
 
 def merging_time(beta: float, start: float, end: float, weight: float = 1.0) -> float:

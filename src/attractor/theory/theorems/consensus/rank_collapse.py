@@ -14,12 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attractor.attention import Attention
+from attractor.laws import Attention
 from attractor.states import Tokens
 from attractor.theory import hypotheses as given
 from attractor.theory.conditions import Hypothesis
-from attractor.theory.sampling import Draw, cloud, sizes
-from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.sampling import Draw, cloud, gaussian, sizes
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, each
 
 LAYERS = 4

@@ -14,15 +14,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attractor.flow import Trajectory, velocity
+from attractor.solvers import Trajectory, velocity
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
+from attractor.theory.checking import alive
 from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.sampling import Draw
-from attractor.theory.sphere_sampling import onto, place, sphere_law, unit
+from attractor.theory.sampling import Draw, onto, place, sphere_law, unit
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
-from attractor.theory.trends import alive
 
 RADIUS = 4.0  # delta in units of beta^-1/2
 

@@ -13,9 +13,9 @@ import torch
 from attractor.meanfield import BlowUp, blow_up, identity_value_blow_up
 from attractor.theory import gaussians as mean_field
 from attractor.theory.conditions import Hypothesis, strictly
-from attractor.theory.matrices import extremes
 from attractor.theory.sampling import Draw, definite, indefinite, skew
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.weights import extremes
 
 
 def found(case: Case) -> BlowUp:

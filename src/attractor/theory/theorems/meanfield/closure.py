@@ -13,13 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.attention import Attention, Sigmoid, Sinkhorn
-from attractor.attention.closure import Closure
+from attractor.laws import Attention, Closure, Sigmoid, Sinkhorn
 from attractor.states import Gaussian, Tokens
 from attractor.theory import gaussians as mean_field
 from attractor.theory import hypotheses as given
-from attractor.theory.sampling import Draw
-from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.sampling import Draw, gaussian
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, each
 
 NODES = 24

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.theory import gaussians as mean_field
-from attractor.theory.matrices import symmetric
+from attractor.theory.checking import decades, smallest_increase
 from attractor.theory.sampling import Draw, definite, skew, spectral
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
-from attractor.theory.trends import decades, smallest_increase
+from attractor.weights import symmetric
 
 HORIZON = 1e3
 

@@ -1,7 +1,7 @@
 r"""T13: two measures part at most exponentially: Dobrushin's estimate with explicit constants.
 
 :math:`W_p(\mu_t, \nu_t) \le W_p(\mu_0, \nu_0)\exp\int_0^t(L_x + L_\mu)(R_s)\,ds`, the constants in
-``attractor.meanfield.dobrushin``. Very loose for softmax, whose :math:`L_\mu` carries :math:`e^{2\|A\|R^2}`.
+``attractor.meanfield.perturbations``. Very loose for softmax, whose :math:`L_\mu` carries :math:`e^{2\|A\|R^2}`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from attractor.attention import Sigmoid
-from attractor.flow import flow
-from attractor.meanfield import conditional_wasserstein, log_bound, perturbed, wasserstein
-from attractor.meanfield.growth import radius
+from attractor.laws import Sigmoid
+from attractor.meanfield import conditional_wasserstein, log_bound, perturbed, radius, wasserstein
+from attractor.solvers import flow
 from attractor.theory import gaussians as mean_field
 from attractor.theory import hypotheses as given
-from attractor.theory.sampling import Draw, cloud, law_of
-from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.sampling import Draw, cloud, gaussian, law_of
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, each
 
 TIMES = 5

@@ -1,4 +1,4 @@
-r"""T15: the distance of two laws is at least that of the Gaussians with their moments (Gelbrich)."""
+"""T15: the distance of two laws is at least that of the Gaussians with their moments (Gelbrich)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from attractor.observables import covariance, mean
 from attractor.states import Gaussian, Tokens
 from attractor.theory import gaussians as mean_field
 from attractor.theory import hypotheses as given
-from attractor.theory.sampling import Draw, cloud, law_of, sizes
-from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.sampling import Draw, cloud, gaussian, law_of, sizes
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
 
 

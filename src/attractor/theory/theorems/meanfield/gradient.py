@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from attractor.attention import Attention, Sigmoid, Sinkhorn
 from attractor.errors import AttractorError
-from attractor.flow import Trajectory, flow
+from attractor.laws import Attention, Sigmoid, Sinkhorn
 from attractor.meanfield import Structure, structures
+from attractor.solvers import Trajectory, flow
 from attractor.theory import gaussians as mean_field
 from attractor.theory import hypotheses as given
 from attractor.theory.conditions import Hypothesis, Margin, decided

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from attractor.attention import Attention
-from attractor.flow import Trajectory, flow
+from attractor.laws import Attention
+from attractor.solvers import Trajectory, flow
 from attractor.states import Gaussian
 from attractor.theory import gaussians as mean_field
 from attractor.theory import hypotheses as given

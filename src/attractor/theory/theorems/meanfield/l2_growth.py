@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from attractor.attention import Attention
-from attractor.flow import Trajectory
+from attractor.laws import Attention
 from attractor.meanfield import growth_rate
+from attractor.solvers import Trajectory
 from attractor.theory import gaussians as mean_field
 from attractor.theory import hypotheses as given
 from attractor.theory.conditions import Hypothesis, Margin, decided, strictly
-from attractor.theory.sampling import Draw
-from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.sampling import Draw, gaussian
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
 
 

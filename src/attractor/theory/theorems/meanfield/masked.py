@@ -1,4 +1,4 @@
-r"""T14: causal attention is stable in the conditional distance, position by position, for orders p > 1.
+"""T14: causal attention is stable in the conditional distance, position by position, for orders p > 1.
 
 Prefix averages cost the constant :math:`p/(p-1)` of Hardy's inequality; at p = 1 it grows like the logarithm of n. Here
 p = 2.

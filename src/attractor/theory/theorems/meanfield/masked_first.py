@@ -1,17 +1,16 @@
-r"""T14, the first position: it sees itself alone, so :math:`x_1(t) = e^{Vt}x_1(0)`, whatever the scores."""
+"""T14, the first position: it sees itself alone, so :math:`x_1(t) = e^{Vt}x_1(0)`, whatever the scores."""
 
 from __future__ import annotations
 
 import torch
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.theory import gaussians as mean_field
 from attractor.theory import hypotheses as given
 from attractor.theory import spheres
-from attractor.theory.sampling import Draw, cloud, law_of, sizes
-from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.checking import alive
+from attractor.theory.sampling import Draw, cloud, gaussian, law_of, sizes
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
-from attractor.theory.trends import alive
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:

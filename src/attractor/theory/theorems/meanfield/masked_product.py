@@ -10,14 +10,13 @@ from dataclasses import replace
 
 import torch
 
-from attractor.attention.masks import Causal
-from attractor.flow import flow
+from attractor.laws import Causal
+from attractor.solvers import flow
 from attractor.states import Tokens
 from attractor.theory import gaussians as mean_field
 from attractor.theory import hypotheses as given
 from attractor.theory.conditions import Hypothesis, Margin, vanishing
-from attractor.theory.sampling import Draw, cloud, law_of, sizes
-from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.sampling import Draw, cloud, gaussian, law_of, sizes
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, each
 
 LATEST = 2.0

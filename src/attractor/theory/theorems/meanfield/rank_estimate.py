@@ -13,9 +13,9 @@ import torch
 from attractor.meanfield import identity_value, limit_rank
 from attractor.theory import gaussians as mean_field
 from attractor.theory.conditions import Hypothesis, Margin, decided
-from attractor.theory.matrices import symmetric
 from attractor.theory.sampling import Draw, skew, spectral
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.weights import symmetric
 
 LATE = 1e4
 

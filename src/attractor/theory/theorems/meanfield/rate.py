@@ -1,4 +1,4 @@
-r"""T15: n independent tokens are within order :math:`n^{-1/2}` of their limit, in moments and in the energy distance.
+"""T15: n independent tokens are within order :math:`n^{-1/2}` of their limit, in moments and in the energy distance.
 
 Two independent systems of n tokens each, drawn from the uniform law of a disc and moved by the same law: the distance of their means and
 covariances and the root of their energy distance, as root mean squares over repeats, fall like :math:`n^{-1/2}`. (So does the
@@ -12,15 +12,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from attractor.attention import Sigmoid
-from attractor.meanfield.growth import radius
-from attractor.meanfield.rates import Rates, rates
+from attractor.laws import Sigmoid
+from attractor.meanfield import Rates, radius, rates
 from attractor.states import Tokens
 from attractor.theory import gaussians as mean_field
 from attractor.theory import hypotheses as given
 from attractor.theory.conditions import Hypothesis
-from attractor.theory.sampling import Draw, cloud, law_of
-from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.sampling import Draw, cloud, gaussian, law_of
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
 
 SIZES = (32, 128, 512)

@@ -1,15 +1,14 @@
-r"""T10: Sinkhorn attention moves the mean by V alone, for any tokens: the coupling is doubly stochastic."""
+"""T10: Sinkhorn attention moves the mean by V alone, for any tokens: the coupling is doubly stochastic."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from attractor.attention import Sinkhorn
+from attractor.laws import Sinkhorn
 from attractor.theory import gaussians as mean_field
 from attractor.theory import hypotheses as given
-from attractor.theory.sampling import Draw, cloud, law_of, sizes
-from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.sampling import Draw, cloud, gaussian, law_of, sizes
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
 
 

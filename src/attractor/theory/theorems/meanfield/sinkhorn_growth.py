@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from attractor.attention import Sinkhorn
-from attractor.flow import Trajectory
+from attractor.laws import Sinkhorn
 from attractor.meanfield import growth_rate
+from attractor.solvers import Trajectory
 from attractor.theory import gaussians as mean_field
 from attractor.theory import hypotheses as given
-from attractor.theory.sampling import Draw, definite, law_of
-from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.sampling import Draw, definite, gaussian, law_of
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
 
 

@@ -15,9 +15,9 @@ from attractor.meanfield import rank_bound, stationary_residual
 from attractor.states import Gaussian
 from attractor.theory import gaussians as mean_field
 from attractor.theory.conditions import Hypothesis, Margin, vanishing
-from attractor.theory.matrices import symmetric
 from attractor.theory.sampling import Draw, orthogonal, skew
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.weights import symmetric
 
 
 def image(case: Case) -> torch.Tensor:

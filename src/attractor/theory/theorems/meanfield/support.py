@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from attractor.attention import Sigmoid, Sinkhorn
-from attractor.flow import Trajectory
+from attractor.laws import Sigmoid, Sinkhorn
 from attractor.meanfield import support_rate
+from attractor.solvers import Trajectory
 from attractor.theory import gaussians as mean_field
 from attractor.theory import hypotheses as given
-from attractor.theory.sampling import Draw, cloud, definite, law_of, sizes
-from attractor.theory.sphere_sampling import gaussian
+from attractor.theory.checking import alive, largest_norms
+from attractor.theory.sampling import Draw, cloud, definite, gaussian, law_of, sizes
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
-from attractor.theory.trends import alive, largest_norms
 
 KERNELS = ("softmax", "l2", "sinkhorn", "sigmoid")
 

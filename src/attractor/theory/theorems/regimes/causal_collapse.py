@@ -2,21 +2,21 @@ r"""T8: under a causal mask a stable value sends every token to zero, whatever t
 
 The first token obeys :math:`\dot x_1 = V x_1`; if the earlier ones are integrable, token l is bounded, its weight on itself stays above a
 positive number, and it decays too. Near zero token l has the rate :math:`|\operatorname{Re}\lambda|/l`. Several heads need one norm that no
-head lets grow (``attractor.theory.lyapunov``): the usual one, or that of a definite metric that the heads share.
+head lets grow (``attractor.weights.layers``): the usual one, or that of a definite metric that the heads share.
 """
 
 from __future__ import annotations
 
 import torch
 
-from attractor.attention import Rotary
-from attractor.flow import Trajectory
+from attractor.laws import Rotary
+from attractor.solvers import Trajectory
 from attractor.theory import hypotheses as given
+from attractor.theory.checking import RUNAWAY, alive, exponential
 from attractor.theory.conditions import Hypothesis, Margin, Verdict, strictly, vanishing, weakly
-from attractor.theory.lyapunov import contraction
 from attractor.theory.sampling import Draw, cloud, definite, law_of, metric_law, sizes, skew
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.theory.trends import RUNAWAY, alive, exponential
+from attractor.weights import contraction
 
 SIZES = ((2, 4), (3, 4), (4, 2))
 HORIZON = 64.0

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from attractor.attention import Rotary
-from attractor.flow import Trajectory
+from attractor.laws import Rotary
+from attractor.solvers import Trajectory
 from attractor.theory import hypotheses as given
+from attractor.theory.checking import RUNAWAY, alive
 from attractor.theory.conditions import Hypothesis, Margin, nonzero, strictly
 from attractor.theory.sampling import Draw, cloud, definite, indefinite, law_of, sizes, skew
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.theory.trends import RUNAWAY, alive
 
 
 def leading(case: Case) -> tuple[float, torch.Tensor]:

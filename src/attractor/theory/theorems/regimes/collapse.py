@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import torch
 
-from attractor.attention import Rotary
-from attractor.flow import Trajectory
+from attractor.laws import Rotary
+from attractor.solvers import Trajectory
 from attractor.theory import hypotheses as given
+from attractor.theory.checking import RUNAWAY, alive, decades, largest_norms, power, smallest_increase
 from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, shared_metric_law, sizes, skew
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem, negated
-from attractor.theory.trends import RUNAWAY, alive, decades, largest_norms, power, smallest_increase
 
 HORIZON = 100.0
 LATE = {"save": decades(HORIZON)}

@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.theory import hypotheses as given
+from attractor.theory.checking import alive, largest_norms, power
 from attractor.theory.conditions import Hypothesis, Margin, strictly
 from attractor.theory.sampling import Draw, cloud, definite, metric_law, sizes, skew
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.theory.trends import alive, largest_norms, power
 
 LAYERS = 400
 

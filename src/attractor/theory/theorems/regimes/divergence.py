@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.theory import hypotheses as given
+from attractor.theory.checking import RUNAWAY, alive, largest_norms, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin, strictly
 from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, shared_metric_law, sizes, skew
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.theory.trends import RUNAWAY, alive, largest_norms, smallest_increase
 
 HORIZON = 25.0
 

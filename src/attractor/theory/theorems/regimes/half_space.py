@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from attractor.attention import Attention, Rotary
-from attractor.flow import Trajectory
+from attractor.laws import Attention, Rotary
+from attractor.solvers import Trajectory
 from attractor.states import Tokens
 from attractor.theory import hypotheses as given
+from attractor.theory.checking import RUNAWAY, alive
 from attractor.theory.conditions import Hypothesis, Margin, strictly
 from attractor.theory.sampling import Draw, cloud, orthogonal, sizes
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.theory.trends import RUNAWAY, alive
 
 
 def directions(case: Case) -> list[tuple[float, torch.Tensor]]:

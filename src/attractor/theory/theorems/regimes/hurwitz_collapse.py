@@ -1,4 +1,4 @@
-r"""C1, a conjecture: both symmetric-part conditions and a stable value, without any symmetry, might be enough for collapse.
+"""C1, a conjecture: both symmetric-part conditions and a stable value, without any symmetry, might be enough for collapse.
 
 The symmetric-part conditions alone are not: W = R(a), A = -R(-a) with 45 < a < 90 degrees satisfies them with an unstable value.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attractor.flow import Trajectory
+from attractor.solvers import Trajectory
 from attractor.theory import hypotheses as given
+from attractor.theory.checking import alive, decades, largest_norms, power
 from attractor.theory.conditions import Hypothesis
 from attractor.theory.sampling import Draw, cloud, definite, metric_law, sizes, skew
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, negated
 from attractor.theory.theorems.regimes.causal_collapse import stable
 from attractor.theory.theorems.regimes.collapse import rotation
-from attractor.theory.trends import alive, decades, largest_norms, power
 
 HORIZON = 100.0
 

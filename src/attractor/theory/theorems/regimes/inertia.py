@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from attractor.attention import Attention
+from attractor.laws import Attention
 from attractor.theory import hypotheses as given
 from attractor.theory.conditions import Hypothesis, strictly
-from attractor.theory.matrices import extremes, symmetric
 from attractor.theory.sampling import Draw, definite, indefinite, metric_law, skew
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, each
+from attractor.weights import extremes, symmetric
 
 
 def conclude(case: Case, value: torch.Tensor) -> tuple[Measurement, ...]:

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import torch
 
-from attractor.attention import Rotary
-from attractor.flow import Trajectory
+from attractor.laws import Rotary
+from attractor.solvers import Trajectory
 from attractor.theory import hypotheses as given
-from attractor.theory.matrices import extremes
+from attractor.theory.checking import RUNAWAY, alive, smallest_increase
 from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, shared_metric_law, sizes, skew
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.theory.trends import RUNAWAY, alive, smallest_increase
+from attractor.weights import extremes
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:

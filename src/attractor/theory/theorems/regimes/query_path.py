@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from attractor.flow import velocity
+from attractor.solvers import velocity
 from attractor.states import Tokens
 from attractor.theory import hypotheses as given
 from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.matrices import extremes, symmetric
 from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, sizes, skew
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, each
+from attractor.weights import extremes, symmetric
 
 STEP = 1e-4
 

@@ -1,0 +1,226 @@
+"""Command line of the benchmark program: ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attractor.cli.console import FAILED, Written, complain, ending, print_rows
+from attractor.cli.options import PictureOptions, grouped, panel, replay
+from attractor.errors import InputError
+
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Machine, contests, growth, and the count of targets."""
+    print_rows("machine", machine(report))
+    for result in report["contests"]:
+        print_rows(result["name"], {entry["name"]: line(entry, result) for entry in result["contenders"]})
+    if report["growth"]:
+        label = "cost against size on log-log axes: slope over all sizes (over the largest three)"
+        print_rows(label, {f"{curve['variable']}: {curve['name']}": growth(curve) for curve in report["growth"]})
+    print_rows("targets", {name: str(count) for name, count in report["summary"].items() if count or name == "met"})
+
+
+def machine(report: dict[str, Any]) -> dict[str, str]:
+    found = report["machine"]
+    rows = {
+        "processor": f"{found['processor']}, {report['settings']['threads']} of {found['cores']} cores, {found['instruction_set']}"
+    }
+    if found["gpu"]:
+        rows["gpu"] = found["gpu"]
+    if found["load"]:
+        rows["load"] = f"{found['load'][0]:.1f} before the run"
+    for device, ceilings in report["ceilings"].items():
+        for dtype, rates in (ceilings or {"rates": {}})["rates"].items():
+            most = f"{unit(rates['exponentials'])}exp/s, {unit(2 * rates['multiply_adds'])}FLOP/s"
+            rows[f"{device} {dtype}"] = f"{most} ({ceilings['source']})"
+    if report["settings"]["quick"]:
+        rows["quick"] = "sizes are too small for the figures to mean anything, and targets are not judged"
+    return rows
+
+
+def line(entry: dict[str, Any], result: dict[str, Any]) -> str:
+    """One contender: time, share of the limit, ratio with its spread, target."""
+    if entry["status"] != "timed":
+        return f"{entry['status']}: {entry['reason']}"
+    parts = [f"{seconds(entry['median']):>9}"]
+    if entry["rate"] is not None:
+        share = "" if entry["percent_of_limit"] is None else f", {entry['percent_of_limit']:.0f}% of the limit"
+        parts.append(f"{unit(entry['rate'])}pair/s{share}")
+    ratio, target = entry["ratio"], entry["target"]
+    if ratio is not None:
+        parts.append(f"ratio {ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f})")
+    if target is not None:
+        least = f"{target['least']:g}" if target["what"] == "ratio" else f"{unit(target['least'])}pair/s"
+        verdict = {True: "met", False: "MISSED", None: "not judged"}[entry["met"]]
+        parts.append(f"target {least}: {verdict}")
+    parts.append(f"error {entry['error']:.0e}")
+    return "   ".join(parts)
+
+
+def growth(curve: dict[str, Any]) -> str:
+    if curve["status"] != "timed":
+        return f"{curve['status']}: {curve['reason']}"
+    ends = f"from {curve['sizes'][0]:g} to {curve['sizes'][-1]:g}"
+    return f"{curve['slope']:.2f} ({curve['tail']:.2f}) {ends}"
+
+
+def unit(value: float) -> str:
+    """A large number in few digits, with the prefix of its unit."""
+    size, prefix = next(((size, prefix) for size, prefix in UNITS if value >= size), (1.0, ""))
+    return f"{value / size:.3g} {prefix}"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} us"
+
+
+option, output = panel("Rows"), panel("Results")
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """What is measured, and how."""
+
+    rows: Annotated[str | None, option("NAME,...", "Which groups of rows.", default="all of the CPU")] = None
+    gpu: Annotated[bool, option("", "The rows of the GPU; with --rows, these too.", "--gpu")] = False
+    rounds: Annotated[int, option("N", "Rounds in which every contender has a turn.", min=1)] = 5
+    quick: Annotated[bool, option("", "A smoke run: small sizes that say nothing about speed.", "--quick")] = False
+    seed: Annotated[int, option("N", "Seed of the tokens.", min=0)] = 0
+    threads: Annotated[
+        int | None, option("N", "Threads of every contender.", min=1, default="those torch uses, at most all cores")
+    ] = None
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What becomes of the figures."""
+
+    out: Annotated[
+        Path | None, output("FILE", "Write all figures as JSON, after each contest what is known.", "--out", "-o")
+    ] = None
+    json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
+    plot: Annotated[Path | None, output("FILE", "Draw ratios, targets and growth: .png, .pdf or .svg.")] = None
+    check: Annotated[bool, output("", "Exit code 1 if a target that was measured is missed.", "--check")] = False
+    progress: Annotated[
+        bool | None, output("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
+    ] = None
+    debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
+
+
+@grouped(RowOptions, ReportOptions, PictureOptions)
+def bench(context: typer.Context, rows: RowOptions, report: ReportOptions, pictures: PictureOptions) -> None:
+    """Measure attractor against its peers, contenders interleaved, beside the targets and the limit of the machine.
+
+    Rows: evaluation, solves, small, merging, spectral, ensembles, processes, growth; gpu with --gpu. Peers that are not installed
+    (the extra peers) are reported as skipped. Exit code 0 if it ran; 1 with --check if a target is missed.
+    """
+    with ending("attractor bench", report.debug), pictures.sized():
+        groups, settings = asked(rows)
+        check_places(report)
+        shows = sys.stderr.isatty() if report.progress is None else report.progress
+        from benchmarks import benchmark
+
+        command = replay(context, without=("json", "progress", "debug"))
+        with bar(shows) as watch, quiet_stdout():
+            found = benchmark(groups, settings, watch, keeper(report.out), command)
+        tell(found, report, command)
+        if report.check and found["summary"]["missed"]:
+            complain(f"{found['summary']['missed']} of the measured targets missed", "attractor bench")
+            raise typer.Exit(FAILED)
+
+
+def asked(options: RowOptions) -> tuple[tuple[str, ...], Any]:
+    """The groups and the settings that the options name."""
+    import torch
+
+    from benchmarks import CPU, GPU, Settings, chosen
+
+    named = [name.strip() for name in (options.rows or "").split(",") if name.strip()]
+    if options.rows is not None:
+        groups = chosen([*named, *(GPU if options.gpu else ())])
+    else:
+        groups = GPU if options.gpu else CPU
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if options.threads is not None and options.threads > cores:
+        raise InputError(f"--threads {options.threads} is more than the {cores} cores that this process may use")
+    threads = options.threads or min(torch.get_num_threads(), cores)
+    turn = 0.0 if options.quick else Settings.turn
+    return groups, Settings(options.rounds, options.quick, options.seed, threads, turn)
+
+
+def check_places(options: ReportOptions) -> None:
+    """Refuse a file that could not be written, before an hour is spent."""
+    from attractor.cli.inputs import check_file, check_picture
+
+    if options.out is not None:
+        check_file(options.out, "--out")
+    if options.plot is not None:
+        check_picture(options.plot, still=True)
+
+
+def keeper(place: Path | None) -> Callable[[dict[str, Any]], None]:
+    """A benchmark takes long: what is measured is in the file at once, so that a run that is stopped leaves it."""
+    from attractor.cli.console import write_json
+
+    if place is None:
+        return lambda report: None
+    return lambda report: write_json(report, place)
+
+
+def tell(found: dict[str, Any], options: ReportOptions, command: str) -> None:
+    """The table, or the object; and the files."""
+    from attractor.cli.console import print_json
+
+    if options.plot is not None:
+        from benchmarks.program import draw
+
+        draw(found, options.plot)
+    written = Written.of([options.plot], files=[options.out])
+    if options.json:
+        print_json({**found, "written": written.row()})
+        return
+    print_report(found)
+    written.tell(command)
+
+
+@contextmanager
+def bar(wanted: bool) -> Iterator[Any]:
+    """A function that shows how far the benchmark is."""
+    if not wanted:
+        yield lambda share, text: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("bench"), BarColumn(20), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("bench", total=1.0, note="")
+        yield lambda share, text: shown.update(task, completed=share, note=text)
+
+
+@contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """What peers and their compilers print goes to stderr: stdout is for results."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:
+        yield
+        return
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

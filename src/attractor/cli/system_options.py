@@ -1,0 +1,424 @@
+"""Options that define a system: tokens, law, space, integration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from attractor.cli.inputs import read_array
+from attractor.cli.options import numbers, panel
+from attractor.errors import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attractor.laws import Attention
+    from attractor.spaces import Space
+    from attractor.states import Tokens
+
+TOKENS, DIM = 64, 3
+token_option = panel("Tokens")
+
+
+@dataclass(frozen=True)
+class TokenOptions:
+    """What moves."""
+
+    tokens: Annotated[int | None, token_option("N", "How many tokens.", "--tokens", "-n", default=str(TOKENS))] = None
+    dim: Annotated[
+        int | None, token_option("D", "Their dimension.", "--dim", "-d", default=f"that of the files, or {DIM}")
+    ] = None
+    start: Annotated[
+        str,
+        token_option(
+            "NAME",
+            "uniform (unit sphere), hemisphere, gaussian, ball, box, shell:0.8, ellipse:2,1, mixture:3, student:5, laplace or "
+            "orthonormal (basis vectors).",
+        ),
+    ] = "uniform"
+    spread: Annotated[
+        float, token_option("X", "Factor of a start off the sphere; of gaussian, its standard deviation.")
+    ] = 1.0
+    seed: Annotated[int, token_option("N", "Seed of the random start.", min=0)] = 0
+    ensemble: Annotated[int | None, token_option("E", "How many independent starts to run at once.", min=1)] = None
+    tokens_file: Annotated[
+        Path | None, token_option("FILE", "Start from these points, (..., n, d): .npy, .safetensors or .csv.")
+    ] = None
+    masses: Annotated[Path | None, token_option("FILE", "Masses of the tokens.", default="1/n each")] = None
+    places: Annotated[
+        Path | None, token_option("FILE", "Positions of the tokens in their sequence.", default="0, 1, 2, ...")
+    ] = None
+    device: Annotated[str, token_option("NAME", "Where to compute: cpu, or cuda for an NVIDIA GPU.")] = "cpu"
+    float32: Annotated[
+        bool, token_option("", "Single precision: faster with many tokens, and blind to small rates.", "--float32")
+    ] = False
+
+
+def sent(tokens: Tokens, options: TokenOptions) -> Tokens:
+    """The tokens where they are to be moved."""
+    import torch
+
+    from attractor.serialization import move_tensors
+
+    try:
+        device = torch.device(options.device)
+    except RuntimeError:
+        raise InputError(f"--device {options.device!r} is not known; give cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError(
+            f"--device {options.device}: no GPU is found here, or this PyTorch is built without CUDA"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device {options.device!r} is not known; give cpu or cuda")
+    return move_tensors(tokens, device)
+
+
+def read_tokens(options: TokenOptions) -> Tokens | None:
+    """The tokens of a file, or None if they are to be drawn at random."""
+    from attractor.states import Tokens
+
+    if options.tokens_file is None:
+        return None
+    if options.ensemble is not None:
+        raise InputError(
+            "--ensemble is for random starts; with --tokens-file give points of shape (ensemble, n, d) instead"
+        )
+    tokens = Tokens(read_array(options.tokens_file, "--tokens-file"), **_attributes(options))
+    for option, asked, found in (("--tokens", options.tokens, tokens.n), ("--dim", options.dim, tokens.dim)):
+        if asked is not None and asked != found:
+            raise InputError(
+                f"{option} {asked} does not fit {options.tokens_file}, which holds {tokens.n} tokens of dimension {tokens.dim}"
+            )
+    return tokens
+
+
+def random_tokens(options: TokenOptions, dim: int) -> Tokens:
+    """Tokens as --start asks."""
+    from attractor.states import UNIT, Tokens, drawn, list_starts
+
+    n = TOKENS if options.tokens is None else options.tokens
+    attributes = _attributes(options)
+    known = (*list_starts(), "orthonormal")
+    if options.start.partition(":")[0] not in known:
+        raise InputError(f"--start {options.start!r} is not known; the starts are {', '.join(known)}")
+    if options.start in (*UNIT, "orthonormal") and options.spread != TokenOptions.spread:
+        raise InputError(f"--spread does not belong to --start {options.start}, whose tokens have length one")
+    if options.start == "orthonormal":
+        if options.ensemble is not None:
+            raise InputError("--start orthonormal has nothing random in it: leave --ensemble out")
+        return Tokens.orthonormal(n if options.tokens is not None else min(n, dim), dim, **attributes)
+    ensemble = () if options.ensemble is None else options.ensemble
+    return drawn(options.start, n, dim, options.seed, options.spread, ensemble, **attributes)
+
+
+def _attributes(options: TokenOptions) -> dict[str, Any]:
+    """Masses, positions and precision, as Tokens takes them."""
+    import torch
+
+    rows = (("masses", options.masses, "--masses"), ("positions", options.places, "--places"))
+    found = {name: _row(read_array(path, option)) for name, path, option in rows if path is not None}
+    return {**found, "dtype": torch.float32 if options.float32 else None}
+
+
+def _row(values: Any) -> Any:
+    """A .csv file has rows and columns even where a list is meant."""
+    return values.reshape(-1) if values.ndim == 2 and 1 in values.shape else values
+
+
+BETA = 1.0
+MATRICES = ("query", "key", "value")
+FURTHER = ("output_projection", "query_bias", "key_bias", "value_bias", "output_bias")
+law_option = panel("Law")
+
+
+@dataclass(frozen=True)
+class LawOptions:
+    """Which law moves the tokens."""
+
+    beta: Annotated[float | None, law_option("X", "Isotropic attention: Q'K = beta I, V = I.", default=f"{BETA:g}")] = (
+        None
+    )
+    query: Annotated[Path | None, law_option("FILE", "Query, (k, d) or (h, k, d); with --key and --value.")] = None
+    key: Annotated[Path | None, law_option("FILE", "Key, of the same shape.")] = None
+    value: Annotated[
+        Path | None, law_option("FILE", "Value, (d, d) or (h, d, d); or (h, r, d) with --output-projection.")
+    ] = None
+    output_projection: Annotated[Path | None, law_option("FILE", "Output projection, (h, d, r).")] = None
+    query_bias: Annotated[Path | None, law_option("FILE", "Bias of the queries, (k) or (h, k).")] = None
+    key_bias: Annotated[Path | None, law_option("FILE", "Bias of the keys, (k) or (h, k).")] = None
+    value_bias: Annotated[Path | None, law_option("FILE", "Bias of the values, (r) or (h, r).")] = None
+    output_bias: Annotated[Path | None, law_option("FILE", "Bias of the output, (d).")] = None
+    random_law: Annotated[int | None, law_option("SEED", "Gaussian Q, K, V with entries of variance 1/d.", min=0)] = (
+        None
+    )
+    heads: Annotated[int | None, law_option("H", "Heads of --random-law.", default="1", min=1)] = None
+    head_dim: Annotated[
+        int | None, law_option("K", "Rows of each query and key of --random-law.", default="d/h", min=1)
+    ] = None
+    kernel: Annotated[str, law_option("NAME", "softmax, l2, sinkhorn, sigmoid, exponential, linear or capped.")] = (
+        "softmax"
+    )
+    eps: Annotated[float | None, law_option("X", "Regularisation of --kernel sinkhorn.", default="1")] = None
+    bias: Annotated[float | None, law_option("X", "Bias of every score of --kernel sigmoid.", default="0")] = None
+    cap: Annotated[float | None, law_option("X", "What scores of --kernel capped stay below.", default="50")] = None
+    scale: Annotated[float, law_option("X", "Factor of every score.")] = 1.0
+    mask: Annotated[str, law_option("MASK", "none, causal, window:W, or a .npy file with a boolean (n, n) matrix.")] = (
+        "none"
+    )
+    positions: Annotated[str, law_option("NAME", "none, rotary or absolute.")] = "none"
+    theta: Annotated[float, law_option("X", "Base of the frequencies of positions.")] = 1e4
+    rotary_dim: Annotated[
+        int | None, law_option("N", "Coordinates of each head that rotary positions turn.", default="all")
+    ] = None
+    position_table: Annotated[
+        Path | None, law_option("FILE", "Table of absolute positions, (places, d).", default="sinusoidal")
+    ] = None
+    when: Annotated[
+        str, law_option("WHEN", "Absolute positions are added at every evaluation, or at the input: every, input.")
+    ] = "every"
+    on: Annotated[
+        str, law_option("WHAT", "Absolute positions shift queries, keys and values, or no values: qkv, qk.")
+    ] = "qkv"
+
+
+def read_law(options: LawOptions) -> dict[str, Any]:
+    """Matrices of the law that come from files, by the names Attention has for them."""
+    given = [name for name in MATRICES if getattr(options, name) is not None]
+    further = [name for name in FURTHER if getattr(options, name) is not None]
+    if (given or further) and len(given) < 3:
+        absent = " and ".join(f"--{name}" for name in MATRICES if name not in given)
+        raise InputError(f"a law from files needs --query, --key and --value: give {absent} too")
+    ways = [option for option, used in (("--query", bool(given)), ("--beta", options.beta is not None),
+                                        ("--random-law", options.random_law is not None)) if used]  # fmt: skip
+    if len(ways) > 1:
+        raise InputError(f"{' and '.join(ways)} are different laws: give one of them")
+    if options.random_law is None and (options.heads is not None or options.head_dim is not None):
+        raise InputError("--heads and --head-dim shape a random law: give --random-law SEED too")
+    names = {name: name.removesuffix("_projection") for name in (*given, *further)}
+    parts = {names[name]: read_array(getattr(options, name), f"--{name.replace('_', '-')}") for name in names}
+    return {name: part.reshape(-1) if name == "output_bias" else part for name, part in parts.items()}
+
+
+def build_law(options: LawOptions, matrices: dict[str, Any], dim: int, n: int) -> Attention:
+    """The law the options ask for, for n tokens of dimension dim."""
+    from attractor.laws import Attention
+
+    shape: dict[str, Any] = {"kernel": _kernel(options), "mask": _mask(options.mask), "scale": options.scale}
+    shape["positions"] = _positions(options, dim, n)
+    if matrices:
+        return Attention(**matrices, **shape)
+    if options.random_law is not None:
+        return Attention.random(dim, options.heads or 1, options.head_dim, options.random_law, **shape)
+    return Attention.isotropic(dim, BETA if options.beta is None else options.beta, **shape)
+
+
+def _kernel(options: LawOptions) -> Any:
+    from attractor.laws import kernel_named
+
+    kernel: Any = kernel_named(options.kernel)
+    for name, owner in (("eps", "sinkhorn"), ("bias", "sigmoid"), ("cap", "capped")):
+        value = getattr(options, name)
+        if value is None:
+            continue
+        if name not in {field.name for field in fields(kernel)}:
+            raise InputError(f"--{name} belongs to --kernel {owner}, not to {kernel.name}")
+        kernel = replace(kernel, **{name: value})
+    return kernel
+
+
+def _mask(mask: str) -> Any:
+    if not mask.endswith(".npy"):
+        return mask
+    matrix = read_array(Path(mask), "--mask")
+    return matrix if matrix.dtype.is_floating_point is False else matrix != 0
+
+
+def _positions(options: LawOptions, dim: int, n: int) -> Any:
+    from attractor.laws import Absolute, Rotary
+
+    if options.positions != "absolute" and options.position_table is not None:
+        raise InputError("--position-table belongs to --positions absolute")
+    if options.positions != "rotary" and options.rotary_dim is not None:
+        raise InputError("--rotary-dim belongs to --positions rotary")
+    if options.positions != "absolute" and (options.when, options.on) != (LawOptions.when, LawOptions.on):
+        raise InputError("--when and --on belong to --positions absolute")
+    if options.positions == "none" and options.theta != LawOptions.theta:
+        raise InputError("--theta belongs to --positions rotary or absolute")
+    if options.positions == "none":
+        return None
+    if options.positions == "rotary":
+        return Rotary(options.theta, options.rotary_dim)
+    if options.positions == "absolute":
+        path = options.position_table
+        if path is None:
+            return Absolute.sinusoidal(n, dim, options.theta, when=options.when, on=options.on)
+        return Absolute(read_array(path, "--position-table"), when=options.when, on=options.on)  # type: ignore[arg-type]
+    raise InputError(f"--positions {options.positions!r} is not known; give none, rotary or absolute")
+
+
+space_option = panel("Space")
+
+
+@dataclass(frozen=True)
+class SpaceOptions:
+    """Where they move."""
+
+    space: Annotated[str, space_option("NAME", "euclidean, sphere or ellipsoid.")] = "euclidean"
+    radius: Annotated[float | None, space_option("X", "Radius of the sphere.", default="1")] = None
+    ellipsoid: Annotated[Path | None, space_option("FILE", "Matrix W of the ellipsoid {x : x'Wx = 1}.")] = None
+    axes: Annotated[str | None, space_option("A,B,...", "Half axes of the ellipsoid, such as 1,2,4.")] = None
+
+
+def build_space(options: SpaceOptions) -> Space:
+    """The space the options ask for."""
+    import torch
+
+    from attractor.spaces import Ellipsoid, Sphere, space_named
+
+    if options.radius is not None and options.space != "sphere":
+        raise InputError(f"--radius belongs to --space sphere, not to {options.space}")
+    if (options.ellipsoid is not None or options.axes is not None) and options.space != "ellipsoid":
+        raise InputError("--ellipsoid and --axes describe an ellipsoid: give --space ellipsoid too")
+    if options.space == "sphere":
+        return Sphere() if options.radius is None else Sphere(options.radius)
+    if options.space != "ellipsoid":
+        if options.space != "euclidean":
+            raise InputError(f"--space {options.space!r} is not known; give euclidean, sphere or ellipsoid")
+        return space_named(options.space)
+    if (options.ellipsoid is None) == (options.axes is None):
+        raise InputError(
+            "--space ellipsoid needs --ellipsoid FILE (its matrix) or --axes A,B,... (its half axes), one of them"
+        )
+    if options.ellipsoid is not None:
+        return Ellipsoid(read_array(options.ellipsoid, "--ellipsoid"))
+    axes = torch.tensor(numbers(options.axes or "", "--axes"), dtype=torch.float64)
+    if not len(axes) or bool((axes <= 0).any()):
+        raise InputError(f"--axes must be positive lengths, one for each dimension, got {options.axes}")
+    return Ellipsoid(torch.diag(axes**-2.0))
+
+
+UNTIL = 10.0
+run_option = panel("Flow")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How the flow is followed."""
+
+    until: Annotated[
+        float | None,
+        run_option("T", "The time to reach.", "--until", "-t", default=f"the last of --save, or {UNTIL:g}"),
+    ] = None
+    save: Annotated[
+        str | None,
+        run_option("K|T,T,...", "Keep the ends of K equal intervals, or these times.", default="a grid that suits"),
+    ] = None
+    method: Annotated[
+        str | None,
+        run_option("NAME", "dop853, dopri5 (adaptive); rk4, euler (with --step); layers.", default="by --rtol"),
+    ] = None
+    rtol: Annotated[float | None, run_option("X", "Relative error of a step.", default="1e-8; float32 1e-5")] = None
+    atol: Annotated[float | None, run_option("X", "Absolute error of a step.", default="1e-10; float32 1e-7")] = None
+    step: Annotated[float | None, run_option("H", "The step of a fixed method, or the first of an adaptive one.")] = (
+        None
+    )
+    fixed_step: Annotated[bool, run_option("", "Keep to --step also with an adaptive method.", "--fixed-step")] = False
+    merge: Annotated[
+        str | None,
+        run_option("TOL|off", "Tokens closer than this become one.", default="a tenth of --rtol where that is exact"),
+    ] = None
+    stop: Annotated[
+        str | None,
+        run_option(
+            "RULE,...", "What may end the run early: consensus, collapsed, steady; or none.", default="what suits"
+        ),
+    ] = None
+    max_seconds: Annotated[float | None, run_option("S", "Stop after this many seconds.", min=0)] = None
+    max_evaluations: Annotated[int | None, run_option("N", "Stop after this many evaluations of the law.", min=1)] = (
+        None
+    )
+    engine: Annotated[
+        str | None,
+        run_option("NAME", "The engine of attention; see attractor doctor.", default="the fastest that fits"),
+    ] = None
+
+
+def flow_options(options: RunOptions) -> dict[str, Any]:
+    """The keyword arguments of flow."""
+    if options.until is not None and options.until <= 0:
+        raise InputError(f"--until {options.until:g} is not after the start at t = 0: give a positive time")
+    save = _save(options.save)
+    # named save times say themselves how far the run goes
+    until = UNTIL if options.until is None and not isinstance(save, list) else options.until
+    return {
+        "until": until,
+        "save": save,
+        "method": options.method,
+        "rtol": options.rtol,
+        "atol": options.atol,
+        "step": options.step,
+        "adaptive": not options.fixed_step,
+        "merge": _merge(options.merge),
+        "stop": _stop(options.stop),
+        "max_seconds": options.max_seconds,
+        "max_evaluations": options.max_evaluations,
+        "engine": options.engine,
+    }
+
+
+def _save(text: str | None) -> int | list[float] | None:
+    if text is None:
+        return None
+    if text.strip().lstrip("+-").isdigit():
+        return int(text)
+    times = numbers(text, "--save")
+    if not times or "," not in text:
+        raise InputError(f"--save must be a whole number of intervals or a list of times such as 0,1,10, got {text!r}")
+    return times
+
+
+def _merge(text: str | None) -> float | bool | None:
+    if text is None or text == "auto":
+        return None
+    if text == "off":
+        return False
+    try:
+        tolerance = float(text)
+    except ValueError:
+        raise InputError(f"--merge must be a distance such as 1e-3, or off, got {text!r}") from None
+    if not 0 < tolerance < float("inf"):
+        raise InputError(f"--merge must be a positive distance such as 1e-3, or off, got {text}")
+    return tolerance
+
+
+def _stop(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return [] if names in ([], ["none"]) else names
+
+
+FILES = (".npy", ".csv", ".txt", ".safetensors")
+
+
+def read_vector(text: str, option: str) -> Tensor:
+    """Numbers separated by commas, or those in a file: (d)."""
+    import torch
+
+    if Path(text).suffix.lower() in FILES:
+        array = read_array(Path(text), option)
+        return array.reshape(-1) if array.ndim == 2 and 1 in array.shape else array
+    return torch.tensor(numbers(text, option), dtype=torch.float64)
+
+
+def read_matrix(text: str, option: str) -> Tensor:
+    """Rows separated by semicolons, or the matrix in a file: (d, d)."""
+    import torch
+
+    if Path(text).suffix.lower() in FILES:
+        return read_array(Path(text), option)
+    rows = [numbers(row, option) for row in text.split(";")]
+    if len({len(row) for row in rows}) != 1:
+        raise InputError(f"{option} must have rows of one length, such as 1,0.5;0.5,2; got {text!r}")
+    return torch.tensor(rows, dtype=torch.float64)

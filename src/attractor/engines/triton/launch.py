@@ -1,0 +1,443 @@
+"""Operand layout, kernel launches and gradients of the Triton engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from attractor.engines import blockwise
+from attractor.engines.problem import INTERPRETED, MODES, Problem
+from attractor.engines.triton.backward import over_keys, over_queries
+from attractor.engines.triton.engine import NARROW
+from attractor.engines.triton.narrow import TILE, narrow, shifts
+from attractor.engines.triton.symmetric import settle, symmetric
+from attractor.engines.triton.wide import wide
+
+LOG2E = 1.4426950408889634
+
+
+def flat(tensor: Tensor, batch: torch.Size, own: int = 2) -> Tensor:
+    """(entries, ...) with the last ``own`` axes kept, contiguous; broadcast batch axes are written out."""
+    return tensor.detach().expand(*batch, *tensor.shape[-own:]).reshape(-1, *tensor.shape[-own:]).contiguous()
+
+
+def bias_of(problem: Problem) -> Tensor | None:
+    """Biases (entries, m) in the units of the scores."""
+    if problem.key_bias is None:
+        return None
+    bias = flat(problem.key_bias, problem.batch, 1)
+    return bias if problem.mode == "linear" else bias * LOG2E
+
+
+def visible_of(problem: Problem) -> tuple[Tensor | None, int]:
+    """The boolean matrix as bytes, and its stride over entries (0 where all share one)."""
+    if problem.visible is None:
+        return None, 0
+    shared = problem.visible.ndim == 2
+    rows = problem.visible if shared else flat(problem.visible, problem.batch)
+    return rows.contiguous().view(torch.uint8), 0 if shared else problem.queries * problem.keys
+
+
+def columns(size: int) -> int:
+    """Columns a tile has: a power of two that the tensor cores take."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def padded(tensor: Tensor, size: int) -> Tensor:
+    missing = size - tensor.shape[-1]
+    return tensor if missing == 0 else torch.nn.functional.pad(tensor, (0, missing))
+
+
+def parts(tensor: Tensor) -> Tensor:
+    """Float32 as three bfloat16 numbers, first axis 3; float64 as it is, first axis 1 (the interpreter knows no bfloat16)."""
+    if tensor.dtype == torch.float64 or INTERPRETED:
+        return tensor.unsqueeze(0)
+    pieces = tensor.new_empty((3, *tensor.shape), dtype=torch.bfloat16)
+    pieces[0] = tensor
+    rest = tensor - pieces[0]
+    pieces[1] = rest
+    pieces[2] = rest - pieces[1]
+    return pieces
+
+
+def tiles(k: Tensor, v: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Keys, values and biases of each entry as (tiles, slots, TILE), zero past the end."""
+    pieces = [k, *([] if v is None else [v]), *([] if bias is None else [bias.unsqueeze(-1)])]
+    rows = torch.cat(pieces, dim=-1) if len(pieces) > 1 else k
+    rows = torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[1] % TILE))
+    return rows.unflatten(1, (-1, TILE)).transpose(-1, -2).contiguous()
+
+
+def reach(k: Tensor, bias: Tensor | None) -> Tensor:
+    """(longest key, largest bias, smallest finite bias) of each entry."""
+    longest = torch.linalg.vector_norm(k, dim=-1).amax(-1)
+    if bias is None:
+        return torch.nn.functional.pad(longest.unsqueeze(-1), (0, 2))
+    open = bias > -torch.inf
+    top = bias.amax(-1)
+    # where no key is open there is nothing to compare, and no row sees anything
+    low = torch.where(open.any(-1), torch.where(open, bias, torch.inf).amin(-1), 0.0)
+    return torch.stack([longest, torch.where(top > -torch.inf, top, 0.0), low], dim=-1)
+
+
+ROOM = {torch.float32: 100.0, torch.float64: 900.0}  # spread of exponents, in powers of two, that cannot underflow
+SHAPES = {torch.float32: (16, 2), torch.float64: (8, 4)}  # rows of a warp, unrolled tiles: as many as registers hold
+ADDITIONS = (64, 128, 256)  # to one sum of a copy: as few as memory allows, for rounding grows with them
+FEWEST = 4096  # tokens below which a warp has too few tiles to itself
+
+
+def suits(problem: Problem) -> bool:
+    """Whether pairs may be computed once, as far as shapes and options tell."""
+    v = problem.v
+    if v is None or v.shape[-1] == 0 or problem.mode not in ("softmax", "exponential"):
+        return False
+    return (
+        problem.queries == problem.keys >= FEWEST
+        and problem.offset == 0
+        and not problem.causal
+        and problem.window is None
+        and problem.visible is None
+        and not torch.are_deterministic_algorithms_enabled()
+        and not (problem.q.is_cuda and torch.cuda.is_current_stream_capturing())  # we wait for an answer
+    )
+
+
+def copies(entries: int, n: int, columns: int, like: Tensor) -> int:
+    """How many copies of the sums there are to be; 0 where there is no memory for them."""
+    rows = -(-n // TILE) * TILE * entries
+    each, spare = rows * (1 + columns) * like.element_size(), _spare(like.device)
+    wanted = (-(-n // (SHAPES[like.dtype][0] * additions)) for additions in ADDITIONS)
+    return next((count for count in wanted if count * each <= spare), 0)
+
+
+def _spare(device: torch.device) -> int:
+    """A quarter of the memory that can still be had."""
+    if device.type != "cuda":
+        return 1 << 30
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (torch.cuda.mem_get_info(device)[0] + held) // 4
+
+
+def multiple(problem: Problem, q: Tensor, k: Tensor, largest: Tensor) -> Tensor | None:
+    """By what queries (entries, n, e) are multiples of keys, in units of log 2, (entries,); None where they are not, to rounding,
+    or where scores and biases are so large that exponents need a shift. ``largest`` has (longest key, largest bias, smallest
+    bias) of each entry."""
+    longest, *biases = largest.double().unbind(-1)
+    close: Tensor | bool = True
+    c = torch.ones_like(longest)
+    if problem.q is not problem.k:
+        a, b = q.double(), k.double()
+        c = (a * b).sum((1, 2)) / (b * b).sum((1, 2))
+        allowed = (1 if q.dtype == torch.float32 else 2) * torch.finfo(
+            q.dtype
+        ).eps  # rounding of q, and in float64 of c
+        close = ((a - c[:, None, None] * b).abs() <= allowed * a.abs()).all()
+    reached = c.abs() * LOG2E * longest**2 + torch.maximum(biases[0], -biases[1]).clamp_min(0.0)
+    small = (reached < 0.5 * ROOM[q.dtype]).all()  # not so for what is not a number
+    return (c * LOG2E).to(q.dtype) if bool(small & close) else None
+
+
+def once(k: Tensor, v: Tensor | None, bias: Tensor | None, factor: Tensor, parts: int, skip: bool, mode: int,
+         output: Tensor, logsumexp: Tensor) -> None:  # fmt: skip
+    """Write the results, with so many copies (``parts``) of the sums. Values None are the keys; biases, in units of log 2, become
+    masses: of a key in the sum of a row, and of that row in the sum of the key's."""
+    same, values, masses = v is None and bias is None, k if v is None else v, k
+    if bias is not None:
+        masses = torch.exp2(bias)
+        values = values * masses.unsqueeze(-1)
+    packed = tiles(k, None if same else values, None if bias is None else masses)
+    (entries, n, e), c = k.shape, values.shape[-1]
+    count = packed.shape[1]
+    rows, sums = k.new_empty((entries, n, 1 + c)), k.new_zeros((parts, entries, count, 1 + c, TILE))
+    height, unroll = SHAPES[k.dtype]
+    first: Any = symmetric
+    first[(triton.cdiv(n, height), entries)](
+        k, values, masses, packed, factor, rows, sums, n, packed[0].numel(), parts, E=e, C=c, SAME=same, MASS=bias is not None,
+        SKIP=skip, SLOTS=packed.shape[2], BM=height, UNROLL=unroll, num_warps=1, num_stages=1,
+    )  # fmt: skip
+    second: Any = settle
+    second[(count, entries)](rows, sums, output, logsumexp, n, parts, C=c, MODE=mode, num_warps=1)
+
+
+TUNED = 1 << 62 if INTERPRETED else 1 << 30  # pairs from which kernels are tuned: a millisecond or so
+ONCE = 1 << 30  # pairs from which it pays to look whether each can be computed once
+
+
+def forward(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+    """Output and logsumexp, without gradients."""
+    entries = problem.batch.numel()
+    rows = (*problem.batch, problem.queries)
+    width = 0 if problem.v is None else problem.v.shape[-1]
+    sums = problem.mode in ("softmax", "exponential")
+    if not entries or not problem.queries or not problem.keys:
+        output = None if problem.v is None else problem.q.new_zeros((*rows, width))
+        return output, problem.q.new_full(rows, -torch.inf) if sums else None
+    small = max(problem.q.shape[-1], width) <= NARROW
+    output, logsumexp = (_narrow if small else _wide)(problem, entries)
+    return (
+        None if problem.v is None else output[..., :width].reshape(*rows, width),
+        logsumexp.reshape(rows) if sums else None,
+    )
+
+
+def size_class(problem: Problem, entries: int) -> int:
+    """What autotuning tells apart: powers of four of the rows and of the keys."""
+    return ((entries * problem.queries).bit_length() // 2) * 64 + problem.keys.bit_length() // 2
+
+
+def launch(
+    kernel: Any, problem: Problem, grid: Callable[[dict[str, Any]], tuple[int, ...]], *arguments: Any, **options: Any
+) -> None:
+    """Run a kernel, tuned where one evaluation is long enough to repay the tuning, else as its first configuration says."""
+    if problem.pairs >= TUNED:
+        kernel[grid](*arguments, **options)
+        return
+    first = kernel.configs[0]
+    kernel.fn[grid(first.kwargs)](
+        *arguments, **options, **first.kwargs, num_warps=first.num_warps, num_stages=first.num_stages
+    )
+
+
+def masks(problem: Problem) -> dict[str, bool]:
+    return {
+        "SKIP": problem.skip_self and problem.v is not None,
+        "CAUSAL": problem.causal,
+        "WINDOW": problem.window is not None,
+        "VISIBLE": problem.visible is not None,
+    }
+
+
+def _narrow(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
+    batch, n, m = problem.batch, problem.queries, problem.keys
+    q, k = flat(problem.q, batch), flat(problem.k, batch)
+    same = problem.v is problem.k
+    v = None if problem.v is None or same else flat(problem.v, batch)
+    bias, (visible, stride) = bias_of(problem), visible_of(problem)
+    packed = tiles(k, v, bias)
+    width = 0 if problem.v is None else problem.v.shape[-1]
+    output, logsumexp = q.new_empty((entries, n, width)), q.new_empty((entries, n))
+    seen = packed if visible is None else visible
+    hidden = masks(problem)
+    numbers = (n, m, problem.offset, packed[0].numel(), stride, problem.window or 0)
+    shape: dict[str, Any] = {"E": q.shape[-1], "BIAS": bias is not None, "SLOTS": packed.shape[2]}
+    base = logsumexp
+    if problem.mode in ("softmax", "exponential"):
+        largest = reach(k, bias)
+        parts = copies(entries, n, width, k) if problem.pairs >= ONCE and suits(problem) else 0
+        factor = multiple(problem, q, k, largest) if parts else None
+        if factor is not None:
+            once(k, v, bias, factor, parts, hidden["SKIP"], MODES.index(problem.mode), output, logsumexp)
+            return output, logsumexp
+        base = torch.empty_like(logsumexp)
+        find: Any = shifts
+        find[(triton.cdiv(n, 32), entries)](
+            q,
+            packed,
+            largest,
+            seen,
+            base,
+            *numbers,
+            ROOM[q.dtype],
+            PLACE=q.shape[-1] + (0 if same else width),
+            BM=32,
+            **shape,
+            **{name: hidden[name] for name in ("CAUSAL", "WINDOW", "VISIBLE")},
+        )
+    launch(
+        narrow,
+        problem,
+        lambda chosen: (triton.cdiv(n, chosen["BM"]), entries),
+        q,
+        packed,
+        base,
+        seen,
+        output,
+        logsumexp,
+        *numbers,
+        size_class(problem, entries),
+        C=width,
+        MODE=MODES.index(problem.mode),
+        SAME=same,
+        EVEN=m % TILE == 0 and not problem.masked,
+        **shape,
+        **hidden,
+    )
+    return output, logsumexp
+
+
+def _wide(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
+    batch, n, m = problem.batch, problem.queries, problem.keys
+    q, k = flat(problem.q, batch), flat(problem.k, batch)
+    q = q if problem.mode == "linear" else q * LOG2E
+    bias, (visible, stride) = bias_of(problem), visible_of(problem)
+    own = own_scores(problem, q, k, bias)
+    width = columns(q.shape[-1])
+    queries, keys = (parts(padded(part, width)) for part in (q, k))
+    values, breadth = keys, 1
+    if problem.v is not None:
+        breadth = columns(problem.v.shape[-1])
+        values = keys if problem.v is problem.k else parts(padded(flat(problem.v, batch), breadth))
+    output, logsumexp = q.new_empty((entries, n, breadth)), q.new_empty((entries, n))
+    launch(
+        wide,
+        problem,
+        lambda chosen: (triton.cdiv(n, chosen["BM"]), entries),
+        queries,
+        keys,
+        values,
+        q if bias is None else bias,
+        q if own is None else own,
+        keys if visible is None else visible,
+        output,
+        logsumexp,
+        n,
+        m,
+        problem.offset,
+        stride,
+        problem.window or 0,
+        size_class(problem, entries),
+        queries[0].numel(),
+        keys[0].numel(),
+        values[0].numel(),
+        E=width,
+        C=breadth,
+        MODE=MODES.index(problem.mode),
+        BIAS=bias is not None,
+        SPLIT=q.dtype == torch.float32 and not INTERPRETED,
+        **masks(problem),
+    )
+    return output, logsumexp
+
+
+def own_scores(problem: Problem, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Scores (entries, n) of every query with its own key where that is left out of the output; -inf where it is not seen."""
+    if not problem.skip_self or problem.v is None or problem.mode not in ("softmax", "exponential"):
+        return None
+    n, place = problem.queries, problem.offset
+    both = max(0, min(n, problem.keys - place))
+    own = (q[:, :both] * k[:, place : place + both]).sum(-1)
+    own = own if bias is None else own + bias[:, place : place + both]
+    if problem.visible is not None:
+        shown = torch.diagonal(problem.visible, place, dim1=-2, dim2=-1)
+        shown = shown if problem.visible.ndim == 2 else flat(shown, problem.batch, 1)
+        own = torch.where(shown, own, -torch.inf)
+    return torch.nn.functional.pad(own, (0, n - both), value=-torch.inf).contiguous()
+
+
+class Attend(torch.autograd.Function):
+    """``attend`` with analytic first derivatives; where second ones may follow, the gradient is that of ``blockwise``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, problem: Problem, q: Tensor, k: Tensor, v: Tensor | None, key_bias: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        output, logsumexp = forward(problem)
+        ctx.save_for_backward(q, k, v, key_bias, problem.visible, output, logsumexp)
+        ctx.set_materialize_grads(False)
+        ctx.options = (problem.mode, problem.causal, problem.window, problem.skip_self, problem.offset)
+        return output, logsumexp
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_output, grad_logsumexp = grad_outputs
+        q, k, v, key_bias, visible, output, logsumexp = ctx.saved_tensors
+        mode, causal, window, skip_self, offset = ctx.options
+        problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self, offset)
+        if torch.is_grad_enabled():  # create_graph=True
+            return None, *blockwise.gradients(problem, grad_output, grad_logsumexp)
+        return None, *_gradients(problem, output, logsumexp, grad_output, grad_logsumexp, ctx.needs_input_grad[1:])
+
+
+def _row_terms(
+    problem: Problem,
+    output: Tensor | None,
+    logsumexp: Tensor | None,
+    grad_output: Tensor | None,
+    grad_logsumexp: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """log2 of the normaliser, infinite for a row that sees nothing so that its weights are 0, and the term t of each row."""
+    if logsumexp is None:
+        nothing = problem.q.new_zeros((*problem.batch, problem.queries))
+        return nothing, nothing
+    blind = logsumexp == -torch.inf
+    term = torch.zeros_like(logsumexp) if grad_logsumexp is None else grad_logsumexp
+    if problem.mode == "softmax" and output is not None and grad_output is not None:
+        term = term - (grad_output * output).sum(-1)
+    return torch.where(blind, torch.inf, logsumexp * LOG2E), torch.where(blind, 0.0, term)
+
+
+def _gradients(
+    problem: Problem,
+    output: Tensor | None,
+    logsumexp: Tensor | None,
+    grad_output: Tensor | None,
+    grad_logsumexp: Tensor | None,
+    needed: tuple[bool, ...],
+) -> list[Tensor | None]:
+    batch, n, m = problem.batch, problem.queries, problem.keys
+    entries = batch.numel()
+    inputs = (problem.q, problem.k, problem.v, problem.key_bias)
+    if not entries or not n or not m:
+        return [
+            torch.zeros_like(part) if need and part is not None else None
+            for part, need in zip(inputs, needed, strict=True)
+        ]
+    unasked = grad_output is None
+    if output is not None and grad_output is None:
+        grad_output = torch.zeros_like(output)
+    level, term = (flat(row, batch, 1) for row in _row_terms(problem, output, logsumexp, grad_output, grad_logsumexp))
+    width = columns(problem.q.shape[-1])
+    q, k = (padded(flat(part, batch), width) for part in (problem.q, problem.k))
+    breadth = 1 if problem.v is None else columns(problem.v.shape[-1])
+    v = q if problem.v is None else padded(flat(problem.v, batch), breadth)
+    g = q if grad_output is None else padded(flat(grad_output, batch), breadth)
+    bias, (visible, stride) = bias_of(problem), visible_of(problem)
+    grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), q.new_empty((entries, m, breadth))
+    grad_bias = q.new_empty((entries, m))
+    shared = (q, k, v, q if bias is None else bias, g, level, term, q if visible is None else visible)
+    numbers = (n, m, problem.offset, stride, problem.window or 0, size_class(problem, entries))
+    options: dict[str, Any] = {
+        "E": width,
+        "C": breadth,
+        "MODE": MODES.index(problem.mode),
+        "BIAS": bias is not None,
+        **masks(problem),
+    }
+    if needed[0]:
+        launch(
+            over_keys,
+            problem,
+            lambda chosen: (triton.cdiv(n, chosen["BM"]), entries),
+            *shared,
+            grad_q,
+            *numbers,
+            **options,
+        )
+    if any(needed[1:]):
+        launch(
+            over_queries,
+            problem,
+            lambda chosen: (triton.cdiv(m, chosen["BN"]), entries),
+            *shared,
+            grad_k,
+            grad_v,
+            grad_bias,
+            *numbers,
+            **options,
+        )
+    if unasked:
+        grad_v.zero_()  # weights that overflow would give 0 times infinity
+    found = (grad_q, grad_k, grad_v, grad_bias.unsqueeze(-1))
+    return [_shaped(one, part, batch, index == 3) if need and part is not None else None
+            for index, (one, part, need) in enumerate(zip(found, inputs, needed, strict=True))]  # fmt: skip
+
+
+def _shaped(gradient: Tensor, part: Tensor, batch: torch.Size, column: bool) -> Tensor:
+    """A gradient without padding; an input that was broadcast over batch axes gets the sum over them."""
+    if column:
+        return gradient.reshape(*batch, part.shape[-1]).sum_to_size(part.shape)
+    return gradient[..., : part.shape[-1]].reshape(*batch, *part.shape[-2:]).sum_to_size(part.shape)

@@ -1,1 +1,0 @@
-"""The papers' figures and tables, from one command each."""

@@ -1,1 +1,0 @@
-"""Open questions of the papers, one experiment each; see ``attractor.experiments.answers``."""

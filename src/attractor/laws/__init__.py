@@ -1,0 +1,64 @@
+"""Laws: what gives every token its velocity."""
+
+from attractor.laws.attention import Attention
+from attractor.laws.blocks import ACTIVATIONS, MLP, Affine, Block, LayerNorm, Norm, RMSNorm
+from attractor.laws.closure import Closure, numeric, obstacle
+from attractor.laws.kernels.capped import Capped
+from attractor.laws.kernels.exponential import Exponential
+from attractor.laws.kernels.kernel import Kernel, Pairing, kernel_named
+from attractor.laws.kernels.l2 import L2
+from attractor.laws.kernels.linear import Linear
+from attractor.laws.kernels.sigmoid import Sigmoid
+from attractor.laws.kernels.sinkhorn import Sinkhorn
+from attractor.laws.kernels.softmax import Softmax
+from attractor.laws.law import Law, Total
+from attractor.laws.masks import Causal, Mask, Visible, Window
+from attractor.laws.positions.absolute import Absolute
+from attractor.laws.positions.alibi import Alibi
+from attractor.laws.positions.position import Positions
+from attractor.laws.positions.relative import Relative
+from attractor.laws.positions.rotary import Rotary, ScaledRotary, turn_pairs
+from attractor.laws.schedules import Schedule, Stack
+from attractor.laws.variants import Feature, LatentAttention, NormedAttention
+
+__all__ = [
+    "ACTIVATIONS",
+    "L2",
+    "MLP",
+    "Absolute",
+    "Affine",
+    "Alibi",
+    "Attention",
+    "Block",
+    "Capped",
+    "Causal",
+    "Closure",
+    "Exponential",
+    "Feature",
+    "Kernel",
+    "LatentAttention",
+    "Law",
+    "LayerNorm",
+    "Linear",
+    "Mask",
+    "Norm",
+    "NormedAttention",
+    "Pairing",
+    "Positions",
+    "RMSNorm",
+    "Relative",
+    "Rotary",
+    "ScaledRotary",
+    "Schedule",
+    "Sigmoid",
+    "Sinkhorn",
+    "Softmax",
+    "Stack",
+    "Total",
+    "Visible",
+    "Window",
+    "kernel_named",
+    "numeric",
+    "obstacle",
+    "turn_pairs",
+]

@@ -1,0 +1,345 @@
+"""Attention as a law of motion."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from attractor.errors import InputError
+from attractor.html_repr import SHOWN, html_card
+from attractor.laws.kernels.kernel import Kernel, Pairing, kernel_named
+from attractor.laws.law import Law
+from attractor.laws.masks import Mask, mask_from
+from attractor.laws.positions.absolute import Absolute
+from attractor.laws.positions.position import Positions
+from attractor.states import Tokens, alike, version
+
+Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # points to queries and keys
+
+
+@dataclass(frozen=True, eq=False)
+class Attention(Law):
+    r"""Velocity of token i: :math:`\dot x_i = \sum_h \sum_j w^h_{ij}\, V_h x_j`, the weights from scores
+    :math:`s^h_{ij} = \text{scale}\,\langle Q_h x_i, K_h x_j\rangle`.
+
+    Parameters
+    ----------
+    query, key : (k, d), or (h, k, d) for h heads; k may be below d.
+    value : (d, d) or (h, d, d), the output projection folded in; or (h, r, d) together with ``output`` (h, d, r), which
+        keeps the value map factored, :math:`V_h = O_h V_h'`.
+    kernel : "softmax", "l2", "sinkhorn", "sigmoid", "exponential", "linear", or a Kernel.
+    mask : None, "causal", "window:64", a boolean (n, n) matrix (True: visible), or a Mask.
+    positions : None, Absolute(...), Rotary(...), Alibi(...) or Relative(...).
+    scale : multiplies every score.
+    query_bias, key_bias : (k,) or (h, k); value_bias : (r,) or (h, r); output_bias : (d,): as in trained models.
+
+    A further leading axis, (members, h, k, d), gives every ensemble member its own parameters.
+
+    Symbols: ``interaction`` :math:`Q^\top K` is W in [pham2025dynamical], P in [abella2024asymptotic], and
+    :math:`A^\top` of [castin2025unified] (their :math:`A = K^\top Q`); ``value`` is their :math:`V^\top`, U and V in turn.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    kernel: Kernel | str = "softmax"
+    mask: Mask | Any = None
+    positions: Positions | None = None
+    scale: float = 1.0
+    output: Tensor | None = None
+    query_bias: Tensor | None = None
+    key_bias: Tensor | None = None
+    value_bias: Tensor | None = None
+    output_bias: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        alike(self, ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias", "output_bias"))
+        object.__setattr__(self, "scale", _number(self.scale))
+        object.__setattr__(self, "kernel", kernel_named(self.kernel))
+        object.__setattr__(self, "mask", mask_from(self.mask))
+        self._check_shapes()
+        if self.positions is not None:
+            if not isinstance(self.positions, Positions):
+                raise InputError(
+                    f"positions must be None, Absolute(...), Rotary(...), Alibi(...) or Relative(...), got {self.positions!r}"
+                )
+            self.positions.check(self.dim, self.query.shape[-2])
+            if self.positions.biased and isinstance(self.kernel, Kernel) and self.kernel.name == "l2":
+                raise InputError(
+                    f"{self.positions.name} positions add to scores, and the l2 kernel has distances instead: take another kernel"
+                )
+
+    def _check_shapes(self) -> None:
+        query, key, value = self.query.shape, self.key.shape, self.value.shape
+        if len(query) < 2 or len(query) > 4 or query != key:
+            raise InputError(f"query and key must both be (k, d) or (h, k, d), got {tuple(query)} and {tuple(key)}")
+        d, heads = query[-1], query[:-2]
+        if self.output is None and (value[-2:] != (d, d) or value[:-2] != heads):
+            raise InputError(
+                f"value must be {(*heads, d, d)} to go with a query of shape {tuple(query)}, got {tuple(value)}"
+            )
+        if self.output is not None:
+            wanted = (*heads, d, value[-2])
+            if value[:-2] != heads or value[-1] != d or tuple(self.output.shape) != wanted:
+                raise InputError(
+                    f"a factored value is (h, r, d) with output (h, d, r), got {tuple(value)} and {tuple(self.output.shape)}"
+                )
+        sizes = {"query_bias": query[-2], "key_bias": query[-2], "value_bias": value[-2]}
+        for name, size in sizes.items():
+            bias = getattr(self, name)
+            if bias is not None and tuple(bias.shape) not in ((*heads, size), (size,)):
+                raise InputError(f"{name} must be {(*heads, size)}, got {tuple(bias.shape)}")
+        if self.output_bias is not None and tuple(self.output_bias.shape) != (d,):
+            raise InputError(f"output_bias must be {(d,)}, got {tuple(self.output_bias.shape)}")
+
+    @classmethod
+    def isotropic(cls, dim: int, beta: float, **options: Any) -> Attention:
+        """Q'K = beta I and V = I: the model whose clustering the theory knows best."""
+        root = abs(float(beta)) ** 0.5 * torch.eye(dim, dtype=torch.float64)
+        return cls(root if beta >= 0 else -root, root, torch.eye(dim, dtype=torch.float64), **options)
+
+    @classmethod
+    def random(cls, dim: int, heads: int = 1, head_dim: int | None = None, seed: int = 0, **options: Any) -> Attention:
+        """Independent normal entries of variance 1/dim in Q, K (h, k, d) and V (h, d, d); k is dim / heads unless given."""
+        if head_dim is None:
+            if heads < 1 or dim % heads:
+                raise InputError(f"dimension {dim} does not split into {heads} heads: give head_dim=... too")
+            head_dim = dim // heads
+        draw = np.random.default_rng(seed).standard_normal
+        shapes = ((heads, head_dim, dim), (heads, head_dim, dim), (heads, dim, dim))
+        query, key, value = (torch.from_numpy(draw(shape) / dim**0.5) for shape in shapes)
+        return cls(query, key, value, **options)
+
+    @property
+    def dim(self) -> int:
+        return self.query.shape[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.query.shape[-3] if self.query.ndim > 2 else 1
+
+    @property
+    def interaction(self) -> Tensor:
+        """Q'K, (d, d) or (h, d, d), without the scale."""
+        return self.query.mT @ self.key
+
+    @property
+    def value_map(self) -> Tensor:
+        """The value with its output projection, (d, d) or (h, d, d)."""
+        return self.value if self.output is None else self.output @ self.value
+
+    @property
+    def metric(self) -> Tensor:
+        r"""The papers' A: ``interaction @ inv(value)``, with metric @ velocity = gradient of the log-partition function."""
+        value = self.value_map
+        singular = torch.linalg.svdvals(value.detach())
+        if bool((singular[..., -1] <= 1e-14 * singular[..., 0]).any()):
+            raise InputError("the value is singular, so the metric Q'K inv(V) does not exist")
+        return torch.linalg.solve(value, self.interaction, left=False)
+
+    @property
+    def _value_scalars(self) -> Tensor | None:
+        """c (..., h) where every head's value is exactly c I and needs no gradient, else None."""
+        if self.output is not None or self.value_bias is not None:
+            return None
+        return self._scalars("value")[0]
+
+    def _scalars(self, name: str) -> tuple[Tensor | None, bool]:
+        """c (..., h) where every head's parameter is exactly c I and nothing is differentiated or traced, else None; and whether
+        all c are 1. It is looked at again when it was changed in place."""
+        matrix: Tensor = getattr(self, name)
+        if _watched(matrix):
+            return None, False
+        now, known = version(matrix), self._multiples.get(name)
+        if known is None or known[0] != now or now < 0:
+            scalars = _multiple(matrix)
+            known = self._multiples[name] = (now, scalars, scalars is not None and bool((scalars == 1).all()))
+        return known[1:]
+
+    @cached_property
+    def _multiples(self) -> dict[str, tuple[int, Tensor | None, bool]]:
+        """What is known of parameters, and at which version."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: nothing that was found out about other tensors."""
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+    @cached_property
+    def _symmetric_scores(self) -> bool:
+        """Whether scores form a symmetric positive semi-definite matrix for any tokens, and stay so where gradients look."""
+        if self.positions is not None or self.query_bias is not None or self.key_bias is not None or self.scale < 0:
+            return False
+        if self.query.requires_grad or self.key.requires_grad:
+            return False
+        interaction = self.interaction.detach()
+        if not torch.equal(interaction, interaction.mT):
+            return False
+        return bool((torch.linalg.eigvalsh(interaction) >= 0).all())
+
+    def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
+        return self._move(tokens, skip_self)
+
+    def _move(self, tokens: Tokens, skip_self: bool, project: Projection | None = None) -> Tensor:
+        scalars = self._value_scalars
+        pairing, points = self._pairing(tokens, skip_self and scalars is not None, project)
+        kernel = self.kernel
+        assert isinstance(kernel, Kernel)
+        if self.output is not None or self.value_bias is not None:
+            values = points.unsqueeze(-3) @ _with_heads(self.value).to(points).mT
+            if self.value_bias is not None:
+                values = values + self.value_bias.to(points).unsqueeze(-2)
+            moved = kernel.attend(pairing, values)
+            moved = moved if self.output is None else moved @ _with_heads(self.output).to(points).mT
+        else:
+            moved = kernel.attend(pairing, points.unsqueeze(-3))
+            if scalars is None:
+                moved = moved @ _with_heads(self.value).to(points).mT
+            elif not self._scalars("value")[1]:
+                moved = moved * scalars.to(points)[..., None, None]
+        moved = moved.squeeze(-3) if moved.shape[-3] == 1 else moved.sum(-3)
+        return moved if self.output_bias is None else moved + self.output_bias.to(moved)
+
+    def weights(self, tokens: Tokens, time: float = 0.0) -> Tensor:
+        """The weights w (..., h, n, n) themselves; masses included."""
+        return self._weigh(tokens)
+
+    def _weigh(self, tokens: Tokens, project: Projection | None = None) -> Tensor:
+        pairing, points = self._pairing(tokens, False, project)
+        assert isinstance(self.kernel, Kernel)
+        return self.kernel.attend(pairing, torch.eye(tokens.n, dtype=points.dtype, device=points.device))
+
+    def _pairing(self, tokens: Tokens, skip_self: bool, project: Projection | None = None) -> tuple[Pairing, Tensor]:
+        """Queries and keys ready to meet, and the points that values are made of; ``project`` makes them from points."""
+        paired, points = (tokens.points, tokens.points) if self.positions is None else self.positions.shift(tokens)
+        q, k = (project or self._project)(paired)
+        if self.positions is not None:
+            q, k = self.positions.pair(q, k, tokens, self.scale)
+        # where positions shift the values, the self term c (x_i + p_i) is not parallel to x_i
+        skip_self = skip_self and points is tokens.points
+        masses = None if tokens.masses is None else tokens.masses.unsqueeze(-2)
+        hide = {} if self.mask is None else self.mask.hide(tokens)
+        assert isinstance(self.kernel, Kernel)
+        # only Sinkhorn asks, and the answer needs a (d, d) matrix for every head
+        symmetric = project is None and self.kernel.name == "sinkhorn" and self._symmetric_scores
+        return Pairing(q, k, self.scale, masses, hide, skip_self, symmetric), points
+
+    def _project(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys (..., h, n, k), before positions."""
+        q, k = (self._times(name, points.unsqueeze(-3)) for name in ("query", "key"))
+        q = q if self.query_bias is None else q + self.query_bias.to(points).unsqueeze(-2)
+        return q, k if self.key_bias is None else k + self.key_bias.to(points).unsqueeze(-2)
+
+    def _times(self, name: str, points: Tensor) -> Tensor:
+        """Points times a parameter; where that is a multiple of the identity no product is needed."""
+        scalars, ones = self._scalars(name)
+        if scalars is None:
+            return points @ _with_heads(getattr(self, name)).to(points).mT
+        return points if ones else points * scalars.to(points)[..., None, None]
+
+    def enter(self, tokens: Tokens) -> Tokens:
+        return tokens if self.positions is None else tokens.moved(self.positions.enter(tokens))
+
+    def merge_obstacle(self) -> str | None:
+        if self.mask is not None:
+            return f"under a {self.mask.name} mask a token's multiplicity depends on its place in the sequence"
+        if self.positions is not None and not (isinstance(self.positions, Absolute) and self.positions.when == "input"):
+            return f"{self.positions.name} positions make tokens at the same point different"
+        return None
+
+    def gathers(self) -> bool:
+        return self._gathers
+
+    @property
+    def _gathers(self) -> bool:
+        scalars = self._value_scalars
+        assert isinstance(self.kernel, Kernel)
+        return scalars is not None and bool((scalars > 0).all()) and self.kernel.name != "linear"
+
+    def member(self, index: Tensor) -> Attention:
+        if self.query.ndim < 4:
+            return self
+        ranks = {"query": 4, "key": 4, "value": 4, "output": 4, "query_bias": 3, "key_bias": 3, "value_bias": 3}
+        parts = {name: getattr(self, name) for name in ranks}
+        # a bias of lower rank is shared by all members
+        rows = {name: part[index] for name, part in parts.items() if part is not None and part.ndim == ranks[name]}
+        return dataclasses.replace(self, **rows)
+
+    def check(self, tokens: Tokens) -> None:
+        super().check(tokens)
+        if self.mask is not None:
+            self.mask.hide(tokens)
+        if self.positions is not None:
+            self.positions.enter(tokens)
+            self.positions.shift(tokens)
+        if self.query.ndim == 4 and tokens.points.shape[:-2].numel() != self.query.shape[0]:
+            raise InputError(
+                f"the law has parameters for {self.query.shape[0]} ensemble members, the state has {tokens.points.shape[:-2].numel()}"
+            )
+
+    def citations(self) -> tuple[str, ...]:
+        return ("geshkovski2023mathematical",)
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks; small matrices are written out."""
+        assert isinstance(self.kernel, Kernel)
+        rows = {"moves": "token i by the sum over j of w_ij V x_j", "dimension": self.dim, "heads": self.heads}
+        rows |= {"head dimension": self.query.shape[-2], "kernel": self.kernel.name, "scale": float(self.scale)}
+        rows |= {} if self.mask is None else {"mask": self.mask.name}
+        rows |= {} if self.positions is None else {"positions": self.positions.name}
+        single = self.query.ndim == 2 or self.query.shape[0] == 1
+        if single and self.dim <= SHOWN:
+            rows |= {
+                "Q'K": self.interaction.reshape(self.dim, self.dim),
+                "V": self.value_map.reshape(self.dim, self.dim),
+            }
+        return html_card("Attention", rows)
+
+    def __repr__(self) -> str:
+        mask = "" if self.mask is None else f", mask={self.mask.name}"
+        positions = "" if self.positions is None else f", positions={self.positions.name}"
+        assert isinstance(self.kernel, Kernel)
+        return f"Attention(dim={self.dim}, heads={self.heads}, head_dim={self.query.shape[-2]}, kernel={self.kernel.name}{mask}{positions})"
+
+
+def _number(scale: Any) -> Any:
+    """A finite number as a float; a tensor that needs a gradient stays one."""
+    try:
+        finite_number = abs(float(scale.detach() if isinstance(scale, Tensor) else scale)) < float("inf")
+    except (TypeError, ValueError):
+        finite_number = False
+    if not finite_number:
+        raise InputError(f"scale must be a finite number, got {scale!r}")
+    return scale if isinstance(scale, Tensor) and scale.requires_grad else float(scale)
+
+
+def _watched(matrix: Tensor) -> bool:
+    """Whether a derivative in the matrix may be asked for, in either direction, or its use is being traced."""
+    return (
+        matrix.requires_grad
+        or torch.compiler.is_compiling()
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.maybe_current_level() is not None  # type: ignore[attr-defined]
+    )
+
+
+def _multiple(matrix: Tensor) -> Tensor | None:
+    """c (..., h) where every head's matrix is exactly c I, else None."""
+    if matrix.shape[-1] != matrix.shape[-2]:
+        return None
+    matrix = _with_heads(matrix)
+    scalars = matrix[..., 0, 0]
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return scalars if torch.equal(matrix, scalars[..., None, None] * identity) else None
+
+
+def _with_heads(matrix: Tensor) -> Tensor:
+    return matrix.unsqueeze(0) if matrix.ndim == 2 else matrix

@@ -1,0 +1,286 @@
+"""Transformer blocks: feed-forward laws, norms and their placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attractor.errors import InputError
+from attractor.laws.law import Law
+from attractor.serialization import Record
+from attractor.spaces import Space
+from attractor.states import Tokens, alike, finite, floating
+
+
+@dataclass(frozen=True, eq=False)
+class Norm(Record):
+    r"""``gain`` (d,) or None for ones, ``bias`` (d,) or None for zeros, ``eps`` inside the root.
+
+    The image of a norm with gain g is an ellipsoid (RMSNorm: :math:`E_W` with :math:`W = \mathrm{diag}(g)^{-2}/d`) or a slice of one
+    (LayerNorm, where the coordinates divided by g have mean zero); ``tangent`` projects a velocity to it.
+    """
+
+    gain: Tensor | None = None
+    bias: Tensor | None = None
+    eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("gain", "bias"):
+            given = getattr(self, name)
+            if given is not None:
+                tensor = finite(floating(given, f"the norm's {name}"), f"the norm's {name}")
+                if tensor.ndim != 1:
+                    raise InputError(f"a norm's {name} has shape (d,), got {tuple(tensor.shape)}")
+                object.__setattr__(self, name, tensor)
+        if self.gain is not None and self.bias is not None and self.gain.shape != self.bias.shape:
+            raise InputError(f"a norm's gain has shape {tuple(self.gain.shape)} but its bias {tuple(self.bias.shape)}")
+        if self.eps < 0:
+            raise InputError(f"a norm's eps must not be negative, got {self.eps}")
+
+    @property
+    def dim(self) -> int | None:
+        """Dimension of the tokens, or None where any will do."""
+        part = self.bias if self.gain is None else self.gain
+        return None if part is None else part.shape[0]
+
+    def centre(self, x: Tensor) -> Tensor:
+        return x
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = self.centre(x)
+        x = x / ((x * x).mean(-1, keepdim=True) + self.eps).sqrt()
+        x = x if self.gain is None else x * self.gain.to(x)
+        return x if self.bias is None else x + self.bias.to(x)
+
+    def tangent(self, x: Tensor, v: Tensor) -> Tensor:
+        """The part of v tangent to the norm's image at a point x of it."""
+        u = x if self.bias is None else x - self.bias.to(x)
+        if self.gain is not None:
+            if bool((self.gain == 0).any()):
+                raise InputError("a norm with a zero gain flattens a coordinate; its image has no tangent projection")
+            u, v = u / self.gain.to(x), v / self.gain.to(x)
+        v = self.centre(v)
+        v = v - u * ((u * v).sum(-1, keepdim=True) / (u * u).sum(-1, keepdim=True))
+        return v if self.gain is None else v * self.gain.to(x)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm(Norm):
+    r""":math:`g \odot (x - \bar x)/\sqrt{\mathrm{var}(x) + \epsilon} + b` [ba2016layer]."""
+
+    def centre(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True)
+
+    def citations(self) -> tuple[str, ...]:
+        return ("ba2016layer",)
+
+
+@dataclass(frozen=True, eq=False)
+class RMSNorm(Norm):
+    r""":math:`g \odot x/\sqrt{\mathrm{mean}(x^2) + \epsilon}` [zhang2019root]."""
+
+    def citations(self) -> tuple[str, ...]:
+        return ("zhang2019root",)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+    "identity": lambda x: x,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Affine(Law):
+    r""":math:`F(x) = W x + c`: ``matrix`` (d, d), ``offset`` (d,)."""
+
+    matrix: Tensor
+    offset: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        alike(self, ("matrix", "offset"))
+        matrix, offset = tuple(self.matrix.shape), None if self.offset is None else tuple(self.offset.shape)
+        if len(matrix) != 2 or matrix[0] != matrix[1] or offset not in (None, matrix[:1]):
+            given = f"{matrix}" if offset is None else f"{matrix} and {offset}"
+            raise InputError(f"an affine law needs a (d, d) matrix and a (d,) offset, got {given}")
+
+    @property
+    def dim(self) -> int:
+        return self.matrix.shape[-1]
+
+    def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
+        moved = tokens.points @ self.matrix.to(tokens.points).mT
+        return moved if self.offset is None else moved + self.offset.to(moved)
+
+
+@dataclass(frozen=True, eq=False)
+class MLP(Law):
+    r""":math:`F(x) = W_2\,\sigma(W_1 x + b_1) + b_2`; with ``gate`` G (m, d):
+    :math:`W_2\,(\sigma(G x) \odot (W_1 x + b_1)) + b_2`.
+
+    Shapes: w1 (m, d), b1 (m,), w2 (d, m), b2 (d,). Activations: relu, gelu, gelu_tanh, silu, tanh, identity.
+    """
+
+    w1: Tensor
+    b1: Tensor | None
+    w2: Tensor
+    b2: Tensor | None = None
+    activation: str = "gelu"
+    gate: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        alike(self, ("w1", "b1", "w2", "b2", "gate"))
+        if self.activation not in ACTIVATIONS:
+            raise InputError(
+                f"activation {self.activation!r} is not known; the activations are {', '.join(ACTIVATIONS)}"
+            )
+        if self.w1.ndim != 2:
+            raise InputError(f"w1 must be (m, d), got {tuple(self.w1.shape)}")
+        m, d = self.w1.shape
+        wanted = {"b1": (m,), "w2": (d, m), "b2": (d,), "gate": (m, d)}
+        for name, shape in wanted.items():
+            part = getattr(self, name)
+            if part is not None and tuple(part.shape) != shape:
+                raise InputError(f"{name} must be {shape} to go with w1 {(m, d)}, got {tuple(part.shape)}")
+
+    @property
+    def dim(self) -> int:
+        return self.w1.shape[-1]
+
+    def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
+        x, like = tokens.points, tokens.points
+        hidden = functional.linear(x, self.w1.to(like), None if self.b1 is None else self.b1.to(like))
+        activate = ACTIVATIONS[self.activation]
+        hidden = activate(hidden) if self.gate is None else activate(x @ self.gate.to(like).mT) * hidden
+        return functional.linear(hidden, self.w2.to(like), None if self.b2 is None else self.b2.to(like))
+
+
+Placement = Literal["none", "pre", "post", "peri"]
+
+
+@dataclass(frozen=True, eq=False)
+class Block(Law):
+    r"""A real block, as a law and as a discrete layer. With attention a, feed-forward f and norms N:
+
+    =========  ==========================================  ==============================================
+    placement  layer, attention part (f likewise)          velocity
+    =========  ==========================================  ==============================================
+    none       :math:`x + h\,a(x)`                         :math:`a(x) + f(x)`
+    pre        :math:`x + h\,a(N_1 x)`                     :math:`a(N_1 x) + f(N_2 x)`
+    post       :math:`N_1(x + h\,a(x))`                    the tangent part of a + f on the image of N
+    peri       :math:`x + h\,N_3(a(N_1 x))`                :math:`N_3(a(N_1 x)) + N_4(f(N_2 x))`
+    =========  ==========================================  ==============================================
+
+    ``norms`` are (N1, N2) or, for peri, (N1, N2, N3, N4); one norm serves all places. ``parallel`` blocks feed both parts the
+    same input (GPT-J, NeoX). The continuous post model needs one image: N1 and N2 with the same gain and bias, or N2 alone
+    is used. Its layer is exact; for gains other than one constant the layer does not tend to the identity as h tends to 0.
+    """
+
+    attention: Law
+    feedforward: Law | None = None
+    placement: Placement = "none"
+    norms: tuple[Norm, ...] | Norm = ()
+    parallel: bool = False
+
+    def __post_init__(self) -> None:
+        if self.placement not in ("none", "pre", "post", "peri"):
+            raise InputError(f"placement {self.placement!r} is not known; give none, pre, post or peri")
+        wanted = {"none": 0, "pre": 2, "post": 2, "peri": 4}[self.placement]
+        norms = (self.norms,) * wanted if isinstance(self.norms, Norm) else tuple(self.norms)
+        if len(norms) == 1:
+            norms = norms * wanted
+        if len(norms) != wanted:
+            raise InputError(f"placement {self.placement!r} needs {wanted} norms (or one for all), got {len(norms)}")
+        object.__setattr__(self, "norms", norms)
+        dims = {law.dim for law in self._parts if law.dim is not None}
+        if len(dims) > 1:
+            raise InputError(f"attention and feed-forward move tokens of different dimensions: {sorted(dims)}")
+        for norm in norms:
+            if None not in (norm.dim, self.dim) and norm.dim != self.dim:
+                raise InputError(
+                    f"a norm of the block has dimension {norm.dim}, its laws move tokens of dimension {self.dim}"
+                )
+        if self.parallel and self.placement == "post":
+            raise InputError("a parallel block has no post placement: both parts read the same input")
+
+    @property
+    def _parts(self) -> tuple[Law, ...]:
+        return (self.attention,) if self.feedforward is None else (self.attention, self.feedforward)
+
+    @property
+    def autonomous(self) -> bool:  # type: ignore[override]
+        return all(law.autonomous for law in self._parts)
+
+    @property
+    def dim(self) -> int | None:
+        return next((law.dim for law in self._parts if law.dim is not None), None)
+
+    def _part(self, index: int, tokens: Tokens, time: float, skip_self: bool = False) -> Tensor:
+        """What part ``index`` adds to the residual stream."""
+        norms = self.norms
+        assert isinstance(norms, tuple)
+        law = self._parts[index]
+        if self.placement in ("none", "post"):
+            return law.velocity(tokens, time, skip_self=skip_self)
+        moved = law.velocity(tokens.moved(norms[index](tokens.points)), time)
+        return norms[2 + index](moved) if self.placement == "peri" else moved
+
+    def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
+        if self.placement == "post":
+            # a biased norm's image is not centred at 0: there the self term has a tangent part
+            assert isinstance(self.norms, tuple)
+            skip_self = skip_self and self.norms[len(self._parts) - 1].bias is None
+        total = self._part(0, tokens, time, skip_self)
+        for index in range(1, len(self._parts)):
+            total = total + self._part(index, tokens, time, skip_self)
+        if self.placement == "post":
+            assert isinstance(self.norms, tuple)
+            return self.norms[len(self._parts) - 1].tangent(tokens.points, total)
+        return total
+
+    def layer(self, tokens: Tokens, step: float, space: Space, time: float = 0.0) -> Tensor:
+        if self.parallel:
+            return super().layer(tokens, step, space, time)
+        for index in range(len(self._parts)):
+            points = tokens.points + step * self._part(index, tokens, time)
+            if self.placement == "post":
+                assert isinstance(self.norms, tuple)
+                points = self.norms[index](points)
+            tokens = tokens.moved(space.retract(points))
+        return tokens.points
+
+    def enter(self, tokens: Tokens) -> Tokens:
+        return self.attention.enter(tokens)
+
+    def between(self, start: float, end: float) -> Law:
+        if not self.breaks(start - 1, end + 1):
+            return self
+        parts = [law.between(start, end) for law in self._parts]
+        return Block(parts[0], parts[1] if len(parts) > 1 else None, self.placement, self.norms, self.parallel)
+
+    def breaks(self, start: float, end: float) -> list[float]:
+        return sorted({time for law in self._parts for time in law.breaks(start, end)})
+
+    def member(self, index: Tensor) -> Law:
+        return Block(
+            *(law.member(index) for law in self._parts),
+            placement=self.placement,
+            norms=self.norms,
+            parallel=self.parallel,
+        )
+
+    def merge_obstacle(self) -> str | None:
+        return next((reason for law in self._parts if (reason := law.merge_obstacle())), None)
+
+    def check(self, tokens: Tokens) -> None:
+        for law in self._parts:
+            law.check(tokens)

@@ -1,0 +1,111 @@
+"""Which keys a query sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from attractor.errors import InputError
+from attractor.serialization import Record
+from attractor.states import Tokens
+
+
+class Mask(Record):
+    """Which keys a query sees, in the words of ``engines.attend``."""
+
+    name: ClassVar[str] = ""
+
+    def hide(self, tokens: Tokens) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """Token i sees the tokens whose position is not after its own, itself included; equal positions see each other."""
+
+    name: ClassVar[str] = "causal"
+
+    def hide(self, tokens: Tokens) -> dict[str, Any]:
+        if tokens.positions is None:
+            return {"causal": True}
+        return {"visible": _heads(_lag(tokens.positions) >= 0, tokens)}
+
+
+@dataclass(frozen=True)
+class Window(Mask):
+    """A sliding window: token i sees positions at a distance below ``width``; with ``causal`` only earlier ones and itself."""
+
+    width: int
+    causal: bool = True
+    name: ClassVar[str] = "window"
+
+    def __post_init__(self) -> None:
+        if int(self.width) != self.width or self.width < 1:
+            raise InputError(f"a window needs a whole width of at least 1, got {self.width}")
+
+    def hide(self, tokens: Tokens) -> dict[str, Any]:
+        if tokens.positions is None:
+            return {"causal": self.causal, "window": int(self.width)}
+        lag = _lag(tokens.positions)
+        visible = lag.abs() < self.width
+        return {"visible": _heads(visible & (lag >= 0) if self.causal else visible, tokens)}
+
+
+@dataclass(frozen=True, eq=False)
+class Visible(Mask):
+    """Any boolean matrix (n, n): True where query i sees key j."""
+
+    matrix: Tensor
+    name: ClassVar[str] = "boolean"
+
+    def __post_init__(self) -> None:
+        matrix = torch.as_tensor(self.matrix)
+        if matrix.dtype != torch.bool or matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise InputError(
+                f"a mask matrix must be boolean and square, (n, n), got {matrix.dtype} of shape {tuple(matrix.shape)}"
+            )
+        blind = ~matrix.any(dim=-1)
+        if bool(blind.any()):
+            raise InputError(
+                f"row {int(torch.nonzero(blind)[0])} of the mask sees no key; every token must see at least one"
+            )
+        object.__setattr__(self, "matrix", matrix)
+
+    def hide(self, tokens: Tokens) -> dict[str, Any]:
+        if self.matrix.shape[0] != tokens.n:
+            raise InputError(f"the mask is for {self.matrix.shape[0]} tokens, the state has {tokens.n}")
+        return {"visible": self.matrix.to(tokens.points.device)}
+
+
+def mask_from(mask: Any) -> Mask | None:
+    """A mask from None, a name ("causal", "window:64"), a boolean matrix or a Mask."""
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    if isinstance(mask, str):
+        if mask == "none":
+            return None
+        if mask == "causal":
+            return Causal()
+        if mask.startswith("window:") and mask.removeprefix("window:").isdigit():
+            return Window(int(mask.removeprefix("window:")))
+        raise InputError(
+            f"mask {mask!r} is not known; give None, 'causal', 'window:64', a boolean (n, n) matrix or a Mask"
+        )
+    try:
+        return Visible(torch.as_tensor(mask))
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"mask {mask!r} is not known; give None, a name, a boolean (n, n) matrix or a Mask") from None
+
+
+def _lag(positions: Tensor) -> Tensor:
+    return positions.unsqueeze(-1) - positions.unsqueeze(-2)
+
+
+def _heads(visible: Tensor, tokens: Tokens) -> Tensor:
+    """Room for the head axis where positions differ between ensemble members."""
+    return visible.unsqueeze(-3) if visible.ndim > 2 else visible

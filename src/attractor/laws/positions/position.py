@@ -1,0 +1,48 @@
+"""What a positional encoding may do: shift tokens at the input, at every evaluation, turn queries and keys, or add to scores."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attractor.serialization import Record
+from attractor.states import Tokens
+
+
+class Positions(Record):
+    """Hooks with neutral defaults; an encoding overrides what it changes."""
+
+    name: ClassVar[str] = ""
+    biased: ClassVar[bool] = False  # whether it adds to scores
+
+    def enter(self, tokens: Tokens) -> Tensor:
+        """Points as they enter the first layer."""
+        return tokens.points
+
+    def shift(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """Points as queries and keys see them, and as values see them."""
+        return tokens.points, tokens.points
+
+    def turn(self, vectors: Tensor, tokens: Tokens) -> Tensor:
+        """Queries or keys (..., h, n, k) after the encoding."""
+        return vectors
+
+    def pair(self, q: Tensor, k: Tensor, tokens: Tokens, scale: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Queries and keys as they meet; what is added to scores is carried by further coordinates."""
+        return self.turn(q, tokens), self.turn(k, tokens)
+
+    def head(self, index: int) -> Positions:
+        """The encoding of one head alone."""
+        return self
+
+    def check(self, dim: int, head_dim: int) -> None:
+        """Refuse a law whose sizes do not fit."""
+
+
+def indices(tokens: Tokens) -> Tensor:
+    """Positions of the tokens, 0, 1, ..., n-1 unless the state says otherwise."""
+    if tokens.positions is not None:
+        return tokens.positions
+    return torch.arange(tokens.n, dtype=tokens.points.dtype, device=tokens.points.device)

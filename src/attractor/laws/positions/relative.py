@@ -1,0 +1,68 @@
+"""Relative positions: a learned number for every head and distance, added to scores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attractor.errors import InputError
+from attractor.laws.positions.position import Positions, indices
+from attractor.states import Tokens, finite, floating
+
+
+@dataclass(frozen=True, eq=False)
+class Relative(Positions):
+    r"""Scores :math:`s_{ij} + b_h[\text{bucket}(p_j - p_i)]` with ``table`` b (buckets, h) [raffel2020exploring].
+
+    Half of the buckets are single distances, the others widen geometrically up to ``reach`` and the last holds all that is
+    beyond; with ``both_sides`` keys after the query have buckets of their own, without it they share bucket 0. The bias is
+    carried by n further coordinates of queries and keys, so it costs as much memory as the scores.
+    """
+
+    table: Tensor
+    reach: int = 128
+    both_sides: bool = True
+    name: ClassVar[str] = "relative"
+    biased: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        table = finite(floating(self.table, "the table of biases"), "the table of biases")
+        sides = 2 if self.both_sides else 1
+        if table.ndim != 2 or table.shape[0] % (2 * sides) or not table.shape[0]:
+            raise InputError(
+                f"the table of biases must be (buckets, h) with buckets a multiple of {2 * sides}, got {tuple(table.shape)}"
+            )
+        if self.reach <= table.shape[0] // (2 * sides):
+            raise InputError(
+                f"the last bucket must lie beyond the {table.shape[0] // (2 * sides)} single distances, got reach {self.reach}"
+            )
+        object.__setattr__(self, "table", table)
+
+    def bucket(self, ahead: Tensor) -> Tensor:
+        """The bucket of every difference, place of the key minus place of the query."""
+        count = self.table.shape[0] // (2 if self.both_sides else 1)
+        distance = ahead.abs() if self.both_sides else (-ahead).clamp(min=0)
+        single = count // 2
+        growth = torch.log(distance.clamp(min=1) / single) / math.log(self.reach / single)
+        wide = (single + (growth * (count - single)).trunc()).clamp(max=count - 1)
+        bucket = torch.where(distance < single, distance, wide).long()
+        return bucket + count * (ahead > 0) if self.both_sides else bucket
+
+    def pair(self, q: Tensor, k: Tensor, tokens: Tokens, scale: Tensor | float) -> tuple[Tensor, Tensor]:
+        if self.table.shape[1] != q.shape[-3]:
+            raise InputError(f"the table has biases for {self.table.shape[1]} heads, the law has {q.shape[-3]}")
+        places = indices(tokens).to(torch.float64)
+        bias = self.table.to(q)[self.bucket(places.unsqueeze(-2) - places.unsqueeze(-1))]  # (..., query, key, h)
+        carried = (bias.movedim(-1, -3) / scale).mT.expand(*k.shape[:-1], k.shape[-2])  # (..., h, key, query)
+        ones = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device).expand(*q.shape[:-1], q.shape[-2])
+        return torch.cat((q, ones), dim=-1), torch.cat((k, carried), dim=-1)
+
+    def head(self, index: int) -> Relative:
+        return replace(self, table=self.table[:, index : index + 1])
+
+    def citations(self) -> tuple[str, ...]:
+        return ("raffel2020exploring",)

@@ -1,0 +1,180 @@
+"""Laws that depend on time or on the layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attractor.errors import InputError
+from attractor.laws.law import Law
+from attractor.serialization import Record
+from attractor.spaces import Space
+from attractor.states import Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule(Law):
+    """A law for every time: ``Schedule(function)`` with function(t) -> Law, or ``Schedule.interpolate(times, laws)``.
+
+    Interpolation is linear in every parameter between the given times and constant outside them.
+    """
+
+    function: Callable[[float], Law] | None = None
+    times: tuple[float, ...] = ()
+    laws: tuple[Law, ...] = ()
+    autonomous = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "times", tuple(float(time) for time in self.times))
+        object.__setattr__(self, "laws", tuple(self.laws))
+        if self.function is None and (len(self.times) < 2 or len(self.times) != len(self.laws)):
+            raise InputError("a schedule needs a function of time, or at least two times with one law each")
+        if any(later <= earlier for earlier, later in zip(self.times, self.times[1:], strict=False)):
+            raise InputError(f"the times of a schedule must increase, got {self.times}")
+        if self.function is not None and not isinstance(self.function(0.0), Law):
+            raise InputError(
+                f"a schedule's function must return a law, it returned {type(self.function(0.0)).__name__}"
+            )
+
+    @classmethod
+    def interpolate(cls, times: Sequence[float], laws: Sequence[Law]) -> Schedule:
+        """Linear interpolation of all parameters between the laws given at some times."""
+        return cls(None, tuple(times), tuple(laws))
+
+    def at(self, time: float) -> Law:
+        """The law at one time."""
+        if self.function is not None:
+            return self.function(time)
+        index = min(max(bisect_right(self.times, time) - 1, 0), len(self.times) - 2)
+        share = (time - self.times[index]) / (self.times[index + 1] - self.times[index])
+        share = min(max(share, 0.0), 1.0)
+        return _blend(self.laws[index], self.laws[index + 1], share)
+
+    @property
+    def dim(self) -> int | None:
+        return self.at(self.times[0] if self.times else 0.0).dim
+
+    def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
+        return self.at(time).velocity(tokens, time, skip_self=skip_self)
+
+    def layer(self, tokens: Tokens, step: float, space: Space, time: float = 0.0) -> Tensor:
+        return self.at(time).layer(tokens, step, space, time)
+
+    def enter(self, tokens: Tokens) -> Tokens:
+        return self.at(self.times[0] if self.times else 0.0).enter(tokens)
+
+    def breaks(self, start: float, end: float) -> list[float]:
+        return [time for time in self.times if start < time < end]
+
+    def member(self, index: Tensor) -> Law:
+        if self.function is None:
+            return Schedule.interpolate(self.times, [law.member(index) for law in self.laws])
+        whole = self.function
+        return Schedule(lambda time: whole(time).member(index))
+
+    def merge_obstacle(self) -> str | None:
+        if self.function is not None:
+            return "a schedule given as a function may become masked at any time; use Schedule.interpolate or a Stack"
+        return next((reason for law in self.laws if (reason := law.merge_obstacle())), None)
+
+    def gathers(self) -> bool:
+        return self.function is None and all(law.gathers() for law in self.laws)
+
+    def check(self, tokens: Tokens) -> None:
+        self.at(self.times[0] if self.times else 0.0).check(tokens)
+
+
+def _blend(first: Any, second: Any, share: float) -> Any:
+    """first + share (second - first), field by field."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        if first.shape != second.shape:
+            raise InputError(f"laws of a schedule differ in shape: {tuple(first.shape)} and {tuple(second.shape)}")
+        if not first.is_floating_point() and not torch.equal(first, second):
+            raise InputError("laws of a schedule must have the same form to be interpolated; got two different masks")
+        return first + share * (second - first) if first.is_floating_point() else first
+    if isinstance(first, float) and isinstance(second, float):
+        return first + share * (second - first)
+    if isinstance(first, tuple) and isinstance(second, tuple) and len(first) == len(second):
+        return tuple(_blend(a, b, share) for a, b in zip(first, second, strict=True))
+    if isinstance(first, Record) and type(first) is type(second) and dataclasses.is_dataclass(first):
+        names = [field.name for field in dataclasses.fields(first) if field.init]
+        return dataclasses.replace(
+            first, **{name: _blend(getattr(first, name), getattr(second, name), share) for name in names}
+        )
+    if first == second:
+        return first
+    raise InputError(f"laws of a schedule must have the same form to be interpolated; got {first!r} and {second!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Stack(Law):
+    """Law number k acts during [k duration, (k+1) duration); past the last layer the last law goes on.
+
+    With ``method="layers"`` and a step equal to ``duration`` this is a Transformer, one law a block.
+    """
+
+    laws: tuple[Law, ...]
+    duration: float = 1.0
+    autonomous = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "laws", tuple(self.laws))
+        if not self.laws:
+            raise InputError("a stack needs at least one law")
+        if not self.duration > 0:
+            raise InputError(f"a layer of a stack needs a positive duration, got {self.duration}")
+        dims = {law.dim for law in self.laws if law.dim is not None}
+        if len(dims) > 1:
+            raise InputError(f"the laws of a stack move tokens of different dimensions: {sorted(dims)}")
+
+    @property
+    def depth(self) -> float:
+        """Time at which the last layer ends."""
+        return len(self.laws) * self.duration
+
+    def at(self, time: float) -> Law:
+        """The law that acts from this time on."""
+        # a relative nudge keeps k * duration in layer k when the product is rounded down
+        index = math.floor(time / self.duration * (1 + 1e-12) + 1e-12)
+        return self.laws[min(max(index, 0), len(self.laws) - 1)]
+
+    @property
+    def dim(self) -> int | None:
+        return next((law.dim for law in self.laws if law.dim is not None), None)
+
+    def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
+        return self.at(time).velocity(tokens, time, skip_self=skip_self)
+
+    def layer(self, tokens: Tokens, step: float, space: Space, time: float = 0.0) -> Tensor:
+        return self.at(time).layer(tokens, step, space, time)
+
+    def enter(self, tokens: Tokens) -> Tokens:
+        return self.laws[0].enter(tokens)
+
+    def between(self, start: float, end: float) -> Law:
+        return self.at((start + end) / 2).between(start, end)
+
+    def breaks(self, start: float, end: float) -> list[float]:
+        edges = [k * self.duration for k in range(1, len(self.laws)) if start < k * self.duration < end]
+        inner = [time for law in self.laws for time in law.breaks(start, end)]
+        return sorted({*edges, *inner})
+
+    def member(self, index: Tensor) -> Law:
+        return Stack(tuple(law.member(index) for law in self.laws), self.duration)
+
+    def merge_obstacle(self) -> str | None:
+        return next((reason for law in self.laws if (reason := law.merge_obstacle())), None)
+
+    def gathers(self) -> bool:
+        return all(law.gathers() for law in self.laws)
+
+    def check(self, tokens: Tokens) -> None:
+        for law in self.laws:
+            law.check(tokens)

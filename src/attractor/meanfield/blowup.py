@@ -1,0 +1,219 @@
+"""Finite-time blow-up of Gaussians: time, bounds, and tokens past it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from attractor.errors import InputError, UnsupportedError
+from attractor.laws import Attention, Kernel, Law
+from attractor.meanfield.convergence import sample
+from attractor.observables import covariance
+from attractor.solvers import Trajectory, flow
+from attractor.states import Gaussian
+
+
+@dataclass(frozen=True)
+class BlowUp:
+    """``time`` is infinite, and ``direction`` None, if there was no blow-up by ``until``; ``outcome`` names how the run ended."""
+
+    time: float
+    direction: tuple[float, ...] | None
+    until: float
+    outcome: str
+    message: str
+
+
+def blow_up(law: Law, start: Gaussian, until: float = 1e4, **options: object) -> BlowUp:
+    """The blow-up time of one Gaussian, to about 1e-11 of itself, and the direction in which the covariance goes to infinity."""
+    end = flow(law, start, until=until, save=[], **options).outcome  # type: ignore[arg-type]
+    time = end.time if end.name == "blow_up" else math.inf
+    return BlowUp(time, end.direction, until, end.name, end.message)
+
+
+def blow_up_map(law: Law, covariances: np.ndarray, until: float = 1e4, **options: object) -> list[BlowUp]:
+    """The same from each of several covariances (n, d, d), means zero."""
+    zero = np.zeros(covariances.shape[-1])
+    return [blow_up(law, Gaussian(zero, covariance), until, **options) for covariance in covariances]  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class BlowUpBounds:
+    """An interval for the blow-up time; ``upper`` is infinite where no upper bound is known, and ``reason`` says why."""
+
+    lower: float
+    upper: float
+    reason: str = ""
+
+
+def blow_up_bounds(law: Attention, start: Gaussian) -> BlowUpBounds:
+    """The sandwich of the blow-up time of a softmax law from one Gaussian."""
+    if _kernel(law) != "softmax":
+        raise UnsupportedError(f"bounds of the blow-up time are those of softmax attention, not of {_kernel(law)}")
+    V, A = matrices(law)
+    Sigma = start.covariance.numpy()
+    if V[0].shape != Sigma.shape:
+        raise InputError(f"the law moves points of {len(V[0])} coordinates, the Gaussian has {len(Sigma)}")
+    growth = sum(_norm(v) * _norm(a) for v, a in zip(V, A, strict=True)) * _norm(Sigma)
+    lower = 1.0 / (2.0 * growth) if growth > 0 else math.inf
+    reason = _no_upper_bound(V, A)
+    if reason:
+        return BlowUpBounds(lower, math.inf, reason)
+    S, v = (A[0] + A[0].T) / 2.0, V[0]
+    size = float(np.trace(np.linalg.solve(v, Sigma)))
+    if size <= 0:
+        return BlowUpBounds(lower, math.inf, "the covariance is zero")
+    low = float(np.linalg.eigvalsh(S)[0]) * float(np.linalg.eigvalsh(v)[0]) ** 2
+    return BlowUpBounds(lower, len(v) / (2.0 * low * size))
+
+
+def growth_rate(law: Attention) -> float:
+    r"""The r of :math:`|\Sigma_t| \le |\Sigma_0|e^{rt}`: for l2 with square invertible keys, and for sinkhorn."""
+    V, _ = matrices(law)
+    if _kernel(law) == "sinkhorn":
+        return 2.0 * sum(_norm(v) for v in V)
+    if _kernel(law) != "l2":
+        raise UnsupportedError(f"{_kernel(law)} attention has no exponential bound of its covariance: it may blow up")
+    rate = 0.0
+    for v, q, k in zip(V, _heads(law.query), _heads(law.key), strict=True):
+        if k.shape[0] != k.shape[1] or np.linalg.svd(k)[1][-1] <= 1e-14 * _norm(k):
+            raise UnsupportedError(
+                "l2 attention has an exponential bound where K is square and invertible; here it is not"
+            )
+        rate += 2.0 * _norm(v) * _norm(np.linalg.inv(k)) * _norm(q)
+    return rate
+
+
+def matrices(law: Attention) -> tuple[np.ndarray, np.ndarray]:
+    """V and A = scale K'Q, both (h, d, d)."""
+    query, key, value = _heads(law.query), _heads(law.key), _heads(law.value_map)
+    return value, float(law.scale) * key.swapaxes(-1, -2) @ query
+
+
+def _heads(part: object) -> np.ndarray:
+    array = np.asarray(part.detach().cpu().double())  # type: ignore[attr-defined]
+    return array[None] if array.ndim == 2 else array
+
+
+def _kernel(law: Attention) -> str:
+    assert isinstance(law.kernel, Kernel)
+    return law.kernel.name
+
+
+def _no_upper_bound(V: np.ndarray, A: np.ndarray) -> str:
+    if len(V) > 1:
+        return "an upper bound is known for one head"
+    if np.abs(V[0] - V[0].T).max() > 1e-12 * np.abs(V[0]).max() or np.linalg.eigvalsh(V[0])[0] <= 0:
+        return "an upper bound needs a symmetric positive definite V"
+    if np.linalg.eigvalsh((A[0] + A[0].T) / 2.0)[0] <= 0:
+        return "an upper bound needs K'Q with a positive definite symmetric part"
+    return ""
+
+
+def _norm(matrix: np.ndarray) -> float:
+    return float(np.linalg.norm(matrix, 2))
+
+
+HORIZON = 1e3  # time within which a Gaussian must blow up to be of use here
+SHARES = (*np.linspace(0.0, 0.8, 9), 0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.15, 1.2)  # of the blow-up time
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Total variance of the tokens, (sizes, repeats, times), and of the Gaussian, (times), infinite from ``blow_up`` on.
+
+    ``run`` and ``gaussian_run`` are one run of the largest system and that of the Gaussian, for pictures of densities.
+    """
+
+    blow_up: float
+    times: np.ndarray
+    sizes: tuple[int, ...]
+    variance: np.ndarray
+    gaussian: np.ndarray
+    run: Trajectory
+    gaussian_run: Trajectory
+    notes: tuple[str, ...] = ()
+
+    @property
+    def median(self) -> np.ndarray:
+        """Over repeats, (sizes, times)."""
+        return np.median(self.variance, axis=1)
+
+    def plot(self, path: Any = None) -> Any:
+        """Variance along time for every n beside the Gaussian's: .png, .pdf or .svg, or the figure itself."""
+        from attractor.meanfield.plots import draw_beyond
+
+        return draw_beyond(self, path)
+
+
+def past_blow_up(
+    law: Law,
+    gaussian: Gaussian,
+    *,
+    sizes: Sequence[int] = (200, 1000, 5000),
+    repeats: int = 5,
+    shares: Sequence[float] = SHARES,
+    seed: int = 0,
+    watch: Callable[[float, str], None] = lambda share, text: None,
+    **options: Any,
+) -> Beyond:
+    """Follow tokens drawn from a Gaussian to and past the time at which the Gaussian itself blows up.
+
+    ``shares`` are the saved times in units of the blow-up time. Draws are raw, not whitened: their longest tokens matter.
+    """
+    if not isinstance(gaussian, Gaussian) or gaussian.batch_shape:
+        raise InputError("past_blow_up starts from one Gaussian(mean, covariance)")
+    sizes = tuple(int(n) for n in sizes)
+    if not sizes or min(sizes) < 2 or repeats < 1:
+        raise InputError(
+            f"past_blow_up needs numbers of tokens of at least 2 and a repeat, got {list(sizes)} and {repeats}"
+        )
+    blow_up = blow_up_time(law, gaussian)
+    times = blow_up * np.unique(np.asarray(shares, dtype=float))
+    if len(times) == 0 or times[0] < 0 or not np.all(np.isfinite(times)):
+        raise InputError("the shares of the blow-up time must be finite and not negative")
+    before = times[times < blow_up * (1 - 1e-9)]
+    if len(before) == 0 or before[-1] == 0:
+        raise InputError("at least one share of the blow-up time must lie between 0 and 1, where the Gaussian exists")
+    limit = flow(law, gaussian, save=before.tolist(), stop=())
+    curve = np.full(len(times), np.inf)
+    curve[: len(before)] = torch.diagonal(limit.covariances, dim1=-2, dim2=-1).sum(-1).numpy()
+    variance, run = [], None
+    work = [float(n) * n for n in sizes]
+    for index, n in enumerate(sizes):
+        watch(sum(work[:index]) / sum(work), f"{repeats} runs of {n:,} tokens")
+        tokens = sample(gaussian, n, int(np.random.SeedSequence([seed, n]).generate_state(1)[0]), ensemble=repeats)
+        run = flow(law, tokens, save=times.tolist(), **{"rtol": 1e-6, "atol": 1e-8, "stop": (), **options})
+        variance.append(_variance(run, len(times)))
+    assert run is not None
+    return Beyond(blow_up, times, sizes, np.stack(variance), curve, run.member(0), limit)
+
+
+def blow_up_time(law: Law, gaussian: Gaussian) -> float:
+    """When the Gaussian reaches infinity under a law, or a sentence if it does not."""
+    run = flow(law, gaussian, until=HORIZON, save=[HORIZON], stop=())
+    if run.outcome.name != "blow_up":
+        raise InputError(
+            f"the Gaussian does not blow up before t = {HORIZON:g} under this law (it ends {run.outcome.name}); "
+            "take softmax attention whose Q'K and value stretch in a common direction"
+        )
+    return float(run.outcome.time)
+
+
+def _variance(run: Trajectory, times: int) -> np.ndarray:
+    """Total variance (repeats, times)."""
+    values = torch.diagonal(torch.as_tensor(run.observe(covariance)), dim1=-2, dim2=-1).sum(-1)
+    if len(values) != times:
+        raise InputError(f"tokens did not reach the last time: {run.outcome.message}")
+    return values.T.numpy()
+
+
+def median_at(found: Beyond, share: float) -> dict[int, float]:
+    """Median variance for every n at a saved share of the blow-up time."""
+    index = int(np.abs(found.times - share * found.blow_up).argmin())
+    return {n: float(value) for n, value in zip(found.sizes, found.median[:, index], strict=True)}

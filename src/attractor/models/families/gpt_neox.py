@@ -1,0 +1,32 @@
+"""GPT-NeoX and Pythia: query, key and value of a head lie together in one projection; rotary positions on a part of each head."""
+
+from __future__ import annotations
+
+from attractor.laws import Causal, LayerNorm
+from attractor.models.attention_layers import Layer, Projections, heads_from, long_context, split_columns, turning
+from attractor.models.family import Config, Family, Modules
+from attractor.models.tensors import Reader
+
+
+class GPTNeoX(Family):
+    name = "gpt_neox"
+    title = "GPT-NeoX, Pythia"
+    model_types = ("gpt_neox",)
+    prefixes = ("gpt_neox.", "")
+
+    def modules(self, stack: str, slot: int) -> Modules:
+        return Modules(f"layers.{slot}", f"layers.{slot}.attention", f"layers.{slot}.attention")
+
+    def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
+        path, d, heads = self.path(stack, index), config.hidden_size, config.num_attention_heads
+        k = d // heads
+        fused = read(f"{path}attention.query_key_value.weight", 3 * d, d).unflatten(0, (heads, 3, k))
+        bias = read.maybe(f"{path}attention.query_key_value.bias", 3 * d)
+        biases = (None,) * 3 if bias is None else bias.unflatten(0, (heads, 3, k)).unbind(1)
+        output = split_columns(read(f"{path}attention.dense.weight", d, d), heads)
+        parts = Projections.of(fused.unbind(1), output, biases, read.maybe(f"{path}attention.dense.bias", d))
+        law = heads_from(parts, dtype=read.dtype, scale=k**-0.5, mask=Causal(), turning=turning(config, k))
+        gain, shift = read(f"{path}input_layernorm.weight", d), read(f"{path}input_layernorm.bias", d)
+        norm, parallel = LayerNorm(gain, shift, config.layer_norm_eps), config.use_parallel_residual
+        notes = long_context(config)
+        return Layer(index, f"layer {index}", law, norm, parallel=parallel, notes=notes)

@@ -1,0 +1,175 @@
+"""GGUF files: quantised tensors in one file, dequantised one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attractor.errors import CheckpointError, UnsupportedError, missing
+from attractor.models.checkpoints import Checkpoint
+from attractor.models.family import family_of
+
+# architectures of llama.cpp whose tensors are those of the family, but for the order of rows that is undone below
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+FIELDS = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+    "vocab_size": "vocab_size",
+}
+
+
+def opened(path: Path, dtype: torch.dtype) -> Checkpoint:
+    """The checkpoint in a GGUF file."""
+    tensors = GGUFTensors(path)
+    architecture = tensors.field("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedError(
+            f"{path} is a GGUF file of architecture {architecture!r}; attractor reads {', '.join(ARCHITECTURES)} from GGUF, "
+            "and other families from safetensors"
+        )
+    family = family_of(ARCHITECTURES[architecture], str(path))
+    config = _configuration(tensors, architecture)
+    tensors.arrange(config, permuted=architecture == "llama")
+    note = f"the weights are quantised ({', '.join(tensors.kinds())}), so spectra are approximate"
+    return Checkpoint(str(path), family, config, tensors, dtype, notes=(note,))
+
+
+class GGUFTensors:
+    """The tensors of a GGUF file under the names that transformers gives them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._gguf: Any = __import__("gguf")
+        except ImportError:
+            raise missing("gguf", "checkpoints") from None
+        try:
+            self._reader = self._gguf.GGUFReader(path)
+            self._stored = {tensor.name: tensor for tensor in self._reader.tensors}
+        except Exception as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({error}): it is truncated or not a GGUF file; fetch it again"
+            ) from None
+        self._names: dict[str, str] = {}
+        self._heads: dict[str, int] = {}
+
+    def field(self, key: str, default: Any = None) -> Any:
+        """An entry of the file's metadata."""
+        found = self._reader.fields.get(key)
+        return default if found is None else found.contents()
+
+    def __contains__(self, stored: str) -> bool:
+        """Whether there is a tensor of this name of llama.cpp's."""
+        return stored in self._stored
+
+    def arrange(self, config: Any, permuted: bool) -> None:
+        """Name the tensors as the family does; llama.cpp stores the rows of q and k in the order of neighbouring pairs."""
+        architecture = self._gguf.MODEL_ARCH[self.field("general.architecture").upper()]
+        table = self._gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+        parts = ["q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"]
+        inside = [f"self_attn.{part}" for part in parts] + ["input_layernorm", "post_attention_layernorm"]
+        inside += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+        wanted = [f"model.layers.{index}.{part}" for index in range(config.num_hidden_layers) for part in inside]
+        for name in [*wanted, "model.embed_tokens", "model.norm", "lm_head"]:
+            short = table.get_name(name)
+            for suffix in (".weight", ".bias"):
+                if short is not None and short + suffix in self._stored:
+                    self._names[name + suffix] = short + suffix
+        if permuted:
+            heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+            self._heads = {name: heads[part] for name in self._names if (part := name.split(".")[-2]) in heads}
+
+    def names(self) -> Collection[str]:
+        return self._names.keys()
+
+    def kinds(self) -> list[str]:
+        """The formats in which attention matrices are stored."""
+        matrices = [tensor for name, tensor in self._stored.items() if ".attn_" in name and len(tensor.shape) > 1]
+        return sorted({tensor.tensor_type.name for tensor in matrices})
+
+    def read(self, name: str) -> Tensor:
+        stored = self._stored[self._names[name]]
+        try:
+            values = torch.from_numpy(self._gguf.dequantize(stored.data, stored.tensor_type).copy())
+        except NotImplementedError:
+            raise UnsupportedError(
+                f"the tensor {name} of {self.path} is stored as {stored.tensor_type.name}, which gguf cannot read"
+            ) from None
+        heads = self._heads.get(name)
+        return values if heads is None else across_halves(values, heads)
+
+    def step(self, name: str) -> Tensor | None:
+        """The step of every entry of a tensor, None where its format has no uniform grid."""
+        from attractor.models.quantisation import steps
+
+        stored = self._stored[self._names[name]]
+        found = steps(self._gguf, stored.data, stored.tensor_type)
+        if found is None:
+            return None
+        heads = self._heads.get(name)
+        values = torch.from_numpy(found)
+        return values if heads is None else across_halves(values, heads)
+
+    def describe(self) -> str:
+        return str(self.path)
+
+
+def across_halves(rows: Tensor, heads: int) -> Tensor:
+    """Rows in neighbouring pairs become rows paired across the halves of a head, as transformers has them."""
+    half = rows.shape[0] // heads // 2
+    return rows.unflatten(0, (heads, half, 2)).transpose(1, 2).reshape(rows.shape)
+
+
+def _configuration(tensors: GGUFTensors, architecture: str) -> Any:
+    """The configuration of transformers that the metadata describe."""
+    from transformers import AutoConfig
+
+    found = {name: tensors.field(f"{architecture}.{key}") for name, key in FIELDS.items()}
+    for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "rms_norm_eps"):
+        if found[name] is None:
+            raise CheckpointError(f"{tensors.path} does not say its {architecture}.{FIELDS[name]}")
+    settings = {name: value for name, value in found.items() if value is not None}
+    for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"):
+        value = settings.get(name)
+        if isinstance(value, Integral) and int(value) < 1:
+            raise CheckpointError(
+                f"{tensors.path} says {architecture}.{FIELDS[name]} = {value}, and a model has at least 1: it is damaged"
+            )
+    settings["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    settings["rope_parameters"] = _rope(tensors, architecture, settings)
+    return AutoConfig.for_model(ARCHITECTURES[architecture], **settings)
+
+
+def _rope(tensors: GGUFTensors, architecture: str, settings: dict[str, Any]) -> dict[str, Any]:
+    theta = float(tensors.field(f"{architecture}.rope.freq_base", 1e4))
+    kind = tensors.field(f"{architecture}.rope.scaling.type", "none")
+    if kind not in ("none", "linear"):
+        raise UnsupportedError(f"{tensors.path} scales rotary positions by {kind!r}, which is not read from GGUF files")
+    head_dim = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
+    if tensors.field(f"{architecture}.rope.dimension_count", head_dim) != head_dim:
+        raise UnsupportedError(f"{tensors.path} turns only a part of each head, which is not read from GGUF files")
+    divisors = tensors._stored.get("rope_freqs.weight")
+    if divisors is not None:
+        # Llama 3: each angle has its own divisor, which transformers calls longrope
+        factors = [float(value) for value in divisors.data]
+        same = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+        limit = settings.get("max_position_embeddings", 2048)
+        return {"rope_type": "longrope", "rope_theta": theta, "original_max_position_embeddings": limit, **same}
+    if kind == "linear":
+        return {
+            "rope_type": "linear",
+            "rope_theta": theta,
+            "factor": float(tensors.field(f"{architecture}.rope.scaling.factor")),
+        }
+    return {"rope_type": "default", "rope_theta": theta}

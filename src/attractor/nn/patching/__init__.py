@@ -1,1 +1,0 @@
-"""Refinements of pretrained models of the ``transformers`` library, in place and removable."""

@@ -1,0 +1,177 @@
+"""Write a scene or a chart to a file chosen by its suffix."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attractor.errors import InputError
+from attractor.files import atomic, target
+from attractor.plotting import interactive as notebook
+from attractor.plotting.animation import animate
+from attractor.plotting.interactive import write_page
+from attractor.plotting.preparation import prepare
+from attractor.plotting.scene import Scene
+from attractor.plotting.static import compose, picture_class, save, wrap
+from attractor.plotting.style import QUIET, inches
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".pdf", ".svg")
+LINE = 0.135  # inches of a line of the caption
+
+
+def still_suffix(path: str | os.PathLike[str]) -> str:
+    """The kind of static picture that a path asks for."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(
+            f"{path}: this picture is written as {', '.join(SUFFIXES)}, not as {suffix or 'a bare name'!r}"
+        )
+    return suffix
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Panels in rows, as many across as the width of the page has room for, in inches."""
+
+    across: int
+    rows: int
+    wide: float
+    left: float
+    gap: float
+
+    @staticmethod
+    def of(
+        count: int, least: float, *, left: float = 0.6, gap: float = 0.65, right: float = 0.15, most: int = 4
+    ) -> Grid:
+        """Room for ``count`` panels that are at least ``least`` wide, at most ``most`` of them in a row."""
+        room = inches() - left - right
+        across = max(1, min(count, most, int((room + gap + 1e-9) / (least + gap))))
+        return Grid(across, -(-count // across), (room - gap * (across - 1)) / across, left, gap)
+
+    def place(self, number: int) -> tuple[int, float]:
+        """Row of a panel, and where it begins from the left."""
+        row, column = divmod(number, self.across)
+        return row, self.left + column * (self.wide + self.gap)
+
+
+class Still:
+    """A figure of the width of the paper with a title above and a caption below; panels are placed in inches between."""
+
+    def __init__(self, title: str, caption: str, height: float) -> None:
+        self.width = inches()
+        titles, lines = wrap(title, self.width, size=9.5, bold=True), wrap(caption, self.width)
+        self.top = 0.14 + 0.19 * len(titles)
+        self.foot = 0.12 + LINE * len(lines)
+        self.height = self.top + height + self.foot
+        self.figure: Figure = picture_class()(figsize=(self.width, self.height))
+        for row, line in enumerate(titles):
+            self._write(line, 1 - (0.09 + 0.19 * row) / self.height, size=9.5, weight="bold", va="top")
+        for row, line in enumerate(reversed(lines)):
+            self._write(line, (0.08 + LINE * row) / self.height, size=6.5, color=QUIET, va="bottom")
+
+    def _write(self, line: str, y: float, **words: Any) -> None:
+        self.figure.text(0.1 / self.width, y, line, ha="left", parse_math=False, **words)
+
+    def panel(self, left: float, top: float, width: float, height: float, **words: Any) -> Any:
+        """Axes with the upper left corner at (left, top) below the title, in inches."""
+        bottom = self.height - self.top - top - height
+        box = (left / self.width, bottom / self.height, width / self.width, height / self.height)
+        return self.figure.add_axes(box, **words)
+
+    def legend(self, handles: Any, names: Any, top: float, **words: Any) -> None:
+        """One row or several of signs and their names, ``top`` inches below the title."""
+        place = (0.06 / self.width, 1 - (self.top + top) / self.height)
+        look = {"loc": "upper left", "frameon": False, "fontsize": 6.5, "borderpad": 0.2, "handlelength": 1.6}
+        self.figure.legend(handles, names, bbox_to_anchor=place, **{**look, **words})
+
+
+def write_chart(figure: Figure, path: str | os.PathLike[str] | None, dpi: int = 200) -> Any:
+    """The figure, or the path it was written to."""
+    if path is None:
+        return figure
+    suffix, place = still_suffix(path), target(path)
+    with atomic(place) as temporary:
+        save(figure, temporary, dpi, suffix[1:])
+    return place
+
+
+PAGE, STILL, MOVING = (".html",), (".png", ".pdf", ".svg"), (".gif", ".mp4")
+BACKENDS = ("matplotlib", "plotly")
+# Tokens drawn at most: a browser moves them, a printer does not.
+FEW, MANY = 2000, 5000
+
+
+def draw(
+    scene: Scene,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    backend: str = "matplotlib",
+    colour: str = "auto",
+    view: tuple[float, float] | None = None,
+    tokens: int | None = None,
+    width: str | float | None = None,
+    snapshots: int | None = None,
+    caption: bool = True,
+    dpi: int | None = None,
+    frames: int = 120,
+    fps: int = 20,
+    progress: Callable[[int, int], None] | None = None,
+) -> Any:
+    """Write a picture of a scene to ``path``, or return a figure if there is none.
+
+    The ending of the name decides: ``.html`` is a self-contained interactive page, ``.png``, ``.pdf`` and ``.svg`` are
+    static, ``.gif`` and ``.mp4`` move. Without a path the figure comes back, matplotlib's or (``backend="plotly"``) plotly's;
+    with one, the path.
+
+    colour: "auto", "cluster" (where tokens end), "start" (where they start) or "index"; view: azimuth and elevation in
+    degrees; tokens: the most to draw; width: "one" or "two" columns or inches, by default those of ``paper`` around it, or
+    two columns; snapshots: panels of a static picture; frames, fps: of what moves, at most so many frames; progress: called
+    with (frames done, all frames) by an animation.
+    """
+    check(backend=backend, snapshots=snapshots, tokens=tokens, frames=frames, fps=fps, dpi=dpi)
+    place = None if path is None else target(path)
+    suffix = None if place is None else known_suffix(place)
+    interactive = suffix in PAGE or (place is None and backend == "plotly")
+    most = min(tokens or (FEW if interactive else MANY), 65_000 if interactive else 1_000_000)
+    drawing = prepare(scene, tokens=most, colour=colour, view=view)
+    if suffix in STILL or (place is None and not interactive):
+        figure = compose(drawing, width=width, snapshots=snapshots, caption=caption)
+        write = partial(save, figure, dpi=dpi or 200, kind=(suffix or "")[1:])
+    elif interactive:
+        figure = notebook.figure(drawing, frames) if place is None else None
+        write = partial(write_page, drawing, frames=frames)
+    else:
+        figure = None
+        write = partial(animate, drawing, width=width, dpi=dpi or 110, frames=frames, fps=fps, progress=progress)
+    return figure if place is None else write_atomically(place, write)
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
+    """The path, once ``write`` has filled a temporary file that takes its place."""
+    with atomic(path) as temporary:
+        write(temporary)
+    return path
+
+
+def known_suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in (*PAGE, *STILL, *MOVING):
+        ending = f"the ending {path.suffix!r}" if path.suffix else "a name without an ending"
+        raise InputError(f"a picture cannot be written to {ending}; give one of {', '.join((*PAGE, *STILL, *MOVING))}")
+    return suffix
+
+
+def check(*, backend: str, **counts: int | None) -> None:
+    if backend not in BACKENDS:
+        raise InputError(f"backend {backend!r} is not known; give one of {', '.join(BACKENDS)}")
+    for name, count in counts.items():
+        if count is not None and not (isinstance(count, Integral) and count >= 1):
+            raise InputError(f"{name} must be a whole number of at least 1, got {count!r}")

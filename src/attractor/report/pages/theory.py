@@ -1,0 +1,152 @@
+"""Report pages of predictions and theorem checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attractor.plotting import style
+from attractor.report.blocks import Badge, Code, Maths
+from attractor.report.figures import plain
+from attractor.report.report import Report, Section
+from attractor.solvers import Trajectory
+from attractor.theory import FATES, Finding, Prediction, Theorem, contradiction, find_theorem
+from attractor.theory import Report as Checks
+
+TONES = {"holds": "good", "undetermined": "warn", "fails": "bad"}
+BARS = 40  # hypotheses that a picture of sharpness shows
+
+
+def prediction_report(found: Prediction, command: str) -> Report:
+    """The answer of ``predict``."""
+    count = len(found.applicable)
+    lead = f"{count or 'No'} theorem{'' if count == 1 else 's'} of {len(found.findings)} apply to this system."
+    report = Report("What the theorems predict", command, kicker="attractor predict", lead=lead)
+    add_fates(report.section("Predicted"), found)
+    applying = report.section("Theorems that apply")
+    for item in found.applicable:
+        add_theorem(applying.fold(f"{item.theorem.key}: {item.theorem.title}"), item)
+    if found.nearest is not None:
+        nearest = report.section("Nearest theorem that does not apply")
+        nearest.text(f"{found.nearest.theorem.key}: {found.nearest.theorem.title}. What is missing is marked.")
+        add_theorem(nearest, found.nearest)
+    return report
+
+
+def add_fates(section: Section, found: Prediction, run: Trajectory | None = None) -> Section:
+    """Fates, what each means and who predicts it; beside them, if there is a run, what it shows."""
+    rows: list[dict[str, Any]] = []
+    for fate, keys in found.fates.items():
+        row: dict[str, Any] = {"predicted": Badge(fate), "which means that": FATES[fate], "by": ", ".join(keys)}
+        if run is not None:
+            against = contradiction(fate, run)
+            row["in this run"] = (
+                Badge("contradicted: " + against, "bad") if against else Badge("not contradicted", "good")
+            )
+        rows.append(row)
+    if rows:
+        section.table(rows, caption="Fates that proved theorems predict from the law, the tokens and the space alone.")
+    else:
+        section.text("No theorem predicts a fate for this system.", tone="warn")
+    for one, other in found.contradictions:
+        section.text(f"{one.theorem.key} and {other.theorem.key} exclude each other.", tone="bad")
+    return section
+
+
+def add_statement(section: Section, entry: Theorem) -> Section:
+    """What a theorem says, and where it comes from."""
+    section.text(entry.statement)
+    if entry.rate:
+        section.text("Rate:").maths(entry.rate)
+    place = f", {entry.citation.place}" if entry.citation.place else ""
+    return section.text(
+        f"{entry.status.value.capitalize()}; {entry.citation.key}{place}. Symbols: {entry.citation.symbols}."
+    )
+
+
+def add_theorem(section: Section, item: Finding) -> Section:
+    """A theorem and how this system meets its hypotheses."""
+    add_statement(section, item.theorem)
+    rows = [
+        (
+            condition.name,
+            Maths(condition.formula),
+            Badge(condition.verdict.value, TONES[condition.verdict.value]),
+            condition.row()["margin"],
+            condition.margin.detail,
+        )
+        for condition in item.conditions
+    ]
+    return section.table(rows, ("hypothesis", "formula", "verdict", "margin", "detail"))
+
+
+def check_report(found: Checks, command: str) -> Report:
+    """The report of ``check``."""
+    instances = sum(entry.instances for entry in found.theorems)
+    lead = f"{len(found.theorems)} theorems on {instances} random instances: {found.violations} violations of proved statements."
+    facts = {
+        "theorems": len(found.theorems),
+        "instances": instances,
+        "violations": found.violations,
+        "seed": found.seed,
+        "seconds": found.seconds,
+    }
+    report = Report("Theorems on random instances", command, kicker="attractor check", lead=lead, facts=facts)
+    add_check(report.section("Instances"), found)
+    sharp = report.section("What each hypothesis is worth")
+    add_sharpness(sharp, found)
+    statements = report.section("Statements")
+    for entry in found.theorems:
+        part = statements.fold(f"{entry.key}: {entry.title}")
+        add_statement(part, find_theorem(entry.key)).commands(
+            {f"attractor check --theorem {entry.key}": "check it again"}
+        )
+    return report
+
+
+def add_check(section: Section, found: Checks) -> Section:
+    """One row for each theorem."""
+    rows = [
+        {
+            "theorem": Code(entry.key),
+            "statement": entry.title,
+            "status": Badge(entry.status, "good" if entry.status.startswith("proved") else "warn"),
+            "instances": entry.instances,
+            "violations": Badge(str(entry.violations), "bad" if entry.violations else "good"),
+            "smallest margin": entry.worst,
+            "of the conclusion": entry.conclusion,
+        }
+        for entry in found.theorems
+    ]
+    caption = "Each theorem on random systems that satisfy its hypotheses; a negative margin would be a violation."
+    return section.table(rows, caption=caption)
+
+
+def add_sharpness(section: Section, found: Checks) -> Section:
+    """How often a conclusion survived the loss of a hypothesis."""
+    sharp = [(entry.key, item) for entry in found.theorems for item in entry.sharpness]
+    if not sharp:
+        return section.text("No hypothesis was violated on purpose: give `--violated N`.")
+    rows = [
+        {"theorem": key, "violated hypothesis": item.hypothesis, "conclusion held": item.held, "of": item.instances}
+        for key, item in sharp
+    ]
+    shown = list(reversed(sharp[:BARS]))
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": [plain(f"{key}: {item.hypothesis}") for key, item in shown],
+        "x": [100 * item.held / item.instances for _, item in shown],
+        "marker": {"color": style.PALETTE[0]},
+        "hovertemplate": "%{y}<br>held in %{x:.0f}%<extra></extra>",
+    }
+    layout = {"xaxis": {"range": [-1, 101], "ticksuffix": "%"}, "bargap": 0.35}
+    left = "" if len(sharp) <= BARS else f" The first {BARS} of {len(sharp)} are drawn."
+    section.figure(
+        {"data": [bars], "layout": layout},
+        "How often the conclusion still held where one hypothesis was violated on purpose: at 0% the hypothesis is needed, "
+        f"at 100% these samples do not show that it is.{left}",
+        f"Bars of {len(shown)} hypotheses from 0 to 100 per cent.",
+        height=110 + 26 * len(shown),
+        numbers=rows,
+    )
+    return section

@@ -1,0 +1,194 @@
+"""Report page of ``attractor trace``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attractor.plotting import style
+from attractor.report.blocks import Measure, number
+from attractor.report.report import Report, Section
+
+REST = "_without_first"
+STREAM = {  # title, label of the axis, and how to read it
+    "token_norm": ("length of a token", "length", r"mean of \(|x_i|\)"),
+    "pairwise_distance": ("squared distance of two tokens", "squared distance", r"mean of \(|x_i - x_j|^2\)"),
+    "cosine": ("mean cosine of two tokens", "mean cosine", r"1 at consensus"),
+    "cosine_min": ("smallest cosine, with its sign", "smallest cosine", "an antipodal pair has -1"),
+    "effective_rank": ("effective rank", "effective rank", "the exponential of the entropy of the spectrum"),
+    "sharpness": ("sharpness", "sharpness", "the share of the tokens' size that is spread; 0 at consensus"),
+    "clusters": ("clusters", "clusters", "groups of tokens that are closer than a tenth of the longest one's length"),
+    "energy": ("energy on the sphere", "energy", r"\(\tfrac12\,\mathrm{mean}\,e^{\cos(x_i, x_j)}\); e/2 at consensus"),
+    "first_norm": ("length of the first token over the others'", "first / others", "hundreds where it is a sink"),
+}
+LOGARITHMIC = ("token_norm", "pairwise_distance", "first_norm")
+HEADS = {
+    "attention_entropy": (
+        "sequential",
+        "Entropy of the weights of a token, mean over tokens: 0 where each looks at one other.",
+    ),
+    "self_weight": ("sequential", "The weight that a token gives itself, mean over tokens."),
+    "first_weight": (
+        "sequential",
+        "The weight that all other tokens give the first: near 1 in a head that rests on a sink.",
+    ),
+    "expansion": (
+        "diverging",
+        "Divergence of a token's velocity through its own query: negative where the head contracts.",
+    ),
+    "log_energy": (
+        "diverging",
+        "Logarithm of half the mean of exp(score) over visible pairs, under the head's own scores.",
+    ),
+}
+
+
+def trace_report(report: dict[str, Any]) -> Report:
+    """The page of ``attractor trace``."""
+    model, count = report["model"], report["texts"]
+    name = "/".join(Path(model["name"]).parts[-2:])
+    cosine = report["curves"]["cosine"]["mean"]
+    lead = f"The mean cosine of two tokens goes from {cosine[0]:.3g} before the first block to {cosine[-1]:.3g} after the last."
+    facts = {
+        "model": name,
+        "family": model["family"],
+        "layers": model["layers"],
+        "width": model["dim"],
+        report["reads"]: count,
+        "tokens": sum(report["lengths"]),
+    }
+    if report["without"]:
+        facts["without"] = ", ".join(report["without"])
+    page = Report(f"Where the tokens of {name} go", report["command"], lead=lead, facts=facts, kicker="attractor trace")
+    for note in report["notes"]:
+        page.text(note, tone="warn")
+    if report["skipped"]:
+        names = ", ".join(one["text"] for one in report["skipped"])
+        page.text(f"Left out, with fewer than two tokens: {names}.", tone="warn")
+    add_stream(page.section("The residual stream along depth"), report)
+    add_blocks(page.section("What every block moved"), report)
+    if report["heads"]:
+        add_heads(page.section(f"Heads on these {report['reads']}"), report)
+    add_words(page.section("What is data and what is weights"), report)
+    return page
+
+
+def add_stream(section: Section, report: dict[str, Any]) -> None:
+    """One figure for each quantity, with and without the first token, mean and spread over texts."""
+    section.text("States are the residual stream before every block and after the last, before the final norm.")
+    ratio = [value for value in report["curves"]["first_norm"]["mean"] if value is not None]
+    if ratio and max(ratio) > 5:
+        section.text(
+            f"The first token is a sink: it is up to {max(ratio):.0f} times as long as the others, and then rules distances, rank "
+            "and sharpness. Read the curves without it.",
+            tone="warn",
+        )
+    for name, (title, label, words) in STREAM.items():
+        if name not in report["curves"]:
+            continue
+        data: list[dict[str, Any]] = []
+        for place, suffix in enumerate(("", REST)):
+            curve = report["curves"].get(name + suffix)
+            if curve is not None:
+                data += traces(curve, "all tokens" if not suffix else "without the first", style.PALETTE[place])
+        last = report["curves"][name]["mean"]
+        layout = {"xaxis": {"title": {"text": "blocks passed"}}, "yaxis": {"title": {"text": label}}}
+        layout["yaxis"] |= scaled(data) if name in LOGARITHMIC else {}
+        caption = f"{title.capitalize()} along depth ({words}){spread_words(report)}."
+        alt = f"{title} along depth, from {number(last[0])} to {number(last[-1])}"
+        section.figure({"data": data, "layout": layout}, caption, alt, height=300)
+
+
+def traces(curve: dict[str, Any], name: str, colour: str) -> list[dict[str, Any]]:
+    """The mean as a line and the spread as a band."""
+    mean, spread = (
+        np.array([np.nan if value is None else value for value in curve[key]]) for key in ("mean", "spread")
+    )
+    depth = np.arange(len(mean))
+    found: list[dict[str, Any]] = []
+    if np.nanmax(spread, initial=0.0) > 0:
+        # a band that would reach below zero has no place on a logarithmic axis
+        lower = np.maximum(mean - spread, mean / 20) if np.nanmin(mean) > 0 else mean - spread
+        edge = np.concatenate((mean + spread, lower[::-1]))
+        around = {"x": np.concatenate((depth, depth[::-1])), "y": edge, "fill": "toself", "line": {"width": 0}}
+        found.append(
+            {
+                **around,
+                "type": "scatter",
+                "mode": "lines",
+                "fillcolor": colour,
+                "opacity": 0.18,
+                "hoverinfo": "skip",
+                "showlegend": False,
+            }
+        )
+    line = {"type": "scatter", "mode": "lines+markers", "x": depth, "y": mean, "name": name, "line": {"color": colour}}
+    return [*found, line]
+
+
+def scaled(data: list[dict[str, Any]]) -> dict[str, Any]:
+    """A logarithmic axis where lines reach over a decade, with marks at 1, 2 and 5 where there is room for them; a plain one else,
+    or where a value vanishes."""
+    values = np.concatenate([part["y"] for part in data if part["mode"] == "lines+markers"])
+    low, high = np.nanmin(values), np.nanmax(values)
+    if not 0 < 10 * low < high:
+        return {}
+    return {"type": "log", "exponentformat": "power", "dtick": "D2" if high < 3000 * low else 1}
+
+
+def spread_words(report: dict[str, Any]) -> str:
+    return (
+        f", mean over {report['texts']} {report['reads']}; bands are one standard deviation"
+        if report["texts"] > 1
+        else ""
+    )
+
+
+def add_blocks(section: Section, report: dict[str, Any]) -> None:
+    """Attention beside feed-forward."""
+    data: list[dict[str, Any]] = []
+    for place, (name, label) in enumerate((("attention", "attention"), ("feedforward", "feed-forward"))):
+        data += traces(report["blocks"][name], label, style.PALETTE[place])
+    layout = {"xaxis": {"title": {"text": "block"}}, "yaxis": {"title": {"text": "moved"}, **scaled(data)}}
+    section.figure(
+        {"data": data, "layout": layout},
+        f"Root mean square over tokens of what each part of a block moved them by, with the norm after it where there is one"
+        f"{spread_words(report)}.",
+        "How far attention and feed-forward move tokens in every block",
+        height=320,
+    )
+
+
+def add_heads(section: Section, report: dict[str, Any]) -> None:
+    """Layers by heads, one measure at a time."""
+    heads = {name: np.array(rows, dtype=float) for name, rows in report["heads"].items()}
+    measures = {
+        name.replace("_", " "): Measure(heads[name], scale, words)
+        for name, (scale, words) in HEADS.items()
+        if name in heads and np.isfinite(heads[name]).any()
+    }
+    layers, count = next(iter(heads.values())).shape
+    section.heatmap(
+        measures,
+        rows=range(layers),
+        columns=range(count),
+        caption=f"Every head on these {report['reads']}, mean over tokens and {report['reads']}.",
+        alt=f"{layers} layers by {count} heads",
+        detail=lambda layer, head: {name.replace("_", " "): float(rows[layer, head]) for name, rows in heads.items()},
+    )
+
+
+def add_words(section: Section, report: dict[str, Any]) -> None:
+    """How to read the page."""
+    section.text(
+        f"Every number here depends on the {report['reads']}; none is a property of the weights alone (`attractor audit` has those). "
+        "The energy on the sphere knows no weights and can be compared along depth; the energy of a head is that of its own scores."
+    )
+    section.maths(r"e_l = \text{scale}\;\mathrm{tr}\big(\mathrm{Cov}_{P_l}(k, v)\,O Q_l\big)")
+    section.text(
+        r"This is the expansion of a head at token \(l\): the divergence of its velocity through its query alone."
+    )
+    if report["texts"] > 1:
+        section.text(f"Lengths of the texts in tokens: {min(report['lengths'])} to {max(report['lengths'])}.")

@@ -1,0 +1,146 @@
+"""Frozen dataclasses that a store can write and read back, without pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from attractor.errors import StoreError, UnsupportedError
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_BARE = frozenset((type(None), bool, int, float, str, torch.dtype))  # types of which no value holds a tensor
+_registry: dict[str, type[Record]] = {}
+
+
+class Record:
+    """A dataclass that ``encode`` and ``decode`` understand; subclasses register themselves by name."""
+
+    kind: ClassVar[str] = "Record"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.kind = cls.__name__
+        _registry[cls.__name__] = cls
+
+    def citations(self) -> tuple[str, ...]:
+        """Keys in ``references.bib`` of the work this object implements."""
+        return ()
+
+
+def encode(value: Any, arrays: dict[str, np.ndarray] | None = None) -> tuple[Any, dict[str, np.ndarray]]:
+    """Turn a record (or a container of records) into JSON-ready data and a table of arrays."""
+    arrays = {} if arrays is None else arrays
+    return _encode(value, arrays), arrays
+
+
+def _encode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(value, Record):
+        fields = {field.name: _encode(getattr(value, field.name), arrays) for field in _fields(value)}
+        return {"record": value.kind, "fields": fields}
+    if isinstance(value, torch.Tensor):
+        name = f"array{len(arrays)}"
+        arrays[name] = value.detach().cpu().numpy()
+        return {"array": name}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, (list, tuple)):
+        return {"list": [_encode(item, arrays) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": {str(key): _encode(item, arrays) for key, item in value.items()}}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UnsupportedError(
+        f"a {type(value).__name__} cannot be written to a store; laws given as Python functions must be passed again on resume"
+    )
+
+
+def decode(data: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Rebuild what ``encode`` wrote."""
+    try:
+        return _decode(data, arrays)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"the store is damaged: {type(error).__name__}: {error}") from error
+
+
+def _decode(data: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if not isinstance(data, dict):
+        return data
+    if "array" in data:
+        return torch.from_numpy(np.array(arrays[data["array"]]))
+    if "dtype" in data:
+        return _DTYPES[data["dtype"]]
+    if "list" in data:
+        return tuple(_decode(item, arrays) for item in data["list"])
+    if "dict" in data:
+        return {key: _decode(item, arrays) for key, item in data["dict"].items()}
+    name = data.get("record")
+    if name not in _registry:
+        raise StoreError(f"the store holds a {name!r}, which this version of attractor does not know")
+    return _registry[name](**{key: _decode(item, arrays) for key, item in data["fields"].items()})
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Every tensor a record holds, nested records included."""
+    found: list[torch.Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[torch.Tensor]) -> None:
+    kind = type(value)
+    if kind in _BARE:
+        return
+    if kind is torch.Tensor or isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, Record) and dataclasses.is_dataclass(value):
+        for name in _names_of(kind):
+            item = getattr(value, name)
+            if type(item) not in _BARE:
+                _collect(item, found)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _collect(item, found)
+
+
+def move_tensors(value: Any, device: torch.device) -> Any:
+    """The same record with every tensor on a device; what holds none elsewhere stays the object it is."""
+    if all(tensor.device == device for tensor in tensors(value)):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(move_tensors(item, device) for item in value)
+    return dataclasses.replace(
+        value, **{field.name: move_tensors(getattr(value, field.name), device) for field in _fields(value)}
+    )
+
+
+def citations(value: Any) -> list[str]:
+    """Citation keys of a record and of every record inside it, in order of appearance."""
+    keys: list[str] = []
+    if isinstance(value, Record):
+        keys += value.citations()
+        for field in _fields(value):
+            keys += citations(getattr(value, field.name))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            keys += citations(item)
+    return list(dict.fromkeys(keys))
+
+
+def _fields(value: Record) -> tuple[dataclasses.Field[Any], ...]:
+    return _fields_of(type(value))
+
+
+@cache
+def _names_of(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in _fields_of(kind))
+
+
+@cache
+def _fields_of(kind: type) -> tuple[dataclasses.Field[Any], ...]:
+    return tuple(field for field in dataclasses.fields(kind) if field.init)

@@ -1,0 +1,91 @@
+"""CUDA graphs of single steps, for small systems on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attractor.engines import distributed as spread
+from attractor.laws import Attention, Kernel, Law
+from attractor.solvers.steppers.stepper import Field, RungeKutta, Step, Stepper
+
+PATIENCE = 3  # steps of one shape before it pays to record
+LARGEST = 1 << 27  # pairs of a step's evaluation beyond which launching does not show
+
+
+def recordable(stepper: Stepper, law: Law, points: Tensor) -> bool:
+    """Whether steps can be recorded: on a GPU, without gradients, by a law that never asks the host."""
+    return points.device.type == "cuda" and self_contained(stepper, law, points)
+
+
+def self_contained(stepper: Stepper, law: Law, points: Tensor) -> bool:
+    """Whether steps never ask the host, wherever the points are."""
+    return (
+        isinstance(stepper, RungeKutta)
+        and stepper.adaptive
+        and isinstance(law, Attention)
+        and isinstance(law.kernel, Kernel)
+        and law.kernel.name != "sinkhorn"  # its rounds go on until the host has seen that they converged
+        and law.mask is None
+        and law.positions is None
+        and points.shape[0] * law.heads * points.shape[1] ** 2 <= LARGEST
+        and not torch.is_grad_enabled()
+        and not spread.active()
+    )
+
+
+class StepGraph:
+    """``Stepper.attempt``, played from a recording where one fits."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper = stepper
+        self._forget()
+
+    def _forget(self) -> None:
+        self.key: tuple[Any, ...] = ()
+        self.seen = self.cost = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
+        if not recordable(self.stepper, field.law, y):
+            return self.stepper.attempt(field, t, h, y, f)
+        # the objects themselves, so that none is freed and another one takes its address
+        key = (y.shape, y.dtype, y.device, field.law, field.masses, field.positions)
+        if len(key) != len(self.key) or any(
+            one is not two and not _same(one, two) for one, two in zip(key, self.key, strict=True)
+        ):
+            self._forget()
+            self.key = key
+        self.seen += 1
+        if self.seen <= PATIENCE:
+            return self.stepper.attempt(field, t, h, y, f)
+        if self.graph is None:
+            self._record(field, t, y)
+        assert self.graph is not None
+        self.h.copy_(torch.from_numpy(h))
+        self.y.copy_(y)
+        self.f.copy_(f)
+        self.graph.replay()
+        field.evaluations += self.cost
+        step = self.step
+        slopes = None if step.slopes is None else step.slopes.clone()
+        # what was played is overwritten by the next step, and dense output looks back
+        return Step(step.y.clone(), step.f.clone(), tuple(error.clone() for error in step.errors), slopes)
+
+    def _record(self, field: Field, t: np.ndarray, y: Tensor) -> None:
+        self.y, self.f = torch.zeros_like(y), torch.zeros_like(y)
+        self.y.copy_(y)
+        self.h = torch.zeros(y.shape[0], dtype=y.dtype, device=y.device)
+        before = field.evaluations
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.step = self.stepper.attempt(field, t, self.h, self.y, self.f)  # type: ignore[arg-type]
+        self.cost = field.evaluations - before
+        field.evaluations = before
+
+
+def _same(one: Any, two: Any) -> bool:
+    return type(one) is type(two) and not isinstance(one, (Tensor, Law)) and one == two

@@ -1,0 +1,208 @@
+"""Saved times, dense output and the recorder of states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attractor.errors import InputError
+
+
+def hermite_weights(nodes: np.ndarray, valid: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    r"""Weights of values and of slopes at time t, for each member: nodes, valid (k, members), t (members,).
+
+    :math:`p(t) = \sum_i [1 - 2(t-t_i)\ell_i'(t_i)]\,\ell_i(t)^2 y_i + (t-t_i)\,\ell_i(t)^2 f_i` with Lagrange's
+    :math:`\ell_i`.
+    """
+    count = len(nodes)
+    values, slopes = np.zeros(nodes.shape), np.zeros(nodes.shape)
+    for i in range(count):
+        basis, derivative = np.ones(len(t)), np.zeros(len(t))
+        for j in range(count):
+            use = valid[i] & valid[j] & (j != i)
+            gap = np.where(use, nodes[i] - nodes[j], 1.0)
+            basis = np.where(use, basis * (t - nodes[j]) / gap, basis)
+            derivative = np.where(use, derivative + 1.0 / gap, derivative)
+        square = np.where(valid[i], basis**2, 0.0)
+        values[i] = (1.0 - 2.0 * (t - nodes[i]) * derivative) * square
+        slopes[i] = (t - nodes[i]) * square
+    return values, slopes
+
+
+class History:
+    """The last step ends of every member: times (k, members), points and slopes (k, members, n, d), newest last.
+
+    Times are counted back from the newest end, so that steps far below the spacing of floating numbers at a late time (1 at
+    1e16) are still told apart.
+    """
+
+    _fold: tuple[Tensor, Tensor] | None = None
+
+    def __init__(self, nodes: int, y: Tensor, f: Tensor) -> None:
+        self.size = nodes
+        self.restart(y, f)
+
+    def restart(self, y: Tensor, f: Tensor) -> None:
+        """Forget the past: the field is not smooth across this time."""
+        self.times = np.zeros((self.size, len(y)))
+        self.count = np.ones(len(y), dtype=np.int64)
+        self._fold = (y, f)
+        for name in ("points", "slopes"):
+            self.__dict__.pop(name, None)
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Points and slopes unfold when first asked for: a run of the native loop may end before anyone asks."""
+        if name not in ("points", "slopes") or self._fold is None:
+            raise AttributeError(name)
+        shape, (y, f) = (self.size, *self._fold[0].shape), self._fold
+        self.points, self.slopes, self._fold = y.expand(shape), f.expand(shape), None
+        return self.__dict__[name]
+
+    def push(self, accepted: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> None:
+        """A new step end for the members that accepted a step of length h."""
+        times = np.concatenate([self.times[1:] - h, np.zeros((1, len(h)))])
+        points, slopes = torch.cat([self.points[1:], y[None]]), torch.cat([self.slopes[1:], f[None]])
+        if accepted.all():
+            self.times, self.points, self.slopes = times, points, slopes
+        else:
+            chosen = torch.from_numpy(accepted).to(y.device).view(1, -1, 1, 1)
+            self.times = np.where(accepted, times, self.times)
+            self.points, self.slopes = (
+                torch.where(chosen, points, self.points),
+                torch.where(chosen, slopes, self.slopes),
+            )
+        self.count = np.minimum(self.count + accepted, self.size)
+
+    def merge(
+        self, shrink: Callable[[Tensor], Tensor], retract: Callable[[Tensor], Tensor], y: Tensor, f: Tensor
+    ) -> None:
+        """The same after a merge of rows at the newest end, which is now y with slope f."""
+        self.points = torch.stack([*(retract(shrink(points)) for points in self.points[:-1]), y])
+        self.slopes = torch.stack([*(shrink(slopes) for slopes in self.slopes[:-1]), f])
+
+    @property
+    def full(self) -> np.ndarray:
+        """Which members have as many ends as the method wants."""
+        return self.count >= self.size
+
+    def at(self, members: np.ndarray, t: np.ndarray) -> Tensor:
+        """Points of some members at times (<= 0) before their newest end, (len(members), n, d), not retracted."""
+        nodes = self.times[:, members]
+        valid = np.arange(self.size)[:, None] >= self.size - self.count[members]
+        values, slopes = hermite_weights(nodes, valid, t)
+        index = torch.from_numpy(members).to(self.points.device)
+        column = torch.from_numpy(values).to(self.points)[..., None, None]
+        slope_column = torch.from_numpy(slopes).to(self.points)[..., None, None]
+        newest = self.points[-1, index]  # weights of values add up to one: a token at rest stays, to the bit
+        moved = (column * (self.points[:, index] - newest)).sum(0) + (slope_column * self.slopes[:, index]).sum(0)
+        return newest + moved
+
+    def keep(self, index: Tensor | slice) -> None:
+        """Go on with some members only."""
+        chosen = index if isinstance(index, slice) else index.cpu().numpy()
+        self.times, self.count = self.times[:, chosen], self.count[chosen]
+        if "points" in self.__dict__:
+            self.points, self.slopes = self.points[:, index], self.slopes[:, index]
+        elif self._fold is not None:
+            self._fold = (self._fold[0][index], self._fold[1][index])
+
+
+MOST = 201  # states kept when the user does not say
+MEMORY = 1 << 28  # bytes those may take
+
+
+def save_times(save: Any, start: float, until: float, row_bytes: int) -> tuple[np.ndarray, bool]:
+    """Times to keep, and whether the user named them.
+
+    None gives a grid that is linear near the start and logarithmic later (0.1 sinh), thinned to 256 MiB; a whole number
+    gives that many equal intervals; a sequence gives those times.
+    """
+    if save is None:
+        return _grid(start, until, int(min(MOST, max(2, MEMORY // max(1, row_bytes))))).copy(), False
+    if isinstance(save, (int, np.integer)) and not isinstance(save, bool):
+        if save < 1:
+            raise InputError(f"save must be at least one interval, got {save}")
+        return np.linspace(start, until, int(save) + 1), True
+    if isinstance(save, Tensor):
+        save = save.detach().cpu().numpy()
+    if isinstance(save, str) or not isinstance(save, (Sequence, np.ndarray)):
+        raise InputError(f"save must be None, a number of intervals or a list of times, got {save!r}")
+    times = np.asarray(save, dtype=np.float64).reshape(-1)
+    if len(times) == 0:
+        return times, True
+    if not np.isfinite(times).all() or (times[1:] <= times[:-1]).any():
+        raise InputError("save times must be finite and increasing")
+    if times[0] < start or times[-1] > until:
+        raise InputError(
+            f"save times must lie between the start {start:g} and until {until:g}, got {times[0]:g} to {times[-1]:g}"
+        )
+    return times, True
+
+
+@lru_cache(maxsize=16)
+def _grid(start: float, until: float, count: int) -> np.ndarray:
+    unit = min(0.1, (until - start) / 10)
+    reach = math.asinh((until - start) / unit)
+    times = start + unit * np.sinh(np.linspace(0.0, reach, count))
+    times[0], times[-1] = start, until
+    return times
+
+
+class Recorder:
+    """States kept so far: points (saved times, members, n, d).
+
+    ``next`` is each member's next row, ``reached`` how many it came to before it ended and ``ends`` when that was; the rest of
+    its rows hold its last state.
+    """
+
+    def __init__(self, times: np.ndarray, explicit: bool, members: int, like: Tensor) -> None:
+        self.times = times
+        self.explicit = explicit
+        self.next = np.zeros(members, dtype=np.int64)
+        self.reached = np.zeros(members, dtype=np.int64)
+        self.ends = np.full(members, np.nan)
+        self.points = like.new_zeros((len(times), members, *like.shape[1:]))
+
+    def due(self, who: np.ndarray, t: np.ndarray) -> np.ndarray:
+        """Which members have a row to write at or before their time."""
+        if len(self.times) == 0:
+            return np.zeros(len(who), dtype=bool)
+        following = self.times[np.minimum(self.next[who], len(self.times) - 1)]
+        return (self.next[who] < len(self.times)) & (following <= t)
+
+    def pending(self, who: np.ndarray) -> np.ndarray:
+        """Which members still owe a time that the user named."""
+        return (self.next[who] < len(self.times)) & self.explicit
+
+    def write(self, who: np.ndarray, points: Tensor) -> None:
+        """The next row of each of some members."""
+        rows = torch.from_numpy(self.next[who])
+        self.points[rows.to(points.device), torch.from_numpy(who).to(points.device)] = points
+        self.next[who] += 1
+        self.reached[who] = self.next[who]
+
+    def end(self, member: int, time: float, points: Tensor) -> None:
+        """A member ends; its last state stands for the rest of its rows."""
+        self.ends[member] = time
+        if not self.explicit:  # its end was found inside a step, after rows up to the end of the step were written
+            self.next[member] = min(int(self.next[member]), int(np.searchsorted(self.times, time, side="right")))
+            self.reached[member] = self.next[member]
+        if self.next[member] < len(self.times):
+            self.points[int(self.next[member]) :, member] = points
+            self.next[member] = len(self.times)
+
+    @property
+    def rows(self) -> int:
+        """Rows that some member came to."""
+        return int(self.reached.max(initial=0))
+
+    @property
+    def complete(self) -> int:
+        """Rows that are final for every member."""
+        return min(int(self.next.min(initial=len(self.times))), self.rows)

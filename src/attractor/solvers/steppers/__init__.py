@@ -1,0 +1,7 @@
+"""One step of time: one method a file."""
+
+from attractor.solvers.steppers.dormand_prince import Dop853, Dopri5
+from attractor.solvers.steppers.fixed_step import RK4, Euler, Layers
+from attractor.solvers.steppers.stepper import Stepper, default_method, stepper_named
+
+__all__ = ["RK4", "Dop853", "Dopri5", "Euler", "Layers", "Stepper", "default_method", "stepper_named"]

@@ -1,0 +1,122 @@
+"""Published claims that fail as stated, each with a counter-example that can be run."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from attractor.errors import InputError
+from attractor.plotting import Panel
+
+VERDICTS = {
+    "false": "false as stated",
+    "incomplete": "true with a hypothesis that is missing",
+    "misleading": "the measurement does not show what it is said to show",
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run measured: ``facts`` by name, whether they refute the claim, one sentence, and the data of the picture."""
+
+    facts: Mapping[str, float | int | bool | str]
+    reproduced: bool
+    sentence: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class CounterExample:
+    """A claim and the system that refutes it.
+
+    ``source`` is a key of references.bib or "code", ``place`` says where and how the claim is made; ``verdict`` is a key of
+    VERDICTS; ``truth`` says what holds instead, and ``theorems`` are the keys of statements about it.
+    """
+
+    key: str
+    title: str
+    claim: str
+    source: str
+    place: str
+    verdict: str
+    truth: str
+    run: Callable[[], Evidence]
+    theorems: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise InputError(f"counter-example {self.key}: the verdict {self.verdict!r} is not one of {list(VERDICTS)}")
+
+    @property
+    def command(self) -> str:
+        """What a reader types to see it fail."""
+        return f"attractor claims --only {self.key}"
+
+    def row(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "key": self.key,
+            "title": self.title,
+            "claim": self.claim,
+            "source": self.source,
+            "place": self.place,
+            "verdict": VERDICTS[self.verdict],
+            "truth": self.truth,
+            "theorems": list(self.theorems),
+            "command": self.command,
+        }
+
+
+@cache
+def _shelf() -> dict[str, CounterExample]:
+    package = importlib.import_module("attractor.theory.counterexamples")
+    found: dict[str, CounterExample] = {}
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        example = getattr(importlib.import_module(module.name), "EXAMPLE", None)
+        if isinstance(example, CounterExample):
+            if example.key in found:
+                raise InputError(f"two counter-examples are called {example.key!r}: give one of them another key")
+            found[example.key] = example
+    return dict(sorted(found.items()))
+
+
+def list_counterexamples() -> tuple[CounterExample, ...]:
+    """All of them, by key."""
+    return tuple(_shelf().values())
+
+
+def find_counterexample(key: str) -> CounterExample:
+    """The one of that key."""
+    known = _shelf()
+    if key not in known:
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"the claims are {', '.join(known)}"
+        raise InputError(f"claim {key!r} is not known; {hint}")
+    return known[key]
+
+
+def table() -> str:
+    """The claims as a MyST page: one row each, with the command that shows the evidence."""
+    lines = [
+        "# Claims",
+        "",
+        "Claims of the papers, of released code and of folklore that do not hold as stated, each with a system "
+        "that shows it.",
+        "This page is written by `attractor claims --write docs/claims.md`; `attractor claims` runs every system and says",
+        "whether the evidence was reproduced. [The gallery](counterexamples.md) says how to use and extend it.",
+        "",
+        "| claim | source | verdict | what is true | evidence |",
+        "|---|---|---|---|---|",
+    ]
+    for example in list_counterexamples():
+        source = "released code" if example.source == "code" else f"{{cite:p}}`{example.source}`"
+        place = f"{source}, {example.place}" if example.place else source
+        related = f" ({', '.join(example.theorems)})" if example.theorems else ""
+        cells = (example.claim, place, VERDICTS[example.verdict], example.truth + related, f"`{example.command}`")
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"

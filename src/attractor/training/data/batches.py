@@ -1,0 +1,117 @@
+"""Batches: order of samples, names of data sets, prefetching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from attractor.assets import assets, fetch
+from attractor.errors import InputError
+from attractor.training.config import Config
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Data(Protocol):
+    """What the loop asks of data: batches of what is given and what is wanted, and scores from sums over them."""
+
+    def batch(self, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> Batch:
+        """Training batch ``number`` of process ``rank`` of ``world``."""
+        ...
+
+    def evaluation(self, part: str, size: int, count: int) -> Iterator[Batch]:
+        """``count`` batches spread over a part, the same for every run, or all of it where count is 0."""
+        ...
+
+    def scores(self, part: str, totals: dict[str, float]) -> dict[str, float]:
+        """Scores from the sums that a model returns."""
+        ...
+
+    def parts(self) -> tuple[str, ...]:
+        """Which of "train", "validation" and "test" there are."""
+        ...
+
+
+def open_data(config: Config, cache: Path) -> Data:
+    """The data of a configuration; what has to be made of them first is kept in the folder ``cache``."""
+    if config.task == "text":
+        from attractor.training.data.text import open_text
+
+        return open_text(config, cache)
+    from attractor.training.data.images import open_images
+
+    return open_images(config)
+
+
+__all__ = ["Batch", "Data", "open_data"]
+
+
+def samples(count: int, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> np.ndarray:
+    """Indices below ``count`` of batch ``number`` of a process; a batch may reach into the next epoch."""
+    stream = (number * world + rank) * size + np.arange(size)
+    epochs, places = np.divmod(stream, count)
+    return np.array([permutation(count, seed, int(epoch))[place] for epoch, place in zip(epochs, places, strict=True)])
+
+
+@lru_cache(maxsize=4)
+def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of an epoch."""
+    return np.random.default_rng((seed, epoch)).permutation(count)
+
+
+LIBRARY = "datasets:"
+
+
+def paths_of(data: str) -> list[Path]:
+    """The paths that ``data`` names: one that exists, or assets joined by "+", which are fetched unless they are here already."""
+    if Path(data).exists():
+        return [Path(data)]
+    known = {asset.name for asset in assets("data")}
+    words = data.split("+")
+    if not set(words) <= known:
+        raise InputError(
+            f"the data folder {data} does not exist, nor is it a name (or names joined by +) of what can be fetched: "
+            f"{', '.join(sorted(known))}"
+        )
+    return [fetch(word) for word in words]
+
+
+class Ahead:
+    """Training batches of one process in the order of their numbers, one ahead."""
+
+    def __init__(self, accelerator: Any, data: Data, config: Config) -> None:
+        self.accelerator, self.data, self.config = accelerator, data, config
+        self.last = config.steps * config.accumulate
+        self.pool = ThreadPoolExecutor(1)
+        self.waiting: tuple[int, Future[Batch]] | None = None
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def get(self, number: int) -> Batch:
+        """Batch ``number`` on the device."""
+        if self.waiting is not None and self.waiting[0] == number:
+            made = self.waiting[1].result()
+        else:
+            made = self._make(number)
+        if number + 1 < self.last:
+            self.waiting = number + 1, self.pool.submit(self._make, number + 1)
+        device = self.accelerator.device
+        given, wanted = (part.to(device, non_blocking=True) for part in made)
+        return given, wanted
+
+    def _make(self, number: int) -> Batch:
+        config, world = self.config, self.accelerator.num_processes
+        given, wanted = self.data.batch(config.batch, config.seed, number, self.accelerator.process_index, world)
+        if self.accelerator.device.type == "cuda":
+            return given.pin_memory(), wanted.pin_memory()
+        return given, wanted

@@ -1,0 +1,353 @@
+"""Text data: corpora, tokenisation and batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attractor.errors import InputError, StoreError, missing
+from attractor.training.config import Config
+from attractor.training.data.batches import LIBRARY, Batch, paths_of
+
+NAMES = {"train": "train", "valid": "validation", "validation": "validation", "dev": "validation", "test": "test"}
+SHARES = ("train", "validation", "test")
+BLOCK = 1 << 24
+
+
+def open_corpus(data: str, split: Sequence[float], cache: Path) -> dict[str, np.ndarray]:
+    """Parts as bytes, memory-mapped. Files of a folder follow each other in the order of their names.
+
+    Files that are named for parts (wiki.train.raw, valid.txt, test.txt) are those parts; anything else is cut by the shares of ``split``.
+    """
+    if data.startswith(LIBRARY):
+        return _by_files(_from_library(data.removeprefix(LIBRARY), cache / "datasets"), data, split, cache)
+    files = [file for path in paths_of(data) for file in _files(path)]
+    return _by_files(files, data, split, cache)
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def _by_files(files: list[Path], data: str, split: Sequence[float], cache: Path) -> dict[str, np.ndarray]:
+    named: dict[str, list[Path]] = {}
+    for file in files:
+        words = file.name.lower().replace("-", ".").replace("_", ".").split(".")
+        for word, part in NAMES.items():
+            if word in words:
+                named.setdefault(part, []).append(file)
+                break
+    # a file that is called so by chance must not push the others aside
+    if "train" in named and ("validation" in named or sum(map(len, named.values())) == len(files)):
+        parts = {part: _mapped(named[part], cache / f"{part}.txt") for part in SHARES if part in named}
+        if "validation" in parts:
+            return parts
+        whole = parts.pop("train")
+        return {**_cut(whole, (1 - split[1], split[1])), **parts}
+    if sum(file.stat().st_size for file in files) == 0:
+        raise InputError(f"{data} holds 0 bytes in {len(files)} files: give a file or a folder of text")
+    return _cut(_mapped(files, cache / "corpus.txt"), split)
+
+
+def _cut(whole: np.ndarray, split: Sequence[float]) -> dict[str, np.ndarray]:
+    """Shares of the whole, the first one with what rounding leaves."""
+    sizes = [int(share * len(whole)) for share in split[1:]]
+    ends = np.cumsum([len(whole) - sum(sizes), *sizes])
+    return {part: whole[end - size : end] for part, end, size in zip(SHARES, ends, [ends[0], *sizes], strict=False)}
+
+
+def _mapped(files: list[Path], joined: Path) -> np.ndarray:
+    """The bytes of files one after the other; several are joined into one file first, once."""
+    files = [file for file in files if file.stat().st_size]
+    if not files:
+        return np.zeros(0, dtype=np.uint8)
+    if len(files) == 1:
+        return np.memmap(files[0], dtype=np.uint8, mode="r")
+    joined = joined.with_suffix(f".{_digest(files)}{joined.suffix}")
+    if not joined.exists():
+        joined.parent.mkdir(parents=True, exist_ok=True)
+        fresh = joined.with_suffix(f".{os.getpid()}.new")  # processes of one run may all come here
+        with fresh.open("wb") as target:
+            for file in files:
+                with file.open("rb") as source:
+                    shutil.copyfileobj(source, target)
+        fresh.replace(joined)
+    return np.memmap(joined, dtype=np.uint8, mode="r")
+
+
+def _digest(files: list[Path]) -> str:
+    """Short name of what files hold, one after the other."""
+    found = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as source:
+            while block := source.read(BLOCK):
+                found.update(block)
+    return found.hexdigest()[:16]
+
+
+def _from_library(name: str, folder: Path) -> list[Path]:
+    """NAME or NAME:CONFIGURATION of the ``datasets`` library as one file for each part, a document after the other."""
+    loaded = load_named(name)
+    folder /= hashlib.sha256(name.encode()).hexdigest()[:16]  # a folder that is shared may hold other datasets
+    found = []
+    for part in ("train", "validation", "test"):
+        if part not in loaded:
+            continue
+        path = folder / f"{part}.txt"
+        found.append(path)
+        if path.exists():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}.new")
+        with fresh.open("wb") as target:
+            for text in _texts(loaded[part], name):
+                target.write(text.encode() if text.endswith("\n") else text.encode() + b"\n")
+        fresh.replace(path)
+    if not found:
+        raise InputError(f"the dataset {name} has none of the parts train, validation and test, but {list(loaded)}")
+    return found
+
+
+def load_named(name: str) -> Any:
+    """A dataset of the ``datasets`` library: a name on its hub, NAME:CONFIGURATION, or a folder that ``save_to_disk`` wrote."""
+    try:
+        datasets = import_module("datasets")
+    except ImportError:
+        raise missing("datasets", "data") from None
+    if Path(name).is_dir() and any((Path(name) / mark).exists() for mark in ("dataset_dict.json", "state.json")):
+        return datasets.load_from_disk(name)
+    base, _, configuration = name.partition(":")
+    try:
+        return datasets.load_dataset(base, configuration or None)
+    except Exception as error:  # of the network, of the hub and of files: the library has no one class for them
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"the datasets library cannot load {base}: {reason}") from None
+
+
+def _texts(part: Any, name: str) -> Iterable[str]:
+    if "text" not in part.column_names:
+        raise InputError(f"the dataset {name} has no column 'text', but {', '.join(part.column_names)}")
+    return (row["text"] for row in part)
+
+
+def count_words(text: np.ndarray) -> int:
+    """How many runs of bytes without white space."""
+    count, before = 0, True
+    for start in range(0, len(text), BLOCK):
+        blank = np.isin(np.asarray(text[start : start + BLOCK]), np.frombuffer(b" \t\n\r\v\f", dtype=np.uint8))
+        count += int((blank[:-1] & ~blank[1:]).sum()) + int(before and not blank[0])
+        before = bool(blank[-1])
+    return count
+
+
+TOKEN_BLOCK, PAGE = 1 << 20, 1 << 14
+UNKNOWN, END = "<unk>", "<eos>"
+Encode = Callable[[str], list[int]]
+
+
+def tokenised(config: Config, corpus: dict[str, np.ndarray], cache: Path) -> tuple[int, dict[str, np.ndarray]]:
+    """The vocabulary's size and the numbers of every part, memory-mapped from files in ``cache`` that are made once."""
+    cache.mkdir(parents=True, exist_ok=True)
+    vocabulary, encode, key = (_pieces if config.tokens == "bpe" else _words)(config, corpus["train"], cache)
+    kind = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
+    numbers = {}
+    for part, text in corpus.items():
+        # named for what it is made of, so that other text or another vocabulary never meets it
+        path = cache / f"{part}.{_tokens_digest(text, key)}.tokens"
+        if not path.exists():
+            fresh = path.with_suffix(f".{os.getpid()}.new")
+            with fresh.open("wb") as target:
+                for block in blocks(text):
+                    target.write(np.asarray(encode(block), dtype=kind).tobytes())
+            fresh.replace(path)
+        numbers[part] = np.memmap(path, dtype=kind, mode="r") if path.stat().st_size else np.zeros(0, dtype=kind)
+    return vocabulary, numbers
+
+
+def blocks(text: np.ndarray) -> Iterator[str]:
+    """Text of about a million bytes at a time, cut after ends of lines; bytes that are no UTF-8 become one sign that says so."""
+    start = 0
+    while start < len(text):
+        end = min(len(text), start + TOKEN_BLOCK)
+        part = bytes(text[start:end])
+        if end < len(text):
+            cut = part.rfind(b"\n") + 1
+            part = part[: cut or len(part)]
+        start += len(part)
+        yield part.decode("utf-8", errors="replace")
+
+
+def _pages(text: str) -> list[str]:
+    """Text in pieces that end with lines, if there are any."""
+    found, start = [], 0
+    while start < len(text):
+        end = text.find("\n", start + PAGE) + 1 or len(text)
+        found.append(text[start:end])
+        start = end
+    return found
+
+
+def _pieces(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode, str]:
+    """A byte-level BPE: from a file tokenizer.json, or learned from the training text and kept beside the tokens."""
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    except ImportError:
+        raise missing("tokenizers", "train") from None
+    path = (
+        Path(config.tokenizer) if config.tokenizer else cache / f"bpe{config.vocabulary}.{_tokens_digest(train)}.json"
+    )
+    if config.tokenizer and not path.is_file():
+        raise InputError(f"the tokenizer {path} is not a file: give a tokenizer.json, or leave it out to learn one")
+    if not path.exists():
+        learned: Any = Tokenizer(models.BPE())
+        learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        learned.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer: Any = trainers.BpeTrainer(vocab_size=config.vocabulary, initial_alphabet=alphabet, show_progress=False)
+        learned.train_from_iterator(blocks(train), trainer)
+        fresh = path.with_suffix(f".{os.getpid()}.new")
+        learned.save(str(fresh))
+        fresh.replace(path)
+    try:
+        tokenizer: Any = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises the bare class
+        raise StoreError(f"{path} is not a file of the tokenizers library: {error}") from None
+
+    def encode(text: str) -> list[int]:
+        parts = tokenizer.encode_batch_fast(_pages(text), add_special_tokens=False)  # on all cores
+        return list(chain.from_iterable(part.ids for part in parts))
+
+    return tokenizer.get_vocab_size(), encode, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _words(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode, str]:
+    """Words between white space, the most frequent first, and an end after every line; others of later parts are unknown."""
+    path = cache / f"words.{_tokens_digest(train)}.json"
+    if not path.exists():
+        counts: Counter[str] = Counter()
+        for block in blocks(train):
+            for line in block.splitlines():
+                counts.update(line.split())
+                counts[END] += 1
+        counts.setdefault(UNKNOWN, 0)
+        ordered = sorted(counts, key=lambda word: (-counts[word], word))
+        fresh = path.with_suffix(f".{os.getpid()}.new")
+        fresh.write_text(json.dumps(ordered), encoding="utf-8")
+        fresh.replace(path)
+    ordered = json.loads(path.read_text(encoding="utf-8"))
+    index = {word: number for number, word in enumerate(ordered)}
+    unknown, end = index[UNKNOWN], index[END]
+
+    def encode(text: str) -> list[int]:
+        found: list[int] = []
+        for line in text.splitlines():
+            found += [index.get(word, unknown) for word in line.split()]
+            found.append(end)
+        return found
+
+    return len(ordered), encode, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _tokens_digest(text: np.ndarray, key: str = "") -> str:
+    """Short name of a text, all of it, and of what encodes it."""
+    found = hashlib.sha256(f"{len(text)} {key} ".encode())
+    for start in range(0, len(text), TOKEN_BLOCK):
+        found.update(text[start : start + TOKEN_BLOCK].tobytes())
+    return found.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Numbers of one part (memory-mapped), and how much text they are."""
+
+    numbers: np.ndarray
+    bytes: int
+    words: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """Windows of ``context`` tokens and the tokens that follow each."""
+
+    vocabulary: int
+    context: int
+    pieces: dict[str, Part]
+
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.pieces)
+
+    def batch(self, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> Batch:
+        """(given, wanted), (size, context) each, at random places."""
+        text = self.pieces["train"].numbers
+        places = np.random.default_rng((seed, number, rank)).integers(0, len(text) - self.context, size)
+        return self._cut(text, places, self.context)
+
+    def evaluation(self, part: str, size: int, count: int) -> Iterator[Batch]:
+        """All of a part, each token wanted once; or ``count`` batches spread over it."""
+        text = self.pieces[part].numbers
+        last = len(text) - self.context - 1
+        if count:
+            places = np.linspace(0, last, size * count).astype(np.int64)
+        else:
+            places = np.arange(0, last + 1, self.context)
+        for start in range(0, len(places), size):
+            yield self._cut(text, places[start : start + size], self.context)
+        rest = (len(text) - 1) % self.context
+        if rest and not count:
+            yield self._cut(text, np.array([len(text) - 1 - rest]), rest)
+
+    def scores(self, part: str, totals: dict[str, float]) -> dict[str, float]:
+        """Nats for each token, perplexities for each token and each word, bits for each byte; the latter by the lengths of the part."""
+        loss, piece = totals["loss"] / totals["count"], self.pieces[part]
+        each_word, each_byte = (len(piece.numbers) / max(1, count) for count in (piece.words, piece.bytes))
+        return {
+            "loss": loss,
+            "perplexity": _exp(loss),
+            "word_perplexity": _exp(loss * each_word),
+            "bits_per_byte": loss * each_byte / math.log(2),
+        }
+
+    def _cut(self, text: np.ndarray, places: np.ndarray, length: int) -> Batch:
+        whole = np.stack([text[place : place + length + 1] for place in places]).astype(np.int64)
+        windows = torch.from_numpy(whole)
+        return windows[:, :-1], windows[:, 1:]
+
+
+def open_text(config: Config, cache: Path) -> Text:
+    """The text of a configuration."""
+    corpus = open_corpus(config.data, config.split, cache)
+    if config.tokens == "bytes":
+        vocabulary, numbers = 256, corpus
+    else:
+        vocabulary, numbers = tokenised(config, corpus, cache)
+    need = config.context + 1
+    for part in ("train", "validation"):
+        if len(numbers[part]) < need:
+            raise InputError(
+                f"{config.data} holds {len(corpus[part])} bytes ({len(numbers[part])} tokens) for {part}; "
+                f"with a context of {config.context} a run needs at least {need} tokens there"
+            )
+    pieces = {
+        part: Part(numbers[part], len(corpus[part]), 0 if part == "train" else count_words(corpus[part]))
+        for part in corpus
+        if len(numbers[part]) >= need
+    }
+    return Text(vocabulary, config.context, pieces)
+
+
+def _exp(loss: float) -> float:
+    """Its exponential; a loss that no float could hold the exponential of is one of an untrained model."""
+    return math.exp(min(loss, 700.0))

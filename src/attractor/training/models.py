@@ -1,0 +1,296 @@
+"""Models of text and of images built around a chosen attention layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attractor.errors import InputError
+from attractor.laws import Rotary
+from attractor.nn import AttentionLayer, DefiniteAttention, PlainAttention, TransformerBlock, refinement_named, spectral
+from attractor.training.config import Config
+
+
+def block(config: Config, index: int) -> TransformerBlock:
+    """The block number ``index`` of a model; the share of dropped paths grows linearly along depth."""
+    placement: Any = config.placement
+    norm: Any = config.norm
+    return TransformerBlock(
+        attention_layer(config, index),
+        hidden_width(config),
+        placement=placement,
+        norm=norm,
+        dropout=config.dropout,
+        drop_path=config.drop_path * index / max(1, config.layers - 1),
+    )
+
+
+def attention_layer(config: Config, index: int) -> AttentionLayer:
+    """The attention of block number ``index``: plain or of a regime, causal for text."""
+    refinement = None
+    if config.refinement != "none":
+        sign: Any = config.sign
+        refinement = refinement_named(config.refinement, config.dim, config.heads, sign, config.strength)
+    shared: dict[str, Any] = {
+        "kernel": config.kernel,
+        "causal": config.task == "text",
+        "positions": Rotary(dim=config.turned) if config.positions == "rotary" else None,
+        "refinement": refinement,
+        "dropout": config.dropout,
+    }
+    if config.attention == "plain":
+        own = {"temperature": config.temperature, "gain": config.gain, "bias": config.bias}
+        plain = PlainAttention(config.dim, config.heads, **{**shared, **own, **_options(config, PlainAttention)})
+        return spectral(plain) if config.spectral else plain
+    regime: Any = config.attention
+    own = {"relaxed": config.relaxed, "orientation": config.orientation, "metric": config.metric}
+    own |= permuted_signs(config, index)
+    return DefiniteAttention(
+        config.dim, config.heads, regime, **{**shared, **own, **_options(config, DefiniteAttention)}
+    )
+
+
+def _options(config: Config, kind: type[AttentionLayer]) -> dict[str, Any]:
+    """The further options of a layer; those that it does not take, or that an entry of the configuration has, are refused."""
+    taken = {name for each in (kind, AttentionLayer) for name in signature(each).parameters}
+    taken -= {field.name for field in fields(Config)} | {"options", "regime", "causal"}
+    unknown = sorted(config.options.keys() - taken)
+    if unknown:
+        raise InputError(
+            f"options has {', '.join(unknown)}, which {config.attention} attention does not take there; "
+            f"it takes {', '.join(sorted(taken))}"
+        )
+    return config.options
+
+
+def permuted_signs(config: Config, index: int) -> dict[str, Any]:
+    """Where the signs of a layer stand, other for every layer and seed; nothing where they stand in order."""
+    if config.signs == "ordered":
+        return {}
+    dim, head_dim = config.dim, config.options.get("head_dim", config.dim // config.heads)
+    negative = dim if config.attention == "convergent" else int(config.options.get("negative", 0.5) * dim)
+    inner = config.heads * head_dim if config.signs == "scattered" else 0
+    signs = np.ones(dim + inner, dtype=np.int64)
+    signs[:negative] = -1
+    signs = np.random.default_rng((config.seed, index)).permutation(signs)
+    if not inner:
+        return {"signs": signs.tolist()}
+    return {"signs": signs[:dim].tolist(), "interaction": signs[dim:].reshape(config.heads, head_dim).tolist()}
+
+
+def hidden_width(config: Config) -> int:
+    """The width of the feed-forward part, wider by what the attention has fewer parameters where that is asked for."""
+    hidden = 4 * config.dim if config.hidden is None else config.hidden
+    if not config.equal or not hidden:
+        return hidden
+    own = sum(parameter.numel() for parameter in attention_layer(config, 0).parameters())
+    plain = 4 * config.dim * config.dim
+    return hidden + round((plain - own) / (2 * config.dim + 1))
+
+
+FIRST = 0.02  # standard deviation of embeddings and positions at the start
+
+
+class Backbone(nn.Module):
+    """Places added to tokens, blocks, and a last norm where the residual stream has none."""
+
+    def __init__(self, config: Config, longest: int) -> None:
+        super().__init__()
+        self.places: nn.Parameter | None = None
+        self.register_buffer("waves", None)
+        if config.positions == "absolute":
+            self.places = nn.Parameter(FIRST * torch.randn(longest, config.dim))
+        elif config.positions == "sinusoidal":
+            self.register_buffer("waves", sinusoids(longest, config.dim), persistent=False)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList([block(config, index) for index in range(config.layers)])
+        kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
+        self.norm = kind(config.dim) if config.placement in ("pre", "peri", "sandwich") else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The last state (batch, n, d), normed."""
+        return self.norm(self.states(x)[-1])
+
+    def states(self, x: Tensor) -> list[Tensor]:
+        """Tokens before every block and after the last, (batch, n, d) each."""
+        places = self.waves if self.places is None else self.places
+        if isinstance(places, Tensor):
+            x = x + places[: x.shape[1]].to(x.dtype)
+        found = [self.dropout(x)]
+        for each in self.blocks:
+            found.append(each(found[-1]))
+        return found
+
+
+def sinusoids(longest: int, dim: int) -> Tensor:
+    """sin and cos of place / 10000^(2p / dim), side by side, (longest, dim) [vaswani2017attention]."""
+    pairs = -(-dim // 2)
+    frequencies = torch.exp(-math.log(1e4) * torch.arange(pairs, dtype=torch.float64) / pairs)
+    angles = torch.arange(longest, dtype=torch.float64)[:, None] * frequencies
+    return torch.cat((angles.sin(), angles.cos()), dim=1)[:, :dim].float()
+
+
+UNDECAYED = ("pivots", "lower", "skew", "theta")  # signs and strengths that weight decay must not pull at
+
+
+def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Matrices with weight decay; vectors, signs and strengths without."""
+    groups: dict[bool, list[Tensor]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        groups[parameter.ndim > 1 and name.rpartition(".")[2] not in UNDECAYED].append(parameter)
+    return [{"params": groups[True], "weight_decay": decay}, {"params": groups[False], "weight_decay": 0.0}]
+
+
+def first_bad(model: nn.Module, batch: tuple[Tensor, ...]) -> str:
+    """Where a number that is not finite first arises: a parameter, the output of a module, or a gradient."""
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            return f"the parameter {name}"
+    found: list[str] = []
+
+    def look(name: str) -> Any:
+        def hook(module: nn.Module, given: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and not found and not bool(output.isfinite().all()):
+                found.append(f"the output of {name or 'the model'}")
+
+        return hook
+
+    handles = [module.register_forward_hook(look(name)) for name, module in model.named_modules()]
+    with torch.no_grad():
+        model(*batch)
+    for handle in handles:
+        handle.remove()
+    if found:
+        return found[0]
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+            return f"the gradient of {name}"
+    return "the backward pass"
+
+
+class LanguageModel(nn.Module):
+    """Embedding, blocks, and logits by the embedding again; with ``cutoffs`` an adaptive softmax in the place of the latter.
+
+    The adaptive softmax has a matrix of its own: large vocabularies of words are not tied.
+    """
+
+    def __init__(self, config: Config, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, config.dim)
+        nn.init.normal_(self.embedding.weight, std=FIRST)
+        self.backbone = Backbone(config, config.context)
+        self.smoothing, self.adaptive = config.smoothing, None
+        if config.cutoffs:
+            if config.cutoffs[-1] >= vocabulary or config.smoothing:
+                raise InputError(
+                    f"cutoffs must lie below the vocabulary of {vocabulary} tokens and go without smoothing, "
+                    f"got {list(config.cutoffs)} and smoothing {config.smoothing}"
+                )
+            self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(config.dim, vocabulary, list(config.cutoffs), div_value=1.0)
+
+    def forward(self, given: Tensor, wanted: Tensor) -> Tensor:
+        """The loss in nats for each token: ``wanted`` (batch, n) after ``given`` (batch, n)."""
+        last = self.backbone(self.embedding(given))
+        if self.adaptive is not None:
+            return self.adaptive(last.flatten(0, 1).float(), wanted.flatten()).loss
+        logits = functional.linear(last, self.embedding.weight)
+        return functional.cross_entropy(
+            logits.flatten(0, 1).float(), wanted.flatten(), label_smoothing=self.smoothing if self.training else 0.0
+        )
+
+    def states(self, given: Tensor) -> list[Tensor]:
+        """Tokens before every block and after the last, (batch, n, d) each."""
+        return self.backbone.states(self.embedding(given))
+
+    def totals(self, given: Tensor, wanted: Tensor) -> dict[str, Tensor]:
+        """Sums over a batch: the loss and how many tokens it is of."""
+        count = torch.tensor(float(wanted.numel()), device=wanted.device)
+        return {"loss": self(given, wanted).double() * count, "count": count}
+
+
+class VisionModel(nn.Module):
+    """Patches, a class token or the mean of all, blocks, and a linear classifier [dosovitskiy2021image].
+
+    Pictures are bytes (batch, height, width, channels); ``mean`` and ``deviation`` of the training pictures are the model's, so that
+    it takes pictures as they are.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(
+        self,
+        config: Config,
+        shape: tuple[int, int, int],
+        classes: int,
+        mean: Sequence[float],
+        deviation: Sequence[float],
+    ) -> None:
+        super().__init__()
+        height, width, channels = shape
+        if height % config.patch or width % config.patch:
+            raise InputError(
+                f"pictures of {height} by {width} pixels do not split into patches of {config.patch}: "
+                "patch must divide both, or give size"
+            )
+        self.patch = config.patch
+        self.embedding = nn.Linear(config.patch * config.patch * channels, config.dim)
+        self.start = nn.Parameter(FIRST * torch.randn(config.dim)) if config.pooling == "class" else None
+        count = (height // config.patch) * (width // config.patch)
+        self.backbone = Backbone(config, count + (self.start is not None))
+        self.classifier = nn.Linear(config.dim, classes)
+        nn.init.normal_(self.classifier.weight, std=FIRST)
+        nn.init.zeros_(self.classifier.bias)
+        self.smoothing = config.smoothing
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("deviation", torch.tensor(deviation))
+
+    def forward(self, pictures: Tensor, labels: Tensor) -> Tensor:
+        """The cross entropy in nats."""
+        return functional.cross_entropy(
+            self.logits(pictures), labels, label_smoothing=self.smoothing if self.training else 0.0
+        )
+
+    def logits(self, pictures: Tensor) -> Tensor:
+        """(batch, classes) for bytes (batch, height, width, channels)."""
+        last = self.backbone(self.tokens(pictures))
+        pooled = last.mean(1) if self.start is None else last[:, 0]
+        return self.classifier(pooled).float()
+
+    def tokens(self, pictures: Tensor) -> Tensor:
+        """Patches row by row as tokens (batch, n, d), the class token first."""
+        x = (pictures.float() / 255.0 - self.mean) / self.deviation
+        rows = x.unflatten(2, (-1, self.patch)).unflatten(1, (-1, self.patch)).transpose(2, 3)
+        x = self.embedding(rows.flatten(3).flatten(1, 2))
+        return x if self.start is None else torch.cat((self.start.to(x.dtype).expand(len(x), 1, -1), x), dim=1)
+
+    def states(self, pictures: Tensor) -> list[Tensor]:
+        """Tokens before every block and after the last, (batch, n, d) each."""
+        return self.backbone.states(self.tokens(pictures))
+
+    def totals(self, pictures: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Sums over a batch: the loss, how many pictures are right, and how many there are."""
+        logits = self.logits(pictures)
+        return {
+            "loss": functional.cross_entropy(logits, labels, reduction="sum").double(),
+            "right": (logits.argmax(-1) == labels).sum().double(),
+            "count": torch.tensor(float(len(labels)), device=labels.device),
+        }
+
+
+def build_model(config: Config, data: Any) -> LanguageModel | VisionModel:
+    """The model of a configuration for what ``data`` holds."""
+    if config.task == "text":
+        return LanguageModel(config, data.vocabulary)
+    return VisionModel(config, data.shape, data.classes, data.mean, data.deviation)
+
+
+__all__ = ["Backbone", "LanguageModel", "VisionModel", "build_model"]

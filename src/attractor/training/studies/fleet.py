@@ -1,0 +1,390 @@
+"""Several models of one shape evaluated as one, by batched products."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from attractor.errors import UnsupportedError
+from attractor.laws import ACTIVATIONS, turn_pairs
+from attractor.nn import AttentionLayer, Shift, Slice, TransformerBlock
+from attractor.training.models import UNDECAYED
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is the same for all models and layers. ``extra`` is the refinement: "none", "shift" or "slice"; ``pad`` gives values the
+    width of keys, which the fastest kernel wants."""
+
+    heads: int
+    placement: str
+    activation: str
+    scale: float
+    causal: bool
+    extra: str
+    eps: float
+    compute: torch.dtype
+    pad: bool
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Query, key, value (s, h, k, d) and output (s, h, d, k) of one layer; ``strength`` (s, h, channels) or (s, h, 1) of a refinement;
+    ``scale`` (s,) where it is learned."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    scale: Tensor | None = None
+    strength: Tensor | None = None
+
+
+def block(x: Tensor, maps: Maps, rest: dict[str, Tensor], turns: tuple[Tensor, Tensor] | None, shape: Shape) -> Tensor:
+    """Tokens after the block; ``rest`` holds norms and the feed-forward part by the names that ``TransformerBlock`` gives them."""
+    x = _add(x, 0, lambda y: attention(y, maps, turns, shape), rest, shape)
+    return x if "widen.weight" not in rest else _add(x, 1, lambda y: _feed(y, rest, shape), rest, shape)
+
+
+def attention(x: Tensor, maps: Maps, turns: tuple[Tensor, Tensor] | None, shape: Shape) -> Tensor:
+    """The attention layer on x (s, b, n, d)."""
+    models, batch = x.shape[:2]
+    rows = [maps.query, maps.key, maps.value]
+    if shape.extra == "shift":
+        assert maps.strength is not None
+        rows.append(maps.strength.unsqueeze(-1) * maps.output.mT)
+    sizes = [part.shape[1] * part.shape[2] for part in rows]
+    together = linear(x, torch.cat([part.flatten(1, 2) for part in rows], 1).to(shape.compute))
+    parts = [_split(part, shape.heads) for part in together.split(sizes, -1)]
+    q, k, v = parts[:3]
+    if turns is not None:
+        q, k = turn_pairs(q, *turns), turn_pairs(k, *turns)
+    if shape.extra == "shift":
+        q, k = torch.cat((q, parts[3]), -1), torch.cat((k, v), -1)
+    elif shape.extra == "slice":
+        assert maps.strength is not None
+        slices = x.to(shape.compute).unflatten(-1, (shape.heads, -1))[..., : maps.strength.shape[-1]]
+        strong = slices * maps.strength.to(shape.compute)[:, None, None]
+        q = torch.cat((q, strong.flatten(0, 1).transpose(1, 2)), -1)
+        k = torch.cat((k, slices.flatten(0, 1).transpose(1, 2)), -1)
+    scale = shape.scale
+    if maps.scale is not None:
+        q = (q.unflatten(0, (models, batch)) * maps.scale.to(q.dtype)[:, None, None, None, None]).flatten(0, 1)
+        scale = 1.0
+    width = v.shape[-1]
+    if shape.pad and q.shape[-1] > width:
+        v = functional.pad(v, (0, q.shape[-1] - width))
+    moved = functional.scaled_dot_product_attention(q, k, v, is_causal=shape.causal, scale=scale)[..., :width]
+    joined = moved.transpose(1, 2).flatten(-2).unflatten(0, (models, batch))
+    return linear(joined, maps.output.transpose(1, 2).flatten(2).to(shape.compute))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (s, ..., d) by weight (s, out, d), in the weight's precision."""
+    flat = x.flatten(1, -2).to(weight.dtype)
+    made = (
+        torch.bmm(flat, weight.mT)
+        if bias is None
+        else torch.baddbmm(bias.to(weight.dtype).unsqueeze(1), flat, weight.mT)
+    )
+    return made.unflatten(1, x.shape[1:-1])
+
+
+def norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm of x (s, b, n, d) with gains and biases (s, d)."""
+    return functional.layer_norm(x, x.shape[-1:], eps=eps) * gain[:, None, None] + bias[:, None, None]
+
+
+def _split(flat: Tensor, heads: int) -> Tensor:
+    """(s, b, n, h k) as (s b, h, n, k)."""
+    return flat.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _add(x: Tensor, part: int, move: Callable[[Tensor], Tensor], rest: dict[str, Tensor], shape: Shape) -> Tensor:
+    def normed(y: Tensor, number: int) -> Tensor:
+        return norm(y, rest[f"norms.{number}.weight"], rest[f"norms.{number}.bias"], shape.eps)
+
+    before = normed(x, part) if shape.placement in ("pre", "peri") else x
+    moved = move(before)
+    moved = normed(moved.to(x.dtype), 2 + part) if shape.placement == "peri" else moved
+    x = x + moved
+    return normed(x, part) if shape.placement == "post" else x
+
+
+def _feed(x: Tensor, rest: dict[str, Tensor], shape: Shape) -> Tensor:
+    wide = linear(x, rest["widen.weight"].to(shape.compute), rest["widen.bias"])
+    return linear(ACTIVATIONS[shape.activation](wide), rest["narrow.weight"].to(shape.compute), rest["narrow.bias"])
+
+
+BLOCKS = "backbone.blocks."
+POWER = "parametrizations.weight.0._"  # vectors of spectral normalisation
+
+
+class Fleet:
+    """Stacked ``parameters`` and ``buffers`` of models by name; "backbone.blocks.x" is the parameter x of every
+    block. What stands before and after the blocks is a subclass's."""
+
+    def __init__(self, models: list[Any], device: torch.device, compute: torch.dtype, compiled: bool = False) -> None:
+        self.models, self.device = models, device
+        first = models[0].backbone.blocks[0]
+        assert isinstance(first, TransformerBlock)
+        self.parameters = {
+            name: nn.Parameter(part.to(device)) for name, part in _stacked(models, "named_parameters").items()
+        }
+        self.buffers = {name: part.to(device) for name, part in _stacked(models, "named_buffers").items()}
+        self.template = _Made(copy.deepcopy(first.attention)).eval().to(device)
+        self.shape = _shape(first, compute, device.type == "cuda")
+        self.positions = first.attention.positions
+        self.block: Callable[..., Tensor] = torch.compile(block, fullgraph=True, dynamic=False) if compiled else block
+        self.compiled = compiled
+        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def groups(self, decay: float) -> list[dict[str, Any]]:
+        """What ``parameter_groups`` says of one model: matrices with weight decay; vectors, signs and strengths without."""
+        groups: dict[bool, list[Tensor]] = {True: [], False: []}
+        for name, parameter in self.parameters.items():
+            own = parameter.ndim - (2 if name.startswith(BLOCKS) else 1)
+            groups[own > 1 and name.rpartition(".")[2] not in UNDECAYED].append(parameter)
+        return [{"params": groups[True], "weight_decay": decay}, {"params": groups[False], "weight_decay": 0.0}]
+
+    def losses(self, *batch: Tensor) -> Tensor:
+        """The loss (s,) of every model on its own batch, (s, b, ...) each."""
+        return self.scored(*batch)[0]
+
+    def scored(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss and the score (s,) of every model on its own batch."""
+        raise NotImplementedError
+
+    def last(self, x: Tensor) -> Tensor:
+        """Tokens (s, b, n, d) with places, through all blocks."""
+        if "backbone.places" in self.parameters:
+            x = x + self.parameters["backbone.places"][:, None, : x.shape[-2]]
+        return self.through(x)
+
+    def last_norm(self) -> tuple[Tensor | None, Tensor | None]:
+        """Gain and bias of the norm after the last block, where there is one."""
+        return self.parameters.get("backbone.norm.weight"), self.parameters.get("backbone.norm.bias")
+
+    def through(self, x: Tensor) -> Tensor:
+        """Tokens (s, b, n, d) through all blocks."""
+        maps = self.maps()
+        rest: list[dict[str, Tensor]] = [{} for _ in maps]
+        for name, parameter in self.parameters.items():
+            if name.startswith(BLOCKS) and not name.startswith(BLOCKS + "attention."):
+                for one, part in zip(rest, parameter.unbind(0), strict=True):
+                    one[name.removeprefix(BLOCKS)] = part
+        turns = self._turns(x.shape[-2])
+        for one, others in zip(maps, rest, strict=True):
+            x = self.block(x, one, others, turns, self.shape)
+        return x
+
+    def maps(self) -> list[Maps]:
+        """Attention weights of every layer."""
+        prefix = BLOCKS + "attention."
+        state = {
+            "layer." + name.removeprefix(prefix): part
+            for name, part in (self.parameters | self.buffers).items()
+            if name.startswith(prefix)
+        }
+        flat = {name: part.flatten(0, 1) for name, part in state.items()}
+        made = torch.vmap(lambda one: functional_call(self.template, one, ()))(flat)
+        layers = next(iter(state.values())).shape[0]
+        parts = {name: part.unflatten(0, (layers, -1)).unbind(0) for name, part in made.items()}
+        return [Maps(**{name: part[layer] for name, part in parts.items()}) for layer in range(layers)]
+
+    @torch.no_grad()
+    def power_step(self) -> None:
+        """One step of the power method wherever a weight is spectrally normalised, as its layer does at every training step."""
+        for name, weight in self.parameters.items():
+            if not name.endswith("parametrizations.weight.original"):
+                continue
+            stem = name.removesuffix("parametrizations.weight.original") + POWER
+            u, v = self.buffers[stem + "u"], self.buffers[stem + "v"]
+            u.copy_(nn.functional.normalize((weight @ v.unsqueeze(-1)).squeeze(-1), dim=-1))
+            v.copy_(nn.functional.normalize((weight.mT @ u.unsqueeze(-1)).squeeze(-1), dim=-1))
+
+    @torch.no_grad()
+    def clip(self, gradients: list[Tensor], largest: float) -> list[Tensor]:
+        """Gradients, each model's with a norm of at most ``largest``."""
+        square: Tensor | float = 0.0
+        for name, gradient in zip(self.parameters, gradients, strict=True):
+            axis = 1 if name.startswith(BLOCKS) else 0
+            square = square + gradient.float().square().sum([k for k in range(gradient.ndim) if k != axis])
+        assert isinstance(square, Tensor)
+        factor = (largest / (square.sqrt() + 1e-6)).clamp_max(1.0)
+        shaped = []
+        for name, gradient in zip(self.parameters, gradients, strict=True):
+            axis = 1 if name.startswith(BLOCKS) else 0
+            small = gradient * factor.reshape([-1 if k == axis else 1 for k in range(gradient.ndim)])
+            shaped.append(small.contiguous())  # the fused optimiser asks for the strides of the parameter
+        return shaped
+
+    @torch.no_grad()
+    def unstack(self) -> list[Any]:
+        """The models with the weights that they have now."""
+        for number, model in enumerate(self.models):
+            for kind, stacked in (("named_parameters", self.parameters), ("named_buffers", self.buffers)):
+                for name, part in getattr(model, kind)():
+                    layer, inner = _place(name)
+                    found = stacked[inner]
+                    part.copy_(found[number] if layer is None else found[layer, number])
+        return self.models
+
+    def _turns(self, n: int) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines of rotary positions, made once for each length."""
+        if self.positions is None:
+            return None
+        if n not in self._tables:
+            frequencies = self.positions.frequencies(self.template.layer.head_dim)
+            angles = torch.arange(n, dtype=torch.float64).unsqueeze(-1) * frequencies
+            self._tables[n] = tuple(part.to(self.device, self.shape.compute) for part in (angles.cos(), angles.sin()))  # type: ignore[assignment]
+        return self._tables[n]
+
+
+class _Made(nn.Module):
+    """What the block needs of an attention layer, by name."""
+
+    def __init__(self, layer: AttentionLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self) -> dict[str, Tensor]:
+        weights, refinement = self.layer.weights(), self.layer.refinement
+        made = {name: getattr(weights, name) for name in ("query", "key", "value", "output")}
+        scale = self.layer.scores_scale()
+        if isinstance(scale, Tensor):
+            made["scale"] = scale
+        if isinstance(refinement, Slice):
+            made["strength"] = refinement.diagonal(self.layer.metric_diagonal())
+        elif isinstance(refinement, Shift):
+            made["strength"] = refinement.strength.unsqueeze(-1)
+        return made
+
+
+def _shape(first: TransformerBlock, compute: torch.dtype, gpu: bool) -> Shape:
+    layer = first.attention
+    usual = layer.kernel.name == "softmax" and layer.weights().query_bias is None
+    usual = usual and all(isinstance(norm, nn.LayerNorm) for norm in first.norms)
+    if not usual or layer.dropout or first.dropout.p or first.drop_path:
+        raise UnsupportedError("a fleet has softmax attention without biases, LayerNorm, and nothing dropped")
+    scale, extra = layer.scores_scale(), layer.refinement
+    kind = "none" if extra is None else "shift" if isinstance(extra, Shift) else "slice"
+    return Shape(
+        heads=layer.heads,
+        placement=first.placement,
+        activation=first.activation,
+        scale=1.0 if isinstance(scale, Tensor) else scale,
+        causal=layer.causal,
+        extra=kind,
+        eps=1e-5,
+        compute=compute,
+        pad=gpu,
+    )
+
+
+def _place(name: str) -> tuple[int | None, str]:
+    """The layer of a parameter and its name for all layers."""
+    if not name.startswith(BLOCKS):
+        return None, name
+    layer, _, inner = name.removeprefix(BLOCKS).partition(".")
+    return int(layer), BLOCKS + inner
+
+
+def _stacked(models: list[Any], kind: str) -> dict[str, Tensor]:
+    """Parameters or buffers by name, with models and, in blocks, layers in front."""
+    found: dict[str, list[Tensor]] = {}
+    layered: dict[str, bool] = {}
+    states = [dict(getattr(model, kind)()) for model in models]
+    for name in states[0]:
+        layer, inner = _place(name)
+        found.setdefault(inner, []).append(torch.stack([state[name].detach() for state in states]))
+        layered[inner] = layer is not None
+    return {name: torch.stack(parts) if layered[name] else parts[0] for name, parts in found.items()}
+
+
+EPS = 1e-5
+Both = tuple[Tensor | None, Tensor | None]
+
+
+class TextFleet(Fleet):
+    """Models of text whose logits come by the embedding; the score is the loss."""
+
+    def __init__(self, models: list[Any], *options: Any) -> None:
+        super().__init__(models, *options)
+        if models[0].adaptive is not None:
+            raise UnsupportedError("a fleet has no adaptive softmax: leave cutoffs out")
+        self.ending: Callable[..., Tensor] = _made(text_ending, self.compiled)
+
+    def scored(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """``batch`` is what is given and what is wanted, (s, b, n) each."""
+        given, wanted = batch
+        table = self.parameters["embedding.weight"]
+        first = torch.arange(len(table), device=self.device)[:, None, None] * table.shape[1]  # of each model's rows
+        x = self.last(functional.embedding(given + first, table.flatten(0, 1)))
+        loss = self.ending(x, table, wanted, self.last_norm(), self.shape.compute)
+        return loss, loss.detach()
+
+
+class ImageFleet(Fleet):
+    """Models of pictures; the score is the share of right answers."""
+
+    def __init__(self, models: list[Any], *options: Any) -> None:
+        super().__init__(models, *options)
+        self.patch = models[0].patch
+        self.ending: Callable[..., tuple[Tensor, Tensor]] = _made(image_ending, self.compiled)
+        self.beginning: Callable[..., Tensor] = _made(patches, self.compiled)
+
+    def scored(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """``batch`` is pictures (s, b, height, width, channels) of bytes and labels (s, b)."""
+        pictures, labels = batch
+        mean, deviation = self.buffers["mean"][0], self.buffers["deviation"][0]
+        own = self.parameters
+        weight, bias = own["embedding.weight"], own["embedding.bias"]
+        x = self.beginning(pictures, mean, deviation, self.patch, weight, bias, self.shape.compute)
+        if "start" in own:
+            x = torch.cat((own["start"][:, None, None].expand(-1, x.shape[1], -1, -1), x), 2)
+        classifier = own["classifier.weight"], own["classifier.bias"]
+        return self.ending(self.last(x), labels, classifier, self.last_norm(), "start" in own, self.shape.compute)
+
+
+def text_ending(x: Tensor, table: Tensor, wanted: Tensor, last: Both, compute: torch.dtype) -> Tensor:
+    """Last norm, logits by the embedding, and the mean cross entropy of every model."""
+    logits = linear(_normed(x, last), table.to(compute)).float()
+    each = functional.cross_entropy(logits.flatten(0, -2), wanted.flatten(), reduction="none")
+    return each.unflatten(0, (x.shape[0], -1)).mean(1)
+
+
+def patches(
+    pictures: Tensor, mean: Tensor, deviation: Tensor, patch: int, weight: Tensor, bias: Tensor, compute: torch.dtype
+) -> Tensor:
+    """Tokens (s, b, n, d) of pictures, row by row."""
+    x = (pictures.float() / 255.0 - mean) / deviation
+    rows = x.unflatten(3, (-1, patch)).unflatten(2, (-1, patch)).transpose(3, 4)
+    return linear(rows.flatten(4).flatten(2, 3), weight.to(compute), bias).to(weight.dtype)
+
+
+def image_ending(
+    x: Tensor, labels: Tensor, classifier: tuple[Tensor, Tensor], last: Both, first: bool, compute: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Last norm, the class token or the mean of all, logits, and of every model the mean cross entropy and the share of right answers."""
+    x = _normed(x, last)
+    pooled = x[:, :, 0] if first else x.mean(2)
+    logits = linear(pooled, classifier[0].to(compute), classifier[1]).float()
+    each = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    right = (logits.argmax(-1) == labels).float().mean(1)
+    return each.unflatten(0, (x.shape[0], -1)).mean(1), right
+
+
+def _normed(x: Tensor, last: Both) -> Tensor:
+    return x if last[0] is None or last[1] is None else norm(x, last[0], last[1], EPS)
+
+
+def _made(function: Callable[..., Any], compiled: bool) -> Callable[..., Any]:
+    return torch.compile(function, fullgraph=True, dynamic=False) if compiled else function

@@ -1,0 +1,499 @@
+"""Regimes of heads and layers: signs, labels, and the theorem that certifies each label."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from attractor.errors import InputError
+from attractor.laws import Absolute, Attention, Block, Causal, Kernel, Rotary, Stack, Window
+from attractor.weights.factors import Factors, Head, SmallMatrices, factors_of, fold, heads_in
+from attractor.weights.layers import (
+    OFFSETS,
+    Offset,
+    SharedMetric,
+    contraction,
+    families,
+    interaction_sum,
+    metric_form,
+    metric_sum,
+    shared_metric,
+    stacked_metric,
+    value_spectrum,
+)
+from attractor.weights.spectra import BANDS, Form, Spectrum, form, forms, spectra
+
+LABELS = {
+    "convergent": "tokens tend to zero",
+    "divergent": "tokens run apart to infinity",
+    "polarising": "differences of tokens grow while their mean may shrink",
+    "escaping": "tokens gather relative to each other while they run to infinity",
+    "intermediate": "some directions grow and others shrink",
+    "position dependent": "what the interaction does depends on the offset of the tokens",
+    "undetermined": "an eigenvalue that decides is zero within rounding",
+    "undefined": "the theorems speak of softmax attention",
+}
+EQUAL = 1e-9
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What else a law has that matters for the theorems."""
+
+    softmax: bool
+    causal: bool
+    masked: bool
+    rotary: bool
+    shifted: bool
+    biased: bool
+    related: bool = False  # positions that add to the scores of pairs
+    moved: bool = False  # positions at every layer, in values too: the same system around -p
+
+    @classmethod
+    def of(cls, law: Attention) -> Setting:
+        assert isinstance(law.kernel, Kernel)
+        causal = isinstance(law.mask, Causal) or (isinstance(law.mask, Window) and law.mask.causal)
+        shifted = isinstance(law.positions, Absolute) and (law.positions.when, law.positions.on) == ("every", "qk")
+        biases = (law.query_bias, law.value_bias, law.output_bias)  # a key bias drops out of a softmax
+        biased = any(bias is not None and bool((bias != 0).any()) for bias in biases)
+        rotary = isinstance(law.positions, Rotary)
+        masked = law.mask is not None and not causal
+        moved = isinstance(law.positions, Absolute) and (law.positions.when, law.positions.on) == ("every", "qkv")
+        related = law.positions is not None and not isinstance(law.positions, Absolute | Rotary)
+        return cls(law.kernel.name == "softmax", causal, masked, rotary, shifted, biased, related, moved)
+
+    @property
+    def common(self) -> bool:
+        """Whether one convex function drives all tokens, as T0 to T4 need."""
+        return self.softmax and not (self.causal or self.masked or self.rotary or self.shifted or self.related)
+
+    @property
+    def obstacle(self) -> str:
+        """What stands in the way of T0 to T4 whatever the matrices are, or nothing."""
+        names = {
+            "masked": "the mask",
+            "shifted": "positions in the scores alone",
+            "related": "positions that add to scores",
+        }
+        return " and ".join([word for name, word in names.items() if getattr(self, name)] + ["biases"] * self.biased)
+
+
+@dataclass(frozen=True)
+class Label:
+    """``name`` is a key of LABELS; ``certificate`` is the key of the theorem that proves it, None for a heuristic; ``why`` says it."""
+
+    name: str
+    certificate: str | None
+    why: str
+
+    @property
+    def certified(self) -> bool:
+        return self.certificate is not None
+
+
+def label(
+    metric: Form,
+    interaction: Form,
+    value: Spectrum,
+    setting: Setting,
+    *,
+    heads: int = 1,
+    offsets: tuple[Offset, ...] = (),
+    tolerance: float = EQUAL,
+) -> Label:
+    """The label of a system with these forms (``metric`` may be any form congruent to A)."""
+    if not setting.softmax:
+        return Label("undefined", None, "the theorems that give labels are about softmax attention")
+    if setting.causal:
+        return _causal(value, setting, heads)
+    if setting.rotary:
+        return _rotary(value, offsets)
+    found = _signs(metric, interaction, value)
+    if found.name in ("undetermined", "undefined"):
+        return found
+    return _certified(found, metric, interaction, setting, heads, tolerance)
+
+
+def _signs(metric: Form, interaction: Form, value: Spectrum) -> Label:
+    both = f"metric {metric.sign}, interaction {interaction.sign}, value {value.stability}"
+    if "undetermined" in (metric.sign, interaction.sign):
+        return Label("undetermined", None, f"{both} (margins {metric.margin:.1e}, {interaction.margin:.1e})")
+    if metric.sign == "positive":
+        return Label("polarising" if interaction.sign == "negative" else "divergent", None, both)
+    if metric.sign == "negative" and value.stability in ("unstable", "undetermined"):
+        return Label("escaping" if value.stability == "unstable" else "undetermined", None, both)
+    if metric.sign == "negative" and interaction.sign == "positive":
+        return Label("convergent", None, both)
+    return Label("intermediate", None, both)
+
+
+def _certified(found: Label, metric: Form, interaction: Form, setting: Setting, heads: int, tolerance: float) -> Label:
+    symmetric_metric, symmetric_interaction = metric.asymmetry <= tolerance, interaction.asymmetry <= tolerance
+    key = None
+    if setting.common and not setting.biased:
+        if found.name == "convergent" and symmetric_metric:
+            key = "regimes.T1"
+        elif found.name == "convergent" and symmetric_interaction and heads == 1:
+            key = "regimes.T2"
+        elif found.name == "polarising" and symmetric_metric:
+            key = "regimes.T4"
+        elif found.name in ("divergent", "intermediate") and symmetric_metric and metric.inertia[0]:
+            # for every start if A > 0; for starts with a positive metric energy if it is indefinite
+            key = "regimes.T3" if interaction.sign == "positive" else None
+    if key is None:
+        skew = f"asymmetry {metric.asymmetry:.2g} of the metric form, {interaction.asymmetry:.2g} of the interaction"
+        return Label(found.name, None, f"{found.why}; no theorem certifies it: {setting.obstacle or skew}")
+    place = ", around minus the positions, which every layer adds" if setting.moved else ""
+    return Label(found.name, key, f"{found.why}; proved by {key}{place}")
+
+
+def _causal(value: Spectrum, setting: Setting, heads: int) -> Label:
+    """T8; for several heads a stable sum of values makes zero attractive only near it."""
+    name = {"stable": "convergent", "unstable": "divergent"}.get(value.stability, "undetermined")
+    why = f"under a causal mask the value decides: largest real part {value.abscissa:.4g}"
+    if value.stability == "marginal":
+        why += f", and {value.zeros} directions in which nothing moves"
+    proved = name == "divergent" or (value.stability == "stable" and heads == 1)
+    if setting.biased or not proved or name == "undetermined":
+        return Label(name, None, why)
+    key = "regimes.T8" if name == "convergent" else "regimes.T8.converse"
+    place = ", around minus the positions, which every layer adds" if setting.moved else ""
+    return Label(name, key, f"{why}; proved by {key}{place}")
+
+
+def _rotary(value: Spectrum, offsets: tuple[Offset, ...]) -> Label:
+    """No common metric exists: the family may agree, but nothing is proved by that."""
+    signs = {(row.metric_sign, row.interaction_sign) for row in offsets}
+    if len(signs) != 1:
+        return Label("position dependent", None, f"{len(signs)} different pairs of signs over {len(offsets)} offsets")
+    metric, interaction = next(iter(signs))
+    why = f"at all {len(offsets)} offsets metric {metric}, interaction {interaction}, value {value.stability}"
+    if "undetermined" in (metric, interaction):
+        return Label("undetermined", None, why)
+    if metric == "positive":
+        return Label("polarising" if interaction == "negative" else "divergent", None, why)
+    if metric == "negative" and value.stability == "unstable":
+        return Label("escaping", None, why)
+    collapses = metric == "negative" and interaction == "positive" and value.stability == "stable"
+    return Label("convergent" if collapses else "intermediate", None, why)
+
+
+SINGULAR = 1e12  # condition number beyond which a value has no inverse
+
+
+@dataclass(frozen=True)
+class HeadRegime:
+    """One head by itself. ``interaction`` and ``metric`` are the forms of W and V'W in all d dimensions, where a head of k < d/2 rows
+    is never definite; ``reduced_interaction``, ``reduced_metric`` and ``value`` are those of the system on the range of its output,
+    which the label speaks about. ``metric_asymmetry`` is that of A itself, None where the value is singular."""
+
+    layer: int | None
+    head: int
+    dim: int
+    rank: int
+    interaction: Form
+    metric: Form
+    reduced_interaction: Form
+    reduced_metric: Form
+    metric_asymmetry: float | None
+    value: Spectrum
+    offsets: tuple[Offset, ...]
+    label: Label
+
+    @property
+    def growing(self) -> float:
+        """The share of positive directions of the reduced metric."""
+        return self.reduced_metric.inertia[0] / self.rank
+
+    def row(self) -> dict[str, Any]:
+        """Flat but for the offsets, ready for JSON and tables."""
+        forms = ("interaction", "metric", "reduced_interaction", "reduced_metric", "value")
+        parts = [getattr(self, name).row(f"{name}_") for name in forms]
+        head = {"layer": self.layer, "head": self.head, "dim": self.dim, "rank": self.rank, **words(self.label)}
+        row = {key: value for part in (head, *parts) for key, value in part.items()}
+        own = {"growing": self.growing, "metric_asymmetry": self.metric_asymmetry}
+        return {**row, **own, "offsets": [offset.row() for offset in self.offsets]}
+
+
+def words(found: Label) -> dict[str, Any]:
+    """A label in a row."""
+    return {"label": found.name, "certificate": found.certificate, "why": found.why}
+
+
+def metric_asymmetries(grams: SmallMatrices) -> list[float | None]:
+    """The asymmetry of the metric W V^-1 of each reduced system; None where the value is singular."""
+    value = grams.reduced_value
+    inverse, failed = torch.linalg.inv_ex(value)
+    condition = _size(value) * _size(inverse)
+    metric = grams.reduced_interaction @ inverse
+    share = _size(metric - metric.mT) / 2 / _size(metric).clamp_min(1e-300)
+    sound = (failed == 0) & (condition < SINGULAR)
+    return [one if fine else None for one, fine in zip(share.tolist(), sound.tolist(), strict=True)]
+
+
+def _size(matrices: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(matrices, dim=(-2, -1))
+
+
+def head_regimes(
+    grams: SmallMatrices,
+    setting: Setting,
+    positions: Rotary | None,
+    offsets: Sequence[int],
+    band: float,
+    single: bool,
+    layer: int | None,
+) -> list[HeadRegime]:
+    """Every head of a group; ``single`` says that weights have the digits of float32 only."""
+    dim, members = grams.dim, grams.members
+    # under a causal mask the label asks for no offsets
+    still = positions is None or (setting.causal and not offsets)
+    turned = (
+        [()] * len(members) if still or positions is None else families(grams, positions, setting.causal, offsets, band)
+    )
+    columns = (
+        members,
+        forms(grams.interaction, dim - grams.interaction.shape[-1], band),
+        forms(grams.metric, dim - grams.metric.shape[-1], band),
+        forms(grams.reduced_interaction, 0, band),
+        forms(grams.reduced_metric, 0, band),
+        metric_asymmetries(grams),
+        spectra(grams.reduced_value, 0, band),
+        turned,
+    )
+    tolerance = 1e-5 if single else 1e-9
+    rows = []
+    for member, interaction, metric, small, small_metric, asymmetry, value, around in zip(*columns, strict=True):
+        named = label(small_metric, small, value, setting, offsets=around, tolerance=tolerance)
+        sizes = layer, member, dim, grams.rank
+        rows.append(HeadRegime(*sizes, interaction, metric, small, small_metric, asymmetry, value, around, named))
+    return rows
+
+
+@dataclass(frozen=True)
+class LayerRegime:
+    """All heads together: the sums of W, of V'W and of V, the metric that fits all heads best and the share ``residual`` of the
+    interactions that it leaves (0: one metric serves all; near 1: none does)."""
+
+    layer: int | None
+    heads: int
+    dim: int
+    interaction: Form
+    metric: Form
+    shared_metric: Form
+    residual: float
+    value: Spectrum
+    label: Label
+    stacked_metric: Form | None = None
+    stacked_condition: float | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Flat, ready for JSON and tables."""
+        forms = ("interaction", "metric", "shared_metric", "value")
+        parts = [getattr(self, name).row(f"{name}_") for name in forms]
+        if self.stacked_metric is not None:
+            parts.append({**self.stacked_metric.row("stacked_metric_"), "stacked_condition": self.stacked_condition})
+        head = {
+            "layer": self.layer,
+            "heads": self.heads,
+            "dim": self.dim,
+            "residual": self.residual,
+            **words(self.label),
+        }
+        return {key: value for part in (head, *parts) for key, value in part.items()}
+
+
+@dataclass(frozen=True)
+class Regime:
+    """What ``regime`` returns: a record for each head and one for the layer (None if it was left out)."""
+
+    heads: tuple[HeadRegime, ...]
+    layer: LayerRegime | None
+
+    @property
+    def label(self) -> str:
+        """The layer's label, or the only head's."""
+        return self._label.name
+
+    @property
+    def certificate(self) -> str | None:
+        """The theorem that proves the label; None for a heuristic."""
+        return self._label.certificate
+
+    @property
+    def why(self) -> str:
+        return self._label.why
+
+    @property
+    def _label(self) -> Label:
+        return self.heads[0].label if self.layer is None else self.layer.label
+
+    def row(self) -> dict[str, Any]:
+        """Ready for JSON: the layer's row and those of the heads."""
+        return {"layer": None if self.layer is None else self.layer.row(), "heads": [head.row() for head in self.heads]}
+
+    def __repr__(self) -> str:
+        heads = f"{len(self.heads)} head{'' if len(self.heads) == 1 else 's'}"
+        return f"Regime({heads}: {self})"
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks: the label with its reason, and the labels of the heads."""
+        from attractor.html_repr import html_card
+
+        counts = Counter(head.label.name for head in self.heads)
+        heads = ", ".join(f"{count} {label}" for label, count in counts.most_common())
+        return html_card(
+            "Regime",
+            {"label": self.label, "proved by": self.certificate or "no theorem", "why": self.why, "heads": heads},
+        )
+
+    def __str__(self) -> str:
+        undecided = self.label in ("undetermined", "undefined")
+        by = "" if undecided else f" ({self.certificate or 'heuristic'})"
+        return f"{self.label}{by}: {self.why}"
+
+
+def regime(
+    law: Any,
+    *,
+    layer: int | None = None,
+    sums: bool = True,
+    offsets: Sequence[int] = OFFSETS,
+    tolerance: float | None = None,
+    mode: Literal["token", "stacked"] = "token",
+) -> Regime:
+    """Classify an attention law by its weights, head by head and as a layer.
+
+    Parameters
+    ----------
+    law : an Attention, a Block (a pre-norm's gain is folded in), or anything with a method law() that gives one.
+    layer : a number for the records.
+    sums : whether to classify the layer too; its matrices are d x d where the heads together span that much.
+    offsets : at which distances to look at rotary positions.
+    tolerance : relative size below which an eigenvalue has no sign; by default 1e-10, for float32 weights 1e-5.
+    mode : "stacked" adds the metric as the published code defines it, from all values stacked without their outputs.
+    """
+    found = attention_of(law)
+    if mode not in ("token", "stacked"):
+        raise InputError(f"mode must be 'token' or 'stacked', got {mode!r}")
+    band = BANDS.get(found.query.dtype, 1e-5) if tolerance is None else float(tolerance)
+    if not 0 < band < 1:
+        raise InputError(f"tolerance must be between 0 and 1, got {tolerance}")
+    try:
+        whole = regime_of(found, factors_of(found), layer=layer, sums=sums, offsets=offsets, band=band)
+    except RuntimeError as error:
+        if type(error).__name__ != "_LinAlgError":
+            raise
+        largest = max(float(part.abs().max()) for part in (found.query, found.key, found.value))
+        raise InputError(
+            f"the spectra of this law cannot be computed in floating point: its weights reach {largest:.3g}, and some products leave the "
+            "range of numbers; rescale them"
+        ) from None
+    if whole.layer is not None and mode == "stacked":
+        stacked, condition = stacked_metric(found, band)
+        whole = replace(whole, layer=replace(whole.layer, stacked_metric=stacked, stacked_condition=condition))
+    return _doubted(whole, law) if isinstance(law, Block) else whole
+
+
+def _doubted(found: Regime, block: Block) -> Regime:
+    """The labels of a block are those of its attention; what else the block does is in no theorem."""
+    parts = ["its norms"] * (block.placement != "none") + ["its feed-forward part"] * (block.feedforward is not None)
+    if not parts:
+        return found
+
+    def plain(row: Any) -> Any:
+        named = row.label
+        why = f"{named.why.partition('; proved by')[0]}; nothing is proved of a block with {' and '.join(parts)}"
+        return replace(row, label=Label(named.name, None, why)) if named.certified else row
+
+    layer = None if found.layer is None else plain(found.layer)
+    return replace(found, heads=tuple(plain(row) for row in found.heads), layer=layer)
+
+
+def regime_of(
+    law: Attention, factors: list[Factors], *, layer: int | None, sums: bool, offsets: Sequence[int], band: float
+) -> Regime:
+    """The same for a law whose factors are at hand."""
+    setting, single = Setting.of(law), law.query.dtype != torch.float64
+    turns = law.positions if isinstance(law.positions, Rotary) else None
+    options = setting, turns, offsets, band, single, layer
+    rows = [row for group in factors for row in head_regimes(group.grams(), *options)]
+    rows.sort(key=lambda row: row.head)
+    whole = _layer(heads_in(factors), rows, setting, band, single, layer) if sums else None
+    return Regime(tuple(rows), whole)
+
+
+def regimes(laws: Any, **options: Any) -> tuple[Regime, ...]:
+    """The regime of every layer of a Stack, of an iterable of laws, or of anything with a method laws()."""
+    found = laws.laws if isinstance(laws, Stack) else getattr(laws, "laws", laws)
+    found = found() if callable(found) else found
+    if isinstance(found, Attention) or not isinstance(found, Iterable):
+        raise InputError(f"regimes takes a Stack or several laws, got {type(laws).__name__}: ask regime about one law")
+    return tuple(regime(law, layer=index, **options) for index, law in enumerate(found))
+
+
+def attention_of(law: Any) -> Attention:
+    """The attention inside a law, with a pre-norm folded in."""
+    if isinstance(law, Block) and isinstance(law.attention, Attention):
+        norms = law.norms
+        assert isinstance(norms, tuple)
+        return fold(law.attention, norms[0]) if law.placement in ("pre", "peri") else law.attention
+    inner = getattr(law, "law", None)
+    law = inner() if callable(inner) and not isinstance(law, Attention) else law
+    if not isinstance(law, Attention):
+        raise InputError(f"regime is about Attention(...) or what holds one, got {type(law).__name__}")
+    return law
+
+
+def _layer(
+    heads: list[Head], rows: list[HeadRegime], setting: Setting, band: float, single: bool, layer: int | None
+) -> LayerRegime:
+    value, interaction = value_spectrum(heads, band), interaction_sum(heads, band)
+    metric, shared = metric_sum(heads, band), shared_metric(heads)
+    fitted = metric_form(shared, band)
+    tolerance = 1e-5 if single else 1e-9
+    if len(heads) == 1 and heads[0].rank == heads[0].dim:
+        named = rows[0].label
+    elif setting.causal:
+        named = _causal_layer(heads, value, shared, setting, tolerance)
+    else:
+        one_metric = shared.residual <= tolerance
+        signs = fitted if one_metric else metric
+        named = label(signs, interaction, value, setting, heads=len(heads), offsets=_agreed(rows), tolerance=tolerance)
+        if not one_metric and setting.common:
+            why = f"{named.why}; the best common metric leaves {shared.residual:.2g} of the interactions"
+            named = Label(named.name, None, why)
+    return LayerRegime(layer, len(heads), heads[0].dim, interaction, metric, fitted, shared.residual, value, named)
+
+
+def _agreed(rows: list[HeadRegime]) -> tuple[Offset, ...]:
+    """Rotary offsets of all heads: the layer's signs agree only where those of every head do."""
+    return tuple(offset for row in rows for offset in row.offsets)
+
+
+def _causal_layer(
+    heads: list[Head], value: Spectrum, shared: SharedMetric, setting: Setting, tolerance: float
+) -> Label:
+    """Several heads under a causal mask: T8 where one norm is known that no head lets grow."""
+    named = label(*_unused(heads), value, setting, heads=len(heads))
+    if named.name != "convergent" or value.stability != "stable" or setting.biased or len(heads) == 1:
+        return named
+    values = torch.stack([head.output @ head.value for head in heads])
+    norms = {"|x|^2": None, "the metric that the heads share": shared.left.mT @ shared.right}
+    for norm, metric in norms.items():
+        found = contraction(values, metric)
+        if found is not None and found.excess <= tolerance < found.strength:
+            return Label(named.name, "regimes.T8", f"{named.why}; proved by regimes.T8, since no head lets {norm} grow")
+    missing = "one norm that no head lets grow, and neither |x| nor the metric that fits all heads is one"
+    return Label(named.name, None, f"{named.why}; near zero only: for several heads T8 needs {missing}")
+
+
+def _unused(heads: list[Head]) -> tuple[Form, Form]:
+    """Forms where the label looks at the value alone."""
+    empty = form(torch.zeros(1, 1, dtype=heads[0].query.dtype))
+    return empty, empty

@@ -1,0 +1,162 @@
+"""Null models of heads: random weights and mismatched halves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attractor.weights.factors import Factors, Products, SmallMatrices, fits, wide_heads
+from attractor.weights.quantities import NAMES, QUANTITIES, measured, moved
+
+DRAWS, SHIFTS = 64, 8
+
+
+@dataclass(frozen=True, eq=False)
+class RandomHeads:
+    """Draws of random heads of one shape whose W and V have Frobenius norm one: columns (draws,), and the eigenvalues of V."""
+
+    columns: dict[str, Tensor]
+    eigenvalues: Tensor
+
+    def scaled(self, interaction: Tensor, value: Tensor) -> dict[str, Tensor]:
+        """The quantities for heads whose W and V have these norms, (n, 1) each: (n, draws)."""
+        found = {
+            quantity.name: self.columns[quantity.name] * (interaction if quantity.scale == "interaction" else 1.0)
+            for quantity in QUANTITIES
+            if quantity.half != "moves"
+        }
+        found = {name: column.expand(len(interaction), -1) for name, column in found.items()}
+        return found | moved(value[..., None] * self.eigenvalues)
+
+
+BATCH = 16  # random heads in memory at a time
+DRAWING = Lock()  # threads that look at heads of one shape wait for one of them to draw
+
+
+@cache
+def random_heads(dim: int, key: int, rank: int, draws: int = DRAWS, seed: int = 0) -> RandomHeads:
+    """Random heads with (key, dim) queries and keys and values of this rank."""
+    rng = np.random.default_rng((seed, dim, key, rank))
+    batches = [min(BATCH, draws - start) for start in range(0, draws, BATCH)]
+    found = [_drawn(_small(dim, *_rows(dim, key, rank, count, rng))) for count in batches]
+    columns = {name: torch.cat([part[0][name] for part in found]) for name in found[0][0]}
+    return RandomHeads(columns, torch.cat([part[1] for part in found]))
+
+
+def _small(dim: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> SmallMatrices:
+    """From inner products where heads are narrow, which is the shorter way, else from factors."""
+    if fits(key.shape[-2], value.shape[-2], dim):
+        found = wide_heads(Products.of(query, key, value, output.mT[:, :, None]), 1.0, dim, range(len(query)))
+        if found is not None:
+            return found
+    return _factors(query, key, value, output).grams()
+
+
+def _drawn(heads: SmallMatrices) -> tuple[dict[str, Tensor], Tensor]:
+    """The quantities of random heads and the eigenvalues of their values, for interactions and values of norm one."""
+    interaction, value = heads.norms
+    eigenvalues = torch.linalg.eigvals(heads.reduced_value)
+    columns = measured(heads, ("scores", "both"))
+    for quantity in QUANTITIES:
+        if quantity.scale == "interaction":
+            columns[quantity.name] = columns[quantity.name] / interaction
+    return columns, eigenvalues / value[:, None]
+
+
+def _rows(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -> tuple[Tensor, ...]:
+    """The rows of random heads, one for each of their vectors, in the space that they span."""
+    size = 2 * key + 2 * rank
+    if size < dim:
+        rows = np.triu(rng.standard_normal((draws, size, size)), 1)
+        index = np.arange(size)
+        rows[:, index, index] = np.sqrt(rng.chisquare(dim - index, (draws, size)))
+    else:
+        rows = rng.standard_normal((draws, dim, size))
+    return torch.from_numpy(rows).mT.split((key, key, rank, rank), dim=1)
+
+
+def _factors(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Factors:
+    basis, triangle = torch.linalg.qr(output.mT)
+    return Factors(query, key, triangle @ value, basis, tuple(range(len(query))))
+
+
+def random_factors(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -> Factors:
+    """Random heads in the space that their own rows span."""
+    return _factors(*_rows(dim, key, rank, draws, rng))
+
+
+def nulls(
+    factors: Factors, own: dict[str, Tensor], *, draws: int = DRAWS, shifts: int = SHIFTS, seed: int = 0
+) -> list[dict[str, dict[str, Any]]]:
+    """For every head and quantity the two nulls, ``random`` and ``mismatched``, ready for JSON."""
+    grams = factors.grams()
+    return beside(drawn_like(grams.dim, grams.sizes, draws, seed), grams.norms, own, mismatched(factors, own, shifts))
+
+
+def drawn_like(dim: int, sizes: tuple[int, int], draws: int = DRAWS, seed: int = 0) -> RandomHeads:
+    """Random heads of a width and of these rows of queries and values."""
+    with DRAWING:
+        return random_heads(dim, *sizes, draws, seed)
+
+
+def beside(
+    drawn: RandomHeads, norms: tuple[Tensor, Tensor], own: dict[str, Tensor], pairs: dict[str, Tensor]
+) -> list[dict[str, dict[str, Any]]]:
+    """Heads whose W and V have these norms beside random ones and beside ``pairs`` (n, number) of every quantity."""
+    scaled = drawn.scaled(*(norm[:, None] for norm in norms))
+    rows: list[dict[str, dict[str, Any]]] = [{} for _ in norms[0]]
+    for name in NAMES:
+        placed = places(own[name], scaled[name]), places(own[name], pairs[name])
+        for row, random, mixed in zip(rows, *placed, strict=True):
+            row[name] = {"random": random, "mismatched": mixed}
+    return rows
+
+
+def places(values: Tensor, others: Tensor) -> list[dict[str, Any] | None]:
+    """The place of every value (n,) among others (n, number): their mean and standard deviation and how many of these it is away, None
+    where there is no spread. No place where they are too few, or some of them do not exist."""
+    count = others.shape[-1]
+    if count < 3:
+        return [None] * len(values)
+    means, spreads = others.mean(-1), others.std(-1)
+    fine = others.isfinite().all(-1) & values.isfinite()
+    tiny = 1e-12 * torch.maximum(means.abs(), values.abs()).clamp_min(1e-300)
+    away = (values - means) / spreads
+    columns = (part.tolist() for part in (fine, means, spreads, away, spreads > tiny))
+    return [
+        {"mean": mean, "spread": spread, "deviations": deviations if spreads_out else None, "count": count}
+        if sound
+        else None
+        for sound, mean, spread, deviations, spreads_out in zip(*columns, strict=True)
+    ]
+
+
+def others(own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """For every quantity that one half decides the values of the other heads, (n, n - 1); nothing for those of both."""
+    n = len(next(iter(own.values())))
+    rest = torch.tensor([[other for other in range(n) if other != head] for head in range(n)], dtype=torch.long)
+    none = torch.zeros(n, 0, dtype=torch.float64)
+    return {one.name: none if one.half == "both" else own[one.name][rest] for one in QUANTITIES}
+
+
+def mismatched(factors: Factors, own: dict[str, Tensor], shifts: int = SHIFTS) -> dict[str, Tensor]:
+    """For every quantity and head the values of mismatched heads that hold one half of it, or of the other heads; (n, number) each."""
+    n = len(factors.query)
+    chosen = range(1, n) if n - 1 <= shifts else sorted(_spread(n, shifts))
+    pairs: dict[str, list[Tensor]] = {}
+    for shift in chosen:
+        # the pair at i has the scores of i and the moves of i + shift
+        for name, column in measured(factors.mismatched(shift), ("both",)).items():
+            pairs.setdefault(name, []).extend((column, column.roll(shift)))
+    return others(own) | {name: torch.stack(columns, -1) for name, columns in pairs.items()}
+
+
+def _spread(n: int, shifts: int) -> set[int]:
+    """Shifts that lie evenly between one and n - 1."""
+    return {1 + round(step * (n - 2) / max(shifts - 1, 1)) for step in range(shifts)}

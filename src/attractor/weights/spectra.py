@@ -1,0 +1,226 @@
+"""Symmetric parts and spectra of matrices, dense or factored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BANDS = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative size below which an eigenvalue has no sign
+
+
+EMPTY = torch.zeros(0, dtype=torch.float64)
+PIVOT = 1e-4  # rows whose Cholesky pivots differ by more are orthogonalised instead: their Gram matrix has lost digits
+
+
+@dataclass(frozen=True)
+class Form:
+    """The symmetric part S of a matrix.
+
+    ``inertia`` counts positive, negative and other eigenvalues; ``low`` and ``high`` are the extreme ones, ``index`` is tr S over the
+    sum of their sizes (1: positive semi-definite, -1: negative), ``asymmetry`` the share of the skew part, ``norm`` the Frobenius norm
+    of the matrix. ``sign`` is positive, negative, semidefinite, indefinite, or undetermined where rounding decides.
+    ``eigenvalues`` are those of S, ascending, without the zeros that rank brings.
+    """
+
+    inertia: tuple[int, int, int]
+    low: float
+    high: float
+    index: float
+    asymmetry: float
+    norm: float
+    trace: float
+    sign: str
+    eigenvalues: Tensor = field(default=EMPTY, repr=False, compare=False)
+
+    @property
+    def margin(self) -> float:
+        """How definite it is: positive for definite forms, relative to the norm."""
+        return max(self.low, -self.high) / max(self.norm, 1e-300)
+
+    def row(self, prefix: str = "") -> dict[str, Any]:
+        """Flat, ready for JSON and tables."""
+        row = numbers(self)
+        counts = dict(zip(("positive", "negative", "zero"), row.pop("inertia"), strict=True))
+        return {f"{prefix}{name}": value for name, value in {**counts, **row}.items()}
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues of a value map: ``abscissa`` is their largest and ``lowest`` their smallest real part, ``radius`` the largest
+    |1 + eigenvalue| (a discrete layer of size one), ``real`` the largest real eigenvalue or None; ``zeros`` more are zero by rank.
+
+    ``stability`` is stable (all real parts negative), unstable, marginal (zeros, the others stable) or undetermined.
+    """
+
+    abscissa: float
+    lowest: float
+    radius: float
+    real: float | None
+    norm: float
+    zeros: int
+    stability: str
+    eigenvalues: Tensor = field(default=EMPTY, repr=False, compare=False)
+
+    def row(self, prefix: str = "") -> dict[str, Any]:
+        """Flat, ready for JSON and tables."""
+        return {f"{prefix}{name}": value for name, value in numbers(self).items()}
+
+
+def numbers(record: Form | Spectrum) -> dict[str, Any]:
+    """The fields of a record but its eigenvalues."""
+    return {item.name: getattr(record, item.name) for item in fields(record) if item.name != "eigenvalues"}
+
+
+def core(left: Tensor, right: Tensor) -> Tensor:
+    """A small matrix (..., s, s), s = min(2m, d), orthogonally equivalent to left' right (..., m, d) but for zeros."""
+    m, d = left.shape[-2:]
+    if 2 * m >= d:
+        return left.mT @ right
+    first, second = triangles(left, right)
+    return first @ second.mT
+
+
+def triangles(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """R_1 and R_2, (..., 2m, m) each, of the thin QR of [left' right'] for (..., m, d) factors with 2m <= d."""
+    grams = (left @ left.mT, left @ right.mT, right @ right.mT)
+    return from_grams(*grams, lambda rows: torch.cat((left, right), -2).reshape(-1, *_joint(left))[rows])
+
+
+def from_grams(inner: Tensor, cross: Tensor, outer: Tensor, rows: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The same from L L', L R' and R R' (..., m, m); ``rows`` gives the factors [L; R] of chosen matrices where they are needed."""
+    m = inner.shape[-1]
+    sizes = [
+        gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(1e-300).sqrt() for gram in (inner, outer)
+    ]
+    a, b = sizes
+    upper = torch.cat((inner / a**2, cross / (a * b)), -1)
+    lower = torch.cat((cross.mT / (a * b), outer / b**2), -1)
+    both = torch.cat((upper, lower), -2)
+    factor, failed = torch.linalg.cholesky_ex(both, upper=True)
+    pivots = factor.diagonal(dim1=-2, dim2=-1)
+    weak = ((failed != 0) | ~(pivots.amin(-1) > PIVOT * pivots.amax(-1))).reshape(-1).nonzero()[:, 0]
+    scale = torch.cat((a.expand(*a.shape[:-1], m), b.expand(*b.shape[:-1], m)), -1)
+    factor = (factor * scale).reshape(-1, 2 * m, 2 * m)
+    if len(weak):
+        factor[weak] = torch.linalg.qr(rows(weak).mT, mode="r").R
+    factor = factor.reshape(both.shape)
+    return factor[..., :m], factor[..., m:]
+
+
+def _joint(left: Tensor) -> tuple[int, int]:
+    return 2 * left.shape[-2], left.shape[-1]
+
+
+def form(matrix: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> Form:
+    """The symmetric part of a square matrix that has ``zeros`` more dimensions in its kernel."""
+    return forms(matrix[None], zeros, band)[0]
+
+
+def forms(matrices: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> list[Form]:
+    """The symmetric parts of many matrices (n, m, m), each with ``zeros`` more dimensions in its kernel."""
+    values = torch.linalg.eigvalsh((matrices + matrices.mT) / 2)
+    norms = torch.linalg.vector_norm(matrices, dim=(-2, -1))
+    skew = torch.linalg.vector_norm(matrices - matrices.mT, dim=(-2, -1)) / 2
+    cut = (band * norms)[:, None]
+    columns = (
+        (values > cut).sum(-1),
+        (values < -cut).sum(-1),
+        values[:, 0],
+        values[:, -1],
+        values.sum(-1) / values.abs().sum(-1).clamp_min(1e-300),
+        skew / norms.clamp_min(1e-300),
+        norms,
+        matrices.diagonal(dim1=-2, dim2=-1).sum(-1),
+    )
+    rows = zip(*(column.tolist() for column in columns), values, strict=True)
+    return [_form(zeros, *row) for row in rows]
+
+
+def _form(
+    zeros: int,
+    positive: int,
+    negative: int,
+    low: float,
+    high: float,
+    index: float,
+    asymmetry: float,
+    norm: float,
+    trace: float,
+    values: Tensor,
+) -> Form:
+    if zeros:
+        low, high = min(low, 0.0), max(high, 0.0)
+    unclear = len(values) - positive - negative
+    inertia = positive, negative, unclear + zeros
+    sign = _sign(positive, negative, unclear, zeros)
+    return Form(inertia, low, high, index, asymmetry, norm, trace, sign, values)
+
+
+def _sign(positive: int, negative: int, unclear: int, zeros: int) -> str:
+    if positive and negative:
+        return "indefinite"
+    if unclear:
+        return "undetermined"
+    if zeros:
+        return "semidefinite"
+    return "positive" if positive else "negative"
+
+
+def spectrum(matrix: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> Spectrum:
+    """Eigenvalues of a square matrix that has ``zeros`` more dimensions in its kernel."""
+    return spectra(matrix[None], zeros, band)[0]
+
+
+def spectra(matrices: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> list[Spectrum]:
+    """Eigenvalues of many matrices (n, m, m), each with ``zeros`` more dimensions in its kernel."""
+    values = torch.linalg.eigvals(matrices)
+    norms = spectral_norms(matrices)
+    return [_spectrum(one, norm, zeros, band) for one, norm in zip(values, norms.tolist(), strict=True)]
+
+
+def spectral_norms(matrices: Tensor) -> Tensor:
+    """The largest singular values, (n,)."""
+    sizes = torch.linalg.vector_norm(matrices, dim=(-2, -1)).clamp_min(1e-300)
+    scaled = matrices / sizes[:, None, None]
+    return sizes * torch.linalg.eigvalsh(scaled @ scaled.mT)[:, -1].clamp_min(0.0).sqrt()
+
+
+def _spectrum(values: Tensor, norm: float, zeros: int, band: float) -> Spectrum:
+    abscissa, lowest = float(values.real.max()), float(values.real.min())
+    real = values.real[values.imag.abs() <= 1e-12 * norm]
+    if abs(abscissa) <= band * norm or not norm:
+        stability = "undetermined"
+    else:
+        stability = "unstable" if abscissa > 0 else "marginal" if zeros else "stable"
+    return Spectrum(
+        abscissa,
+        lowest,
+        max(float((1 + values).abs().max()), 1.0 if zeros else 0.0),
+        float(real.max()) if len(real) else None,
+        norm,
+        zeros,
+        stability,
+        values,
+    )
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """(M + M') / 2."""
+    return (matrix + matrix.mT) / 2
+
+
+def asymmetry(matrix: Tensor) -> float:
+    """The skew part over the whole, in the Frobenius norm: 0 for symmetric, 1 for skew matrices."""
+    whole = torch.linalg.vector_norm(matrix)
+    return float(torch.linalg.vector_norm(matrix - matrix.mT) / 2 / whole.clamp_min(1e-300))
+
+
+def extremes(matrix: Tensor) -> tuple[float, float]:
+    """Smallest and largest eigenvalue of the symmetric part, relative to the spectral norm of the matrix."""
+    values = torch.linalg.eigvalsh(symmetric(matrix))
+    size = torch.linalg.matrix_norm(matrix, 2).clamp_min(1e-300)
+    return float(values[0] / size), float(values[-1] / size)

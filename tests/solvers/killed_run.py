@@ -1,0 +1,48 @@
+"""Started by torchrun from test_spread.py: the command line, with a checkpoint after every step and rank 1 killed in mid-run.
+
+The variable WHEN says when: before or among the pairs that ranks compute in shared memory; without it, after a step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from attractor.cli import main as cli
+from attractor.engines import distributed as spread
+from attractor.solvers.process_group import Ranks
+
+WHEN, CALLS = os.environ.get("WHEN"), []
+beat, board = Ranks.beat, Ranks.board
+
+
+def deadly(self: Ranks, run: Any) -> float:
+    if self.rank == 1 and run.accepted == 4 and not WHEN:
+        end()
+    return beat(self, run)
+
+
+def end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def shared(self: Ranks, bytes: int) -> Any:
+    found = board(self, bytes)
+    assert found is not None
+    CALLS.append(1)
+    if self.rank == 1 and len(CALLS) == 20 and WHEN == "before the pairs":
+        end()
+    if self.rank == 1 and len(CALLS) == 20 and WHEN == "among the pairs":
+        threading.Timer(0.005, end).start()  # all of them take two some 10 milliseconds
+    return found
+
+
+spread.SMALLEST["cpu"] = 1
+Ranks.beat, Ranks.board = deadly, shared  # type: ignore[method-assign]
+store = importlib.import_module("attractor.solvers.store")
+store.INTERVAL, store.SHARE = 0.0, 1e9  # type: ignore[attr-defined]
+cli.main(sys.argv[1:])

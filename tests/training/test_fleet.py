@@ -1,0 +1,109 @@
+"""Fleets compute what their models compute alone, step for step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attractor.training import Config, train
+from attractor.training.studies.fleet_training import Way, source, train_fleet
+from attractor.training.studies.study import STUDIES, changes_of
+
+SMALL = {
+    "layers": 2,
+    "dim": 16,
+    "heads": 2,
+    "context": 12,
+    "batch": 4,
+    "steps": 6,
+    "evaluate": 3,
+    "evaluations": 2,
+    "warmup": 2,
+}
+ARMS = [
+    ("bytes", "plain/rotary"),
+    ("bytes", "divergent/absolute"),
+    ("bytes", "shift/rotary"),
+    ("bytes", "slice-/absolute"),
+    ("bytes", "lambda-A/rotary"),
+    ("bytes", "scattered-intermediate/rotary"),
+    ("bytes", "spectral/rotary"),
+    ("bytes", "temperature/rotary"),
+    ("bytes", "post/rotary"),
+    ("bytes", "peri/rotary"),
+    ("bytes", "bare-convergent/rotary"),
+    ("vision", "plain/absolute"),
+    ("vision", "intermediate/rotary"),
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("data")
+    draw = np.random.default_rng(0)
+    (folder / "words.txt").write_text("".join(draw.choice(list("abcdef \n"), 8000)))
+    parts = {}
+    for part, count in (("train", 20), ("validation", 8)):
+        parts[f"{part}_pictures"] = draw.integers(0, 256, (count, 8, 8, 3)).astype(np.uint8)
+        parts[f"{part}_labels"] = draw.integers(0, 3, count)
+    np.savez(folder / "pictures.npz", **parts)
+    return {"bytes": str(folder / "words.txt"), "vision": str(folder / "pictures.npz")}
+
+
+def config_of(study: str, arm: str, data: dict[str, str], **more: object) -> Config:
+    return Config(**{**changes_of(STUDIES[study], arm), **SMALL, "data": data[study], **more})
+
+
+@pytest.mark.parametrize(("study", "arm"), ARMS)
+def test_losses_and_gradients_are_those_of_each_model(
+    study: str, arm: str, data: dict[str, str], tmp_path: Path
+) -> None:
+    config = config_of(study, arm, data, **({"strength": 0.3} if "shift" in arm or "lambda" in arm else {}))
+    reads = source(config, torch.device("cpu"), tmp_path)
+    models = [reads.model(Config(**{**config.row(), "seed": seed})).double().eval() for seed in (3, 4)]
+    fleet = reads.fleet(models, torch.device("cpu"), torch.float64)
+    batch = reads.batch(reads.inputs([3, 4], 0))
+    found = fleet.losses(*batch)
+    alone = torch.stack([model(*(part[k] for part in batch)) for k, model in enumerate(models)])
+    torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)  # both end in a float32 loss
+    gradients = torch.autograd.grad(found.sum(), list(fleet.parameters.values()))
+    alone.sum().backward()
+    for name, gradient in zip(fleet.parameters, gradients, strict=True):
+        inner = name.removeprefix("backbone.blocks.")
+        for k, model in enumerate(models):
+            own = dict(model.named_parameters())
+            layers = range(2) if inner != name else [None]
+            for layer in layers:
+                wanted = own[name if layer is None else f"backbone.blocks.{layer}.{inner}"].grad
+                mine = gradient[k] if layer is None else gradient[layer, k]
+                assert wanted is not None
+                torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("study", "arm"), [("bytes", "divergent/rotary"), ("bytes", "spectral/rotary"), ("vision", "shift/absolute")]
+)
+def test_a_fleet_trains_like_attractor_train(study: str, arm: str, data: dict[str, str], tmp_path: Path) -> None:
+    config = config_of(study, arm, data)
+    rows = train_fleet(config, [0, 1], Way(), tmp_path)
+    assert [row["seed"] for row in rows] == [0, 1]
+    for row in rows:
+        alone = tmp_path / f"run{row['seed']}"
+        train(Config(**{**config.row(), "seed": row["seed"]}), alone)
+        lines = [json.loads(line) for line in (alone / "curve.jsonl").read_text().splitlines()]
+        assert row["curve"][0][0] == 3
+        assert row["curve"][0][1] == pytest.approx(lines[2]["validation_loss"], abs=2e-5)
+        assert row["train_loss"] == pytest.approx(lines[-1]["loss"], abs=2e-5)
+
+
+def test_arms_of_a_study_have_as_many_parameters(data: dict[str, str], tmp_path: Path) -> None:
+    counts = {}
+    for arm in ("plain/rotary", "convergent/rotary", "diagonal/rotary", "scattered-convergent/rotary"):
+        config = Config(**{**changes_of(STUDIES["bytes"], arm), "data": data["bytes"]})
+        reads = source(config, torch.device("cpu"), tmp_path)
+        counts[arm] = sum(part.numel() for part in reads.model(config).parameters())
+    assert max(counts.values()) / min(counts.values()) < 1.002

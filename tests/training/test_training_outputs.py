@@ -1,0 +1,247 @@
+"""What becomes of a run besides its scores: trackers, pictures, pages, several seeds and several processes; and what stops it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from accessible import faults
+from attractor.cli.main import run as command
+from attractor.errors import AttractorError, MemoryShortageError, StoreError
+from attractor.training import Config, train
+from attractor.training.models import LanguageModel, first_bad
+from attractor.training.run_folder import History, RunFolder, summary
+
+pytest.importorskip("accelerate", reason="comes with attractor[train]")
+SMALL: dict[str, Any] = {"layers": 2, "dim": 16, "heads": 2, "context": 16, "batch": 4, "steps": 4, "warmup": 2}
+SMALL |= {"evaluate": 2, "evaluations": 2, "checkpoint": 2, "rate": 3e-3}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text("The tokens gather, and where they gather they stay. " * 40, encoding="utf-8")
+    return str(path)
+
+
+# of the protobuf and numpy code that reads events
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_has_the_curve(data: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="comes with attractor[train]")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(Config(data, trackers=("tensorboard",), **SMALL), tmp_path / "run")
+    events = next((tmp_path / "run").rglob("events.out.tfevents.*"))
+    folders = {path.parent for path in (tmp_path / "run").rglob("events.out.tfevents.*")}
+    found: dict[str, list[tuple[int, float]]] = {}
+    for folder in folders or {events.parent}:
+        read = EventAccumulator(str(folder)).Reload()
+        for name in read.Tags()["scalars"]:
+            found[name] = [(event.step, event.value) for event in read.Scalars(name)]
+    rows = RunFolder(tmp_path / "run").rows()
+    assert [step for step, _ in found["loss"]] == [1, 2, 3, 4]
+    assert np.allclose([value for _, value in found["loss"]], [row["loss"] for row in rows], rtol=1e-6)
+    assert [step for step, _ in found["bits_per_byte"]] == [2, 4]
+    assert found["dynamics/norm"][-1][1] == pytest.approx(rows[-1]["dynamics"]["norm"][-1], rel=1e-6)
+
+
+WANDB = """
+import json, pathlib
+__version__ = "0.0"
+class Config(dict):
+    def update(self, values, allow_val_change=False):
+        super().update(values)
+class Run:
+    name = "run"
+    def __init__(self, project): self.project, self.config, self.rows = project, Config(), []
+    def log(self, values, step=None, **options): self.rows.append((step, values))
+    def finish(self): pathlib.Path(PLACE).write_text(json.dumps([self.project, self.rows]))
+run = None
+def init(project=None, **options):
+    global run, config
+    run = Run(project)
+    config = run.config
+    return run
+"""
+
+
+def test_weights_and_biases_is_given_the_curve(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the library, which would ask for an account: what Accelerate hands to it."""
+    (tmp_path / "library").mkdir()
+    place = tmp_path / "logged.json"
+    (tmp_path / "library" / "wandb.py").write_text(f"PLACE = {str(place)!r}\n{WANDB}")
+    info = tmp_path / "library" / "wandb-0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wandb\nVersion: 0.0\n")
+    monkeypatch.syspath_prepend(tmp_path / "library")
+    # which libraries there are is asked once, when Accelerate is imported
+    from accelerate.utils import LoggerType
+
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [LoggerType.WANDB])
+    train(Config(data, trackers=("wandb",), **SMALL), tmp_path / "run")
+    project, rows = json.loads(place.read_text())
+    assert project == "attractor"
+    assert [step for step, _ in rows] == [1, 2, 3, 4]
+    assert "bits_per_byte" in rows[1][1]
+    monkeypatch.delitem(sys.modules, "wandb")
+
+
+def test_seeds_picture_and_page(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jinja2", reason="comes with attractor[report]")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # or the bar would not be drawn where there is no terminal
+    arguments = ["train", "tiny", "--data", data, "--seeds", "0,1", "--out", str(tmp_path / "runs")]
+    arguments += ["--set", "context=16"]
+    arguments += ["--steps", "4", "--set", "evaluate=2", "--set", "attention=intermediate", "--progress"]
+    assert command([*arguments, "--plot", str(tmp_path / "curve.png"), "--report", str(tmp_path / "page.html")]) == 0
+    shown = capsys.readouterr()
+    assert "95% interval" in shown.out
+    assert "tokens/s" in shown.err
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "A language model of bytes: 2 layers, 32 dimensions, intermediate attention" in page
+    assert "over 2 seeds" in page
+    assert faults(page) == []
+    history = History.read(tmp_path / "runs" / "seed1")
+    assert (history.score, len(history.evaluations)) == ("bits_per_byte", 2)
+    for wrong, message in (
+        (["--plot", str(tmp_path / "x.html")], "this picture is written as .png, .pdf, .svg"),
+        (["--report", str(tmp_path / "none" / "x.html")], "none does not exist"),
+        (["--set", "layers"], "is not of the form NAME=VALUE"),
+        (["--set", "colour=red"], "an entry 'colour' that a run does not know"),
+    ):
+        other = ["train", "tiny", "--data", data, "--out", str(tmp_path / "other"), *wrong]
+        assert command(other) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(StoreError, match="no run that could be resumed"):
+        History.read(tmp_path)
+
+
+def test_summary_is_a_t_interval() -> None:
+    """By the definition, against scipy's own interval."""
+    from scipy import stats
+
+    values = [2.0, 2.5, 3.5]
+    found = summary(values)
+    low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    assert found["interval"] == pytest.approx([low, high])
+    assert summary([1.0])["interval"] is None
+
+
+def test_two_processes_are_one_with_twice_the_batch(tmp_path: Path) -> None:
+    """Through torchrun and gloo: pictures of a step are the same, shared by two, and so are the losses to rounding."""
+    pictures = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
+    labels = np.arange(40) % 10
+    np.savez(
+        tmp_path / "own.npz",
+        train_pictures=pictures,
+        train_labels=labels,
+        validation_pictures=pictures[::-1],
+        validation_labels=labels,
+    )
+    settings = ["--data", str(tmp_path / "own.npz"), "--steps", "3", "--set", "evaluate=3", "--set", "checkpoint=2"]
+    launched = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "attractor", "train"]
+    launched += ["tiny-vit", "--set", "batch=4", "--out", str(tmp_path / "two"), *settings, "--json"]
+    done = subprocess.run(launched, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-2000:]
+    printed = json.loads(done.stdout)  # of the first process alone
+    assert command(["train", "tiny-vit", "--set", "batch=8", "--out", str(tmp_path / "one"), *settings]) == 0
+    one, two = (RunFolder(tmp_path / name).rows() for name in ("one", "two"))
+    assert np.allclose([row["loss"] for row in two], [row["loss"] for row in one], rtol=1e-5)
+    assert two[-1]["validation_loss"] == pytest.approx(one[-1]["validation_loss"], rel=1e-5)
+    assert printed["runs"][0]["accuracy"] == two[-1]["accuracy"] == one[-1]["accuracy"]
+    assert RunFolder(tmp_path / "two").step() == 3
+
+
+def test_a_loss_that_is_no_number_stops_before_it_is_applied(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says the step and the module, and the weights and the last checkpoint are still good."""
+    from attractor.nn import PlainAttention
+
+    calls = []
+    real = PlainAttention.forward
+
+    def broken(self: Any, x: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        moved = real(self, x, mask)
+        calls.append(self.training)
+        # from the third training step on, in the second block
+        return moved * math.inf if calls.count(True) > 5 and len(calls) % 2 == 0 else moved
+
+    monkeypatch.setattr(PlainAttention, "forward", broken)
+    with pytest.raises(
+        AttractorError,
+        match=r"the loss of step 3 is not a finite number; the first such number is in the output of backbone\.blocks\.1\.attention"
+        r".*The checkpoint after step 2 is kept in .*: lower rate",
+    ):
+        train(Config(data, **SMALL), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    assert folder.step() == 2
+    assert [row["step"] for row in folder.rows()] == [1, 2]
+
+
+def test_a_gradient_that_is_no_number_stops_too(data: str, tmp_path: Path) -> None:
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return gradient * math.nan
+
+    real = LanguageModel.forward
+    LanguageModel.forward = lambda self, given, wanted: Bad.apply(real(self, given, wanted))  # type: ignore[assignment, method-assign]
+    try:
+        with pytest.raises(
+            AttractorError, match=r"the gradient of step 1 is not a finite number.*in the gradient of embedding"
+        ):
+            train(Config(data, **SMALL), tmp_path / "run")
+    finally:
+        LanguageModel.forward = real  # type: ignore[method-assign]
+
+
+def test_where_a_number_that_is_not_finite_arises() -> None:
+    model = LanguageModel(Config("x", **SMALL), 20)
+    batch = torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)
+    assert first_bad(model, batch) == "the backward pass"
+    with torch.no_grad():
+        model.backbone.blocks[1].narrow.bias[0] = math.nan  # type: ignore[union-attr, index]
+    assert first_bad(model, batch) == "the parameter backbone.blocks.1.narrow.bias"
+
+
+@pytest.mark.parametrize(
+    ("task", "further"), [("text", r"lower context \(now 16\)"), ("images", r"raise patch \(now 2\)")]
+)
+def test_a_device_without_memory_says_what_to_lower(
+    task: str, further: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attractor.training.models import Backbone
+
+    def full(self: Any, x: torch.Tensor) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Backbone, "forward", full)
+    config = Config("digits" if task == "images" else data, task=task, patch=2, **SMALL)
+    message = rf"no memory left at step 1: lower batch \(now 4\) and raise accumulate \(now 1\).*{further}"
+    with pytest.raises(MemoryShortageError, match=message):
+        train(config, tmp_path / "run")
+
+
+def test_a_damaged_or_foreign_checkpoint_is_refused(data: str, tmp_path: Path) -> None:
+    config = Config(data, **{**SMALL, "steps": 2})
+    train(config, tmp_path / "run")
+    weights = next((tmp_path / "run" / "checkpoint").glob("model*"))
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(StoreError, match=r"the checkpoint in .* cannot be read"):
+        train(config, tmp_path / "run", resume=True)
