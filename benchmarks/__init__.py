@@ -1,11 +1,10 @@
-"""Speed against the real peers, contenders interleaved in one run; ``attractor bench`` is its face.
+"""Benchmark program: ``python -m benchmarks`` measures attractor against its peers, interleaved in one run.
 
 One file for each group of rows; the peers (JAX, diffrax, torchdiffeq, KeOps) are an extra that only functions in here import, when
 their row is run.
 """
 
-from benchmarks.__main__ import bench
 from benchmarks.program import CPU, GPU, GROUPS, benchmark, chosen
 from benchmarks.racing import Contender, Contest, Ready, Settings, Skip
 
-__all__ = ["CPU", "GPU", "GROUPS", "Contender", "Contest", "Ready", "Settings", "Skip", "bench", "benchmark", "chosen"]
+__all__ = ["CPU", "GPU", "GROUPS", "Contender", "Contest", "Ready", "Settings", "Skip", "benchmark", "chosen"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from attractor.cli.console import FAILED, Written, complain, ending, print_rows
-from attractor.cli.options import PictureOptions, grouped, panel, replay
+from attractor.cli.main import quietable, run
+from attractor.cli.options import PictureOptions, grouped, panel, paragraphs, replay
 from attractor.errors import InputError
 
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -224,3 +225,18 @@ def quiet_stdout() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
+)
+app.command(help=paragraphs(bench.__doc__ or ""))(quietable(bench))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark program and return its exit code."""
+    return run(sys.argv[1:] if arguments is None else arguments, app, "python -m benchmarks")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from attractor.cli.main import app, modern, run
+from attractor.cli.main import app, run
 from attractor.training.config import Config
 
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
@@ -81,24 +81,6 @@ def test_a_seed_is_zero_unless_it_is_named() -> None:
 def test_time_is_in_seconds() -> None:
     assert options()["--max-seconds"].keys() == {"simulate", "study"}
     assert "--minutes" not in options()
-
-
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [
-        ("iterate m --out a.npz --resume --json", "iterate m --json --resume a.npz"),
-        ("iterate --resume m -o a.npz", "iterate m --resume a.npz"),
-        ("iterate --resume a.npz --passes 9", "iterate --resume a.npz --passes 9"),
-        ("iterate m --out a.npz", "iterate m --out a.npz"),
-        ("study bytes --minutes 7.6 --workers 3", "study bytes --max-seconds 456 --workers 3"),
-        ("study bytes --minutes=0.5", "study bytes --max-seconds 30"),
-        ("study bytes --minutes", "study bytes --max-seconds"),
-        ("simulate --resume run.zarr", "simulate --resume run.zarr"),
-        ("", ""),
-    ],
-)
-def test_spellings_of_earlier_versions(before: str, now: str) -> None:
-    assert modern(before.split()) == now.split()
 
 
 @pytest.mark.parametrize("line", ["predict --tokens 3", "check --list", "regimes", "claims --list"])

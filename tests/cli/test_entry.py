@@ -30,14 +30,13 @@ def test_help(line: str, command: Command) -> None:
     assert done.code == 0
     assert done.err == ""
     assert "simulate" in done.out
-    assert "bench" in done.out
     assert "doctor" in done.out
     listed = set(done.out.replace("│", " ").split())
     assert listed.isdisjoint(LATER)
 
 
 def test_help_of_commands(command: Command) -> None:
-    for name in ("simulate", "trace", "train", "claims", "questions", "bench", "doctor"):
+    for name in ("simulate", "trace", "train", "claims", "questions", "doctor"):
         done = command(f"{name} --help")
         assert done.code == 0
         assert "--json" in done.out

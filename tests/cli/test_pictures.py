@@ -35,7 +35,7 @@ def test_a_command_that_draws_takes_a_width(name: str) -> None:
 
 
 def test_the_commands_that_draw_are_found() -> None:
-    assert {"simulate", "gaussian", "meanfield", "claims", "questions", "positions", "bench", "trace"} <= set(DRAWING)
+    assert {"simulate", "gaussian", "meanfield", "claims", "questions", "positions", "trace"} <= set(DRAWING)
 
 
 @pytest.mark.parametrize(

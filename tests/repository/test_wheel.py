@@ -19,7 +19,7 @@ def test_the_wheel_is_complete_without_its_kernels(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         scripts = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
-        reason = archive.read("attractor/engines/fused/not_built.txt").decode()
+        reason = archive.read("attractor/engines/not_built.txt").decode()
     assert {"attractor/py.typed", "attractor/references.bib", "attractor/__init__.py"} <= names
     assert "ATTRACTOR_KERNELS=OFF" in reason
     assert "attractor = attractor.cli.main:main" in scripts

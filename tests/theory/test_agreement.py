@@ -31,8 +31,8 @@ def test_a_contradicted_prediction_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     honest = module.integrate
     monkeypatch.setattr(module, "integrate", lambda cases: honest([negated(case) for case in cases]))
     monkeypatch.setattr(
-        "attractor.theory.theorem.list_theorems",
-        lambda: (replace(at.theory.theorem("regimes.T0"), gather=module.integrate),),
+        "attractor.theory.prediction.list_theorems",
+        lambda: (replace(at.theory.find_theorem("regimes.T0"), gather=module.integrate),),
     )
     assert len(agreement(8, seed=1).disputes) > 0
 

@@ -71,7 +71,7 @@ def test_a_claim_that_is_not_reproduced_fails(
 
     example = find_counterexample(QUICK)
     broken = dataclasses.replace(example, run=lambda: dataclasses.replace(example.run(), reproduced=False))
-    monkeypatch.setattr("attractor.theory.claims.list_counterexamples", lambda: (broken,))
+    monkeypatch.setattr("attractor.theory.list_counterexamples", lambda: (broken,))
     assert run(["claims"]) == 1
     assert "not reproduced: regimes.definite-heads" in capsys.readouterr().err
 

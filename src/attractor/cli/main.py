@@ -114,13 +114,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
-def run(arguments: Sequence[str]) -> int:
-    """The exit code of one command."""
-    command = typer.main.get_command(app)
+def run(arguments: Sequence[str], application: typer.Typer = app, name: str = "attractor") -> int:
+    """Run one command and return its exit code."""
+    command = typer.main.get_command(application)
     try:
-        return command.main(args=list(arguments), prog_name="attractor", standalone_mode=False) or 0
+        return command.main(args=list(arguments), prog_name=name, standalone_mode=False) or 0
     except typer.Abort:
-        complain("interrupted")
+        complain("interrupted", name)
         return 130
     except Exception as error:
         # typer's own complaints; their class lives in click or inside typer, depending on its version
@@ -128,7 +128,7 @@ def run(arguments: Sequence[str]) -> int:
         if message is None:
             raise
         context = getattr(error, "ctx", None)
-        command_path = context.command_path if context is not None else "attractor"
+        command_path = context.command_path if context is not None else name
         said = message().strip().rstrip(".")
         complain(f"{said}{' See' if said.endswith('?') else '; see'} {command_path} --help", command_path)
         return int(getattr(error, "exit_code", 2))

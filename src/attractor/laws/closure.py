@@ -42,7 +42,7 @@ from attractor.states import Tokens
 
 Moments = tuple[Any, Any]  # B (..., d, d) and the velocity of the mean (..., d), tensors or arrays
 TINY = 1e-200  # square of a length that stands for none
-OPEN = "its moments alone can be followed, and not exactly, by attractor.meanfield.closures"
+OPEN = "its moments alone can be followed, and not exactly, by attractor.meanfield.moment_closure"
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 r"""T13: two measures part at most exponentially: Dobrushin's estimate with explicit constants.
 
 :math:`W_p(\mu_t, \nu_t) \le W_p(\mu_0, \nu_0)\exp\int_0^t(L_x + L_\mu)(R_s)\,ds`, the constants in
-``attractor.meanfield.perturbations``. Very loose for softmax, whose :math:`L_\mu` carries :math:`e^{2\|A\|R^2}`.
+``attractor.meanfield.dobrushin``. Very loose for softmax, whose :math:`L_\mu` carries :math:`e^{2\|A\|R^2}`.
 """
 
 from __future__ import annotations

@@ -338,10 +338,10 @@ def test_a_norm_is_folded(rng: np.random.Generator) -> None:
         points = points / points.square().mean(-1, keepdim=True).sqrt()
         after = at.velocity(law, at.Tokens(norm(points)))
         torch.testing.assert_close(
-            at.velocity(at.theory.fold(law, norm), at.Tokens(points)), after, rtol=1e-10, atol=1e-10
+            at.velocity(at.weights.fold(law, norm), at.Tokens(points)), after, rtol=1e-10, atol=1e-10
         )
         block = at.Block(law, placement="pre", norms=norm)
-        assert at.regime(block).row() == at.regime(at.theory.fold(law, norm)).row()
+        assert at.regime(block).row() == at.regime(at.weights.fold(law, norm)).row()
 
 
 def test_layers_come_as_rows(rng: np.random.Generator) -> None:
