@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attractor.errors import InputError
+from attractor.registry import unknown
 from benchmarks import evaluations as ensembles
 from benchmarks import evaluations as evaluation
 from benchmarks import evaluations as spectral
@@ -155,7 +156,7 @@ def chosen(names: Iterable[str]) -> tuple[str, ...]:
     names = list(names)
     for name in names:
         if name not in GROUPS:
-            raise InputError(f"row {name!r} is not known; the rows are {', '.join(GROUPS)}")
+            raise unknown(name, GROUPS, "row")
     if not names:
         raise InputError(f"no rows are named; the rows are {', '.join(GROUPS)}")
     return tuple(name for name in GROUPS if name in names)

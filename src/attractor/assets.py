@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import gzip
 import hashlib
 import json
@@ -22,7 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
 
-from attractor.errors import FetchError, InputError
+from attractor.errors import FetchError
+from attractor.registry import find
 
 Client = Literal["pip", "npm", "apt"]
 
@@ -134,12 +134,7 @@ def assets(kind: str | None = None) -> tuple[Asset, ...]:
 
 def asset(name: str) -> Asset:
     """The asset of a name, however it is capitalised."""
-    known = {one.name.lower(): one for one in ASSETS}
-    if name.lower() in known:
-        return known[name.lower()]
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"; did you mean {known[near[0]].name}?" if near else ""
-    raise InputError(f"there is no asset {name!r}; the assets are {', '.join(one.name for one in ASSETS)}{hint}")
+    return find(name.lower(), {one.name.lower(): one for one in ASSETS}, "asset")
 
 
 SECONDS = 1800

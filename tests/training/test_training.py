@@ -160,7 +160,7 @@ def test_refused(data: Path, tmp_path: Path) -> None:
         ("data = 'text'\ncolour = 1\n", "entry 'colour' that a run does not know"),
         ("steps = 5\n", "does not say what to read"),
         ("data = = 1", "is not a TOML file"),
-        ("data = 'text'\nattention = 'chaotic'\n", "attention 'chaotic' is not known; give plain, convergent"),
+        ("data = 'text'\nattention = 'chaotic'\n", "attention 'chaotic' is not known"),
         ("data = 'text'\nattention = 'divergent'\nspectral = true\n", "spectral goes with attention 'plain'"),
         ("data = 'text'\nsteps = 0\n", "steps must be a whole number of at least 1, got 0"),
         ("data = 'text'\ndecay = nan\n", "decay must be a finite number of at least 0, got nan"),

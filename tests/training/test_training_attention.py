@@ -127,7 +127,7 @@ def test_sinusoids_and_learned_places_are_added_once() -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"attention": "chaotic"}, "attention 'chaotic' is not known; give plain, convergent"),
+        ({"attention": "chaotic"}, "attention 'chaotic' is not known"),
         ({"kernel": "sinkhorn"}, "would see what it is to predict"),
         ({"attention": "convergent", "spectral": True}, "spectral goes with attention 'plain', not with 'convergent'"),
         ({"relaxed": True}, "relaxed goes with attention a regime"),

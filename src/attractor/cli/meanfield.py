@@ -20,6 +20,7 @@ from attractor.cli.options import PictureOptions, check_numbers, given, grouped,
 from attractor.cli.system_options import LawOptions, build_law, read_law, read_matrix, read_vector
 from attractor.errors import InputError
 from attractor.meanfield import LABELS, Beyond, Rates, Stability
+from attractor.registry import check_name
 
 if TYPE_CHECKING:
     from attractor.laws import Attention
@@ -321,8 +322,7 @@ def meanfield(
 
 
 def check_study(context: typer.Context, name: str) -> None:
-    if name not in STUDIES:
-        raise InputError(f"--study {name!r} is not known; the studies are {', '.join(STUDIES)}")
+    check_name(name, STUDIES, "--study", "studies")
     for option, spelled in given(context).items():
         if BELONGS.get(option, name) != name:
             raise InputError(f"{spelled} belongs to --study {BELONGS[option]}, not to {name}")

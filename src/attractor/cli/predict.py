@@ -12,6 +12,7 @@ from attractor.cli.console import Written, ending
 from attractor.cli.options import check_numbers, grouped, panel, replay
 from attractor.cli.simulate import build
 from attractor.cli.system_options import LawOptions, RunOptions, SpaceOptions, TokenOptions
+from attractor.registry import check_name
 
 SCHEMA = "attractor.predict/1"
 option = panel("Results")
@@ -52,8 +53,8 @@ def predict(
 
             check_place(options.report, "--report")
         papers = sorted({theorem.key.split(".")[0] for theorem in list_theorems()})
-        if options.paper is not None and options.paper not in papers:
-            raise InputError(f"--paper {options.paper!r} is not known; the papers are {', '.join(papers)}")
+        if options.paper is not None:
+            check_name(options.paper, papers, "--paper", "papers")
         if tokens.ensemble is not None:
             raise InputError("--ensemble is for simulate: a prediction is about one start")
         problem = build(tokens, law, space, RunOptions())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from attractor.cli.inputs import read_array
 from attractor.cli.options import numbers, panel
 from attractor.errors import InputError, UnsupportedError
+from attractor.registry import check_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,8 +101,7 @@ def random_tokens(options: TokenOptions, dim: int) -> Tokens:
     n = TOKENS if options.tokens is None else options.tokens
     attributes = _attributes(options)
     known = (*list_starts(), "orthonormal")
-    if options.start.partition(":")[0] not in known:
-        raise InputError(f"--start {options.start!r} is not known; the starts are {', '.join(known)}")
+    check_name(options.start.partition(":")[0], known, "--start", "starts")
     if options.start in (*UNIT, "orthonormal") and options.spread != TokenOptions.spread:
         raise InputError(f"--spread does not belong to --start {options.start}, whose tokens have length one")
     if options.start == "orthonormal":
@@ -274,7 +274,7 @@ def build_space(options: SpaceOptions) -> Space:
     """The space the options ask for."""
     import torch
 
-    from attractor.spaces import Ellipsoid, Sphere, space_named
+    from attractor.spaces import Ellipsoid, Euclidean, Sphere
 
     if options.radius is not None and options.space != "sphere":
         raise InputError(f"--radius belongs to --space sphere, not to {options.space}")
@@ -282,10 +282,9 @@ def build_space(options: SpaceOptions) -> Space:
         raise InputError("--ellipsoid and --axes describe an ellipsoid: give --space ellipsoid too")
     if options.space == "sphere":
         return Sphere() if options.radius is None else Sphere(options.radius)
-    if options.space != "ellipsoid":
-        if options.space != "euclidean":
-            raise InputError(f"--space {options.space!r} is not known; give euclidean, sphere or ellipsoid")
-        return space_named(options.space)
+    check_name(options.space, ("euclidean", "sphere", "ellipsoid"), "--space", "spaces")
+    if options.space == "euclidean":
+        return Euclidean()
     if (options.ellipsoid is None) == (options.axes is None):
         raise InputError(
             "--space ellipsoid needs --ellipsoid FILE (its matrix) or --axes A,B,... (its half axes), one of them"

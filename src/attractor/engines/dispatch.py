@@ -12,7 +12,8 @@ from torch import Tensor
 from attractor.engines import blockwise, fused, reference, spectral, triton
 from attractor.engines import distributed as spread
 from attractor.engines.problem import MODES, Mode, Problem
-from attractor.errors import InputError, UnsupportedError
+from attractor.errors import UnsupportedError
+from attractor.registry import check_name, find
 
 Run = Callable[[Problem], tuple[Tensor | None, Tensor | None]]
 
@@ -67,19 +68,19 @@ def available() -> list[Engine]:
     return sorted(_engines.values(), key=lambda engine: (not engine.works, engine.name))
 
 
-def _unknown(name: str) -> InputError:
-    loop = " ('native' is the loop that takes the steps of small systems where no engine is named)"
-    known = ", ".join(sorted(_engines))
-    return InputError(f"engine {name!r} is not known; the engines are {known}{loop if name == 'native' else ''}")
+def _working(name: str) -> Engine:
+    """The engine of that name, which must work here."""
+    engine = find(name, dict(sorted(_engines.items())), "engine")
+    if not engine.works:
+        raise UnsupportedError(f"engine {name!r} does not work here: {engine.reason}")
+    return engine
 
 
 @contextmanager
 def using(name: str | None) -> Iterator[set[str]]:
     """Ask for one engine by name inside the block (None: choose freely); yields the names of those that ran."""
-    if name is not None and name not in _engines:
-        raise _unknown(name)
-    if name is not None and not _engines[name].works:
-        raise UnsupportedError(f"engine {name!r} does not work here: {_engines[name].reason}")
+    if name is not None:
+        _working(name)
     seen: set[str] = set()
     asked, collected = _asked.set(name), _seen.set(seen)
     try:
@@ -93,11 +94,7 @@ def choose(problem: Problem, name: str | None = None) -> Engine:
     """The engine that would run this problem."""
     name = name or _asked.get()
     if name is not None:
-        if name not in _engines:
-            raise _unknown(name)
-        engine = _engines[name]
-        if not engine.works:
-            raise UnsupportedError(f"engine {name!r} does not work here: {engine.reason}")
+        engine = _working(name)
         if why := engine.cannot(problem):
             raise UnsupportedError(why)
         return engine
@@ -129,8 +126,7 @@ def attend(
     ``v=None`` asks for the logsumexp alone. ``tolerance`` is a relative error of rows that engines may make which approximate
     (``spectral``: its series is then shorter); by default none makes more than rounding.
     """
-    if mode not in MODES:
-        raise InputError(f"mode {mode!r} is not known; the modes are {', '.join(MODES)}")
+    check_name(mode, MODES, "mode")
     if visible is not None:
         visible = visible.expand(*visible.shape[:-2], q.shape[-2], k.shape[-2])
     problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self, tolerance=tolerance)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from attractor.errors import InputError
 from attractor.laws.law import Law
+from attractor.registry import check_name
 from attractor.serialization import Record
 from attractor.spaces import Space
 from attractor.states import Tokens, alike, finite, floating
@@ -139,10 +140,7 @@ class MLP(Law):
 
     def __post_init__(self) -> None:
         alike(self, ("w1", "b1", "w2", "b2", "gate"))
-        if self.activation not in ACTIVATIONS:
-            raise InputError(
-                f"activation {self.activation!r} is not known; the activations are {', '.join(ACTIVATIONS)}"
-            )
+        check_name(self.activation, ACTIVATIONS, "activation")
         if self.w1.ndim != 2:
             raise InputError(f"w1 must be (m, d), got {tuple(self.w1.shape)}")
         m, d = self.w1.shape

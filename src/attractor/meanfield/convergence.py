@@ -24,6 +24,7 @@ from attractor.meanfield.distances import (
     wasserstein,
 )
 from attractor.observables import LIMIT, covariance, heavy, tilt
+from attractor.registry import check_name
 from attractor.solvers import flow
 from attractor.states import Gaussian, Tokens
 
@@ -210,11 +211,8 @@ def _checked(problem: _Problem, sizes: Sequence[int], repeats: int) -> tuple[int
         raise InputError(f"rates need at least two increasing numbers of tokens, got {list(sizes)}")
     if repeats < 1:
         raise InputError(f"rates need at least one repeat, got {repeats}")
-    unknown = [name for name in problem.measures if name not in MEASURES]
-    if unknown or not problem.measures:
-        raise InputError(
-            f"measure {unknown[0] if unknown else ''!r} is not known; the measures are {', '.join(MEASURES)}"
-        )
+    for name in problem.measures or ("",):
+        check_name(name, MEASURES, "measure")
     against = problem.against
     if against == "closure" and not isinstance(problem.start, Gaussian):
         raise InputError("a closure belongs to a Gaussian start; measure against 'pair' or a number of tokens instead")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
@@ -25,6 +24,7 @@ from attractor.models.attention_layers import (
     turning,
 )
 from attractor.models.tensors import Reader
+from attractor.registry import closest
 
 Config = Any  # a configuration of transformers
 
@@ -131,8 +131,8 @@ def family_of(model_type: str | None, where: str) -> Family:
     known = {name: family for family in list_families() for name in family.model_types}
     if model_type in known:
         return known[model_type]
-    near = difflib.get_close_matches(str(model_type), known, n=1, cutoff=0.75)
-    hint = f"; the nearest is {near[0]!r}" if near else ""
+    near = closest(str(model_type), known, cutoff=0.75)
+    hint = f"; the nearest is {near!r}" if near else ""
     raise UnsupportedError(
         f"{where} is a model of type {model_type!r}, which attractor has no family for{hint}. The families are "
         f"{', '.join(sorted(known))}; to add one, write one file in attractor/models/families that says what its attention "

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attractor.errors import InputError
 from attractor.laws import ACTIVATIONS, MLP, Block, LayerNorm, Norm, RMSNorm
 from attractor.nn.layer import AttentionLayer
+from attractor.registry import check_name
 
 Placement = Literal["none", "pre", "post", "peri", "sandwich"]
 NORMS = {"none": 0, "pre": 2, "post": 2, "peri": 4}
@@ -47,8 +48,7 @@ class TransformerBlock(nn.Module):
             raise InputError(f"placement {placement!r} is not known; give none, pre, post, or peri (sandwich)")
         if norm not in ("layer", "rms"):
             raise InputError(f"norm must be 'layer' or 'rms', got {norm!r}")
-        if activation not in ACTIVATIONS:
-            raise InputError(f"activation {activation!r} is not known; the activations are {', '.join(ACTIVATIONS)}")
+        check_name(activation, ACTIVATIONS, "activation")
         self.attention, self.activation = attention, activation
         self.widen = nn.Linear(dim, hidden) if hidden else None
         self.narrow = nn.Linear(hidden, dim) if hidden else None

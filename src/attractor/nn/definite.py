@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attractor.errors import InputError
 from attractor.nn.layer import AttentionLayer
 from attractor.nn.parameters import PIVOT, Formed, Signed, Weights, split_heads, split_output, working
+from attractor.registry import check_name
 
 Solve = Literal["quotient", "product"]
 SMALLEST = 1e-2  # eigenvalue that the start's symmetric part is clipped at
@@ -207,8 +208,7 @@ class Token(nn.Module):
 
 def _signs(regime: str, dim: int, negative: float, signs: Sequence[int] | None, elsewhere: int) -> Tensor:
     """Signs of the metric's pivots; the negative ones come first unless they are given. ``elsewhere`` are those among interactions."""
-    if regime not in ("convergent", "divergent", "intermediate"):
-        raise InputError(f"regime {regime!r} is not known; the regimes are convergent, divergent and intermediate")
+    check_name(regime, ("convergent", "divergent", "intermediate"), "regime")
     if not 0 <= negative <= 1:
         raise InputError(f"negative is a share of directions, between 0 and 1, got {negative}")
     count = {"convergent": dim, "divergent": 0, "intermediate": int(negative * dim)}[regime] - elsewhere

@@ -12,6 +12,7 @@ from torch import nn
 from attractor.errors import InputError, StoreError, UnsupportedError
 from attractor.nn.attention_interface import BASES, KERNELS, PREFIX, Seat, register, remember, seats
 from attractor.nn.refinements import REFINEMENTS, Refinement, Sign, refinement_named
+from attractor.registry import check_name
 
 Model = TypeVar("Model", bound=nn.Module)
 RECORD = "attractor_refinement"  # in the model's configuration, so that it is saved with the model
@@ -45,8 +46,8 @@ def refine(
     A cache filled before refining cannot be used after it.
     """
     base = _check(model, kind)
-    if backend is not None and backend not in KERNELS:
-        raise InputError(f"backend {backend!r} is not known; give {', '.join(KERNELS)}")
+    if backend is not None:
+        check_name(backend, KERNELS, "backend")
     found = list(seats(model))
     if not found:
         raise UnsupportedError(
@@ -98,8 +99,7 @@ def _check(model: nn.Module, kind: str) -> str:
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "_attn_implementation"):
         raise InputError(f"refine takes a model of the transformers library, got {type(model).__name__}")
-    if kind not in REFINEMENTS:
-        raise InputError(f"refinement {kind!r} is not known; the refinements of a model are shift and slice")
+    check_name(kind, REFINEMENTS, "refinement")
     if kind == "metric":
         raise UnsupportedError(
             "a pretrained model has no explicit metric: the metric refinement is for DefiniteAttention(..., metric='diagonal')"

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from attractor.errors import InputError, UnsupportedError
 from attractor.nn.parameters import Formed, Weights
+from attractor.registry import find
 
 
 def fast(*parts: Tensor) -> bool:
@@ -264,9 +265,7 @@ def refinement_named(
     """A refinement by name, or the refinement itself."""
     if kind is None or isinstance(kind, Refinement):
         return kind
-    if kind not in REFINEMENTS:
-        raise InputError(f"refinement {kind!r} is not known; the refinements are {', '.join(REFINEMENTS)}")
-    made = REFINEMENTS[kind]
+    made = find(kind, REFINEMENTS, "refinement")
     if issubclass(made, Slice):
         return made(dim, heads, sign, value, channels=channels)
     if channels is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Attention, Kernel, Law, Pairing, Schedule, Stack
+from attractor.registry import find
 from attractor.states import Tokens
 
 Observable = Callable[..., Tensor]
@@ -35,11 +35,7 @@ def names() -> list[str]:
 
 def named(name: str) -> Observable:
     """The observable of that name."""
-    if name not in _registry:
-        close = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the observables are {', '.join(names())}"
-        raise InputError(f"observable {name!r} is not known; {hint}")
-    return _registry[name]
+    return find(name, dict(sorted(_registry.items())), "observable")
 
 
 Times = float | Sequence[float] | Tensor | None

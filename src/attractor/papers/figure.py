@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -10,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from attractor.errors import InputError
 from attractor.plotting import Panel
+from attractor.registry import find
 
 Row = dict[str, float | int | str | None]
 
@@ -60,9 +59,4 @@ def questions() -> tuple[Question, ...]:
 
 def question(key: str) -> Question:
     """The one of that key."""
-    known = _shelf()
-    if key not in known:
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the questions are {', '.join(known)}"
-        raise InputError(f"question {key!r} is not known; {hint}")
-    return known[key]
+    return find(key, _shelf(), "question")

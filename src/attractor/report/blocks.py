@@ -15,6 +15,7 @@ import numpy as np
 
 from attractor.errors import InputError, missing
 from attractor.plotting import Reel, Scene, page_content, prepare, reading, shape_of, shown_curves, style
+from attractor.registry import check_name
 from attractor.report.figures import content_of
 
 if TYPE_CHECKING:
@@ -71,8 +72,7 @@ class Badge:
     tone: str = "plain"
 
     def __post_init__(self) -> None:
-        if self.tone not in TONES:
-            raise InputError(f"tone {self.tone!r} is not known; give one of {', '.join(TONES)}")
+        check_name(self.tone, TONES, "tone")
 
 
 @dataclass(frozen=True)

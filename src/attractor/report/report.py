@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attractor._version import __version__
 from attractor.errors import InputError, missing
 from attractor.files import atomic, check_folder, target
+from attractor.registry import check_name
 from attractor.report import blocks
 from attractor.report.blocks import (
     Badge,
@@ -163,8 +164,7 @@ class Section:
 
         ``tone`` "good", "warn" or "bad" puts it in a coloured box.
         """
-        if tone not in blocks.TONES:
-            raise InputError(f"tone {tone!r} is not known; give one of {', '.join(blocks.TONES)}")
+        check_name(tone, blocks.TONES, "tone")
         return self._add(blocks.Text(words, tone))
 
     def maths(self, latex: str) -> Section:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError
+from attractor.registry import find
 from attractor.serialization import Record
 from attractor.solvers.outcome import EventRecord, Outcome
 from attractor.spaces import Space
@@ -156,13 +157,11 @@ def rules_from(
         return [*default, *([Steady()] if autonomous else [])]
     rules: list[Rule] = []
     for rule in [stop] if isinstance(stop, (str, Rule)) else stop:
-        if isinstance(rule, str) and rule not in named:
-            raise InputError(f"stop {rule!r} is not known; the stops are {', '.join(named)} (or a Rule)")
         if isinstance(rule, Event):
             raise InputError(f"the event {rule.label!r} was given as a stop; give it as events=[...]")
         if not isinstance(rule, (str, Rule)):
             raise InputError(f"a stop is one of {', '.join(named)} or a Rule, got {type(rule).__name__}")
-        rules.append(named[rule] if isinstance(rule, str) else rule)
+        rules.append(find(rule, named, "stop") if isinstance(rule, str) else rule)
     return rules
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError
+from attractor.registry import find
 from attractor.serialization import Record
 from attractor.states import Tokens, finite, floating
 
@@ -71,12 +72,8 @@ class Space(Record):
 
 
 def space_named(name: str) -> Space:
-    """A space by name: "euclidean" or "sphere" (an ellipsoid needs its matrix: ``Ellipsoid(W)``)."""
-
-    spaces = {"euclidean": Euclidean, "sphere": Sphere}
-    if name not in spaces:
-        raise InputError(f"space {name!r} is not known; give 'euclidean', 'sphere' or Ellipsoid(W)")
-    return spaces[name]()
+    """Return the space of that name: "euclidean" or "sphere" (an ellipsoid needs its matrix: ``Ellipsoid(W)``)."""
+    return find(name, {"euclidean": Euclidean, "sphere": Sphere}, "space")()
 
 
 @dataclass(frozen=True)

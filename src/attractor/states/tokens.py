@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import Tensor
 from attractor import memory
 from attractor.errors import InputError
 from attractor.html_repr import dots, html_card
+from attractor.registry import find
 from attractor.serialization import Record
 from attractor.states.arrays import finite, floating
 
@@ -243,17 +243,14 @@ def drawn(
 
 def _parsed(name: str) -> tuple[Draw, list[float]]:
     word, _, text = str(name).partition(":")
-    if word not in _starts:
-        close = difflib.get_close_matches(word, _starts, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the starts are {', '.join(_starts)}"
-        raise InputError(f"start {name!r} is not known; {hint}")
+    function = find(word, _starts, "start")
     try:
         numbers = [float(part) for part in text.split(",")] if text else []
     except ValueError:
         raise InputError(f"start {name!r} must be a name, or a name and numbers such as student:5") from None
     if not all(math.isfinite(number) for number in numbers):
         raise InputError(f"start {name!r} must have finite numbers")
-    return _starts[word], numbers
+    return function, numbers
 
 
 def _sphere(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from attractor.errors import InputError
 from attractor.plotting import Panel
+from attractor.registry import find
 
 VERDICTS = {
     "false": "false as stated",
@@ -92,12 +92,7 @@ def list_counterexamples() -> tuple[CounterExample, ...]:
 
 def find_counterexample(key: str) -> CounterExample:
     """The one of that key."""
-    known = _shelf()
-    if key not in known:
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the claims are {', '.join(known)}"
-        raise InputError(f"claim {key!r} is not known; {hint}")
-    return known[key]
+    return find(key, _shelf(), "claim")
 
 
 def table() -> str:

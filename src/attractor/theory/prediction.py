@@ -14,6 +14,7 @@ import torch
 
 from attractor.errors import InputError
 from attractor.laws import Attention, Law, Rotary
+from attractor.registry import unknown
 from attractor.solvers import Trajectory
 from attractor.spaces import Euclidean, Space, Sphere, space_named
 from attractor.states import Gaussian, Tokens
@@ -162,7 +163,7 @@ def predict(
         raise InputError(f"the law moves points of {law.dim} coordinates, the Gaussian has {state.dim}")  # type: ignore[attr-defined]
     if paper is not None and not list_theorems(paper):
         papers = sorted({theorem.key.split(".")[0] for theorem in list_theorems()})
-        raise InputError(f"paper {paper!r} is not known; give {', '.join(papers)}")
+        raise unknown(paper, papers, "paper")
     if step is not None and not (math.isfinite(step) and step > 0):
         raise InputError(f"step must be positive, got {step}")
     case = Case(law, state, place, options={} if step is None else {"method": "layers", "step": float(step)})

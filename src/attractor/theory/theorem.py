@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import pkgutil
 import re
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Attention, Law
+from attractor.registry import find
 from attractor.solvers import Trajectory, flow
 from attractor.spaces import Euclidean, Space
 from attractor.states import Gaussian, Tokens
@@ -263,16 +263,7 @@ def list_theorems(paper: str | None = None) -> tuple[Theorem, ...]:
 
 def find_theorem(key: str) -> Theorem:
     """The theorem of that key."""
-    known = _shelved()
-    if key not in known:
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = (
-            f"did you mean {close[0]!r}?"
-            if close
-            else f"attractor check --list and attractor.theory.theorems() have all {len(known)}"
-        )
-        raise InputError(f"theorem {key!r} is not known; {hint}")
-    return known[key]
+    return find(key, _shelved(), "theorem")
 
 
 def summary(theorem: Theorem) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attractor.errors import InputError
+from attractor.registry import check_name
 
 AT_LEAST = {
     **dict.fromkeys(
@@ -185,8 +186,7 @@ class Config:
             if not 0 <= float(getattr(self, name)) <= 1:
                 raise InputError(f"{name} must lie between 0 and 1, got {getattr(self, name)!r}")
         for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} {getattr(self, name)!r} is not known; give {', '.join(known)}")
+            check_name(getattr(self, name), known, name, "choices")
         self._check_together()
 
     def _check_together(self) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from attractor.errors import AttractorError, InputError, MemoryShortageError, MissingExtraError, StoreError, missing
 from attractor.nn import TransformerBlock
 from attractor.observables import cosine, pairwise_distance, token_norm
+from attractor.registry import check_name
 from attractor.states import Tokens
 from attractor.training.config import Config
 from attractor.training.data.batches import Ahead, Batch, Data, open_data
@@ -151,8 +152,7 @@ CURVES = ("norm", "distance", "cosine")
 def check_trackers(config: Config) -> None:
     """Refuse what is not known or not installed, before anything is made."""
     for name in config.trackers:
-        if name not in ("tensorboard", "wandb"):
-            raise InputError(f"tracker {name!r} is not known; give tensorboard or wandb")
+        check_name(name, ("tensorboard", "wandb"), "tracker")
         if find_spec(name) is None:
             raise MissingExtraError(f"trackers name {name}, which is not installed: pip install {name}")
 

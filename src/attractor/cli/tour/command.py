@@ -18,6 +18,7 @@ from attractor.cli.tour.models import audited, refined, traced
 from attractor.cli.tour.stop import Stop
 from attractor.cli.tour.systems import bench, clusters, gaussians, hemisphere
 from attractor.errors import InputError
+from attractor.registry import check_name
 
 if TYPE_CHECKING:
     from attractor.cli.tour.stop import Settings
@@ -38,8 +39,7 @@ def chosen(names: list[str]) -> list[Stop]:
     """The stops that were asked for, in the order of the tour."""
     known = [stop.key for stop in STOPS]
     for name in names:
-        if name not in known:
-            raise InputError(f"--stop {name!r} is not known; the stops are {', '.join(known)}")
+        check_name(name, known, "--stop", "stops")
     return [stop for stop in STOPS if not names or stop.key in names]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attractor.engines import Mode, attend
-from attractor.errors import InputError
+from attractor.registry import find
 from attractor.serialization import Record
 
 
@@ -65,10 +65,8 @@ def kernel_named(kernel: str | Kernel) -> Kernel:
     """A kernel by name, or the kernel itself."""
     if isinstance(kernel, Kernel):
         return kernel
-    kernels = {found.name: found for found in Kernel.__subclasses__()}
-    if kernel not in kernels:
-        raise InputError(f"kernel {kernel!r} is not known; the kernels are {', '.join(sorted(kernels))}")
-    return kernels[kernel]()
+    kernels = {found.name: found for found in sorted(Kernel.__subclasses__(), key=lambda found: found.name)}
+    return find(kernel, kernels, "kernel")()
 
 
 def as_bias(value: float, like: Tensor) -> Tensor | None:

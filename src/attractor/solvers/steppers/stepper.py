@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.errors import InputError
 from attractor.laws import Law
+from attractor.registry import find
 from attractor.spaces import Space
 from attractor.states import Tokens
 
@@ -118,6 +118,9 @@ class Inside:
         return Inside(self.h, change(self.y), torch.stack([change(part) for part in self.parts]))
 
 
+_steppers: dict[str, type[Stepper]] = {}
+
+
 class Stepper:
     """One method.
 
@@ -134,6 +137,10 @@ class Stepper:
     interpolates: ClassVar[bool] = False
     arrays: ClassVar[int] = 45
     cites: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        if cls.name:
+            _steppers[cls.name] = cls
 
     @property
     def coefficients(self) -> Coefficients | None:
@@ -238,12 +245,5 @@ def default_method(rtol: float) -> str:
 
 
 def stepper_named(name: str) -> Stepper:
-    """A method by name."""
-    from attractor.solvers import steppers
-
-    methods = {
-        found.name: found for found in (steppers.Dopri5, steppers.Dop853, steppers.RK4, steppers.Euler, steppers.Layers)
-    }
-    if name not in methods:
-        raise InputError(f"method {name!r} is not known; the methods are {', '.join(methods)}")
-    return methods[name]()
+    """Return the stepper of that name."""
+    return find(name, _steppers, "method")()

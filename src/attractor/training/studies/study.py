@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from attractor.errors import InputError, StoreError
+from attractor.registry import find, unknown
 from attractor.training.config import Config
 from attractor.training.data.batches import open_data
 from attractor.training.models import attention_layer
@@ -170,16 +171,14 @@ STUDIES: dict[str, Study] = {
 
 def study_named(name: str) -> Study:
     """A study by its name."""
-    if name not in STUDIES:
-        raise InputError(f"study {name!r} is not known; the studies are {', '.join(STUDIES)}")
-    return STUDIES[name]
+    return find(name, STUDIES, "study", "studies")
 
 
 def changes_of(study: Study, arm: str) -> Changes:
     """The entries of the configuration of an arm."""
     kind, _, positions = arm.partition("/")
     if kind not in KINDS or positions not in ("none", "absolute", "rotary"):
-        raise InputError(f"arm {arm!r} is not known; the study {study.name} has {', '.join(study.arms)}")
+        raise unknown(arm, study.arms, "arm", f"arms of {study.name}")
     return {**study.base, **KINDS[kind], "positions": positions}
 
 
