@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from attractor.errors import StoreError, UnsupportedError
+from attractor.errors import MissingExtraError, StoreError, UnsupportedError
 from attractor.laws import (
     L2,
     MLP,
@@ -41,7 +42,7 @@ from attractor.laws import (
     Window,
 )
 from attractor.laws.closure import Closure
-from attractor.serialization import Record, citations, decode, encode, tensors
+from attractor.serialization import Record, citations, decode, encode, tensors, to_frame
 from attractor.spaces import Ellipsoid, Euclidean, Sphere
 from attractor.states import Gaussian, Tokens
 
@@ -229,3 +230,13 @@ def test_tensors_and_citations_reach_into_nested_records() -> None:
     assert citations(BLOCK) == ["geshkovski2023mathematical", "vaswani2017attention", "ba2016layer", "zhang2019root"]
     assert citations([Rotary(), Sinkhorn()]) == ["su2021roformer", "sander2022sinkformers", "cuturi2013sinkhorn"]
     assert citations(3) == []
+
+
+def test_frames_have_a_line_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    frame = to_frame([{"head": 0, "low": -1.0}, {"head": 1, "low": 2.0}])
+    assert list(frame.columns) == ["head", "low"]
+    assert list(to_frame([Sphere(2.0)])["radius"]) == [2.0]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"attractor\[pandas\]"):
+        to_frame([])

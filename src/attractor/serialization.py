@@ -1,15 +1,19 @@
-"""Frozen dataclasses that a store can write and read back, without pickle."""
+"""Frozen dataclasses that a store can write and read back, without pickle; results as tables."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
-from attractor.errors import StoreError, UnsupportedError
+from attractor.errors import StoreError, UnsupportedError, missing
+
+if TYPE_CHECKING:
+    import pandas
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _BARE = frozenset((type(None), bool, int, float, str, torch.dtype))  # types of which no value holds a tensor
@@ -144,3 +148,23 @@ def _names_of(kind: type) -> tuple[str, ...]:
 @cache
 def _fields_of(kind: type) -> tuple[dataclasses.Field[Any], ...]:
     return tuple(field for field in dataclasses.fields(kind) if field.init)
+
+
+def to_frame(rows: Iterable[Any]) -> pandas.DataFrame:
+    """Return results as a pandas DataFrame with one line per row.
+
+    Parameters
+    ----------
+    rows : mappings, dataclass instances, or objects whose method ``row()`` returns a mapping; the keys become columns.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise missing("pandas", "pandas") from None
+    return pandas.DataFrame([_to_mapping(row) for row in rows])
+
+
+def _to_mapping(row: Any) -> Any:
+    if callable(getattr(row, "row", None)):
+        return row.row()
+    return dataclasses.asdict(row) if dataclasses.is_dataclass(row) and not isinstance(row, type) else row
