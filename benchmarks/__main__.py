@@ -16,6 +16,7 @@ from attractor.cli.console import FAILED, Written, complain, ending, print_rows
 from attractor.cli.main import quietable, run
 from attractor.cli.options import PictureOptions, grouped, panel, paragraphs, replay
 from attractor.errors import InputError
+from attractor.progress import progress_bar
 
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -128,12 +129,12 @@ def bench(context: typer.Context, rows: RowOptions, report: ReportOptions, pictu
     with ending("attractor bench", report.debug), pictures.sized():
         groups, settings = asked(rows)
         check_places(report)
-        shows = sys.stderr.isatty() if report.progress is None else report.progress
         from benchmarks import benchmark
 
         command = replay(context, without=("json", "progress", "debug"))
-        with bar(shows) as watch, quiet_stdout():
-            found = benchmark(groups, settings, watch, keeper(report.out), command)
+        with progress_bar("bench", report.progress, count=False) as update, quiet_stdout():
+            progress = lambda share, text: update(share, 1.0, text)  # noqa: E731
+            found = benchmark(groups, settings, progress, keeper(report.out), command)
         tell(found, report, command)
         if report.check and found["summary"]["missed"]:
             complain(f"{found['summary']['missed']} of the measured targets missed", "attractor bench")
@@ -192,21 +193,6 @@ def tell(found: dict[str, Any], options: ReportOptions, command: str) -> None:
         return
     print_report(found)
     written.tell(command)
-
-
-@contextmanager
-def bar(wanted: bool) -> Iterator[Any]:
-    """A function that shows how far the benchmark is."""
-    if not wanted:
-        yield lambda share, text: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("bench"), BarColumn(20), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("bench", total=1.0, note="")
-        yield lambda share, text: shown.update(task, completed=share, note=text)
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def _growth(axes: Axes, variable: str, curves: list[dict[str, Any]]) -> None:
 
 
 SCHEMA = "benchmarks/1"
-Watch = Callable[[float, str], None]  # share that is done, and what is being done
+ProgressCallback = Callable[[float, str], None]  # share that is done, and what is being done
 Keep = Callable[[dict[str, Any]], None]  # takes the report as far as it goes
 
 CONTESTS: dict[str, Callable[[Settings], list[Contest]]] = {
@@ -165,7 +165,7 @@ def chosen(names: Iterable[str]) -> tuple[str, ...]:
 def benchmark(
     groups: Iterable[str],
     settings: Settings,
-    watch: Watch = lambda share, text: None,
+    progress: ProgressCallback = lambda share, text: None,
     keep: Keep = lambda report: None,
     command: str = "",
 ) -> dict[str, Any]:
@@ -191,10 +191,10 @@ def benchmark(
         return {**head, "ended": facts.now(), "finished": done, **body}
 
     with confined(settings.threads):
-        watch(0.0, "ceilings of the machine")
+        progress(0.0, "ceilings of the machine")
         limits = ceilings.both(groups, settings, GPU)
         for number, item in enumerate([*contests, *curves]):
-            tell = _teller(watch, number / (len(contests) + len(curves)), item.name)
+            tell = _teller(progress, number / (len(contests) + len(curves)), item.name)
             if isinstance(item, Contest):
                 limit = ceilings.limit(limits[item.device], item.dtype, item.dim)
                 results.append(hold(item, settings, limit, tell))
@@ -204,8 +204,8 @@ def benchmark(
     return report()
 
 
-def _teller(watch: Watch, share: float, name: str) -> Callable[[str], None]:
-    return lambda text: watch(share, f"{name}: {text}")
+def _teller(progress: ProgressCallback, share: float, name: str) -> Callable[[str], None]:
+    return lambda text: progress(share, f"{name}: {text}")
 
 
 def summary(results: list[dict[str, Any]]) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +15,7 @@ from attractor.cli.inputs import check_file
 from attractor.cli.options import grouped, panel, replay
 from attractor.html_repr import format_number
 from attractor.models import by_layer, deviations, median
+from attractor.progress import progress_bar
 from attractor.weights import QUANTITIES
 
 if TYPE_CHECKING:
@@ -287,19 +287,13 @@ def _check(output: AuditOutput) -> None:
 
 def one(model: str, options: AuditOptions, output: AuditOutput) -> tuple[Checkpoint, Audit]:
     """One model, with a bar."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from attractor.models import audit as audit_one
     from attractor.models import checkpoint
 
-    shows = sys.stderr.isatty() if output.progress is None else output.progress
     opened = checkpoint(model)
-    with Progress(console=Console(stderr=True), disable=not shows, transient=True) as bar:
-        task = bar.add_task(f"layers of {Path(model).name}", total=len(opened.layers))
-        advance = lambda count: bar.update(task, completed=count)  # noqa: E731
+    with progress_bar(f"layers of {Path(model).name}", output.progress, total=len(opened.layers)) as update:
         settings = {name: getattr(options, name) for name in ("fold", "detail", "sums", "nulls", "verify", "seed")}
-        return opened, audit_one(opened, progress=advance, **{**settings, "detail": options.detail.value})
+        return opened, audit_one(opened, progress=update, **{**settings, "detail": options.detail.value})
 
 
 def _compared(pairs: list[tuple[Checkpoint, Audit]]) -> list:

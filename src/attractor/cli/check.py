@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from attractor.cli.console import FAILED, Written, complain, counted, ending
+from attractor.cli.console import FAILED, Written, complain, ending
 from attractor.cli.options import given, replay
 from attractor.errors import InputError
+from attractor.progress import progress_bar
 
 SCHEMA = "attractor.check/1"
 
@@ -77,11 +75,9 @@ def check(
             from attractor.report import check_place
 
             check_place(report, "--report")
-        wanted = sys.stderr.isatty() if progress is None else progress
-        with bar(wanted, len(chosen)) as tell:
-            found = run(
-                theorem or None, instances=instances, violated=violated, seed=seed, processes=processes, progress=tell
-            )
+        settings = {"instances": instances, "violated": violated, "seed": seed, "processes": processes}
+        with progress_bar("check", progress, total=len(chosen)) as update:
+            found = run(theorem or None, **settings, progress=lambda key, done, total: update(done, total, key))
         command = replay(context, without=("json", "debug", "progress"))
         if report is not None:
             from attractor.report import check_report
@@ -114,7 +110,7 @@ def compare(context: typer.Context, systems: int, seed: int, json: bool, progres
     from attractor.cli.console import print_json, print_rows, versions
     from attractor.theory import agreement
 
-    with counted("systems", progress) as show:
+    with progress_bar("systems", progress) as show:
         found = agreement(systems, seed, show)
     command = replay(context, without=("json", "debug", "progress"))
     if json:
@@ -133,24 +129,3 @@ def compare(context: typer.Context, systems: int, seed: int, json: bool, progres
     if found.disputes:
         complain(f"{len(found.disputes)} predictions of proved theorems are contradicted", "attractor check")
         raise typer.Exit(FAILED)
-
-
-@contextmanager
-def bar(wanted: bool, total: int) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar on stderr that counts theorems."""
-    if not wanted:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns: tuple[Any, ...] = (
-        TextColumn("check"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
-        task = drawn.add_task("check", total=total, note="")
-        yield lambda key, done, total: drawn.update(task, completed=done, note=key)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import FAILED, Written, complain, counted, ending
+from attractor.cli.console import FAILED, Written, complain, ending
 from attractor.cli.options import PictureOptions, grouped, panel, replay
 from attractor.errors import InputError
+from attractor.progress import progress_bar
 
 if TYPE_CHECKING:
     from attractor.theory import CounterExample, Evidence
@@ -94,7 +95,7 @@ def write(path: Path, text: str) -> None:
 def all_reproduced(chosen: Sequence[CounterExample], options: ClaimOptions) -> list[dict[str, Any]]:
     """Run each, with a bar; for people each is printed as soon as it is known."""
     rows: list[dict[str, Any]] = []
-    with counted("claims", options.progress) as show:
+    with progress_bar("claims", options.progress) as show:
         for example in chosen:
             show(len(rows), len(chosen))
             rows.append(reproduced(example, options))

@@ -86,27 +86,6 @@ def sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error) or 'no message'} (give --debug for the traceback)"
 
 
-@contextmanager
-def counted(what: str, wanted: bool | None, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """``show(done, all)`` moves a bar, if one is wanted or, by default, stderr is a terminal."""
-    shown = sys.stderr.isatty() and not quiet if wanted is None else wanted
-    if not shown:
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def said(wanted: bool | None) -> Callable[[str], None]:
-    """A line for each part, into a log too, unless that is not wanted."""
-    return (lambda line: None) if wanted is False else (lambda line: typer.echo(line, err=True))
-
-
 @dataclass(frozen=True)
 class Written:
     """What a command wrote: pictures, a page, tables and the like, and the store of a run."""

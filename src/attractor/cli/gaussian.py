@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from attractor.cli.console import Written, counted, ending
+from attractor.cli.console import Written, ending
 from attractor.cli.inputs import check_picture
 from attractor.cli.options import PictureOptions, check_numbers, given, grouped, numbers, panel, replay
 from attractor.cli.system_options import LawOptions, build_law, read_law, read_matrix, read_vector
 from attractor.errors import InputError
 from attractor.html_repr import format_number
+from attractor.progress import progress_bar
 
 SCHEMA = "attractor.gaussian/1"
 UNTIL = 10.0
@@ -257,7 +258,7 @@ def phase(start: StartOptions, law: LawOptions, many: ManyOptions, results: Resu
     from attractor.meanfield import phase as follow
 
     moved, _ = read_start(start, law)
-    with counted("phase", results.progress, results.quiet) as show:
+    with progress_bar("phase", results.progress, results.quiet) as show:
         found = follow(moved, many.grid, progress=show)
     summary = found.summary()
     if results.plot is not None:
@@ -315,7 +316,7 @@ def blow_up_map(start: StartOptions, law: LawOptions, many: ManyOptions, results
     if moved.dim != 2:
         raise InputError(f"a blow-up map is one of covariances in the plane, the law has dimension {moved.dim}")
     starts, found = disc(many.grid), []
-    with counted("blow-up", results.progress, results.quiet) as show:
+    with progress_bar("blow-up", results.progress, results.quiet) as show:
         for index, covariance in enumerate(starts):
             found.append(blow_up(moved, Gaussian(np.zeros(2), covariance), max_evaluations=20_000))  # type: ignore[arg-type]
             show(index + 1, len(starts))
@@ -349,7 +350,7 @@ def case(start: StartOptions, law: LawOptions, many: ManyOptions, results: Resul
     """A published case: the outcome of an accurate integrator beside what the published code concludes."""
     from attractor.papers import study
 
-    with counted(str(many.case), results.progress, results.quiet) as show:
+    with progress_bar(str(many.case), results.progress, results.quiet) as show:
         found = study(
             str(many.case), many.grid, official_scaling=many.official_scaling, emulate=many.emulate, progress=show
         )
@@ -383,7 +384,7 @@ def ranks(start: StartOptions, law: LawOptions, many: ManyOptions, results: Resu
     dims = [int(dim) for dim in numbers(many.dims, "--dims")]
     if not dims or min(dims) < 2 or max(dims) > 12:
         raise InputError(f"--dims must be dimensions from 2 to 12, got {many.dims}")
-    with counted("ranks", results.progress, results.quiet) as show:
+    with progress_bar("ranks", results.progress, results.quiet) as show:
         found = rank_histogram(
             law.kernel, many.value_kind, dims, many.draws, many.seed, emulate=many.emulate, progress=show
         )

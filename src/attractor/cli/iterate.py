@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import Written, counted, ending, print_rows
+from attractor.cli.console import Written, ending, print_rows
 from attractor.cli.inputs import check_file, check_picture
 from attractor.cli.options import PictureOptions, given, grouped, numbers, panel, replay
 from attractor.errors import InputError
 from attractor.html_repr import format_number
+from attractor.progress import progress_bar
 
 if TYPE_CHECKING:
     from attractor.models import Checkpoint, Iteration
@@ -336,7 +337,7 @@ def run(
 
     own = [*(prompts.text or ()), *(one.text for one in read_files(prompts.file or ()))]
     random = prompts.random_prompts if prompts.random_prompts is not None else (0 if own else 1)
-    with counted("passes", output.progress) as show:
+    with progress_bar("passes", output.progress) as show:
         source = opened(model, passes.seed)
         if "prompt_tokens" in named and getattr(source.config, "image_size", None) is not None:
             raise InputError(

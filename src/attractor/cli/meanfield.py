@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial, singledispatch
 from pathlib import Path
@@ -20,6 +17,7 @@ from attractor.cli.options import PictureOptions, check_numbers, given, grouped,
 from attractor.cli.system_options import LawOptions, build_law, read_law, read_matrix, read_vector
 from attractor.errors import InputError
 from attractor.meanfield import LABELS, Beyond, Rates, Stability
+from attractor.progress import progress_bar
 from attractor.registry import check_name
 
 if TYPE_CHECKING:
@@ -312,9 +310,8 @@ def meanfield(
         check_study(context, study.study)
         check_report(report)
         question = asked(study, start, law)
-        shows = (sys.stderr.isatty() and not report.quiet) if report.progress is None else report.progress
-        with bar(shows) as watch:
-            found = answer(question, watch)
+        with progress_bar("mean field", report.progress, report.quiet, count=False) as update:
+            found = answer(question, lambda share, text: update(share, 1.0, text))
         if report.plot is not None:
             found.plot(report.plot)
         arguments = {**asdict(study), **asdict(start), **asdict(law)}
@@ -369,9 +366,9 @@ def _gaussian(arrays: dict[str, Any], dim: int, spread: float) -> Gaussian:
     return Gaussian(mean, arrays.get("covariance", spread**2 * torch.eye(dim, dtype=torch.float64)))
 
 
-def answer(question: Question, watch: Any) -> Any:
+def answer(question: Question, progress: Any) -> Any:
     """Run the study."""
-    return {"rates": _rates, "stability": _stability, "blow-up": _blow_up}[question.study.study](question, watch)
+    return {"rates": _rates, "stability": _stability, "blow-up": _blow_up}[question.study.study](question, progress)
 
 
 def _draw(question: Question, n: int, seed: int, ensemble: int) -> Tokens:
@@ -383,7 +380,7 @@ def _draw(question: Question, n: int, seed: int, ensemble: int) -> Tokens:
     return Tokens.drawn(question.start, n, question.dim, seed, question.spread, ensemble)
 
 
-def _rates(question: Question, watch: Any) -> Any:
+def _rates(question: Question, progress: Any) -> Any:
     from attractor.laws import obstacle
     from attractor.meanfield import rates
 
@@ -404,25 +401,25 @@ def _rates(question: Question, watch: Any) -> Any:
         measures=[name.strip() for name in options.measures.split(",") if name.strip()],
         whitened=not options.raw,
         seed=question.seed,
-        watch=watch,
+        progress=progress,
         rtol=options.rtol,
     )
 
 
-def _stability(question: Question, watch: Any) -> Any:
+def _stability(question: Question, progress: Any) -> Any:
     from attractor.meanfield import perturbed, stability
 
     options = question.study
     if len(question.sizes) > 1:
         raise InputError(f"--study stability takes one number of tokens, got --sizes {options.sizes}")
-    watch(0.0, f"{question.repeats} pairs of {question.sizes[0]:,} tokens")
+    progress(0.0, f"{question.repeats} pairs of {question.sizes[0]:,} tokens")
     first = _draw(question, question.sizes[0], question.seed, question.repeats)
     second = perturbed(first, options.apart, question.seed)
     until = 1.0 if options.until is None else options.until
     return stability(question.law, first, second, until=until, p=options.order, rtol=options.rtol)
 
 
-def _blow_up(question: Question, watch: Any) -> Any:
+def _blow_up(question: Question, progress: Any) -> Any:
     from attractor.meanfield import SHARES, past_blow_up
 
     if question.gaussian is None:
@@ -432,7 +429,7 @@ def _blow_up(question: Question, watch: Any) -> Any:
     end = 1.2 if question.study.until is None else question.study.until
     shares = [share for share in SHARES if share < end] + [end]
     options = {"sizes": question.sizes, "repeats": question.repeats, "shares": shares, "seed": question.seed}
-    return past_blow_up(question.law, question.gaussian, watch=watch, rtol=question.study.rtol, **options)
+    return past_blow_up(question.law, question.gaussian, progress=progress, rtol=question.study.rtol, **options)
 
 
 def tell(found: Any, question: Question, arguments: dict[str, Any], report: ReportOptions, command: str) -> None:
@@ -446,18 +443,3 @@ def tell(found: Any, question: Question, arguments: dict[str, Any], report: Repo
         print_json({**head, **document(found), "written": written.row(), "versions": versions()})
     elif not report.quiet:
         print_found(found, question, written, command)
-
-
-@contextmanager
-def bar(wanted: bool) -> Iterator[Any]:
-    """A function that shows how far the study is."""
-    if not wanted:
-        yield lambda share, text: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("mean field"), BarColumn(20), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("mean field", total=1.0, note="")
-        yield lambda share, text: shown.update(task, completed=share, note=text)

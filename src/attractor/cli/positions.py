@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from attractor.cli.console import Written, counted, ending
+from attractor.cli.console import Written, ending
 from attractor.cli.options import PictureOptions, check_numbers, grouped, panel, replay
+from attractor.progress import progress_bar
 
 SCHEMA = "attractor.positions/1"
 
@@ -60,7 +61,7 @@ def positions(context: typer.Context, asked: StudyOptions, results: ResultOption
             )
         if results.plot is not None:
             check_picture(results.plot, still=True)
-        with counted("positions", results.progress) as show:
+        with progress_bar("positions", results.progress) as show:
             study = positional_study(asked.systems, asked.until, asked.seed, asked.phase, progress=show)
         if results.plot is not None:
             from attractor.papers import draw

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from attractor.cli.console import Written, ending, print_rows, said
+from attractor.cli.console import Written, ending, print_rows
 from attractor.cli.inputs import check_file, check_picture, read_lines
 from attractor.cli.options import PictureOptions, given, grouped, panel, replay
 from attractor.errors import InputError
 from attractor.html_repr import format_number
+from attractor.progress import progress_lines
 
 SHOWN = {
     "W positive": "W > 0",
@@ -159,7 +160,7 @@ def practice(
         from attractor.models import quiet
         from attractor.papers import answers, run
 
-        tell = said(output.progress)
+        tell = progress_lines(output.progress)
         names = tuple(options.models or ())
         with quiet():
             found = run(names, texts=texts, seed=options.seed, resamples=options.resamples, progress=tell)

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from attractor.cli.console import Written, ending, print_rows, said
+from attractor.cli.console import Written, ending, print_rows
 from attractor.cli.inputs import check_folder_to_make, check_picture
 from attractor.cli.options import PictureOptions, grouped, panel, replay
 from attractor.errors import InputError
+from attractor.progress import progress_lines
 
 UNITS = {"bits_per_byte": "bits per byte", "accuracy": "accuracy"}
 MANY = 6  # pairs that are named one by one
@@ -210,7 +211,11 @@ def study(context: typer.Context, options: StudyOptions, how: StudyHow, output: 
         command = replay(context, without=("json", "progress", "debug"))
         known = {"command": command, "hardware": hardware(), "commit": facts.commit(), "time": facts.now()}
         count, missing = run_study(
-            plan, options.out, {**known, "torch": facts.versions()["torch"]}, said(output.progress), said(True)
+            plan,
+            options.out,
+            {**known, "torch": facts.versions()["torch"]},
+            progress_lines(output.progress),
+            progress_lines(True),
         )
         if output.json:
             found = {"study": options.name, "runs": count, "missing": missing, "file": str(options.out / "runs.jsonl")}

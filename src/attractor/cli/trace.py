@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import Written, counted, ending, print_rows
+from attractor.cli.console import Written, ending, print_rows
 from attractor.cli.inputs import Text, check_picture, read_files, read_lines
 from attractor.cli.options import PictureOptions, given, grouped, panel, replay
 from attractor.errors import InputError
 from attractor.html_repr import format_number
+from attractor.progress import progress_bar
 
 if TYPE_CHECKING:
     from attractor.models import Checkpoint, Traces
@@ -258,7 +259,7 @@ def run(
     """The model opened once and run on every text or picture; the first that was followed comes with it."""
     from attractor.models import checkpoint, trace_texts
 
-    with counted("texts", output.progress) as show:
+    with progress_bar("texts", output.progress) as show:
         opened = checkpoint(texts.model)
         read: list[Any] = [one.text for one in named]
         if texts.image:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 import tomllib
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from attractor.cli.console import Written, ending
 from attractor.cli.inputs import check_folder_to_make
 from attractor.cli.options import PictureOptions, grouped, panel, replay
 from attractor.errors import InputError, StoreError
+from attractor.progress import is_shown, progress_bar
 
 SEEDS = "seeds.json"  # in the folder of a run of several
 
@@ -335,19 +335,13 @@ def one(
     config: Any, folder: Path, resume: bool, named: list[str], cache: Path | None, output: TrainOutput
 ) -> dict[str, Any]:
     """One run with a bar on stderr: the loss, and how many tokens or pictures go by each second."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from attractor.training import train as run
 
-    shows = sys.stderr.isatty() if output.progress is None else output.progress
-    shows = shows and os.environ.get("RANK", "0") == "0"
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shows = is_shown(output.progress) and os.environ.get("RANK", "0") == "0"
     each = config.batch * config.accumulate * int(os.environ.get("WORLD_SIZE", "1"))
     unit = "pictures" if config.task == "images" else "tokens"
     each *= 1 if config.task == "images" else config.context
-    with Progress(*columns, console=Console(stderr=True), disable=not shows, transient=True) as bar:
-        task = bar.add_task(f"seed {config.seed}", total=config.steps)
+    with progress_bar(f"seed {config.seed}", shows, total=config.steps) as update:
         began: list[tuple[float, int]] = []
 
         def show(row: dict[str, Any]) -> None:
@@ -355,8 +349,7 @@ def one(
             del began[:-50]  # the speed of the last steps
             (first, then), (now, step) = began[0], began[-1]
             speed = (step - then) * each / max(now - first, 1e-9)
-            words = f"seed {config.seed}, loss {row['loss']:.3f}, {speed:,.0f} {unit}/s"
-            bar.update(task, completed=row["step"], description=words)
+            update(row["step"], note=f"loss {row['loss']:.3f}, {speed:,.0f} {unit}/s")
 
         report = run(config, folder, resume=resume, cache=cache, changed=named, progress=show if shows else None)
     return {"seed": config.seed, **report.row()}

@@ -159,7 +159,7 @@ def past_blow_up(
     repeats: int = 5,
     shares: Sequence[float] = SHARES,
     seed: int = 0,
-    watch: Callable[[float, str], None] = lambda share, text: None,
+    progress: Callable[[float, str], None] = lambda share, text: None,
     **options: Any,
 ) -> Beyond:
     """Follow tokens drawn from a Gaussian to and past the time at which the Gaussian itself blows up.
@@ -186,7 +186,7 @@ def past_blow_up(
     variance, run = [], None
     work = [float(n) * n for n in sizes]
     for index, n in enumerate(sizes):
-        watch(sum(work[:index]) / sum(work), f"{repeats} runs of {n:,} tokens")
+        progress(sum(work[:index]) / sum(work), f"{repeats} runs of {n:,} tokens")
         tokens = sample(gaussian, n, int(np.random.SeedSequence([seed, n]).generate_state(1)[0]), ensemble=repeats)
         run = flow(law, tokens, save=times.tolist(), **{"rtol": 1e-6, "atol": 1e-8, "stop": (), **options})
         variance.append(_variance(run, len(times)))

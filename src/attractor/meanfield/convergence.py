@@ -92,7 +92,7 @@ def fitted_slope(sizes: np.ndarray, errors: np.ndarray, level: float = 0.95) -> 
 
 
 Start = Callable[[int, int, int], Tokens]  # (n, seed, ensemble) -> tokens (ensemble, n, d)
-Watch = Callable[[float, str], None]
+ProgressCallback = Callable[[float, str], None]
 
 TOLERANCES = {"rtol": 1e-6, "atol": 1e-8}  # far below the scatter of any number of tokens that fits
 MEASURES = ("w2", "sliced", "energy", "mean", "covariance")
@@ -138,7 +138,7 @@ def rates(
     measures: Sequence[str] = MEASURES,
     whitened: bool = True,
     seed: int = 0,
-    watch: Watch = lambda share, text: None,
+    progress: ProgressCallback = lambda share, text: None,
     **options: Any,
 ) -> Rates:
     """Measure how the error at time ``until`` falls with the number of tokens.
@@ -149,20 +149,20 @@ def rates(
         function (n, seed, ensemble) -> Tokens.
     against : "closure", "pair", or the number of tokens of a larger system.
     measures : some of w2, sliced, energy, mean, covariance.
-    watch : called with the share that is done and a word about it; ``options`` go to ``flow``.
+    progress : called with the share that is done and a word about it; ``options`` go to ``flow``.
     """
     problem = _Problem(law, start, float(until), against, tuple(measures), whitened, options)
     sizes = _checked(problem, sizes, repeats)
     work = [float(n) * n for n in sizes]
     errors: dict[str, list[np.ndarray]] = {name: [] for name in problem.measures}
     for index, n in enumerate(sizes):
-        watch(sum(work[:index]) / sum(work), f"{repeats} runs of {n:,} tokens")
+        progress(sum(work[:index]) / sum(work), f"{repeats} runs of {n:,} tokens")
         found = _errors(problem, n, repeats, [_stream(seed, index, side) for side in (0, 1)])
         for name, values in found.items():
             errors[name].append(values)
     table = {name: np.stack(rows) for name, rows in errors.items()}
     slopes = {name: fitted_slope(np.array(sizes, dtype=float), values) for name, values in table.items()}
-    watch(1.0, "tilt along the path")
+    progress(1.0, "tilt along the path")
     times, path, notes = _tilt_along(problem, sizes[-1], seed)
     if repeats < 6:
         notes = (*notes, f"{repeats} repeats are few: a slope may be off by 0.2 (12 are recommended)")

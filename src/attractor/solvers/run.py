@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+import time as clock
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from attractor import engines, memory
 from attractor.engines import distributed as processes
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Closure, Law, Stack
+from attractor.progress import progress_bar
 from attractor.serialization import move_tensors, tensors
 from attractor.solvers.gaussian_integration import GaussianIntegration
-from attractor.solvers.integration import Integration, Plan, Progress
+from attractor.solvers.integration import Integration, Plan
 from attractor.solvers.merging import Log, Merger
 from attractor.solvers.native_loop import suits
 from attractor.solvers.outcome import Statistics
@@ -48,6 +50,7 @@ def check_footprint(shape: tuple[int, ...], stepper: Stepper, saved: int, bytes_
     memory.check((2 * saved + stepper.arrays) * float(state), n, what, device=device, advice=advice)
 
 
+UPDATE_SECONDS = 0.1  # between updates of the progress bar
 GAUSSIAN_RTOL = 2e-12  # a few numbers move, so digits are cheap; blow-up times want them
 
 
@@ -142,18 +145,44 @@ def flow(
         run.engines = used
         if ranks is not None:
             ranks.begin(run, definition, {"budget": budget, "store": (store is None, resume)})
-        drawn = progress is not True or ranks is None or ranks.rank == 0
-        with Progress(progress if drawn else False, run.plan) as bar:
-            run.pause = 0.0 if bar.every_step else run.pause
+        with show_progress(progress, run.plan, ranks is None or ranks.rank == 0) as after_step:
+            run.pause = 0.0 if callable(progress) else run.pause
             if store is None:
-                run.run(bar.show)
+                run.run(after_step)
             else:
                 from attractor.solvers.store import keep
 
-                keep(run, store, definition, resume, bar.show, ranks)
+                keep(run, store, definition, resume, after_step, ranks)
         if ranks is not None:
             ranks.end()
         return finished(run, definition)
+
+
+@contextmanager
+def show_progress(
+    progress: bool | Callable[[Integration], None], plan: Plan, first: bool
+) -> Iterator[Callable[[Integration], None]]:
+    """Yield what to call after every step: the user's function, or one that moves a bar (drawn by the first process only).
+
+    The bar moves with asinh of time, as the default save times do: half of a metastable run is its last decade.
+    """
+    if callable(progress):
+        yield progress
+        return
+    unit, next_update = min(0.1, (plan.until - plan.start) / 10), 0.0
+    total = math.asinh((plan.until - plan.start) / unit)
+    with progress_bar("flow", progress is True and first, total=total, count=False) as update:
+
+        def show(run: Integration) -> None:
+            nonlocal next_update
+            if clock.perf_counter() < next_update:
+                return
+            next_update = clock.perf_counter() + UPDATE_SECONDS
+            time = float(run.t.min()) if len(run.t) else plan.until
+            note = f"t = {time:.4g} of {plan.until:.4g}, {run.accepted} steps, {run.field.evaluations} evaluations"
+            update(math.asinh((time - plan.start) / unit), note=note)
+
+        yield show
 
 
 def prepare(
