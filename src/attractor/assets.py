@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
 
 from attractor.errors import FetchError
+from attractor.files import write_json
 from attractor.registry import find
 
 Client = Literal["pip", "npm", "apt"]
@@ -413,7 +414,7 @@ def _filled(wanted: Asset, work: Path, unpinned: bool, tell: Callable[[str], Non
     sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in _files(folder)}
     packages = [{"requirement": one.requirement, "sha256": one.sha256} for one in wanted.packages]
     stamp = {"asset": wanted.name, "licence": wanted.licence, "packages": packages, "files": sizes}
-    (folder / STAMP).write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / STAMP, stamp, indent=1)
     return folder
 
 

@@ -7,7 +7,8 @@ import json
 import torch
 
 import attractor as at
-from attractor.solvers.trajectory import ENDS, LISTED, LOOKED_AT, MERGES, strict
+from attractor.files import to_json
+from attractor.solvers.trajectory import ENDS, LISTED, LOOKED_AT, MERGES
 
 
 def test_a_summary_is_json() -> None:
@@ -72,7 +73,7 @@ def test_events_of_the_user() -> None:
 
 
 def test_what_is_not_finite_is_none() -> None:
-    assert strict({"norm": [1.0, float("inf")], 2: (float("nan"), True, "x", None)}) == {
+    assert to_json({"norm": [1.0, float("inf")], 2: (float("nan"), True, "x", None)}) == {
         "norm": [1.0, None],
         "2": [None, True, "x", None],
     }

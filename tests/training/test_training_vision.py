@@ -17,7 +17,8 @@ from PIL import Image
 from attractor.cli.main import run as command
 from attractor.errors import InputError, StoreError
 from attractor.training import Config, read_config, train
-from attractor.training.data.batches import open_data, samples
+from attractor.training.data import open_data
+from attractor.training.data.batches import sample_indices
 from attractor.training.data.images import arrays_of, augmented
 from attractor.training.models import VisionModel
 from attractor.training.run_folder import RunFolder
@@ -70,10 +71,10 @@ def test_stopped_and_resumed_to_the_same_curve(tmp_path: Path) -> None:
 
 def test_an_epoch_goes_once_through_all() -> None:
     """Over the batches of two processes; the next epoch has another order."""
-    seen = np.concatenate([samples(12, 3, 0, number, rank, 2) for number in range(4) for rank in range(2)])
+    seen = np.concatenate([sample_indices(12, 3, 0, number, rank, 2) for number in range(4) for rank in range(2)])
     assert sorted(seen[:12]) == sorted(seen[12:]) == list(range(12))
     assert seen[:12].tolist() != seen[12:].tolist()
-    assert samples(5, 4, 0, 1).tolist()[0] == samples(5, 5, 0, 0).tolist()[4]
+    assert sample_indices(5, 4, 0, 1).tolist()[0] == sample_indices(5, 5, 0, 0).tolist()[4]
 
 
 def test_augmentation_moves_and_mirrors() -> None:

@@ -246,7 +246,6 @@ def audit(context: typer.Context, options: AuditOptions, output: AuditOutput) ->
         _check(output)
         from attractor.cli.console import print_json, versions
         from attractor.models import needs_transformers, quiet
-        from attractor.solvers import strict
 
         needs_transformers()
         command = replay(context, without=("json", "progress", "debug"))
@@ -263,7 +262,7 @@ def audit(context: typer.Context, options: AuditOptions, output: AuditOutput) ->
         if output.json:
             parts = {"models": [model.row() for model in found], "comparisons": [one.row() for one in compared]}
             document = {"schema": SCHEMA, "command": command, **parts, "written": written.row()}
-            print_json(strict({**document, "versions": versions()}))
+            print_json({**document, "versions": versions()})
         else:
             print_audit(found)
             print_comparison(compared)

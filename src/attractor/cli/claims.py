@@ -85,10 +85,9 @@ def is_file(place: Path) -> bool:
 
 def write(path: Path, text: str) -> None:
     """The table, whole or not at all."""
-    from attractor.files import atomic, target
+    from attractor.files import check_target, write_text
 
-    with atomic(target(path)) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(check_target(path), text)
     typer.echo(f"{path}: {text.count(chr(10) + '| ') - 1} claims", err=True)
 
 

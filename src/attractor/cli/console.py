@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attractor.errors import AttractorError, InputError, RankError, UnsupportedError
+from attractor.files import dump_json
 from attractor.html_repr import format_number
 from attractor.memory import size
 
@@ -132,16 +132,8 @@ PACKAGES = ("attractor", "torch", "numpy", "scipy")
 
 def print_json(document: dict[str, Any]) -> None:
     """Exactly one object on one line, in JSON that any reader accepts."""
-    sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
+    sys.stdout.write(dump_json(document) + "\n")
     sys.stdout.flush()
-
-
-def write_json(document: dict[str, Any], path: Path) -> None:
-    """One object in a file, whole or not at all, indented so that versions of it can be compared."""
-    from attractor.files import atomic
-
-    with atomic(path) as temporary:
-        temporary.write_text(json.dumps(document, allow_nan=False, indent=1) + "\n", encoding="utf-8")
 
 
 def versions() -> dict[str, str | None]:

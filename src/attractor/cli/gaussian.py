@@ -180,7 +180,8 @@ def tell(context: typer.Context, report: dict[str, Any], results: ResultOptions)
 
 def one(start: StartOptions, law: LawOptions, many: ManyOptions, results: ResultOptions) -> dict[str, Any]:
     """One Gaussian, followed until a time or its blow-up."""
-    from attractor.solvers import flow, strict, summarise
+    from attractor.files import to_json
+    from attractor.solvers import flow, summarise
 
     moved, state = read_start(start, law)
     if start.save is not None:
@@ -207,7 +208,7 @@ def one(start: StartOptions, law: LawOptions, many: ManyOptions, results: Result
         rows[f"t = {format_number(state_row['time'])}"] = f"mean ({mean}), eigenvalues of the covariance ({values})"
     title = f"{end.name.replace('_', ' ').capitalize()} at t = {end.time:.12g}: {end.message}."
     return {
-        **strict(report),
+        **to_json(report),
         "lines_for_people": [(title, rows)],
         "view": lambda section: pages().add_gaussian(section, run),
     }
@@ -307,9 +308,9 @@ def _rows(summary: dict[str, Any]) -> dict[str, str]:
 
 def blow_up_map(start: StartOptions, law: LawOptions, many: ManyOptions, results: ResultOptions) -> dict[str, Any]:
     """When covariances of trace one blow up."""
+    from attractor.files import to_json
     from attractor.meanfield import blow_up, cone, disc
     from attractor.plotting import draw_map
-    from attractor.solvers import strict
     from attractor.states import Gaussian
 
     moved, _ = read_start(start, law)
@@ -340,7 +341,7 @@ def blow_up_map(start: StartOptions, law: LawOptions, many: ManyOptions, results
     lines = [(f"{len(times)} starts of trace one", rows)]
     places = cone(starts)[:, :2]
     return {
-        **strict({"map": entries}),
+        **to_json({"map": entries}),
         "lines_for_people": lines,
         "view": lambda part: pages().add_blow_up_map(part, places, times),
     }

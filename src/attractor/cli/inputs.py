@@ -95,14 +95,14 @@ def _safetensors(path: Path, option: str) -> Tensor:
 
 def check_picture(path: Path, option: str = "--plot", *, still: bool = False) -> None:
     """Refuse a picture that could not be written at the end of the run; ``still`` ones neither move nor answer."""
-    from attractor.files import check_folder, target
+    from attractor.files import check_folder, check_target
     from attractor.plotting import known_suffix, still_suffix
 
-    suffix = still_suffix(path) if still else known_suffix(target(path))
+    suffix = still_suffix(path) if still else known_suffix(check_target(path))
     for package in PICTURES.get(suffix, ()):
         if find_spec(package) is None:
             raise missing("pillow" if package == "PIL" else package, "plot")
-    check_folder(target(path).parent, f"{option} {path}")
+    check_folder(check_target(path).parent, f"{option} {path}")
 
 
 def check_file(path: Path, option: str) -> None:

@@ -376,7 +376,7 @@ def draw(found: Iteration, output: IterateOutput) -> list[str]:
 
 def summary(found: Iteration) -> dict[str, Any]:
     """The iteration in numbers, ready for JSON."""
-    from attractor.solvers import strict
+    from attractor.files import to_json
 
     protocol = {**asdict(found.protocol), "dtype": str(found.protocol.dtype).removeprefix("torch.")}
     report = {
@@ -394,7 +394,7 @@ def summary(found: Iteration) -> dict[str, Any]:
         "words": {str(k): list(texts) for k, texts in found.words.items()},
         "seconds": found.seconds,
     }
-    return strict(report)
+    return to_json(report)
 
 
 def _interrupted(output: IterateOutput) -> str:

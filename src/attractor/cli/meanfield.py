@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from attractor.states import Gaussian, Tokens
 
 
-def finite(value: float) -> float | None:
-    """For JSON, which has no NaN and no infinity."""
-    return float(value) if math.isfinite(value) else None
-
-
 @singledispatch
 def document(found: Any) -> dict[str, Any]:
     """The result, ready for JSON."""
@@ -38,10 +33,7 @@ def document(found: Any) -> dict[str, Any]:
 
 @document.register(Rates)
 def _rates_document(found: Rates) -> dict[str, Any]:
-    slopes = {
-        name: {"value": finite(slope.value), "low": finite(slope.low), "high": finite(slope.high), "level": slope.level}
-        for name, slope in found.slopes.items()
-    }
+    slopes = {name: asdict(slope) for name, slope in found.slopes.items()}
     return {
         "sizes": list(found.sizes),
         "repeats": found.repeats,
@@ -63,13 +55,13 @@ def _stability_document(found: Stability) -> dict[str, Any]:
         "times": found.times.tolist(),
         "distance": found.distance.tolist(),
         "ratio": found.ratio.tolist(),
-        "log_bound": [[finite(value) for value in row] for row in found.log_bound],
+        "log_bound": found.log_bound.tolist(),
         "radius": found.radius.tolist(),
         "radius_bound": found.radius_bound.tolist(),
         "constants": {
             "radius": constants.radius,
             "point": constants.point,
-            "influence": None if constants.influence is None else finite(constants.influence),
+            "influence": constants.influence,
             "hardy": constants.hardy,
         },
         "explicit": found.explicit,
@@ -86,7 +78,7 @@ def _beyond_document(found: Beyond) -> dict[str, Any]:
         "sizes": list(found.sizes),
         "variance": found.variance.tolist(),
         "median": found.median.tolist(),
-        "gaussian": [finite(value) for value in found.gaussian],
+        "gaussian": found.gaussian.tolist(),
         "notes": list(found.notes),
     }
 

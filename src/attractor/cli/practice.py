@@ -153,7 +153,8 @@ def practice(
     with ending("attractor practice", output.debug), pictures.sized():
         texts = read_texts(options.file)
         check(output, given(context))
-        from attractor.cli.console import print_json, versions, write_json
+        from attractor.cli.console import print_json, versions
+        from attractor.files import write_json
         from attractor.models import needs_transformers
 
         needs_transformers()
@@ -171,7 +172,7 @@ def practice(
         document["written"] = written.row()
         document["versions"] = versions()
         if output.out is not None:
-            write_json(document, output.out)
+            write_json(output.out, document, indent=1)
         if output.json:
             print_json(document)
         else:

@@ -302,8 +302,8 @@ def draw(opened: Checkpoint, first: Any, texts: TextOptions, model: ModelOptions
 
 def summary(opened: Checkpoint, found: Traces) -> dict[str, Any]:
     """The traces in numbers, ready for JSON; what is undefined is None."""
+    from attractor.files import to_json
     from attractor.models import text_notes
-    from attractor.solvers import strict
 
     first = found.measurements[0]
     curves = {name: dict(zip(("mean", "spread"), found.curve(name), strict=True)) for name in first.curves}
@@ -321,7 +321,7 @@ def summary(opened: Checkpoint, found: Traces) -> dict[str, Any]:
         "heads": {name: part.tolist() for name, part in heads.items()},
         "seconds": found.seconds,
     }
-    return strict(report)
+    return to_json(report)
 
 
 def offline_silence() -> Any:

@@ -18,6 +18,7 @@ from attractor.cli.console import Written, ending
 from attractor.cli.inputs import check_folder_to_make
 from attractor.cli.options import PictureOptions, grouped, panel, replay
 from attractor.errors import InputError, StoreError
+from attractor.files import write_json
 from attractor.progress import is_shown, progress_bar
 
 SEEDS = "seeds.json"  # in the folder of a run of several
@@ -150,7 +151,7 @@ def listed(runs: list[tuple[Any, Path]], cache: Path | None) -> Iterator[None]:
     new = [folder for folder in (cache.parent, *cache.parent.parents) if not folder.exists()]
     cache.parent.mkdir(parents=True, exist_ok=True)
     seeds = dict.fromkeys([*_seeds(cache.parent), *(config.seed for config, _ in runs)])
-    place.write_text(json.dumps([*seeds]) + "\n", encoding="utf-8")
+    write_json(place, [*seeds])
     try:
         yield
     except BaseException:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attractor.errors import missing
-from attractor.files import atomic
+from attractor.files import write_atomic
 from attractor.weights import QUANTITIES
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def rows_of(audits: Sequence[Audit]) -> tuple[list[str], list[dict[str, Any]]]:
 def write_csv(audits: Sequence[Audit], path: Path) -> None:
     """One row for each head of every model, whole or not at all."""
     columns, rows = rows_of(audits)
-    with atomic(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with write_atomic(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
@@ -125,7 +125,7 @@ def write_parquet(audits: Sequence[Audit], path: Path) -> None:
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
     cards = {audit.model: audit.card for audit in audits}
     table = table.replace_schema_metadata({"attractor.audit": json.dumps(cards, default=str)})
-    with atomic(path) as temporary:
+    with write_atomic(path) as temporary:
         parquet.write_table(table, temporary)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attractor import observables
 from attractor.errors import AttractorError, InputError, StoreError
-from attractor.files import atomic
+from attractor.files import write_atomic
 from attractor.models.attention_layers import double
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.decay import Decay, decay
@@ -124,7 +124,7 @@ def save(path: Path, saved: Saved) -> None:
     arrays = {f"state_{index}": x.double().numpy() for index, x in enumerate(saved.states)}
     arrays |= {f"curve_{name}": rows for name, rows in saved.curves.items()}
     arrays |= {"head": np.array(json.dumps(head)), "normed": np.array(saved.normed), "layers": np.array(saved.by_layer)}
-    with atomic(path) as temporary, temporary.open("wb") as file:
+    with write_atomic(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attractor.errors import InputError
-from attractor.files import atomic, target
+from attractor.files import check_target, write_atomic
 from attractor.plotting import interactive as notebook
 from attractor.plotting.animation import animate
 from attractor.plotting.interactive import write_page
@@ -97,8 +97,8 @@ def write_chart(figure: Figure, path: str | os.PathLike[str] | None, dpi: int = 
     """The figure, or the path it was written to."""
     if path is None:
         return figure
-    suffix, place = still_suffix(path), target(path)
-    with atomic(place) as temporary:
+    suffix, place = still_suffix(path), check_target(path)
+    with write_atomic(place) as temporary:
         save(figure, temporary, dpi, suffix[1:])
     return place
 
@@ -137,7 +137,7 @@ def draw(
     with (frames done, all frames) by an animation.
     """
     check(backend=backend, snapshots=snapshots, tokens=tokens, frames=frames, fps=fps, dpi=dpi)
-    place = None if path is None else target(path)
+    place = None if path is None else check_target(path)
     suffix = None if place is None else known_suffix(place)
     interactive = suffix in PAGE or (place is None and backend == "plotly")
     most = min(tokens or (FEW if interactive else MANY), 65_000 if interactive else 1_000_000)
@@ -151,14 +151,11 @@ def draw(
     else:
         figure = None
         write = partial(animate, drawing, width=width, dpi=dpi or 110, frames=frames, fps=fps, progress=progress)
-    return figure if place is None else write_atomically(place, write)
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
-    """The path, once ``write`` has filled a temporary file that takes its place."""
-    with atomic(path) as temporary:
+    if place is None:
+        return figure
+    with write_atomic(place) as temporary:
         write(temporary)
-    return path
+    return place
 
 
 def known_suffix(path: Path) -> str:

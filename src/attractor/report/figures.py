@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-import numpy as np
-
 from attractor.errors import InputError
+from attractor.files import to_json
 from attractor.plotting import CLEAR, FONT, style
 
 
@@ -65,18 +64,6 @@ def merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def encoded(content: Any) -> str:
     """JSON for a script element: "<" is written as an escape, so that no text can close the element it travels in."""
-    text = json.dumps(tidy(content), allow_nan=False, separators=(",", ":"), default=str)
+    # seven digits are finer than a pixel and halve the file
+    text = json.dumps(to_json(content, digits=7), allow_nan=False, separators=(",", ":"), default=str)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def tidy(value: Any) -> Any:
-    """Seven digits of every floating number: finer than a pixel, and half the file."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.tolist()
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if np.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): tidy(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [tidy(item) for item in value]
-    return value

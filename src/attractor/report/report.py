@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attractor._version import __version__
 from attractor.errors import InputError, missing
-from attractor.files import atomic, check_folder, target
+from attractor.files import check_folder, check_target, write_text
 from attractor.registry import check_name
 from attractor.report import blocks
 from attractor.report.blocks import (
@@ -44,7 +44,7 @@ def check_place(path: str | os.PathLike[str], option: str = "a report") -> Path:
     place = Path(path).expanduser()
     if place.suffix != ".html":
         raise InputError(f"{option} writes a page: give a name that ends in .html, not {place}")
-    place = target(place)
+    place = check_target(place)
     check_folder(place.parent, f"{option} {place}")
     environment()
     plotly()
@@ -53,9 +53,7 @@ def check_place(path: str | os.PathLike[str], option: str = "a report") -> Path:
 
 def write_page(report: Report, path: str | os.PathLike[str]) -> Path:
     place = check_place(path)
-    page = render(report)
-    with atomic(place) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_text(place, render(report))
     return place
 
 

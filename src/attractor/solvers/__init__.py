@@ -7,7 +7,7 @@ from attractor.solvers.saving import save_times
 from attractor.solvers.steppers.stepper import default_method, stepper_named
 from attractor.solvers.stored_runs import load, resume
 from attractor.solvers.termination import Collapse, Consensus, Event, Rule, Steady, View
-from attractor.solvers.trajectory import Trajectory, drawing, scene, strict, summarise
+from attractor.solvers.trajectory import Trajectory, drawing, scene, summarise
 
 __all__ = [
     "Collapse",
@@ -29,7 +29,6 @@ __all__ = [
     "save_times",
     "scene",
     "stepper_named",
-    "strict",
     "summarise",
     "velocity",
 ]

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import platform
-import shutil
 import time as clock
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ import torch
 
 from attractor._version import __version__
 from attractor.errors import StoreError, UnsupportedError, missing
+from attractor.files import replace_on_success
 from attractor.serialization import decode, encode
 from attractor.solvers.integration import Integration
 from attractor.solvers.merging import MergeTree
@@ -166,19 +166,12 @@ class Store:
                 "holds a run already: resume it or choose another path" if self.exists else "exists and is not a store"
             )
             raise StoreError(f"{self.path} {kind}")
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
-        with _explained(self.path, "created"):
-            try:
-                group = zarr.create_group(store=str(draft), attributes=definition)
-                for name, array in arrays.items():
-                    group.create_array(f"definition/{name}", data=array)
-                group.create_array("times", data=times)
-                group.create_array(
-                    "points", shape=(len(times), *shape), chunks=(1, *shape), dtype=dtype, fill_value=np.nan
-                )
-                os.replace(draft, self.path)
-            finally:
-                shutil.rmtree(draft, ignore_errors=True)
+        with _explained(self.path, "created"), replace_on_success(self.path, folder=True) as draft:
+            group = zarr.create_group(store=str(draft), attributes=definition)
+            for name, array in arrays.items():
+                group.create_array(f"definition/{name}", data=array)
+            group.create_array("times", data=times)
+            group.create_array("points", shape=(len(times), *shape), chunks=(1, *shape), dtype=dtype, fill_value=np.nan)
 
     def open(self, mode: str = "r") -> Any:
         """The Zarr group, known to be a run of ours."""
@@ -198,15 +191,10 @@ class Store:
         """Replace the checkpoint as a whole."""
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
-        target, draft = self.path / "checkpoint.npz", self.path / f".checkpoint.{os.getpid()}.partial"
-        try:
-            with open(draft, "wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, target)
-        finally:
-            draft.unlink(missing_ok=True)
+        with replace_on_success(self.path / "checkpoint.npz") as draft, open(draft, "wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
 
     def read_checkpoint(self) -> dict[str, np.ndarray] | None:
         """The checkpoint, or None if the run was killed before its first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from attractor import observables
 from attractor.errors import InputError, UnsupportedError
+from attractor.files import to_json
 from attractor.html_repr import curve, html_card
 from attractor.laws import Law
 from attractor.observables import named
@@ -290,13 +290,13 @@ def summarise(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, Any]:
         "stats": asdict(run.stats),
         "events": [described(event) for event in events],
         "events_left_out": len(run.events) - len(events),
-        "times": plain(run.times),
+        "times": run.times,
         "observables": measured(run, observe),
     }
     if ensemble:
         report["outcomes"] = dict(Counter(outcome.name for outcome in run.outcomes).most_common())
         report["members"] = [asdict(outcome) for outcome in run.outcomes]
-    return strict(report)
+    return to_json(report)
 
 
 def measured(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
@@ -309,11 +309,11 @@ def measured(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, dict[str
     for name in dict.fromkeys((*LOOKED_AT, *observe)):
         function = observables.named(name)
         report[name] = {
-            when: plain(function(tokens, law=_law(run, time), space=run.space)) if finite(tokens) else None
+            when: function(tokens, law=_law(run, time), space=run.space) if finite(tokens) else None
             for when, (tokens, time) in moments.items()
         }
         if name in observe and len(run.times):
-            report[name]["values"] = plain(run.observe(function))
+            report[name]["values"] = run.observe(function)
     return report
 
 
@@ -346,20 +346,6 @@ def described(event: EventRecord) -> dict[str, Any]:
         members = list(event.members) if event.size <= LISTED else None
         words |= {"size": event.size, "mass": event.mass, "members": members}
     return words
-
-
-def plain(value: Tensor | None) -> Any:
-    """A tensor as numbers and nested lists."""
-    return None if value is None else torch.as_tensor(value).detach().cpu().tolist()
-
-
-def strict(value: Any) -> Any:
-    """The same with None for what JSON has no number for."""
-    if isinstance(value, dict):
-        return {str(key): strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 SPHERE_CURVES = ("clusters", "consensus_gap", "hemisphere_margin")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 import pickle
@@ -19,19 +18,27 @@ import torch
 from torch import Tensor
 
 from attractor.errors import AttractorError, InputError, MemoryShortageError, MissingExtraError, StoreError, missing
+from attractor.files import dump_json
 from attractor.nn import TransformerBlock
 from attractor.observables import cosine, pairwise_distance, token_norm
 from attractor.registry import check_name
 from attractor.states import Tokens
 from attractor.training.config import Config
-from attractor.training.data.batches import Ahead, Batch, Data, open_data
+from attractor.training.data import Batch, Data, Prefetcher, open_data
 from attractor.training.models import LanguageModel, VisionModel, build_model, first_bad, parameter_groups
 from attractor.training.run_folder import RunFolder, unmade
 from attractor.weights import regime
 
 
 def take_step(
-    accelerator: Any, run: Any, model: Any, optimiser: Any, batches: Ahead, config: Config, folder: RunFolder, step: int
+    accelerator: Any,
+    run: Any,
+    model: Any,
+    optimiser: Any,
+    batches: Prefetcher,
+    config: Config,
+    folder: RunFolder,
+    step: int,
 ) -> float:
     """One step over ``accumulate`` batches: the mean loss over batches and processes.
 
@@ -238,7 +245,7 @@ def train(
     compiled = torch.compile(model) if config.compile else model
 
     started = time.perf_counter()
-    with folder.curve.open("a", encoding="utf-8") as curve, Ahead(accelerator, data, config) as batches:
+    with folder.curve.open("a", encoding="utf-8") as curve, Prefetcher(accelerator, data, config) as batches:
         for step in range(first, config.steps):
             for group in optimiser.param_groups:
                 group["lr"] = config.learning_rate(step)
@@ -249,7 +256,7 @@ def train(
                 if last or (step + 1) % config.evaluate == 0:
                     row |= evaluate(accelerator, model, data, config, last)
             if accelerator.is_main_process:
-                curve.write(json.dumps(row) + "\n")
+                curve.write(dump_json(row) + "\n")
                 curve.flush()
                 if progress is not None:
                     progress(row)

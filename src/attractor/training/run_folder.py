@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from attractor.errors import StoreError
+from attractor.files import read_json_lines, write_json, write_json_lines
 from attractor.training.config import Config
 
 
@@ -38,8 +39,8 @@ class RunFolder:
         """A new run."""
         self.check_new()
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "changed.json").write_text(json.dumps([*changed]) + "\n", encoding="utf-8")
-        (self.path / "config.json").write_text(json.dumps(config.row(), indent=1) + "\n", encoding="utf-8")
+        write_json(self.path / "changed.json", [*changed])
+        write_json(self.path / "config.json", config.row(), indent=1)
 
     def config(self) -> dict[str, Any]:
         """The configuration that the run began with."""
@@ -82,7 +83,7 @@ class RunFolder:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
         write(fresh)
-        (fresh / "step.json").write_text(json.dumps({"step": step}), encoding="utf-8")
+        write_json(fresh / "step.json", {"step": step})
         if self.checkpoint.exists():
             self.checkpoint.rename(old)
         fresh.rename(self.checkpoint)
@@ -96,20 +97,12 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """The curve so far; a last line that a kill cut short is left out."""
-        if not self.curve.exists():
-            return []
-        found = []
-        for line in self.curve.read_text(encoding="utf-8").splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                break
-        return found
+        return read_json_lines(self.curve)
 
     def cut(self, step: int) -> None:
         """Forget what lies after a step."""
         kept = [row for row in self.rows() if row["step"] <= step]
-        self.curve.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        write_json_lines(self.curve, kept)
 
 
 @contextmanager

@@ -38,21 +38,7 @@ class Data(Protocol):
         ...
 
 
-def open_data(config: Config, cache: Path) -> Data:
-    """The data of a configuration; what has to be made of them first is kept in the folder ``cache``."""
-    if config.task == "text":
-        from attractor.training.data.text import open_text
-
-        return open_text(config, cache)
-    from attractor.training.data.images import open_images
-
-    return open_images(config)
-
-
-__all__ = ["Batch", "Data", "open_data"]
-
-
-def samples(count: int, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> np.ndarray:
+def sample_indices(count: int, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> np.ndarray:
     """Indices below ``count`` of batch ``number`` of a process; a batch may reach into the next epoch."""
     stream = (number * world + rank) * size + np.arange(size)
     epochs, places = np.divmod(stream, count)
@@ -82,7 +68,7 @@ def paths_of(data: str) -> list[Path]:
     return [fetch(word) for word in words]
 
 
-class Ahead:
+class Prefetcher:
     """Training batches of one process in the order of their numbers, one ahead."""
 
     def __init__(self, accelerator: Any, data: Data, config: Config) -> None:
@@ -91,7 +77,7 @@ class Ahead:
         self.pool = ThreadPoolExecutor(1)
         self.waiting: tuple[int, Future[Batch]] | None = None
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> Prefetcher:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from attractor.errors import InputError, StoreError, missing
 from attractor.training.config import Config
-from attractor.training.data.batches import LIBRARY, Batch, paths_of, samples
+from attractor.training.data.batches import LIBRARY, Batch, paths_of, sample_indices
 from attractor.training.data.text import load_named
 
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]  # part: pictures (count, height, width, channels), labels (count,)
@@ -153,7 +153,7 @@ class Images:
 
     def batch(self, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> Batch:
         """(pictures, labels): every epoch goes once through all."""
-        chosen = torch.from_numpy(samples(len(self.labels["train"]), size, seed, number, rank, world))
+        chosen = torch.from_numpy(sample_indices(len(self.labels["train"]), size, seed, number, rank, world))
         pictures, labels = self.pictures["train"][chosen], self.labels["train"][chosen]
         return augmented(pictures, self.augment, np.random.default_rng((seed, number, rank, 1))), labels
 
@@ -250,7 +250,7 @@ class PictureFiles:
 
     def batch(self, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> Batch:
         """(pictures, labels): random parts of pictures, each drawn from the seed, the batch and its place there."""
-        chosen = samples(len(self.labels["train"]), size, seed, number, rank, world)
+        chosen = sample_indices(len(self.labels["train"]), size, seed, number, rank, world)
         draws = [np.random.default_rng((seed, number, rank, place)) for place in range(size)]
         return self._read("train", chosen, draws)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 
 from attractor.errors import InputError, StoreError, missing
+from attractor.files import write_atomic, write_json
 from attractor.training.config import Config
 from attractor.training.data.batches import LIBRARY, Batch, paths_of
 
@@ -79,12 +79,13 @@ def _mapped(files: list[Path], joined: Path) -> np.ndarray:
     joined = joined.with_suffix(f".{_digest(files)}{joined.suffix}")
     if not joined.exists():
         joined.parent.mkdir(parents=True, exist_ok=True)
-        fresh = joined.with_suffix(f".{os.getpid()}.new")  # processes of one run may all come here
-        with fresh.open("wb") as target:
+        with (
+            write_atomic(joined) as temporary,
+            temporary.open("wb") as target,
+        ):  # processes of one run may all come here
             for file in files:
                 with file.open("rb") as source:
                     shutil.copyfileobj(source, target)
-        fresh.replace(joined)
     return np.memmap(joined, dtype=np.uint8, mode="r")
 
 
@@ -111,11 +112,9 @@ def _from_library(name: str, folder: Path) -> list[Path]:
         if path.exists():
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(f".{os.getpid()}.new")
-        with fresh.open("wb") as target:
+        with write_atomic(path) as temporary, temporary.open("wb") as target:
             for text in _texts(loaded[part], name):
                 target.write(text.encode() if text.endswith("\n") else text.encode() + b"\n")
-        fresh.replace(path)
     if not found:
         raise InputError(f"the dataset {name} has none of the parts train, validation and test, but {list(loaded)}")
     return found
@@ -168,11 +167,9 @@ def tokenised(config: Config, corpus: dict[str, np.ndarray], cache: Path) -> tup
         # named for what it is made of, so that other text or another vocabulary never meets it
         path = cache / f"{part}.{_tokens_digest(text, key)}.tokens"
         if not path.exists():
-            fresh = path.with_suffix(f".{os.getpid()}.new")
-            with fresh.open("wb") as target:
+            with write_atomic(path) as temporary, temporary.open("wb") as target:
                 for block in blocks(text):
                     target.write(np.asarray(encode(block), dtype=kind).tobytes())
-            fresh.replace(path)
         numbers[part] = np.memmap(path, dtype=kind, mode="r") if path.stat().st_size else np.zeros(0, dtype=kind)
     return vocabulary, numbers
 
@@ -218,9 +215,8 @@ def _pieces(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer: Any = trainers.BpeTrainer(vocab_size=config.vocabulary, initial_alphabet=alphabet, show_progress=False)
         learned.train_from_iterator(blocks(train), trainer)
-        fresh = path.with_suffix(f".{os.getpid()}.new")
-        learned.save(str(fresh))
-        fresh.replace(path)
+        with write_atomic(path) as temporary:
+            learned.save(str(temporary))
     try:
         tokenizer: Any = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises the bare class
@@ -244,9 +240,7 @@ def _words(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode,
                 counts[END] += 1
         counts.setdefault(UNKNOWN, 0)
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
-        fresh = path.with_suffix(f".{os.getpid()}.new")
-        fresh.write_text(json.dumps(ordered), encoding="utf-8")
-        fresh.replace(path)
+        write_json(path, ordered)
     ordered = json.loads(path.read_text(encoding="utf-8"))
     index = {word: number for number, word in enumerate(ordered)}
     unknown, end = index[UNKNOWN], index[END]

@@ -20,7 +20,8 @@ from attractor.nn import TransformerBlock
 from attractor.observables import cosine, pairwise_distance, token_norm
 from attractor.states import Tokens
 from attractor.training.config import Config
-from attractor.training.data.batches import open_data, permutation
+from attractor.training.data import open_data
+from attractor.training.data.batches import permutation
 from attractor.training.data.images import Images
 from attractor.training.data.text import Text
 from attractor.training.models import build_model

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from attractor.errors import InputError, StoreError
+from attractor.files import dump_json, read_json_lines, write_json_lines
 from attractor.registry import find, unknown
 from attractor.training.config import Config
-from attractor.training.data.batches import open_data
+from attractor.training.data import open_data
 from attractor.training.models import attention_layer
 from attractor.training.run_folder import summary, unmade
 from attractor.training.studies.fleet_training import Way, train_fleet
@@ -210,15 +211,7 @@ class Results:
 
     def rows(self) -> list[Row]:
         """Finished runs."""
-        found: list[Row] = []
-        if not self.file.exists():
-            return found
-        for line in self.file.read_text(encoding="utf-8").splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                break
-        return found
+        return read_json_lines(self.file)
 
     def open(self, study: Study, changes: dict[str, Any]) -> set[tuple[str, int]]:
         """Arms and seeds that are there already; what is there must be of the same study."""
@@ -231,22 +224,13 @@ class Results:
                     f"{changes}: give another folder"
                 )
         if rows or self.file.exists():
-            self.file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            write_json_lines(self.file, rows)
         return {(row["arm"], row["seed"]) for row in rows}
 
     def add(self, rows: list[Row]) -> None:
         """Append finished runs."""
         with self.file.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows))
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for numbers that are not finite, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            file.write("".join(dump_json(row) + "\n" for row in rows))
 
 
 def run_study(
