@@ -5,16 +5,14 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import re
-import subprocess
 import time
 from collections.abc import Iterable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from attractor.cli.environment import processor_name
 from benchmarks.racing import Settings
 
 PACKAGES = (
@@ -50,15 +48,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def processor_name() -> str:
-    """The name the processor gives itself."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
-
-
 def _memory() -> float | None:
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
@@ -75,20 +64,6 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[name] = None
     return found
-
-
-def commit() -> str | None:
-    """The commit of the sources, marked if they were changed; None outside a repository of ours."""
-    root = Path(__file__).parents[3]
-    if not (root / ".git").exists():
-        return None
-    try:
-        ask = {"cwd": root, "capture_output": True, "text": True, "timeout": 10, "check": True}
-        name = subprocess.run(["git", "rev-parse", "HEAD"], **ask).stdout.strip()
-        changed = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], **ask).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return f"{name} with changes" if changed else name
 
 
 def now() -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attractor.cli.environment import source_commit
 from attractor.errors import InputError
 from attractor.registry import unknown
 from benchmarks import evaluations as ensembles
@@ -180,7 +181,7 @@ def benchmark(
         "settings": {"rows": list(groups), **asdict(settings)},
         "machine": facts.machine(),
         "versions": facts.versions(),
-        "commit": facts.commit(),
+        "commit": source_commit(),
     }
     results: list[dict[str, Any]] = []
     grown: list[dict[str, Any]] = []

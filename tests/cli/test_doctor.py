@@ -34,7 +34,7 @@ def test_the_report(command: Command) -> None:
 
 
 def test_people_are_told_how_to_get_what_is_missing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attractor.cli.doctor.version", lambda name: None if name == "zarr" else "1.0")
+    monkeypatch.setattr("attractor.cli.environment.version", lambda name: None if name == "zarr" else "1.0")
     done = command("doctor")
     assert done.code == 0
     assert done.err == ""

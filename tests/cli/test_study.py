@@ -71,7 +71,7 @@ def test_a_killed_study_goes_on_to_the_same_runs(words: Path, command: Callable[
 def test_time_that_is_up_and_arms_that_fail_are_said(
     words: Path, command: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for spelled in ("--max-seconds 0", "--minutes 0 --quiet", "--minutes=0"):
+    for spelled in ("--max-seconds 0", "--max-seconds=0 --quiet"):
         late = command(f"{STUDY} --out late {spelled}")
         assert late.code == 1
         assert ("0 runs, without plain/rotary" in late.out) is ("quiet" not in spelled)
@@ -85,7 +85,7 @@ def test_time_that_is_up_and_arms_that_fail_are_said(
     def broken(*given: Any) -> None:
         raise RuntimeError("no memory\nand more")
 
-    monkeypatch.setattr("attractor.training.studies.fleet_training.train_fleet", broken)
+    monkeypatch.setattr("attractor.training.studies.study.train_fleet", broken)
     failed = command(f"{STUDY} --out failed")
     assert failed.code == 1
     assert failed.err.splitlines() == [f"{arm}: failed, RuntimeError: no memory" for arm in ARMS.split(",")]

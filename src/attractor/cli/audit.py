@@ -244,7 +244,8 @@ def audit(context: typer.Context, options: AuditOptions, output: AuditOutput) ->
     """
     with ending("attractor audit", output.debug):
         _check(output)
-        from attractor.cli.console import print_json, versions
+        from attractor.cli.console import print_json
+        from attractor.cli.environment import versions
         from attractor.models import needs_transformers, quiet
 
         needs_transformers()

@@ -57,7 +57,8 @@ def check(
     proved statement is violated, 2 for a bad argument.
     """
     with ending("attractor check", debug):
-        from attractor.cli.console import print_json, versions
+        from attractor.cli.console import print_json
+        from attractor.cli.environment import versions
         from attractor.cli.theory_tables import print_check, print_theorems
         from attractor.theory import check as run
         from attractor.theory import selected, summary
@@ -107,7 +108,8 @@ def refuse_mixed(named: dict[str, str]) -> None:
 
 def compare(context: typer.Context, systems: int, seed: int, json: bool, progress: bool | None) -> None:
     """Predictions against runs."""
-    from attractor.cli.console import print_json, print_rows, versions
+    from attractor.cli.console import print_json, print_rows
+    from attractor.cli.environment import versions
     from attractor.theory import agreement
 
     with progress_bar("systems", progress) as show:

@@ -130,7 +130,8 @@ def draw(example: CounterExample, evidence: Evidence, place: Path) -> Path:
 
 def tell(rows: list[dict[str, Any]], options: ClaimOptions, command: str) -> None:
     """One JSON object, or a last line (and the claims themselves where nothing ran)."""
-    from attractor.cli.console import print_json, versions
+    from attractor.cli.console import print_json
+    from attractor.cli.environment import versions
 
     written = Written([row["picture"] for row in rows if "picture" in row])
     if options.json:

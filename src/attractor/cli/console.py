@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -127,26 +126,10 @@ class Written:
         print_rows("Results", {**{label: text for label, text in places.items() if text}, "again": command})
 
 
-PACKAGES = ("attractor", "torch", "numpy", "scipy")
-
-
 def print_json(document: dict[str, Any]) -> None:
     """Exactly one object on one line, in JSON that any reader accepts."""
     sys.stdout.write(dump_json(document) + "\n")
     sys.stdout.flush()
-
-
-def versions() -> dict[str, str | None]:
-    """What produced the result."""
-    return {"python": ".".join(map(str, sys.version_info[:3])), **{name: version(name) for name in PACKAGES}}
-
-
-def version(distribution: str) -> str | None:
-    """The installed version of a distribution, or None."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def print_rows(title: str, rows: dict[str, str], indent: str = "  ") -> None:

@@ -158,7 +158,8 @@ def read_start(options: StartOptions, law: LawOptions) -> tuple[Any, Any]:
 
 def tell(context: typer.Context, report: dict[str, Any], results: ResultOptions) -> None:
     """One JSON object, or a few lines for people."""
-    from attractor.cli.console import print_json, print_rows, versions
+    from attractor.cli.console import print_json, print_rows
+    from attractor.cli.environment import versions
 
     command = replay(context, without=("json", "quiet", "progress", "debug"))
     if results.report is not None:
@@ -181,6 +182,7 @@ def tell(context: typer.Context, report: dict[str, Any], results: ResultOptions)
 def one(start: StartOptions, law: LawOptions, many: ManyOptions, results: ResultOptions) -> dict[str, Any]:
     """One Gaussian, followed until a time or its blow-up."""
     from attractor.files import to_json
+    from attractor.report import add_gaussian
     from attractor.solvers import flow, summarise
 
     moved, state = read_start(start, law)
@@ -210,15 +212,8 @@ def one(start: StartOptions, law: LawOptions, many: ManyOptions, results: Result
     return {
         **to_json(report),
         "lines_for_people": [(title, rows)],
-        "view": lambda section: pages().add_gaussian(section, run),
+        "view": lambda section: add_gaussian(section, run),
     }
-
-
-def pages() -> Any:
-    """What draws in reports, which not every run needs."""
-    from attractor.report.pages import gaussian as gaussianpage
-
-    return gaussianpage
 
 
 def _moments(mean: Any, covariance: Any) -> dict[str, Any]:
@@ -287,7 +282,9 @@ def _ways(found: Any) -> list[np.ndarray]:
 
 
 def _phase_view(section: Any, found: Any, words: str) -> None:
-    pages().add_phase(section, _ways(found), [one.kind for one in found.limits], words)
+    from attractor.report import add_phase
+
+    add_phase(section, _ways(found), [one.kind for one in found.limits], words)
 
 
 def _sentence(summary: dict[str, Any]) -> str:
@@ -311,6 +308,7 @@ def blow_up_map(start: StartOptions, law: LawOptions, many: ManyOptions, results
     from attractor.files import to_json
     from attractor.meanfield import blow_up, cone, disc
     from attractor.plotting import draw_map
+    from attractor.report import add_blow_up_map
     from attractor.states import Gaussian
 
     moved, _ = read_start(start, law)
@@ -343,7 +341,7 @@ def blow_up_map(start: StartOptions, law: LawOptions, many: ManyOptions, results
     return {
         **to_json({"map": entries}),
         "lines_for_people": lines,
-        "view": lambda part: pages().add_blow_up_map(part, places, times),
+        "view": lambda part: add_blow_up_map(part, places, times),
     }
 
 
@@ -381,6 +379,7 @@ def ranks(start: StartOptions, law: LawOptions, many: ManyOptions, results: Resu
     """Ranks of limits of random laws."""
     from attractor.papers import rank_histogram
     from attractor.plotting import draw_counts
+    from attractor.report import add_ranks
 
     dims = [int(dim) for dim in numbers(many.dims, "--dims")]
     if not dims or min(dims) < 2 or max(dims) > 12:
@@ -409,7 +408,7 @@ def ranks(start: StartOptions, law: LawOptions, many: ManyOptions, results: Resu
     caption = f"{many.draws} draws in each dimension, seed {many.seed}."
     if results.plot is not None:
         draw_counts(panels, results.plot, title=title, caption=caption)
-    view = lambda part: pages().add_ranks(part, panels, f"{title.lower()}; {caption}")  # noqa: E731
+    view = lambda part: add_ranks(part, panels, f"{title.lower()}; {caption}")  # noqa: E731
     return {"ranks": found.summary(), "lines_for_people": sections, "view": view}
 
 

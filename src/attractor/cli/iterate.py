@@ -239,7 +239,8 @@ def iterate(
         named = given(context)
         model, prompts, passes = resumed(model, prompts, passes, output, named)
         check_options(model, prompts, output, named)
-        from attractor.cli.console import print_json, version, versions
+        from attractor.cli.console import print_json
+        from attractor.cli.environment import version, versions
         from attractor.models import needs_transformers, quiet
 
         needs_transformers()

@@ -426,7 +426,8 @@ def _blow_up(question: Question, progress: Any) -> Any:
 
 def tell(found: Any, question: Question, arguments: dict[str, Any], report: ReportOptions, command: str) -> None:
     """Print the result: one JSON object, or a table for people."""
-    from attractor.cli.console import print_json, versions
+    from attractor.cli.console import print_json
+    from attractor.cli.environment import versions
 
     written = Written.of([report.plot])
     words = {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}

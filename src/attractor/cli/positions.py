@@ -48,7 +48,8 @@ def positions(context: typer.Context, asked: StudyOptions, results: ResultOption
     different splits of the same interaction. Exit code 0; 2 for a bad argument.
     """
     with ending("attractor positions", results.debug), pictures.sized():
-        from attractor.cli.console import print_json, versions
+        from attractor.cli.console import print_json
+        from attractor.cli.environment import versions
         from attractor.cli.inputs import check_picture
         from attractor.cli.theory_tables import print_positions
         from attractor.errors import InputError

@@ -153,7 +153,8 @@ def practice(
     with ending("attractor practice", output.debug), pictures.sized():
         texts = read_texts(options.file)
         check(output, given(context))
-        from attractor.cli.console import print_json, versions
+        from attractor.cli.console import print_json
+        from attractor.cli.environment import versions
         from attractor.files import write_json
         from attractor.models import needs_transformers
 

@@ -41,7 +41,8 @@ def predict(
     Takes the tokens, the law and the space as ``attractor simulate`` does. Exit code 0; 2 for a bad argument.
     """
     with ending("attractor predict", options.debug):
-        from attractor.cli.console import print_json, versions
+        from attractor.cli.console import print_json
+        from attractor.cli.environment import versions
         from attractor.cli.theory_tables import print_prediction
         from attractor.errors import InputError
         from attractor.theory import list_theorems

@@ -65,7 +65,8 @@ def _head(question: Any) -> dict[str, Any]:
 
 
 def listed(heads: list[dict[str, Any]], options: QuestionOptions, command: str) -> None:
-    from attractor.cli.console import print_json, print_rows, versions
+    from attractor.cli.console import print_json, print_rows
+    from attractor.cli.environment import versions
 
     if options.plot is not None:
         raise InputError("--plot draws the answer to one question: give its key")
@@ -76,7 +77,8 @@ def listed(heads: list[dict[str, Any]], options: QuestionOptions, command: str) 
 
 
 def tell(document: dict[str, Any], options: QuestionOptions, command: str) -> None:
-    from attractor.cli.console import print_json, print_rows, versions
+    from attractor.cli.console import print_json, print_rows
+    from attractor.cli.environment import versions
     from attractor.cli.theory_tables import table
 
     written = Written.of([options.plot])

@@ -39,7 +39,8 @@ def regimes(context: typer.Context, law: LawOptions, options: RegimeOptions) -> 
     Takes the law as ``attractor simulate`` does. Exit code 0; 2 for a bad argument.
     """
     with ending("attractor regimes", options.debug):
-        from attractor.cli.console import print_json, versions
+        from attractor.cli.console import print_json
+        from attractor.cli.environment import versions
         from attractor.cli.theory_tables import print_regimes
         from attractor.weights import regime
 

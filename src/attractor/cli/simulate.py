@@ -204,7 +204,8 @@ def tell(
     context: typer.Context, run: Trajectory, arguments: dict[str, Any], output: OutputOptions, pictures: list[str]
 ) -> None:
     """Print the result: one JSON object, or a summary for people."""
-    from attractor.cli.console import print_json, print_run, versions
+    from attractor.cli.console import print_json, print_run
+    from attractor.cli.environment import versions
     from attractor.solvers import summarise
 
     if output.quiet and not output.json:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from attractor.cli.console import Written, ending, print_rows
+from attractor.cli.environment import accelerator_name, source_commit, version
 from attractor.cli.inputs import check_folder_to_make, check_picture
 from attractor.cli.options import PictureOptions, grouped, panel, replay
 from attractor.errors import InputError
@@ -203,17 +205,22 @@ def study(context: typer.Context, options: StudyOptions, how: StudyHow, output: 
     in time is said on stderr. Exit code 0; 1 if arms are missing, 2 for a bad argument.
     """
     with ending("attractor study", output.debug):
-        from attractor.cli.console import print_json, versions
+        from attractor.cli.console import print_json
+        from attractor.cli.environment import versions
         from attractor.training import run_study
-        from benchmarks import machine as facts
 
         plan = planned(options, how)
         command = replay(context, without=("json", "progress", "debug"))
-        known = {"command": command, "hardware": hardware(), "commit": facts.commit(), "time": facts.now()}
+        known = {
+            "command": command,
+            "hardware": accelerator_name(),
+            "commit": source_commit(),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
         count, missing = run_study(
             plan,
             options.out,
-            {**known, "torch": facts.versions()["torch"]},
+            {**known, "torch": version("torch")},
             progress_lines(output.progress),
             progress_lines(True),
         )
@@ -313,15 +320,6 @@ def check_entries(changes: dict[str, Any]) -> None:
         raise InputError(f"--set {unknown[0]} is not an entry of a configuration; see attractor.training.Config")
 
 
-def hardware() -> str:
-    """The GPU, or the processor."""
-    import torch
-
-    from benchmarks import machine as facts
-
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else facts.processor_name()
-
-
 RESULTS_SCHEMA = "attractor.study-results/1"
 results_option, results_output = panel("Study"), panel("Results")
 
@@ -354,7 +352,8 @@ def study_results(
     Exit code 0; 1 if the file cannot be read, 2 for a bad argument.
     """
     with ending("attractor study-results", output.debug), pictures.sized():
-        from attractor.cli.console import print_json, versions
+        from attractor.cli.console import print_json
+        from attractor.cli.environment import versions
 
         for path in (output.plot, output.plot_depth):
             if path is not None:

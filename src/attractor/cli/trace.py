@@ -175,7 +175,8 @@ def trace(
     with ending("attractor trace", output.debug), paper.sized():
         check_options(texts, model, output, given(context))
         named = read_texts(texts)
-        from attractor.cli.console import print_json, version, versions
+        from attractor.cli.console import print_json
+        from attractor.cli.environment import version, versions
 
         with offline_silence():
             opened, first, found = run(texts, named, model, output)

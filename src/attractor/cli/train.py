@@ -256,7 +256,8 @@ def train(context: typer.Context, options: TrainOptions, output: TrainOutput, pi
     bad argument.
     """
     with ending("attractor train", output.debug), pictures.sized():
-        from attractor.cli.console import print_json, versions
+        from attractor.cli.console import print_json
+        from attractor.cli.environment import versions
 
         check_places(output)
         runs = planned(options)

@@ -37,7 +37,7 @@ come from ``attractor.plotting.style.PALETTE`` unless given; axes, grid and font
 from attractor.report.blocks import Badge, Code, Maths, Measure, Pictures
 from attractor.report.figures import plain
 from attractor.report.pages.audit import audit_report
-from attractor.report.pages.gaussian import add_gaussian, gaussian_report
+from attractor.report.pages.gaussian import add_blow_up_map, add_gaussian, add_phase, add_ranks, gaussian_report
 from attractor.report.pages.simulate import add_run, add_theory, simulation_report
 from attractor.report.pages.theory import add_check, add_sharpness, add_statement, check_report, prediction_report
 from attractor.report.pages.trace import add_heads, trace_report
@@ -52,9 +52,12 @@ __all__ = [
     "Pictures",
     "Report",
     "Section",
+    "add_blow_up_map",
     "add_check",
     "add_gaussian",
     "add_heads",
+    "add_phase",
+    "add_ranks",
     "add_run",
     "add_sharpness",
     "add_statement",

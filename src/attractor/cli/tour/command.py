@@ -208,7 +208,8 @@ def commands(model: str) -> dict[str, str]:
 
 def tell(context: typer.Context, visits: list[Visit], page: Path, options: TourOptions, output: TourOutput) -> None:
     """One JSON object, or the tour in a few lines."""
-    from attractor.cli.console import print_json, print_rows, versions
+    from attractor.cli.console import print_json, print_rows
+    from attractor.cli.environment import versions
 
     size = page.stat().st_size
     if output.json:
