@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attractor.engines import Problem, dispatch
+from attractor.errors import UnsupportedError
 
 LANES = (
     ((), (), (), ()),
@@ -87,7 +88,7 @@ def draw(rng: random.Random, engine: str, device: str, largest: int) -> Call:
         if rng.random() < 0.3 and mode != "linear":
             bias = torch.where(holes, -torch.inf, bias)
     options: dict[str, Any] = {"mode": mode, "causal": rng.random() < 0.25, "skip_self": rng.random() < 0.3}
-    options["offset"] = rng.choice([0, 0, 3, 50]) if dispatch._engines[engine].places else 0
+    options["offset"] = rng.choice([0, 0, 3, 50]) if dispatch._engines[engine].supports_offset else 0
     options["window"] = rng.choice([None, None, None, 1, 5, 40])
     if rng.random() < 0.2:
         leading = lanes[0] if rng.random() < 0.5 else ()
@@ -190,7 +191,9 @@ def main(engine: str, count: int, seed: int, largest: int, device: str) -> int:
         problem = call.problem()
         if gradients:
             problem.q.requires_grad_()
-        if dispatch._engines[engine].cannot(problem):
+        try:
+            dispatch._engines[engine].check(problem)
+        except UnsupportedError:
             skipped += 1
             continue
         worst = compare(call, engine, gradients, number)

@@ -323,7 +323,7 @@ def test_rows_of_a_larger_problem_leave_out_their_own_keys(
     rng = np.random.default_rng(n + rows.start)
     q, k, v = draw(rng, n, 3), draw(rng, n, 3), draw(rng, n, 2)
     whole = Problem(q, k, v, draw(rng, n), mode, causal=False, window=None, visible=None, skip_self=True)
-    (got, _), (expected, _) = fused.run(whole.part(rows)), reference.run(whole)
+    (got, _), (expected, _) = fused.run(whole.take_rows(rows)), reference.run(whole)
     assert got is not None
     assert expected is not None
     torch.testing.assert_close(got, expected[rows], rtol=1e-12, atol=1e-12)
@@ -361,7 +361,7 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_without_the_extension_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing was compiled the engine says why, and the reference does the work."""
     gone = engines.Engine(
-        "fused", fused.run, fused.accepts, fused.rank, reason="the compiled extension is not built: test"
+        "fused", fused.run, fused.accepts, fused.priority, reason="the compiled extension is not built: test"
     )
     monkeypatch.setitem(engines.dispatch._engines, "fused", gone)
     x = torch.ones(3, 2)

@@ -115,9 +115,9 @@ def test_extreme_scores(dtype: torch.dtype, d: int) -> None:
     spread = x * torch.logspace(-3, 1, 900, dtype=dtype).unsqueeze(-1)
     for points, factor in ((x, 1e4), (x, -1e4), (x, 300.0), (spread, 100.0), (spread, 0.1), (spread, -1.0)):
         agree(asked(factor * points, points, x), abs(factor) * float(points.norm(dim=-1).max()) ** 2)
-    assert fused.portion(asked(1e4 * x, x, x), 0, 2) is not None
-    assert fused.portion(asked(-1e4 * x, x, x), 0, 2) is None
-    assert fused.portion(asked(100.0 * spread, spread, x), 0, 2) is None
+    assert fused.partial_sums(asked(1e4 * x, x, x), 0, 2) is not None
+    assert fused.partial_sums(asked(-1e4 * x, x, x), 0, 2) is None
+    assert fused.partial_sums(asked(100.0 * spread, spread, x), 0, 2) is None
 
 
 @pytest.mark.parametrize("d", [3, 16])
@@ -129,20 +129,20 @@ def test_what_is_not_of_this_kind(d: int) -> None:
     large[7] = 1e4
     hole = torch.zeros(600, dtype=torch.float64)
     hole[3] = -torch.inf
-    assert fused.portion(asked(x, x, x), 0, 2) is not None
-    assert fused.portion(asked(x * 3, x, x), 0, 2) is not None
+    assert fused.partial_sums(asked(x, x, x), 0, 2) is not None
+    assert fused.partial_sums(asked(x * 3, x, x), 0, 2) is not None
     others = {
         "nearly the keys": asked(close, x, x),
         "a large bias": asked(x, x, x, large),
         "a hidden key": asked(x, x, x, hole),
         "linear": asked(x, x, x, mode="linear"),
         "other dimensions": asked(x, x, x[:, :2]),
-        "some of the rows": asked(x, x, x).part(slice(0, 100)),
+        "some of the rows": asked(x, x, x).take_rows(slice(0, 100)),
         "nothing": asked(0 * x, 0 * x, x),
         "one query apart": asked(x + (torch.arange(600) == 599).unsqueeze(-1), x, x),
     }
     for name, problem in others.items():
-        assert fused.portion(problem, 0, 2) is None, name
+        assert fused.partial_sums(problem, 0, 2) is None, name
     for name in ("nearly the keys", "a large bias", "a hidden key", "nothing"):
         agree(others[name], 1.0)
 
@@ -172,7 +172,7 @@ def test_bits_do_not_depend_on_threads_or_parts(
         threads(count)
         found.append(fused.run(problem))
     for parts in (2, 3, 5):
-        shares = [fused.portion(problem, part, parts) for part in range(parts)]
+        shares = [fused.partial_sums(problem, part, parts) for part in range(parts)]
         assert all(share is not None for share in shares)
         total = sum(share[0] for share in shares if share is not None)
         assert shares[0] is not None
@@ -200,8 +200,8 @@ def test_values_that_are_the_keys_of_some_members_only() -> None:
 @pytest.mark.parametrize("d", [5, 64, 300])
 def test_where_pairs_of_many_features_are_computed_once(d: int) -> None:
     x = on_the_sphere(np.random.default_rng(11), 600, d)
-    assert fused.portion(asked(x, x, x), 0, 2) is not None
-    assert fused.portion(asked(x[:500], x[:500], x[:500]), 0, 2) is None
+    assert fused.partial_sums(asked(x, x, x), 0, 2) is not None
+    assert fused.partial_sums(asked(x[:500], x[:500], x[:500]), 0, 2) is None
     agree(asked(3 * x, x, x), 3.0)
 
 
@@ -210,11 +210,11 @@ def test_where_that_would_not_pay() -> None:
     rng = np.random.default_rng(12)
     for dtype, d, once in ((torch.float32, 16, True), (torch.float32, 9, False), (torch.float64, 1000, False)):
         x = on_the_sphere(rng, 900, d, dtype=dtype)
-        assert (fused.portion(asked(x, x, x), 0, 2) is not None) == once
+        assert (fused.partial_sums(asked(x, x, x), 0, 2) is not None) == once
         agree(asked(3 * x, x, x), 3.0)
     nothing = torch.zeros(900, 0, dtype=torch.float64)
-    assert fused.portion(asked(nothing, nothing, x), 0, 2) is None
-    assert fused.portion(asked(nothing, nothing, nothing), 0, 2) is None
+    assert fused.partial_sums(asked(nothing, nothing, x), 0, 2) is None
+    assert fused.partial_sums(asked(nothing, nothing, nothing), 0, 2) is None
     agree(asked(nothing, nothing, x), 1.0)
 
 

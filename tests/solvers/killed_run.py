@@ -13,11 +13,11 @@ import threading
 from typing import Any
 
 from attractor.cli import main as cli
-from attractor.engines import distributed as spread
+from attractor.engines import distributed
 from attractor.solvers.process_group import Ranks
 
 WHEN, CALLS = os.environ.get("WHEN"), []
-beat, board = Ranks.beat, Ranks.board
+beat, board = Ranks.beat, Ranks.shared_memory
 
 
 def deadly(self: Ranks, run: Any) -> float:
@@ -41,8 +41,8 @@ def shared(self: Ranks, bytes: int) -> Any:
     return found
 
 
-spread.SMALLEST["cpu"] = 1
-Ranks.beat, Ranks.board = deadly, shared  # type: ignore[method-assign]
+distributed.MIN_PAIRS["cpu"] = 1
+Ranks.beat, Ranks.shared_memory = deadly, shared  # type: ignore[method-assign]
 store = importlib.import_module("attractor.solvers.store")
 store.INTERVAL, store.SHARE = 0.0, 1e9  # type: ignore[attr-defined]
 cli.main(sys.argv[1:])

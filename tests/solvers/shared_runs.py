@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 import attractor as at
-from attractor.engines import distributed as spread
-from attractor.engines import fused, native
+from attractor.engines import distributed, fused, native
 from attractor.solvers import process_group as ranks_module
 from attractor.solvers import process_group as together
 
@@ -184,7 +183,7 @@ def before_the_board(rank: int, act: Callable[[], Any], when: int = 4) -> list[s
     """Something that happens on one rank while the others compute in shared memory; the first time, while they make it."""
     law, state, options = CASES["large"]()
     calls: list[int] = []
-    plain = ranks_module.Ranks.board
+    plain = ranks_module.Ranks.shared_memory
 
     def board(self: ranks_module.Ranks, bytes: int) -> Any:
         calls.append(1)
@@ -192,11 +191,11 @@ def before_the_board(rank: int, act: Callable[[], Any], when: int = 4) -> list[s
             act()
         return plain(self, bytes)
 
-    ranks_module.Ranks.board = board  # type: ignore[method-assign]
+    ranks_module.Ranks.shared_memory = board  # type: ignore[method-assign]
     try:
         return failing(lambda: at.flow(law, state, **options))
     finally:
-        ranks_module.Ranks.board = plain  # type: ignore[method-assign]
+        ranks_module.Ranks.shared_memory = plain  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -209,17 +208,17 @@ class Drift(at.Law):
 
 def main() -> None:
     torch.set_num_threads(1)
-    spread.SMALLEST["cpu"] = 1
+    distributed.MIN_PAIRS["cpu"] = 1
     gather = ranks_module.Ranks.gather
     ranks_module.Ranks.gather = lambda self, part: (GATHERED.append(1), gather(self, part))[1]  # type: ignore[method-assign]
-    board = ranks_module.Ranks.board
+    board = ranks_module.Ranks.shared_memory
 
     def counted(self: ranks_module.Ranks, bytes: int) -> Any:
         found = None if CURRENT == ["large, apart"] else board(self, bytes)
         BOARDS.extend([1] * (found is not None))
         return found
 
-    ranks_module.Ranks.board = counted  # type: ignore[method-assign]
+    ranks_module.Ranks.shared_memory = counted  # type: ignore[method-assign]
     FOUND["cases"] = {}
     for name, make in CASES.items():
         CURRENT[:] = [name]

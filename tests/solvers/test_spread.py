@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.engines import distributed as spread
-from attractor.engines import fused
+from attractor.engines import distributed, fused
 from attractor.errors import InputError, UnsupportedError
 from attractor.solvers import shared_memory as board
 
@@ -248,4 +247,4 @@ def test_one_process_alone() -> None:
     leaf = at.Attention(torch.eye(3), torch.eye(3), torch.eye(3).requires_grad_())
     with pytest.raises(UnsupportedError, match="gradients do not flow between processes"):
         at.flow(leaf, tokens, until=0.1, spread=True)
-    assert not spread.active()
+    assert not distributed.is_active()

@@ -1,7 +1,4 @@
-"""The one hot operation, in several implementations.
-
-``attend`` reduces every kernel, mask and mass to one contract; see :mod:`attractor.engines.problem`.
-"""
+"""The attention operation ``attend`` and its implementations (engines), selected by device, dtype and size."""
 
 from attractor.engines.dispatch import Engine, attend, available, choose, register, using
 from attractor.engines.problem import MODES, Mode, Problem

@@ -1,4 +1,4 @@
-"""Linear memory: blocks of queries against blocks of keys with a running maximum (online softmax)."""
+"""Blockwise engine: blocks of queries against blocks of keys with online softmax, in linear memory."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attractor.engines.problem import Problem
+from attractor.engines.problem import Problem, Results
 
 QUERIES = 256  # rows of a block
 PAIRS = 1 << 20  # pairs of a block, over all batch axes
 
 
-def rank(problem: Problem) -> float:
-    """Always possible; chosen above the reference when all pairs at once are too many."""
+def priority(problem: Problem) -> float:
+    """Below the reference, except where all pairs at once would need too much memory."""
     return 1.0
 
 
-def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+def run(problem: Problem) -> Results:
     lanes = max(1, problem.batch.numel())
     rows = max(1, min(problem.queries, QUERIES, PAIRS // lanes))
     columns = max(1, min(problem.keys, PAIRS // (lanes * rows)))
@@ -34,16 +34,15 @@ def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
     )
 
 
-def _rows(problem: Problem, rows: slice, width: int) -> tuple[Tensor | None, Tensor | None]:
+def _rows(problem: Problem, rows: slice, width: int) -> Results:
     q = problem.q[..., rows, :]
-    normalised = problem.mode in ("softmax", "exponential")
     peak = q.new_full((*problem.batch, q.shape[-2]), -torch.inf)
     total = torch.zeros_like(peak)
     output = None if problem.v is None else q.new_zeros((*problem.batch, q.shape[-2], problem.v.shape[-1]))
     for start in range(0, problem.keys, width):
         columns = slice(start, min(start + width, problem.keys))
         scores = _scores(problem, q, rows, columns)
-        if not normalised:
+        if not problem.has_logsumexp:
             output = _add(problem, output, _plain_weights(problem, scores, rows, columns), rows, columns)
             continue
         # the result does not depend on the peak, so no gradient goes through it
@@ -58,9 +57,9 @@ def _rows(problem: Problem, rows: slice, width: int) -> tuple[Tensor | None, Ten
         elif output is not None:
             output = _add(problem, output * keep.unsqueeze(-1), weights, rows, columns)
         peak = new_peak
-    if not normalised:
+    if not problem.has_logsumexp:
         return output, None
-    # a row that sees nothing has total 0; dividing by 1 instead leaves its output and its gradient 0, not NaN
+    # a row that sees no key has total 0; dividing by 1 instead makes its output and gradient 0, not NaN
     total = torch.where(peak == -torch.inf, 1.0, total)
     logsumexp = peak + total.log()
     if output is not None and problem.mode == "softmax":
@@ -72,15 +71,15 @@ def _scores(problem: Problem, q: Tensor, rows: slice, columns: slice) -> Tensor:
     scores = q @ problem.k[..., columns, :].transpose(-1, -2)
     if problem.key_bias is not None:
         scores = scores + problem.key_bias[..., columns].unsqueeze(-2)
-    if problem.mode in ("softmax", "exponential"):
-        hidden = problem.hidden(rows, columns)
+    if problem.has_logsumexp:
+        hidden = problem.hidden_pairs(rows, columns)
         scores = scores if hidden is None else scores.masked_fill(hidden, -torch.inf)
     return scores
 
 
 def _plain_weights(problem: Problem, scores: Tensor, rows: slice, columns: slice) -> Tensor:
     weights = torch.sigmoid(scores) if problem.mode == "sigmoid" else scores
-    hidden = problem.hidden(rows, columns)
+    hidden = problem.hidden_pairs(rows, columns)
     return weights if hidden is None else weights.masked_fill(hidden, 0.0)
 
 
@@ -89,13 +88,13 @@ def _add(problem: Problem, output: Tensor | None, weights: Tensor, rows: slice, 
         return output
     if problem.skip_self:
         j = torch.arange(columns.start, columns.stop, device=weights.device)
-        weights = weights.masked_fill(problem.places(rows) == j, 0.0)
+        weights = weights.masked_fill(problem.positions(rows) == j, 0.0)
     return output + weights @ problem.v[..., columns, :]
 
 
 def gradients(problem: Problem, *directions: Tensor | None) -> list[Tensor | None]:
-    """Gradients of q, k, v and the bias along directions of (output, logsumexp), differentiable themselves."""
-    # views, so that one tensor in two roles gets the gradient of each
+    """Differentiable gradients of q, k, v and the bias along directions of (output, logsumexp)."""
+    # views, so that a tensor in two roles (q is k) gets separate gradients
     parts = [
         None if part is None else part.view_as(part) for part in (problem.q, problem.k, problem.v, problem.key_bias)
     ]

@@ -1,4 +1,4 @@
-"""Engines register themselves; ``attend`` picks one by device, dtype, size and need of gradients."""
+"""Selection of an engine for a problem by device, dtype, size and need of gradients."""
 
 from __future__ import annotations
 
@@ -9,57 +9,63 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attractor.engines import blockwise, fused, reference, spectral, triton
-from attractor.engines import distributed as spread
-from attractor.engines.problem import MODES, Mode, Problem
-from attractor.errors import UnsupportedError
-from attractor.registry import check_name, find
-
-Run = Callable[[Problem], tuple[Tensor | None, Tensor | None]]
+from attractor.engines import blockwise, distributed, fused, reference, spectral, triton
+from attractor.engines.problem import MODES, Mode, Problem, Results
+from attractor.errors import InputError, UnsupportedError
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An implementation of ``attend``: ``reason`` says why it does not work here, or is empty.
+    """An implementation of ``attend``.
 
-    ``accepts`` says whether it would take a problem unasked; ``obstacle`` says why it cannot even when asked by name, or is
-    empty (without it, an engine can do what it accepts).
-    One that honours ``Problem.offset`` says so by ``places``, and may be given some rows of a problem whose mask goes by place.
-    ``share`` computes a problem with other ranks, for engines whose rows depend on each other (see ``spread``). The cost of one that
-    is ``linear`` grows as the number of tokens does.
+    Attributes
+    ----------
+    run : computes output and logsumexp of a problem.
+    accepts : whether the engine may be selected for a problem automatically.
+    priority : of several engines that accept a problem, the one with the highest priority runs it.
+    reason : why the engine does not work on this machine; empty if it does.
+    obstacle : why the engine cannot run a problem even if requested by name; without it, it runs what it accepts.
+    supports_offset : whether it honours ``Problem.offset``, and so can run some rows of a problem with a positional mask.
+    run_distributed : an algorithm of its own for several processes (see ``distributed``).
+    linear : whether its cost is linear in the number of tokens.
     """
 
     name: str
-    run: Run
+    run: Callable[[Problem], Results]
     accepts: Callable[[Problem], bool]
-    rank: Callable[[Problem], float]
+    priority: Callable[[Problem], float]
     reason: str = ""
     obstacle: Callable[[Problem], str] | None = None
-    places: bool = False
-    share: spread.Share | None = None
+    supports_offset: bool = False
+    run_distributed: distributed.RunDistributed | None = None
     linear: bool = False
 
     @property
     def works(self) -> bool:
         return not self.reason
 
-    def cannot(self, problem: Problem) -> str:
-        """A sentence if it cannot run a problem; empty if it can."""
-        why = self.obstacle(problem) if self.obstacle is not None else ""
-        if why:
-            return f"engine {self.name!r} cannot run this problem: {why}"
-        if self.obstacle is None and not self.accepts(problem):
-            return f"engine {self.name!r} cannot run this problem (mode {problem.mode}, {problem.q.dtype})"
-        return ""
+    def check(self, problem: Problem | None = None) -> None:
+        """Raise UnsupportedError if the engine does not work here, or cannot run the problem."""
+        if not self.works:
+            raise UnsupportedError(f"engine {self.name!r} does not work here: {self.reason}")
+        if problem is None:
+            return
+        if self.obstacle is not None:
+            if why := self.obstacle(problem):
+                raise UnsupportedError(f"engine {self.name!r} cannot run this problem: {why}")
+        elif not self.accepts(problem):
+            raise UnsupportedError(
+                f"engine {self.name!r} cannot run this problem (mode {problem.mode}, {problem.q.dtype})"
+            )
 
 
 _engines: dict[str, Engine] = {}
-_asked: ContextVar[str | None] = ContextVar("attractor_engine", default=None)
-_seen: ContextVar[set[str] | None] = ContextVar("attractor_engines_seen", default=None)
+_requested: ContextVar[str | None] = ContextVar("attractor_engine", default=None)
+_used: ContextVar[set[str] | None] = ContextVar("attractor_engines_used", default=None)
 
 
 def register(engine: Engine) -> None:
-    """Make an engine known; the one with the highest rank that accepts a problem runs it."""
+    """Add an engine to those that ``choose`` selects from."""
     _engines[engine.name] = engine
 
 
@@ -68,43 +74,42 @@ def available() -> list[Engine]:
     return sorted(_engines.values(), key=lambda engine: (not engine.works, engine.name))
 
 
-def _working(name: str) -> Engine:
-    """The engine of that name, which must work here."""
-    engine = find(name, dict(sorted(_engines.items())), "engine")
-    if not engine.works:
-        raise UnsupportedError(f"engine {name!r} does not work here: {engine.reason}")
-    return engine
+def _find(name: str) -> Engine:
+    if name not in _engines:
+        hint = " ('native' is the compiled loop for small systems, used where no engine is named)"
+        known = ", ".join(sorted(_engines))
+        raise InputError(f"engine {name!r} is not known; the engines are {known}{hint if name == 'native' else ''}")
+    return _engines[name]
 
 
 @contextmanager
 def using(name: str | None) -> Iterator[set[str]]:
-    """Ask for one engine by name inside the block (None: choose freely); yields the names of those that ran."""
+    """Run problems inside the block by the engine of this name (None: any); yields the names of the engines that ran."""
     if name is not None:
-        _working(name)
-    seen: set[str] = set()
-    asked, collected = _asked.set(name), _seen.set(seen)
+        _find(name).check()
+    used: set[str] = set()
+    tokens = _requested.set(name), _used.set(used)
     try:
-        yield seen
+        yield used
     finally:
-        _asked.reset(asked)
-        _seen.reset(collected)
+        _requested.reset(tokens[0])
+        _used.reset(tokens[1])
 
 
 def choose(problem: Problem, name: str | None = None) -> Engine:
-    """The engine that would run this problem."""
-    name = name or _asked.get()
+    """The engine that runs this problem."""
+    name = name or _requested.get()
     if name is not None:
-        engine = _working(name)
-        if why := engine.cannot(problem):
-            raise UnsupportedError(why)
+        engine = _find(name)
+        engine.check(problem)
         return engine
-    moved = problem.placed and problem.offset != 0
+    moved = problem.is_positional and problem.offset != 0
     able = [
         engine
         for engine in _engines.values()
-        if engine.works and engine.accepts(problem) and (engine.places or not moved)
+        if engine.works and engine.accepts(problem) and (engine.supports_offset or not moved)
     ]
-    return max(able, key=lambda engine: engine.rank(problem))
+    return max(able, key=lambda engine: engine.priority(problem))
 
 
 def attend(
@@ -120,42 +125,78 @@ def attend(
     skip_self: bool = False,
     tolerance: float | None = None,
     engine: str | None = None,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Attention of queries over keys: ``(output (..., n, c), logsumexp (..., n))``; see ``engines.contract``.
+) -> Results:
+    """Attention of queries over keys.
 
-    ``v=None`` asks for the logsumexp alone. ``tolerance`` is a relative error of rows that engines may make which approximate
-    (``spectral``: its series is then shorter); by default none makes more than rounding.
+    With scores s_ij = <q_i, k_j> + b_j the output is sum_j w_ij v_j, where w_ij is softmax_j(s_ij), exp(s_ij), sigmoid(s_ij)
+    or s_ij by ``mode``.
+
+    Parameters
+    ----------
+    q, k : queries (..., n, e) and keys (..., m, e).
+    v : values (..., m, c); None computes the logsumexp alone.
+    key_bias : (..., m), added to the scores.
+    causal, window, visible, skip_self : the mask, see :class:`Problem`.
+    tolerance : relative error of rows that an approximating engine may make (``spectral`` then uses a shorter series);
+        by default no engine makes more than rounding errors.
+    engine : name of the engine to use; by default the fastest that accepts the problem.
+
+    Returns
+    -------
+    output (..., n, c), None without values; logsumexp (..., n), None in the modes sigmoid and linear.
     """
-    check_name(mode, MODES, "mode")
+    if mode not in MODES:
+        raise InputError(f"mode {mode!r} is not known; the modes are {', '.join(MODES)}")
     if visible is not None:
         visible = visible.expand(*visible.shape[:-2], q.shape[-2], k.shape[-2])
     problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self, tolerance=tolerance)
     problem.check()
     chosen = choose(problem, engine)
-    seen = _seen.get()
-    if seen is not None:
-        seen.add(chosen.name)
-    if spread.worthwhile(problem, chosen.places, chosen.linear):
-        return spread.run(problem, chosen.run, chosen.share)
+    used = _used.get()
+    if used is not None:
+        used.add(chosen.name)
+    if distributed.should_distribute(problem, chosen.supports_offset, chosen.linear):
+        return distributed.run(problem, chosen.run, chosen.run_distributed)
     return chosen.run(problem)
 
 
-register(Engine("reference", reference.run, lambda problem: True, reference.rank, places=True))
-register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.rank, places=True))
+def _accept_all(problem: Problem) -> bool:
+    return True
+
+
+register(Engine("reference", reference.run, _accept_all, reference.priority, supports_offset=True))
+register(Engine("blockwise", blockwise.run, _accept_all, blockwise.priority, supports_offset=True))
 register(
-    Engine("fused", fused.run, fused.accepts, fused.rank, fused.reason, fused.obstacle, places=True, share=fused.share)
+    Engine(
+        "fused",
+        fused.run,
+        fused.accepts,
+        fused.priority,
+        fused.reason,
+        fused.obstacle,
+        supports_offset=True,
+        run_distributed=fused.run_distributed,
+    )
 )
 register(
     Engine(
         "spectral",
         spectral.run,
         spectral.accepts,
-        spectral.rank,
+        spectral.priority,
         spectral.reason,
-        obstacle=spectral.obstacle,
+        spectral.obstacle,
         linear=True,
     )
 )
 register(
-    Engine("triton", triton.run, triton.accepts, triton.rank, triton.reason, obstacle=triton.obstacle, places=True)
+    Engine(
+        "triton",
+        triton.run,
+        triton.accepts,
+        triton.priority,
+        triton.reason,
+        triton.obstacle,
+        supports_offset=True,
+    )
 )

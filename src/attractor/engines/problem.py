@@ -1,7 +1,8 @@
-"""Problem: the operands of one attention evaluation."""
+"""The operands and options of one attention evaluation."""
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from numbers import Integral
@@ -15,9 +16,11 @@ from attractor.errors import InputError
 Mode = Literal["softmax", "exponential", "sigmoid", "linear"]
 MODES: tuple[Mode, ...] = ("softmax", "exponential", "sigmoid", "linear")
 
-INTERPRETED = (
-    os.environ.get("TRITON_INTERPRET") == "1"
-)  # Triton's own interpreter runs the kernels on the CPU, for tests
+Results = tuple[Tensor | None, Tensor | None]  # output (..., n, c) and logsumexp (..., n)
+
+LOG2E = math.log2(math.e)  # the kernels compute powers of two
+NARROW = 4  # columns of keys and values that the Triton kernels hold in registers
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter runs the kernels on the CPU, for tests
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,8 @@ class Problem:
     ``window`` w leaves keys with \\|i - j\\| < w visible, ``causal`` those with j <= i, ``visible`` (..., n, m) those that
     are True; they combine. ``skip_self`` leaves key i out of output i but keeps it in the normaliser: on a sphere with
     value c I the self term has no tangent part, and dropping it saves the small rates of far clusters from rounding.
-    ``offset`` says where the queries stand among the keys: i is offset plus the row, so that some rows of a problem are a
-    problem too. ``tolerance`` is the relative error of a row that an engine may make which approximates; None: about rounding.
+    ``offset`` is the position of the first query among the keys (i = offset + row), so that some rows of a problem are a
+    problem too. ``tolerance`` is the relative error of a row that an approximating engine may make; None: about rounding.
     """
 
     q: Tensor
@@ -42,11 +45,11 @@ class Problem:
     skip_self: bool
     offset: int = 0
     tolerance: float | None = None
-    # what an engine found out while it was chosen, so that it need not look again
-    notes: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    # results of an engine's checks when it was selected, reused by its run
+    cache: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def check(self) -> None:
-        """That the shapes belong together: kernels read memory by them."""
+        """Raise InputError unless types and shapes fit together: the kernels rely on them for memory access."""
         parts = {"queries": self.q, "keys": self.k, "values": self.v}
         for name, part in parts.items():
             if part is not None and part.ndim < 2:
@@ -87,21 +90,25 @@ class Problem:
         return self.k.shape[-2]
 
     @property
-    def masked(self) -> bool:
+    def is_masked(self) -> bool:
         return self.causal or self.window is not None or self.visible is not None
 
     @property
-    def placed(self) -> bool:
-        """Whether the place of a query among the keys matters."""
+    def is_positional(self) -> bool:
+        """Whether the result depends on the positions of the queries among the keys."""
         return self.causal or self.window is not None or self.skip_self
 
-    def part(self, rows: slice) -> Problem:
-        """The same for some of the queries."""
+    @property
+    def has_logsumexp(self) -> bool:
+        return self.mode in ("softmax", "exponential")
+
+    def take_rows(self, rows: slice) -> Problem:
+        """The problem of some of the queries."""
         visible = None if self.visible is None else self.visible[..., rows, :]
         return replace(self, q=self.q[..., rows, :], visible=visible, offset=self.offset + rows.start)
 
-    def places(self, rows: slice) -> Tensor:
-        """Where some queries stand among the keys, as a column."""
+    def positions(self, rows: slice) -> Tensor:
+        """Positions of some queries among the keys, (rows, 1)."""
         first = self.offset
         return torch.arange(first + rows.start, first + rows.stop, device=self.q.device).unsqueeze(-1)
 
@@ -112,12 +119,12 @@ class Problem:
         shapes += [self.v.shape[:-2]] if self.v is not None else []
         shapes += [self.key_bias.shape[:-1]] if self.key_bias is not None else []
         shapes += [self.visible.shape[:-2]] if self.visible is not None else []
-        # the usual case: broadcast_shapes takes as long as a whole small problem
+        # equal shapes are the usual case, and broadcast_shapes takes as long as a whole small problem
         return shapes[0] if all(shape == shapes[0] for shape in shapes) else torch.broadcast_shapes(*shapes)
 
     @property
     def pairs(self) -> int:
-        """How many (query, key) pairs the whole batch has."""
+        """Number of (query, key) pairs in the whole batch."""
         return self.batch.numel() * self.queries * self.keys
 
     @property
@@ -125,11 +132,11 @@ class Problem:
         parts = (self.q, self.k, self.v, self.key_bias)
         return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in parts)
 
-    def hidden(self, rows: slice, columns: slice) -> Tensor | None:
-        """True where the key is hidden from the query, for a block; None if nothing is hidden."""
-        if not self.masked:
+    def hidden_pairs(self, rows: slice, columns: slice) -> Tensor | None:
+        """True where the mask hides the key from the query, for a block of pairs; None without a mask."""
+        if not self.is_masked:
             return None
-        i = self.places(rows)
+        i = self.positions(rows)
         j = torch.arange(columns.start, columns.stop, device=self.q.device)
         hidden = torch.zeros((), dtype=torch.bool, device=self.q.device)
         if self.causal:

@@ -69,7 +69,7 @@ def pair_sum(pairing: Pairing, function: Callable[[Tensor], Tensor], weights: Te
     for start in range(0, n, height):
         rows = slice(start, min(start + height, n))
         values = function(problem.q[..., rows, :] @ problem.k.mT)
-        hidden = problem.hidden(rows, slice(0, n))
+        hidden = problem.hidden_pairs(rows, slice(0, n))
         values = values if hidden is None else values.masked_fill(hidden, 0.0)
         sums.append((weights[..., rows] * (values * weights.unsqueeze(-2)).sum(-1)).sum((-2, -1)))
     return torch.stack(sums).sum(0)

@@ -37,7 +37,7 @@ def log_rows(tokens: Tokens, law: Attention) -> Iterator[Tensor]:
     for start in range(0, tokens.n, height):
         rows = slice(start, min(start + height, tokens.n))
         logits = function(q[..., rows, :] @ k.mT) + bias.unsqueeze(-2)
-        hidden = problem.hidden(rows, slice(0, tokens.n))
+        hidden = problem.hidden_pairs(rows, slice(0, tokens.n))
         logits = logits if hidden is None else logits.masked_fill(hidden, -torch.inf)
         yield logits.log_softmax(-1)
 

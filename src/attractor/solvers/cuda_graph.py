@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.engines import distributed as spread
+from attractor.engines import distributed
 from attractor.laws import Attention, Kernel, Law
 from attractor.solvers.steppers.stepper import Field, RungeKutta, Step, Stepper
 
@@ -33,7 +33,7 @@ def self_contained(stepper: Stepper, law: Law, points: Tensor) -> bool:
         and law.positions is None
         and points.shape[0] * law.heads * points.shape[1] ** 2 <= LARGEST
         and not torch.is_grad_enabled()
-        and not spread.active()
+        and not distributed.is_active()
     )
 
 

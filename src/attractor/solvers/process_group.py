@@ -24,7 +24,7 @@ import torch
 import torch.distributed as processes
 from torch import Tensor
 
-from attractor.engines import distributed as spread
+from attractor.engines import distributed
 from attractor.errors import InputError, RankError
 from attractor.serialization import tensors
 from attractor.solvers.shared_memory import SharedMemory, create_shared_memory
@@ -43,7 +43,7 @@ class Ranks:
         self.rank, self.size = processes.get_rank(), processes.get_world_size()
         self.store, self.control, self.data, self.staged = store, control, data, staged
         self.key, self.timeout = key, timeout
-        self._board: SharedMemory | None = None
+        self._shared: SharedMemory | None = None
         self._refused = math.inf if data is control and not staged else 0.0  # bytes that could not be had
 
     # ------------------------------------------------------------------ messages
@@ -79,22 +79,22 @@ class Ranks:
                     raise RuntimeError("one of them left a note")
         work.wait()
 
-    def board(self, bytes: int) -> SharedMemory | None:
+    def shared_memory(self, bytes: int) -> SharedMemory | None:
         """Memory of at least so many bytes that all ranks share; None where they are not on one machine. All ask alike."""
-        held = 0 if self._board is None else self._board.memory.numel()
+        held = 0 if self._shared is None else self._shared.memory.numel()
         if held < bytes <= self._refused / 2:
-            if self._board is not None:
-                self._leave_board()
+            if self._shared is not None:
+                self._leave_shared_memory()
                 self.numbers(1)  # whether there is room for the next must not depend on who has left this one
-            self._board = create_shared_memory(self, bytes)
-            if self._board is None:
+            self._shared = create_shared_memory(self, bytes)
+            if self._shared is None:
                 self._refused = bytes
-        return self._board if bytes <= self._refused / 2 else None
+        return self._shared if bytes <= self._refused / 2 else None
 
-    def _leave_board(self) -> None:
-        if self._board is not None:
-            self._board.watch.leave()
-        self._board = None
+    def _leave_shared_memory(self) -> None:
+        if self._shared is not None:
+            self._shared.monitor.leave()
+        self._shared = None
 
     def share(self, arrays: dict[str, np.ndarray] | None) -> dict[str, np.ndarray] | None:
         """The arrays of rank 0, for everyone."""
@@ -179,7 +179,7 @@ class Ranks:
 
     def part(self) -> None:
         """Close the connections, which wakes those that wait."""
-        self._leave_board()
+        self._leave_shared_memory()
         groups = {id(group): group for group in (self.control, self.data)}
         self.control = self.data = None
         for key in list(groups):
@@ -202,11 +202,11 @@ def together(shared: bool, definition: dict[str, Any], store: str | Path | None)
         yield None
         return
     if not shared:
-        with spread.over(None):
+        with distributed.use_group(None):
             yield None
         return
     ranks = join(next((tensor.device for tensor in tensors(definition["state"])), torch.device("cpu")))
-    with _told_to_end(ranks) as heard, spread.over(ranks):
+    with _told_to_end(ranks) as heard, distributed.use_group(ranks):
         try:
             yield ranks
         except BaseException as error:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attractor import engines, memory
-from attractor.engines import distributed as processes
+from attractor.engines import distributed
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Closure, Law, Stack
 from attractor.progress import progress_bar
@@ -325,7 +325,7 @@ def _plan(
         events=tuple(events),
         max_seconds=math.inf if budget[0] is None else float(budget[0]),
         max_evaluations=math.inf if budget[1] is None else float(budget[1]),
-        native=options["engine"] is None and not differentiable and not processes.active(),
+        native=options["engine"] is None and not differentiable and not distributed.is_active(),
     )
 
 

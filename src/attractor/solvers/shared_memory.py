@@ -21,13 +21,13 @@ SIGN = 64  # bytes by which a rank knows that it has opened the file of rank 0 a
 
 
 class SharedMemory:
-    """Shared memory of some bytes, which hold zeros at first. ``kept`` belongs to the engine that writes there."""
+    """Shared memory of some bytes, which hold zeros at first. ``handle`` is the engine's own object for it."""
 
     def __init__(self, file: int, bytes: int, rank: int, size: int, timeout: float) -> None:
-        self.watch = ProcessMonitor(file, rank, size, timeout)
+        self.monitor = ProcessMonitor(file, rank, size, timeout)
         self.rank, self.size = rank, size
         self.memory = torch.frombuffer(mmap.mmap(file, SIGN + bytes), dtype=torch.uint8)[SIGN:]
-        self.kept: Any = None
+        self.handle: Any = None
 
 
 class ProcessMonitor:
@@ -65,8 +65,8 @@ class ProcessMonitor:
 
 
 def create_shared_memory(ranks: Ranks, bytes: int) -> SharedMemory | None:
-    """A board of all ranks, who must call this together; None where they are on several machines, or memory cannot be had."""
-    made, board, file, everyone = None, None, -1, False
+    """Memory shared by all ranks, which must call this together; None if they are on several machines or there is too little."""
+    made, memory, file, everyone = None, None, -1, False
     try:
         if ranks.rank == 0 and hasattr(os, "posix_fallocate") and MEMORY.is_dir():
             with contextlib.suppress(OSError):
@@ -76,15 +76,15 @@ def create_shared_memory(ranks: Ranks, bytes: int) -> SharedMemory | None:
             file = -1 if words is None else _opened(str(words["path"]), str(words["sign"]))
             if file >= 0:
                 found = SharedMemory(file, bytes, ranks.rank, ranks.size, ranks.timeout)
-                found.watch.hold()
-                board = found
-        everyone = bool(ranks.numbers(int(board is not None)).all())
+                found.monitor.hold()
+                memory = found
+        everyone = bool(ranks.numbers(int(memory is not None)).all())
     finally:
         if made is not None:
             Path(made[0]).unlink(missing_ok=True)
         if file >= 0 and not everyone:
             os.close(file)
-    return board if everyone else None
+    return memory if everyone else None
 
 
 def _file(bytes: int) -> tuple[str, str]:

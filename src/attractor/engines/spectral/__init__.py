@@ -5,6 +5,6 @@ a problem lies on a sphere and what it would cost, and ``engine.py`` runs it. Th
 """
 
 from attractor.engines.fused import reason
-from attractor.engines.spectral.engine import accepts, obstacle, rank, run
+from attractor.engines.spectral.engine import accepts, obstacle, priority, run
 
-__all__ = ["accepts", "obstacle", "rank", "reason", "run"]
+__all__ = ["accepts", "obstacle", "priority", "reason", "run"]

@@ -114,7 +114,7 @@ def _symmetric(plan: Plan) -> bool:
     return all(abs(q * plan.key_length - k * plan.query_length) <= 1e-5 * plan.beta for q, k in pairs)
 
 
-def rank(problem: Problem) -> float:
+def priority(problem: Problem) -> float:
     """Above all others where it is accepted."""
     return 4.0
 
@@ -131,9 +131,9 @@ def structure(problem: Problem) -> str:
     """What can be said without looking at the numbers."""
     if problem.q.shape[-1] not in (2, 3):
         return f"queries and keys must be in the plane or in space, not in dimension {problem.q.shape[-1]}"
-    if problem.mode not in ("softmax", "exponential"):
+    if not problem.has_logsumexp:
         return f"the mode must be softmax or exponential, not {problem.mode}"
-    if problem.masked:
+    if problem.is_masked:
         return "it knows no masks"
     if problem.q.dtype not in TOLERANCE:
         return f"it computes in float64 or float32, not {str(problem.q.dtype).removeprefix('torch.')}"
@@ -146,9 +146,9 @@ def structure(problem: Problem) -> str:
 
 def members(problem: Problem) -> list[Plan] | str:
     """A plan for every member of the batch, or why there is none. Found once for each problem."""
-    if NOTE not in problem.notes:
-        problem.notes[NOTE] = _members(problem)
-    return problem.notes[NOTE]
+    if NOTE not in problem.cache:
+        problem.cache[NOTE] = _members(problem)
+    return problem.cache[NOTE]
 
 
 def _members(problem: Problem) -> list[Plan] | str:

@@ -5,6 +5,6 @@ tensor cores above, ``backward.py`` has the sweeps of the gradient, ``layout.py`
 autograd. Nothing here is imported where there is no GPU.
 """
 
-from attractor.engines.triton.engine import accepts, obstacle, rank, reason, run
+from attractor.engines.triton.engine import accepts, obstacle, priority, reason, run
 
-__all__ = ["accepts", "obstacle", "rank", "reason", "run"]
+__all__ = ["accepts", "obstacle", "priority", "reason", "run"]

@@ -1,4 +1,4 @@
-"""When the Triton engine runs, and one call of it."""
+"""Requirements of the Triton engine and its entry point."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attractor.engines.problem import INTERPRETED, Problem
+from attractor.engines.autograd import run_differentiable
+from attractor.engines.problem import INTERPRETED, NARROW, Problem, Results
 
 TYPES = (torch.float32, torch.float64)
 WIDEST = 128  # columns of keys and values that fit in the shared memory of a multiprocessor
-NARROW = 4  # columns that stay in registers
 SMALLEST = 1 << 14  # pairs below which a few library calls are faster than preparing the kernels' operands
 
 
@@ -32,7 +32,7 @@ reason = _reason()
 
 
 def obstacle(problem: Problem) -> str:
-    """Why it cannot run a problem, or nothing."""
+    """Why the engine cannot run a problem; empty if it can."""
     parts = [part for part in (problem.q, problem.k, problem.v, problem.key_bias) if part is not None]
     device = problem.q.device
     if problem.q.dtype not in TYPES or any(part.dtype != problem.q.dtype for part in parts):
@@ -70,14 +70,12 @@ def accepts(problem: Problem) -> bool:
     return not obstacle(problem)
 
 
-def rank(problem: Problem) -> float:
-    """Above all others, but for problems that a launch or two would outlast."""
+def priority(problem: Problem) -> float:
+    """Above all others, except for problems that take less time than a kernel launch."""
     return 4.0 if problem.pairs >= SMALLEST else 1.5
 
 
-def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
-    from attractor.engines.triton.launch import Attend, forward
+def run(problem: Problem) -> Results:
+    from attractor.engines.triton.launch import backward, forward
 
-    if problem.needs_gradient:
-        return Attend.apply(problem, problem.q, problem.k, problem.v, problem.key_bias)  # type: ignore[return-value]
-    return forward(problem)
+    return run_differentiable(problem, forward, backward)

@@ -9,15 +9,12 @@ import torch
 import triton
 from torch import Tensor
 
-from attractor.engines import blockwise
-from attractor.engines.problem import INTERPRETED, MODES, Problem
+from attractor.engines.autograd import OutputGradients
+from attractor.engines.problem import INTERPRETED, LOG2E, MODES, NARROW, Problem, Results
 from attractor.engines.triton.backward import over_keys, over_queries
-from attractor.engines.triton.engine import NARROW
 from attractor.engines.triton.narrow import TILE, narrow, shifts
 from attractor.engines.triton.symmetric import settle, symmetric
 from attractor.engines.triton.wide import wide
-
-LOG2E = 1.4426950408889634
 
 
 def flat(tensor: Tensor, batch: torch.Size, own: int = 2) -> Tensor:
@@ -93,7 +90,7 @@ FEWEST = 4096  # tokens below which a warp has too few tiles to itself
 def suits(problem: Problem) -> bool:
     """Whether pairs may be computed once, as far as shapes and options tell."""
     v = problem.v
-    if v is None or v.shape[-1] == 0 or problem.mode not in ("softmax", "exponential"):
+    if v is None or v.shape[-1] == 0 or not problem.has_logsumexp:
         return False
     return (
         problem.queries == problem.keys >= FEWEST
@@ -167,12 +164,12 @@ TUNED = 1 << 62 if INTERPRETED else 1 << 30  # pairs from which kernels are tune
 ONCE = 1 << 30  # pairs from which it pays to look whether each can be computed once
 
 
-def forward(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+def forward(problem: Problem) -> Results:
     """Output and logsumexp, without gradients."""
     entries = problem.batch.numel()
     rows = (*problem.batch, problem.queries)
     width = 0 if problem.v is None else problem.v.shape[-1]
-    sums = problem.mode in ("softmax", "exponential")
+    sums = problem.has_logsumexp
     if not entries or not problem.queries or not problem.keys:
         output = None if problem.v is None else problem.q.new_zeros((*rows, width))
         return output, problem.q.new_full(rows, -torch.inf) if sums else None
@@ -225,7 +222,7 @@ def _narrow(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
     numbers = (n, m, problem.offset, packed[0].numel(), stride, problem.window or 0)
     shape: dict[str, Any] = {"E": q.shape[-1], "BIAS": bias is not None, "SLOTS": packed.shape[2]}
     base = logsumexp
-    if problem.mode in ("softmax", "exponential"):
+    if problem.has_logsumexp:
         largest = reach(k, bias)
         parts = copies(entries, n, width, k) if problem.pairs >= ONCE and suits(problem) else 0
         factor = multiple(problem, q, k, largest) if parts else None
@@ -262,7 +259,7 @@ def _narrow(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
         C=width,
         MODE=MODES.index(problem.mode),
         SAME=same,
-        EVEN=m % TILE == 0 and not problem.masked,
+        EVEN=m % TILE == 0 and not problem.is_masked,
         **shape,
         **hidden,
     )
@@ -315,7 +312,7 @@ def _wide(problem: Problem, entries: int) -> tuple[Tensor, Tensor]:
 
 def own_scores(problem: Problem, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor | None:
     """Scores (entries, n) of every query with its own key where that is left out of the output; -inf where it is not seen."""
-    if not problem.skip_self or problem.v is None or problem.mode not in ("softmax", "exponential"):
+    if not problem.skip_self or problem.v is None or not problem.has_logsumexp:
         return None
     n, place = problem.queries, problem.offset
     both = max(0, min(n, problem.keys - place))
@@ -328,73 +325,19 @@ def own_scores(problem: Problem, q: Tensor, k: Tensor, bias: Tensor | None) -> T
     return torch.nn.functional.pad(own, (0, n - both), value=-torch.inf).contiguous()
 
 
-class Attend(torch.autograd.Function):
-    """``attend`` with analytic first derivatives; where second ones may follow, the gradient is that of ``blockwise``."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, problem: Problem, q: Tensor, k: Tensor, v: Tensor | None, key_bias: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        output, logsumexp = forward(problem)
-        ctx.save_for_backward(q, k, v, key_bias, problem.visible, output, logsumexp)
-        ctx.set_materialize_grads(False)
-        ctx.options = (problem.mode, problem.causal, problem.window, problem.skip_self, problem.offset)
-        return output, logsumexp
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_output, grad_logsumexp = grad_outputs
-        q, k, v, key_bias, visible, output, logsumexp = ctx.saved_tensors
-        mode, causal, window, skip_self, offset = ctx.options
-        problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self, offset)
-        if torch.is_grad_enabled():  # create_graph=True
-            return None, *blockwise.gradients(problem, grad_output, grad_logsumexp)
-        return None, *_gradients(problem, output, logsumexp, grad_output, grad_logsumexp, ctx.needs_input_grad[1:])
-
-
-def _row_terms(
-    problem: Problem,
-    output: Tensor | None,
-    logsumexp: Tensor | None,
-    grad_output: Tensor | None,
-    grad_logsumexp: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """log2 of the normaliser, infinite for a row that sees nothing so that its weights are 0, and the term t of each row."""
-    if logsumexp is None:
-        nothing = problem.q.new_zeros((*problem.batch, problem.queries))
-        return nothing, nothing
-    blind = logsumexp == -torch.inf
-    term = torch.zeros_like(logsumexp) if grad_logsumexp is None else grad_logsumexp
-    if problem.mode == "softmax" and output is not None and grad_output is not None:
-        term = term - (grad_output * output).sum(-1)
-    return torch.where(blind, torch.inf, logsumexp * LOG2E), torch.where(blind, 0.0, term)
-
-
-def _gradients(
-    problem: Problem,
-    output: Tensor | None,
-    logsumexp: Tensor | None,
-    grad_output: Tensor | None,
-    grad_logsumexp: Tensor | None,
-    needed: tuple[bool, ...],
-) -> list[Tensor | None]:
+def backward(problem: Problem, grads: OutputGradients, needed: tuple[bool, ...]) -> list[Tensor | None]:
+    """Gradients (batch, ...) of q, k, v and the key bias, those that are needed."""
     batch, n, m = problem.batch, problem.queries, problem.keys
     entries = batch.numel()
-    inputs = (problem.q, problem.k, problem.v, problem.key_bias)
-    if not entries or not n or not m:
-        return [
-            torch.zeros_like(part) if need and part is not None else None
-            for part, need in zip(inputs, needed, strict=True)
-        ]
-    unasked = grad_output is None
-    if output is not None and grad_output is None:
-        grad_output = torch.zeros_like(output)
-    level, term = (flat(row, batch, 1) for row in _row_terms(problem, output, logsumexp, grad_output, grad_logsumexp))
+    level, term = (
+        problem.q.new_zeros((entries, n)) if row is None else flat(row, batch, 1)
+        for row in (grads.log2sum, grads.row_term)
+    )
     width = columns(problem.q.shape[-1])
     q, k = (padded(flat(part, batch), width) for part in (problem.q, problem.k))
     breadth = 1 if problem.v is None else columns(problem.v.shape[-1])
     v = q if problem.v is None else padded(flat(problem.v, batch), breadth)
-    g = q if grad_output is None else padded(flat(grad_output, batch), breadth)
+    g = q if grads.output is None else padded(flat(grads.output, batch), breadth)
     bias, (visible, stride) = bias_of(problem), visible_of(problem)
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), q.new_empty((entries, m, breadth))
     grad_bias = q.new_empty((entries, m))
@@ -429,15 +372,10 @@ def _gradients(
             *numbers,
             **options,
         )
-    if unasked:
-        grad_v.zero_()  # weights that overflow would give 0 times infinity
-    found = (grad_q, grad_k, grad_v, grad_bias.unsqueeze(-1))
-    return [_shaped(one, part, batch, index == 3) if need and part is not None else None
-            for index, (one, part, need) in enumerate(zip(found, inputs, needed, strict=True))]  # fmt: skip
-
-
-def _shaped(gradient: Tensor, part: Tensor, batch: torch.Size, column: bool) -> Tensor:
-    """A gradient without padding; an input that was broadcast over batch axes gets the sum over them."""
-    if column:
-        return gradient.reshape(*batch, part.shape[-1]).sum_to_size(part.shape)
-    return gradient[..., : part.shape[-1]].reshape(*batch, *part.shape[-2:]).sum_to_size(part.shape)
+    inputs = (problem.q, problem.k, problem.v, problem.key_bias)
+    shapes = [None if part is None else part.shape[-(1 if part is problem.key_bias else 2) :] for part in inputs]
+    found = (grad_q, grad_k, grad_v, grad_bias)
+    return [
+        gradient[..., : shape[-1]].reshape(*batch, *shape) if need and shape is not None else None
+        for gradient, shape, need in zip(found, shapes, needed, strict=True)
+    ]

@@ -31,7 +31,7 @@ class Capped(Kernel):
         scores = self.cap * torch.tanh(pairing.scaled_query @ pairing.k.mT / self.cap)
         if pairing.log_masses is not None:
             scores = scores + pairing.log_masses.unsqueeze(-2)
-        hidden = problem.hidden(slice(0, problem.queries), slice(0, problem.keys))
+        hidden = problem.hidden_pairs(slice(0, problem.queries), slice(0, problem.keys))
         weights = (scores if hidden is None else scores.masked_fill(hidden, -torch.inf)).softmax(dim=-1)
         if pairing.skip_self:
             weights = weights - torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1))

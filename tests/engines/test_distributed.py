@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attractor.engines import Problem, attend, choose
-from attractor.engines import distributed as spread
+from attractor.engines import Problem, attend, choose, distributed
 from attractor.engines.dispatch import _engines
 from attractor.engines.problem import MODES
 
@@ -44,14 +43,16 @@ class Threads:
 
     def __init__(
         self, rank: int, size: int, table: list[Tensor | None], barrier: threading.Barrier, memory: Tensor | None = None,
-        watch: Callable[[float], bool] = lambda waited: True,
+        monitor: Callable[[float], bool] = lambda waited: True,
     ) -> None:  # fmt: skip
         self.rank, self.size, self.table, self.barrier = rank, size, table, barrier
         self.shared = (
-            None if memory is None else SimpleNamespace(rank=rank, size=size, memory=memory, watch=watch, kept=None)
+            None
+            if memory is None
+            else SimpleNamespace(rank=rank, size=size, memory=memory, monitor=monitor, handle=None)
         )
 
-    def board(self, bytes: int) -> Any:
+    def shared_memory(self, bytes: int) -> Any:
         assert self.shared is None or self.shared.memory.numel() >= bytes
         return self.shared
 
@@ -72,8 +73,8 @@ def exchanged(whole: Problem, size: int, engine: str) -> list[tuple[Tensor | Non
     barrier, results = threading.Barrier(size), {}
 
     def work(rank: int) -> None:
-        with spread.over(Threads(rank, size, table, barrier)):
-            results[rank] = spread.run(whole, _engines[engine].run, _engines[engine].share)
+        with distributed.use_group(Threads(rank, size, table, barrier)):
+            results[rank] = distributed.run(whole, _engines[engine].run, _engines[engine].run_distributed)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -91,11 +92,11 @@ def test_rows_of_a_problem_are_a_problem(engine: str, mask: str, mode: str) -> N
     output, logsumexp = run(whole)
     assert output is not None
     for rows in (slice(0, 13), slice(13, 14), slice(29, 45)):
-        part, sums = run(whole.part(rows))
+        part, sums = run(whole.take_rows(rows))
         torch.testing.assert_close(part, output[..., rows, :], rtol=1e-13, atol=1e-13)
         if logsumexp is not None:
             torch.testing.assert_close(sums, logsumexp[..., rows], rtol=1e-13, atol=1e-13)
-    twice, _ = run(whole.part(slice(10, 40)).part(slice(5, 9)))
+    twice, _ = run(whole.take_rows(slice(10, 40)).take_rows(slice(5, 9)))
     torch.testing.assert_close(twice, output[..., 15:19, :], rtol=1e-13, atol=1e-13)
 
 
@@ -106,7 +107,7 @@ def test_gradients_of_rows(engine: str, mask: str) -> None:
     for cut in (True, False):
         whole = problem(**MASKS[mask])
         leaves = [part.requires_grad_() for part in (whole.q, whole.k, whole.v, whole.key_bias) if part is not None]
-        output, logsumexp = _engines[engine].run(whole.part(rows) if cut else whole)
+        output, logsumexp = _engines[engine].run(whole.take_rows(rows) if cut else whole)
         assert output is not None
         assert logsumexp is not None
         output, logsumexp = (output, logsumexp) if cut else (output[..., rows, :], logsumexp[..., rows])
@@ -150,7 +151,7 @@ def test_large_pieces_of_the_fused_engine_have_the_same_bits(mask: str, dtype: t
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_pieces_cover_every_row_once_and_share_the_work(n: int, causal: bool, size: int) -> None:
     x = torch.zeros(n, 1)
-    shares = spread.pieces(Problem(x, x, x, None, "softmax", causal, None, None, False), size)
+    shares = distributed.partition_rows(Problem(x, x, x, None, "softmax", causal, None, None, False), size)
     rows = [row for share in shares for piece in share for row in range(piece.start, piece.stop)]
     assert sorted(rows) == list(range(n))
     if n >= 1000:
@@ -162,22 +163,24 @@ def test_pieces_cover_every_row_once_and_share_the_work(n: int, causal: bool, si
 
 def test_what_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = problem()
-    assert not spread.worthwhile(whole, True)  # nobody to share it with
-    with spread.over(Threads(0, 2, [], threading.Barrier(1))):
-        assert not spread.worthwhile(whole, True)  # too small
-        monkeypatch.setitem(spread.SMALLEST, "cpu", whole.pairs)
-        assert spread.worthwhile(whole, False)
-        assert spread.worthwhile(replace(whole, causal=True), True)
-        assert not spread.worthwhile(replace(whole, causal=True), False)  # by an engine that does not know the places
-        assert not spread.worthwhile(replace(whole, q=whole.q.clone().requires_grad_()), True)
-        with spread.over(None):
-            assert not spread.active()
-            assert not spread.worthwhile(whole, True)
+    assert not distributed.should_distribute(whole, True)  # nobody to share it with
+    with distributed.use_group(Threads(0, 2, [], threading.Barrier(1))):
+        assert not distributed.should_distribute(whole, True)  # too small
+        monkeypatch.setitem(distributed.MIN_PAIRS, "cpu", whole.pairs)
+        assert distributed.should_distribute(whole, False)
+        assert distributed.should_distribute(replace(whole, causal=True), True)
+        assert not distributed.should_distribute(
+            replace(whole, causal=True), False
+        )  # by an engine that does not know the places
+        assert not distributed.should_distribute(replace(whole, q=whole.q.clone().requires_grad_()), True)
+        with distributed.use_group(None):
+            assert not distributed.is_active()
+            assert not distributed.should_distribute(whole, True)
         torch.func.vmap(lambda q: attend(q, whole.k, whole.v)[0])(whole.q)  # would wait for others for ever
-    assert choose(replace(whole, causal=True, offset=1)).places
+    assert choose(replace(whole, causal=True, offset=1)).supports_offset
 
 
-def boarded(problems: list[Problem], size: int, slow: float = 0.0) -> list[list[Any]]:
+def run_with_shared_memory(problems: list[Problem], size: int, slow: float = 0.0) -> list[list[Any]]:
     """What ranks have who compute problems one after the other in shared memory; each stops now and then."""
     memory = torch.zeros(1 << 20, dtype=torch.uint8)
     barrier, results, failed = threading.Barrier(size), {}, threading.Event()
@@ -189,7 +192,7 @@ def boarded(problems: list[Problem], size: int, slow: float = 0.0) -> list[list[
         try:
             for each in problems:
                 time.sleep(rng.choice([0.0, 0.0, slow]))
-                results[rank].append(_engines["fused"].share(each, ranks))  # type: ignore[misc]
+                results[rank].append(_engines["fused"].run_distributed(each, ranks))  # type: ignore[misc]
         except BaseException:
             failed.set()
             raise
@@ -222,7 +225,7 @@ def test_ranks_that_share_memory_have_the_bits_of_one_process(size: int) -> None
     problems += [drawn(1300, 12 + seed, "exponential") for seed in range(4)]
     problems += [drawn(n, 16 + seed, d=d) for seed, (n, d) in enumerate(((520, 5), (1000, 16), (700, 20), (900, 15)))]
     wanted = [_engines["fused"].run(each) for each in problems]
-    for got in boarded(problems, size, slow=0.003):
+    for got in run_with_shared_memory(problems, size, slow=0.003):
         for one, other in zip(got, wanted, strict=True):
             assert torch.equal(one[0], other[0])  # type: ignore[arg-type]
             assert torch.equal(one[1], other[1])  # type: ignore[arg-type]
@@ -234,7 +237,7 @@ def test_many_features_without_shared_memory(size: int) -> None:
     """Sums would be more to send than rows, so rows are cut."""
     for seed in range(2):
         whole = drawn(1000, seed, d=16)
-        share = _engines["fused"].share
+        share = _engines["fused"].run_distributed
         assert share is not None
         assert share(whole, Threads(0, size, [], threading.Barrier(1))) is None
         for got in exchanged(whole, size, "fused"):
@@ -254,12 +257,12 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.skipif(not _engines["fused"].works, reason=_engines["fused"].reason)
 def test_a_rank_that_waits_in_vain(one_thread: None) -> None:
     asked: list[float] = []
-    share = _engines["fused"].share
+    share = _engines["fused"].run_distributed
     assert share is not None
 
-    def ranks(watch: Callable[[float], bool]) -> Threads:
+    def ranks(monitor: Callable[[float], bool]) -> Threads:
         """Two, of which the other never comes."""
-        return Threads(0, 2, [], threading.Barrier(1), torch.zeros(1 << 20, dtype=torch.uint8), watch)
+        return Threads(0, 2, [], threading.Barrier(1), torch.zeros(1 << 20, dtype=torch.uint8), monitor)
 
     def patient(waited: float) -> bool:
         asked.append(waited)
@@ -283,7 +286,7 @@ def test_a_rank_that_waits_in_vain(one_thread: None) -> None:
     with pytest.raises(ConnectionError, match="Timed out"):
         share(drawn(900, 0), ranks(impatient))
     short = Threads(0, 2, [], threading.Barrier(1), torch.zeros(4096, dtype=torch.uint8))
-    short.board = lambda bytes: short.shared  # type: ignore[method-assign]
+    short.shared_memory = lambda bytes: short.shared  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="the shared memory is too small"):
         share(drawn(900, 0), short)
 
@@ -294,8 +297,8 @@ def test_problems_of_another_kind_need_no_shared_memory() -> None:
         raise AssertionError("asked for memory")
 
     ranks = Threads(0, 2, [], threading.Barrier(1))
-    ranks.board = none  # type: ignore[method-assign]
-    share = _engines["fused"].share
+    ranks.shared_memory = none  # type: ignore[method-assign]
+    share = _engines["fused"].run_distributed
     assert share is not None
     whole = drawn(900, 0)
     for other in (replace(whole, causal=True), replace(whole, q=whole.v), replace(whole, v=None), drawn(500, 0)):
@@ -317,6 +320,6 @@ def test_groups_of_rows_side_by_side_have_the_bits_of_each_alone(mask: str, dtyp
     output, logsumexp = run(whole)
     for start in range(0, 2100, 64):
         rows = slice(start, min(start + 64, 2100))
-        one, level = run(whole.part(rows))
+        one, level = run(whole.take_rows(rows))
         assert torch.equal(one, output[..., rows, :])  # type: ignore[index, arg-type]
         assert torch.equal(level, logsumexp[..., rows])  # type: ignore[index, arg-type]
