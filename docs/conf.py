@@ -1,4 +1,4 @@
-"""Sphinx configuration. Nothing is fetched, neither while building nor while reading: MathJax comes from a package."""
+"""Sphinx configuration. MathJax comes from a package, so neither building nor reading the pages needs a network."""
 
 from __future__ import annotations
 
@@ -44,13 +44,12 @@ autosummary_generate = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 
-# Names of other projects, of which there is no index to link to without a network, and of modules that are private by
-# convention.
+# Names of other projects (linking to them would need a network) and of private modules.
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|np|numpy|os|scipy|collections|pathlib|dataclasses|typing|matplotlib|plotly|zarr)(\..*)?"),
     (r"py:.*", r"attractor\.[a-z]+\..*"),
-    (r"py:class", r"integer -- .*"),  # what collections.abc says of its methods
-    (r"py:class", r"(dict|tuple)\[str"),  # a signature with a default factory is cut at its commas
+    (r"py:class", r"integer -- .*"),  # docstrings inherited from collections.abc
+    (r"py:class", r"(dict|tuple)\[str"),  # autodoc splits signatures with a default factory at commas
     (r"py:class", r"(Tensor|ndarray|Path|Callable|Sequence|Iterable|Mapping|Any)"),
 ]
 
@@ -61,11 +60,11 @@ html_show_sphinx = False
 copybutton_prompt_text = "$ "
 
 KEY = r"[a-z]+\d{4}[a-z]+"
-MARKUP = r"(``.+?``|:[\w:]+:`.+?`)"  # literals and roles, which are left alone
+MARKUP = r"(``.+?``|:[\w:]+:`.+?`)"  # literals and roles are not changed
 
 
-def readable(line: str) -> str:
-    """Bars are absolute values, not substitutions; [key] and [key; key] are citations."""
+def convert_markup(line: str) -> str:
+    """Escape bars (absolute values, not substitutions) and turn [key] and [key; key] into citations."""
     parts = re.split(MARKUP, line)
     parts[::2] = [re.sub(r"(?<!\\)\|", r"\|", part) for part in parts[::2]]
     parts[::2] = [
@@ -75,29 +74,32 @@ def readable(line: str) -> str:
     return "".join(parts)
 
 
-def parameters(lines: list[str]) -> list[str]:
-    """The house style, "name, name : what it is" under a ruled heading and up to a blank line, as a definition list."""
-    if "----------" not in lines:
-        return lines
-    begin = lines.index("----------") + 1
-    end = next((k for k in range(begin, len(lines)) if not lines[k].strip()), len(lines))
-    listed = []
-    for line in lines[begin:end]:
-        if line.startswith(" "):
-            listed.append("    " + line.strip())
-        else:
+def convert_sections(lines: list[str]) -> list[str]:
+    """Turn NumPy sections into rubrics, and their entries ("name, name : text", or a name above indented text) into definition lists."""
+    converted, in_section = [], False
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if re.fullmatch(r"[A-Z]\w+( \w+)?", line) and re.fullmatch(r"-{3,}", following):
+            converted += [f".. rubric:: {line}", ""]
+            in_section = True
+        elif re.fullmatch(r"-{3,}", line):
+            continue
+        elif in_section and line[:1].strip() and (" : " in line or following.startswith("    ")):
             names, _, text = line.partition(" : ")
-            listed += [", ".join(f"``{name.strip()}``" for name in names.split(",")), "    " + text]
-    return [*lines[: begin - 2], ".. rubric:: Parameters", "", *listed, *lines[end:]]
+            converted.append(", ".join(f"``{name.strip()}``" for name in names.split(",")))
+            converted += ["    " + text] if text else []
+        elif in_section and line.startswith(" "):
+            converted.append("    " + line.strip())
+        else:
+            converted.append(line)
+    return converted
 
 
-def house_style(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = [readable(line) for line in parameters(lines)]
+def process_docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = [convert_markup(line) for line in convert_sections(lines)]
 
 
-def generated(app: Sphinx) -> None:
-    """Pages that are written from what they are about: theorems from the objects, speeds from reports, the gallery from scripts,
-    commands from the program."""
+def write_pages(app: Sphinx) -> None:
+    """Write the generated pages: theorems, performance, gallery and commands."""
     import commands_page
     import gallery_page
     import performance_page
@@ -117,5 +119,5 @@ def generated(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("builder-inited", generated)
-    app.connect("autodoc-process-docstring", house_style)
+    app.connect("builder-inited", write_pages)
+    app.connect("autodoc-process-docstring", process_docstring)

@@ -1,4 +1,4 @@
-"""The gallery: every script of examples/ with its first words, its picture and its source."""
+"""Gallery page: each script of examples/ with its docstring, figure and source."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PICTURES = ROOT / "docs" / "_static" / "gallery"
 HEAD = """# Gallery
 
-Scripts that read from top to bottom: each says in its first lines what it shows, checks what it says, and draws a picture.
-They are in `examples/` of the repository and run in the tests; `python docs/pictures.py` draws the pictures on this page again.
+Each script states in its docstring what it shows, asserts it and draws a figure. The scripts are in `examples/` and run in the tests;
+`python docs/figures.py` redraws the figures of this page.
 """
 
 
 def scripts() -> list[Path]:
-    """Every example, in the order of its name."""
+    """All examples, sorted by name."""
     return sorted((ROOT / "examples").glob("*.py"))
 
 
@@ -25,7 +24,7 @@ def page() -> str:
 
 
 def section(script: Path) -> str:
-    """One script."""
+    """Section of one script."""
     words = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
     first, _, rest = words.partition("\n\n")
     title, _, after = " ".join(first.split()).rstrip(".").partition(": ")

@@ -1,9 +1,8 @@
 """Every code block of README and the documentation runs as written.
 
 Python fences of one file share a namespace and a temporary directory, in reading order. Lines of shell fences that
-start with ``attractor`` run in the same directory; others may only install, make or start processes. A ``text`` fence right
-after a python fence is what that block prints. The comment ``<!-- not run: reason -->`` right above a fence leaves it out, for
-one of few reasons.
+start with ``attractor`` run in the same directory; other lines may only install, build or start processes. A ``text`` fence
+directly after a python fence holds the expected output. The comment ``<!-- not run: reason -->`` directly above a fence skips it.
 """
 
 from __future__ import annotations
@@ -26,15 +25,8 @@ DOCS = [page for page in ROOT.glob("docs/**/*.md") if page.parent.name not in ("
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS])
 SHELLS = {"bash", "sh", "shell", "console"}
 LANGUAGES = {"python", "text", "toml", "json", *SHELLS}
-ELSEWHERE = {
-    "make",
-    "pip",
-    "torchrun",
-    "python",
-    "python3",
-    "git",
-}  # commands that are tried in other places, or by CI itself
-# Why a block may be left out: it needs a machine, files, a network or time that a test has not.
+ELSEWHERE = {"make", "pip", "torchrun", "python", "python3", "git"}  # commands that other tests or CI run
+# Accepted reasons for not running a block: it needs hardware, files, a network or time that a test does not have.
 REASON = re.compile(r"minute|hour|long|GPU|CUDA|process|yours|killed|fetch|download|network|browser", re.IGNORECASE)
 
 
@@ -47,7 +39,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fences of a page that are to be run."""
+    """Fences of a page that are run."""
     found: list[Block] = []
     tokens = MarkdownIt().parse(page.read_text(encoding="utf-8"))
     for previous, token, following in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
@@ -61,7 +53,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def left_out(page: Path) -> list[str]:
-    """The reasons that a page gives for fences that are not run."""
+    """Reasons that a page gives for fences that are not run."""
     tokens = MarkdownIt().parse(page.read_text(encoding="utf-8"))
     comments = [token.content for token in tokens if token.type == "html_block"]
     return [text.partition("not run:")[2].partition("-->")[0].strip() for text in comments if "not run" in text]
@@ -88,7 +80,7 @@ def run_shell(block: Block, page: Path) -> None:
 
 
 def exit_code(words: list[str]) -> int:
-    """What ``attractor`` with these words would leave the shell with."""
+    """Exit code of ``attractor`` with these arguments."""
     from attractor.cli.main import run
 
     try:
@@ -101,7 +93,7 @@ def exit_code(words: list[str]) -> int:
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
-    # a page may register an observable of its own, which must not outlive it
+    # observables that a page registers must not remain registered
     monkeypatch.setattr(registry, "_registry", dict(registry._registry))
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page):
@@ -111,16 +103,16 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
             run_shell(block, page)
 
 
-def test_the_pages_hold_code() -> None:
-    """The search for fences finds them: a check on the check above."""
+def test_the_pages_contain_code() -> None:
+    """The search for fences finds them."""
     languages = [block.language for page in PAGES for block in blocks(page)]
     assert languages.count("python") >= 10
     assert any(language in SHELLS for language in languages)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_code_slips_through(page: Path) -> None:
-    """Every fence has a language, every command is one that is run here or elsewhere, and what is left out says why."""
+def test_every_fence_is_run_or_gives_a_reason(page: Path) -> None:
+    """Every fence has a known language and known commands, and every skipped fence gives an accepted reason."""
     unknown = {block.language for block in blocks(page) if not block.language.startswith("{")} - LANGUAGES
     assert not unknown
     commands = {
@@ -140,6 +132,6 @@ def test_an_example_runs(script: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(str(script), run_name="__main__")
-    assert printed.getvalue().strip(), "an example says what it found"
-    assert (tmp_path / f"{script.stem}.png").stat().st_size > 5_000, "an example draws a picture of its name"
-    assert (ROOT / "docs" / "_static" / "gallery" / f"{script.stem}.png").exists(), "run python docs/pictures.py"
+    assert printed.getvalue().strip(), "an example prints its result"
+    assert (tmp_path / f"{script.stem}.png").stat().st_size > 5_000, "an example draws NAME.png"
+    assert (ROOT / "docs" / "_static" / "gallery" / f"{script.stem}.png").exists(), "run python docs/figures.py"

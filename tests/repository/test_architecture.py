@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -86,9 +87,12 @@ def test_tests_mirror_the_package() -> None:
     assert {name for name in packages if not list((ROOT / "tests" / name).glob("test_*.py"))} == set()
 
 
-def test_no_registry_is_named() -> None:
-    """Installs use whatever index the machine is set up with."""
-    configuration = ["pyproject.toml", "constraints.txt", "Makefile", ".ci/run", ".pre-commit-config.yaml"]
-    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in configuration)
-    assert "://" not in text
-    assert "index-url" not in text
+REGISTRIES = r"pypi\.org|pythonhosted\.org|anaconda\.(org|com)|download\.pytorch\.org|registry\.npmjs\.org|deb\.debian\.org"
+INDEX_SETTINGS = r"index[-_]url|find[-_]links|trusted[-_]host|--registry|^\s*-[if]\s|\[\[?tool\.(uv\.index|poetry\.source)"
+
+
+def test_no_registry_is_configured() -> None:
+    """Installs use whatever index the machine is set up with; links such as those of [project.urls] are fine."""
+    for name in ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run", ".pre-commit-config.yaml"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert not re.findall(f"(?:{REGISTRIES}|{INDEX_SETTINGS}).*", text, re.IGNORECASE | re.MULTILINE), name

@@ -1,4 +1,4 @@
-"""One version: the package's, said the same everywhere."""
+"""The version is the same in the package, its metadata, the changelog and the citation files."""
 
 from __future__ import annotations
 

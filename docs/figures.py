@@ -1,6 +1,6 @@
-"""Draws the pictures of the documentation again, in few colours: every example's, and those of the stored benchmarks. About a minute:
+"""Redraw the figures of the documentation (examples and stored benchmarks) with a 256-color palette. Takes about a minute:
 
-python docs/pictures.py [NAME ...]
+python docs/figures.py [NAME ...]
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from benchmarks.program import draw
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "docs" / "_static" / "gallery"
-COLOURS = 256
+GALLERY = ROOT / "docs" / "_static" / "gallery"
+COLORS = 256
 
 
 def main() -> None:
-    KEPT.mkdir(parents=True, exist_ok=True)
+    GALLERY.mkdir(parents=True, exist_ok=True)
     wanted = sys.argv[1:]
     for script in sorted((ROOT / "examples").glob("*.py")):
         if wanted and script.stem not in wanted:
@@ -29,17 +29,17 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             quiet = {**os.environ, "MPLBACKEND": "agg"}
             subprocess.run([sys.executable, str(script)], cwd=folder, env=quiet, check=True)
-            keep(Path(folder) / f"{script.stem}.png", KEPT / f"{script.stem}.png")
+            quantize(Path(folder) / f"{script.stem}.png", GALLERY / f"{script.stem}.png")
     for report in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         measured = json.loads(report.read_text(encoding="utf-8"))
         if measured.get("schema") == "benchmarks/1" and (not wanted or report.stem in wanted):
-            picture = draw(measured, report.with_suffix(".png"))
-            keep(picture, picture)
+            figure = draw(measured, report.with_suffix(".png"))
+            quantize(figure, figure)
 
 
-def keep(picture: Path, place: Path) -> None:
-    """A picture with fewer colours takes a fraction of the room."""
-    Image.open(picture).convert("RGB").quantize(COLOURS).save(place, optimize=True)
+def quantize(figure: Path, target: Path) -> None:
+    """Save a figure with few colors, which makes the file several times smaller."""
+    Image.open(figure).convert("RGB").quantize(COLORS).save(target, optimize=True)
 
 
 if __name__ == "__main__":
