@@ -16,7 +16,7 @@ help:  ## list the commands
 
 install: $(STAMP)  ## create the environment (.venv) and install the pinned versions
 
-$(STAMP): pyproject.toml constraints.txt CMakeLists.txt tools/requirements.py $(wildcard cpp/*)
+$(STAMP): pyproject.toml src/attractor/_version.py constraints.txt CMakeLists.txt tools/requirements.py $(wildcard cpp/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "attractor needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
