@@ -38,31 +38,29 @@ def threads(count: int) -> Iterator[None]:
 def test_rows_are_the_regimes_of_the_heads(fold: bool) -> None:
     opened = at.checkpoint(random_model("Llama, grouped"))
     found = at.audit(opened, fold=fold)
-    assert [(row["layer"], row["head"]) for row in found.heads] == [
-        (layer, head) for layer in (0, 1) for head in range(4)
-    ]
-    assert [row["layer"] for row in found.layers] == [0, 1]
+    assert [(row.layer, row.head) for row in found.heads] == [(layer, head) for layer in (0, 1) for head in range(4)]
+    assert [row.layer for row in found.layers] == [0, 1]
     alone = at.audit(opened, fold=fold, sums=False)
     for row, single in zip(found.heads, alone.heads, strict=True):
-        assert row["label"] == single["label"]
-        np.testing.assert_allclose(row["reduced_interaction_index"], single["reduced_interaction_index"], rtol=1e-9)
-    assert all("residual" in row for row in found.layers)
-    assert not any("residual" in row for row in alone.layers)
+        assert row.label.name == single.label.name
+        np.testing.assert_allclose(row.reduced_interaction.index, single.reduced_interaction.index, rtol=1e-9)
+    assert all(row.regime is not None for row in found.layers)
+    assert all(row.regime is None for row in alone.layers)
 
 
 def test_spectra_against_full_matrices() -> None:
     """Small-matrix formulas against the matrices of size d of the folded head."""
     opened = at.checkpoint(random_model("GPT-2"))
     for row in at.audit(opened, sums=False, layers=[1]).heads:
-        head = opened.layers[1].head(row["head"], fold=True)
+        head = opened.layers[1].head(row.head, fold=True)
         assert isinstance(head, at.Attention)
         w = head.scale * head.interaction
         eigenvalues = torch.linalg.eigvalsh((w + w.mT) / 2)
-        assert row["interaction_low"] == pytest.approx(float(eigenvalues[0]), rel=1e-9)
-        assert row["interaction_high"] == pytest.approx(float(eigenvalues[-1]), rel=1e-9)
-        assert row["interaction_index"] == pytest.approx(float(eigenvalues.sum() / eigenvalues.abs().sum()), rel=1e-8)
+        assert row.interaction.low == pytest.approx(float(eigenvalues[0]), rel=1e-9)
+        assert row.interaction.high == pytest.approx(float(eigenvalues[-1]), rel=1e-9)
+        assert row.interaction.index == pytest.approx(float(eigenvalues.sum() / eigenvalues.abs().sum()), rel=1e-8)
         real = torch.linalg.eigvals(head.value_map).real
-        assert row["value_abscissa"] == pytest.approx(float(real.max()), rel=1e-8)
+        assert row.value.abscissa == pytest.approx(float(real.max()), rel=1e-8)
 
 
 def test_layers_without_matrices_are_said_to_have_none() -> None:
@@ -73,8 +71,8 @@ def test_layers_without_matrices_are_said_to_have_none() -> None:
     ):
         found = at.audit(random_model(case))
         assert found.heads == found.layers == ()
-        assert [row["layer"] for row in found.undefined] == [0, 1]
-        assert reason in found.undefined[0]["reason"]
+        assert [row.layer for row in found.undefined] == [0, 1]
+        assert reason in found.undefined[0].reason
 
 
 def brute_force(law: at.Attention) -> dict[str, float]:
@@ -113,7 +111,7 @@ def assert_every_head_is_right(source: Any, fold: bool) -> None:
     rows = iter(at.audit(opened, fold=fold, detail="heads", nulls=0, verify=False).heads)
     for layer in opened.layers:
         for head in range(layer.heads):
-            law, row = layer.head(head, fold=fold), next(rows)
+            law, row = layer.head(head, fold=fold), next(rows).row()
             assert isinstance(law, at.Attention)
             for name, value in brute_force(law).items():
                 assert row[name] == pytest.approx(value, rel=1e-10, abs=1e-10), (layer.name, head, name)
@@ -143,7 +141,8 @@ def test_chunks_of_heads_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = at.audit(opened, detail="heads", nulls=0)
     monkeypatch.setattr("attractor.models.audits.CHUNK", 1)
     parts = at.audit(opened, detail="heads", nulls=0)
-    for row, other in zip(whole.heads, parts.heads, strict=True):
+    for one, two in zip(whole.heads, parts.heads, strict=True):
+        row, other = one.row(), two.row()
         assert {name: value for name, value in row.items() if not isinstance(value, float)} == {
             name: value for name, value in other.items() if not isinstance(value, float)
         }
@@ -156,11 +155,11 @@ def test_numbers_without_the_norm_stand_beside() -> None:
     opened = at.checkpoint(random_model("GPT-2"))
     folded, plain = at.audit(opened), at.audit(opened, fold=False)
     for row, other in zip(folded.heads, plain.heads, strict=True):
-        for name, value in row["plain"].items():
-            assert value == pytest.approx(other[name], rel=1e-9, abs=1e-12), name
-        assert "plain" not in other
+        for name, value in row.plain.items():
+            assert value == pytest.approx(other.quantities[name], rel=1e-9, abs=1e-12), name
+        assert other.plain is None
     for row, other in zip(folded.layers, plain.layers, strict=True):
-        assert row["plain"]["value_radius"] == pytest.approx(other["value_radius"], rel=1e-9)
+        assert row.plain["value_radius"] == pytest.approx(other.regime.value.radius, rel=1e-9)
 
 
 def test_post_norm_models_are_audited_as_they_are_stored() -> None:
@@ -169,31 +168,40 @@ def test_post_norm_models_are_audited_as_they_are_stored() -> None:
     found, plain, folded = (at.audit(opened, fold=fold, verify=False, nulls=0) for fold in (None, False, True))
     assert (found.folded, folded.folded) == (False, True)
     for row, stored, other in zip(found.heads, plain.heads, folded.heads, strict=True):
-        assert "folded" not in stored
+        assert stored.folded is None
         for name in NAMES:
-            assert row[name] == pytest.approx(stored[name], rel=1e-12, abs=1e-14)
-            assert row["folded"][name] == pytest.approx(other[name], rel=1e-9, abs=1e-12)
-            assert other["plain"][name] == pytest.approx(row[name], rel=1e-9, abs=1e-12)
+            assert row.quantities[name] == pytest.approx(stored.quantities[name], rel=1e-12, abs=1e-14)
+            assert row.folded[name] == pytest.approx(other.quantities[name], rel=1e-9, abs=1e-12)
+            assert other.plain[name] == pytest.approx(row.quantities[name], rel=1e-9, abs=1e-12)
     for row, other in zip(found.layers, folded.layers, strict=True):
-        assert row["growth_consensus"] == pytest.approx(other["growth_consensus"])  # whatever is asked for
-        assert row["folded"]["value_radius"] == pytest.approx(other["value_radius"])
+        assert row.growth.consensus == pytest.approx(other.growth.consensus)  # whatever is asked for
+        assert row.folded["value_radius"] == pytest.approx(other.regime.value.radius)
 
 
 def test_a_detailed_audit_has_nulls_sums_and_growth() -> None:
     found = at.audit(random_model("Llama, grouped"), detail="full")
     row, layer = found.heads[0], found.layers[0]
-    assert set(row["nulls"]) == set(row["plain"])
-    assert row["nulls"]["reduced_metric_index"]["mismatched"]["count"] == 6
-    assert [offset["offset"] for offset in row["offsets"]] == [-1024, -256, -64, -16, -4, -1, 0]
-    assert layer["growth_reads"] == "normed"
-    assert {"residual", "value_radius", "interaction_index", "growth_consensus"} <= set(layer)
+    assert set(row.nulls) == set(row.plain)
+    assert row.nulls["reduced_metric_index"].mismatched.count == 6
+    assert [offset.offset for offset in row.offsets] == [-1024, -256, -64, -16, -4, -1, 0]
+    assert layer.growth_reads == "normed"
+    assert {"residual", "value_radius", "interaction_index", "growth_consensus"} <= set(layer.row())
     assert len(found.spectra) == len(found.heads)
-    assert found.card["verified"]["error"] < 1e-12
+    assert found.card.verified.error < 1e-12
     assert "8 heads" in repr(found)
     assert found._repr_html_().count("<tr>") == 3
     brief = at.audit(random_model("Llama, grouped"), detail="heads", nulls=0)
-    assert "nulls" not in brief.heads[0]
+    assert brief.heads[0].nulls is None
     assert "left out" in brief.notes[-1]
+
+
+def test_frames_have_a_line_for_each_head_and_layer() -> None:
+    found = at.audit(random_model("Llama, grouped"), detail="full", verify=False)
+    frame = found.frame()
+    assert list(frame["head"]) == [head.head for head in found.heads]
+    assert list(frame["value_radius"]) == [head.value.radius for head in found.heads]
+    assert "reduced_metric_index_random_deviations" in frame
+    assert list(found.frame("layers")["growth_consensus"]) == [layer.growth.consensus for layer in found.layers]
 
 
 def test_names_of_models_are_escaped() -> None:
@@ -233,21 +241,21 @@ def test_wide_models_are_audited_in_parts_with_the_same_numbers(
     found = at.audit(opened, nulls=4, detail="heads", verify=False)
     monkeypatch.undo()
     expected = at.audit(opened, nulls=4, detail="full", verify=False)
-    assert [row["head"] for row in found.heads] == [row["head"] for row in expected.heads]
+    assert [row.head for row in found.heads] == [row.head for row in expected.heads]
     close = {"rel": 1e-4, "abs": 1e-5} if stored == torch.bfloat16 else {"rel": 1e-8, "abs": 1e-9}
     for row, other in zip(found.heads, expected.heads, strict=True):
-        assert (row["label"], row["certificate"]) == (other["label"], other["certificate"])
+        assert (row.label.name, row.label.certificate) == (other.label.name, other.label.certificate)
         for quantity in QUANTITIES:
             name = quantity.name
-            assert row[name] == pytest.approx(other[name], **close)
+            assert row.quantities[name] == pytest.approx(other.quantities[name], **close)
             kinds = ("random",) if quantity.half == "both" else ("random", "mismatched")
             for kind in kinds:
-                pair = [one["nulls"][name][kind] for one in (row, other)]
-                assert pair[0]["mean"] == pytest.approx(pair[1]["mean"], **close)
-                assert pair[0]["count"] == pair[1]["count"]
+                pair = [one.null(name, kind) for one in (row, other)]
+                assert pair[0].mean == pytest.approx(pair[1].mean, **close)
+                assert pair[0].count == pair[1].count
     for row, other in zip(found.layers, expected.layers, strict=True):
-        for name in ("growth_consensus", "growth_drift", "growth_written"):
-            assert row[name] == pytest.approx(other[name], **close)
+        for name in ("consensus", "drift", "written"):
+            assert getattr(row.growth, name) == pytest.approx(getattr(other.growth, name), **close)
 
 
 def test_wide_heads_with_dependent_rows_are_factorised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,4 +269,4 @@ def test_wide_heads_with_dependent_rows_are_factorised(tmp_path: Path, monkeypat
     monkeypatch.undo()
     for row, other in zip(found.heads, at.audit(opened, nulls=4, detail="full", verify=False).heads, strict=True):
         for name in NAMES:
-            assert row[name] == pytest.approx(other[name], rel=1e-7, abs=1e-8)
+            assert row.quantities[name] == pytest.approx(other.quantities[name], rel=1e-7, abs=1e-8)

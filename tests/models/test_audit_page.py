@@ -13,7 +13,6 @@ from small_models import random_model
 
 import attractor as at
 from accessible import faults
-from attractor.models.audits import Spectra
 from attractor.models.comparison import compare
 from attractor.report.pages.audit import audit_report, traces
 
@@ -41,7 +40,7 @@ def test_models_of_one_name_are_told_apart(small: Any) -> None:
 
 def test_text_of_models_is_escaped(small: Any) -> None:
     evil = "<img src=x onerror=alert(1)>/</script><script>alert(1)</script>"
-    renamed = replace(small, model=evil, notes=(evil,), card={**small.card, "source": evil, "title": evil})
+    renamed = replace(small, model=evil, notes=(evil,), card=replace(small.card, source=evil, title=evil))
     text = audit_report([renamed, renamed], [compare(renamed, renamed)], evil).html()
     assert "<img" not in text
     assert "<script>alert" not in text
@@ -62,18 +61,26 @@ def enlarged(audit: Any, layers: int, heads: int, size: int) -> Any:
     draw = np.random.default_rng(0)
     values = lambda count: torch.from_numpy(np.sort(draw.standard_normal(count)))  # noqa: E731
     places = [(layer, head) for layer in range(layers) for head in range(heads)]
-    rows = tuple(
-        {**audit.heads[(layer + head) % len(audit.heads)], "layer": layer, "head": head, "name": f"layer {layer}"}
+    rows = [
+        replace(audit.heads[(layer + head) % len(audit.heads)], layer=layer, head=head, name=f"layer {layer}")
         for layer, head in places
-    )
-    spectra = [
-        Spectra(
-            values(2 * size), values(size), values(size), paired(torch.complex(values(size // 2), values(size // 2)))
-        )
+    ]
+    drawn = [
+        {
+            "interaction": values(2 * size),
+            "reduced_interaction": values(size),
+            "reduced_metric": values(size),
+            "value": paired(torch.complex(values(size // 2), values(size // 2))),
+        }
         for _ in rows
     ]
-    whole = tuple({**audit.layers[0], "layer": layer, "name": f"layer {layer}"} for layer in range(layers))
-    return replace(audit, heads=rows, layers=whole, spectra=tuple(spectra))
+    forms = [
+        {name: replace(getattr(row, name), eigenvalues=part) for name, part in spectra.items()}
+        for row, spectra in zip(rows, drawn, strict=True)
+    ]
+    whole = tuple(replace(audit.layers[0], layer=layer, name=f"layer {layer}") for layer in range(layers))
+    heads_with_spectra = tuple(replace(row, **form) for row, form in zip(rows, forms, strict=True))
+    return replace(audit, heads=heads_with_spectra, layers=whole)
 
 
 @pytest.mark.parametrize(("shape", "words"), [

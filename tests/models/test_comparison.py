@@ -35,16 +35,17 @@ def test_the_head_that_changed_moved_most(pair: tuple[Any, Any]) -> None:
     found = compare(audits[0], audits[1], (opened[0], opened[1]))
     assert found.reason is None
     [first] = found.most_moved  # the others did not move
-    assert (first["layer"], first["head"]) == (1, 2)
-    assert first["value_moved"] == pytest.approx(1.0, rel=1e-7)
+    assert (first.layer, first.head) == (1, 2)
+    assert first.value_moved == pytest.approx(1.0, rel=1e-7)
     laws = [one.layers[1].head(2) for one in opened]  # of a post-norm model nothing is folded
     before, after = (law.scale * law.interaction for law in laws)  # type: ignore[attr-defined]
-    assert first["interaction_moved"] == pytest.approx(float((after - before).norm() / before.norm()), rel=1e-6)
-    assert first["changes"]["value_abscissa"] == pytest.approx(audits[0].heads[6]["value_abscissa"], rel=1e-9)
-    assert found.summary["value_abscissa"]["first"] is not None
+    assert first.interaction_moved == pytest.approx(float((after - before).norm() / before.norm()), rel=1e-6)
+    assert first.changes["value_abscissa"] == pytest.approx(audits[0].heads[6].value.abscissa, rel=1e-9)
+    assert found.summary["value_abscissa"].first is not None
     assert "layer 1 head 2" in repr(found)
     numbers = compare(audits[0], audits[1])
-    assert (numbers.most_moved[0]["layer"], numbers.most_moved[0]["head"]) == (1, 2)
+    assert (numbers.most_moved[0].layer, numbers.most_moved[0].head) == (1, 2)
+    assert list(found.frame()["moved"]) == [head.moved for head in found.heads]
 
 
 def test_a_model_beside_itself(pair: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,4 +82,4 @@ def test_models_that_do_not_correspond_are_compared_by_medians(pair: tuple[Any, 
         assert found.reason is not None
         assert reason in found.reason
         assert found.heads == ()
-        assert found.summary["value_radius"]["second"] is not None
+        assert found.summary["value_radius"].second is not None

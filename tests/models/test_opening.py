@@ -267,10 +267,10 @@ def test_sources_that_are_none(source: Any, kind: type[Exception], message: str)
 
 def test_layers_are_read_ahead_in_order(folder: Path) -> None:
     opened = at.checkpoint(folder)
-    assert [layer.index for layer in opened.layers.ahead([1, 0, 1])] == [1, 0, 1]
-    assert list(opened.layers.ahead([])) == []
+    assert [layer.index for layer in opened.layers.prefetch([1, 0, 1])] == [1, 0, 1]
+    assert list(opened.layers.prefetch([])) == []
     with pytest.raises(InputError, match="layers 0 to 1, not 7"):
-        list(opened.layers.ahead([0, 7]))
+        list(opened.layers.prefetch([0, 7]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

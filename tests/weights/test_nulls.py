@@ -86,7 +86,7 @@ def test_a_random_head_is_no_exception(rng: np.random.Generator) -> None:
         if quantity.name == "growing":  # a count of few directions, which few mismatched heads may all share
             continue
         for kind in ("random", "mismatched"):
-            away = np.array([row[quantity.name][kind]["deviations"] for row in rows])
+            away = np.array([getattr(row[quantity.name], kind).deviations for row in rows])
             assert abs(away.mean()) < 0.4, quantity.name
             assert np.median(abs(away)) < 1.0, quantity.name
             assert np.sqrt((away**2).mean()) > 0.7, quantity.name
@@ -97,10 +97,10 @@ def test_a_head_that_learnt_is_far_from_random(rng: np.random.Generator) -> None
     learnt = at.Attention(law.query, law.query, law.value, output=law.value.mT, scale=0.3)
     (factors,) = factors_of(learnt)
     row = nulls(factors, own_columns(factors))[2]
-    assert row["interaction_index"]["random"]["deviations"] > 8
-    assert row["value_lowest"]["random"]["deviations"] > 2
-    assert row["interaction_index"]["mismatched"]["deviations"] is None  # every head of this layer has index one
-    assert row["reduced_metric_asymmetry"]["mismatched"] is not None
+    assert row["interaction_index"].random.deviations > 8
+    assert row["value_lowest"].random.deviations > 2
+    assert row["interaction_index"].mismatched.deviations is None  # every head of this layer has index one
+    assert row["reduced_metric_asymmetry"].mismatched is not None
 
 
 def test_mismatched_heads_against_brute_force(rng: np.random.Generator) -> None:
@@ -142,8 +142,8 @@ def test_nulls_do_not_depend_on_gauge(rng: np.random.Generator) -> None:
     for before, after in zip(*rows, strict=True):
         for name in NAMES:
             for kind in ("random", "mismatched"):
-                assert after[name][kind]["mean"] == pytest.approx(before[name][kind]["mean"], rel=1e-8, abs=1e-10)
-                assert after[name][kind]["spread"] == pytest.approx(before[name][kind]["spread"], rel=1e-8, abs=1e-10)
+                one, other = getattr(before[name], kind), getattr(after[name], kind)
+                assert (other.mean, other.spread) == pytest.approx((one.mean, one.spread), rel=1e-8, abs=1e-10)
 
 
 def test_growth_is_the_mean_square_of_random_tokens(rng: np.random.Generator) -> None:

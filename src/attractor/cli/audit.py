@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,12 +13,13 @@ from attractor.cli.console import Written, ending, print_rows
 from attractor.cli.inputs import check_file
 from attractor.cli.options import grouped, panel, replay
 from attractor.html_repr import format_number
-from attractor.models import by_layer, deviations, median
+from attractor.models import count_labels, median, median_deviation
 from attractor.progress import progress_bar
 from attractor.weights import QUANTITIES
 
 if TYPE_CHECKING:
-    from attractor.models import Audit, Checkpoint, Comparison
+    from attractor.models import Audit, AuditHead, Checkpoint, Comparison, HeadChange
+    from attractor.weights import Offset
 
 COLUMNS = {
     "W index": "interaction_index",
@@ -56,50 +56,45 @@ def print_audit(found: list[Audit]) -> None:
                 _layers(model),
             )
             _print_more(model)
-        print_rows("", {row["name"]: f"undefined: {row['reason']}" for row in model.undefined})
+        print_rows("", {row.name: f"undefined: {row.reason}" for row in model.undefined})
 
 
 def _card(model: Audit) -> dict[str, str]:
-    card, rows = (
-        model.card,
-        {
-            "weights alone": "every number below is a spectrum of weights; none depends on data",
-            "labels": "of each head by itself, as a flow without norms and feed-forward; (n): as many are certified by a theorem",
-        },
-    )
-    if card.get("verified"):
-        error = card["verified"]["error"]
-        checked = f"layers {', '.join(map(str, card['verified']['layers']))}"
+    rows = {
+        "weights alone": "every number below is a spectrum of weights; none depends on data",
+        "labels": "of each head by itself, as a flow without norms and feed-forward; (n): as many are certified by a theorem",
+    }
+    verified = model.card.verified
+    if verified is not None:
+        layers = f"layers {', '.join(map(str, verified.layers))}"
         rows["verified"] = (
-            f"not possible: {card['verified']['reason']}"
-            if error is None
-            else f"our attention is the model's own to {error:.1g} ({checked})"
+            f"not possible: {verified.reason}"
+            if verified.error is None
+            else f"our attention is the model's own to {verified.error:.1g} ({layers})"
         )
     return rows
 
 
 def _layers(model: Audit) -> dict[str, str]:
     rows = {"": "".join(f"{name:>{WIDTH}}" for name in COLUMNS) + "   labels"}
-    for name, heads in by_layer(model).items():
-        rows[name] = "".join(f"{_cell(heads, column):>{WIDTH}}" for column in COLUMNS.values()) + f"   {_labels(heads)}"
+    for name, heads in model.heads_by_layer.items():
+        rows[name] = (
+            "".join(f"{_cell(heads, column):>{WIDTH}}" for column in COLUMNS.values()) + f"   {count_labels(heads, '')}"
+        )
     return rows
 
 
-def _cell(heads: list[dict[str, Any]], column: str) -> str:
-    away = [deviations(heads, column, kind) for kind in ("random", "mismatched")]
-    text = " | ".join("-" if value is None else f"{value:.1f}" for value in away)
-    return f"{short(median(heads, column))} ({text})" if "nulls" in heads[0] else short(median(heads, column))
-
-
-def _labels(heads: list[dict[str, Any]]) -> str:
-    counts = Counter(head["label"] for head in heads)
-    certified = Counter(head["label"] for head in heads if head["certificate"] is not None)
-    return ", ".join(f"{count} {label} ({certified[label]})" for label, count in counts.most_common())
+def _cell(heads: list[AuditHead], column: str) -> str:
+    middle = short(median(head.quantities[column] for head in heads))
+    if heads[0].nulls is None:
+        return middle
+    away = [median_deviation(heads, column, kind) for kind in ("random", "mismatched")]
+    return f"{middle} ({' | '.join('-' if value is None else f'{value:.1f}' for value in away)})"
 
 
 def _print_more(model: Audit) -> None:
     """Layers as wholes, heads far from their nulls, rotary offsets, error bars."""
-    summed = [row for row in model.layers if "residual" in row]
+    summed = [layer.row() for layer in model.layers if layer.regime is not None]
     if summed:
         rows = {"": "".join(f"{name:>{WIDTH // 2 + 1}}" for name in list(SUMS)[:-1]) + "   label"}
         for row in summed:
@@ -119,24 +114,25 @@ def _print_more(model: Audit) -> None:
 
 def _far(model: Audit) -> dict[str, str]:
     found = [
-        (abs(null["deviations"]), head, quantity.title, null["deviations"])
+        (abs(null.deviations), head, quantity.title, null.deviations)
         for head in model.heads
         for quantity in QUANTITIES
         if quantity.half == "both"
-        and (null := head.get("nulls", {}).get(quantity.name, {}).get("mismatched")) is not None
-        and null["deviations"] is not None
+        and (null := head.null(quantity.name, "mismatched")) is not None
+        and null.deviations is not None
     ]
     top = sorted(found, key=lambda row: -row[0])[:TOP]
-    return {f"{head['name']} head {head['head']} {title}": f"{away:+.1f} deviations" for _, head, title, away in top}
+    return {f"{head.name} head {head.head} {title}": f"{away:+.1f} deviations" for _, head, title, away in top}
 
 
 def _offsets(model: Audit) -> dict[str, str]:
-    by_offset: dict[int, list[dict[str, Any]]] = {}
+    by_offset: dict[int, list[Offset]] = {}
     for head in model.heads:
-        for row in head["offsets"]:
-            by_offset.setdefault(row["offset"], []).append(row)
+        for row in head.offsets:
+            by_offset.setdefault(row.offset, []).append(row)
     return {
-        str(offset): f"index {short(median(rows, 'index')):>9}   change of W {short(median(rows, 'change')):>9}"
+        str(offset): f"index {short(median(row.index for row in rows)):>9}   "
+        f"change of W {short(median(row.change for row in rows)):>9}"
         for offset, rows in sorted(by_offset.items(), reverse=True)
     }
 
@@ -144,9 +140,11 @@ def _offsets(model: Audit) -> dict[str, str]:
 def _bars(model: Audit) -> dict[str, str]:
     rows = {}
     for title, column in COLUMNS.items():
-        bars = [head["errors"][column] for head in model.heads if head.get("errors", {}).get(column)]
+        bars = [bar.bar for head in model.heads if (bar := (head.errors or {}).get(column)) is not None]
         if bars:
-            rows[title] = f"{short(median(list(model.heads), column)):>9} +- {short(median(bars, 'bar'))}"
+            rows[title] = (
+                f"{short(median(head.quantities[column] for head in model.heads)):>9} +- {short(median(bars))}"
+            )
     return rows
 
 
@@ -154,23 +152,23 @@ def print_comparison(compared: list[Comparison]) -> None:
     """Which heads moved most, and the medians of both models."""
     for one in compared:
         medians = {
-            quantity.title: f"{short(row['first']):>10} -> {short(row['second']):>10}"
+            quantity.title: f"{short(row.first):>10} -> {short(row.second):>10}"
             for quantity in QUANTITIES
-            if (row := one.summary[quantity.name])["first"] is not None and row["second"] is not None
+            if (row := one.summary[quantity.name]).first is not None and row.second is not None
         }
         print_rows(f"{one.first} -> {one.second}: medians over all heads", medians)
         if one.reason is not None:
             print_rows("", {"heads": one.reason})
             continue
-        top = {f"{row['name']} head {row['head']}": _moved(row) for row in one.most_moved[: 2 * TOP]}
+        top = {f"{row.name} head {row.head}": _moved(row) for row in one.most_moved[: 2 * TOP]}
         print_rows("heads that moved most", top or {"none": "no head moved"})
 
 
-def _moved(row: dict[str, Any]) -> str:
-    before, after = row["label"]
-    words = [f"numbers by {row['standardised']:.2g} spreads"]
-    if "value_moved" in row:
-        words = [f"W by {row['interaction_moved']:.2g} and V by {row['value_moved']:.2g} of their size", *words]
+def _moved(row: HeadChange) -> str:
+    before, after = row.label
+    words = [f"numbers by {row.standardised:.2g} spreads"]
+    if row.value_moved is not None:
+        words = [f"W by {row.interaction_moved:.2g} and V by {row.value_moved:.2g} of their size", *words]
     return ", ".join(words) + ("" if before == after else f", {before} -> {after}")
 
 
@@ -280,9 +278,9 @@ def _check(output: AuditOutput) -> None:
 
         check_file(check_place(output.report, "--report"), "--report")
     if output.parquet is not None:
-        from attractor.models import needs_pyarrow
+        from attractor.models import import_pyarrow
 
-        needs_pyarrow()
+        import_pyarrow()
 
 
 def one(model: str, options: AuditOptions, output: AuditOutput) -> tuple[Checkpoint, Audit]:

@@ -1,19 +1,21 @@
 """Checkpoints: real models, opened lazily, as laws layer by layer and head by head."""
 
 from attractor.models.attention_layers import Layer
-from attractor.models.audit_rows import (
-    by_layer,
-    deviations,
-    labels,
+from attractor.models.audit_results import (
+    Audit,
+    AuditHead,
+    AuditLayer,
+    Spectra,
+    count_labels,
+    import_pyarrow,
     median,
-    needs_pyarrow,
-    short_name,
+    median_deviation,
     write_csv,
     write_parquet,
 )
-from attractor.models.audits import Audit, Spectra, audit
+from attractor.models.audits import audit
 from attractor.models.checkpoints import Checkpoint, LayerCheck, Layers, Verification, quiet
-from attractor.models.comparison import Comparison, compare
+from attractor.models.comparison import Comparison, HeadChange, compare
 from attractor.models.decay import draw_iteration
 from attractor.models.family import Family, list_families
 from attractor.models.hooks import Passage, check_ablations
@@ -26,9 +28,12 @@ from attractor.models.tracing import Session, Trace, Traces, trace, trace_texts
 
 __all__ = [
     "Audit",
+    "AuditHead",
+    "AuditLayer",
     "Checkpoint",
     "Comparison",
     "Family",
+    "HeadChange",
     "Iteration",
     "Layer",
     "LayerCheck",
@@ -41,25 +46,23 @@ __all__ = [
     "Traces",
     "Verification",
     "audit",
-    "by_layer",
     "check_ablations",
     "checkpoint",
     "compare",
     "configuration",
     "corpus",
-    "deviations",
+    "count_labels",
     "draw_iteration",
     "drawn",
+    "import_pyarrow",
     "iterate",
-    "labels",
     "list_families",
     "median",
-    "needs_pyarrow",
+    "median_deviation",
     "needs_transformers",
     "picture",
     "quiet",
     "request",
-    "short_name",
     "takes_column",
     "takes_split",
     "text_notes",

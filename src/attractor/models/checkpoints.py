@@ -218,7 +218,7 @@ class Layers(Sequence[Layer]):
     def __iter__(self):  # Sequence's own would end on IndexError
         return (self[index] for index in range(len(self)))
 
-    def ahead(self, indices: Iterable[int]) -> Iterator[Layer]:
+    def prefetch(self, indices: Iterable[int]) -> Iterator[Layer]:
         """Layers one after the other, the next being read while the present one is looked at: two are in memory, as stored."""
         with ThreadPoolExecutor(1, "attractor-layers") as reading:
             coming = None

@@ -1,144 +1,200 @@
-r"""Two audits side by side: what fine-tuning, quantisation or another seed changed, head by head.
+r"""Comparison of two audits, head by head: the effect of fine-tuning, quantisation or another seed.
 
-Beside the differences of numbers stands how far the maps themselves moved, :math:`\|W_B - W_A\|_F/\|W_A\|_F` and the same for the value,
-from inner products of the factors; it is known to about 1e-8.
+With both checkpoints at hand the comparison also has the relative distances of the maps themselves,
+:math:`\|W_B - W_A\|_F/\|W_A\|_F` and the same for the value, from inner products of the factors; they are accurate to about 1e-8.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attractor.models.audits import Audit, laws
+from attractor.models.audit_results import Audit, AuditHead, Quantities, median
+from attractor.models.audits import select_heads, split_heads
 from attractor.models.checkpoints import Checkpoint
+from attractor.serialization import to_frame
 from attractor.weights import NAMES
 
 LAYER = ("value_abscissa", "value_radius", "residual", "interaction_index", "metric_index", "growth_consensus")
-KNOWN = 2e-8  # relative: distances are roots of differences of inner products
+ACCURACY = 2e-8  # relative: distances are roots of differences of inner products
+
+
+@dataclass(frozen=True)
+class HeadChange:
+    """Change of one head from the first model to the second.
+
+    Attributes
+    ----------
+    layer, name, head : index and name of the layer, index of the head.
+    label : the labels before and after.
+    changes : second minus first for each quantity; None where one of them is undefined.
+    standardised : mean absolute change, each quantity in units of its standard deviation over the first model's heads.
+    moved : the larger of the two relative distances, or ``standardised`` where the checkpoints were not given.
+    interaction_moved, value_moved : relative Frobenius distances of W and V; None without checkpoints.
+    """
+
+    layer: int
+    name: str
+    head: int
+    label: tuple[str, str]
+    changes: Quantities
+    standardised: float
+    moved: float
+    interaction_moved: float | None = None
+    value_moved: float | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The change as a JSON object; distances that were not computed are left out."""
+        row = asdict(self)
+        return row if self.value_moved is not None else {name: row[name] for name in row if not name.endswith("_moved")}
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """Change of the quantities of one layer; None where one of them is undefined."""
+
+    layer: int
+    name: str
+    changes: Quantities
+
+    def row(self) -> dict[str, Any]:
+        return {"layer": self.layer, "name": self.name, **self.changes}
+
+
+@dataclass(frozen=True)
+class MedianChange:
+    """Medians of a quantity over all heads of both models, and their difference."""
+
+    first: float | None
+    second: float | None
+    change: float | None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The second model against the first. ``reason`` says why heads cannot be compared one by one, None if they can: then ``heads``
-    has a row for each, ``layers`` for each layer. ``summary`` has medians over all heads of both."""
+    """The second model against the first.
+
+    Attributes
+    ----------
+    first, second : names of the models.
+    reason : why heads cannot be compared one by one, None if they can.
+    heads, layers : changes of heads and layers; empty if there is a ``reason``.
+    summary : medians of every quantity over all heads of both models.
+    """
 
     first: str
     second: str
     reason: str | None
-    heads: tuple[dict[str, Any], ...]
-    layers: tuple[dict[str, Any], ...]
-    summary: dict[str, dict[str, Any]]
+    heads: tuple[HeadChange, ...]
+    layers: tuple[LayerChange, ...]
+    summary: dict[str, MedianChange]
 
     @property
-    def most_moved(self) -> list[dict[str, Any]]:
-        """Heads that moved, farthest first; by less than is known of them is not at all."""
-        return sorted((row for row in self.heads if row["moved"] > KNOWN), key=lambda row: -row["moved"])
+    def most_moved(self) -> list[HeadChange]:
+        """Heads that moved by more than the accuracy of the distances, farthest first."""
+        return sorted((head for head in self.heads if head.moved > ACCURACY), key=lambda head: -head.moved)
 
     def row(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return vars(self)
+        """The comparison as a JSON object."""
+        summary = {name: asdict(medians) for name, medians in self.summary.items()}
+        rows = {name: [row.row() for row in getattr(self, name)] for name in ("heads", "layers")}
+        return {**vars(self), **rows, "summary": summary}
+
+    def frame(self) -> Any:
+        """A pandas DataFrame with one row for each head."""
+        rows = []
+        for head in self.heads:
+            row = head.row()
+            changes, (before, after) = row.pop("changes"), row.pop("label")
+            rows.append({**row, "label_before": before, "label_after": after, **changes})
+        return to_frame(rows)
 
     def __repr__(self) -> str:
         if self.reason is not None:
             return f"Comparison({self.first!r}, {self.second!r}: {self.reason})"
         top = self.most_moved
-        most = f"most moved {top[0]['name']} head {top[0]['head']}" if top else "no head moved"
+        most = f"most moved {top[0].name} head {top[0].head}" if top else "no head moved"
         return f"Comparison({self.first!r}, {self.second!r}: {len(self.heads)} heads, {most})"
 
 
 def compare(first: Audit, second: Audit, checkpoints: tuple[Checkpoint, Checkpoint] | None = None) -> Comparison:
-    """The second audit against the first; with the checkpoints at hand also how far their maps moved."""
-    reason = different(first, second)
-    summary = {name: _summary(name, first.heads, second.heads) for name in NAMES}
+    """Compare two audits; with the checkpoints also the distances of the maps W and V themselves."""
+    reason = explain_mismatch(first, second)
+    summary = {name: _compare_medians(name, first.heads, second.heads) for name in NAMES}
     if reason is not None:
         return Comparison(first.model, second.model, reason, (), (), summary)
-    spreads = {name: _spread(_present(first.heads, name)) for name in NAMES}
-    distances = None if checkpoints is None else _distances(first, *checkpoints)
+    spreads = {name: _standard_deviation(first.heads, name) for name in NAMES}
+    distances = None if checkpoints is None else _measure_distances(first, *checkpoints)
     heads = []
     for index, (one, other) in enumerate(zip(first.heads, second.heads, strict=True)):
-        row = {"layer": one["layer"], "name": one["name"], "head": one["head"], "label": [one["label"], other["label"]]}
-        changes = {name: _difference(one[name], other[name]) for name in NAMES}
+        changes = {name: _subtract(one.quantities[name], other.quantities[name]) for name in NAMES}
         sized = [
             abs(change) / spreads[name] for name, change in changes.items() if change is not None and spreads[name]
         ]
-        row |= {"changes": changes, "standardised": statistics.fmean(sized) if sized else 0.0}
-        row |= {} if distances is None else distances[index]
-        # maps where they are at hand: numbers of a head may stay while it turns
-        row["moved"] = row["standardised"] if distances is None else max(row["interaction_moved"], row["value_moved"])
-        heads.append(row)
-    layers = [
-        {
-            "layer": one["layer"],
-            "name": one["name"],
-            **{name: _difference(one.get(name), other.get(name)) for name in LAYER},
-        }
-        for one, other in zip(first.layers, second.layers, strict=True)
-    ]
+        standardised = statistics.fmean(sized) if sized else 0.0
+        # distances are preferred: the quantities of a head may stay while it rotates
+        interaction, value = (None, None) if distances is None else distances[index]
+        moved = standardised if interaction is None or value is None else max(interaction, value)
+        place, labels = (one.layer, one.name, one.head), (one.label.name, other.label.name)
+        heads.append(HeadChange(*place, labels, changes, standardised, moved, interaction, value))
+    layers = []
+    for before, after in zip(first.layers, second.layers, strict=True):
+        rows = before.row(), after.row()
+        changes = {name: _subtract(*(row.get(name) for row in rows)) for name in LAYER}
+        layers.append(LayerChange(before.layer, before.name, changes))
     return Comparison(first.model, second.model, None, tuple(heads), tuple(layers), summary)
 
 
-def different(first: Audit, second: Audit) -> str | None:
-    """Why the heads of two models do not correspond, or None."""
+def explain_mismatch(first: Audit, second: Audit) -> str | None:
+    """The reason why the heads of two models do not correspond, or None."""
     sizes = {"layers": "layers", "heads": "heads in a layer", "dim": "dimensions"}
-    found = [
-        f"{first.card.get(name)} and {second.card.get(name)} {title}"
-        for name, title in sizes.items()
-        if first.card.get(name) != second.card.get(name)
-    ]
-    ranks = {(row["layer"], row["head"], row["dim"]) for row in first.heads} ^ {
-        (row["layer"], row["head"], row["dim"]) for row in second.heads
-    }
+    pairs = {title: (getattr(first.card, name), getattr(second.card, name)) for name, title in sizes.items()}
+    found = [f"{one} and {other} {title}" for title, (one, other) in pairs.items() if one != other]
     if found:
         return f"the models have {', '.join(found)}, so their heads do not correspond"
     if first.folded != second.folded:
         return "one audit has the norms folded in and the other has not"
-    return "not the same layers were audited, or some have no bilinear scores" if ranks else None
+    places = [{(head.layer, head.head, head.dim) for head in audit.heads} for audit in (first, second)]
+    same = places[0] == places[1]
+    return None if same else "not the same layers were audited, or some have no bilinear scores"
 
 
-def _present(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
-    return [row[name] for row in rows if row.get(name) is not None]
-
-
-def _spread(values: list[float]) -> float:
+def _standard_deviation(heads: Sequence[AuditHead], name: str) -> float:
+    values = [value for head in heads if (value := head.quantities[name]) is not None]
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _difference(one: float | None, other: float | None) -> float | None:
+def _subtract(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else other - one
 
 
-def _summary(name: str, first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    both = [_present(rows, name) for rows in (first, second)]
-    medians = [statistics.median(values) if values else None for values in both]
-    return {"first": medians[0], "second": medians[1], "change": _difference(*medians)}
+def _compare_medians(name: str, first: Sequence[AuditHead], second: Sequence[AuditHead]) -> MedianChange:
+    before, after = (median(head.quantities[name] for head in heads) for heads in (first, second))
+    return MedianChange(before, after, _subtract(before, after))
 
 
-def _distances(audit: Audit, first: Checkpoint, second: Checkpoint) -> list[dict[str, float]]:
-    """How far W and V of every head moved, relative to what they were."""
-    found = []
-    for index in dict.fromkeys(row["layer"] for row in audit.heads):
-        pairs = zip(
-            laws(first.layers[index], audit.folded, False), laws(second.layers[index], audit.folded, False), strict=True
-        )
-        for (_, one), (_, other) in pairs:
-            scores = _moved(one.scale * one.query, one.key, other.scale * other.query, other.key)
+def _measure_distances(audit: Audit, first: Checkpoint, second: Checkpoint) -> list[tuple[float, float]]:
+    """Relative Frobenius distances of W and of V for every head."""
+    found: list[tuple[float, float]] = []
+    for index in dict.fromkeys(head.layer for head in audit.heads):
+        layers = first.layers[index], second.layers[index]
+        for members in split_heads(layers[0], False):
+            one, other = (select_heads(layer, members, audit.folded) for layer in layers)
             assert one.output is not None
             assert other.output is not None
-            values = _moved(one.output.mT, one.value, other.output.mT, other.value)
-            found += [
-                {"interaction_moved": w, "value_moved": v}
-                for w, v in zip(scores.tolist(), values.tolist(), strict=True)
-            ]
+            scores = _relative_distance(one.scale * one.query, one.key, other.scale * other.query, other.key)
+            values = _relative_distance(one.output.mT, one.value, other.output.mT, other.value)
+            found += zip(scores.tolist(), values.tolist(), strict=True)
     return found
 
 
-def _moved(left: Tensor, right: Tensor, new_left: Tensor, new_right: Tensor) -> Tensor:
-    """The Frobenius norm of new_left' new_right - left' right over that of left' right, for (h, m, d) factors."""
+def _relative_distance(left: Tensor, right: Tensor, new_left: Tensor, new_right: Tensor) -> Tensor:
+    """The Frobenius norm of new_left' new_right - left' right over that of left' right, for (h, m, d) factors; (h,)."""
     before, after = (left, right), (new_left, new_right)
     inner = [_inner(*one, *other) for one, other in ((before, before), (after, after), (before, after))]
     squared = (inner[0] + inner[1] - 2 * inner[2]).clamp_min(0.0) / inner[0].clamp_min(1e-300)

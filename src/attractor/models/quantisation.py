@@ -1,17 +1,17 @@
-"""What quantisation leaves unknown: the step of every stored weight, and how far numbers move within it.
+"""Error bars of quantised weights.
 
-A weight that was rounded to a grid of step s lies within s/2 of what the file holds. Each number of an audit is measured again with
-every weight moved by an independent uniform error of its own step; ``bar`` is the root mean square of its change, ``shift`` the mean.
-By symmetry that is how far the number of the unquantised model is to be expected from the one that is printed, if rounding errors are
-uniform and independent, as they nearly are unless the quantiser adapted them to data. The scales of blocks, themselves rounded to
-16 bits or fewer, are taken as exact.
+A weight that was rounded to a grid of step s differs from the stored value by at most s/2. Each quantity of an audit is computed again
+for copies in which every weight is moved by an independent uniform error of its own step; ``ErrorBar.bar`` is the root mean square
+change of the quantity and ``ErrorBar.shift`` the mean change. This estimates the distance to the unquantised model if rounding errors
+are uniform and independent, which holds approximately unless the quantiser fitted them to data. The scales of blocks, which are rounded
+to 16 bits or fewer, are treated as exact.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,7 +23,7 @@ from attractor.weights import NAMES
 if TYPE_CHECKING:
     from attractor.models.checkpoints import Checkpoint
 
-# where the grid numbers lie in a block of ggml: (first byte, bytes, the byte that makes every number in it one); the others are scales
+# grid numbers within a ggml block: (first byte, number of bytes, byte value in which every grid number is one); other bytes hold scales
 LAYOUTS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "Q4_0": ((2, 16, 0x11),),
     "Q4_1": ((4, 16, 0x11),),
@@ -36,20 +36,29 @@ LAYOUTS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "Q5_K": ((16, 32, 0x00), (48, 128, 0x11)),
     "Q6_K": ((0, 128, 0x11), (128, 64, 0x00)),
 }
-FLOATS = {"F16": 10, "BF16": 7, "F32": 23}  # binary digits after the first
+FLOATS = {"F16": 10, "BF16": 7, "F32": 23}  # bits of the mantissa
+CACHED = 8  # tensors that are kept for the next perturbed copy of a layer
+
+
+@dataclass(frozen=True)
+class ErrorBar:
+    """Root mean square (``bar``) and mean (``shift``) change of a quantity under rounding errors of the weights."""
+
+    bar: float
+    shift: float
 
 
 @runtime_checkable
 class Quantised(Protocol):
-    """Tensors that were rounded to grids."""
+    """Tensors that are stored on uniform grids."""
 
     def step(self, name: str) -> Tensor | None:
-        """The step of every entry of a tensor, in its shape; None where the format has no uniform grid."""
+        """The grid step of every entry of a tensor, in its shape; None where the format has no uniform grid."""
         ...
 
 
 def steps(gguf: Any, data: np.ndarray, kind: Any) -> np.ndarray | None:
-    """The steps of a ggml tensor: the difference that one more in every grid number makes."""
+    """The grid step of every entry of a ggml tensor: the change when every grid number grows by one."""
     if kind.name in FLOATS:
         values = np.abs(gguf.dequantize(data, kind)).astype(np.float64)
         exponent = np.floor(np.log2(np.maximum(values, 1e-300)))
@@ -67,66 +76,51 @@ def steps(gguf: Any, data: np.ndarray, kind: Any) -> np.ndarray | None:
     return np.abs(ends[1] - ends[0])
 
 
-class Kept:
-    """The last few tensors of a quantised file with their steps: several copies of one layer are made of them."""
-
-    COUNT = 8
-
-    def __init__(self, tensors: Any) -> None:
-        self.tensors = tensors
-        self._found: dict[str, tuple[Tensor, Tensor | None]] = {}
-
-    def both(self, name: str) -> tuple[Tensor, Tensor | None]:
-        if name not in self._found:
-            while len(self._found) >= self.COUNT:
-                del self._found[next(iter(self._found))]
-            self._found[name] = self.tensors.read(name), self.tensors.step(name)
-        return self._found[name]
-
-
 @dataclass(frozen=True, eq=False)
-class Perturbed:
-    """The tensors of a quantised file, each entry moved by a uniform error of at most half its step."""
+class PerturbedTensors:
+    """The tensors of a quantised file with every entry moved by a uniform error of at most half its step.
 
-    kept: Kept
+    ``cache`` holds the last tensors with their steps and is shared by the copies of one checkpoint.
+    """
+
+    tensors: Any
     seed: int
+    cache: dict[str, tuple[Tensor, Tensor | None]] = field(repr=False)
 
     def names(self) -> Collection[str]:
-        return self.kept.tensors.names()
+        return self.tensors.names()
 
     def read(self, name: str) -> Tensor:
-        values, step = self.kept.both(name)
+        if name not in self.cache:
+            while len(self.cache) >= CACHED:
+                del self.cache[next(iter(self.cache))]
+            self.cache[name] = self.tensors.read(name), self.tensors.step(name)
+        values, step = self.cache[name]
         if step is None:
             return values
         draw = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
         return values.double() + (torch.rand(values.shape, generator=draw, dtype=torch.float64) - 0.5) * step
 
     def describe(self) -> str:
-        return self.kept.tensors.describe()
+        return self.tensors.describe()
 
 
-def perturbed(checkpoint: Checkpoint, seeds: Sequence[int]) -> list[Checkpoint]:
-    """Copies of the checkpoint with their quantised weights moved within their steps."""
-    kept = Kept(checkpoint.tensors)
-    return [replace(checkpoint, tensors=Perturbed(kept, seed)) for seed in seeds]
+def perturb(checkpoint: Checkpoint, seeds: Sequence[int]) -> list[Checkpoint]:
+    """Copies of a checkpoint, one for each seed, with quantised weights moved within their steps."""
+    cache: dict[str, tuple[Tensor, Tensor | None]] = {}
+    return [replace(checkpoint, tensors=PerturbedTensors(checkpoint.tensors, seed, cache)) for seed in seeds]
 
 
 def error_bars(
-    stored: Mapping[str, Sequence[float]], moved: Sequence[Mapping[str, Sequence[float]]]
-) -> list[dict[str, dict[str, float] | None]]:
-    """For every head and quantity ``bar`` and ``shift``, from its number as stored and in several perturbed copies."""
+    stored: Mapping[str, Sequence[float]], perturbed: Sequence[Mapping[str, Sequence[float]]]
+) -> list[dict[str, ErrorBar | None]]:
+    """Error bars of every head and quantity, from its value as stored and in the perturbed copies; None where one is not finite."""
     rows = []
     for head in range(len(next(iter(stored.values())))):
-        changes = {
-            name: np.array([copy[name][head] - stored[name][head] for copy in moved], dtype=np.float64)
-            for name in NAMES
-        }
-        rows.append(
-            {
-                name: {"bar": float(np.sqrt((change**2).mean())), "shift": float(change.mean())}
-                if np.isfinite(change).all()
-                else None
-                for name, change in changes.items()
-            }
-        )
+        row: dict[str, ErrorBar | None] = {}
+        for name in NAMES:
+            changes = np.array([copy[name][head] - stored[name][head] for copy in perturbed], dtype=np.float64)
+            bar = ErrorBar(float(np.sqrt((changes**2).mean())), float(changes.mean()))
+            row[name] = bar if np.isfinite(changes).all() else None
+        rows.append(row)
     return rows

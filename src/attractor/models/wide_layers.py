@@ -15,43 +15,44 @@ from attractor.laws import LayerNorm, Norm
 from attractor.models.attention_layers import Heads, Layer
 from attractor.weights import Growing, Products, fits
 
-TOGETHER = 4  # heads that are looked at together, more where more share their keys
+TOGETHER = 4  # heads that are processed together, more where more share their keys
 
 
 class Workspace:
-    """Memory for the rows of one group."""
+    """Reusable memory for the rows of one group of heads."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def rows(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Room for a tensor; what it held before is lost."""
-        size, held = math.prod(shape), self._held.get((name, dtype))
+    def store(self, name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Copy a tensor into the memory of this name, whose previous content is lost."""
+        size, held = math.prod(values.shape), self._held.get((name, dtype))
         if held is None or held.numel() < size:
             held = self._held[name, dtype] = torch.empty(size, dtype=dtype)
-        return held[:size].view(shape)
+        return held[:size].view(values.shape).copy_(values)
 
 
-class Workspaces:
-    """As many as are in use at the same time."""
+class WorkspacePool:
+    """As many workspaces as threads use at the same time."""
 
     def __init__(self) -> None:
         self._free: SimpleQueue[Workspace] = SimpleQueue()
 
     @contextmanager
-    def one(self) -> Iterator[Workspace]:
+    def borrow(self) -> Iterator[Workspace]:
+        """A workspace for the duration of a ``with`` block."""
         try:
-            space = self._free.get_nowait()
+            workspace = self._free.get_nowait()
         except Empty:
-            space = Workspace()
+            workspace = Workspace()
         try:
-            yield space
+            yield workspace
         finally:
-            self._free.put(space)
+            self._free.put(workspace)
 
 
-class Group(NamedTuple):
-    """Rows of some heads in a workspace: query (n, k, d), key (g, k, d), value (g, r, d), output (g, d, n/g, r), value_bias (g, r)."""
+class HeadGroup(NamedTuple):
+    """Rows of n heads with g keys and values: query (n, k, d), key (g, k, d), value (g, r, d), output (g, d, n/g, r), value_bias (g, r)."""
 
     query: Tensor
     key: Tensor
@@ -63,54 +64,48 @@ class Group(NamedTuple):
         return Products.of(self.query, self.key, self.value, self.output)
 
     def grow(self, growing: Growing, products: Products) -> None:
-        """Count what these heads add to a stream."""
-        outputs = self.output.sum(2)  # heads of a group write what they share
-        written = lambda inner: (outputs @ inner).sum(0).double()  # noqa: E731
-        moved = written(self.value @ growing.probes.to(self.value.dtype))
-        drift = None if self.value_bias is None else written(self.value_bias[..., None])[:, 0]
+        """Add the contribution of these heads to the predicted growth of the stream."""
+        outputs = self.output.sum(2)  # heads of a group share their values
+        project = lambda inner: (outputs @ inner).sum(0).double()  # noqa: E731
+        moved = project(self.value @ growing.probes.to(self.value.dtype))
+        drift = None if self.value_bias is None else project(self.value_bias[..., None])[:, 0]
         growing.count(float(products.value_output.diagonal(dim1=-2, dim2=-1).sum()), moved, drift)
 
 
-def suits(layer: Layer) -> bool:
-    """Whether a layer may be looked at in this way."""
+def is_wide(layer: Layer) -> bool:
+    """Whether the heads of a layer can be reduced to inner products of their rows."""
     source = layer.source
     return isinstance(source, Heads) and fits(source.parts.query.shape[1], source.parts.value.shape[1], layer.dim)
 
 
-def groups_of(layer: Layer) -> list[range]:
-    """The heads of a layer in ranges that hold whole groups."""
+def head_groups(layer: Layer) -> list[range]:
+    """The heads of a layer in ranges that hold whole groups of shared keys."""
     shared = layer.heads // layer.groups
     many = shared * max(1, TOGETHER // shared)
     return [range(start, min(start + many, layer.heads)) for start in range(0, layer.heads, many)]
 
 
-def load(layer: Layer, members: range, fold: bool, space: Workspace) -> Group:
-    """Heads that make whole groups, the norm folded in if asked."""
+def load_group(layer: Layer, members: range, fold: bool, workspace: Workspace) -> HeadGroup:
+    """Load heads that make whole groups into a workspace, with the norm folded in if ``fold``."""
     source = layer.source
     assert isinstance(source, Heads)
     parts, dtype, shared = source.parts, source.dtype, source.heads // source.groups
     chosen, groups = slice(members.start, members.stop), slice(members.start // shared, members.stop // shared)
     norm = layer.norm if fold else None
-    query, key, value = (
-        _copied(space, name, part, dtype)
-        for name, part in (("query", parts.query[chosen]), ("key", parts.key[groups]), ("value", parts.value[groups]))
-    )
+    query = workspace.store("query", parts.query[chosen], dtype)
+    key, value = (workspace.store(name, getattr(parts, name)[groups], dtype) for name in ("key", "value"))
     bias = None if parts.value_bias is None else parts.value_bias[groups].to(dtype)
     if norm is not None and norm.bias is not None:
         shift = value @ norm.bias.to(dtype)
         bias = shift if bias is None else shift + bias
     for rows in (query, key, value):
-        _fold(rows, norm)
+        _fold_in_place(rows, norm)
     output = parts.output[chosen].unflatten(0, (-1, shared)).transpose(1, 2)
-    return Group(query, key, value, _copied(space, "output", output, dtype), bias)
+    return HeadGroup(query, key, value, workspace.store("output", output, dtype), bias)
 
 
-def _copied(space: Workspace, name: str, stored: Tensor, dtype: torch.dtype) -> Tensor:
-    return space.rows(name, tuple(stored.shape), dtype).copy_(stored)
-
-
-def _fold(rows: Tensor, norm: Norm | None) -> None:
-    """The gain and the centring of a norm, in place."""
+def _fold_in_place(rows: Tensor, norm: Norm | None) -> None:
+    """Apply the gain and the centring of a norm to rows (..., d)."""
     if norm is not None and norm.gain is not None:
         rows.mul_(norm.gain.to(rows.dtype))
     if isinstance(norm, LayerNorm):

@@ -12,8 +12,8 @@ from attractor.weights.classification import (
     regimes,
 )
 from attractor.weights.factors import Factors, Products, SmallMatrices, factors_of, fits, fold, heads_in, wide_heads
-from attractor.weights.layers import Growing, contraction, value_spectrum
-from attractor.weights.null_models import beside, drawn_like, nulls, others
+from attractor.weights.layers import Growing, Growth, Offset, contraction, value_spectrum
+from attractor.weights.null_models import Nulls, NullScore, beside, drawn_like, nulls, others
 from attractor.weights.quantities import NAMES, QUANTITIES, Quantity, measured
 from attractor.weights.spectra import BANDS, asymmetry, extremes, symmetric
 
@@ -24,8 +24,12 @@ __all__ = [
     "QUANTITIES",
     "Factors",
     "Growing",
+    "Growth",
     "HeadRegime",
     "LayerRegime",
+    "NullScore",
+    "Nulls",
+    "Offset",
     "Products",
     "Quantity",
     "Regime",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,28 @@ from attractor.weights.factors import Factors, Products, SmallMatrices, fits, wi
 from attractor.weights.quantities import NAMES, QUANTITIES, measured, moved
 
 DRAWS, SHIFTS = 64, 8
+
+
+@dataclass(frozen=True)
+class NullScore:
+    """Position of one quantity of a head within a null sample.
+
+    ``mean`` and ``spread`` (standard deviation) describe the ``count`` sampled values; ``deviations`` is (value - mean) / spread, None
+    where the sample has no spread.
+    """
+
+    mean: float
+    spread: float
+    deviations: float | None
+    count: int
+
+
+@dataclass(frozen=True)
+class Nulls:
+    """Scores of one quantity under both null models; None where a sample is too small or not finite."""
+
+    random: NullScore | None
+    mismatched: NullScore | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +114,8 @@ def random_factors(dim: int, key: int, rank: int, draws: int, rng: np.random.Gen
 
 def nulls(
     factors: Factors, own: dict[str, Tensor], *, draws: int = DRAWS, shifts: int = SHIFTS, seed: int = 0
-) -> list[dict[str, dict[str, Any]]]:
-    """For every head and quantity the two nulls, ``random`` and ``mismatched``, ready for JSON."""
+) -> list[dict[str, Nulls]]:
+    """For every head and quantity the two nulls, ``random`` and ``mismatched``."""
     grams = factors.grams()
     return beside(drawn_like(grams.dim, grams.sizes, draws, seed), grams.norms, own, mismatched(factors, own, shifts))
 
@@ -107,18 +128,18 @@ def drawn_like(dim: int, sizes: tuple[int, int], draws: int = DRAWS, seed: int =
 
 def beside(
     drawn: RandomHeads, norms: tuple[Tensor, Tensor], own: dict[str, Tensor], pairs: dict[str, Tensor]
-) -> list[dict[str, dict[str, Any]]]:
+) -> list[dict[str, Nulls]]:
     """Heads whose W and V have these norms beside random ones and beside ``pairs`` (n, number) of every quantity."""
     scaled = drawn.scaled(*(norm[:, None] for norm in norms))
-    rows: list[dict[str, dict[str, Any]]] = [{} for _ in norms[0]]
+    rows: list[dict[str, Nulls]] = [{} for _ in norms[0]]
     for name in NAMES:
         placed = places(own[name], scaled[name]), places(own[name], pairs[name])
         for row, random, mixed in zip(rows, *placed, strict=True):
-            row[name] = {"random": random, "mismatched": mixed}
+            row[name] = Nulls(random, mixed)
     return rows
 
 
-def places(values: Tensor, others: Tensor) -> list[dict[str, Any] | None]:
+def places(values: Tensor, others: Tensor) -> list[NullScore | None]:
     """The place of every value (n,) among others (n, number): their mean and standard deviation and how many of these it is away, None
     where there is no spread. No place where they are too few, or some of them do not exist."""
     count = others.shape[-1]
@@ -130,9 +151,7 @@ def places(values: Tensor, others: Tensor) -> list[dict[str, Any] | None]:
     away = (values - means) / spreads
     columns = (part.tolist() for part in (fine, means, spreads, away, spreads > tiny))
     return [
-        {"mean": mean, "spread": spread, "deviations": deviations if spreads_out else None, "count": count}
-        if sound
-        else None
+        NullScore(mean, spread, deviations if spreads_out else None, count) if sound else None
         for sound, mean, spread, deviations, spreads_out in zip(*columns, strict=True)
     ]
 

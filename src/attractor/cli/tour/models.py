@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from attractor.plotting import style
 from attractor.report import Badge, Measure, Section
 
 if TYPE_CHECKING:
-    from attractor.models import Checkpoint
+    from attractor.models import AuditHead, Checkpoint
 
 DEFAULT = "minilm"
 NAMES = {"minilm": "MiniLM"}
@@ -72,11 +73,11 @@ def audited(section: Section, settings: Settings, say: Say) -> tuple[str, dict[s
     say(f"{name_of(found)}: {total} layers")
     result = audit(found, sums=False, progress=lambda done: say(f"layer {done} of {total}"))
     if not result.heads:
-        raise Skipped(f"{name_of(found)} has no heads whose scores are bilinear: {result.undefined[0]['reason']}")
-    layers = sorted({row["layer"] for row in result.heads})
-    heads = max(row["head"] for row in result.heads) + 1
-    rows = {(row["layer"], row["head"]): row for row in result.heads}
-    labels = Counter(row["label"] for row in result.heads)
+        raise Skipped(f"{name_of(found)} has no heads whose scores are bilinear: {result.undefined[0].reason}")
+    layers = sorted({row.layer for row in result.heads})
+    heads = max(row.head for row in result.heads) + 1
+    rows = {(row.layer, row.head): row for row in result.heads}
+    labels = Counter(row.label.name for row in result.heads)
     section.command = shlex.join(["attractor", "audit", found.name])
     section.text(
         f"The same mathematics on real weights: every head of {name_of(found)} is a law of motion. From its weights "
@@ -86,16 +87,19 @@ def audited(section: Section, settings: Settings, say: Say) -> tuple[str, dict[s
     section.card({"heads": len(result.heads), "layers": len(layers), "width": found.dim}, name_of(found))
     section.card(dict(labels.most_common(4)), "Heads by regime")
 
-    def values(name: str) -> list[list[Any]]:
+    def table(read: Callable[[AuditHead], Any]) -> list[list[Any]]:
         return [
-            [rows[layer, head][name] if (layer, head) in rows else None for head in range(heads)] for layer in layers
+            [read(rows[layer, head]) if (layer, head) in rows else None for head in range(heads)] for layer in layers
         ]
+
+    def values(name: str) -> list[list[Any]]:
+        return table(lambda head: head.quantities[name])
 
     measures = {
         "index of V'W": Measure(values("reduced_metric_index"), "diverging", WORDS["index of V'W"], limits=(-1, 1)),
         "index of W": Measure(values("reduced_interaction_index"), "diverging", WORDS["index of W"], limits=(-1, 1)),
         "growth of the value": Measure(values("value_abscissa"), "sequential", WORDS["growth of the value"]),
-        "regime": Measure(values("label"), "category", WORDS["regime"]),
+        "regime": Measure(table(lambda head: head.label.name), "category", WORDS["regime"]),
     }
     section.heatmap(
         measures,
@@ -111,20 +115,20 @@ def audited(section: Section, settings: Settings, say: Say) -> tuple[str, dict[s
     return words, {"model": found.name, "heads": len(result.heads), "labels": dict(labels)}
 
 
-def panel(row: dict[str, Any] | None) -> dict[str, Any]:
+def panel(row: AuditHead | None) -> dict[str, Any]:
     """What is known about one head."""
     if row is None:
         return {"head": "none"}
     return {
-        "regime": row["label"],
-        "certified by": row["certificate"] or "no theorem",
-        "why": row["why"],
-        "signs of W (+, −)": f"{row['interaction_positive']}, {row['interaction_negative']}",
-        "index of W": row["reduced_interaction_index"],
-        "signs of V'W (+, −)": f"{row['reduced_metric_positive']}, {row['reduced_metric_negative']}",
-        "index of V'W": row["reduced_metric_index"],
-        "growth of V": row["value_abscissa"],
-        "norm of V": row["value_norm"],
+        "regime": row.label.name,
+        "certified by": row.label.certificate or "no theorem",
+        "why": row.label.why,
+        "signs of W (+, −)": "{}, {}".format(*row.interaction.inertia[:2]),
+        "index of W": row.reduced_interaction.index,
+        "signs of V'W (+, −)": "{}, {}".format(*row.reduced_metric.inertia[:2]),
+        "index of V'W": row.reduced_metric.index,
+        "growth of V": row.value.abscissa,
+        "norm of V": row.value.norm,
     }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attractor.models import Comparison, labels, short_name
+from attractor.models import Comparison, count_labels
 from attractor.plotting import style
 from attractor.report.blocks import Badge, Code, Measure, Pictures, apart, gathered, measured, panel
 from attractor.report.figures import plain
@@ -17,7 +18,8 @@ from attractor.report.report import Report, Section
 from attractor.weights import LABELS, QUANTITIES, Quantity
 
 if TYPE_CHECKING:
-    from attractor.models import Audit, Spectra
+    from attractor.models import Audit, AuditHead, HeadChange, Spectra
+    from attractor.weights import NullScore, Offset
 
 LAYOUT: dict[str, Any] = {
     "height": 600,
@@ -31,7 +33,7 @@ LAYOUT: dict[str, Any] = {
 }
 
 
-def traces(spectra: Spectra, head: dict[str, Any], most: int | None = None) -> list[dict[str, Any]]:
+def traces(spectra: Spectra, head: AuditHead, most: int | None = None) -> list[dict[str, Any]]:
     """The eigenvalues of the value in the plane, with the disc of a random head, and those of the symmetric forms by rank; of each at
     most so many, the extreme ones among them."""
     value = spectra.value.numpy()
@@ -42,10 +44,10 @@ def traces(spectra: Spectra, head: dict[str, Any], most: int | None = None) -> l
             "hovertemplate": "%{x:.3g} + %{y:.3g}i<extra></extra>",
         }
     ]
-    null = ((head.get("nulls") or {}).get("value_abscissa") or {}).get("random")
-    if null:
+    null = head.null("value_abscissa", "random")
+    if null is not None:
         angle = np.linspace(0, 2 * np.pi, 25)
-        circle = {"x": _few(null["mean"] * np.cos(angle)), "y": _few(null["mean"] * np.sin(angle))}
+        circle = {"x": _few(null.mean * np.cos(angle)), "y": _few(null.mean * np.sin(angle))}
         made.append(
             {"type": "scatter", "mode": "lines", "name": "reach of a random head", "hoverinfo": "skip", **circle}
             | {"line": {"color": style.QUIET, "dash": "dot", "width": 1, "shape": "spline"}}
@@ -100,14 +102,14 @@ def _few(values: np.ndarray) -> list[float]:
 def layer_figure(audit: Audit) -> dict[str, Any]:
     """Radius, growth and residual along depth."""
     curves = {"discrete radius": "value_radius", "growth at consensus": "growth_consensus", "residual": "residual"}
-    names = [row["name"].removeprefix("layer ") for row in audit.layers]
+    names, rows = [layer.name.removeprefix("layer ") for layer in audit.layers], [layer.row() for layer in audit.layers]
     data = [
         {
             "type": "scatter",
             "mode": "lines+markers",
             "name": title,
             "x": names,
-            "y": [row.get(name) for row in audit.layers],
+            "y": [row.get(name) for row in rows],
         }
         for title, name in curves.items()
     ]
@@ -119,14 +121,14 @@ def layer_figure(audit: Audit) -> dict[str, Any]:
 
 def offset_figure(audit: Audit) -> dict[str, Any]:
     """Median and quartiles of the index and the change over heads, at each offset."""
-    found: dict[int, list[dict[str, Any]]] = {}
+    found: dict[int, list[Offset]] = {}
     for head in audit.heads:
-        for row in head["offsets"]:
-            found.setdefault(row["offset"], []).append(row)
+        for row in head.offsets:
+            found.setdefault(row.offset, []).append(row)
     offsets = sorted(found)
     data = []
     for name, colour in (("index", style.PALETTE[0]), ("change", style.PALETTE[1])):
-        columns = [np.quantile([row[name] for row in found[offset]], (0.25, 0.5, 0.75)) for offset in offsets]
+        columns = [np.quantile([getattr(row, name) for row in found[offset]], (0.25, 0.5, 0.75)) for offset in offsets]
         low, middle, high = (list(map(float, part)) for part in zip(*columns, strict=True))
         error = {"type": "data", "symmetric": False, "array": [b - a for a, b in zip(middle, high, strict=True)]}
         error |= {"arrayminus": [b - a for a, b in zip(low, middle, strict=True)], "thickness": 1}
@@ -153,26 +155,28 @@ class Grid:
     def __init__(self, audit: Audit, every: int = 1, points: int | None = None, judged: bool = False) -> None:
         """``every`` so many layers, ``points`` of every spectrum, and of the nulls the ``judged`` ones alone."""
         self.audit, self.points, self.judged = audit, points, judged
-        names = {row["layer"]: row["name"] for row in (*audit.heads, *audit.undefined)}
+        names = {row.layer: row.name for row in (*audit.heads, *audit.undefined)}
         self.indices = sorted(names)[::every]
         self.layers = [names[index].removeprefix("layer ") for index in self.indices]
-        self.heads = range(max(row["head"] for row in audit.heads) + 1)
-        self.places = {(row["layer"], row["head"]): place for place, row in enumerate(audit.heads)}
+        self.heads = range(max(head.head for head in audit.heads) + 1)
+        self.places = {(head.layer, head.head): place for place, head in enumerate(audit.heads)}
 
     def place(self, row: int, column: int) -> int | None:
         return self.places.get((self.indices[row], column))
 
-    def row(self, row: int, column: int) -> dict[str, Any]:
+    def head(self, row: int, column: int) -> AuditHead | None:
         place = self.place(row, column)
-        return {} if place is None else self.audit.heads[place]
+        return None if place is None else self.audit.heads[place]
 
-    def table(self, read: Any) -> list[list[Any]]:
-        return [[read(self.row(row, column)) for column in self.heads] for row in range(len(self.layers))]
+    def table(self, read: Callable[[AuditHead], Any], empty: Any = float("nan")) -> list[list[Any]]:
+        """``read`` of every head by layers; ``empty`` where a layer has no such head."""
+        rows = ([self.head(row, column) for column in self.heads] for row in range(len(self.layers)))
+        return [[empty if head is None else read(head) for head in row] for row in rows]
 
     def values(self) -> dict[str, Measure]:
         return {
             quantity.title: Measure(
-                self.table(lambda head, name=quantity.name: as_float(head.get(name))),
+                self.table(lambda head, name=quantity.name: as_float(head.quantities[name])),
                 "diverging" if quantity.signed else "sequential",
                 quantity.meaning[0].upper() + quantity.meaning[1:] + ".",
             )
@@ -180,9 +184,11 @@ class Grid:
         }
 
     def label(self) -> Measure:
-        words = "; ".join(f"{name}: {LABELS[name]}" for name in dict.fromkeys(row["label"] for row in self.audit.heads))
+        words = "; ".join(
+            f"{name}: {LABELS[name]}" for name in dict.fromkeys(head.label.name for head in self.audit.heads)
+        )
         return Measure(
-            self.table(lambda head: head.get("label")),
+            self.table(lambda head: head.label.name, None),
             "category",
             f"The regime of the head alone, as a flow without norms. {words}.",
         )
@@ -191,8 +197,7 @@ class Grid:
         found = {}
         for quantity in (one for one in QUANTITIES if one.name in JUDGED):
             for kind in ("random", "mismatched"):
-                read = lambda head, name=quantity.name, kind=kind: as_float(null_of(head, name, kind).get("deviations"))  # noqa: E731
-                values = self.table(read)
+                values = self.table(lambda head, name=quantity.name, kind=kind: deviation(head.null(name, kind)))
                 if any(value == value for line in values for value in line):
                     shown = kind if kind == "random" or quantity.half == "both" else "others"
                     found[f"{quantity.title}, {KINDS[shown]}"] = Measure(values, "diverging", WORDS[shown])
@@ -200,28 +205,26 @@ class Grid:
 
     def detail(self, row: int, column: int) -> dict[str, Any]:
         """The label and every number of a head, with its error bar, deviations and value without the norm."""
-        head = self.row(row, column)
-        if not head:
-            return {
-                "undefined": next(
-                    (one["reason"] for one in self.audit.undefined if one["layer"] == self.indices[row]), ""
-                )
-            }
-        verdict = (
-            head["label"] if head["certificate"] is None else f"{head['label']}, certified by {head['certificate']}"
-        )
-        return {"label": verdict, "why": head["why"]} | {
+        head = self.head(row, column)
+        if head is None:
+            reasons = (one.reason for one in self.audit.undefined if one.layer == self.indices[row])
+            return {"undefined": next(reasons, "")}
+        label = head.label
+        verdict = label.name if label.certificate is None else f"{label.name}, certified by {label.certificate}"
+        return {"label": verdict, "why": label.why} | {
             quantity.title: number_of(head, quantity) for quantity in QUANTITIES
         }
 
     def against(self, row: int, column: int) -> dict[str, Any]:
         """Every number of a head beside its nulls."""
-        head = self.row(row, column)
+        head = self.head(row, column)
+        if head is None:
+            return {}
         return {
-            f"{quantity.title}, {kind}": f"{short(head.get(quantity.name))} against {short(null['mean'])} ± {short(null['spread'])}"
+            f"{quantity.title}, {kind}": f"{short(head.quantities[quantity.name])} against {short(null.mean)} ± {short(null.spread)}"
             for quantity in QUANTITIES
             for kind in ("random", "mismatched")
-            if (not self.judged or quantity.name in JUDGED) and (null := null_of(head, quantity.name, kind))
+            if (not self.judged or quantity.name in JUDGED) and (null := head.null(quantity.name, kind)) is not None
         }
 
     def picture(self, row: int, column: int) -> list[dict[str, Any]] | None:
@@ -240,22 +243,23 @@ WORDS = {
 }
 
 
-def null_of(head: dict[str, Any], name: str, kind: str) -> dict[str, Any]:
-    return (head.get("nulls", {}).get(name) or {}).get(kind) or {}
+def deviation(null: NullScore | None) -> float:
+    return as_float(None if null is None else null.deviations)
 
 
-def number_of(head: dict[str, Any], quantity: Quantity) -> str:
+def number_of(head: AuditHead, quantity: Quantity) -> str:
     """A number with its error bar, its deviations from nulls, and what it is without the norm, or with it."""
-    text = short(head[quantity.name])
-    bar = (head.get("errors") or {}).get(quantity.name)
-    if bar:
-        text += f" ± {bar['bar']:.1g}"
+    text = short(head.quantities[quantity.name])
+    bar = (head.errors or {}).get(quantity.name)
+    if bar is not None:
+        text += f" ± {bar.bar:.1g}"
     away = [
-        f"{kind} {null['deviations']:+.1f}σ"
+        f"{kind} {null.deviations:+.1f}σ"
         for kind in ("random", "mismatched")
-        if (null := null_of(head, quantity.name, kind)) and null["deviations"] is not None
+        if (null := head.null(quantity.name, kind)) is not None and null.deviations is not None
     ]
-    other = [f"{kind} {short(head[kind][quantity.name])}" for kind in ("plain", "folded") if head.get(kind)]
+    others = {"plain": head.plain, "folded": head.folded}
+    other = [f"{kind} {short(part[quantity.name])}" for kind, part in others.items() if part is not None]
     return " · ".join([text, *away, *other])
 
 
@@ -293,26 +297,26 @@ def add_meanings(report: Report) -> None:
 def add_method(report: Report, audits: Sequence[Audit]) -> None:
     part = report.section("How it was computed")
     for audit in audits:
-        card, checked = audit.card, audit.card.get("verified")
+        card, checked = audit.card, audit.card.verified
         proof = "not compared with the model's own code"
-        if checked:
+        if checked is not None:
             proof = (
-                f"not possible: {checked['reason']}"
-                if checked["error"] is None
-                else f"our attention equals the model's own to {checked['error']:.1g} (layers {', '.join(map(str, checked['layers']))})"
+                f"not possible: {checked.reason}"
+                if checked.error is None
+                else f"our attention equals the model's own to {checked.error:.1g} (layers {', '.join(map(str, checked.layers))})"
             )
         part.card(
             {
                 "model": Code(audit.model),
-                "source": Code(str(card.get("source", ""))),
-                "family": card.get("title"),
-                "type": card.get("model_type"),
-                "layers, heads, groups, width": f"{card.get('layers')}, {card.get('heads')}, {card.get('groups')}, {card.get('dim')}",
+                "source": Code(card.source),
+                "family": card.title,
+                "type": card.model_type,
+                "layers, heads, groups, width": f"{card.layers}, {card.heads}, {card.groups}, {card.dim}",
                 "verified": proof,
-                **({"remark": card["remark"]} if card.get("remark") else {}),
-                "settings": ", ".join(f"{name} {value}" for name, value in card.get("settings", {}).items()),
+                **({"remark": card.remark} if card.remark else {}),
+                "settings": ", ".join(f"{name} {value}" for name, value in vars(card.settings).items()),
             },
-            title=short_name(audit.model),
+            title=_short_name(audit.model),
         )
     part.text(
         r"Nothing of the size of the tokens' space is diagonalised for a head: with the Gram matrix of the rows of \(Q\) and \(K\) and "
@@ -327,7 +331,7 @@ def add_method(report: Report, audits: Sequence[Audit]) -> None:
         "matter, so they are drawn as Wishart matrices of the size of a head. Mismatched heads join the queries and keys of one head "
         "with the values and outputs of another of its layer, both ways."
     )
-    if any(row.get("errors") for audit in audits for row in audit.heads):
+    if any(head.errors for audit in audits for head in audit.heads):
         part.text(
             "Error bars of quantised weights: every weight was moved by an independent uniform error of its block's step and all "
             "numbers were measured again; the bar is the root mean square change. The rounding of the scales of blocks themselves "
@@ -355,7 +359,7 @@ class Room:
 
     def words(self, audit: Audit) -> str | None:
         """What is left out, in a sentence."""
-        layers = len({row["layer"] for row in (*audit.heads, *audit.undefined)})
+        layers = len({row.layer for row in (*audit.heads, *audit.undefined)})
         parts = [f"one layer of {self.every} of all {layers}"] * (self.every > 1)
         longest = max((len(values) for values in (audit.spectra[0] if audit.spectra else ())), default=0)
         if self.points is not None and self.points < longest:
@@ -372,7 +376,7 @@ class Room:
 
 def room_for(audit: Audit, share: int = 1) -> Room:
     """The most that fits where ``share`` audits are on one page."""
-    budget, layers = 0.93 * (PAGE - REST) / share, len({row["layer"] for row in audit.heads})
+    budget, layers = 0.93 * (PAGE - REST) / share, len({head.layer for head in audit.heads})
     if not audit.heads:
         return Room()
     fixed = _measures(Grid(audit))
@@ -387,7 +391,7 @@ def room_for(audit: Audit, share: int = 1) -> Room:
 
 def _panels(grid: Grid) -> float:
     """Bytes that the panels and the picture of a head take."""
-    places = [(row, column) for row in range(len(grid.layers)) for column in grid.heads if grid.row(row, column)]
+    places = [(row, column) for row in range(len(grid.layers)) for column in grid.heads if grid.head(row, column)]
     few = places[:: max(1, len(places) // FEW)]
     total = sum(_size(gathered([[panel(one(*place)) for place in few]])[0]) for one in (grid.detail, grid.against))
     if grid.audit.spectra:
@@ -397,7 +401,11 @@ def _panels(grid: Grid) -> float:
 
 def _measures(grid: Grid) -> float:
     """Bytes that the numbers of a cell take by which it is coloured."""
-    values = {**grid.values(), "label": grid.label(), **(grid.deviations() if "nulls" in grid.audit.heads[0] else {})}
+    values = {
+        **grid.values(),
+        "label": grid.label(),
+        **(grid.deviations() if grid.audit.heads[0].nulls is not None else {}),
+    }
     size = len(grid.layers), len(grid.heads)
     found = [measured(name, measure, size) for name, measure in values.items()]
     return sum(_size([one["values"], one["shown"]]) for one in found) / (size[0] * size[1])
@@ -412,19 +420,19 @@ MOST = 1600  # heads that are shown: a page stays below 8 MB
 
 def add_comparison(report: Report, compared: Comparison) -> None:
     """Two models side by side."""
-    before, after = short_name(compared.first), short_name(compared.second)
+    before, after = _short_name(compared.first), _short_name(compared.second)
     part = report.section(f"{before} to {after}", lead="What changed from the first model to this one.")
     columns = before, after if after != before else f"{after} (2)"
     rows = [
         dict(
             zip(
                 ("quantity", *columns, "change"),
-                (quantity.title, row["first"], row["second"], row["change"]),
+                (quantity.title, row.first, row.second, row.change),
                 strict=True,
             )
         )
         for quantity in QUANTITIES
-        if (row := compared.summary[quantity.name])["first"] is not None
+        if (row := compared.summary[quantity.name]).first is not None
     ]
     if compared.reason is not None:
         part.text(f"{compared.reason[0].upper()}{compared.reason[1:]}; medians over all heads:", "warn")
@@ -434,11 +442,11 @@ def add_comparison(report: Report, compared: Comparison) -> None:
 
 
 def _moved_grid(part: Section, compared: Comparison) -> None:
-    layers = list(dict.fromkeys(row["layer"] for row in compared.heads))
+    layers = list(dict.fromkeys(head.layer for head in compared.heads))
     every = -(-len(compared.heads) // MOST)
     layers = layers[::every]
-    heads = range(max(row["head"] for row in compared.heads) + 1)
-    found = {(row["layer"], row["head"]): row for row in compared.heads}
+    heads = range(max(head.head for head in compared.heads) + 1)
+    found: dict[tuple[int, int], HeadChange] = {(head.layer, head.head): head for head in compared.heads}
     measures = {
         "W moved": ("interaction_moved", "Frobenius norm of the change of W over that of W."),
         "V moved": ("value_moved", "Frobenius norm of the change of the value map over that of the map."),
@@ -450,17 +458,20 @@ def _moved_grid(part: Section, compared: Comparison) -> None:
     part.heatmap(
         {
             title: Measure(
-                [[as_float(found.get((layer, head), {}).get(name)) for head in heads] for layer in layers], words=words
+                [[as_float(getattr(found.get((layer, head)), name, None)) for head in heads] for layer in layers],
+                words=words,
             )
             for title, (name, words) in measures.items()
-            if name in compared.heads[0]
+            if getattr(compared.heads[0], name) is not None
         },
         rows=layers,
         columns=heads,
         caption="How far each head moved." + (f" One layer of {every} is shown." if every > 1 else ""),
         alt="A grid of layers by heads, coloured by how far they moved",
         detail=lambda row, column: {
-            quantity.title: found.get((layers[row], column), {}).get("changes", {}).get(quantity.name)
+            quantity.title: head.changes[quantity.name]
+            if (head := found.get((layers[row], column))) is not None
+            else None
             for quantity in QUANTITIES
         },
     )
@@ -471,11 +482,11 @@ def _moved_grid(part: Section, compared: Comparison) -> None:
     part.table(
         [
             {
-                "layer": row["name"],
-                "head": row["head"],
-                "moved": row["moved"],
-                "label before": row["label"][0],
-                "label after": row["label"][1],
+                "layer": row.name,
+                "head": row.head,
+                "moved": row.moved,
+                "label before": row.label[0],
+                "label after": row.label[1],
             }
             for row in top
         ],
@@ -483,9 +494,15 @@ def _moved_grid(part: Section, compared: Comparison) -> None:
     )
 
 
+def _short_name(model: str) -> str:
+    """The last informative part of a path or hub name."""
+    parts = [part for part in Path(model).parts if part not in ("/", "model", "snapshots")]
+    return parts[-1] if parts else model
+
+
 def audit_report(audits: Sequence[Audit], compared: Sequence[Comparison] = (), command: str = "") -> Report:
     """The page of one audit, or of several with their comparisons."""
-    short = [short_name(audit.model) for audit in audits]
+    short = [_short_name(audit.model) for audit in audits]
     # sections and facts are told apart by their names
     names = [
         name if name not in short[:at] else f"{name} ({short[:at].count(name) + 1})" for at, name in enumerate(short)
@@ -496,7 +513,7 @@ def audit_report(audits: Sequence[Audit], compared: Sequence[Comparison] = (), c
         command,
         lead="What the weights of attention say, head by head. Every number on this page is a spectrum of weights alone: no text was read, "
         "and what the tokens of a text do is a matter of attractor trace.",
-        facts=facts(first) if len(audits) == 1 else {name: audit.card.get("title") for name, audit in zip(names, audits, strict=True)},
+        facts=facts(first) if len(audits) == 1 else {name: audit.card.title for name, audit in zip(names, audits, strict=True)},
         kicker="attractor audit",
     )  # fmt: skip
     for name, audit in zip(names, audits, strict=True):
@@ -511,12 +528,12 @@ def audit_report(audits: Sequence[Audit], compared: Sequence[Comparison] = (), c
 def facts(audit: Audit) -> dict[str, Any]:
     card = audit.card
     return {
-        "family": card.get("title", audit.family),
-        "layers": card.get("layers"),
-        "heads": card.get("heads"),
-        "keys and values": card.get("groups"),
-        "width": card.get("dim"),
-        "norm": f"{card.get('norm')} ({card.get('placement')}), {'folded in' if audit.folded else 'not folded in'}",
+        "family": card.title,
+        "layers": card.layers,
+        "heads": card.heads,
+        "keys and values": card.groups,
+        "width": card.dim,
+        "norm": f"{card.norm} ({card.placement}), {'folded in' if audit.folded else 'not folded in'}",
         "seconds": round(audit.seconds, 1),
     }
 
@@ -527,7 +544,7 @@ def add_audit(report: Report, audit: Audit, of: str = "", share: int = 1) -> Non
     for note in audit.notes:
         part.text(note, "warn")
     for row in audit.undefined[:1]:
-        part.text(f"{len(audit.undefined)} layers have no matrices to speak of: {row['reason']}.", "warn")
+        part.text(f"{len(audit.undefined)} layers have no matrices to speak of: {row.reason}.", "warn")
     if not audit.heads:
         return
     room = room_for(audit, share)
@@ -544,7 +561,7 @@ def add_audit(report: Report, audit: Audit, of: str = "", share: int = 1) -> Non
         detail=grid.detail,
         pictures=Pictures(grid.picture, LAYOUT, "Eigenvalues of the head"),
     )
-    if "nulls" in audit.heads[0]:
+    if audit.heads[0].nulls is not None:
         part = report.section(
             f"Against nulls{of}",
             lead="A number means little by itself. Each head is compared with random heads of its shape and norms, and with "
@@ -565,18 +582,17 @@ def summary(audit: Audit) -> str:
     """What was found, in a sentence or two."""
     if not audit.heads:
         return "No head of this model has an interaction matrix."
-    words = f"{len(audit.heads)} heads: {labels(audit.heads)}."
+    words = f"{len(audit.heads)} heads: {count_labels(audit.heads)}."
     paired = [quantity for quantity in QUANTITIES if quantity.half == "both"]
     far = [
-        (abs(null["deviations"]), row, quantity)
-        for row in audit.heads
+        (abs(null.deviations), head, quantity)
+        for head in audit.heads
         for quantity in paired
-        if (null := (row.get("nulls", {}).get(quantity.name) or {}).get("mismatched"))
-        and null["deviations"] is not None
+        if (null := head.null(quantity.name, "mismatched")) is not None and null.deviations is not None
     ]
     if far:
-        away, row, quantity = max(far, key=lambda one: one[0])
-        words += f" Farthest from mismatched heads: {row['name']} head {row['head']}, {quantity.title}, by {away:.1f} deviations."
+        away, head, quantity = max(far, key=lambda one: one[0])
+        words += f" Farthest from mismatched heads: {head.name} head {head.head}, {quantity.title}, by {away:.1f} deviations."
     return words
 
 
@@ -585,7 +601,7 @@ def add_layers(report: Report, audit: Audit, of: str) -> None:
         f"Layers{of}",
         lead="All heads of a layer together: the sum of value maps moves a consensus, and one shared metric would bring theorems with it.",
     )
-    if any("value_radius" in row for row in audit.layers):
+    if any(layer.regime is not None for layer in audit.layers):
         part.figure(
             layer_figure(audit),
             "The discrete radius of the summed value, the predicted growth of the norm of a consensus, and the share of the "
@@ -605,8 +621,9 @@ def add_layers(report: Report, audit: Audit, of: str) -> None:
         "label": "label",
     }
     rows = [
-        {title: row.get(name) for title, name in columns.items()} | {"layer": row["name"].removeprefix("layer ")}
-        for row in audit.layers
+        {title: row.get(name) for title, name in columns.items()} | {"layer": layer.name.removeprefix("layer ")}
+        for layer in audit.layers
+        for row in [layer.row()]
     ]
     part.table(
         rows,
@@ -615,7 +632,7 @@ def add_layers(report: Report, audit: Audit, of: str) -> None:
         "shared metric leaves; growth of the root mean square of a stream of unit size, for random directions at consensus and with "
         "attention spread so thin that its drift alone remains.",
     )
-    if any(row["offsets"] for row in audit.heads):
+    if any(head.offsets for head in audit.heads):
         part.figure(
             offset_figure(audit),
             "Rotary positions make W a family: its definiteness index, and its change relative to W at offset 0, at each "
