@@ -1,7 +1,7 @@
-"""Consensus from a hemisphere: with V = I, tokens that start in an open hemisphere agree, whatever Q and K are.
+"""Consensus from a hemisphere: with V = I, tokens that start in an open hemisphere reach consensus for all Q and K.
 
 Consensus is a theorem of [abella2024asymptotic]. That the margin rho (distance from the origin to the hull of the tokens)
-never decreases, and that 1 - rho^2 falls like exp(-2 t) in the end, was derived for this project. Run: python examples/hemisphere.py
+never decreases, and that 1 - rho^2 decays like exp(-2 t), was derived for this project. Run: python examples/hemisphere.py
 It draws hemisphere.png.
 """
 
@@ -36,7 +36,7 @@ slope = Curve(
 )
 draw_panels(
     [Panel((Curve(times, rho.tolist()),), y="margin rho"), Panel((fall, slope), y="1 - rho^2", log_y=True)],
-    "Tokens of a hemisphere agree, whatever Q and K are",
-    "First: the distance from the origin to the hull of ten tokens never decreases. Second: what is missing to one falls like exp(-2 t).",
+    "Tokens in a hemisphere reach consensus for all Q and K",
+    "Left: the distance rho from the origin to the convex hull of ten tokens never decreases. Right: 1 - rho^2 decays like exp(-2 t).",
     "hemisphere.png",
 )

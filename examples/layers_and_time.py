@@ -1,4 +1,4 @@
-"""A layer is not a unit of time: near consensus one residual layer with normalisation is worth ln 2 of it.
+"""A layer is not a unit of time: near consensus one residual layer with normalization corresponds to ln 2.
 
 With V = I the flow contracts angles like exp(-t), while x <- N(x + h b) multiplies them by 1 / (1 + h): with h = 1, by
 one half. Run: python examples/layers_and_time.py. It draws layers_and_time.png.

@@ -1,7 +1,7 @@
-"""Clusters that last: the number of clusters at each decade of time, for growing inverse temperature.
+"""Metastable clusters: the number of clusters at each decade of time, for growing inverse temperature.
 
-Tokens gather fast; the clusters then last, the longer the larger beta is, a metastability conjectured in
-[geshkovski2023mathematical]. Merging makes the horizon affordable. Run: python examples/metastability.py. It draws metastability.png.
+Clusters form quickly and then persist, the longer the larger beta is: a metastability conjectured in
+[geshkovski2023mathematical]. Merging makes long times affordable. Run: python examples/metastability.py. It draws metastability.png.
 """
 
 import attractor as at
@@ -22,7 +22,7 @@ for beta in [1.0, 4.0, 9.0, 16.0, 25.0]:
 
 draw_panels(
     [Panel(tuple(curves), y="clusters", log_x=True, log_y=True)],
-    "Clusters that last",
-    "Clusters of 64 tokens on the sphere at each decade of time. The larger the inverse temperature beta, the longer they last.",
+    "Metastable clusters",
+    "Clusters of 64 tokens on the sphere at each decade of time. The larger the inverse temperature beta, the longer they persist.",
     "metastability.png",
 )

@@ -1,7 +1,7 @@
 """A limit of L2 attention of rank 3 in dimension 4, with K'Q invertible: the rank is not bounded by half the dimension.
 
-The search of attractor.papers.gaussian_cases found seed 1145 first; here only that one is tried, and its limit looked at:
-the covariance rests while tokens turn on its image, and the fourth eigenvalue falls. Run: python examples/rank_above_half.py.
+The search of attractor.papers.gaussian_cases found seed 1145 first; this script checks its limit:
+the covariance is stationary while tokens rotate on its image, and the fourth eigenvalue decays. Run: python examples/rank_above_half.py.
 It draws rank_above_half.png.
 """
 
@@ -30,13 +30,13 @@ print(f"rank of the limit {found.limit.rank}; |B Sigma + Sigma B'| is {residual:
 
 assert found.limit.rank == 3
 assert residual < 1e-7
-assert values[-1, 3] < 0.5 * values[-2, 3], "the fourth eigenvalue does not fall"
-assert abs(values[-1, 2] / values[-2, 2] - 1) < 1e-3, "the third eigenvalue does not stay"
+assert values[-1, 3] < 0.5 * values[-2, 3], "the fourth eigenvalue does not decay"
+assert abs(values[-1, 2] / values[-2, 2] - 1) < 1e-3, "the third eigenvalue does not converge"
 
 curves = tuple(Curve(times, column.tolist(), f"eigenvalue {number}") for number, column in enumerate(values.T, 1))
 draw_panels(
     [Panel(curves, y="eigenvalues of the covariance", log_x=True, log_y=True)],
     "A limit of rank 3 in dimension 4",
-    "L2 attention with an invertible K'Q: three eigenvalues of the covariance stay, the fourth falls like 1/t.",
+    "L2 attention with an invertible K'Q: three eigenvalues of the covariance converge, the fourth decays like 1/t.",
     "rank_above_half.png",
 )

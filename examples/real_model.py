@@ -1,7 +1,7 @@
 """The tokens of a real model along depth, with its feed-forward parts and without them.
 
-MiniLM (six layers, 384 dimensions) comes with a package that `make install` brings. Its tokens grow alike with depth, more so
-when attention is left to itself: the contraction that the theory speaks of, in trained weights. The numbers depend on the text.
+MiniLM (six layers, 384 dimensions) comes with a package that `make install` installs. Its tokens become more similar with depth, more so
+without the feed-forward parts: the contraction of the theory, in trained weights. The numbers depend on the text.
 Run: python examples/real_model.py. It draws real_model.png.
 """
 
