@@ -77,7 +77,7 @@ def convert_markup(line: str) -> str:
 def convert_sections(lines: list[str]) -> list[str]:
     """Turn NumPy sections into rubrics, and their entries ("name, name : text", or a name above indented text) into definition lists."""
     converted, in_section = [], False
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for line, following in zip(lines, [*lines[1:], ""], strict=False):
         if re.fullmatch(r"[A-Z]\w+( \w+)?", line) and re.fullmatch(r"-{3,}", following):
             converted += [f".. rubric:: {line}", ""]
             in_section = True
