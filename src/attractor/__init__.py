@@ -9,6 +9,7 @@ from attractor import engines, errors, observables
 from attractor._version import __version__
 from attractor.errors import AttractorError
 from attractor.laws import (
+    KERNELS,
     L2,
     MLP,
     Absolute,
@@ -159,6 +160,11 @@ __all__ = [
     "velocity",
     "weights",
 ]
+
+
+# a kernel in a new file is exported without a line here
+globals().update(KERNELS)
+__all__ += [name for name in KERNELS if name not in __all__]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,8 @@ import torch
 import attractor as at
 from attractor import meanfield as mf
 from attractor.errors import InputError, UnsupportedError
-from attractor.meanfield.closures import MomentLaw, grid
+from attractor.laws.kernels.sigmoid import gauss_hermite
+from attractor.meanfield.closures import MomentLaw
 
 START = at.Gaussian([0.2, 0.1], [[0.5, 0.1], [0.1, 0.3]])
 
@@ -21,7 +22,7 @@ def law(kernel: at.Kernel | str) -> at.Attention:
 @pytest.mark.parametrize("kernel", [at.Sigmoid(bias=0.3), "exponential"])
 def test_moments_move_as_those_of_many_tokens(kernel: at.Kernel | str) -> None:
     """Tokens on a quadrature grid, whose velocities know no closure."""
-    z, masses = grid(40, 2)
+    z, masses = gauss_hermite(40, 2)
     tokens = at.Tokens(START.mean.numpy() + z @ START.factor.numpy().T, masses=masses)
     moved = at.velocity(law(kernel), tokens)
     rows = MomentLaw(law(kernel), 20).velocity(at.Tokens.trusted(START.rows()))

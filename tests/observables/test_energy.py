@@ -12,9 +12,9 @@ import torch
 from attractor import engines
 from attractor.errors import UnsupportedError
 from attractor.laws import Attention
+from attractor.laws.kernels import kernel as interaction
 from attractor.laws.kernels.sigmoid import Sigmoid
 from attractor.laws.kernels.sinkhorn import Sinkhorn
-from attractor.observables import energies as interaction
 from attractor.observables import energy, energy_rate, partition
 from attractor.spaces import Sphere
 from attractor.states import Tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +10,7 @@ from attractor.cli.inputs import read_array
 from attractor.cli.options import numbers, panel
 from attractor.errors import InputError, UnsupportedError
 from attractor.registry import check_name
+from attractor.laws import kernel_named, list_kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,10 +130,35 @@ def _row(values: Any) -> Any:
 BETA = 1.0
 MATRICES = ("query", "key", "value")
 FURTHER = ("output_projection", "query_bias", "key_bias", "value_bias", "output_bias")
+KERNELS = [kernel.name for kernel in list_kernels()]
 law_option = panel("Law")
 
 
+def with_kernel_options(group: type[Any]) -> type[Any]:
+    """The group with the options that kernels declare, right after ``kernel``; None or False where they are not given."""
+    annotations = dict(group.__annotations__)
+    names = list(annotations)
+    after = names.index("kernel") + 1
+    declared: dict[str, Any] = {}
+    for owner in list_kernels():
+        for name, part in owner.options().items():
+            flag = isinstance(part.default, bool)
+            spelled, shown = f"--{name.replace('_', '-')}", None if flag else f"{part.default:g}"
+            typed = bool if flag else type(part.default) | None
+            declared[name] = Annotated[
+                typed, law_option("" if flag else "X", part.metadata["help"], spelled, default=shown)
+            ]
+            setattr(group, name, False if flag else None)
+    group.__annotations__ = {
+        **{name: annotations[name] for name in names[:after]},
+        **declared,
+        **{name: annotations[name] for name in names[after:]},
+    }
+    return group
+
+
 @dataclass(frozen=True)
+@with_kernel_options
 class LawOptions:
     """Which law moves the tokens."""
 
@@ -156,12 +182,7 @@ class LawOptions:
     head_dim: Annotated[
         int | None, law_option("K", "Rows of each query and key of --random-law.", default="d/h", min=1)
     ] = None
-    kernel: Annotated[str, law_option("NAME", "softmax, l2, sinkhorn, sigmoid, exponential, linear or capped.")] = (
-        "softmax"
-    )
-    eps: Annotated[float | None, law_option("X", "Regularisation of --kernel sinkhorn.", default="1")] = None
-    bias: Annotated[float | None, law_option("X", "Bias of every score of --kernel sigmoid.", default="0")] = None
-    cap: Annotated[float | None, law_option("X", "What scores of --kernel capped stay below.", default="50")] = None
+    kernel: Annotated[str, law_option("NAME", f"{', '.join(KERNELS[:-1])} or {KERNELS[-1]}.")] = "softmax"
     scale: Annotated[float, law_option("X", "Factor of every score.")] = 1.0
     mask: Annotated[str, law_option("MASK", "none, causal, window:W, or a .npy file with a boolean (n, n) matrix.")] = (
         "none"
@@ -214,17 +235,17 @@ def build_law(options: LawOptions, matrices: dict[str, Any], dim: int, n: int) -
 
 
 def _kernel(options: LawOptions) -> Any:
-    from attractor.laws import kernel_named
-
-    kernel: Any = kernel_named(options.kernel)
-    for name, owner in (("eps", "sinkhorn"), ("bias", "sigmoid"), ("cap", "capped")):
-        value = getattr(options, name)
-        if value is None:
-            continue
-        if name not in {field.name for field in fields(kernel)}:
-            raise InputError(f"--{name} belongs to --kernel {owner}, not to {kernel.name}")
-        kernel = replace(kernel, **{name: value})
-    return kernel
+    kernel = kernel_named(options.kernel)
+    given = {}
+    for owner in list_kernels():
+        for name in owner.options():
+            value = getattr(options, name, None)
+            if value is None or value is False:
+                continue
+            if name not in kernel.options():
+                raise InputError(f"--{name.replace('_', '-')} belongs to --kernel {owner.name}, not to {kernel.name}")
+            given[name] = value
+    return replace(kernel, **given) if given else kernel  # type: ignore[type-var]
 
 
 def _mask(mask: str) -> Any:

@@ -3,9 +3,10 @@
 from attractor.laws.attention import Attention
 from attractor.laws.blocks import ACTIVATIONS, MLP, Affine, Block, LayerNorm, Norm, RMSNorm
 from attractor.laws.closure import Closure, numeric, obstacle
+from attractor.laws.kernels import CLASSES as KERNELS
 from attractor.laws.kernels.capped import Capped
 from attractor.laws.kernels.exponential import Exponential
-from attractor.laws.kernels.kernel import Kernel, Pairing, kernel_named
+from attractor.laws.kernels.kernel import HeadNorms, Kernel, Pairing, Symmetry, has_kernel, kernel_named, list_kernels
 from attractor.laws.kernels.l2 import L2
 from attractor.laws.kernels.linear import Linear
 from attractor.laws.kernels.sigmoid import Sigmoid
@@ -17,12 +18,13 @@ from attractor.laws.positions.absolute import Absolute
 from attractor.laws.positions.alibi import Alibi
 from attractor.laws.positions.position import Positions
 from attractor.laws.positions.relative import Relative
-from attractor.laws.positions.rotary import Rotary, ScaledRotary, turn_pairs
+from attractor.laws.positions.rotary import Rotary, ScaledRotary, rotary_of, turn_pairs
 from attractor.laws.schedules import Schedule, Stack
 from attractor.laws.variants import Feature, LatentAttention, NormedAttention
 
 __all__ = [
     "ACTIVATIONS",
+    "KERNELS",
     "L2",
     "MLP",
     "Absolute",
@@ -35,6 +37,7 @@ __all__ = [
     "Closure",
     "Exponential",
     "Feature",
+    "HeadNorms",
     "Kernel",
     "LatentAttention",
     "Law",
@@ -54,11 +57,17 @@ __all__ = [
     "Sinkhorn",
     "Softmax",
     "Stack",
+    "Symmetry",
     "Total",
     "Visible",
     "Window",
+    "has_kernel",
     "kernel_named",
+    "list_kernels",
     "numeric",
     "obstacle",
+    "rotary_of",
     "turn_pairs",
 ]
+
+globals().update(KERNELS)  # a kernel in a new file is exported without a line here

@@ -18,7 +18,6 @@ from attractor.html_repr import SHOWN, html_card
 from attractor.laws.kernels.kernel import Kernel, Pairing, kernel_named
 from attractor.laws.law import Law
 from attractor.laws.masks import Mask, mask_from
-from attractor.laws.positions.absolute import Absolute
 from attractor.laws.positions.position import Positions
 from attractor.states import Tokens, alike, version
 
@@ -35,7 +34,7 @@ class Attention(Law):
     query, key : (k, d), or (h, k, d) for h heads; k may be below d.
     value : (d, d) or (h, d, d), the output projection folded in; or (h, r, d) together with ``output`` (h, d, r), which
         keeps the value map factored, :math:`V_h = O_h V_h'`.
-    kernel : "softmax", "l2", "sinkhorn", "sigmoid", "exponential", "linear", or a Kernel.
+    kernel : a Kernel or its name: "softmax", "l2", "sinkhorn", "sigmoid", "exponential", "linear", "capped", "hardmax", ...
     mask : None, "causal", "window:64", a boolean (n, n) matrix (True: visible), or a Mask.
     positions : None, Absolute(...), Rotary(...), Alibi(...) or Relative(...).
     scale : multiplies every score.
@@ -72,9 +71,11 @@ class Attention(Law):
                     f"positions must be None, Absolute(...), Rotary(...), Alibi(...) or Relative(...), got {self.positions!r}"
                 )
             self.positions.check(self.dim, self.query.shape[-2])
-            if self.positions.biased and isinstance(self.kernel, Kernel) and self.kernel.name == "l2":
+            assert isinstance(self.kernel, Kernel)
+            if self.positions.adds_to_scores and not self.kernel.bilinear:
                 raise InputError(
-                    f"{self.positions.name} positions add to scores, and the l2 kernel has distances instead: take another kernel"
+                    f"{self.positions.name} positions add to scores, and the {self.kernel.name} kernel has distances instead: "
+                    "take another kernel"
                 )
 
     def _check_shapes(self) -> None:
@@ -228,8 +229,8 @@ class Attention(Law):
         masses = None if tokens.masses is None else tokens.masses.unsqueeze(-2)
         hide = {} if self.mask is None else self.mask.hide(tokens)
         assert isinstance(self.kernel, Kernel)
-        # only Sinkhorn asks, and the answer needs a (d, d) matrix for every head
-        symmetric = project is None and self.kernel.name == "sinkhorn" and self._symmetric_scores
+        # computed only where it is used: it needs a (d, d) matrix for every head
+        symmetric = project is None and self.kernel.uses_symmetry and self._symmetric_scores
         return Pairing(q, k, self.scale, masses, hide, skip_self, symmetric), points
 
     def _project(self, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -251,18 +252,16 @@ class Attention(Law):
     def merge_obstacle(self) -> str | None:
         if self.mask is not None:
             return f"under a {self.mask.name} mask a token's multiplicity depends on its place in the sequence"
-        if self.positions is not None and not (isinstance(self.positions, Absolute) and self.positions.when == "input"):
+        if self.positions is not None and self.positions.changes_dynamics:
             return f"{self.positions.name} positions make tokens at the same point different"
-        return None
+        assert isinstance(self.kernel, Kernel)
+        return self.kernel.merge_obstacle()
 
     def gathers(self) -> bool:
-        return self._gathers
-
-    @property
-    def _gathers(self) -> bool:
         scalars = self._value_scalars
         assert isinstance(self.kernel, Kernel)
-        return scalars is not None and bool((scalars > 0).all()) and self.kernel.name != "linear"
+        attracts = scalars is not None and bool((scalars > 0).all())
+        return attracts and self.kernel.smooth and not self.kernel.signed
 
     def member(self, index: Tensor) -> Attention:
         if self.query.ndim < 4:

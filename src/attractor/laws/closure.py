@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,15 +32,11 @@ from torch import Tensor
 from attractor.errors import UnsupportedError
 from attractor.laws.attention import Attention
 from attractor.laws.blocks import MLP, Affine, Block
-from attractor.laws.kernels.kernel import Kernel
-from attractor.laws.kernels.sinkhorn import Sinkhorn
+from attractor.laws.kernels.kernel import HeadMatrices, Kernel, Moments
 from attractor.laws.law import Law, Total
-from attractor.laws.masks import Causal
 from attractor.laws.schedules import Schedule, Stack
 from attractor.states import Tokens
 
-Moments = tuple[Any, Any]  # B (..., d, d) and the velocity of the mean (..., d), tensors or arrays
-TINY = 1e-200  # square of a length that stands for none
 OPEN = "its moments alone can be followed, and not exactly, by attractor.meanfield.moment_closure"
 
 
@@ -108,21 +103,20 @@ def obstacle(law: Law) -> str:
     if not isinstance(law, Attention):
         return f"{type(law).__name__} is not affine on Gaussian data"
     assert isinstance(law.kernel, Kernel)
-    name = law.kernel.name
-    if name not in CLOSURES:
-        more = f"; {OPEN}" if name in ("sigmoid", "exponential") else ""
-        return f"the {name} kernel gives a field that is not affine{more}"
+    scale, masked = float(law.scale), law.mask is not None
+    if not law.kernel.has_closure:
+        more = f"; {OPEN}" if law.kernel.has_moment_closure else ""
+        return f"{law.kernel.closure_obstacle(scale, masked)}{more}"
     if law.positions is not None:
         return "positions single out tokens, and a Gaussian has none"
-    if law.mask is not None and not isinstance(law.mask, Causal):
+    if law.mask is not None and not law.mask.sees_prefix:
         return (
             f"a {law.mask.name} mask sees single tokens, a share of a Gaussian that vanishes; a causal mask is closed for product "
             f"data"
         )
-    if law.mask is not None and name == "linear":
-        return "linear attention under a causal mask weighs a prefix by its mass, so the field depends on the position"
-    if name == "l2" and float(law.scale) < 0:
-        return "with a negative scale the weights of l2 grow at infinity and need not be integrable"
+    reason = law.kernel.closure_obstacle(scale, masked)
+    if reason:
+        return reason
     if any(bias is not None for bias in (law.query_bias, law.key_bias, law.value_bias, law.output_bias)):
         return "biases are not part of the closure"
     return ""
@@ -137,7 +131,8 @@ def moments(law: Law, mean: Tensor, factor: Tensor) -> Moments:
         return matrix.expand(*mean.shape[:-1], *matrix.shape), velocity if offset is None else velocity + offset
     assert isinstance(law, Attention)
     assert isinstance(law.kernel, Kernel)
-    B, velocity = CLOSURES[law.kernel.name](_heads(law, mean), mean.unsqueeze(-2).unsqueeze(-1), factor.unsqueeze(-3))
+    column, columns = mean.unsqueeze(-2).unsqueeze(-1), factor.unsqueeze(-3)
+    B, velocity = law.kernel.gaussian_moments(_heads(law, mean), column, columns)
     return B.sum(-3), velocity.squeeze(-1).sum(-2)
 
 
@@ -153,7 +148,7 @@ def affine_map(law: Affine | MLP) -> tuple[Tensor, Tensor | None]:
 
 def numeric(law: Law) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """The same for one Gaussian in numpy: a function of the mean (d,) and a factor (d, r), many times faster for small d."""
-    heads: list[tuple[Callable[..., Moments], Heads]] = []
+    heads: list[tuple[Kernel, HeadMatrices]] = []
     dim = law.dim or 1
     matrix, offset = np.zeros((dim, dim)), np.zeros(dim)
     for part in parts(law):
@@ -164,12 +159,12 @@ def numeric(law: Law) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np
             continue
         assert isinstance(part, Attention)
         assert isinstance(part.kernel, Kernel)
-        heads.append((CLOSURES[part.kernel.name], _heads(part, None)))
+        heads.append((part.kernel, _heads(part, None)))
 
     def field(mean: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         slope, drift = matrix, matrix @ mean + offset
-        for closure, one in heads:
-            B, velocity = closure(one, mean[:, None], factor)
+        for kernel, one in heads:
+            B, velocity = kernel.gaussian_moments(one, mean[:, None], factor)
             slope, drift = slope + B.sum(0), drift + velocity.sum(0)[:, 0]
         return slope, drift
 
@@ -183,77 +178,13 @@ def _summed(pairs: list[Moments]) -> Moments:
     return slope, drift
 
 
-@dataclass(frozen=True)
-class Heads:
-    """Parameters of attention with a heads axis, as tensors or arrays: V, A = scale K'Q, sqrt(2 scale) K; ``library`` is torch or numpy."""
-
-    value: Any
-    interaction: Any
-    sharp_key: Any
-    eps: float
-    library: Any
-
-
-def _heads(law: Attention, like: Tensor | None) -> Heads:
+def _heads(law: Attention, like: Tensor | None) -> HeadMatrices:
     query, key, value = (part.unsqueeze(0) if part.ndim == 2 else part for part in (law.query, law.key, law.value_map))
-    eps = law.kernel.eps if isinstance(law.kernel, Sinkhorn) else 1.0
     scale = law.scale
     if like is not None:
         query, key, value = query.to(like), key.to(like), value.to(like)
-        return Heads(value, scale * (key.mT @ query), abs(2.0 * scale) ** 0.5 * key, eps, torch)
+        return HeadMatrices(value, scale * (key.mT @ query), abs(2.0 * scale) ** 0.5 * key, torch)
     # of an ensemble's law one member is left by now, with its axis
     query, key, value = (part.detach().cpu().double().reshape(part.shape[-3:]) for part in (query, key, value))
     arrays = value.numpy(), (scale * (key.mT @ query)).numpy(), (abs(2.0 * scale) ** 0.5 * key).numpy()
-    return Heads(*arrays, eps, np)
-
-
-def _softmax(heads: Heads, mean: Any, factor: Any) -> Moments:
-    B = heads.value @ factor @ (factor.swapaxes(-1, -2) @ heads.interaction)
-    return B, heads.value @ mean + B @ mean
-
-
-def _l2(heads: Heads, mean: Any, factor: Any) -> Moments:
-    r"""With :math:`P = (\Sigma^{-1} + 2K^\top K)^{-1} = U(D^{-2} + 2U^\top K^\top KU)^{-1}U^\top`, L = UD with unit columns, and the matrix
-    inside R'R for the triangular R of the keys above the inverse of D: columns of very different length do no harm."""
-    V, A, K = heads.value, heads.interaction, heads.sharp_key
-    lengths = ((factor * factor).sum(-2) + TINY) ** 0.5
-    unit = factor / lengths[..., None, :]
-    keyed = K @ unit
-    R = heads.library.linalg.qr(_above(keyed, lengths))[1]
-    half = heads.library.linalg.solve(R.swapaxes(-1, -2), unit.swapaxes(-1, -2))
-    posterior = half.swapaxes(-1, -2) @ half
-    tilted = 2.0 * posterior @ A
-    pulled = posterior @ (K.swapaxes(-1, -2) @ (K @ mean))
-    return V @ tilted, V @ (mean - pulled + tilted @ mean)
-
-
-def _above(keyed: Any, lengths: Any) -> Any:
-    """The rows of sqrt(2 scale) K U above those of the inverse of D."""
-    rank = keyed.shape[-1]
-    if isinstance(keyed, np.ndarray):
-        below = np.broadcast_to(np.eye(rank) / lengths[..., None, :], (*keyed.shape[:-2], rank, rank))
-        return np.concatenate((keyed, below), axis=-2)
-    eye = torch.eye(rank, dtype=keyed.dtype, device=keyed.device)
-    return torch.cat((keyed, (eye / lengths[..., None, :]).expand(*keyed.shape[:-2], rank, rank)), dim=-2)
-
-
-def _sinkhorn(heads: Heads, mean: Any, factor: Any) -> Moments:
-    V, A = heads.value, heads.interaction / heads.eps
-    left, right = factor.swapaxes(-1, -2), factor.swapaxes(-1, -2) @ A
-    library = heads.library
-    U, s, _ = library.linalg.svd(right @ factor)
-    middle = U * (2.0 / (1.0 + library.hypot(library.ones_like(s), 2.0 * s)))[..., None, :]
-    return V @ (left.swapaxes(-1, -2) @ (middle @ (U.swapaxes(-1, -2) @ right))), V @ mean
-
-
-def _linear(heads: Heads, mean: Any, factor: Any) -> Moments:
-    B = heads.value @ (factor @ factor.swapaxes(-1, -2) + mean @ mean.swapaxes(-1, -2)) @ heads.interaction
-    return B, B @ mean
-
-
-CLOSURES: dict[str, Callable[[Heads, Any, Any], Moments]] = {
-    "softmax": _softmax,
-    "l2": _l2,
-    "sinkhorn": _sinkhorn,
-    "linear": _linear,
-}
+    return HeadMatrices(*arrays, np)

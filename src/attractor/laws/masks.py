@@ -18,6 +18,16 @@ class Mask(Record):
 
     name: ClassVar[str] = ""
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether no query sees a key after it."""
+        return False
+
+    @property
+    def sees_prefix(self) -> bool:
+        """Whether every query sees all keys up to itself, and no others."""
+        return False
+
     def hide(self, tokens: Tokens) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -27,6 +37,14 @@ class Causal(Mask):
     """Token i sees the tokens whose position is not after its own, itself included; equal positions see each other."""
 
     name: ClassVar[str] = "causal"
+
+    @property
+    def is_causal(self) -> bool:
+        return True
+
+    @property
+    def sees_prefix(self) -> bool:
+        return True
 
     def hide(self, tokens: Tokens) -> dict[str, Any]:
         if tokens.positions is None:
@@ -41,6 +59,10 @@ class Window(Mask):
     width: int
     causal: bool = True
     name: ClassVar[str] = "window"
+
+    @property
+    def is_causal(self) -> bool:
+        return self.causal
 
     def __post_init__(self) -> None:
         if int(self.width) != self.width or self.width < 1:

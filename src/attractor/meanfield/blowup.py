@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Attention, Kernel, Law
+from attractor.laws import Attention, Kernel, Law, has_kernel
 from attractor.meanfield.convergence import sample
 from attractor.observables import covariance
 from attractor.solvers import Trajectory, flow
@@ -53,8 +53,8 @@ class BlowUpBounds:
 
 def blow_up_bounds(law: Attention, start: Gaussian) -> BlowUpBounds:
     """The sandwich of the blow-up time of a softmax law from one Gaussian."""
-    if _kernel(law) != "softmax":
-        raise UnsupportedError(f"bounds of the blow-up time are those of softmax attention, not of {_kernel(law)}")
+    if not has_kernel(law, "softmax"):
+        raise UnsupportedError(f"bounds of the blow-up time are those of softmax attention, not of {law.kernel.name}")  # type: ignore[union-attr]
     V, A = matrices(law)
     Sigma = start.covariance.numpy()
     if V[0].shape != Sigma.shape:
@@ -74,19 +74,9 @@ def blow_up_bounds(law: Attention, start: Gaussian) -> BlowUpBounds:
 
 def growth_rate(law: Attention) -> float:
     r"""The r of :math:`|\Sigma_t| \le |\Sigma_0|e^{rt}`: for l2 with square invertible keys, and for sinkhorn."""
-    V, _ = matrices(law)
-    if _kernel(law) == "sinkhorn":
-        return 2.0 * sum(_norm(v) for v in V)
-    if _kernel(law) != "l2":
-        raise UnsupportedError(f"{_kernel(law)} attention has no exponential bound of its covariance: it may blow up")
-    rate = 0.0
-    for v, q, k in zip(V, _heads(law.query), _heads(law.key), strict=True):
-        if k.shape[0] != k.shape[1] or np.linalg.svd(k)[1][-1] <= 1e-14 * _norm(k):
-            raise UnsupportedError(
-                "l2 attention has an exponential bound where K is square and invertible; here it is not"
-            )
-        rate += 2.0 * _norm(v) * _norm(np.linalg.inv(k)) * _norm(q)
-    return rate
+    assert isinstance(law.kernel, Kernel)
+    heads = zip(*(_heads(part) for part in (law.value_map, law.query, law.key)), strict=True)
+    return sum(law.kernel.covariance_growth(*head) for head in heads)
 
 
 def matrices(law: Attention) -> tuple[np.ndarray, np.ndarray]:
@@ -98,11 +88,6 @@ def matrices(law: Attention) -> tuple[np.ndarray, np.ndarray]:
 def _heads(part: object) -> np.ndarray:
     array = np.asarray(part.detach().cpu().double())  # type: ignore[attr-defined]
     return array[None] if array.ndim == 2 else array
-
-
-def _kernel(law: Attention) -> str:
-    assert isinstance(law.kernel, Kernel)
-    return law.kernel.name
 
 
 def _no_upper_bound(V: np.ndarray, A: np.ndarray) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Attention, Exponential, Law, Sigmoid
+from attractor.laws import Attention, Kernel, Law
 from attractor.solvers import Outcome, flow
 from attractor.states import Gaussian, Tokens
 
@@ -48,7 +48,7 @@ class MomentLaw(Law):
 
     def __post_init__(self) -> None:
         law = self.law
-        if not isinstance(law, Attention) or not isinstance(law.kernel, (Sigmoid, Exponential)):
+        if not isinstance(law, Attention) or not isinstance(law.kernel, Kernel) or not law.kernel.has_moment_closure:
             raise UnsupportedError(
                 "a moment closure is for sigmoid and exponential attention; other closures are exact: use flow"
             )
@@ -70,57 +70,12 @@ class MomentLaw(Law):
     def _one(self, rows: np.ndarray) -> np.ndarray:
         mean, factor = rows[0], rows[1:].T
         moved, turned = np.zeros_like(mean), np.zeros_like(factor)
-        expected = _sigmoid if isinstance(self.law.kernel, Sigmoid) else _exponential
+        assert isinstance(self.law.kernel, Kernel)
         for query, key, value in zip(*map(_heads, (self.law.query, self.law.key, self.law.value_map)), strict=True):
-            one, other = expected(self.law, float(self.law.scale) * key.T @ query, mean, factor, self.order)
+            A = float(self.law.scale) * key.T @ query
+            one, other = self.law.kernel.expected_field(A, mean, factor, self.order)
             moved, turned = moved + value @ one, turned + value @ other
         return np.vstack((moved[None], turned.T))
-
-
-def _sigmoid(
-    law: Attention, A: np.ndarray, mean: np.ndarray, factor: np.ndarray, order: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """E of the field, before V, and of the field times z'."""
-    from scipy.special import expit
-
-    assert isinstance(law.kernel, Sigmoid)
-    z, weights = grid(order, len(mean))
-    u = (mean + z @ factor.T) @ A.T
-    tilt = u @ factor
-    nodes, inner = np.polynomial.hermite_e.hermegauss(max(order, 24))
-    inner = inner / inner.sum()
-    score = (u @ mean + law.kernel.bias)[:, None] + np.linalg.norm(tilt, axis=1)[:, None] * nodes
-    s = expit(score)
-    field = (s @ inner)[:, None] * mean + ((s * (1.0 - s)) @ inner)[:, None] * (tilt @ factor.T)
-    return weights @ field, (field * weights[:, None]).T @ z
-
-
-def _exponential(
-    law: Attention, A: np.ndarray, mean: np.ndarray, factor: np.ndarray, order: int
-) -> tuple[np.ndarray, np.ndarray]:
-    moved, turned = A @ mean, A @ factor  # u = moved + turned z
-    tilt, tilted = factor.T @ moved, factor.T @ turned
-    H = np.eye(factor.shape[1]) - tilted.T @ tilted
-    if np.linalg.eigvalsh(H)[0] <= 0:
-        raise UnsupportedError(
-            "the moments of exponential attention are infinite here: a singular value of L'AL has reached one; end the run earlier"
-        )
-    slope = turned.T @ mean + tilted.T @ tilt
-    centre = np.linalg.solve(H, slope)
-    mass = np.exp(mean @ moved + tilt @ tilt / 2.0 + slope @ centre / 2.0) / np.sqrt(np.linalg.det(H))
-    level, gain = mean + factor @ tilt, factor @ tilted
-    second = np.linalg.inv(H) + np.outer(centre, centre)
-    return mass * (level + gain @ centre), mass * (np.outer(level, centre) + gain @ second)
-
-
-def grid(order: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes (n, d) and weights (n,) of Gauss-Hermite quadrature against a standard Gaussian."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(order)
-    axes = np.meshgrid(*[nodes] * dim, indexing="ij")
-    mass = np.ones(1)
-    for _ in range(dim):
-        mass = np.multiply.outer(mass, weights / weights.sum())
-    return np.stack([axis.ravel() for axis in axes], axis=1), mass.ravel()
 
 
 def _heads(part: Tensor) -> np.ndarray:

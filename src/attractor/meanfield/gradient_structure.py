@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import L2, Attention, Closure, Exponential, Law, Linear, Sigmoid, Sinkhorn, Softmax
+from attractor.laws import Attention, Closure, Kernel, Law, Symmetry
 from attractor.meanfield.distances import Measure
 from attractor.observables import energy, gaussian_energy, partition
 from attractor.states import Gaussian, Tokens
@@ -126,18 +126,18 @@ def multiple(V: Tensor, A: Tensor) -> float | None:
 
 def _of_tokens(law: Attention, tokens: Tokens) -> tuple[Structure, ...] | str:
     A, V = _matrices(law)
-    if isinstance(law.kernel, L2):
-        return "under l2 attention tokens follow a gradient, but of no known energy of the measure (Gaussians do, with Q = K)"
-    if not isinstance(law.kernel, (Softmax, Exponential, Sigmoid, Linear, Sinkhorn)):
-        return "its kernel has no known energy"
+    assert isinstance(law.kernel, Kernel)
+    metric = law.kernel.token_metric
+    if metric is None:
+        return law.kernel.token_obstacle
     if not _near(A, A.mT):
         return "K'Q is not symmetric"
     c = multiple(V, A)
     if c is None:
         return "the value is not one multiple of K'Q in every head"
-    twisted = isinstance(law.kernel, Softmax)
+    twisted = metric == "twisted"
     if twisted and len(A) > 1:
-        return "each softmax head has a weight of its own, and their sum is no metric"
+        return f"each {law.kernel.name} head has a weight of its own, and their sum is no metric"
 
     def speed(points: Tensor) -> Tensor:
         state = tokens.moved(points)
@@ -145,49 +145,42 @@ def _of_tokens(law: Attention, tokens: Tokens) -> tuple[Structure, ...] | str:
         weight = partition(state, law).squeeze(-2) if twisted else torch.ones_like(squares)
         return (state.weights * weight * squares).sum(-1)
 
-    metric = "twisted" if twisted else "wasserstein"
     return (Structure(metric, c, law, lambda points: energy(tokens.moved(points), law), speed),)
 
 
 def _of_gaussians(law: Attention) -> tuple[Structure, ...] | str:
     Closure(law)  # which says why a Gaussian may not stay one
     A, V = _matrices(law)
+    kernel = law.kernel
+    assert isinstance(kernel, Kernel)
     found = []
     c = multiple(V, A.mT)
-    if _is_bures(law, A) and c is not None:
-        found.append(Structure("bures", c, law, _bures_energy(law), _bures_speed(law)))
+    symmetry = Symmetry(_near(A, A.mT), all(_near(head, head.mT) or _near(head, -head.mT) for head in A))
+    reason = kernel.gaussian_gradient_obstacle(law.query, law.key, float(law.scale), symmetry)
+    if not reason and c is not None:
+        found.append(Structure("bures", c, law, _bures_energy(law), _bures_speed(law, kernel.covariance_gradient)))
     identity = torch.eye(A.shape[-1], dtype=V.dtype, device=V.device)
     scalars = V.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
-    if isinstance(law.kernel, Softmax) and _near(V, scalars * identity) and bool((scalars != 0).any()):
+    if kernel.covariance_gradient and _near(V, scalars * identity) and bool((scalars != 0).any()):
         found.append(Structure("affine-invariant", 1.0, law, _linear_energy(scalars, A), _affine_speed(law)))
     if found:
         return tuple(found)
     if c is None:
-        also = " nor (softmax) a multiple of the identity" if isinstance(law.kernel, Softmax) else ""
+        also = f" nor ({kernel.name}) a multiple of the identity" if kernel.covariance_gradient else ""
         return f"the value is neither one multiple of (K'Q)' in every head{also}"
-    return "l2 needs Q = K and a positive scale" if isinstance(law.kernel, L2) else "K'Q is not symmetric"
-
-
-def _is_bures(law: Attention, A: Tensor) -> bool:
-    if isinstance(law.kernel, L2):
-        return torch.equal(law.query, law.key) and float(law.scale) > 0
-    if isinstance(law.kernel, Softmax):
-        # H -> A'HA is self-adjoint for these and no other A
-        return all(_near(head, head.mT) or _near(head, -head.mT) for head in A)
-    return _near(A, A.mT)
+    return reason
 
 
 def _bures_energy(law: Attention) -> Callable[[Tensor], Tensor]:
     return lambda rows: gaussian_energy(rows[..., 0, :], rows[..., 1:, :].mT, law)
 
 
-def _bures_speed(law: Attention) -> Callable[[Tensor], Tensor]:
-    """The squares of all rows of the velocity are |mean'|^2 + tr(BLL'B'); softmax counts those of the factor alone."""
-    whole = not isinstance(law.kernel, Softmax)
+def _bures_speed(law: Attention, covariance_only: bool) -> Callable[[Tensor], Tensor]:
+    """|mean'|^2 + tr(BLL'B'), the squares of all rows of the velocity, or the second term alone."""
 
     def speed(rows: Tensor) -> Tensor:
         velocity = Closure(law).velocity(Tokens.trusted(rows))
-        return (velocity[..., 0 if whole else 1 :, :] ** 2).sum((-2, -1))
+        return (velocity[..., int(covariance_only) :, :] ** 2).sum((-2, -1))
 
     return speed
 

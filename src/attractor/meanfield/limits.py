@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from attractor.errors import InputError
-from attractor.laws import Attention, Closure, Law, numeric
+from attractor.laws import Attention, Closure, Law, has_kernel, numeric
 from attractor.meanfield.blowup import matrices
 from attractor.solvers import Rule, Steady, View, flow
 from attractor.states import Gaussian
@@ -39,7 +39,7 @@ def stationary_residual(law: Law, state: Gaussian) -> float:
 def rank_bound(law: Attention, tolerance: float = 1e-12) -> int | None:
     """The largest rank of a limit under one head of softmax attention, or None where none is known."""
     V, A = matrices(law)
-    if getattr(law.kernel, "name", "") != "softmax" or len(V) > 1:
+    if not has_kernel(law, "softmax") or len(V) > 1:
         return None
     if np.abs(V[0] - np.eye(len(V[0]))).max() <= tolerance:
         values = np.linalg.eigvalsh((A[0] + A[0].T) / 2.0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import L2, Attention, Causal, Exponential, Kernel, Law, Linear, Sigmoid, Sinkhorn, Softmax
+from attractor.laws import Attention, HeadNorms, Kernel, Law
 from attractor.meanfield.distances import check_order, check_pair, conditional_wasserstein, wasserstein
 from attractor.solvers import flow
 from attractor.states import Tokens
@@ -21,8 +21,8 @@ def checked(law: Law, what: str) -> Attention:
     """The attention of which a bound is known."""
     if not isinstance(law, Attention):
         raise UnsupportedError(f"{what} is known for one attention, not for {type(law).__name__}")
-    if isinstance(law.kernel, (Exponential, Linear)):
-        assert isinstance(law.kernel, Kernel)
+    assert isinstance(law.kernel, Kernel)
+    if not law.kernel.bounded:
         raise UnsupportedError(
             f"{what} is not known for the {law.kernel.name} kernel: its tokens can reach infinity in finite time"
         )
@@ -94,15 +94,11 @@ def hardy(law: Attention, p: float) -> float:
     """p / (p - 1) under a causal mask with normalised rows, 1 without a mask."""
     if law.mask is None:
         return 1.0
-    if not isinstance(law.mask, Causal) or isinstance(law.kernel, Sinkhorn):
+    assert isinstance(law.kernel, Kernel)
+    factor = law.kernel.causal_factor(p) if law.mask.sees_prefix else None
+    if factor is None:
         raise UnsupportedError("stability under a mask is known for causal masks of softmax, l2 and sigmoid attention")
-    if isinstance(law.kernel, Sigmoid):
-        return 1.0
-    if p <= 1.0:
-        raise InputError(
-            "causal attention is stable for orders p > 1; at p = 1 the constant grows with the logarithm of n"
-        )
-    return p / (p - 1.0)
+    return factor
 
 
 def _norm(matrix: Tensor) -> np.ndarray:
@@ -113,24 +109,10 @@ def _norm(matrix: Tensor) -> np.ndarray:
 
 def _constants(law: Attention, R: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray | None]:
     """L_x and L_mu at radii R of any shape, summed over heads (last axis below)."""
-    R = R[..., None]
-    V, A = _norm(law.value_map), abs(float(law.scale)) * _norm(law.key.mT @ law.query)
-    kernel = law.kernel
-    if isinstance(kernel, Softmax):
-        influence = V * (1 + 2 * A * R**2) * np.exp(2 * A * R**2)
-        return (V * A * R**2).sum(-1), influence.sum(-1)
-    if isinstance(kernel, L2):
-        if law.scale < 0:
-            raise UnsupportedError("a stability constant of l2 attention is known for a positive scale")
-        root = math.sqrt(float(law.scale))
-        Q, K = root * _norm(law.query), root * _norm(law.key)
-        influence = V * (1 + 2 * math.sqrt(2 / math.e) * K * R) * np.exp(((Q + K) * R) ** 2)
-        return (2 * V * A * R**2).sum(-1), influence.sum(-1)
-    if isinstance(kernel, Sigmoid):
-        return (mass * V * A * R**2 / 4).sum(-1), (mass * V * (1 + A * R**2 / 4)).sum(-1)
-    if isinstance(kernel, Sinkhorn):
-        return (V * A * R**2 / kernel.eps).sum(-1), None
-    raise UnsupportedError("a stability constant is known for softmax, l2, sigmoid and sinkhorn attention")
+    assert isinstance(law.kernel, Kernel)
+    interaction = abs(float(law.scale)) * _norm(law.key.mT @ law.query)
+    norms = HeadNorms(_norm(law.value_map), interaction, _norm(law.query), _norm(law.key), float(law.scale))
+    return law.kernel.lipschitz(norms, R[..., None], mass)
 
 
 def log_bound(
@@ -155,8 +137,8 @@ def log_bound(
         known = np.asarray(influence) if known is None and influence is not None else known
         if known is None:
             raise UnsupportedError(
-                "no formula is known for the influence of the measure on sinkhorn attention: give influence=..., "
-                "measured by local_constants"
+                f"no formula is known for the influence of the measure on {attention.kernel.name} attention: give "  # type: ignore[union-attr]
+                "influence=..., measured by local_constants"
             )
         total = point + factor * known
         average = np.einsum("k,k...->...", weights / 2, total)
@@ -291,7 +273,7 @@ def _measured(law: Attention, runs: list[Any], p: float) -> tuple[float, tuple[s
                 row = masses if masses is None or masses.ndim == 1 else masses.reshape(-1, tokens.n)[index]
                 found.append(local_constants(law, Tokens.trusted(points, row), p)[1])
     return max(found), (
-        "the influence of the measure on sinkhorn attention has no formula: it was measured at both ends of the runs, "
+        f"the influence of the measure on {law.kernel.name} attention has no formula: it was measured at both ends of the runs, "  # type: ignore[union-attr]
         f"{max(found):.3g} at most, and the bound that uses it is an estimate",
     )
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Attention, Rotary
+from attractor.laws import Attention, rotary_of
 from attractor.memory import hand_back
 from attractor.models.attention_layers import Heads, Layer
 from attractor.models.audit_results import (

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from attractor import observables
 from attractor.errors import UnsupportedError
-from attractor.laws import Attention, LatentAttention, NormedAttention, Rotary, Softmax
+from attractor.laws import Attention, LatentAttention, NormedAttention, Rotary, has_kernel, rotary_of
 from attractor.models.attention_layers import Layer
 from attractor.models.hooks import Passage
-from attractor.observables import log_partition, masses, pairing_of
+from attractor.observables import masses, pairing_of
 from attractor.states import Tokens
 
 LINEAR = ("token_norm", "pairwise_distance", "cosine", "sharpness")
@@ -69,7 +69,7 @@ def moved(before: Tensor, after: Tensor, scratch: Tensor | None = None) -> Tenso
 
 def query_expansion(law: Attention, tokens: Tokens, weights: Tensor | None = None) -> Tensor:
     """e_l for every head and token, (h, n); ``weights`` (h, n, n) are those of the law, if they are known."""
-    if not isinstance(law.kernel, Softmax):
+    if not has_kernel(law, "softmax"):
         raise UnsupportedError(f"the query-path expansion is that of softmax; this law has the kernel {law.kernel!r}")
     if tokens.batch_shape:
         raise UnsupportedError("the query-path expansion is computed for one text at a time")
@@ -81,10 +81,11 @@ def query_expansion(law: Attention, tokens: Tokens, weights: Tensor | None = Non
     if law.key_bias is not None:
         k = k + law.key_bias.to(points).unsqueeze(-2)
     w = v @ (query if output is None else query @ output).mT  # (h, n, k)
-    if isinstance(law.positions, Rotary):
-        k = law.positions.turn(k, tokens)
-        together = _turned_pairs(weights, k, w, law.positions, tokens)
-        apart = ((weights @ k) * law.positions.turn(weights @ w, tokens)).sum(-1)
+    rotary = rotary_of(law.positions)
+    if rotary is not None:
+        k = rotary.turn(k, tokens)
+        together = _turned_pairs(weights, k, w, rotary, tokens)
+        apart = ((weights @ k) * rotary.turn(weights @ w, tokens)).sum(-1)
     else:  # what other positions add to scores does not depend on the query
         together = (weights @ (k * w).sum(-1, keepdim=True)).squeeze(-1)
         apart = ((weights @ k) * (weights @ w)).sum(-1)
@@ -200,7 +201,7 @@ def by_head(layer: Layer, tokens: Tokens, positions: bool = True) -> dict[str, T
     except UnsupportedError:
         expansion = undefined
     energy = undefined
-    if isinstance(law, Attention) and isinstance(law.kernel, Softmax):  # scores that are bilinear
+    if isinstance(law, Attention) and has_kernel(law, "softmax"):  # scores that are bilinear
         energy = _log_energy(law, tokens)
     return {**found, "expansion": expansion, "log_energy": energy}
 
@@ -213,7 +214,7 @@ def _placeless(law: Attention | NormedAttention | LatentAttention) -> Attention 
 
 def _log_energy(law: Attention, tokens: Tokens) -> Tensor:
     equal = masses(tokens, False)
-    terms = equal.log() + log_partition(pairing_of(law, tokens), equal)
+    terms = equal.log() + pairing_of(law, tokens).log_partition(equal)
     return torch.logsumexp(terms, dim=-1) - math.log(2.0)
 
 

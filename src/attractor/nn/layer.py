@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm
 
 from attractor.errors import InputError
-from attractor.laws import Attention, Kernel, Pairing, Rotary, Softmax, kernel_named, turn_pairs
+from attractor.laws import Attention, Kernel, Pairing, Rotary, kernel_named, rotary_of, turn_pairs
 from attractor.nn.parameters import (
     Weights,
     check_forms,
@@ -69,14 +69,16 @@ class AttentionLayer(nn.Module):
         self.scale = self.head_dim**-0.5 if scale is None else finite_scale(scale)
         if not 0.0 <= dropout < 1.0:
             raise InputError(f"dropout must be at least 0 and below 1, got {dropout}")
-        if dropout and not isinstance(self.kernel, Softmax):
+        if dropout and not self.kernel.scaled_dot_product:
             raise InputError(f"dropout of attention weights goes with the softmax kernel, not with {self.kernel.name}")
         self.dropout = float(dropout)
         self.refinement = refinement_named(refinement, dim, heads)
         if self.refinement is not None:
             self.refinement.check(dim, heads)
-        if self.refinement is not None and self.kernel.name == "l2":
-            raise InputError("refinements add to scores, and the l2 kernel has distances instead: take another kernel")
+        if self.refinement is not None and not self.kernel.bilinear:
+            raise InputError(
+                f"refinements add to scores, and the {self.kernel.name} kernel has distances instead: take another kernel"
+            )
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
         check_forms(self, state_dict, prefix)
@@ -129,7 +131,7 @@ class AttentionLayer(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         scale = self.scores_scale()
-        if isinstance(self.kernel, Softmax):
+        if self.kernel.scaled_dot_product:
             if isinstance(scale, Tensor):
                 q, scale = q * scale.to(q.dtype), 1.0
             visible = mask if mask is None or not self.causal else mask & _causal(q.shape[-2], q.device)
@@ -204,7 +206,7 @@ def _looked_at(layer: nn.Module) -> Iterator[None]:
 
 
 def _positions(positions: Any) -> Rotary | None:
-    if positions is None or isinstance(positions, Rotary):
+    if positions is None or rotary_of(positions) is not None:
         return positions
     if positions == "rotary":
         return Rotary()

@@ -2,77 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from attractor.engines import Problem, attend
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Attention, Exponential, Kernel, Law, Linear, Pairing, Sigmoid, Sinkhorn, Softmax
+from attractor.laws import Attention, Kernel, Law, list_kernels
 from attractor.observables.geometry import covariance, present
 from attractor.observables.registry import Times, along, kernel_of, observable, pairing_of
 from attractor.spaces import Euclidean, Space
 from attractor.states import Gaussian, Tokens
-
-PAIRS = 1 << 22  # pairs held at once
 
 
 def masses(tokens: Tokens, total: bool) -> Tensor:
     """Masses (..., 1, n) with room for heads; one for every token of positive mass if ``total``."""
     chosen = present(tokens).to(tokens.points.dtype) if total else tokens.weights
     return chosen.unsqueeze(-2)
-
-
-def log_partition(pairing: Pairing, weights: Tensor) -> Tensor:
-    r""":math:`\log\sum_j m_j e^{s_{ij}}` over the visible keys, (..., h, n)."""
-    hide: dict[str, Any] = pairing.hide
-    _, values = attend(pairing.scaled_query, pairing.k, None, weights.log(), "softmax", **hide)
-    assert values is not None
-    return values
-
-
-def transport(pairing: Pairing, kernel: Sinkhorn, weights: Tensor) -> Tensor:
-    r""":math:`\max_\pi \int s\,d\pi - \varepsilon\,\mathrm{KL}(\pi|\mu\otimes\mu)` over couplings, heads summed, (...).
-
-    This is :math:`-\varepsilon\sum_i m_i (f_i + g_i)`. The potential f is the exact answer to g, so an error of g
-    enters squared and the gradient at fixed g is the gradient (envelope theorem).
-    """
-    if pairing.hide:
-        raise UnsupportedError("the sinkhorn energy belongs to the full coupling; under a mask it has no meaning")
-    q, log_weights = pairing.scaled_query / kernel.eps, weights.log()
-    with torch.no_grad():
-        g = kernel.potential(pairing, q, log_weights)
-    _, values = attend(q, pairing.k, None, g + log_weights, "softmax")
-    assert values is not None
-    return kernel.eps * (weights * (values - g)).sum((-2, -1))
-
-
-def squared_scores(pairing: Pairing, weights: Tensor) -> Tensor:
-    r""":math:`\sum_{hij} m_i m_j s_{ij}^2`, (...): from second moments of queries and keys where no pair is hidden."""
-    if pairing.hide:
-        return pair_sum(pairing, torch.square, weights)
-    q, k, column = pairing.scaled_query, pairing.k, weights.unsqueeze(-1)
-    return ((q.mT @ (column * q)) * (k.mT @ (column * k))).sum((-3, -2, -1))
-
-
-def pair_sum(pairing: Pairing, function: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
-    r""":math:`\sum_{hij} m_i m_j \varphi(s_{ij})` over the visible pairs, (...), in blocks of rows."""
-    hide: dict[str, Any] = {"causal": False, "window": None, "visible": None, **pairing.hide}
-    problem = Problem(pairing.scaled_query, pairing.k, None, None, "linear", skip_self=False, **hide)
-    n = problem.queries
-    height = max(1, PAIRS // max(1, problem.batch.numel() * n))
-    sums = []
-    for start in range(0, n, height):
-        rows = slice(start, min(start + height, n))
-        values = function(problem.q[..., rows, :] @ problem.k.mT)
-        hidden = problem.hidden_pairs(rows, slice(0, n))
-        values = values if hidden is None else values.masked_fill(hidden, 0.0)
-        sums.append((weights[..., rows] * (values * weights.unsqueeze(-2)).sum(-1)).sum((-2, -1)))
-    return torch.stack(sums).sum(0)
 
 
 @observable
@@ -95,11 +41,11 @@ def partition(
 
     def of(state: Tokens, attention: Attention) -> Tensor:
         kernel = kernel_of(attention)
-        if not isinstance(kernel, (Softmax, Exponential)):
+        if not kernel.exponential:
             raise UnsupportedError(
                 f"partition is the sum of e^s over the keys, and the {kernel.name} kernel has no such sum"
             )
-        values = log_partition(pairing_of(attention, state), masses(state, total))
+        values = pairing_of(attention, state).log_partition(masses(state, total))
         return values if log else values.exp()
 
     return along("partition", of, tokens, law, time)
@@ -136,101 +82,33 @@ def energy(
 
 
 def _energy(tokens: Tokens, law: Attention, total: bool, log: bool) -> Tensor:
-    kernel, weights = kernel_of(law), masses(tokens, total)
-    pairing = pairing_of(law, tokens)
-    if isinstance(kernel, (Softmax, Exponential)):
-        terms = weights.log() + log_partition(pairing, weights)
-        value = torch.logsumexp(terms.flatten(-2), dim=-1) - math.log(2.0)
-        return value if log else value.exp()
-    if isinstance(kernel, Sinkhorn):
-        check_transport(total, log)
-        return transport(pairing, kernel, weights) / 2.0
-    if isinstance(kernel, Linear):
-        value = squared_scores(pairing, weights) / 4.0
-    elif isinstance(kernel, Sigmoid):
-        value = (
-            pair_sum(pairing, lambda scores: torch.logaddexp(scores + kernel.bias, scores.new_zeros(())), weights) / 2.0
-        )
-    else:
-        raise no_energy(kernel.name)
-    return value.log() if log else value
+    kernel = _with_energy(law, total, log)
+    energy_of = kernel.log_energy if log else kernel.energy
+    return energy_of(pairing_of(law, tokens), masses(tokens, total))
 
 
-def check_transport(total: bool, log: bool) -> None:
-    """Refuse what has no meaning for the energy of a coupling."""
-    if total:
-        raise UnsupportedError(
-            "the sinkhorn energy is that of a coupling of two measures; total=True has no meaning for it"
-        )
-    if log:
-        raise UnsupportedError("the sinkhorn energy can be negative and has no logarithm; leave out log=True")
-
-
-def no_energy(kernel: str) -> UnsupportedError:
-    """The error for a kernel without an interaction energy, with the reason where it is known."""
-    if kernel != "l2":
-        return UnsupportedError(f"no interaction energy is known for the {kernel} kernel")
-    return UnsupportedError(
-        "no interaction energy is known for the l2 kernel: its weights depend on differences Qx - Ky while tokens move "
-        "along values Vy, which is not the direction of the gradient of such a function of pairs"
-    )
+def _with_energy(law: Attention, total: bool, log: bool) -> Kernel:
+    """The kernel of a law, which must have an interaction energy."""
+    kernel = kernel_of(law)
+    reason = kernel.energy_obstacle(total, log)
+    if reason is not None:
+        raise UnsupportedError(reason)
+    return kernel
 
 
 def gaussian_energy(mean: Tensor, factor: Tensor, law: Attention) -> Tensor:
     r"""The energy (...) of a Gaussian with a mean (..., d) and a factor L (..., d, r) of its covariance :math:`LL^\top`."""
     if not isinstance(law, Attention):
         raise InputError(f"the energy of a Gaussian belongs to one attention, got {type(law).__name__}")
-    name = kernel_of(law).name
-    if name not in _ENERGIES:
-        raise UnsupportedError(
-            f"no energy of Gaussians is known for the {name} kernel; there is one for {', '.join(_ENERGIES)}"
-        )
-    return _ENERGIES[name](mean.unsqueeze(-2).unsqueeze(-1), factor.unsqueeze(-3), _products(law, mean), law).sum(-1)
-
-
-def _products(law: Attention, like: Tensor) -> Tensor:
-    """A of every head, (h, d, d)."""
-    products = law.scale * (law.key.mT @ law.query).to(like)
-    return products.unsqueeze(0) if products.ndim == 2 else products
-
-
-def _trace(matrix: Tensor) -> Tensor:
-    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-def _quadratic(mean: Tensor, A: Tensor) -> Tensor:
-    return (mean.mT @ A @ mean).squeeze(-1).squeeze(-1)
-
-
-def _softmax(mean: Tensor, factor: Tensor, A: Tensor, law: Attention) -> Tensor:
-    return ((factor.mT @ A @ factor) ** 2).sum((-2, -1)) / 4.0
-
-
-def _linear(mean: Tensor, factor: Tensor, A: Tensor, law: Attention) -> Tensor:
-    return _softmax(mean, torch.cat((factor, mean.expand(*factor.shape[:-1], 1)), -1), A, law)
-
-
-def _sinkhorn(mean: Tensor, factor: Tensor, A: Tensor, law: Attention) -> Tensor:
     kernel = kernel_of(law)
-    assert isinstance(kernel, Sinkhorn)
-    spread = factor.mT @ (A / kernel.eps) @ factor
-    roots = (1.0 + 4.0 * torch.linalg.eigvalsh((spread + spread.mT) / 2.0) ** 2).sqrt()
-    psi = (roots - 1.0 - ((1.0 + roots) / 2.0).log()) / 2.0
-    return _quadratic(mean, A) / 2.0 + kernel.eps * psi.sum(-1) / 2.0
-
-
-def _l2(mean: Tensor, factor: Tensor, A: Tensor, law: Attention) -> Tensor:
-    spread = factor.mT @ A @ factor
-    identity = torch.eye(spread.shape[-1], dtype=spread.dtype, device=spread.device)
-    return _quadratic(mean, A) / 2.0 + _trace(spread) / 2.0 - torch.logdet(identity + 2.0 * spread) / 4.0
-
-
-_ENERGIES: dict[str, Callable[[Tensor, Tensor, Tensor, Attention], Tensor]] = {
-    "softmax": _softmax,
-    "sinkhorn": _sinkhorn,
-    "l2": _l2,
-    "linear": _linear,
-}
+    if not kernel.has_gaussian_energy:
+        known = [other.name for other in list_kernels() if other.gaussian_energy is not Kernel.gaussian_energy]
+        raise UnsupportedError(
+            f"no energy of Gaussians is known for the {kernel.name} kernel; there is one for {', '.join(known)}"
+        )
+    A = law.scale * (law.key.mT @ law.query).to(mean)
+    A = A.unsqueeze(0) if A.ndim == 2 else A
+    return kernel.gaussian_energy(mean.unsqueeze(-2).unsqueeze(-1), factor.unsqueeze(-3), A).sum(-1)
 
 
 @observable
@@ -257,15 +135,11 @@ def energy_rate(
 
 
 def _rate(tokens: Tokens, law: Attention, space: Space, total: bool, log: bool) -> Tensor:
-    kernel, weights = kernel_of(law), masses(tokens, total)
-    if isinstance(kernel, Sinkhorn):
-        check_transport(total, log)
-    elif not isinstance(kernel, (Softmax, Exponential, Sigmoid, Linear)):
-        raise no_energy(kernel.name)
+    kernel, weights = _with_energy(law, total, log), masses(tokens, total)
     pairing = replace(pairing_of(law, tokens), masses=weights)
     velocity = space.tangent(tokens.points, law.velocity(tokens, skip_self=space.curved))
     q_rate, k_rate = (_carried(law, matrix, velocity, tokens, pairing.q.shape[-1]) for matrix in (law.query, law.key))
-    outputs, log_partition = _outputs(pairing, kernel, torch.cat((pairing.k, k_rate), dim=-1), weights)
+    outputs, log_partition = kernel.energy_sums(pairing, torch.cat((pairing.k, k_rate), dim=-1), weights)
     # sum_ij w_ij ds_ij/dt, read by rows: the columns' share rides along as a second value
     rows = ((torch.cat((q_rate, pairing.q), dim=-1) * pairing.scale) * outputs).sum(-1)
     if log_partition is None:
@@ -284,16 +158,6 @@ def _carried(law: Attention, matrix: Tensor, velocity: Tensor, tokens: Tokens, w
     rates = rates if law.positions is None else law.positions.turn(rates, tokens)
     # coordinates that carry a bias of positions do not move
     return torch.nn.functional.pad(rates, (0, width - rates.shape[-1]))
-
-
-def _outputs(pairing: Pairing, kernel: Kernel, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Sums over keys of the derivative of the pair energy; those of e^s divided by the partition, which comes along."""
-    if not isinstance(kernel, (Softmax, Exponential)):
-        return kernel.attend(pairing, values), None
-    hide: dict[str, Any] = pairing.hide
-    outputs, log_partition = attend(pairing.scaled_query, pairing.k, values, weights.log(), "softmax", **hide)
-    assert outputs is not None
-    return outputs, log_partition
 
 
 LIMIT = 0.5  # above it, the plain variance of the weights of a Gaussian is infinite
@@ -315,7 +179,7 @@ def tilt(
 
 def heavy(law: Law) -> bool:
     """Whether the weights of a law are exponentials of scores without a bound, so that ``tilt`` above 1/2 is a warning."""
-    return isinstance(law, Attention) and isinstance(kernel_of(law), (Exponential, Softmax))
+    return isinstance(law, Attention) and kernel_of(law).exponential
 
 
 def _tilt(state: Tokens | Gaussian, law: Attention) -> Tensor:
@@ -323,7 +187,6 @@ def _tilt(state: Tokens | Gaussian, law: Attention) -> Tensor:
     values, vectors = torch.linalg.eigh(shape)
     factor = (vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)).unsqueeze(-3)
     query, key = (part.unsqueeze(0) if part.ndim == 2 else part for part in (law.query, law.key))
-    kernel = kernel_of(law)
-    scale = law.scale / kernel.eps if isinstance(kernel, Sinkhorn) else law.scale
+    scale = law.scale / kernel_of(law).temperature
     spread = (key.to(factor) @ factor).mT @ (query.to(factor) @ factor)
     return abs(scale) * torch.linalg.matrix_norm(spread, ord=2)

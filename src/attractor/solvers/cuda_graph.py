@@ -28,7 +28,7 @@ def self_contained(stepper: Stepper, law: Law, points: Tensor) -> bool:
         and stepper.adaptive
         and isinstance(law, Attention)
         and isinstance(law.kernel, Kernel)
-        and law.kernel.name != "sinkhorn"  # its rounds go on until the host has seen that they converged
+        and not law.kernel.reads_values
         and law.mask is None
         and law.positions is None
         and points.shape[0] * law.heads * points.shape[1] ** 2 <= LARGEST

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attractor.engines import MODES, native
-from attractor.laws import L2, Attention, Exponential, Linear, Sigmoid, Softmax
+from attractor.laws import Attention, Kernel
 from attractor.solvers.step_control import GROW, SAFETY, SHRINK
 from attractor.solvers.steppers.stepper import Inside
 from attractor.solvers.termination import NOISE, PATIENCE, REST, Collapse, Consensus, Steady
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from attractor.solvers.integration import Integration, Plan
     from attractor.solvers.merging import Merger
 
-MODE = {Softmax: "softmax", L2: "softmax", Exponential: "exponential", Sigmoid: "sigmoid", Linear: "linear"}
 RULES, NAMES = (Consensus, Collapse, Steady), ("consensus", "collapse", "steady")  # numbered as in cpp/watch.h
 SPACES = (Euclidean, Sphere, Ellipsoid)  # numbered as in cpp/march.h
 FEATURES = 32  # of tokens and of heads: above, matrix products are the work, and libraries do them better
@@ -59,7 +58,8 @@ def _knows_law(law: Any) -> bool:
     absent = ("positions", "output", "query_bias", "key_bias", "value_bias", "output_bias")
     return (
         type(law) is Attention
-        and type(law.kernel) in MODE
+        and isinstance(law.kernel, Kernel)
+        and law.kernel.mode is not None
         and all(getattr(law, name) is None for name in absent)
         and isinstance(law.scale, float)
         and law.query.shape[-2] <= FEATURES
@@ -80,8 +80,11 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
     loop.set(noise=NOISE, patience=float(PATIENCE), enough_rest=float(REST))
     law = plan.law
     assert isinstance(law, Attention)
-    loop.set(mode=MODES.index(MODE[type(law.kernel)]), squared=isinstance(law.kernel, L2), scale=law.scale)  # type: ignore[index, arg-type]
-    loop.set(averaged=not law.kernel.normalised, bias=getattr(law.kernel, "bias", 0.0))  # type: ignore[union-attr]
+    kernel = law.kernel
+    assert isinstance(kernel, Kernel)
+    assert kernel.mode is not None
+    loop.set(mode=MODES.index(kernel.mode), squared=not kernel.bilinear, scale=law.scale)
+    loop.set(averaged=not kernel.normalised, bias=kernel.score_bias)
     loop.set(skip_self=skip_self and law._value_scalars is not None)
     loop.set(space=SPACES.index(type(plan.space)), radius=getattr(plan.space, "radius", 1.0))  # type: ignore[arg-type]
     if isinstance(plan.space, Ellipsoid):

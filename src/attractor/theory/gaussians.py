@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.laws import Attention, Kernel
+from attractor.laws import Attention, Kernel, has_kernel
 from attractor.solvers import Trajectory, flow
 from attractor.states import Gaussian
 from attractor.theory import hypotheses as given
@@ -34,7 +34,7 @@ def kernels(*names: str) -> Hypothesis:
         law = case.law
         if not isinstance(law, Attention) or not isinstance(law.kernel, Kernel) or law.query.ndim > 3:
             return decided(False, f"the law is {type(law).__name__}")
-        return decided(law.kernel.name in names, f"the kernel is {law.kernel.name}")
+        return decided(has_kernel(law, *names), f"the kernel is {law.kernel.name}")
 
     label = f"{names[0]} attention" if len(names) == 1 else "kernel"
     return Hypothesis(label, r"\text{" + ", ".join(names) + "}", margin, structural=True)

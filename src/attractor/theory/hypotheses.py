@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attractor.laws import Attention, Causal, Kernel, Window
+from attractor.laws import Attention, Kernel, has_kernel
 from attractor.states import Tokens
 from attractor.theory.conditions import BAND, Hypothesis, Margin, decided, strictly, vanishing
 from attractor.theory.theorem import Case
@@ -20,7 +20,7 @@ def _law(case: Case) -> Margin:
     assert isinstance(kernel, Kernel)
     if not finite or case.law.query.ndim > 3:
         return decided(False, "parameters are not finite" if not finite else "an ensemble of laws")
-    return decided(kernel.name == "softmax", f"the kernel is {kernel.name}")
+    return decided(has_kernel(case.law, "softmax"), f"the kernel is {kernel.name}")
 
 
 def _parts(law: Attention) -> list[torch.Tensor]:
@@ -39,7 +39,7 @@ def _everything_visible(case: Case) -> Margin:
 def _no_positions(case: Case) -> Margin:
     positions = case.attention.positions
     # added once at the input they change the start, not the dynamics
-    inert = positions is None or getattr(positions, "when", "") == "input"
+    inert = positions is None or not positions.changes_dynamics
     return decided(inert, "no positions" if positions is None else f"{positions.name} positions")
 
 
@@ -65,14 +65,14 @@ def _undriven(case: Case) -> Margin:
         for name in ("value_bias", "output_bias")
         if (bias := getattr(law, name)) is not None and bool((bias != 0).any())
     ]
-    if (getattr(law.positions, "when", ""), getattr(law.positions, "on", "")) == ("every", "qkv"):
+    if law.positions is not None and law.positions.shifts_values:
         added.append("positions in the values")
     return decided(not added, ", ".join(added) or "none")
 
 
 def _causal(case: Case) -> Margin:
     mask = case.attention.mask
-    causal = isinstance(mask, Causal) or (isinstance(mask, Window) and mask.causal)
+    causal = mask is not None and mask.is_causal
     places = case.tokens.positions
     if causal and places is not None and len(places.unique()) < len(places):
         return decided(False, "tokens at equal positions see each other")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import UnsupportedError
-from attractor.laws import Attention, Kernel, Schedule
+from attractor.laws import Attention, Kernel, Schedule, has_kernel
 from attractor.observables import hemisphere_margin
 from attractor.spaces import Ellipsoid, Space, Sphere
 from attractor.theory.conditions import Hypothesis, Margin, decided, matrices, nonzero, strictly, vanishing, weakly
@@ -104,7 +104,8 @@ def _averages(case: Case) -> Margin:
     except UnsupportedError as error:
         return decided(False, str(error))
     kernels = {law.kernel.name for law in laws if isinstance(law.kernel, Kernel)}
-    return decided(kernels <= {"softmax", "l2", "sinkhorn"}, f"the kernel is {', '.join(sorted(kernels))}")
+    average = all(has_kernel(law, "softmax", "l2", "sinkhorn") for law in laws)
+    return decided(average, f"the kernel is {', '.join(sorted(kernels))}")
 
 
 def _pure(case: Case) -> Margin:
@@ -113,9 +114,7 @@ def _pure(case: Case) -> Margin:
     biased = any(
         bias is not None and bool((bias != 0).any()) for law in laws for bias in (law.value_bias, law.output_bias)
     )
-    shifted = any(
-        getattr(law.positions, "when", "") == "every" and getattr(law.positions, "on", "") == "qkv" for law in laws
-    )
+    shifted = any(law.positions is not None and law.positions.shifts_values for law in laws)
     reason = "values are biased" if biased else "positions are added to the values" if shifted else "plain values"
     return decided(not biased and not shifted, reason)
 

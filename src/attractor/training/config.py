@@ -11,6 +11,7 @@ from typing import Any
 
 from attractor.errors import InputError
 from attractor.registry import check_name
+from attractor.laws import kernel_named
 
 AT_LEAST = {
     **dict.fromkeys(
@@ -196,7 +197,7 @@ class Config:
             if getattr(self, name) != default:
                 needed = "a regime (convergent, divergent or intermediate)" if plain else "'plain'"
                 raise InputError(f"{name} goes with attention {needed}, not with {self.attention!r}")
-        if self.task == "text" and self.kernel == "sinkhorn":
+        if self.task == "text" and kernel_named(self.kernel).sees_hidden_keys:
             raise InputError(
                 "sinkhorn attention makes one coupling of all tokens, so a model of text would see what it is to predict: "
                 "take softmax, l2 or sigmoid for text, or task = 'images'"

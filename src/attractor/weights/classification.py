@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError
-from attractor.laws import Absolute, Attention, Block, Causal, Kernel, Rotary, Stack, Window
+from attractor.laws import Attention, Block, Rotary, Stack, has_kernel, rotary_of
 from attractor.weights.factors import Factors, Head, SmallMatrices, factors_of, fold, heads_in
 from attractor.weights.layers import (
     OFFSETS,
@@ -56,16 +56,16 @@ class Setting:
 
     @classmethod
     def of(cls, law: Attention) -> Setting:
-        assert isinstance(law.kernel, Kernel)
-        causal = isinstance(law.mask, Causal) or (isinstance(law.mask, Window) and law.mask.causal)
-        shifted = isinstance(law.positions, Absolute) and (law.positions.when, law.positions.on) == ("every", "qk")
+        positions = law.positions
+        causal = law.mask is not None and law.mask.is_causal
+        shifted = positions is not None and positions.shifts_scores
         biases = (law.query_bias, law.value_bias, law.output_bias)  # a key bias drops out of a softmax
         biased = any(bias is not None and bool((bias != 0).any()) for bias in biases)
-        rotary = isinstance(law.positions, Rotary)
+        rotary = rotary_of(positions) is not None
         masked = law.mask is not None and not causal
-        moved = isinstance(law.positions, Absolute) and (law.positions.when, law.positions.on) == ("every", "qkv")
-        related = law.positions is not None and not isinstance(law.positions, Absolute | Rotary)
-        return cls(law.kernel.name == "softmax", causal, masked, rotary, shifted, biased, related, moved)
+        moved = positions is not None and positions.shifts_values
+        related = positions is not None and positions.adds_to_scores
+        return cls(has_kernel(law, "softmax"), causal, masked, rotary, shifted, biased, related, moved)
 
     @property
     def common(self) -> bool:
@@ -420,7 +420,7 @@ def regime_of(
 ) -> Regime:
     """The same for a law whose factors are at hand."""
     setting, single = Setting.of(law), law.query.dtype != torch.float64
-    turns = law.positions if isinstance(law.positions, Rotary) else None
+    turns = rotary_of(law.positions)
     options = setting, turns, offsets, band, single, layer
     rows = [row for group in factors for row in head_regimes(group.grams(), *options)]
     rows.sort(key=lambda row: row.head)

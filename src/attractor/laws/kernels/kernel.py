@@ -1,31 +1,44 @@
-"""What a kernel is given, what it must return, and how it is found by name."""
+"""Kernel: how scores become attention weights, and everything that depends on that choice."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.engines import Mode, attend
+from attractor.engines import Mode, Problem, attend
+from attractor.errors import InputError, UnsupportedError
 from attractor.registry import find
 from attractor.serialization import Record
+
+Moments = tuple[Any, Any]  # B (..., d, d) and the velocity of the mean (..., d), tensors or arrays
+PAIRS = 1 << 22  # pairs whose scores are held at once
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Queries and keys ready to meet: q (..., h, n, k), k (..., h, n, k), masses (..., 1, n) or None for 1/n each.
+    """Projected queries and keys, with scale, masses and mask.
 
-    ``hide`` holds the mask in the words of ``engines.attend``; ``symmetric`` promises a symmetric positive semi-definite
-    score matrix, which lets Sinkhorn converge faster.
+    Attributes
+    ----------
+    q, k : (..., h, n, k).
+    scale : factor of every score.
+    masses : (..., 1, n), or None for 1/n each.
+    hide : the mask, as keyword arguments of ``engines.attend``; empty if every key is visible.
+    skip_self : whether the term j = i may be left out of the sums (not out of the normaliser).
+    symmetric : whether the score matrix is known to be symmetric positive semi-definite.
     """
 
     q: Tensor
     k: Tensor
     scale: Tensor | float
     masses: Tensor | None = None
-    hide: dict[str, object] = field(default_factory=dict)
+    hide: dict[str, Any] = field(default_factory=dict)
     skip_self: bool = False
     symmetric: bool = False
 
@@ -37,38 +50,265 @@ class Pairing:
     def log_masses(self) -> Tensor | None:
         return None if self.masses is None else self.masses.log()
 
-    def meet(self, q: Tensor, v: Tensor, key_bias: Tensor | None, mode: Mode) -> Tensor:
-        """The weighted sum of values that one call of the engine gives."""
-        output, _ = attend(q, self.k, v, key_bias, mode, skip_self=self.skip_self, **self.hide)  # type: ignore[arg-type]
+    def attend(self, q: Tensor, v: Tensor, key_bias: Tensor | None, mode: Mode) -> Tensor:
+        """Weighted sums of v from one call of the engine, the queries replaced by q."""
+        output, _ = attend(q, self.k, v, key_bias, mode, skip_self=self.skip_self, **self.hide)
         assert output is not None
         return output
 
     def average(self, q: Tensor, v: Tensor, key_bias: Tensor | None, mode: Mode) -> Tensor:
-        """The same for kernels that weigh values by mass instead of normalising rows."""
+        """Sums of v weighted by mass times the engine's weights, for kernels whose rows are not normalised."""
         if self.masses is None:
-            return self.meet(q, v, key_bias, mode) / self.k.shape[-2]
-        return self.meet(q, v * self.masses.unsqueeze(-1), key_bias, mode)
+            return self.attend(q, v, key_bias, mode) / self.k.shape[-2]
+        return self.attend(q, v * self.masses.unsqueeze(-1), key_bias, mode)
+
+    def log_partition(self, masses: Tensor) -> Tensor:
+        r""":math:`\log\sum_j m_j e^{s_{ij}}` over the visible keys, (..., h, n)."""
+        _, values = attend(self.scaled_query, self.k, None, masses.log(), "softmax", **self.hide)
+        assert values is not None
+        return values
+
+    def row_blocks(self, q: Tensor, k: Tensor, pairs: int) -> Iterator[tuple[slice, Tensor | None]]:
+        """Blocks of rows with about ``pairs`` (query, key) pairs, each with its table of hidden keys (None: all are visible)."""
+        hide = {"causal": False, "window": None, "visible": None, **self.hide}
+        problem = Problem(q, k, None, None, "softmax", skip_self=False, **hide)
+        n, keys = problem.queries, problem.keys
+        height = max(1, pairs // max(1, problem.batch.numel() * keys))
+        for start in range(0, n, height):
+            rows = slice(start, min(start + height, n))
+            yield rows, problem.hidden_pairs(rows, slice(0, keys))
+
+    def sum_pairs(self, function: Callable[[Tensor], Tensor], masses: Tensor) -> Tensor:
+        r""":math:`\sum_{hij} m_i m_j \varphi(s_{ij})` over the visible pairs, (...), ``PAIRS`` of them held at once."""
+        q, sums = self.scaled_query, []
+        for rows, hidden in self.row_blocks(q, self.k, PAIRS):
+            values = function(q[..., rows, :] @ self.k.mT)
+            values = values if hidden is None else values.masked_fill(hidden, 0.0)
+            sums.append((masses[..., rows] * (values * masses.unsqueeze(-2)).sum(-1)).sum((-2, -1)))
+        return torch.stack(sums).sum(0)
+
+
+@dataclass(frozen=True)
+class Logits:
+    r"""Log weights up to a term of the row: :math:`\log w_{ij} = \psi(\langle q_i, k_j\rangle) + b_j`, b (..., h, n)."""
+
+    q: Tensor
+    k: Tensor
+    bias: Tensor
+    function: Callable[[Tensor], Tensor] = lambda scores: scores
+
+
+@dataclass(frozen=True)
+class HeadMatrices:
+    """V, A = scale K'Q and sqrt(2 |scale|) K of every head, tensors or arrays; ``library`` is torch or numpy."""
+
+    value: Any
+    interaction: Any
+    sharp_key: Any
+    library: Any
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Spectral norms (h,) of V, of A = scale K'Q and of Q and K, and the scale."""
+
+    value: np.ndarray
+    interaction: np.ndarray
+    query: np.ndarray
+    key: np.ndarray
+    scale: float
+
+
+def option(default: Any, help: str) -> Any:
+    """A parameter of a kernel that the command line offers as ``--name``."""
+    return field(default=default, metadata={"help": help})
 
 
 class Kernel(Record):
-    """How scores become weights. ``normalised`` kernels have rows that sum to one."""
+    r"""How scores :math:`s_{ij}` become weights :math:`w_{ij}`, and everything that depends on that choice.
+
+    A kernel defines ``name`` and ``attend``. All other attributes and methods have defaults that claim nothing: what a kernel does
+    not define is reported as not known (``UnsupportedError``). The attributes:
+
+    ``normalised``
+        rows of weights sum to one; otherwise weights are averages over the measure.
+    ``signed``
+        weights can be negative.
+    ``bounded``
+        row sums of absolute weights are at most 1 (normalised) or the total mass, so tokens stay finite for all times.
+    ``smooth``
+        weights are continuously differentiable in the scores.
+    ``bilinear``
+        scores are :math:`\text{scale}\langle Qx, Ky\rangle`, to which positions and refinements may add; False for distances.
+    ``exponential``
+        weights are :math:`m_j e^{s_{ij}}`, divided by the partition function or not.
+    ``mode``
+        the engine mode that gives the weights in one call, which the compiled loop needs; None if there is none. A class that
+        defines ``attend`` declares its own mode.
+    ``score_bias``
+        constant added to every score.
+    ``temperature``
+        scores are divided by it before they are exponentiated.
+    ``scaled_dot_product``
+        PyTorch's ``scaled_dot_product_attention`` computes the kernel.
+    ``reads_values``
+        an evaluation copies values to the host (to stop an iteration, or to check), so no CUDA graph can record it.
+    ``uses_symmetry``
+        ``attend`` is faster if ``Pairing.symmetric`` is known.
+    ``sees_hidden_keys``
+        hidden keys influence the weights of visible ones, so a causal mask does not make a model autoregressive.
+    ``token_metric``, ``token_obstacle``
+        metric ("wasserstein", "twisted") in which tokens follow the gradient of ``energy`` if V = c K'Q is symmetric, or why none is known.
+    ``covariance_gradient``
+        on Gaussians the gradient structure is that of the covariance alone, and V = c I has an affine-invariant one.
+    """
 
     name: ClassVar[str] = ""
     normalised: ClassVar[bool] = True
+    signed: ClassVar[bool] = False
+    smooth: ClassVar[bool] = True
+    bilinear: ClassVar[bool] = True
+    exponential: ClassVar[bool] = False
+    mode: ClassVar[Mode | None] = None
+    scaled_dot_product: ClassVar[bool] = False
+    reads_values: ClassVar[bool] = False
+    uses_symmetry: ClassVar[bool] = False
+    sees_hidden_keys: ClassVar[bool] = False
+    token_metric: ClassVar[str | None] = None
+    token_obstacle: ClassVar[str] = "its kernel has no known energy"
+    covariance_gradient: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "attend" in cls.__dict__ and "mode" not in cls.__dict__:
+            cls.mode = None
+
+    @classmethod
+    def options(cls) -> dict[str, dataclasses.Field[Any]]:
+        """Parameters that the command line offers, by name; ``metadata["help"]`` says what each does."""
+        parts = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        return {part.name: part for part in parts if "help" in part.metadata}
+
+    @property
+    def bounded(self) -> bool:
+        return self.normalised and not self.signed
+
+    @property
+    def score_bias(self) -> float:
+        return 0.0
+
+    @property
+    def temperature(self) -> float:
+        return 1.0
 
     def attend(self, pairing: Pairing, v: Tensor) -> Tensor:
         """Weighted sums of v (..., h, n, c) for every query."""
         raise NotImplementedError
+
+    def logits(self, pairing: Pairing, log_masses: Tensor) -> Logits | None:
+        """Log weights as a function of inner products, or None where only the weights themselves are known."""
+        return None
+
+    def merge_obstacle(self) -> str | None:
+        """Why coinciding tokens cannot be replaced by one of their total mass, or None if they can."""
+        return None
+
+    def energy_obstacle(self, total: bool = False, log: bool = False) -> str | None:
+        """Why the interaction energy is not defined (with these options of ``energy``), or None if it is."""
+        return f"no interaction energy is known for the {self.name} kernel"
+
+    def energy(self, pairing: Pairing, masses: Tensor) -> Tensor:
+        """Interaction energy (...), heads summed."""
+        raise UnsupportedError(self.energy_obstacle() or "")
+
+    def log_energy(self, pairing: Pairing, masses: Tensor) -> Tensor:
+        """Logarithm of the interaction energy."""
+        return self.energy(pairing, masses).log()
+
+    def energy_sums(self, pairing: Pairing, values: Tensor, masses: Tensor) -> tuple[Tensor, Tensor | None]:
+        r"""Sums :math:`\sum_j m_j\varphi'(s_{ij}) v_j` with :math:`\varphi` the energy of a pair; for exponential weights divided by
+        the partition function, whose logarithm (..., h, n) is then the second part."""
+        return self.attend(pairing, values), None
+
+    @property
+    def has_gaussian_energy(self) -> bool:
+        return type(self).gaussian_energy is not Kernel.gaussian_energy
+
+    def gaussian_energy(self, mean: Tensor, factor: Tensor, A: Tensor) -> Tensor:
+        """Energy (..., h) of a Gaussian with mean (..., 1, d, 1) and factor (..., 1, d, r), A = scale K'Q (h, d, d)."""
+        raise UnsupportedError(f"no energy of Gaussians is known for the {self.name} kernel")
+
+    @property
+    def has_closure(self) -> bool:
+        return type(self).gaussian_moments is not Kernel.gaussian_moments
+
+    def closure_obstacle(self, scale: float, masked: bool) -> str:
+        """Why a Gaussian does not stay Gaussian under attention with this scale, with or without a causal mask; "" if it does."""
+        return "" if self.has_closure else f"the {self.name} kernel gives a field that is not affine"
+
+    def gaussian_moments(self, heads: HeadMatrices, mean: Any, factor: Any) -> Moments:
+        """B (..., h, d, d) and the velocity of the mean (..., h, d, 1) of a Gaussian, for mean (..., 1, d, 1) and factor (..., 1, d, r)."""
+        raise UnsupportedError(self.closure_obstacle(1.0, False))
+
+    @property
+    def has_moment_closure(self) -> bool:
+        return type(self).expected_field is not Kernel.expected_field
+
+    def expected_field(
+        self, A: np.ndarray, mean: np.ndarray, factor: np.ndarray, order: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """E[f(x)] (d,) and E[f(x) z'] (d, r) of the field f before V, x = mean + factor z Gaussian: for moment closures."""
+        raise UnsupportedError(f"no moment closure is known for the {self.name} kernel")
+
+    def lipschitz(self, norms: HeadNorms, radius: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray | None]:
+        """Lipschitz constants of the field in the point and in the measure, at radii (..., 1); None where no formula is known."""
+        known = [kernel.name for kernel in list_kernels() if kernel.lipschitz is not Kernel.lipschitz]
+        raise UnsupportedError(
+            f"a stability constant is known for {_list(known, 'and')} attention, not for {self.name}"
+        )
+
+    def causal_factor(self, p: float) -> float | None:
+        """Factor of the influence of the measure under a causal mask in W_p, p > 1 (Hardy's inequality); None if not known."""
+        if p <= 1.0:
+            raise InputError(
+                "causal attention is stable for orders p > 1; at p = 1 the constant grows with the logarithm of n"
+            )
+        return p / (p - 1.0)
+
+    def covariance_growth(self, value: np.ndarray, query: np.ndarray, key: np.ndarray) -> float:
+        r"""The share r of one head in :math:`|\Sigma_t| \le |\Sigma_0|e^{rt}`."""
+        raise UnsupportedError(f"{self.name} attention has no exponential bound of its covariance: it may blow up")
+
+    def gaussian_gradient_obstacle(self, query: Tensor, key: Tensor, scale: float, symmetry: Symmetry) -> str:
+        """Why Gaussians do not follow the gradient of ``gaussian_energy`` in the Bures metric where V = c (K'Q)'; "" if they do."""
+        return "" if symmetry.symmetric else "K'Q is not symmetric"
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """Whether K'Q is symmetric in every head, and whether it is symmetric or antisymmetric in each."""
+
+    symmetric: bool
+    either: bool
+
+
+def list_kernels() -> list[type[Kernel]]:
+    """All kernels, in alphabetical order of their names."""
+    return sorted(Kernel.__subclasses__(), key=lambda kernel: kernel.name)
 
 
 def kernel_named(kernel: str | Kernel) -> Kernel:
     """A kernel by name, or the kernel itself."""
     if isinstance(kernel, Kernel):
         return kernel
-    kernels = {found.name: found for found in sorted(Kernel.__subclasses__(), key=lambda found: found.name)}
-    return find(kernel, kernels, "kernel")()
+    return find(kernel, {found.name: found for found in list_kernels()}, "kernel")()
 
 
-def as_bias(value: float, like: Tensor) -> Tensor | None:
-    """A constant added to every score, as a key bias (..., n)."""
-    return None if value == 0.0 else torch.full_like(like[..., 0], value)
+def has_kernel(law: Any, *names: str) -> bool:
+    """Whether a law is attention with one of these kernels, for theorems that are stated for them."""
+    kernel = getattr(law, "kernel", None)
+    return isinstance(kernel, Kernel) and kernel.name in names
+
+
+def _list(names: list[str], last: str) -> str:
+    return f"{', '.join(names[:-1])} {last} {names[-1]}" if len(names) > 1 else "".join(names)

@@ -1,4 +1,4 @@
-"""How tokens know where they stand."""
+"""Positional encodings."""
 
 from attractor.laws.positions.absolute import Absolute
 from attractor.laws.positions.alibi import Alibi

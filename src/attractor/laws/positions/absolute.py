@@ -45,6 +45,18 @@ class Absolute(Positions):
         angles = torch.arange(places, dtype=torch.float64).unsqueeze(-1) * theta ** (-2.0 * (column // 2) / dim)
         return cls(torch.where(column % 2 == 0, angles.sin(), angles.cos()), **options)
 
+    @property
+    def changes_dynamics(self) -> bool:
+        return self.when == "every"
+
+    @property
+    def shifts_scores(self) -> bool:
+        return self.when == "every" and self.on == "qk"
+
+    @property
+    def shifts_values(self) -> bool:
+        return self.when == "every" and self.on == "qkv"
+
     def _rows(self, tokens: Tokens) -> Tensor:
         places = indices(tokens)
         if (

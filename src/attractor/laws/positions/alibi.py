@@ -23,7 +23,7 @@ class Alibi(Positions):
 
     slopes: Tensor
     name: ClassVar[str] = "alibi"
-    biased: ClassVar[bool] = True
+    adds_to_scores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         slopes = finite(floating(self.slopes, "the slopes"), "the slopes")

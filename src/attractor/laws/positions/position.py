@@ -1,4 +1,4 @@
-"""What a positional encoding may do: shift tokens at the input, at every evaluation, turn queries and keys, or add to scores."""
+"""Positions: what a positional encoding can change."""
 
 from __future__ import annotations
 
@@ -12,10 +12,28 @@ from attractor.states import Tokens
 
 
 class Positions(Record):
-    """Hooks with neutral defaults; an encoding overrides what it changes."""
+    """A positional encoding: shifts tokens at the input or at every evaluation, rotates queries and keys, or adds to scores.
+
+    Every method has a neutral default; an encoding overrides what it changes.
+    """
 
     name: ClassVar[str] = ""
-    biased: ClassVar[bool] = False  # whether it adds to scores
+    adds_to_scores: ClassVar[bool] = False  # beyond what rotated or shifted queries and keys give
+
+    @property
+    def changes_dynamics(self) -> bool:
+        """Whether it acts at every evaluation, and not once at the input."""
+        return True
+
+    @property
+    def shifts_scores(self) -> bool:
+        """Whether points are shifted where queries and keys are made, and only there."""
+        return False
+
+    @property
+    def shifts_values(self) -> bool:
+        """Whether points are shifted at every evaluation, values included."""
+        return False
 
     def enter(self, tokens: Tokens) -> Tensor:
         """Points as they enter the first layer."""
@@ -38,7 +56,7 @@ class Positions(Record):
         return self
 
     def check(self, dim: int, head_dim: int) -> None:
-        """Refuse a law whose sizes do not fit."""
+        """Raise InputError if the sizes of a law do not fit."""
 
 
 def indices(tokens: Tokens) -> Tensor:

@@ -27,7 +27,7 @@ class Relative(Positions):
     reach: int = 128
     both_sides: bool = True
     name: ClassVar[str] = "relative"
-    biased: ClassVar[bool] = True
+    adds_to_scores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         table = finite(floating(self.table, "the table of biases"), "the table of biases")

@@ -270,7 +270,7 @@ class _Made(nn.Module):
 
 def _shape(first: TransformerBlock, compute: torch.dtype, gpu: bool) -> Shape:
     layer = first.attention
-    usual = layer.kernel.name == "softmax" and layer.weights().query_bias is None
+    usual = layer.kernel.scaled_dot_product and layer.weights().query_bias is None
     usual = usual and all(isinstance(norm, nn.LayerNorm) for norm in first.norms)
     if not usual or layer.dropout or first.dropout.p or first.drop_path:
         raise UnsupportedError("a fleet has softmax attention without biases, LayerNorm, and nothing dropped")

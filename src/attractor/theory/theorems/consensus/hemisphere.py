@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from attractor.laws import Attention, Kernel
+from attractor.laws import Attention, has_kernel
 from attractor.observables import hemisphere_margin
 from attractor.solvers import Trajectory
 from attractor.states import Tokens
@@ -99,8 +99,7 @@ def lopsided(draw: Draw) -> Case:
 
 def _softmax(case: Case) -> Margin:
     laws = spheres.laws_of(case)
-    names = {law.kernel.name for law in laws if isinstance(law.kernel, Kernel)}
-    plain = names == {"softmax"} and all(law.query_bias is None and law.positions is None for law in laws)
+    plain = all(has_kernel(law, "softmax") and law.query_bias is None and law.positions is None for law in laws)
     return decided(plain, "softmax of the scores" if plain else "biases, positions or another kernel")
 
 

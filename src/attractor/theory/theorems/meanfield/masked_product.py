@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 
-from attractor.laws import Causal
 from attractor.solvers import flow
 from attractor.states import Tokens
 from attractor.theory import gaussians as mean_field
@@ -40,9 +39,9 @@ def _product(case: Case) -> Margin:
 
 
 def _causal(case: Case) -> Margin:
-    return given.decided(
-        isinstance(case.attention.mask, Causal), "positions, equal ones included, see those not after them"
-    )
+    mask = case.attention.mask
+    sees_prefix = mask is not None and mask.sees_prefix
+    return given.decided(sees_prefix, "positions, equal ones included, see those not after them")
 
 
 def _equal(case: Case) -> Margin:
