@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from attractor.cli.inputs import read_array
 from attractor.cli.options import numbers, panel
 from attractor.errors import InputError, UnsupportedError
-from attractor.registry import check_name
 from attractor.laws import kernel_named, list_kernels
+from attractor.registry import check_name
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -275,7 +275,7 @@ def _choose_method(
     first = layer.head(0, settings.fold)
     assert isinstance(first, Attention)
     setting, band = Setting.of(first), BANDS.get(first.query.dtype, 1e-5)
-    positions = first.positions if isinstance(first.positions, Rotary) else None
+    positions = rotary_of(first.positions)
     options = setting, positions, settings.offsets, band, first.query.dtype != torch.float64, index
 
     def process_wide(members: range) -> HeadBatch:
@@ -330,7 +330,7 @@ def split_heads(layer: Layer, together: bool) -> list[range]:
     positions = source.options["positions"]
     if together or many >= layer.heads:
         return [range(layer.heads)]
-    if positions is not None and not isinstance(positions, Rotary):
+    if positions is not None and rotary_of(positions) is None:
         many = 1
     return [range(start, min(start + many, layer.heads)) for start in range(0, layer.heads, many)]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from attractor.errors import InputError
-from attractor.registry import check_name
 from attractor.laws import kernel_named
+from attractor.registry import check_name
 
 AT_LEAST = {
     **dict.fromkeys(
