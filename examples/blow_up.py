@@ -31,6 +31,6 @@ for n in (100, 1000):
 draw_panels(
     [Panel(tuple(curves), y="variance", log_y=True)],
     "A Gaussian blows up, its tokens do not",
-    "Variance under softmax attention on the line. The Gaussian (dashed) is infinite at t = 1; the variance of finitely many tokens stays finite.",
+    "Variance under softmax attention on the line. The Gaussian (dashed) blows up at t = 1; finitely many tokens do not.",
     "blow_up.png",
 )

@@ -18,6 +18,8 @@ PAGES = sorted(
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
     if page.parent.name not in ("_build", "generated")
 )
+
+
 def anchors(page: Path) -> set[str]:
     """Targets of links into a page: its headings, as GitHub and MyST spell them, and its labels."""
     tokens = MarkdownIt().parse(page.read_text(encoding="utf-8"))
@@ -82,7 +84,9 @@ def api_entries() -> list[tuple[str, str]]:
 
 
 def test_every_entry_of_the_api_page_exists() -> None:
-    missing = [f"{module}.{name}" for module, name in api_entries() if not hasattr(importlib.import_module(module), name)]
+    missing = [
+        f"{module}.{name}" for module, name in api_entries() if not hasattr(importlib.import_module(module), name)
+    ]
     assert not missing
 
 
@@ -99,7 +103,12 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     trees = [page.read_text(encoding="utf-8") for page in ROOT.glob("docs/**/index.md")]
     listed = [block for tree in trees for block in re.findall(r"\{toctree\}\n(.*?)```", tree, re.DOTALL)]
     entries = {line.split("/")[-1] for block in listed for line in block.split()}
-    assert not {page.stem for page in PAGES if "docs" in page.relative_to(ROOT).parts and page != ROOT / "docs" / "index.md"} - entries
+    assert (
+        not {
+            page.stem for page in PAGES if "docs" in page.relative_to(ROOT).parts and page != ROOT / "docs" / "index.md"
+        }
+        - entries
+    )
 
 
 def test_generated_pages_cover_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""``import attractor`` is light: torch, and none of the optional or command-line packages."""
+"""``import attractor`` loads torch, but none of the optional or command-line packages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 HEAVY = ["matplotlib", "plotly", "zarr", "typer", "rich", "PIL", "imageio_ffmpeg", "ot", "transformers"]
-# Processor time: a busy machine does not make an import heavier.
+# Processor time, so that the load of the machine does not matter.
 PROBE = f"""
 import json, sys, time
 import torch

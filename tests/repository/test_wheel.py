@@ -1,4 +1,4 @@
-"""The wheel carries what the package reads at run time."""
+"""The wheel contains all files that the package reads at run time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_wheel_is_complete_without_its_kernels(tmp_path: Path) -> None:
-    """As on a machine without a C++ compiler: the package is whole, and says why the fused engine is missing."""
+    """Without a C++ compiler the package is complete except for the compiled engines, and records the reason."""
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
     options = ["-C", f"build-dir={tmp_path / 'build'}", "-C", "cmake.define.ATTRACTOR_KERNELS=OFF"]
     subprocess.run([*build, *options, str(ROOT)], check=True, capture_output=True)
