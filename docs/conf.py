@@ -104,10 +104,10 @@ def write_pages(app: Sphinx) -> None:
     import gallery_page
     import performance_page
 
-    from attractor.theory.theorem import markdown
+    from attractor.theory.theorem import render_markdown
 
     pages = {
-        "theorems": "# Theorems\n\n" + markdown(),
+        "theorems": "# Theorems\n\n" + render_markdown(),
         "performance": performance_page.page(),
         "gallery": gallery_page.page(),
         "commands": commands_page.page(),

@@ -43,8 +43,8 @@ def test_check_fails_where_a_proved_statement_is_violated(command, monkeypatch: 
     from attractor.theory import checking, find_theorem
 
     statement = find_theorem("regimes.T5")
-    wrong = replace(statement, gather=lambda cases: statement.gather([statement.broken(case) for case in cases]))
-    monkeypatch.setattr(checking, "theorem_named", lambda key: wrong)
+    wrong = replace(statement, gather=lambda cases: statement.gather([statement.break_case(case) for case in cases]))
+    monkeypatch.setattr(checking, "find_theorem", lambda key: wrong)
     done = command("check --theorem regimes.T5 --instances 3 --violated 0 --processes 1")
     assert done.code == 1
     assert "violations of proved statements" in done.err

@@ -9,8 +9,8 @@ import torch
 
 import attractor as at
 from attractor.theory import prediction as module
-from attractor.theory.conditions import contradiction, exclusive
-from attractor.theory.prediction import agreement
+from attractor.theory.conditions import are_exclusive, find_contradiction
+from attractor.theory.prediction import measure_agreement
 
 EYE = torch.eye(3, dtype=torch.float64)
 
@@ -18,7 +18,7 @@ EYE = torch.eye(3, dtype=torch.float64)
 @pytest.mark.theorem
 def test_no_proved_prediction_is_contradicted() -> None:
     """An economy of ``attractor check --systems 200``."""
-    found = agreement(24, seed=0)
+    found = measure_agreement(24, seed=0)
     assert found.disputes == ()
     assert found.covered >= 12
     assert set(found.kinds) >= {"metric", "shared", "sphere"}
@@ -26,15 +26,15 @@ def test_no_proved_prediction_is_contradicted() -> None:
 
 def test_a_contradicted_prediction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of reversed laws, asked about the laws as they were."""
-    from attractor.theory.theorem import negated
+    from attractor.theory.theorem import reverse_velocity
 
     honest = module.integrate
-    monkeypatch.setattr(module, "integrate", lambda cases: honest([negated(case) for case in cases]))
+    monkeypatch.setattr(module, "integrate", lambda cases: honest([reverse_velocity(case) for case in cases]))
     monkeypatch.setattr(
         "attractor.theory.prediction.list_theorems",
         lambda: (replace(at.theory.find_theorem("regimes.T0"), gather=module.integrate),),
     )
-    assert len(agreement(8, seed=1).disputes) > 0
+    assert len(measure_agreement(8, seed=1).disputes) > 0
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_outcomes_contradict_fates(fate: str, value: float, wrong: bool) -> None
     """One token under V = c I grows or shrinks like e^{ct}."""
     run = at.flow(at.Attention(EYE, EYE, value * EYE), at.Tokens([[1.0, 0.0, 0.0]]), until=100.0)
     assert run.outcome.name == ("diverged" if value > 0 else "collapsed")
-    assert (contradiction(fate, run) is not None) == wrong
+    assert (find_contradiction(fate, run) is not None) == wrong
 
 
 def test_fates_that_exclude_each_other() -> None:
-    assert exclusive("collapse", "divergence")
-    assert not exclusive("collapse", "contraction")
+    assert are_exclusive("collapse", "divergence")
+    assert not are_exclusive("collapse", "contraction")
 
 
 def test_predictions() -> None:

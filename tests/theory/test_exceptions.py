@@ -99,7 +99,7 @@ def test_bad_questions_get_a_sentence() -> None:
         at.predict(law, at.Gaussian(torch.zeros(3), EYE3))
     with pytest.raises(InputError, match="space must be"):
         at.predict(law, space=3)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="give consensus, meanfield, regimes"):
+    with pytest.raises(InputError, match="consensus, meanfield, regimes"):
         at.predict(law, paper="foo")
 
 

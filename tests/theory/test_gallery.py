@@ -11,7 +11,7 @@ import attractor as at
 from attractor.cli.main import run
 from attractor.solvers.trajectory import entries
 from attractor.theory import list_theorems
-from attractor.theory.claims import VERDICTS, CounterExample, find_counterexample, list_counterexamples, table
+from attractor.theory.claims import VERDICTS, CounterExample, find_counterexample, list_counterexamples, render_claims
 
 ROOT = Path(__file__).parents[2]
 QUICK = "regimes.definite-heads"
@@ -44,7 +44,7 @@ def test_it_reproduces(example: CounterExample) -> None:
 
 def test_the_page_of_claims_is_what_the_command_writes() -> None:
     page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
-    assert page == table(), "docs/claims.md is out of date: run attractor claims --write docs/claims.md"
+    assert page == render_claims(), "docs/claims.md is out of date: run attractor claims --write docs/claims.md"
 
 
 def test_the_command_draws_and_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

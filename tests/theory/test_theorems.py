@@ -12,7 +12,7 @@ import pytest
 import attractor as at
 from attractor.solvers.trajectory import entries
 from attractor.theory import Case, Theorem, Verdict, find_theorem, list_theorems
-from attractor.theory.checking import draw, examine, violating
+from attractor.theory.checking import check_theorem, draw_cases, draw_violating
 
 INSTANCES = 3
 
@@ -34,9 +34,9 @@ def test_it_says_what_it_is(statement: Theorem) -> None:
 @every
 @pytest.mark.theorem
 def test_it_holds_on_random_instances(statement: Theorem) -> None:
-    checked = examine(statement, INSTANCES, violated=0, seed=1)
+    checked = check_theorem(statement, INSTANCES, violated=0, seed=1)
     assert checked.instances == INSTANCES
-    if statement.status.proved:
+    if statement.status.is_proved:
         assert checked.violations == 0, f"{checked.conclusion}: {checked.worst}"
 
 
@@ -45,22 +45,22 @@ def test_its_check_can_fail(statement: Theorem) -> None:
     """Evidence from a law that was broken on purpose, measured against the law as it was; mostly the first instance is enough."""
 
     def sabotage(cases: Sequence[Case]) -> Sequence[Any]:
-        return statement.gather([statement.broken(case) for case in cases])
+        return statement.gather([statement.break_case(case) for case in cases])
 
     broken = dataclasses.replace(statement, gather=sabotage)
-    assert any(examine(broken, count, violated=0, seed=2).violations for count in (1, INSTANCES))
+    assert any(check_theorem(broken, count, violated=0, seed=2).violations for count in (1, INSTANCES))
 
 
 @every
 def test_instances_satisfy_the_hypotheses(statement: Theorem) -> None:
-    for case in draw(statement, INSTANCES, seed=3):
+    for case in draw_cases(statement, INSTANCES, seed=3):
         assert {condition.verdict for condition in statement.examine(case)} == {Verdict.HOLDS}
 
 
 @every
 def test_violating_samplers_violate_one_hypothesis(statement: Theorem) -> None:
     for name in statement.violate:
-        case = violating(statement, name, np.random.default_rng(4))
+        case = draw_violating(statement, name, np.random.default_rng(4))
         missing = [condition for condition in statement.examine(case) if condition.verdict is not Verdict.HOLDS]
         assert [condition.name for condition in missing] == [name]
 
@@ -72,6 +72,6 @@ def test_an_unknown_key_is_named() -> None:
 
 def test_instances_do_not_depend_on_their_number() -> None:
     statement = find_theorem("regimes.T1")
-    few, many = draw(statement, 2, seed=5), draw(statement, 3, seed=5)
+    few, many = draw_cases(statement, 2, seed=5), draw_cases(statement, 3, seed=5)
     for one, other in zip(few, many, strict=False):
         assert bool((one.tokens.points == other.tokens.points).all())

@@ -92,10 +92,10 @@ def test_the_shared_metric_is_the_least_squares_one(seed: int, d: int, r: int) -
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_heads_that_share_a_metric_are_certified(sign: float) -> None:
-    from attractor.theory.sampling import definite, shared_metric_law
+    from attractor.theory.sampling import draw_definite, draw_shared_metric_law
 
     draw = np.random.default_rng(3)
-    law = shared_metric_law(draw, definite(draw, 5, sign), heads=3)
+    law = draw_shared_metric_law(draw, draw_definite(draw, 5, sign), heads=3)
     found = at.regime(law)
     assert found.layer.residual < 1e-12
     assert (found.label, found.certificate) == (

@@ -61,15 +61,15 @@ def check(
         from attractor.cli.environment import versions
         from attractor.cli.theory_tables import print_check, print_theorems
         from attractor.theory import check as run
-        from attractor.theory import selected, summary
+        from attractor.theory import select_theorems, summarize
 
         refuse_mixed(given(context))
         if systems is not None:
             compare(context, systems, seed, json, progress)
             return
-        chosen = selected(theorem or None)
+        chosen = select_theorems(theorem or None)
         if show:
-            rows = [summary(entry) for entry in chosen]
+            rows = [summarize(entry) for entry in chosen]
             print_json({"schema": SCHEMA, "theorems": rows}) if json else print_theorems(rows)
             return
         if report is not None:
@@ -110,10 +110,10 @@ def compare(context: typer.Context, systems: int, seed: int, json: bool, progres
     """Predictions against runs."""
     from attractor.cli.console import print_json, print_rows
     from attractor.cli.environment import versions
-    from attractor.theory import agreement
+    from attractor.theory import measure_agreement
 
     with progress_bar("systems", progress) as show:
-        found = agreement(systems, seed, show)
+        found = measure_agreement(systems, seed, show)
     command = replay(context, without=("json", "debug", "progress"))
     if json:
         head = {"schema": SCHEMA, "command": command, "seed": seed}

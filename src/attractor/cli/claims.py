@@ -47,10 +47,10 @@ def claims(context: typer.Context, options: ClaimOptions, pictures: PictureOptio
     Without options: all of them, in well under a minute. Exit code 0; 1 if one was not reproduced, 2 for a bad argument.
     """
     with ending("attractor claims", options.debug), pictures.sized():
-        from attractor.theory import find_counterexample, list_counterexamples, table
+        from attractor.theory import find_counterexample, list_counterexamples, render_claims
 
         if options.write is not None:
-            write(options.write, table())
+            write(options.write, render_claims())
             return
         chosen = tuple(map(find_counterexample, dict.fromkeys(options.only or ()))) or list_counterexamples()
         check_place(options.plot, len(chosen))

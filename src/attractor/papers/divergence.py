@@ -12,7 +12,7 @@ from torch import Tensor
 from attractor.laws import Attention
 from attractor.papers.figure import Answer, Question, Row
 from attractor.plotting import Curve, Panel
-from attractor.theory import Case, cloud, definite, integrate, metric_law, skew
+from attractor.theory import Case, draw_definite, draw_metric_law, draw_skew, draw_tokens, integrate
 
 DIM, TOKENS, SYSTEMS, UNTIL = 4, 8, 12, 60.0
 STRENGTHS = (0.0, 0.5, 1.0, 2.0, 4.0)
@@ -42,9 +42,10 @@ KINDS = ("temperature", "spectral normalisation of V", "W + lambda I", "W - lamb
 def run(seed: int) -> Answer:
     draw = np.random.default_rng(seed)
     bases = [
-        metric_law(draw, definite(draw, DIM, -1.0), definite(draw, DIM) + skew(draw, DIM, 0.2)) for _ in range(SYSTEMS)
+        draw_metric_law(draw, draw_definite(draw, DIM, -1.0), draw_definite(draw, DIM) + draw_skew(draw, DIM, 0.2))
+        for _ in range(SYSTEMS)
     ]
-    starts = [cloud(draw, TOKENS, DIM) for _ in range(SYSTEMS)]
+    starts = [draw_tokens(draw, TOKENS, DIM) for _ in range(SYSTEMS)]
     rows: list[Row] = []
     curves = []
     for kind in KINDS:

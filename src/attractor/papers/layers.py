@@ -13,7 +13,7 @@ from attractor.plotting import Curve, Panel
 from attractor.solvers import flow
 from attractor.spaces import Sphere
 from attractor.states import Tokens
-from attractor.theory import rate_within, spread
+from attractor.theory import fit_decay_rate, max_distance
 
 DIM, TOKENS, UNTIL = 6, 10, 8.0
 STEPS = (1.0, 0.5, 0.25, 0.125, 0.0625)
@@ -33,7 +33,7 @@ def run(seed: int) -> Answer:
             count = round((60 if mask is None else 130) / min(step, 1.0))
             grid = [step * k for k in range(0, count + 1, max(1, count // 200))]
             far = flow(law, start, space=Sphere(), save=grid, method="layers", step=step, stop=(), merge=False)
-            exponent = -rate_within(far.times, spread(far.points), 1e-10, 1e-5) * step
+            exponent = -fit_decay_rate(far.times, max_distance(far.points), 1e-10, 1e-5) * step
             promised = math.log((1 + step) / (1 + (0 if mask is None else step / 2)))
             row: Row = {
                 "mask": mask or "full",

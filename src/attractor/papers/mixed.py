@@ -6,7 +6,7 @@ import numpy as np
 
 from attractor.papers.figure import Answer, Question, Row
 from attractor.plotting import Curve, Panel
-from attractor.theory import Case, cloud, definite, indefinite, integrate, metric_law, skew
+from attractor.theory import Case, draw_definite, draw_indefinite, draw_metric_law, draw_skew, draw_tokens, integrate
 
 DIM, TOKENS, SYSTEMS, UNTIL = 6, 8, 16, 30.0
 FAR = 100.0
@@ -19,10 +19,12 @@ def run(seed: int) -> Answer:
         draw = np.random.default_rng([seed, positive])
         cases = []
         for _ in range(SYSTEMS):
-            metric = definite(draw, DIM, -1.0) if positive == 0 else indefinite(draw, DIM, positive)
-            law = metric_law(draw, metric, definite(draw, DIM) + skew(draw, DIM, 0.3))
+            metric = draw_definite(draw, DIM, -1.0) if positive == 0 else draw_indefinite(draw, DIM, positive)
+            law = draw_metric_law(draw, metric, draw_definite(draw, DIM) + draw_skew(draw, DIM, 0.3))
             cases.append(
-                Case(law, cloud(draw, TOKENS, DIM), horizon=UNTIL, options={"save": 60, "rtol": 1e-7, "atol": 1e-9})
+                Case(
+                    law, draw_tokens(draw, TOKENS, DIM), horizon=UNTIL, options={"save": 60, "rtol": 1e-7, "atol": 1e-9}
+                )
             )
         ratios, early, away = [], 0, 0
         for case, found in zip(cases, integrate(cases), strict=True):

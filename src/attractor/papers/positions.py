@@ -15,7 +15,16 @@ from attractor.errors import InputError
 from attractor.laws import Absolute, Attention, Rotary
 from attractor.solvers import Event, Trajectory, flow
 from attractor.states import Tokens
-from attractor.theory import Draw, decades, definite, law_of, orthogonal, power, skew, stacked
+from attractor.theory import (
+    Rng,
+    draw_definite,
+    draw_law,
+    draw_orthogonal,
+    draw_skew,
+    fit_power,
+    geometric_times,
+    stack_laws,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +35,7 @@ EVALUATIONS = 5000  # for each system; one that needs more is undecided
 KINDS: tuple[str, ...] = ("collapse", "plateau", "growth", "undecided")
 ANGLES = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, float(np.pi))
 SPREADS = (0.0, 0.25, 0.5, 1.0)
-Change = Callable[[Attention, Draw], Attention]
+Change = Callable[[Attention, Rng], Attention]
 
 
 def _room(tokens: Tokens, time: float) -> float:
@@ -78,19 +87,19 @@ def resplit(law: Attention, query: Tensor) -> Attention:
 def split(spread: float) -> Change:
     """Queries that leave the orthogonal ones by the exponential of a Gaussian matrix."""
 
-    def change(law: Attention, draw: Draw) -> Attention:
+    def change(law: Attention, draw: Rng) -> Attention:
         factor = torch.linalg.matrix_exp(torch.from_numpy(spread * draw.standard_normal((DIM, DIM))))
         return resplit(law, law.query @ factor)
 
     return change
 
 
-def gaussian(law: Attention, draw: Draw) -> Attention:
+def gaussian(law: Attention, draw: Rng) -> Attention:
     """A Gaussian query, as at a usual initialisation."""
     return resplit(law, torch.from_numpy(draw.standard_normal((DIM, DIM)) / DIM**0.5))
 
 
-def same(law: Attention, draw: Draw) -> Attention:
+def same(law: Attention, draw: Rng) -> Attention:
     return law
 
 
@@ -137,21 +146,21 @@ def positional_study(
 def _system(index: int, seed: int, change: Change, options: dict[str, Any]) -> tuple[Attention, Tensor]:
     """Law and tokens of one system: the same for every encoding."""
     draw = np.random.default_rng([seed, index])
-    metric, interaction = definite(draw, DIM, -1.0), definite(draw, DIM) + skew(draw, DIM)
-    law = law_of(draw, interaction, torch.linalg.solve(metric, interaction))
+    metric, interaction = draw_definite(draw, DIM, -1.0), draw_definite(draw, DIM) + draw_skew(draw, DIM)
+    law = draw_law(draw, interaction, torch.linalg.solve(metric, interaction))
     points = torch.from_numpy(draw.standard_normal((TOKENS, DIM)))
-    law = change(replace(law, query=(turn := orthogonal(draw, DIM)), key=turn @ interaction), draw)
+    law = change(replace(law, query=(turn := draw_orthogonal(draw, DIM)), key=turn @ interaction), draw)
     return replace(law, **options), points
 
 
 def _follow(drawn: Sequence[tuple[Attention, Tensor]], horizon: float, angle: float = 1.0) -> Trajectory:
     tokens = Tokens(torch.stack([points for _, points in drawn]), positions=angle * torch.arange(TOKENS))
-    law = stacked([law for law, _ in drawn])
+    law = stack_laws([law for law, _ in drawn])
     return flow(
         law,
         tokens,
         until=horizon,
-        save=decades(horizon),
+        save=geometric_times(horizon),
         rtol=1e-6,
         atol=1e-9,
         stop=(),
@@ -167,7 +176,7 @@ def _ends(run: Trajectory, limit: Tensor, returns: bool = False) -> list[tuple[s
     for index, outcome in enumerate(run.outcomes):
         gaps = (run.points[:, index] - limit).norm(dim=-1).amax(-1)
         far, spent = outcome.name == "event" or float(gaps[-1]) >= FAR, outcome.name == "budget"
-        exponent = power(run.times[1:], gaps[1:])
+        exponent = fit_power(run.times[1:], gaps[1:])
         kind = (
             "growth"
             if far and not returns

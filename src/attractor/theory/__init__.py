@@ -1,11 +1,20 @@
-"""Theorems you can run: regimes, predictions, checks."""
+"""Theorems with hypotheses that are evaluated and conclusions that are measured; counter-examples to published claims."""
 
-from attractor.theory.checking import Checked, Report, check, decades, power, selected
-from attractor.theory.claims import CounterExample, Evidence, find_counterexample, list_counterexamples, table
-from attractor.theory.conditions import FATES, Condition, Hypothesis, Margin, Verdict, contradiction
-from attractor.theory.prediction import Finding, Prediction, agreement, predict
-from attractor.theory.sampling import Draw, cloud, definite, indefinite, law_of, metric_law, orthogonal, skew
-from attractor.theory.spheres import rate_within, spread
+from attractor.theory.checking import CheckReport, CheckResult, check, fit_power, geometric_times, select_theorems
+from attractor.theory.claims import CounterExample, Evidence, find_counterexample, list_counterexamples, render_claims
+from attractor.theory.conditions import FATES, Condition, Hypothesis, Margin, Verdict, find_contradiction
+from attractor.theory.prediction import Finding, Prediction, measure_agreement, predict
+from attractor.theory.sampling import (
+    Rng,
+    draw_definite,
+    draw_indefinite,
+    draw_law,
+    draw_metric_law,
+    draw_orthogonal,
+    draw_skew,
+    draw_tokens,
+)
+from attractor.theory.spheres import fit_decay_rate, max_distance
 from attractor.theory.theorem import (
     Case,
     Citation,
@@ -15,50 +24,50 @@ from attractor.theory.theorem import (
     find_theorem,
     integrate,
     list_theorems,
-    stacked,
-    summary,
+    stack_laws,
+    summarize,
 )
 
 __all__ = [
     "FATES",
     "Case",
-    "Checked",
+    "CheckReport",
+    "CheckResult",
     "Citation",
     "Condition",
     "CounterExample",
-    "Draw",
     "Evidence",
     "Finding",
     "Hypothesis",
     "Margin",
     "Measurement",
     "Prediction",
-    "Report",
+    "Rng",
     "Status",
     "Theorem",
     "Verdict",
-    "agreement",
     "check",
-    "cloud",
-    "contradiction",
-    "decades",
-    "definite",
+    "draw_definite",
+    "draw_indefinite",
+    "draw_law",
+    "draw_metric_law",
+    "draw_orthogonal",
+    "draw_skew",
+    "draw_tokens",
+    "find_contradiction",
     "find_counterexample",
     "find_theorem",
-    "indefinite",
+    "fit_decay_rate",
+    "fit_power",
+    "geometric_times",
     "integrate",
-    "law_of",
     "list_counterexamples",
     "list_theorems",
-    "metric_law",
-    "orthogonal",
-    "power",
+    "max_distance",
+    "measure_agreement",
     "predict",
-    "rate_within",
-    "selected",
-    "skew",
-    "spread",
-    "stacked",
-    "summary",
-    "table",
+    "render_claims",
+    "select_theorems",
+    "stack_laws",
+    "summarize",
 ]

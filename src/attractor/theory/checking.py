@@ -1,4 +1,4 @@
-"""``check``: theorems on random instances, with and without each hypothesis."""
+"""``check``: measure the conclusions of theorems on random instances, with and without each hypothesis."""
 
 from __future__ import annotations
 
@@ -9,37 +9,40 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attractor.errors import InputError
+from attractor.serialization import to_frame
 from attractor.solvers import Event, Trajectory
 from attractor.states import Tokens
 from attractor.theory.conditions import Verdict
-from attractor.theory.theorem import Case, Measurement, Sampler, Theorem, list_theorems
-from attractor.theory.theorem import find_theorem as theorem_named
+from attractor.theory.theorem import Case, Measurement, Sampler, Theorem, find_theorem, list_theorems
+
+if TYPE_CHECKING:
+    import pandas
 
 FAR = 300.0
 
 
-def _room(tokens: Tokens, time: float) -> float:
+def _distance_to_limit(tokens: Tokens, time: float) -> float:
     return FAR - float(tokens.points.norm(dim=-1).max())
 
 
-# Far out every softmax is a switch and an accurate step is tiny: for tokens that run away, this is far enough.
-RUNAWAY = {"events": (Event(_room, "far away"),)}
+# Far out every softmax is nearly one-hot and an accurate step is tiny: runs whose tokens diverge end here.
+STOP_FAR_AWAY = {"events": (Event(_distance_to_limit, "far away"),)}
 
 
-def alive(run: Trajectory) -> slice:
-    """The saved times before the run ended; later rows repeat its last state."""
+def select_valid_rows(run: Trajectory) -> slice:
+    """Return the slice of saved times before the run ended; later rows repeat its last state."""
     return slice(0, int((run.times <= run.outcome.time * (1 + 1e-12)).sum()))
 
 
 def smallest_increase(values: Tensor, scale: Tensor | float = 1.0) -> float:
-    """Smallest increment along the first axis (time), relative to the scale at the later time; 0 where there is none."""
+    """Return the smallest increment along the first axis (time), relative to the scale at the later time; 0 for one row."""
     steps = values[1:] - values[:-1]
     if steps.numel() == 0:
         return 0.0
@@ -48,34 +51,34 @@ def smallest_increase(values: Tensor, scale: Tensor | float = 1.0) -> float:
 
 
 def largest_norms(run: Trajectory) -> Tensor:
-    """Norm of the longest token at each saved time before the end, (S,)."""
-    return run.points[alive(run)].norm(dim=-1).amax(-1)
+    """Return the largest token norm at each saved time before the end, (S,)."""
+    return run.points[select_valid_rows(run)].norm(dim=-1).amax(-1)
 
 
-def power(times: Tensor, values: Tensor, share: float = 0.1) -> float:
-    """Exponent p of values ~ t^p, fitted where t is above ``share`` of the last time."""
+def fit_power(times: Tensor, values: Tensor, share: float = 0.1) -> float:
+    """Fit the exponent p of values ~ t^p where t is above ``share`` of the last time."""
     late = times >= share * times[-1]
     return float(np.polyfit(times[late].log().numpy(), values[late].clamp_min(1e-300).log().numpy(), 1)[0])
 
 
-def exponential(times: Tensor, values: Tensor, share: float = 0.5) -> float:
-    """Rate r of values ~ e^{rt}, fitted where t is above ``share`` of the last time."""
+def fit_exponential(times: Tensor, values: Tensor, share: float = 0.5) -> float:
+    """Fit the rate r of values ~ e^{rt} where t is above ``share`` of the last time."""
     late = times >= share * times[-1]
     return float(np.polyfit(times[late].numpy(), values[late].clamp_min(1e-300).log().numpy(), 1)[0])
 
 
-def decades(horizon: float, count: int = 60, first: float = 1e-3) -> list[float]:
-    """Save times that resolve every decade: 0 and a geometric grid."""
+def geometric_times(horizon: float, count: int = 60, first: float = 1e-3) -> list[float]:
+    """Return 0 and a geometric grid of save times up to the horizon."""
     return [0.0, *np.geomspace(first * horizon, horizon, count).tolist()]
 
 
-DRAWS = 200  # how often a sampler may miss before it counts as wrong
+DRAWS = 200  # draws after which a sampler that misses the hypotheses is an error
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Sharpness:
-    """What became of the conclusions where one hypothesis was violated: in how many instances all held, and each."""
+    """Instances that violate one hypothesis: in how many all conclusions held, and how often each."""
 
     hypothesis: str
     instances: int
@@ -84,8 +87,8 @@ class Sharpness:
 
 
 @dataclass(frozen=True)
-class Checked:
-    """One theorem on random instances; ``worst`` is the smallest margin of any conclusion, ``instance`` where it was."""
+class CheckResult:
+    """One theorem on random instances; ``worst`` is the smallest margin, of ``conclusion`` in ``instance``."""
 
     key: str
     title: str
@@ -99,32 +102,36 @@ class Checked:
     seconds: float
 
     def row(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the result as a JSON object."""
         return {**asdict(self), "worst": self.worst if math.isfinite(self.worst) else None}
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
-    """All theorems that were checked."""
+class CheckReport:
+    """The results of ``check``, one for each theorem."""
 
-    theorems: tuple[Checked, ...]
+    theorems: tuple[CheckResult, ...]
     seed: int
     seconds: float
 
     @property
     def violations(self) -> int:
-        """Violations of proved statements: there must be none."""
+        """Number of instances that violate a proved statement; it must be zero."""
         return sum(entry.violations for entry in self.theorems if entry.status.startswith("proved"))
+
+    def frame(self) -> pandas.DataFrame:
+        """Return a pandas table with one line per theorem; ``sharpness`` is left to :meth:`row`."""
+        return to_frame({**entry.row(), "sharpness": len(entry.sharpness)} for entry in self.theorems)
 
     def __repr__(self) -> str:
         lines = [
             f"  {entry.key}: {entry.instances} instances, {entry.violations} violations, worst margin {entry.worst:.3g}"
             for entry in self.theorems
         ]
-        return "\n".join([f"Report of {len(lines)} theorems, {self.violations} violations of proved ones", *lines])
+        return "\n".join([f"CheckReport of {len(lines)} theorems, {self.violations} violations of proved ones", *lines])
 
     def row(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the report as a JSON object."""
         rows = [entry.row() for entry in self.theorems]
         return {"seed": self.seed, "seconds": self.seconds, "violations": self.violations, "theorems": rows}
 
@@ -137,65 +144,63 @@ def check(
     seed: int = 0,
     processes: int = 1,
     progress: Progress | None = None,
-) -> Report:
+) -> CheckReport:
     """Sample instances that satisfy each theorem's hypotheses, integrate them, and measure the conclusion.
 
     Parameters
     ----------
     keys : one key such as "regimes.T1", a paper such as "regimes", several of these, or None for all.
-    instances : how many random instances of each theorem.
-    violated : how many instances violate each hypothesis for which there is a sampler.
-    seed : of everything; instance i of a theorem is the same whatever the number of instances.
+    instances : number of random instances of each theorem.
+    violated : number of instances for each hypothesis that has a violating sampler.
+    seed : of all draws; instance i of a theorem does not depend on the number of instances.
     processes : worker processes that share the theorems.
     progress : called as progress(key, done, total) when a theorem is done.
     """
     for name, amount, least in (("instances", instances, 1), ("violated", violated, 0), ("processes", processes, 1)):
         if int(amount) != amount or amount < least:
             raise InputError(f"{name} must be a whole number of at least {least}, got {amount}")
-    chosen, begin = selected(keys), clock.perf_counter()
-    found: dict[str, Checked] = {}
+    chosen, begin = select_theorems(keys), clock.perf_counter()
+    found: dict[str, CheckResult] = {}
     jobs = [(theorem.key, instances, violated, seed) for theorem in chosen]
-    for entry in map(_check, jobs) if processes == 1 or len(jobs) == 1 else _spread(jobs, processes):
+    for entry in map(_check, jobs) if processes == 1 or len(jobs) == 1 else _check_in_processes(jobs, processes):
         found[entry.key] = entry
         if progress is not None:
             progress(entry.key, len(found), len(jobs))
-    return Report(tuple(found[theorem.key] for theorem in chosen), seed, clock.perf_counter() - begin)
+    return CheckReport(tuple(found[theorem.key] for theorem in chosen), seed, clock.perf_counter() - begin)
 
 
-def selected(keys: str | Sequence[str] | None) -> tuple[Theorem, ...]:
-    """Theorems by key or by paper."""
+def select_theorems(keys: str | Sequence[str] | None) -> tuple[Theorem, ...]:
+    """Return theorems by key or by paper; all for None."""
     if keys is None:
         return list_theorems()
     found: dict[str, Theorem] = {}
     for key in [keys] if isinstance(keys, str) else keys:
-        found |= {entry.key: entry for entry in list_theorems(key) or (theorem_named(key),)}
+        found |= {entry.key: entry for entry in list_theorems(key) or (find_theorem(key),)}
     return tuple(found.values())
 
 
-def _spread(jobs: list[tuple[str, int, int, int]], processes: int) -> Any:
-    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=_alone) as pool:
+def _check_in_processes(jobs: list[tuple[str, int, int, int]], processes: int) -> Any:
+    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=_use_one_thread) as pool:
         yield from (future.result() for future in as_completed([pool.submit(_check, job) for job in jobs]))
 
 
-def _alone() -> None:
-    """One thread for each worker, since the workers share the cores."""
-    import torch
-
+def _use_one_thread() -> None:
+    """Use one thread in each worker, since the workers share the cores."""
     torch.set_num_threads(1)
 
 
-def _check(job: tuple[str, int, int, int]) -> Checked:
+def _check(job: tuple[str, int, int, int]) -> CheckResult:
     key, instances, violated, seed = job
-    return examine(theorem_named(key), instances, violated, seed)
+    return check_theorem(find_theorem(key), instances, violated, seed)
 
 
-def examine(theorem: Theorem, instances: int = 50, violated: int = 10, seed: int = 0) -> Checked:
-    """One theorem on random instances."""
+def check_theorem(theorem: Theorem, instances: int = 50, violated: int = 10, seed: int = 0) -> CheckResult:
+    """Check one theorem on random instances."""
     begin = clock.perf_counter()
-    results = measure(theorem, draw(theorem, instances, seed))
+    results = measure(theorem, draw_cases(theorem, instances, seed))
     worst = [min(result, key=_margin) for result in results]
     index = min(range(len(worst)), key=lambda place: _margin(worst[place]))
-    return Checked(
+    return CheckResult(
         theorem.key,
         theorem.title,
         theorem.status.value,
@@ -204,7 +209,7 @@ def examine(theorem: Theorem, instances: int = 50, violated: int = 10, seed: int
         worst[index].margin,
         worst[index].name,
         index,
-        tuple(sharpness(theorem, name, violated, seed) for name in theorem.violate if violated),
+        tuple(measure_sharpness(theorem, name, violated, seed) for name in theorem.violate if violated),
         clock.perf_counter() - begin,
     )
 
@@ -212,14 +217,14 @@ def examine(theorem: Theorem, instances: int = 50, violated: int = 10, seed: int
 def measure(
     theorem: Theorem, cases: Sequence[Case], gathered: Sequence[Case] | None = None
 ) -> list[tuple[Measurement, ...]]:
-    """The conclusions about cases; evidence may be gathered from others (tests break them on purpose)."""
+    """Measure the conclusions for cases; evidence may be gathered from other cases (tests break them on purpose)."""
     evidence = theorem.gather(cases if gathered is None else gathered)
     return [theorem.conclude(case, item) for case, item in zip(cases, evidence, strict=True)]
 
 
-def sharpness(theorem: Theorem, name: str, instances: int, seed: int) -> Sharpness:
-    """How often the conclusion holds where one hypothesis does not."""
-    cases = [violating(theorem, name, _dice(theorem, seed, name, index)) for index in range(instances)]
+def measure_sharpness(theorem: Theorem, name: str, instances: int, seed: int) -> Sharpness:
+    """Count how often the conclusions hold for cases that violate one hypothesis."""
+    cases = [draw_violating(theorem, name, _make_rng(theorem, seed, name, index)) for index in range(instances)]
     results = measure(theorem, cases)
     conclusions: dict[str, int] = {}
     for item in (item for result in results for item in result):
@@ -227,29 +232,29 @@ def sharpness(theorem: Theorem, name: str, instances: int, seed: int) -> Sharpne
     return Sharpness(name, instances, sum(all(item.holds for item in result) for result in results), conclusions)
 
 
-def draw(theorem: Theorem, instances: int, seed: int) -> list[Case]:
-    """Random cases that satisfy the hypotheses."""
-    return [_satisfying(theorem, theorem.sample, _dice(theorem, seed, "", index)) for index in range(instances)]
+def draw_cases(theorem: Theorem, instances: int, seed: int) -> list[Case]:
+    """Draw random cases that satisfy the hypotheses."""
+    return [_satisfying(theorem, theorem.sample, _make_rng(theorem, seed, "", index)) for index in range(instances)]
 
 
-def _satisfying(theorem: Theorem, sample: Sampler, dice: np.random.Generator) -> Case:
+def _satisfying(theorem: Theorem, sample: Sampler, rng: np.random.Generator) -> Case:
     for _ in range(DRAWS):
-        case = sample(dice)
-        if theorem.verdict(theorem.examine(case)) is Verdict.HOLDS:
+        case = sample(rng)
+        if theorem.decide(theorem.examine(case)) is Verdict.HOLDS:
             return case
     raise InputError(f"the sampler of {theorem.key} missed the hypotheses {DRAWS} times")
 
 
-def violating(theorem: Theorem, name: str, dice: np.random.Generator) -> Case:
+def draw_violating(theorem: Theorem, name: str, rng: np.random.Generator) -> Case:
     for _ in range(DRAWS):
-        case = theorem.violate[name](dice)
+        case = theorem.violate[name](rng)
         missing = [condition for condition in theorem.examine(case) if condition.verdict is not Verdict.HOLDS]
         if [condition.name for condition in missing] == [name] and missing[0].verdict is Verdict.FAILS:
             return case
     raise InputError(f"the sampler of {theorem.key} does not violate {name!r} alone")
 
 
-def _dice(theorem: Theorem, seed: int, name: str, index: int) -> np.random.Generator:
+def _make_rng(theorem: Theorem, seed: int, name: str, index: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(f"{theorem.key}/{name}".encode()), index])
 
 

@@ -1,9 +1,7 @@
-"""Published claims that fail as stated, each with a counter-example that can be run."""
+"""Published claims that fail as stated, each with a counter-example to run."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,6 +10,7 @@ from typing import Any
 from attractor.errors import InputError
 from attractor.plotting import Panel
 from attractor.registry import find
+from attractor.theory.theorem import load_members
 
 VERDICTS = {
     "false": "false as stated",
@@ -22,7 +21,7 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a run measured: ``facts`` by name, whether they refute the claim, one sentence, and the data of the picture."""
+    """What a run measured: ``facts`` by name, whether they refute the claim, one sentence, and the data of the figure."""
 
     facts: Mapping[str, float | int | bool | str]
     reproduced: bool
@@ -54,11 +53,11 @@ class CounterExample:
 
     @property
     def command(self) -> str:
-        """What a reader types to see it fail."""
+        """The command that runs it."""
         return f"attractor claims --only {self.key}"
 
     def row(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the claim as a JSON object."""
         return {
             "key": self.key,
             "title": self.title,
@@ -73,30 +72,22 @@ class CounterExample:
 
 
 @cache
-def _shelf() -> dict[str, CounterExample]:
-    package = importlib.import_module("attractor.theory.counterexamples")
-    found: dict[str, CounterExample] = {}
-    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        example = getattr(importlib.import_module(module.name), "EXAMPLE", None)
-        if isinstance(example, CounterExample):
-            if example.key in found:
-                raise InputError(f"two counter-examples are called {example.key!r}: give one of them another key")
-            found[example.key] = example
-    return dict(sorted(found.items()))
+def _load_counterexamples() -> dict[str, CounterExample]:
+    return load_members("attractor.theory.counterexamples", "EXAMPLE", CounterExample)
 
 
 def list_counterexamples() -> tuple[CounterExample, ...]:
-    """All of them, by key."""
-    return tuple(_shelf().values())
+    """Return all counter-examples in the order of their keys."""
+    return tuple(_load_counterexamples().values())
 
 
 def find_counterexample(key: str) -> CounterExample:
-    """The one of that key."""
-    return find(key, _shelf(), "claim")
+    """Return the counter-example with a key."""
+    return find(key, _load_counterexamples(), "claim")
 
 
-def table() -> str:
-    """The claims as a MyST page: one row each, with the command that shows the evidence."""
+def render_claims() -> str:
+    """Return the claims as a MyST page: a table with one row each, with the command that shows the evidence."""
     lines = [
         "# Claims",
         "",

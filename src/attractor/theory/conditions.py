@@ -1,7 +1,8 @@
-"""Hypotheses with margins, fates, and the matrices of a law."""
+"""Hypotheses evaluated with margins, the fates that theorems predict, and the matrices of a law."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,7 +26,7 @@ EQUAL, CLEARLY_UNEQUAL = 1e-9, 1e-6  # relative residuals of an equation
 
 
 class Verdict(StrEnum):
-    """Three values, in the order in which they combine: the worst of several counts."""
+    """Whether a condition holds; several combine to the last of theirs in this order."""
 
     HOLDS = "holds"
     UNDETERMINED = "undetermined"
@@ -41,6 +42,33 @@ class Margin:
     high: float = 0.0
     detail: str = ""
 
+    @classmethod
+    def positive(cls, value: float, band: float = BAND, detail: str = "") -> Margin:
+        """value > 0; undetermined within the band around zero."""
+        return cls(float(value), -band, band, detail)
+
+    @classmethod
+    def nonnegative(cls, value: float, band: float = BAND, detail: str = "") -> Margin:
+        """value >= 0, zero included: only values below the band fail."""
+        return cls(float(value), -band, -1e-14, detail)
+
+    @classmethod
+    def nonzero(cls, size: float, band: float = BAND, detail: str = "") -> Margin:
+        """size > 0 for a quantity that cannot be negative: fails only at zero."""
+        return cls(float(size), 1e-15, band, detail)
+
+    @classmethod
+    def zero(
+        cls, residual: float, tolerance: float = EQUAL, unequal: float = CLEARLY_UNEQUAL, detail: str = ""
+    ) -> Margin:
+        """residual = 0: holds up to ``tolerance``, fails above ``unequal``, undetermined between."""
+        return cls(tolerance - float(residual), tolerance - unequal, 0.0, detail)
+
+    @classmethod
+    def boolean(cls, holds: bool, detail: str = "") -> Margin:
+        """A condition on the form of the problem: margin 1 or -1."""
+        return cls(1.0 if holds else -1.0, detail=detail)
+
     @property
     def verdict(self) -> Verdict:
         if self.value >= self.high:
@@ -48,34 +76,9 @@ class Margin:
         return Verdict.FAILS if self.value < self.low else Verdict.UNDETERMINED  # NaN is undetermined
 
 
-def strictly(value: float, band: float = BAND, detail: str = "") -> Margin:
-    """value > 0, undetermined within the band around zero."""
-    return Margin(float(value), -band, band, detail)
-
-
-def weakly(value: float, band: float = BAND, detail: str = "") -> Margin:
-    """value >= 0, where zero itself is allowed: only clearly negative values fail."""
-    return Margin(float(value), -band, -1e-14, detail)
-
-
-def nonzero(size: float, band: float = BAND, detail: str = "") -> Margin:
-    """size > 0 for something that cannot be negative: fails only at zero itself."""
-    return Margin(float(size), 1e-15, band, detail)
-
-
-def vanishing(residual: float, tolerance: float = EQUAL, unequal: float = CLEARLY_UNEQUAL, detail: str = "") -> Margin:
-    """residual = 0: holds up to ``tolerance``, fails above ``unequal``, undetermined between."""
-    return Margin(tolerance - float(residual), tolerance - unequal, 0.0, detail)
-
-
-def decided(holds: bool, detail: str = "") -> Margin:
-    """A condition on the form of the problem, which is true or false: margin 1 or -1."""
-    return Margin(1.0 if holds else -1.0, detail=detail)
-
-
 @dataclass(frozen=True)
 class Hypothesis:
-    """A named condition; ``formula`` is LaTeX. Where a ``structural`` one fails, those after it have no meaning."""
+    """A named condition; ``formula`` is LaTeX. Where a ``structural`` one fails, the later ones are not defined."""
 
     name: str
     formula: str
@@ -92,7 +95,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Condition:
-    """A hypothesis that was looked at."""
+    """A hypothesis evaluated for a case."""
 
     name: str
     formula: str
@@ -104,19 +107,18 @@ class Condition:
         return self.margin.verdict
 
     def row(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        finite = self.margin.value == self.margin.value and abs(self.margin.value) != float("inf")
+        """Return the condition as a JSON object."""
         return {
             "name": self.name,
             "verdict": self.verdict.value,
-            "margin": self.margin.value if finite else None,
-            "open": self.margin.high > 0,  # a strict inequality, of which the margin is a matter of degree
+            "margin": self.margin.value if math.isfinite(self.margin.value) else None,
+            "open": self.margin.high > 0,  # a strict inequality, whose margin is a matter of degree
             "detail": self.margin.detail,
         }
 
 
 def examine(hypotheses: tuple[Hypothesis, ...], case: Case) -> tuple[Condition, ...]:
-    """Conditions in order, up to the first structural one that does not hold."""
+    """Evaluate hypotheses in order, up to the first structural one that does not hold."""
     found: list[Condition] = []
     for hypothesis in hypotheses:
         found.append(hypothesis.examine(case))
@@ -125,8 +127,8 @@ def examine(hypotheses: tuple[Hypothesis, ...], case: Case) -> tuple[Condition, 
     return tuple(found)
 
 
-def together(conditions: tuple[Condition, ...], count: int) -> Verdict:
-    """The verdict on ``count`` hypotheses of which these could be looked at."""
+def combine_verdicts(conditions: tuple[Condition, ...], count: int) -> Verdict:
+    """Return the verdict on ``count`` hypotheses, of which these were evaluated."""
     order = list(Verdict)
     worst = max((order.index(condition.verdict) for condition in conditions), default=0)
     return order[worst] if len(conditions) == count or worst else Verdict.UNDETERMINED
@@ -145,7 +147,7 @@ FATES = {
     "monotone": "a quantity of the theorem never decreases",
     "identity": "an equation or inequality, without a fate of its own",
 }
-# pairs of fates that no run of distinct tokens can have together
+# pairs of fates that no run of distinct tokens can both have
 EXCLUSIVE = (
     {"collapse", "divergence"},
     {"collapse", "separation"},
@@ -159,13 +161,13 @@ EXCLUSIVE = (
 )
 
 
-def exclusive(first: str, second: str) -> bool:
-    """Whether one run cannot have both fates."""
+def are_exclusive(first: str, second: str) -> bool:
+    """Return whether no run can have both fates."""
     return {first, second} in EXCLUSIVE
 
 
-def contradiction(fate: str, run: Trajectory) -> str | None:
-    """Why a finished run shows that a predicted fate is wrong, or None. A run that merely reached its time shows nothing."""
+def find_contradiction(fate: str, run: Trajectory) -> str | None:
+    """Return why a finished run contradicts a predicted fate, or None; a run that only reached its end time contradicts nothing."""
     name, end = run.outcome.name, run.final
     if not isinstance(end, Tokens):
         return None
@@ -201,37 +203,37 @@ class Matrices:
 
     @cached_property
     def value(self) -> Tensor:
-        """The sum of V over heads: it moves the mean near zero, and the first token under a causal mask."""
+        """The sum of V over heads: the linear velocity of the mean near zero, and of the first token under a causal mask."""
         return self.values.sum(0)
 
     @cached_property
-    def spread(self) -> float:
-        """Smallest over largest singular value of all values side by side: zero where no one metric is determined."""
+    def conditioning(self) -> float:
+        """Smallest over largest singular value of all values side by side: zero where no single metric is determined."""
         sizes = torch.linalg.svdvals(torch.cat(tuple(self.values), dim=-1))
         return float(sizes[-1] / sizes[0].clamp_min(1e-300))
 
     @cached_property
     def metric(self) -> Tensor:
-        """The A that comes closest to A V = W for every head."""
+        """The least-squares solution A of A V_h = W_h for all heads."""
         values, interactions = torch.cat(tuple(self.values), -1), torch.cat(tuple(self.interactions), -1)
         return torch.linalg.lstsq(values.mT, interactions.mT, driver="gelsd").solution.mT
 
     @cached_property
     def residual(self) -> float:
-        """How far A V = W is missed, relative to W."""
+        """|W - A V| / |W| in the Frobenius norm over all heads."""
         missed = torch.linalg.vector_norm(self.interactions - self.metric @ self.values)
         return float(missed / torch.linalg.vector_norm(self.interactions).clamp_min(1e-300))
 
     @cached_property
     def congruent(self) -> Tensor:
-        """V'W of one head, congruent to its metric: the same inertia without an inverse."""
+        """V'W of one head: congruent to its metric, so of the same inertia, without an inverse."""
         return self.values[0].mT @ self.interactions[0]
 
 
-def matrices(law: Attention) -> Matrices:
-    """The matrices of a law without an ensemble axis, in float64."""
+def compute_matrices(law: Attention) -> Matrices:
+    """Return the matrices of a law without ensemble axes, in float64."""
     if law.query.ndim > 3:
-        raise UnsupportedError("the law has parameters for several ensemble members: ask about law.member(...) of one")
+        raise UnsupportedError("the law has parameters for several ensemble members: use law.member(...) for one")
     interaction, value = (law.scale * law.interaction).detach().double(), law.value_map.detach().double()
     if not (bool(interaction.isfinite().all()) and bool(value.isfinite().all())):
         raise UnsupportedError("the law has entries that are not finite")

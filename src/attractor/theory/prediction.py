@@ -1,4 +1,4 @@
-"""``predict``: theorems that apply to a law, a state and a space, and agreement of predictions with runs."""
+"""``predict``: the theorems that apply to a law, a state and a space; comparison of predictions with runs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,24 @@ from attractor.registry import unknown
 from attractor.solvers import Trajectory
 from attractor.spaces import Euclidean, Space, Sphere, space_named
 from attractor.states import Gaussian, Tokens
-from attractor.theory.checking import RUNAWAY
-from attractor.theory.conditions import FATES, Condition, Verdict, contradiction, decided, exclusive
-from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, shared_metric_law, sizes, skew
-from attractor.theory.theorem import Case, Theorem, integrate, list_theorems
-from attractor.theory.theorem import find_theorem as theorem_named
+from attractor.theory.checking import STOP_FAR_AWAY
+from attractor.theory.conditions import FATES, Condition, Margin, Verdict, are_exclusive, find_contradiction
+from attractor.theory.sampling import (
+    Rng,
+    draw_definite,
+    draw_indefinite,
+    draw_metric_law,
+    draw_shared_metric_law,
+    draw_size,
+    draw_skew,
+    draw_tokens,
+)
+from attractor.theory.theorem import Case, Theorem, find_theorem, integrate, list_theorems
 
 
 @dataclass(frozen=True, repr=False)
 class Finding:
-    """One theorem, asked about one case."""
+    """The evaluation of one theorem for one case."""
 
     theorem: Theorem
     conditions: tuple[Condition, ...]
@@ -36,7 +44,7 @@ class Finding:
 
     @property
     def missing(self) -> tuple[Condition, ...]:
-        """What does not hold, or cannot be decided."""
+        """Conditions that do not hold or are undetermined."""
         return tuple(condition for condition in self.conditions if condition.verdict is not Verdict.HOLDS)
 
     @property
@@ -46,9 +54,9 @@ class Finding:
 
     @property
     def distance(self) -> tuple[int, float]:
-        """How far the theorem is from applying: hypotheses that are not known to hold, then how clearly they fail."""
-        unseen = len(self.theorem.hypotheses) - len(self.conditions)
-        return len(self.missing) + unseen, sum(max(0.0, -condition.margin.value) for condition in self.missing)
+        """Number of hypotheses not known to hold, then the sum of their negative margins: smaller is closer to applying."""
+        unevaluated = len(self.theorem.hypotheses) - len(self.conditions)
+        return len(self.missing) + unevaluated, sum(max(0.0, -condition.margin.value) for condition in self.missing)
 
     def __repr__(self) -> str:
         lacking = ", ".join(condition.name for condition in self.missing)
@@ -56,7 +64,7 @@ class Finding:
         return f"Finding({self.theorem.key}: {self.verdict.value}{fate}{'; missing: ' + lacking if lacking else ''})"
 
     def row(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return a JSON object."""
         return {
             "theorem": self.theorem.key,
             "title": self.theorem.title,
@@ -71,7 +79,7 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """What the theorems say about a case."""
+    """The evaluation of all theorems for a case."""
 
     findings: tuple[Finding, ...]
 
@@ -94,22 +102,22 @@ class Prediction:
 
     @property
     def contradictions(self) -> tuple[tuple[Finding, Finding], ...]:
-        """Pairs of applicable statements whose fates exclude each other: one of them, or its check of hypotheses, is wrong."""
+        """Pairs of applicable theorems whose fates exclude each other; there must be none."""
         pairs = combinations([finding for finding in self.applicable if finding.fate is not None], 2)
-        return tuple((one, other) for one, other in pairs if exclusive(str(one.fate), str(other.fate)))
+        return tuple((one, other) for one, other in pairs if are_exclusive(str(one.fate), str(other.fate)))
 
     @property
     def nearest(self) -> Finding | None:
-        """The theorem that comes closest to applying without doing so; those that predict a fate come first."""
+        """The theorem closest to applying among those that do not; theorems that predict a fate come first."""
         others = [finding for finding in self.findings if finding.verdict is not Verdict.HOLDS]
         return min(others, key=lambda finding: (finding.theorem.fate == "identity", *finding.distance), default=None)
 
     def __repr__(self) -> str:
-        """Fates with the theorems behind them, what else applies, what cannot be decided, and what the nearest one misses."""
-        said = {key for keys in self.fates.values() for key in keys}
+        """List fates with their theorems, other theorems that apply, undetermined ones, and what the nearest one lacks."""
+        stated = {key for keys in self.fates.values() for key in keys}
         lines = [f"{fate} ({FATES[fate]}): {', '.join(keys)}" for fate, keys in self.fates.items()]
         lines = lines or ["no theorem predicts a fate"]
-        also = [finding.theorem.key for finding in self.applicable if finding.theorem.key not in said]
+        also = [finding.theorem.key for finding in self.applicable if finding.theorem.key not in stated]
         lines += [f"also apply: {', '.join(also)}"] if also else []
         lines += [f"undetermined: {', '.join(f.theorem.key for f in self.undetermined)}"] if self.undetermined else []
         lines += [f"CONTRADICTION: {a.theorem.key} and {b.theorem.key}" for a, b in self.contradictions]
@@ -121,7 +129,7 @@ class Prediction:
         return "Prediction\n" + "\n".join("  " + line for line in lines)
 
     def row(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return a JSON object."""
         nearest = self.nearest
         return {
             "fates": {fate: {"means": FATES[fate], "theorems": keys} for fate, keys in self.fates.items()},
@@ -140,18 +148,18 @@ def predict(
     step: float | None = None,
     paper: str | None = None,
 ) -> Prediction:
-    """Ask every theorem about a law, a state and a space.
+    """Evaluate the hypotheses of every theorem for a law, a state and a space.
 
     Parameters
     ----------
-    law, state, space : as in ``flow``; without a state only statements about laws can answer.
+    law, state, space : as in ``flow``; without a state only statements about laws can apply.
     step : the size of discrete layers; None for continuous time.
-    paper : ask the theorems of one source only: "regimes", "consensus", "meanfield".
+    paper : only the theorems of one source: "regimes", "consensus", "meanfield".
     """
     if not isinstance(law, Law):
         raise InputError(f"predict needs a law such as Attention(...), got {type(law).__name__}")
     if state is not None and not isinstance(state, (Tokens, Gaussian)):
-        raise InputError(f"predict asks about Tokens(...) or a Gaussian(...), got {type(state).__name__}")
+        raise InputError(f"predict needs Tokens(...) or a Gaussian(...), got {type(state).__name__}")
     place = Euclidean() if space is None else space_named(space) if isinstance(space, str) else space
     if not isinstance(place, Space):
         raise InputError(f"space must be Sphere(), an Ellipsoid(...) or a name, got {type(place).__name__}")
@@ -167,33 +175,33 @@ def predict(
     if step is not None and not (math.isfinite(step) and step > 0):
         raise InputError(f"step must be positive, got {step}")
     case = Case(law, state, place, options={} if step is None else {"method": "layers", "step": float(step)})
-    return Prediction(tuple(ask(theorem, case) for theorem in list_theorems(paper)))
+    return Prediction(tuple(apply_theorem(theorem, case) for theorem in list_theorems(paper)))
 
 
-def ask(theorem: Theorem, case: Case) -> Finding:
-    """One theorem about one case."""
-    elsewhere = _other_time(theorem, case)
-    if elsewhere is not None:
-        return Finding(theorem, (elsewhere,), Verdict.FAILS, None)
+def apply_theorem(theorem: Theorem, case: Case) -> Finding:
+    """Evaluate one theorem for one case."""
+    mismatch = _find_time_mismatch(theorem, case)
+    if mismatch is not None:
+        return Finding(theorem, (mismatch,), Verdict.FAILS, None)
     conditions = theorem.examine(case)
-    verdict = theorem.verdict(conditions)
-    return Finding(theorem, conditions, verdict, theorem.predicted(case) if verdict is Verdict.HOLDS else None)
+    verdict = theorem.decide(conditions)
+    return Finding(theorem, conditions, verdict, theorem.predict_fate(case) if verdict is Verdict.HOLDS else None)
 
 
-def _other_time(theorem: Theorem, case: Case) -> Condition | None:
-    """What is wrong where a statement about flows is asked about discrete layers, or the other way round."""
-    asked, layered = case.options.get("method") == "layers", _layered(theorem.key)
-    if layered == asked or theorem.timeless:
+def _find_time_mismatch(theorem: Theorem, case: Case) -> Condition | None:
+    """Return the condition that fails where a statement about flows is applied to discrete layers, or the reverse."""
+    discrete = case.options.get("method") == "layers"
+    if discrete == _is_discrete(theorem.key) or theorem.time_independent:
         return None
-    if asked:
-        return Condition("continuous time", r"\dot x", decided(False, "asked about discrete layers"), True)
-    return Condition("discrete layers", r"x + h\,\dot x", decided(False, "asked about continuous time"), True)
+    if discrete:
+        return Condition("continuous time", r"\dot x", Margin.boolean(False, "asked about discrete layers"), True)
+    return Condition("discrete layers", r"x + h\,\dot x", Margin.boolean(False, "asked about continuous time"), True)
 
 
 @cache
-def _layered(key: str) -> bool:
-    """Whether a theorem is about discrete layers: its instances are."""
-    return theorem_named(key).sample(np.random.default_rng(0)).options.get("method") == "layers"
+def _is_discrete(key: str) -> bool:
+    """Return whether a theorem is about discrete layers, as its instances are."""
+    return find_theorem(key).sample(np.random.default_rng(0)).options.get("method") == "layers"
 
 
 HORIZON = 8.0
@@ -201,7 +209,7 @@ HORIZON = 8.0
 
 @dataclass(frozen=True)
 class Dispute:
-    """A prediction of a proved theorem that a run contradicts, or one theorem against another."""
+    """A prediction of a proved theorem that a run, or another theorem, contradicts."""
 
     system: int
     kind: str
@@ -211,7 +219,7 @@ class Dispute:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How predictions and runs compare: systems for which some proved theorem applied, predictions in all, and what went wrong."""
+    """Comparison of predictions and runs: systems, those that a proved theorem covers, predictions, and disputes."""
 
     systems: int
     covered: int
@@ -220,42 +228,46 @@ class Agreement:
     disputes: tuple[Dispute, ...]
 
     def row(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return a JSON object."""
         return asdict(self)
 
 
-def random_system(draw: Draw) -> tuple[str, Case]:
-    """A system of a random kind: what is certain about it is left to the theorems."""
-    n, d = sizes(draw, ((3, 4), (5, 4)))
-    state, options = cloud(draw, n, d), dict(RUNAWAY)
-    kind = ("generic", "metric", "lopsided", "shared", "causal", "rotary", "sphere", "biased")[int(draw.integers(8))]
-    sign = 1.0 if draw.random() < 0.5 else -1.0
-    metric = indefinite(draw, d) if draw.random() < 0.3 else definite(draw, d, 1.0 if draw.random() < 0.5 else -1.0)
-    law = metric_law(draw, metric, sign * definite(draw, d) + skew(draw, d, 0.3))
+def random_system(rng: Rng) -> tuple[str, Case]:
+    """Draw a system of a random kind."""
+    n, d = draw_size(rng, ((3, 4), (5, 4)))
+    state, options = draw_tokens(rng, n, d), dict(STOP_FAR_AWAY)
+    kind = ("generic", "metric", "lopsided", "shared", "causal", "rotary", "sphere", "biased")[int(rng.integers(8))]
+    sign = 1.0 if rng.random() < 0.5 else -1.0
+    metric = (
+        draw_indefinite(rng, d) if rng.random() < 0.3 else draw_definite(rng, d, 1.0 if rng.random() < 0.5 else -1.0)
+    )
+    law = draw_metric_law(rng, metric, sign * draw_definite(rng, d) + draw_skew(rng, d, 0.3))
     if kind == "generic":
-        law = Attention.random(d, 2, seed=int(draw.integers(1 << 31)))
+        law = Attention.random(d, 2, seed=int(rng.integers(1 << 31)))
     elif kind == "lopsided":
-        law = metric_law(draw, metric + skew(draw, d, 0.7), sign * definite(draw, d) + skew(draw, d, 0.7))
+        law = draw_metric_law(
+            rng, metric + draw_skew(rng, d, 0.7), sign * draw_definite(rng, d) + draw_skew(rng, d, 0.7)
+        )
     elif kind == "shared":
-        law = shared_metric_law(draw, metric, 2, sign)
+        law = draw_shared_metric_law(rng, metric, 2, sign)
     elif kind == "causal":
         law = replace(law, mask="causal")
     elif kind == "rotary":
-        law = replace(law, positions=Rotary(10.0), mask="causal" if draw.random() < 0.5 else None)
+        law = replace(law, positions=Rotary(10.0), mask="causal" if rng.random() < 0.5 else None)
     elif kind == "biased":
-        law = replace(law, query_bias=torch.from_numpy(draw.standard_normal(d)))
+        law = replace(law, query_bias=torch.from_numpy(rng.standard_normal(d)))
     elif kind == "sphere":
-        law = Attention.isotropic(d, float(draw.uniform(-2.0, 4.0)), mask="causal" if draw.random() < 0.5 else None)
-        tokens = Tokens.hemisphere if draw.random() < 0.5 else Tokens.uniform
-        state, options = tokens(n, d, seed=int(draw.integers(1 << 31))), {}
+        law = Attention.isotropic(d, float(rng.uniform(-2.0, 4.0)), mask="causal" if rng.random() < 0.5 else None)
+        tokens = Tokens.hemisphere if rng.random() < 0.5 else Tokens.uniform
+        state, options = tokens(n, d, seed=int(rng.integers(1 << 31))), {}
         return kind, Case(law, state, Sphere(), HORIZON, {"stop": ("consensus", "steady")})
     return kind, Case(law, state, horizon=HORIZON, options={**options, "stop": ("collapsed", "steady")})
 
 
-def agreement(
+def measure_agreement(
     systems: int = 200, seed: int = 0, progress: Callable[[int, int], object] = lambda done, total: None
 ) -> Agreement:
-    """Ask all theorems about random systems, follow the systems, and compare; ``progress(done, systems)`` is told of each."""
+    """Predict the fates of random systems, integrate them and compare; ``progress(done, systems)`` is called for each."""
     drawn = [random_system(np.random.default_rng([seed, index])) for index in range(systems)]
     runs = integrate([case for _, case in drawn])
     disputes: list[Dispute] = []
@@ -264,8 +276,8 @@ def agreement(
     for index, ((kind, case), run) in enumerate(zip(drawn, runs, strict=True)):
         progress(index, systems)
         kinds[kind] = kinds.get(kind, 0) + 1
-        found = Prediction(tuple(ask(theorem, case) for theorem in list_theorems()))
-        proved = [item for item in found.applicable if item.theorem.status.proved]
+        found = Prediction(tuple(apply_theorem(theorem, case) for theorem in list_theorems()))
+        proved = [item for item in found.applicable if item.theorem.status.is_proved]
         covered, predictions = covered + bool(proved), predictions + len(proved)
         reasons = [
             (f"{one.theorem.key} and {other.theorem.key}", "they exclude each other")
@@ -273,18 +285,19 @@ def agreement(
             if one in proved and other in proved
         ]
         reasons += [
-            (item.theorem.key, reason) for item in proved for reason in _contradicted(item.theorem.key, case, run)
+            (item.theorem.key, reason)
+            for item in proved
+            for reason in _list_contradictions(item.theorem.key, case, run)
         ]
         disputes += [Dispute(index, kind, key, reason) for key, reason in reasons]
     return Agreement(systems, covered, predictions, kinds, tuple(disputes))
 
 
-def _contradicted(key: str, case: Case, run: Trajectory) -> Sequence[str]:
-    """Why a run contradicts a theorem that applies to it."""
+def _list_contradictions(key: str, case: Case, run: Trajectory) -> Sequence[str]:
+    """Return the reasons why a run contradicts a theorem that applies to it."""
     theorem = next(item for item in list_theorems() if item.key == key)
-    assert theorem.verdict(theorem.examine(case)) is Verdict.HOLDS
     evidence = run if theorem.gather is integrate else theorem.gather([case])[0]
-    broken = [item for item in theorem.conclude(case, evidence) if not item.asymptotic and not item.holds]
-    reasons = [f"{item.name}: margin {item.margin:.3g}" for item in broken]
-    against = contradiction(theorem.predicted(case), run)
+    violated = [item for item in theorem.conclude(case, evidence) if not item.asymptotic and not item.holds]
+    reasons = [f"{item.name}: margin {item.margin:.3g}" for item in violated]
+    against = find_contradiction(theorem.predict_fate(case), run)
     return [*reasons, *([] if against is None else [against])]

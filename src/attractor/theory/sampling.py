@@ -1,4 +1,7 @@
-"""Random laws and tokens for theorem samplers."""
+"""Random matrices, laws, spaces and tokens for the samplers of theorems.
+
+Every function draws from a NumPy generator ``rng``; matrices are float64 tensors.
+"""
 
 from __future__ import annotations
 
@@ -13,131 +16,131 @@ from attractor.laws import Attention, Schedule
 from attractor.spaces import Ellipsoid, Space, Sphere
 from attractor.states import Tokens
 
-Draw = np.random.Generator
+Rng = np.random.Generator
 SIZES = ((2, 3), (3, 4), (5, 3), (6, 4))  # (n, d): few, so that cases of one shape run as one ensemble
 
 
-def sizes(draw: Draw, choices: Sequence[tuple[int, int]] = SIZES) -> tuple[int, int]:
-    """A number of tokens and a dimension."""
-    n, d = choices[int(draw.integers(len(choices)))]
+def draw_size(rng: Rng, choices: Sequence[tuple[int, int]] = SIZES) -> tuple[int, int]:
+    """Draw a number of tokens and a dimension."""
+    n, d = choices[int(rng.integers(len(choices)))]
     return n, d
 
 
-def orthogonal(draw: Draw, d: int) -> Tensor:
-    """An orthogonal matrix, uniformly distributed."""
-    q, r = np.linalg.qr(draw.standard_normal((d, d)))
+def draw_orthogonal(rng: Rng, d: int) -> Tensor:
+    """Draw an orthogonal matrix from the uniform distribution."""
+    q, r = np.linalg.qr(rng.standard_normal((d, d)))
     return torch.from_numpy(q * np.sign(np.diag(r)))
 
 
-def spectral(draw: Draw, values: Sequence[float] | np.ndarray) -> Tensor:
-    """A symmetric matrix with these eigenvalues, in a random basis."""
-    basis = orthogonal(draw, len(values))
+def draw_symmetric(rng: Rng, values: Sequence[float] | np.ndarray) -> Tensor:
+    """Draw a symmetric matrix with given eigenvalues, in a random basis."""
+    basis = draw_orthogonal(rng, len(values))
     matrix = basis @ torch.diag(torch.as_tensor(np.asarray(values, dtype=np.float64))) @ basis.mT
     return (matrix + matrix.mT) / 2
 
 
-def definite(draw: Draw, d: int, sign: float = 1.0, low: float = 0.4, high: float = 1.5) -> Tensor:
-    """A symmetric matrix whose eigenvalues have one sign."""
-    return sign * spectral(draw, draw.uniform(low, high, d))
+def draw_definite(rng: Rng, d: int, sign: float = 1.0, low: float = 0.4, high: float = 1.5) -> Tensor:
+    """Draw a symmetric matrix whose eigenvalues have one sign."""
+    return sign * draw_symmetric(rng, rng.uniform(low, high, d))
 
 
-def indefinite(draw: Draw, d: int, positive: int | None = None, low: float = 0.4, high: float = 1.5) -> Tensor:
-    """A symmetric matrix with some eigenvalues of either sign."""
-    count = int(draw.integers(1, d)) if positive is None else positive
-    return spectral(draw, draw.uniform(low, high, d) * np.where(np.arange(d) < count, 1.0, -1.0))
+def draw_indefinite(rng: Rng, d: int, positive: int | None = None, low: float = 0.4, high: float = 1.5) -> Tensor:
+    """Draw a symmetric matrix with ``positive`` positive eigenvalues, the others negative."""
+    count = int(rng.integers(1, d)) if positive is None else positive
+    return draw_symmetric(rng, rng.uniform(low, high, d) * np.where(np.arange(d) < count, 1.0, -1.0))
 
 
-def skew(draw: Draw, d: int, size: float = 0.5) -> Tensor:
-    """A skew matrix with entries of this standard deviation."""
-    matrix = torch.from_numpy(size * draw.standard_normal((d, d)))
+def draw_skew(rng: Rng, d: int, size: float = 0.5) -> Tensor:
+    """Draw a skew-symmetric matrix whose entries have standard deviation ``size``."""
+    matrix = torch.from_numpy(size * rng.standard_normal((d, d)))
     return (matrix - matrix.mT) / 2**0.5
 
 
-def law_of(draw: Draw, interaction: Tensor, value: Tensor, **options: Any) -> Attention:
-    """An attention law with these W and V; query and key split W by a random orthogonal query."""
-    query = orthogonal(draw, interaction.shape[-1])
+def draw_law(rng: Rng, interaction: Tensor, value: Tensor, **options: Any) -> Attention:
+    """Draw an attention law with given W and V: the query is a random orthogonal matrix, the key is query @ W."""
+    query = draw_orthogonal(rng, interaction.shape[-1])
     return Attention(query, query @ interaction, value, **options)
 
 
-def metric_law(draw: Draw, metric: Tensor, interaction: Tensor, **options: Any) -> Attention:
-    """The law whose metric and interaction are given: V = inv(A) W."""
-    return law_of(draw, interaction, torch.linalg.solve(metric, interaction), **options)
+def draw_metric_law(rng: Rng, metric: Tensor, interaction: Tensor, **options: Any) -> Attention:
+    """Draw a law with given metric A and interaction W: V = inv(A) W."""
+    return draw_law(rng, interaction, torch.linalg.solve(metric, interaction), **options)
 
 
-def shared_metric_law(draw: Draw, metric: Tensor, heads: int, sign: float = 1.0, **options: Any) -> Attention:
-    """Several heads of full rank that share a metric; every W has a definite symmetric part of the sign."""
+def draw_shared_metric_law(rng: Rng, metric: Tensor, heads: int, sign: float = 1.0, **options: Any) -> Attention:
+    """Draw a law of full-rank heads that share a metric; the symmetric part of every W is definite with the given sign."""
     d = metric.shape[0]
-    interactions = [definite(draw, d, sign) / heads + skew(draw, d, 0.3) / heads for _ in range(heads)]
-    parts = [metric_law(draw, metric, interaction) for interaction in interactions]
+    interactions = [draw_definite(rng, d, sign) / heads + draw_skew(rng, d, 0.3) / heads for _ in range(heads)]
+    parts = [draw_metric_law(rng, metric, interaction) for interaction in interactions]
     query, key, value = (torch.stack([getattr(part, name) for part in parts]) for name in ("query", "key", "value"))
     return Attention(query, key, value, **options)
 
 
-def cloud(draw: Draw, n: int, d: int, size: float = 1.0) -> Tokens:
-    """Independent normal tokens."""
-    return Tokens(torch.from_numpy(size * draw.standard_normal((n, d))))
+def draw_tokens(rng: Rng, n: int, d: int, size: float = 1.0) -> Tokens:
+    """Draw independent normal tokens."""
+    return Tokens(torch.from_numpy(size * rng.standard_normal((n, d))))
 
 
 SPHERE_SIZES = ((3, 3), (5, 3), (6, 4))  # (n, d): few, so that cases of one shape run as one ensemble
 UNIT = Sphere()
-# objects, not recipes: cases on the same ellipsoid run as one ensemble
+# shared objects, because cases on the same ellipsoid run as one ensemble
 ELLIPSOIDS = {
     3: Ellipsoid(torch.tensor([[1.4, 0.3, 0.0], [0.3, 0.8, 0.2], [0.0, 0.2, 0.6]], dtype=torch.float64)),
     4: Ellipsoid(torch.diag(torch.tensor([0.5, 0.8, 1.2, 2.0], dtype=torch.float64))),
 }
 
 
-def place(draw: Draw, d: int, share: float = 0.3) -> Space:
-    """The unit sphere, or sometimes an ellipsoid."""
-    return ELLIPSOIDS[d] if d in ELLIPSOIDS and draw.random() < share else UNIT
+def draw_space(rng: Rng, d: int, share: float = 0.3) -> Space:
+    """Draw a space: an ellipsoid with probability ``share``, else the unit sphere."""
+    return ELLIPSOIDS[d] if d in ELLIPSOIDS and rng.random() < share else UNIT
 
 
-def onto(space: Space, points: Tensor, **options: Any) -> Tokens:
-    """Points of the unit sphere as tokens on the space."""
+def map_to_space(space: Space, points: Tensor, **options: Any) -> Tokens:
+    """Return tokens on a space from points of the unit sphere."""
     return Tokens(space.from_sphere(points) if isinstance(space, Ellipsoid) else points, **options)
 
 
-def unit(draw: Draw, n: int, d: int) -> Tensor:
-    """Independent uniform points of the unit sphere."""
-    points = torch.from_numpy(draw.standard_normal((n, d)))
+def draw_unit_points(rng: Rng, n: int, d: int) -> Tensor:
+    """Draw independent uniform points of the unit sphere."""
+    points = torch.from_numpy(rng.standard_normal((n, d)))
     return points / points.norm(dim=-1, keepdim=True)
 
 
-def halved(draw: Draw, n: int, d: int, pole: Tensor | None = None, least: float = 0.05) -> Tensor:
-    """Uniform points of the hemisphere about a pole, none closer to its edge than ``least``."""
-    axis = unit(draw, 1, d)[0] if pole is None else pole
-    points = unit(draw, n, d)
+def draw_hemisphere(rng: Rng, n: int, d: int, pole: Tensor | None = None, least: float = 0.05) -> Tensor:
+    """Draw points of the hemisphere around a pole, moved away from its edge by ``least``."""
+    axis = draw_unit_points(rng, 1, d)[0] if pole is None else pole
+    points = draw_unit_points(rng, n, d)
     heights = points @ axis
     points = points * torch.where(heights < 0, -1.0, 1.0)[:, None] + least * axis
     return points / points.norm(dim=-1, keepdim=True)
 
 
-def carried(space: Space, value: Tensor, interaction: Tensor) -> tuple[Tensor, Tensor]:
-    """Value and interaction on the space whose pictures on the unit sphere are the given ones."""
+def map_matrices(space: Space, value: Tensor, interaction: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the value and interaction on a space from those in coordinates of the unit sphere."""
     if not isinstance(space, Ellipsoid):
         return value, interaction
     root, inverse = space.root(), space.root(-0.5)
     return inverse @ value @ root, root @ interaction @ root
 
 
-def gaussian(draw: Draw, d: int, size: float = 1.0) -> Tensor:
-    """An interaction without any symmetry: independent normal entries, of spectral norm about 2 size."""
-    return torch.from_numpy(size * draw.standard_normal((d, d)) / d**0.5)
+def draw_matrix(rng: Rng, d: int, size: float = 1.0) -> Tensor:
+    """Draw a matrix of independent normal entries, with spectral norm about 2 ``size``."""
+    return torch.from_numpy(size * rng.standard_normal((d, d)) / d**0.5)
 
 
-def sphere_law(
-    draw: Draw,
+def draw_sphere_law(
+    rng: Rng,
     space: Space,
     value: Tensor,
     interactions: Sequence[Tensor],
     shares: Sequence[float] = (1.0,),
     **options: Any,
 ) -> Attention:
-    """Heads with these interactions and the values share_h U, all given on the unit sphere."""
+    """Draw a law whose heads have given interactions and the values share_h U, in coordinates of the unit sphere."""
     parts = [
-        carried(space, share * value, interaction) for share, interaction in zip(shares, interactions, strict=True)
+        map_matrices(space, share * value, interaction) for share, interaction in zip(shares, interactions, strict=True)
     ]
-    turns = [orthogonal(draw, value.shape[0]) for _ in parts]
+    turns = [draw_orthogonal(rng, value.shape[0]) for _ in parts]
     query, value = torch.stack(turns), torch.stack([part[0] for part in parts])
     key = torch.stack([turn @ interaction for turn, (_, interaction) in zip(turns, parts, strict=True)])
     if len(parts) == 1:
@@ -145,16 +148,18 @@ def sphere_law(
     return Attention(query, key, value, **options)
 
 
-def plural(draw: Draw, space: Space, value: Tensor, size: float = 1.0, **options: Any) -> Attention:
-    """One head, or two that share the value, with interactions without symmetry."""
+def draw_heads(rng: Rng, space: Space, value: Tensor, size: float = 1.0, **options: Any) -> Attention:
+    """Draw a law of one head, or of two that share the value, with interactions without symmetry."""
     d = value.shape[0]
-    if draw.random() < 0.6:
-        return sphere_law(draw, space, value, [gaussian(draw, d, size)], **options)
-    return sphere_law(draw, space, value, [gaussian(draw, d, size), gaussian(draw, d, size)], (0.4, 0.6), **options)
+    if rng.random() < 0.6:
+        return draw_sphere_law(rng, space, value, [draw_matrix(rng, d, size)], **options)
+    return draw_sphere_law(
+        rng, space, value, [draw_matrix(rng, d, size), draw_matrix(rng, d, size)], (0.4, 0.6), **options
+    )
 
 
-def wandering(draw: Draw, space: Space, value: Tensor, horizon: float, size: float = 1.0, **options: Any) -> Schedule:
-    """An interaction that changes with time between four random ones."""
-    laws = [sphere_law(draw, space, value, [gaussian(draw, value.shape[0], size)], **options) for _ in range(4)]
+def draw_schedule(rng: Rng, space: Space, value: Tensor, horizon: float, size: float = 1.0, **options: Any) -> Schedule:
+    """Draw a schedule that interpolates between four laws with random interactions."""
+    laws = [draw_sphere_law(rng, space, value, [draw_matrix(rng, value.shape[0], size)], **options) for _ in range(4)]
     times = np.linspace(0.0, horizon, 4)
     return Schedule.interpolate(tuple(times.tolist()), laws)

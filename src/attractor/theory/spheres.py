@@ -1,9 +1,8 @@
-"""Laws on spheres and ellipsoids in unit-sphere coordinates, with their hypotheses and rates."""
+"""Laws on spheres and ellipsoids in coordinates of the unit sphere: matrices, hypotheses, rates, linearisation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -13,17 +12,20 @@ from torch import Tensor
 from attractor.errors import UnsupportedError
 from attractor.laws import Attention, Kernel, Schedule, has_kernel
 from attractor.observables import hemisphere_margin
+from attractor.solvers import velocity
 from attractor.spaces import Ellipsoid, Space, Sphere
-from attractor.theory.conditions import Hypothesis, Margin, decided, matrices, nonzero, strictly, vanishing, weakly
-from attractor.theory.theorem import Case, negated
+from attractor.states import Tokens
+from attractor.theory import hypotheses
+from attractor.theory.conditions import Hypothesis, Margin, compute_matrices
+from attractor.theory.theorem import Case
 from attractor.weights import asymmetry
 
 TINY = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
-class Sphered:
-    """``interactions`` P and ``values`` U, both (h, d, d), of a law in coordinates y = root x on the unit sphere."""
+class SphereMatrices:
+    """``interactions`` P and ``values`` U, both (h, d, d), of a law in coordinates y = ``root`` x on the unit sphere."""
 
     interactions: Tensor
     values: Tensor
@@ -41,130 +43,132 @@ class Sphered:
         return (self.values * self.total).sum((-2, -1)) / square
 
     @cached_property
-    def uncommon(self) -> float:
-        """How far the values are from one direction, relative to their size."""
+    def value_misfit(self) -> float:
+        """Distance of the values from c_h U, relative to their norm."""
         missed = self.values - self.shares[:, None, None] * self.total
         return float(missed.norm() / self.values.norm().clamp_min(TINY))
 
     @cached_property
     def weight(self) -> float:
-        """c of the total value closest to c I."""
+        """The c for which c I is closest to the total value."""
         return float(self.total.diagonal().mean())
 
     @cached_property
-    def unlike_identity(self) -> float:
-        """How far all values are from multiples of the identity."""
+    def identity_misfit(self) -> float:
+        """Distance of the values from multiples of the identity, relative to their norm."""
         eye = torch.eye(len(self.total), dtype=self.total.dtype)
         missed = self.values - self.values.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] * eye
         return float(missed.norm() / self.values.norm().clamp_min(TINY))
 
     @cached_property
-    def steepness(self) -> Tensor:
-        """Spectral norm of every interaction: scores on the unit sphere lie between minus and plus this."""
+    def score_bounds(self) -> Tensor:
+        """Spectral norm of every interaction, (h,): the largest absolute score on the unit sphere."""
         return torch.linalg.matrix_norm(self.interactions, 2)
 
-    def points(self, x: Tensor) -> Tensor:
-        """Points (or velocities) of the space as points of the unit sphere."""
+    def map_points(self, x: Tensor) -> Tensor:
+        """Map points (or velocities) of the space to the unit sphere."""
         return x @ self.root.to(x).mT
 
 
-def root_of(space: Space, d: int) -> Tensor:
-    """The matrix that carries a space to the unit sphere."""
+def sphere_root(space: Space, d: int) -> Tensor:
+    """Return the matrix that maps a space to the unit sphere."""
     if isinstance(space, Ellipsoid):
         return space.root().double()
     radius = space.radius if isinstance(space, Sphere) else 1.0
     return torch.eye(d, dtype=torch.float64) / radius
 
 
-def laws_of(case: Case) -> tuple[Attention, ...]:
-    """The laws between which a case's law moves: one, or those of an interpolated schedule."""
+def list_laws(case: Case) -> tuple[Attention, ...]:
+    """Return the attention laws of a case: one, or those that a schedule interpolates."""
     law = case.law
     parts = law.laws if isinstance(law, Schedule) and law.function is None else (law,)
     found = tuple(part for part in parts if isinstance(part, Attention))
     if len(found) < len(parts):
-        raise UnsupportedError(f"the law is {type(law).__name__}, which has no matrices to look at")
+        raise UnsupportedError(f"the law is {type(law).__name__}, which has no matrices")
     return found
 
 
-def sphered(case: Case, law: Attention | None = None) -> Sphered:
-    """The first law of the case (or the given one) on the unit sphere."""
-    found = matrices(laws_of(case)[0] if law is None else law)
-    root = root_of(case.space, found.interactions.shape[-1])
+def to_sphere(case: Case, law: Attention | None = None) -> SphereMatrices:
+    """Return the matrices on the unit sphere of the first law of a case, or of another law."""
+    found = compute_matrices(list_laws(case)[0] if law is None else law)
+    root = sphere_root(case.space, found.interactions.shape[-1])
     inverse = torch.linalg.inv(root)
-    return Sphered(inverse.mT @ found.interactions @ inverse, root @ found.values @ inverse, root)
+    return SphereMatrices(inverse.mT @ found.interactions @ inverse, root @ found.values @ inverse, root)
 
 
-def _curved(case: Case) -> Margin:
-    return decided(isinstance(case.space, (Sphere, Ellipsoid)), f"the space is {case.space.name}")
+def _on_sphere(case: Case) -> Margin:
+    return Margin.boolean(isinstance(case.space, (Sphere, Ellipsoid)), f"the space is {case.space.name}")
 
 
-def _averages(case: Case) -> Margin:
+def _averaging(case: Case) -> Margin:
     try:
-        laws = laws_of(case)
+        laws = list_laws(case)
     except UnsupportedError as error:
-        return decided(False, str(error))
+        return Margin.boolean(False, str(error))
     kernels = {law.kernel.name for law in laws if isinstance(law.kernel, Kernel)}
     average = all(has_kernel(law, "softmax", "l2", "sinkhorn") for law in laws)
-    return decided(average, f"the kernel is {', '.join(sorted(kernels))}")
+    return Margin.boolean(average, f"the kernel is {', '.join(sorted(kernels))}")
 
 
-def _pure(case: Case) -> Margin:
-    """Values are moved tokens and nothing else."""
-    laws = laws_of(case)
+def _plain_values(case: Case) -> Margin:
+    """Values are V x_j: no value or output bias, no positions added to the values."""
+    laws = list_laws(case)
     biased = any(
         bias is not None and bool((bias != 0).any()) for law in laws for bias in (law.value_bias, law.output_bias)
     )
     shifted = any(law.positions is not None and law.positions.shifts_values for law in laws)
     reason = "values are biased" if biased else "positions are added to the values" if shifted else "plain values"
-    return decided(not biased and not shifted, reason)
+    return Margin.boolean(not biased and not shifted, reason)
 
 
 def _identity(case: Case) -> Margin:
-    return vanishing(max(sphered(case, law).unlike_identity for law in laws_of(case)))
+    return Margin.zero(max(to_sphere(case, law).identity_misfit for law in list_laws(case)))
 
 
 def _attractive(case: Case) -> Margin:
-    parts = [sphered(case, law) for law in laws_of(case)]
+    parts = [to_sphere(case, law) for law in list_laws(case)]
     if any(abs(part.weight - parts[0].weight) > 1e-9 * abs(parts[0].weight) for part in parts):
-        return decided(False, "the total value changes with time")
+        return Margin.boolean(False, "the total value changes with time")
     scalars = torch.stack([part.values.diagonal(dim1=-2, dim2=-1).mean(-1) for part in parts])
     size = float(scalars.abs().sum(-1).max())
     least = float(scalars.min()) / max(size, TINY)
-    return weakly(least) if least < 0 else strictly(parts[0].weight / max(size, TINY))
+    return Margin.nonnegative(least) if least < 0 else Margin.positive(parts[0].weight / max(size, TINY))
 
 
 def _common(case: Case) -> Margin:
-    parts = [sphered(case, law) for law in laws_of(case)]
+    parts = [to_sphere(case, law) for law in list_laws(case)]
     drift = max(float((part.total - parts[0].total).norm() / parts[0].total.norm().clamp_min(TINY)) for part in parts)
-    return vanishing(max(drift, *(part.uncommon for part in parts)))
+    return Margin.zero(max(drift, *(part.value_misfit for part in parts)))
 
 
 def _uniform(case: Case) -> Margin:
     masses = case.tokens.masses
     level = masses is None or bool((masses - masses.mean()).abs().max() <= 1e-12 * masses.mean())
-    return decided(level and case.tokens.positions is None, "equal masses" if level else "unequal masses")
+    return Margin.boolean(level and case.tokens.positions is None, "equal masses" if level else "unequal masses")
 
 
 def _causal(case: Case) -> Margin:
-    masks = {getattr(law.mask, "name", "no") for law in laws_of(case)}
+    masks = {getattr(law.mask, "name", "no") for law in list_laws(case)}
     plain = case.tokens.positions is None
-    return decided(masks == {"causal"} and plain, f"{', '.join(sorted(masks))} mask")
+    return Margin.boolean(masks == {"causal"} and plain, f"{', '.join(sorted(masks))} mask")
 
 
 def _full(case: Case) -> Margin:
-    masks = {getattr(law.mask, "name", "no") for law in laws_of(case)}
-    return decided(masks == {"no"}, f"{', '.join(sorted(masks))} mask")
+    masks = {getattr(law.mask, "name", "no") for law in list_laws(case)}
+    return Margin.boolean(masks == {"no"}, f"{', '.join(sorted(masks))} mask")
 
 
 def _hemisphere(case: Case) -> Margin:
     margin = float(hemisphere_margin(case.tokens, space=case.space))
-    return strictly(margin) if margin > 0 else decided(False, "the hull of the tokens contains the origin")
+    return (
+        Margin.positive(margin) if margin > 0 else Margin.boolean(False, "the hull of the tokens contains the origin")
+    )
 
 
-CURVED = Hypothesis("sphere or ellipsoid", r"x_i^\top W x_i = 1", _curved, structural=True)
-AVERAGES = Hypothesis("averaging weights", r"w_{ij} \ge 0,\ \sum_j w_{ij} = 1", _averages, structural=True)
-PURE = Hypothesis(
-    "plain values", r"\dot x_i = \Pi_{x_i}\textstyle\sum_h\sum_j w^h_{ij} V_h x_j", _pure, structural=True
+ON_SPHERE = Hypothesis("sphere or ellipsoid", r"x_i^\top W x_i = 1", _on_sphere, structural=True)
+AVERAGING_WEIGHTS = Hypothesis("averaging weights", r"w_{ij} \ge 0,\ \sum_j w_{ij} = 1", _averaging, structural=True)
+PLAIN_VALUES = Hypothesis(
+    "plain values", r"\dot x_i = \Pi_{x_i}\textstyle\sum_h\sum_j w^h_{ij} V_h x_j", _plain_values, structural=True
 )
 FULL = Hypothesis("full attention", r"w_{ij} > 0 \text{ for all } j", _full, structural=True)
 MANY = 4096  # tokens that are still compared pair by pair
@@ -172,54 +176,46 @@ GENERIC_BAND = 1e-9
 
 
 def _generic(case: Case) -> Margin:
-    """Exceptions of "almost every" that can be seen: two opposite tokens."""
-    points = sphered(case).points(case.entered.points)
+    """No two tokens are opposite: the exception from "almost every start" that can be tested."""
+    points = to_sphere(case).map_points(case.initial_tokens.points)
     if len(points) < 2 or len(points) > MANY:
-        return decided(True, f"{len(points)} tokens, not compared")
+        return Margin.boolean(True, f"{len(points)} tokens, not compared")
     sums = torch.cdist(points, -points)
     sums.fill_diagonal_(float("inf"))
-    return nonzero(float(sums.min()) / 2.0, GENERIC_BAND, "distance of a token to the opposite of another")
+    return Margin.nonzero(float(sums.min()) / 2.0, GENERIC_BAND, "distance of a token to the opposite of another")
 
 
-GENERIC = Hypothesis("generic start", r"x_i \ne -x_j", _generic)
+GENERIC_START = Hypothesis("generic start", r"x_i \ne -x_j", _generic)
 CAUSAL = Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } j > i", _causal, structural=True)
 EQUAL_MASSES = Hypothesis("equal masses", r"m_i = 1/n", _uniform, structural=True)
-IDENTITY = Hypothesis("identity values", r"V_h = c_h I", _identity)
-ATTRACTIVE = Hypothesis("attraction", r"c_h \ge 0,\ \textstyle\sum_h c_h > 0", _attractive)
-COMMON = Hypothesis("common value", r"V_h = c_h V", _common, structural=True)
+IDENTITY_VALUES = Hypothesis("identity values", r"V_h = c_h I", _identity)
+ATTRACTION = Hypothesis("attraction", r"c_h \ge 0,\ \textstyle\sum_h c_h > 0", _attractive)
+COMMON_VALUE = Hypothesis("common value", r"V_h = c_h V", _common, structural=True)
 SAME_SIGN = Hypothesis(
     "heads agree",
     r"c_h \ge 0",
-    lambda case: weakly(min(float(sphered(case, law).shares.min()) for law in laws_of(case))),
+    lambda case: Margin.nonnegative(min(float(to_sphere(case, law).shares.min()) for law in list_laws(case))),
 )
 HEMISPHERE = Hypothesis("open hemisphere", r"\rho(x(0)) > 0", _hemisphere)
 VALUE_SYMMETRIC = Hypothesis(
-    "value symmetric", r"W V = (W V)^\top", lambda case: vanishing(asymmetry(sphered(case).total))
+    "value symmetric", r"W V = (W V)^\top", lambda case: Margin.zero(asymmetry(to_sphere(case).total))
 )
-ON_SPHERE = (CURVED, AVERAGES, PURE)
+SPHERE_SETTING = (ON_SPHERE, AVERAGING_WEIGHTS, PLAIN_VALUES)
+# one softmax head without biases and positions, on tokens of equal mass
+_FORM = (EQUAL_MASSES, hypotheses.NO_POSITIONS, hypotheses.UNBIASED, hypotheses.ONE_HEAD)
+_SOFTMAX = (hypotheses.SOFTMAX, hypotheses.TOKENS, ON_SPHERE, PLAIN_VALUES)
+FULL_HEAD = (*_SOFTMAX, hypotheses.FULL, *_FORM)
+CAUSAL_HEAD = (*_SOFTMAX, CAUSAL, *_FORM)
 
 
-def reverse(case: Case) -> Case:
-    """Every velocity reversed, also those of a schedule."""
-    law = case.law
-    if not isinstance(law, Schedule):
-        return negated(case)
-    return replace(case, law=replace(law, laws=tuple(replace(part, value=-part.value) for part in laws_of(case))))
+def max_distance(points: Tensor, target: Tensor | None = None) -> Tensor:
+    """Return the largest distance of a token from a point, by default from the first token, (...)."""
+    return (points - (points[..., :1, :] if target is None else target)).norm(dim=-1).amax(-1)
 
 
-def spread(points: Tensor) -> Tensor:
-    """Largest distance of a token from the first, (...)."""
-    return (points - points[..., :1, :]).norm(dim=-1).amax(-1)
-
-
-def apart(points: Tensor, target: Tensor) -> Tensor:
-    """Largest distance of a token from a point, (...)."""
-    return (points - target).norm(dim=-1).amax(-1)
-
-
-def rate_within(times: Tensor, values: Tensor, low: float = 1e-9, high: float = 1e-4) -> float:
-    """Rate r of values ~ e^{rt}, fitted where the values fall from one bound to the other; NaN where fewer than four do."""
-    # once below, what an integrator does at rest may lift them again
+def fit_decay_rate(times: Tensor, values: Tensor, low: float = 1e-9, high: float = 1e-4) -> float:
+    """Fit the rate r of values ~ e^{rt} while they fall from ``high`` to ``low``; NaN for fewer than four values."""
+    # at rest, errors of the integrator may lift them above the bound again
     above = (values > low).to(torch.int64).cumprod(0).bool()
     inside = above & (values < high)
     if int(inside.sum()) < 4:
@@ -227,21 +223,27 @@ def rate_within(times: Tensor, values: Tensor, low: float = 1e-9, high: float = 
     return float(np.polyfit(times[inside].numpy(), values[inside].log().numpy(), 1)[0])
 
 
-def odds(values: Tensor) -> Tensor:
-    """v^2 / (1 - v^2), of numbers in [0, 1)."""
+def compute_odds(values: Tensor) -> Tensor:
+    """Return v^2 / (1 - v^2) for v in [0, 1)."""
     square = values.clamp(0.0, 1.0).square()
     return square / (1.0 - square).clamp_min(torch.finfo(values.dtype).tiny)
 
 
-def tangent_spectrum(field: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
-    """Eigenvalues of the Jacobian of a map of tokens (n, d) on the unit sphere, in tangent directions, by automatic differentiation."""
-    n, d = points.shape
+def linearize(case: Case, points: Tensor, step: float | None = None) -> Tensor:
+    """Return the eigenvalues of the linearised velocity, or of a layer of size ``step``, in tangent directions.
 
-    def flat(row: Tensor) -> Tensor:
+    ``points`` (n, d) lie on the unit sphere; the Jacobian is computed by automatic differentiation.
+    """
+    found, (n, d) = to_sphere(case), points.shape
+    inverse = torch.linalg.inv(found.root)
+
+    def field(row: Tensor) -> Tensor:
         at = row.reshape(n, d)
-        return field(at / at.norm(dim=-1, keepdim=True)).reshape(-1)
+        tokens = Tokens.trusted((at / at.norm(dim=-1, keepdim=True)) @ inverse.mT)
+        moved = velocity(case.law, tokens, case.space) if step is None else case.law.layer(tokens, step, case.space)
+        return found.map_points(moved).reshape(-1)
 
-    jacobian = torch.autograd.functional.jacobian(flat, points.reshape(-1))
+    jacobian = torch.autograd.functional.jacobian(field, points.reshape(-1))
     assert isinstance(jacobian, Tensor)
     tangent = torch.block_diag(*(torch.linalg.svd(row[None]).Vh[1:] for row in points))
     return torch.linalg.eigvals(tangent @ jacobian @ tangent.mT)

@@ -1,62 +1,81 @@
-"""Theorem interface, ensembles of cases, and the list of all theorems."""
+"""The interface of theorems, integration of cases in ensembles, and the list of all theorems."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Attention, Law
+from attractor.laws import Attention, Law, Schedule
 from attractor.registry import find
 from attractor.solvers import Trajectory, flow
 from attractor.spaces import Euclidean, Space
 from attractor.states import Gaussian, Tokens
-from attractor.theory.conditions import FATES, Condition, Hypothesis, Matrices, Verdict, examine, matrices, together
+from attractor.theory.conditions import (
+    FATES,
+    Condition,
+    Hypothesis,
+    Matrices,
+    Verdict,
+    combine_verdicts,
+    compute_matrices,
+    examine,
+)
 
+
+class Keyed(Protocol):
+    """A theorem or a counter-example, found by its key."""
+
+    @property
+    def key(self) -> str: ...
+
+
+T = TypeVar("T", bound=Keyed)
 TOLERANCES = {"rtol": 1e-10, "atol": 1e-13}
 SAVED = 100
-EVALUATIONS = 30_000  # for each member: more than any instance of a theorem needs, an end for those that violate one
+EVALUATIONS = 30_000  # per member: more than any instance of a theorem needs; it ends those that violate one
+# number of axes of each parameter of one law, with an axis of heads
 RANKS = {"query": 3, "key": 3, "value": 3, "output": 3, "query_bias": 2, "key_bias": 2, "value_bias": 2}
 
 
 def integrate(cases: Sequence[Case]) -> list[Trajectory]:
-    """The trajectory of every case, at tolerances that leave a conclusion nothing to blame on the integrator."""
-    runs: list[Trajectory | None] = [None] * len(cases)
+    """Return the trajectory of every case, at tolerances far below those of the conclusions.
+
+    Cases that differ only in parameters and points run as one ensemble.
+    """
+    runs: dict[int, Trajectory] = {}
     groups: dict[Any, list[int]] = {}
     for index, case in enumerate(cases):
-        groups.setdefault(_shape(case) or index, []).append(index)
+        groups.setdefault(_ensemble_key(case) or index, []).append(index)
     for members in groups.values():
         group = [cases[index] for index in members]
         if len(group) == 1:
             runs[members[0]] = _flow(group[0].law, group[0].state, group[0])
             continue
         points = torch.stack([case.tokens.points for case in group])
-        run = _flow(stacked([case.attention for case in group]), Tokens(points), group[0])
-        for place, index in enumerate(members):
-            runs[index] = run.member(place)
-    return [run for run in runs if run is not None]
+        run = _flow(stack_laws([case.attention for case in group]), Tokens(points), group[0])
+        runs |= {index: run.member(row) for row, index in enumerate(members)}
+    return [runs[index] for index in range(len(cases))]
 
 
 def _flow(law: Any, state: Any, case: Case) -> Trajectory:
-    members = 1 if not isinstance(state, Tokens) else state.batch_shape.numel()
-    budget = {"max_evaluations": EVALUATIONS * members}
-    options = {"save": SAVED, "merge": False, **TOLERANCES, **budget, **case.options}
-    return flow(law, state, space=case.space, until=case.horizon, stop=options.pop("stop", ()), **options)
+    members = state.batch_shape.numel() if isinstance(state, Tokens) else 1
+    options = {"save": SAVED, "merge": False, "stop": (), "max_evaluations": EVALUATIONS * members, **TOLERANCES}
+    return flow(law, state, space=case.space, until=case.horizon, **{**options, **case.options})
 
 
-def _shape(case: Case) -> Any:
-    """What two cases must share to run together, or None for a case that runs alone."""
+def _ensemble_key(case: Case) -> Any:
+    """Return what two cases must share to run as one ensemble, or None for a case that runs alone."""
     law, state = case.law, case.state
     if not isinstance(law, Attention) or not isinstance(state, Tokens) or state.batch_shape:
         return None
@@ -68,18 +87,18 @@ def _shape(case: Case) -> Any:
     return (*form, tuple(state.points.shape), case.horizon, repr(sorted(case.options.items())))
 
 
-def stacked(laws: list[Attention]) -> Attention:
-    """One law whose leading axis holds the parameters of each."""
+def stack_laws(laws: list[Attention]) -> Attention:
+    """Return one law whose leading axis holds the parameters of each."""
     parts: dict[str, Tensor] = {}
     for name, rank in RANKS.items():
         rows = [getattr(law, name) for law in laws]
         if rows[0] is not None:
             parts[name] = torch.stack([row if row.ndim == rank else row.unsqueeze(0) for row in rows])
-    return dataclasses.replace(laws[0], **parts)
+    return replace(laws[0], **parts)
 
 
 class Status(StrEnum):
-    """Where the truth of a statement comes from."""
+    """How the truth of a statement is known."""
 
     PAPER = "proved in the paper"
     HERE = "proved here"
@@ -87,13 +106,13 @@ class Status(StrEnum):
     CONJECTURE = "conjecture"
 
     @property
-    def proved(self) -> bool:
+    def is_proved(self) -> bool:
         return self in (Status.PAPER, Status.HERE)
 
 
 @dataclass(frozen=True)
 class Citation:
-    """``key`` in references.bib, the place there, and how its symbols read in ours."""
+    """``key`` in references.bib, the place in that work, and the translation of our symbols to its symbols."""
 
     key: str
     place: str = ""
@@ -102,10 +121,10 @@ class Citation:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A law, a state and a space, with the time to look at: what a theorem speaks about.
+    """An instance of a theorem: a law, a state, a space and the final time of the run.
 
-    ``options`` go to ``flow`` (save, method, rtol, step...); ``facts`` are whatever a sampler wants its conclusion to know.
-    Statements about a law alone need no state.
+    ``options`` are those of ``flow`` (save, method, rtol, step...); ``facts`` hold data that a sampler passes to the
+    conclusion. Statements about a law alone need no state.
     """
 
     law: Law
@@ -117,8 +136,8 @@ class Case:
 
     @cached_property
     def matrices(self) -> Matrices:
-        """The matrices of an attention law, as the theorems name them."""
-        return matrices(self.attention)
+        """The interactions W and values V of an attention law, in float64."""
+        return compute_matrices(self.attention)
 
     @property
     def attention(self) -> Attention:
@@ -127,8 +146,8 @@ class Case:
         return self.law
 
     @property
-    def entered(self) -> Tokens:
-        """The tokens as they enter the flow: with positions that are added once."""
+    def initial_tokens(self) -> Tokens:
+        """The tokens at time zero of the flow, with the positions that are added once at the input."""
         return self.law.enter(self.tokens)
 
     @property
@@ -137,12 +156,18 @@ class Case:
             raise UnsupportedError(f"this statement is about Tokens(...), got {type(self.state).__name__}")
         return self.state
 
+    @property
+    def gaussian(self) -> Gaussian:
+        if not isinstance(self.state, Gaussian):
+            raise UnsupportedError(f"this statement is about a Gaussian(...), got {type(self.state).__name__}")
+        return self.state
+
 
 @dataclass(frozen=True)
 class Measurement:
-    """One conclusion as measured: true if ``slack`` is not below -``tolerance``.
+    """A measured conclusion: it holds if ``slack`` is at least -``tolerance``.
 
-    An ``asymptotic`` one speaks of the limit, so it counts only at horizons chosen for it; the others hold at every time.
+    An ``asymptotic`` conclusion is about the limit and counts only at horizons chosen for it; the others hold at every time.
     """
 
     name: str
@@ -152,7 +177,7 @@ class Measurement:
 
     @property
     def margin(self) -> float:
-        """Signed: negative where the conclusion is violated; NaN counts as violated."""
+        """Negative where the conclusion is violated; NaN counts as violated."""
         return self.slack + self.tolerance
 
     @property
@@ -163,32 +188,37 @@ class Measurement:
 Sampler = Callable[[np.random.Generator], Case]
 
 
-def negated(case: Case) -> Case:
-    """The same problem with every velocity reversed, for tests that a check can fail."""
-    law = case.attention
-    changed = {"value": -law.value}
-    for name in ("value_bias", "output_bias"):
-        bias = getattr(law, name)
-        changed |= {} if bias is None else {name: -bias}
-    return replace(case, law=replace(law, **changed))
+def reverse_velocity(case: Case) -> Case:
+    """Return the case with every velocity reversed, at all times of a schedule."""
+    if isinstance(case.law, Schedule):
+        laws = tuple(_negate(law) if isinstance(law, Attention) else law for law in case.law.laws)
+        return replace(case, law=replace(case.law, laws=laws))
+    return replace(case, law=_negate(case.attention))
+
+
+def _negate(law: Attention) -> Attention:
+    parts = {name: getattr(law, name) for name in ("value", "value_bias", "output_bias")}
+    return replace(law, **{name: -part for name, part in parts.items() if part is not None})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Theorem:
-    """A statement that can be asked about a case, and checked on random ones.
+    """A statement with hypotheses that can be evaluated for a case, and a conclusion that can be measured.
 
     Parameters
     ----------
     key, title : such as "regimes.T1" and "Collapse".
     statement, rate : LaTeX, in our symbols; ``citation`` translates them to the source's.
-    hypotheses : named conditions; they are looked at in order.
+    hypotheses : named conditions, evaluated in order.
     fate : a name in FATES, or a function of the case.
     conclude : (case, evidence) -> measurements; the evidence is what ``gather`` returned for the case.
-    sample : a random case that satisfies the hypotheses (draws that do not are thrown away).
+    sample : draws a random case that satisfies the hypotheses (draws that do not are discarded).
     violate : for some hypotheses, a sampler of cases that fail this one alone.
     gather : cases -> evidence for each; by default their trajectories, integrated in ensembles.
-    timeless : whether it speaks of weights or of one moment, so of layers as well as of flows.
-    broken : a change of the case after which the conclusion, measured with the law as it was, must fail.
+    break_case : a change of the case after which the conclusion, measured with the original law, must fail;
+        tests use it to show that the check can fail.
+    proof : the idea of the proof in one sentence; the proof itself is in the docstring of the file.
+    time_independent : whether the statement is about weights or one state, so about layers as well as flows.
     """
 
     key: str
@@ -202,10 +232,10 @@ class Theorem:
     sample: Sampler
     violate: Mapping[str, Sampler] = field(default_factory=dict)
     gather: Callable[[Sequence[Case]], Sequence[Any]] = integrate
-    broken: Callable[[Case], Case] = negated
+    break_case: Callable[[Case], Case] = reverse_velocity
     rate: str = ""
     proof: str = ""
-    timeless: bool = False
+    time_independent: bool = False
 
     def __post_init__(self) -> None:
         names = [hypothesis.name for hypothesis in self.hypotheses]
@@ -218,56 +248,59 @@ class Theorem:
         return f"Theorem({self.key!r}: {self.title}, {self.status.value})"
 
     def examine(self, case: Case) -> tuple[Condition, ...]:
-        """The hypotheses that can be looked at, each with its margin."""
+        """Evaluate the hypotheses in order, up to the first structural one that does not hold."""
         return examine(self.hypotheses, case)
 
-    def verdict(self, conditions: tuple[Condition, ...]) -> Verdict:
-        """Whether the theorem applies."""
-        return together(conditions, len(self.hypotheses))
+    def decide(self, conditions: tuple[Condition, ...]) -> Verdict:
+        """Return whether the theorem applies, from its evaluated hypotheses."""
+        return combine_verdicts(conditions, len(self.hypotheses))
 
-    def predicted(self, case: Case) -> str:
-        """The fate of a case to which the theorem applies."""
+    def predict_fate(self, case: Case) -> str:
+        """Return the fate of a case to which the theorem applies."""
         return self.fate if isinstance(self.fate, str) else self.fate(case)
 
 
-def each(function: Callable[[Case], Any]) -> Callable[[Sequence[Case]], list[Any]]:
-    """Evidence of one case at a time, for ``gather``."""
+def gather_each(function: Callable[[Case], Any]) -> Callable[[Sequence[Case]], list[Any]]:
+    """Return a ``gather`` that computes the evidence of one case at a time."""
     return lambda cases: [function(case) for case in cases]
 
 
-# imported here, before the package gives the name ``theorems`` to the function below
-SHELF = importlib.import_module("attractor.theory.theorems")
-
-
-@cache
-def _shelved() -> dict[str, Theorem]:
-    found: dict[str, Theorem] = {}
-    for module in pkgutil.walk_packages(SHELF.__path__, SHELF.__name__ + "."):
-        theorem = getattr(importlib.import_module(module.name), "THEOREM", None)
-        if isinstance(theorem, Theorem):
-            if theorem.key in found:
-                raise InputError(f"two theorems are called {theorem.key!r}: give one of them another key")
-            found[theorem.key] = theorem
+def load_members(package: str, attribute: str, kind: type[T]) -> dict[str, T]:
+    """Import all modules below a package and return their ``attribute``, where it is of a type, by its key."""
+    root = importlib.import_module(package)
+    modules = (importlib.import_module(info.name) for info in pkgutil.walk_packages(root.__path__, package + "."))
+    found: dict[str, T] = {}
+    for module in modules:
+        member = getattr(module, attribute, None)
+        if isinstance(member, kind):
+            if member.key in found:
+                raise InputError(f"{module.__name__}: the key {member.key!r} is taken: choose another")
+            found[member.key] = member
     return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
 
 
+@cache
+def _load_theorems() -> dict[str, Theorem]:
+    return load_members("attractor.theory.theorems", "THEOREM", Theorem)
+
+
 def _natural(key: str) -> list[int | str]:
-    """T10 after T9."""
+    """Sort key that places T10 after T9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)]
 
 
 def list_theorems(paper: str | None = None) -> tuple[Theorem, ...]:
-    """All theorems in order of their keys, or those of one paper ("regimes", "consensus", "meanfield")."""
-    return tuple(theorem for theorem in _shelved().values() if paper in (None, theorem.key.split(".")[0]))
+    """Return all theorems in the order of their keys, or those of one paper ("regimes", "consensus", "meanfield")."""
+    return tuple(theorem for theorem in _load_theorems().values() if paper in (None, theorem.key.split(".")[0]))
 
 
 def find_theorem(key: str) -> Theorem:
-    """The theorem of that key."""
-    return find(key, _shelved(), "theorem")
+    """Return the theorem with a key."""
+    return find(key, _load_theorems(), "theorem")
 
 
-def summary(theorem: Theorem) -> dict[str, Any]:
-    """One theorem, ready for JSON."""
+def summarize(theorem: Theorem) -> dict[str, Any]:
+    """Return one theorem as a JSON object."""
     return {
         "key": theorem.key,
         "title": theorem.title,
@@ -276,28 +309,19 @@ def summary(theorem: Theorem) -> dict[str, Any]:
         "fate": theorem.fate if isinstance(theorem.fate, str) else "depends on the case",
         "rate": theorem.rate,
         "hypotheses": {hypothesis.name: hypothesis.formula for hypothesis in theorem.hypotheses},
-        "citation": {
-            "key": theorem.citation.key,
-            "place": theorem.citation.place,
-            "symbols": theorem.citation.symbols,
-        },
+        "citation": asdict(theorem.citation),
         "proof": theorem.proof,
     }
 
 
-def dollars(text: str) -> str:
-    r"""LaTeX between \( and \) as Markdown has it."""
-    return text.replace(r"\(", "$").replace(r"\)", "$")
-
-
-def markdown(paper: str | None = None) -> str:
-    """All theorems of one source, or of all, as Markdown with mathematics."""
+def render_markdown(paper: str | None = None) -> str:
+    """Return the theorems of one paper, or all, as a Markdown page with mathematics."""
     parts = []
     for theorem in list_theorems(paper):
         lines = [
             f"## {theorem.key}: {theorem.title}",
             f"*{theorem.status.value}*; {theorem.citation.place or 'source'}: {{cite:p}}`{theorem.citation.key}`",
-            dollars(theorem.statement),
+            theorem.statement.replace(r"\(", "$").replace(r"\)", "$"),
             "Hypotheses: " + "; ".join(f"{item.name} (${item.formula}$)" for item in theorem.hypotheses) + ".",
         ]
         if theorem.rate:

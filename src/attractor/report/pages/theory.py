@@ -9,8 +9,7 @@ from attractor.report.blocks import Badge, Code, Maths
 from attractor.report.figures import plain
 from attractor.report.report import Report, Section
 from attractor.solvers import Trajectory
-from attractor.theory import FATES, Finding, Prediction, Theorem, contradiction, find_theorem
-from attractor.theory import Report as Checks
+from attractor.theory import FATES, CheckReport, Finding, Prediction, Theorem, find_contradiction, find_theorem
 
 TONES = {"holds": "good", "undetermined": "warn", "fails": "bad"}
 BARS = 40  # hypotheses that a picture of sharpness shows
@@ -38,7 +37,7 @@ def add_fates(section: Section, found: Prediction, run: Trajectory | None = None
     for fate, keys in found.fates.items():
         row: dict[str, Any] = {"predicted": Badge(fate), "which means that": FATES[fate], "by": ", ".join(keys)}
         if run is not None:
-            against = contradiction(fate, run)
+            against = find_contradiction(fate, run)
             row["in this run"] = (
                 Badge("contradicted: " + against, "bad") if against else Badge("not contradicted", "good")
             )
@@ -79,7 +78,7 @@ def add_theorem(section: Section, item: Finding) -> Section:
     return section.table(rows, ("hypothesis", "formula", "verdict", "margin", "detail"))
 
 
-def check_report(found: Checks, command: str) -> Report:
+def check_report(found: CheckReport, command: str) -> Report:
     """The report of ``check``."""
     instances = sum(entry.instances for entry in found.theorems)
     lead = f"{len(found.theorems)} theorems on {instances} random instances: {found.violations} violations of proved statements."
@@ -103,7 +102,7 @@ def check_report(found: Checks, command: str) -> Report:
     return report
 
 
-def add_check(section: Section, found: Checks) -> Section:
+def add_check(section: Section, found: CheckReport) -> Section:
     """One row for each theorem."""
     rows = [
         {
@@ -121,7 +120,7 @@ def add_check(section: Section, found: Checks) -> Section:
     return section.table(rows, caption=caption)
 
 
-def add_sharpness(section: Section, found: Checks) -> Section:
+def add_sharpness(section: Section, found: CheckReport) -> Section:
     """How often a conclusion survived the loss of a hypothesis."""
     sharp = [(entry.key, item) for entry in found.theorems for item in entry.sharpness]
     if not sharp:

@@ -8,7 +8,7 @@ from attractor.laws import Absolute, Attention
 from attractor.plotting import Curve, Panel
 from attractor.solvers import flow
 from attractor.states import Tokens
-from attractor.theory.checking import decades
+from attractor.theory.checking import geometric_times
 from attractor.theory.claims import CounterExample, Evidence
 
 UNTIL = 300.0
@@ -20,7 +20,7 @@ def run() -> Evidence:
     ends, curves = {}, []
     for when in ("every", "input"):
         law = Attention(eye, eye, -eye, positions=Absolute(table, when=when))
-        found = flow(law, start, until=UNTIL, save=decades(UNTIL), rtol=1e-9, stop=(), merge=False)
+        found = flow(law, start, until=UNTIL, save=geometric_times(UNTIL), rtol=1e-9, stop=(), merge=False)
         to_zero, shifted = (found.points + shift for shift in (0.0, table))
         ends[when] = (float(to_zero[-1].norm(dim=-1).max()), float(shifted[-1].norm(dim=-1).max()))
         times = found.times[1:].tolist()

@@ -17,12 +17,12 @@ STARTS = 400
 
 
 def run() -> Evidence:
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     eye = torch.eye(3, dtype=torch.float64)
-    points = torch.from_numpy(draw.standard_normal((STARTS, 5, 3)))
+    points = torch.from_numpy(rng.standard_normal((STARTS, 5, 3)))
     points[..., 0] = points[..., 0].abs() + 0.05
     start = Tokens(points / points.norm(dim=-1, keepdim=True))
-    key = torch.from_numpy(2.0 * draw.standard_normal((STARTS, 1, 3, 3)))
+    key = torch.from_numpy(2.0 * rng.standard_normal((STARTS, 1, 3, 3)))
     law = Attention(eye.expand(STARTS, 1, 3, 3), key, eye.expand(STARTS, 1, 3, 3))
     found = flow(law, start, space=Sphere(), until=3.0, save=30, rtol=1e-9, stop=(), merge=False)
     states = Tokens.trusted(found.points)

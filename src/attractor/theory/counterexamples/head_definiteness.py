@@ -10,11 +10,11 @@ from attractor.theory.claims import CounterExample, Evidence
 
 
 def run() -> Evidence:
-    draw, dim = np.random.default_rng(0), 64
+    rng, dim = np.random.default_rng(0), 64
     counts: list[tuple[int, int, int]] = []
     widths = (4, 8, 16, 32)
     for width in widths:
-        query, key = (torch.from_numpy(draw.standard_normal((width, dim))) for _ in range(2))
+        query, key = (torch.from_numpy(rng.standard_normal((width, dim))) for _ in range(2))
         # a head trained to be as definite as its shape allows: the key follows the query
         interaction = query.mT @ (key + 3 * query)
         values = torch.linalg.eigvalsh((interaction + interaction.mT) / 2)

@@ -12,7 +12,7 @@ from attractor.solvers import flow
 from attractor.spaces import Sphere
 from attractor.states import Tokens
 from attractor.theory.claims import CounterExample, Evidence
-from attractor.theory.spheres import rate_within, spread
+from attractor.theory.spheres import fit_decay_rate, max_distance
 
 
 def run() -> Evidence:
@@ -23,9 +23,9 @@ def run() -> Evidence:
         law, name = Attention(0.5 * eye, eye, eye, mask=mask), "causal" if mask else "full"
         smooth = flow(law, start, space=Sphere(), until=40.0, save=80, rtol=1e-11, atol=1e-13, stop=(), merge=False)
         layers = flow(law, start, space=Sphere(), until=80.0, save=80, method="layers", step=1.0, stop=(), merge=False)
-        curves = [spread(found.points).clamp_min(1e-16) for found in (smooth, layers)]
+        curves = [max_distance(found.points).clamp_min(1e-16) for found in (smooth, layers)]
         slopes = [
-            -rate_within(found.times, values, 1e-9, 1e-4)
+            -fit_decay_rate(found.times, values, 1e-9, 1e-4)
             for found, values in zip((smooth, layers), curves, strict=True)
         ]
         facts |= {f"{name}_rate_in_time": slopes[0], f"{name}_exponent_of_a_layer": slopes[1]}

@@ -11,7 +11,7 @@ from attractor.solvers import flow
 from attractor.spaces import Sphere
 from attractor.states import Tokens
 from attractor.theory.claims import CounterExample, Evidence
-from attractor.theory.spheres import spread
+from attractor.theory.spheres import max_distance
 
 
 def run() -> Evidence:
@@ -20,7 +20,7 @@ def run() -> Evidence:
     law = Attention(eye, eye, value, mask="causal")
     start = Tokens.uniform(5, 3, seed=1)
     found = flow(law, start, space=Sphere(), until=80.0, save=1600, rtol=1e-11, atol=1e-13, stop=(), merge=False)
-    apart = spread(found.points)
+    apart = max_distance(found.points)
     angles = np.unwrap(torch.atan2(found.points[:, 0, 1], found.points[:, 0, 0]).numpy())
     late = found.times.numpy() > 40
     speed = abs(float(np.polyfit(found.times.numpy()[late], angles[late], 1)[0]))

@@ -21,13 +21,11 @@ UNTIL = 300.0
 
 def run() -> Evidence:
     eye = torch.eye(2, dtype=torch.float64)
-    law, draw = Attention(eye, TURN, eye), np.random.default_rng(0)
+    law, rng = Attention(eye, TURN, eye), np.random.default_rng(0)
     facts: dict[str, float] = {}
     kept, panels = [], []
     for n in (4, 5):
-        turns = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n + torch.from_numpy(
-            1e-2 * draw.standard_normal(n)
-        )
+        turns = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n + torch.from_numpy(1e-2 * rng.standard_normal(n))
         start = Tokens(torch.stack((turns.cos(), turns.sin()), dim=-1))
         found = flow(law, start, space=Sphere(), until=UNTIL, save=3000, rtol=1e-9, stop=(), merge=False)
         angles = np.unwrap(torch.atan2(found.points[..., 1], found.points[..., 0]).numpy(), axis=0)

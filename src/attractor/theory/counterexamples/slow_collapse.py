@@ -8,7 +8,7 @@ from attractor.laws import Attention
 from attractor.plotting import Curve, Panel
 from attractor.solvers import flow
 from attractor.states import Tokens
-from attractor.theory.checking import decades, power
+from attractor.theory.checking import fit_power, geometric_times
 from attractor.theory.claims import CounterExample, Evidence
 
 UNTIL = 1e4
@@ -21,13 +21,13 @@ def run() -> Evidence:
         law,
         Tokens.gaussian(8, 3, seed=0),
         until=UNTIL,
-        save=decades(UNTIL, first=1e-6),
+        save=geometric_times(UNTIL, first=1e-6),
         rtol=1e-9,
         stop=(),
         merge=False,
     )
     norms, means = found.points.norm(dim=-1).amax(-1), found.points.mean(-2).norm(dim=-1)
-    slope = power(found.times[1:], norms[1:], 1e-2)
+    slope = fit_power(found.times[1:], norms[1:], 1e-2)
     twelfth = float(norms[(found.times - 12.0).abs().argmin()] / norms[0])
     facts = {
         "exponent_of_the_norm": slope,

@@ -23,7 +23,7 @@ CROSSED = [[-1, 0, 1, 0], [-1, 0, 1, 1], [-1, 0, -1, 0], [-1, -1, 0, -1]]  # A =
 NEARBY = 5
 
 
-def law_of(value: torch.Tensor, crossed: torch.Tensor) -> Attention:
+def build_law(value: torch.Tensor, crossed: torch.Tensor) -> Attention:
     return Attention(crossed, torch.eye(4, dtype=torch.float64), value)
 
 
@@ -42,15 +42,15 @@ def rank_of(values: torch.Tensor) -> int:
 
 def run() -> Evidence:
     value, crossed = (torch.tensor(rows, dtype=torch.float64) for rows in (VALUE, CROSSED))
-    law, start = law_of(value, crossed), Gaussian(np.zeros(4), np.eye(4))  # type: ignore[arg-type]
+    law, start = build_law(value, crossed), Gaussian(np.zeros(4), np.eye(4))  # type: ignore[arg-type]
     times = np.geomspace(0.1, 60.0, 50)
     path = flow(law, start, save=times.tolist(), stop=(), rtol=1e-9)
     values = torch.linalg.svdvals(path.points[:, 1:]).square()
     end = path.covariances[-1]
     residual, isotropy = rest(law, end)
-    rank, draw, ranks = rank_of(values[-1]), np.random.default_rng(0), []
+    rank, rng, ranks = rank_of(values[-1]), np.random.default_rng(0), []
     for _ in range(NEARBY):  # no accident: laws near by have such limits too
-        other = law_of(*(part + 0.03 * torch.from_numpy(draw.standard_normal((4, 4))) for part in (value, crossed)))
+        other = build_law(*(part + 0.03 * torch.from_numpy(rng.standard_normal((4, 4))) for part in (value, crossed)))
         final = flow(other, start, save=[120.0], stop=(), rtol=1e-9)
         ranks.append(rank_of(torch.linalg.svdvals(final.points[-1, 1:]).square()))
     facts = {

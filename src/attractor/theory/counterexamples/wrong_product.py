@@ -7,13 +7,13 @@ import torch
 
 from attractor.plotting import Curve, Panel
 from attractor.theory.claims import CounterExample, Evidence
-from attractor.theory.sampling import definite, orthogonal, skew
+from attractor.theory.sampling import draw_definite, draw_orthogonal, draw_skew
 
 
 def run() -> Evidence:
-    draw, dim = np.random.default_rng(0), 32
-    definite_form = definite(draw, dim) + skew(draw, dim, 3.0 / dim**0.5)
-    start, noise = orthogonal(draw, dim), torch.from_numpy(draw.standard_normal((dim, dim)))
+    rng, dim = np.random.default_rng(0), 32
+    definite_form = draw_definite(rng, dim) + draw_skew(rng, dim, 3.0 / dim**0.5)
+    start, noise = draw_orthogonal(rng, dim), torch.from_numpy(rng.standard_normal((dim, dim)))
     sizes, negatives = (0.0, 0.1, 0.3, 1.0), []
     for size in sizes:
         query = start + size * noise / dim**0.5

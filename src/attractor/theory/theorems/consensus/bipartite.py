@@ -16,13 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.solvers import velocity
 from attractor.states import Tokens
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
-from attractor.theory.sampling import Draw, gaussian, onto, orthogonal, place, sphere_law
-from attractor.theory.spheres import tangent_spectrum
+from attractor.theory import hypotheses, spheres
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_matrix, draw_orthogonal, draw_space, draw_sphere_law, map_to_space
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
 
@@ -32,13 +29,13 @@ NUDGE = 1e-4
 
 def poles(case: Case) -> Tensor:
     """Heights of the tokens over the hyperplane of v_1."""
-    return spheres.sphered(case).points(case.tokens.points) @ common_value.dominant(case).vector
+    return spheres.to_sphere(case).map_points(case.tokens.points) @ common_value.dominant(case).vector
 
 
 def sharpness(case: Case) -> float:
     """p = v_1' P v_1 of one head."""
     vector = common_value.dominant(case).vector
-    return float(vector @ spheres.sphered(case).interactions[0] @ vector)
+    return float(vector @ spheres.to_sphere(case).interactions[0] @ vector)
 
 
 def predicted(case: Case) -> float:
@@ -48,14 +45,8 @@ def predicted(case: Case) -> float:
 
 
 def abscissa(case: Case) -> float:
-    """Largest real part of the linearised velocity in tangent directions."""
-    found = spheres.sphered(case)
-    inverse = torch.linalg.inv(found.root)
-
-    def field(at: Tensor) -> Tensor:
-        return found.points(velocity(case.law, Tokens.trusted(at @ inverse.mT), case.space))
-
-    return float(tangent_spectrum(field, found.points(case.tokens.points)).real.max())
+    """Return the largest real part of the linearised velocity in tangent directions."""
+    return float(spheres.linearize(case, spheres.to_sphere(case).map_points(case.tokens.points)).real.max())
 
 
 def nudged(case: Case, size: float = NUDGE) -> Case:
@@ -87,36 +78,36 @@ def judged(case: Case, measured: float, promised: float, points: Tensor) -> tupl
 def around(sign: float, gap: tuple[float, float] = (0.15, 1.0)) -> Sampler:
     """Cases with p on one side of its threshold, by the gap."""
 
-    def draw_case(draw: Draw) -> Case:
-        space, basis = place(draw, 3), orthogonal(draw, 3)
-        second = float(draw.uniform(-0.5, 0.6))
+    def draw_case(rng: Rng) -> Case:
+        space, basis = draw_space(rng, 3), draw_orthogonal(rng, 3)
+        second = float(rng.uniform(-0.5, 0.6))
         value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
         level = 1.0 / (2.0 - second)
-        p = 0.5 * float(torch.logit(torch.tensor(level, dtype=torch.float64))) + sign * float(draw.uniform(*gap))
-        law = sphere_law(draw, space, value, [aimed(draw, basis[:, 0], p)], mask="causal")
+        p = 0.5 * float(torch.logit(torch.tensor(level, dtype=torch.float64))) + sign * float(rng.uniform(*gap))
+        law = draw_sphere_law(rng, space, value, [aimed(rng, basis[:, 0], p)], mask="causal")
         points = torch.stack((-basis[:, 0], basis[:, 0]))
-        return Case(law, onto(space, points), space, HORIZON, {"save": [0.0, HORIZON]})
+        return Case(law, map_to_space(space, points), space, HORIZON, {"save": [0.0, HORIZON]})
 
     return draw_case
 
 
-def aimed(draw: Draw, vector: Tensor, p: float) -> Tensor:
+def aimed(rng: Rng, vector: Tensor, p: float) -> Tensor:
     """An interaction without symmetry for which v' P v = p."""
-    matrix = gaussian(draw, len(vector), 0.5)
+    matrix = draw_matrix(rng, len(vector), 0.5)
     return matrix + (p - float(vector @ matrix @ vector)) * vector[:, None] * vector
 
 
 def _opposite(case: Case) -> Margin:
     heights = poles(case)
     if case.tokens.n != 2:
-        return decided(False, f"{case.tokens.n} tokens, the statement is about two")
-    return vanishing(float((heights.abs() - 1).abs().max() + (heights.sum()).abs()))
+        return Margin.boolean(False, f"{case.tokens.n} tokens, the statement is about two")
+    return Margin.zero(float((heights.abs() - 1).abs().max() + (heights.sum()).abs()))
 
 
 def _sharp(case: Case) -> Margin:
     values = causal_symmetric.spectrum(case)
     own = torch.sigmoid(torch.tensor(2 * sharpness(case), dtype=torch.float64))
-    return strictly(float(own - values[0] / (2 * values[0] - values[1])))
+    return Margin.positive(float(own - values[0] / (2 * values[0] - values[1])))
 
 
 THEOREM = Theorem(
@@ -128,15 +119,15 @@ THEOREM = Theorem(
     citation=causal_symmetric.CITATION,
     status=Status.HERE,
     hypotheses=(
-        given.SOFTMAX,
-        given.TOKENS,
-        spheres.CURVED,
-        spheres.PURE,
+        hypotheses.SOFTMAX,
+        hypotheses.TOKENS,
+        spheres.ON_SPHERE,
+        spheres.PLAIN_VALUES,
         spheres.CAUSAL,
         spheres.EQUAL_MASSES,
-        given.PLACELESS,
-        given.UNBIASED,
-        given.ONE_HEAD,
+        hypotheses.NO_POSITIONS,
+        hypotheses.UNBIASED,
+        hypotheses.ONE_HEAD,
         spheres.VALUE_SYMMETRIC,
         causal_symmetric.SIMPLE,
         common_value.POSITIVE,

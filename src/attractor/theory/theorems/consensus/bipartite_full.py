@@ -15,10 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
-from attractor.theory.sampling import Draw, onto, orthogonal, place, sphere_law
+from attractor.theory import hypotheses, spheres
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_orthogonal, draw_space, draw_sphere_law, map_to_space
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import bipartite, causal_symmetric, common_value
 
@@ -44,16 +43,16 @@ def gather(cases: Sequence[Case]) -> list[tuple[float, Tensor]]:
 def around(sign: float) -> Sampler:
     """Cases with tanh p on one side of lambda_2 / lambda_1."""
 
-    def draw_case(draw: Draw) -> Case:
-        space, basis = place(draw, 3), orthogonal(draw, 3)
-        second = float(draw.uniform(-0.5, 0.6))
+    def draw_case(rng: Rng) -> Case:
+        space, basis = draw_space(rng, 3), draw_orthogonal(rng, 3)
+        second = float(rng.uniform(-0.5, 0.6))
         value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
-        p = math.atanh(max(0.0, second)) + sign * float(draw.uniform(0.15, 1.0))
-        law = sphere_law(draw, space, value, [bipartite.aimed(draw, basis[:, 0], p)])
-        half = int(draw.integers(1, 3))
+        p = math.atanh(max(0.0, second)) + sign * float(rng.uniform(0.15, 1.0))
+        law = draw_sphere_law(rng, space, value, [bipartite.aimed(rng, basis[:, 0], p)])
+        half = int(rng.integers(1, 3))
         signs = torch.tensor([1.0, -1.0] * half, dtype=torch.float64)
         points = signs[:, None] * basis[:, 0]
-        return Case(law, onto(space, points), space, bipartite.HORIZON, {"save": [0.0, bipartite.HORIZON]})
+        return Case(law, map_to_space(space, points), space, bipartite.HORIZON, {"save": [0.0, bipartite.HORIZON]})
 
     return draw_case
 
@@ -61,13 +60,13 @@ def around(sign: float) -> Sampler:
 def _halves(case: Case) -> Margin:
     heights = bipartite.poles(case)
     if case.tokens.n % 2:
-        return decided(False, f"{case.tokens.n} tokens have no equal halves")
-    return vanishing(float((heights.abs() - 1).abs().max() + heights.sum().abs()))
+        return Margin.boolean(False, f"{case.tokens.n} tokens have no equal halves")
+    return Margin.zero(float((heights.abs() - 1).abs().max() + heights.sum().abs()))
 
 
 def _sharp(case: Case) -> Margin:
     values = causal_symmetric.spectrum(case)
-    return strictly(math.tanh(bipartite.sharpness(case)) - max(0.0, float(values[1] / values[0])))
+    return Margin.positive(math.tanh(bipartite.sharpness(case)) - max(0.0, float(values[1] / values[0])))
 
 
 THEOREM = Theorem(
@@ -80,15 +79,15 @@ THEOREM = Theorem(
     citation=causal_symmetric.CITATION,
     status=Status.HERE,
     hypotheses=(
-        given.SOFTMAX,
-        given.TOKENS,
-        spheres.CURVED,
-        spheres.PURE,
-        given.FULL,
+        hypotheses.SOFTMAX,
+        hypotheses.TOKENS,
+        spheres.ON_SPHERE,
+        spheres.PLAIN_VALUES,
+        hypotheses.FULL,
         spheres.EQUAL_MASSES,
-        given.PLACELESS,
-        given.UNBIASED,
-        given.ONE_HEAD,
+        hypotheses.NO_POSITIONS,
+        hypotheses.UNBIASED,
+        hypotheses.ONE_HEAD,
         spheres.VALUE_SYMMETRIC,
         causal_symmetric.SIMPLE,
         common_value.POSITIVE,

@@ -13,11 +13,10 @@ import torch
 
 from attractor.solvers import Trajectory, velocity
 from attractor.states import Tokens
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.checking import alive
-from attractor.theory.sampling import Draw, onto, place, plural, sizes, unit
-from attractor.theory.spheres import rate_within, spread
+from attractor.theory import hypotheses, spheres
+from attractor.theory.checking import select_valid_rows
+from attractor.theory.sampling import Rng, draw_heads, draw_size, draw_space, draw_unit_points, map_to_space
+from attractor.theory.spheres import fit_decay_rate, max_distance
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 HORIZON = 60.0
@@ -30,12 +29,12 @@ CITATION = Citation(
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    found, kept = spheres.sphered(case), alive(run)
-    points, times = found.points(run.points[kept]), run.times[kept]
+    found, kept = spheres.to_sphere(case), select_valid_rows(run)
+    points, times = found.map_points(run.points[kept]), run.times[kept]
     drift = float((points[:, 0] - points[0, 0]).norm(dim=-1).max())
     slack = min(_inequality(case, row) for row in run.points[kept][:: max(1, kept.stop // 10)])
-    apart = spread(points)
-    rate = rate_within(times, apart)
+    apart = max_distance(points)
+    rate = fit_decay_rate(times, apart)
     return (
         Measurement("the first token stays", -drift, 1e-12),
         Measurement("tokens are pulled to the first as promised", slack, 1e-12),
@@ -46,11 +45,11 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 def _inequality(case: Case, points: torch.Tensor) -> float:
     """Smallest excess of du_i/dt over its lower bound."""
-    found, state = spheres.sphered(case), Tokens.trusted(points, case.tokens.masses)
-    law = spheres.laws_of(case)[0]
+    found, state = spheres.to_sphere(case), Tokens.trusted(points, case.tokens.masses)
+    law = spheres.list_laws(case)[0]
     scalars = found.values.diagonal(dim1=-2, dim2=-1).mean(-1)
     weights = (scalars[:, None, None] * law.weights(state)).sum(-3)
-    at, motion = found.points(points), found.points(velocity(case.law, state, case.space))
+    at, motion = found.map_points(points), found.map_points(velocity(case.law, state, case.space))
     heights, rates = at @ at[0], motion @ at[0]
     free = (1 - heights.square()).clamp_min(0.0)
     others = weights.clone()
@@ -61,23 +60,28 @@ def _inequality(case: Case, points: torch.Tensor) -> float:
     return float((rates - bound)[1:].min()) if len(points) > 1 else 0.0
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, FEW)
-    space, value = place(draw, d), torch.eye(d, dtype=torch.float64)
-    law = plural(draw, space, value, 0.5, mask="causal")
-    return Case(law, onto(space, unit(draw, n, d)), space, HORIZON)
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng, FEW)
+    space, value = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
+    law = draw_heads(rng, space, value, 0.5, mask="causal")
+    return Case(law, map_to_space(space, draw_unit_points(rng, n, d)), space, HORIZON)
 
 
-def unmasked(draw: Draw) -> Case:
-    n, d = sizes(draw, FEW)
-    space, value = place(draw, d, 0.0), torch.eye(d, dtype=torch.float64)
-    return Case(plural(draw, space, value, 0.5), onto(space, unit(draw, n, d)), space, HORIZON)
+def unmasked(rng: Rng) -> Case:
+    n, d = draw_size(rng, FEW)
+    space, value = draw_space(rng, d, 0.0), torch.eye(d, dtype=torch.float64)
+    return Case(draw_heads(rng, space, value, 0.5), map_to_space(space, draw_unit_points(rng, n, d)), space, HORIZON)
 
 
-def lopsided(draw: Draw) -> Case:
-    n, d = sizes(draw, FEW)
-    space, value = place(draw, d, 0.0), torch.diag(torch.from_numpy(draw.uniform(0.2, 1.5, d)))
-    return Case(plural(draw, space, value, 0.5, mask="causal"), onto(space, unit(draw, n, d)), space, HORIZON)
+def lopsided(rng: Rng) -> Case:
+    n, d = draw_size(rng, FEW)
+    space, value = draw_space(rng, d, 0.0), torch.diag(torch.from_numpy(rng.uniform(0.2, 1.5, d)))
+    return Case(
+        draw_heads(rng, space, value, 0.5, mask="causal"),
+        map_to_space(space, draw_unit_points(rng, n, d)),
+        space,
+        HORIZON,
+    )
 
 
 THEOREM = Theorem(
@@ -89,14 +93,14 @@ THEOREM = Theorem(
     citation=CITATION,
     status=Status.PAPER,
     hypotheses=(
-        given.TOKENS,
-        *spheres.ON_SPHERE,
+        hypotheses.TOKENS,
+        *spheres.SPHERE_SETTING,
         spheres.CAUSAL,
         spheres.EQUAL_MASSES,
-        given.SOFTMAX,
-        spheres.IDENTITY,
-        spheres.ATTRACTIVE,
-        spheres.GENERIC,
+        hypotheses.SOFTMAX,
+        spheres.IDENTITY_VALUES,
+        spheres.ATTRACTION,
+        spheres.GENERIC_START,
     ),
     fate="consensus",
     rate=r"|x_i - x_1| \sim e^{-ct/2}, \text{ whatever } P, n, d",

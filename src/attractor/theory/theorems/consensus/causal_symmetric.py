@@ -15,14 +15,20 @@ from collections.abc import Sequence
 
 import torch
 
-from attractor.solvers import Trajectory, velocity
-from attractor.states import Tokens
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.checking import alive
-from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.sampling import Draw, halved, onto, orthogonal, place, plural, sizes
-from attractor.theory.spheres import apart, rate_within, tangent_spectrum
+from attractor.solvers import Trajectory
+from attractor.theory import hypotheses, spheres
+from attractor.theory.checking import select_valid_rows
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import (
+    Rng,
+    draw_heads,
+    draw_hemisphere,
+    draw_orthogonal,
+    draw_size,
+    draw_space,
+    map_to_space,
+)
+from attractor.theory.spheres import fit_decay_rate, linearize, max_distance
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import common_value
 
@@ -37,7 +43,7 @@ CITATION = Citation(
 
 def spectrum(case: Case) -> torch.Tensor:
     """Eigenvalues of the total value, largest first."""
-    value = spheres.sphered(case).total
+    value = spheres.to_sphere(case).total
     return torch.linalg.eigvalsh((value + value.mT) / 2).flip(0)
 
 
@@ -49,27 +55,20 @@ def exponent(case: Case) -> float:
 
 def gather(cases: Sequence[Case]) -> list[tuple[Trajectory, float]]:
     """Runs, and the largest real part of the linearisation where all tokens are at the eigenvector."""
-    return [(run, linearised(case)) for case, run in zip(cases, integrate(cases), strict=True)]
-
-
-def linearised(case: Case) -> float:
-    found, pole = spheres.sphered(case), common_value.dominant(case).vector
-    inverse = torch.linalg.inv(found.root)
-
-    def field(at: torch.Tensor) -> torch.Tensor:
-        return found.points(velocity(case.law, Tokens.trusted(at @ inverse.mT), case.space))
-
-    return float(tangent_spectrum(field, pole.expand(case.tokens.n, -1)).real.max())
+    return [
+        (run, float(linearize(case, common_value.dominant(case).vector.expand(case.tokens.n, -1)).real.max()))
+        for case, run in zip(cases, integrate(cases), strict=True)
+    ]
 
 
 def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measurement, ...]:
     run, slowest = evidence
-    kept = alive(run)
-    points, times = spheres.sphered(case).points(run.points[kept]), run.times[kept]
+    kept = select_valid_rows(run)
+    points, times = spheres.to_sphere(case).map_points(run.points[kept]), run.times[kept]
     lowest = common_value.heights(case, run.points[kept]).amin()
     pole = common_value.dominant(case).vector
-    distance = torch.minimum(apart(points, pole), apart(points, -pole))
-    rate = rate_within(times, distance, 1e-8, 1e-4)
+    distance = torch.minimum(max_distance(points, pole), max_distance(points, -pole))
+    rate = fit_decay_rate(times, distance, 1e-8, 1e-4)
     return (
         Measurement("no token leaves the hemisphere", float(lowest), 1e-12),
         Measurement("all tokens reach the eigenvector", -float(distance[-1]), 1e-3, asymptotic=True),
@@ -82,40 +81,42 @@ def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measuremen
 def valued(values: tuple[float, float] | None) -> Sampler:
     """Cases whose other eigenvalues lie between the bounds, below a top eigenvalue of 1; None: all negative."""
 
-    def draw_case(draw: Draw) -> Case:
-        n, d = sizes(draw, FEW)
-        space, basis = place(draw, d), orthogonal(draw, d)
+    def draw_case(rng: Rng) -> Case:
+        n, d = draw_size(rng, FEW)
+        space, basis = draw_space(rng, d), draw_orthogonal(rng, d)
         if values is None:
-            chosen = [-1.0, *draw.uniform(-3.0, -1.4, d - 1)]
+            chosen = [-1.0, *rng.uniform(-3.0, -1.4, d - 1)]
         else:
-            chosen = [1.0, *draw.uniform(*values, d - 1)]
+            chosen = [1.0, *rng.uniform(*values, d - 1)]
         value = basis @ torch.diag(torch.tensor(chosen, dtype=torch.float64)) @ basis.mT
-        law = plural(draw, space, value, 0.5, mask="causal")
-        return Case(law, onto(space, halved(draw, n, d, basis[:, 0], 0.15)), space, HORIZON)
+        law = draw_heads(rng, space, value, 0.5, mask="causal")
+        return Case(law, map_to_space(space, draw_hemisphere(rng, n, d, basis[:, 0], 0.15)), space, HORIZON)
 
     return draw_case
 
 
-def unsided(draw: Draw) -> Case:
-    n, d = sizes(draw, FEW)
-    space, basis = place(draw, d, 0.0), orthogonal(draw, d)
-    value = basis @ torch.diag(torch.tensor([1.0, *draw.uniform(-1.0, 0.5, d - 1)], dtype=torch.float64)) @ basis.mT
-    points = halved(draw, n, d, basis[:, 0], 0.15)
+def unsided(rng: Rng) -> Case:
+    n, d = draw_size(rng, FEW)
+    space, basis = draw_space(rng, d, 0.0), draw_orthogonal(rng, d)
+    value = basis @ torch.diag(torch.tensor([1.0, *rng.uniform(-1.0, 0.5, d - 1)], dtype=torch.float64)) @ basis.mT
+    points = draw_hemisphere(rng, n, d, basis[:, 0], 0.15)
     points[1::2] *= -1.0
-    return Case(plural(draw, space, value, 1.0, mask="causal"), onto(space, points), space, HORIZON)
+    return Case(draw_heads(rng, space, value, 1.0, mask="causal"), map_to_space(space, points), space, HORIZON)
 
 
-def unmasked(draw: Draw) -> Case:
+def unmasked(rng: Rng) -> Case:
     """Full attention with a strong negative eigenvalue."""
-    basis = orthogonal(draw, 3)
+    basis = draw_orthogonal(rng, 3)
     value = basis @ torch.diag(torch.tensor([1.0, -5.0, -5.0], dtype=torch.float64)) @ basis.mT
-    space = place(draw, 3, 0.0)
-    return Case(plural(draw, space, value, 1.5), onto(space, halved(draw, 5, 3, basis[:, 0])), space, HORIZON)
+    space = draw_space(rng, 3, 0.0)
+    return Case(
+        draw_heads(rng, space, value, 1.5), map_to_space(space, draw_hemisphere(rng, 5, 3, basis[:, 0])), space, HORIZON
+    )
 
 
 def _simple(case: Case) -> Margin:
     values = spectrum(case)
-    return strictly(float((values[0] - values[1]) / values.abs().max().clamp_min(1e-300)))
+    return Margin.positive(float((values[0] - values[1]) / values.abs().max().clamp_min(1e-300)))
 
 
 SIMPLE = Hypothesis("top eigenvalue simple", r"\lambda_1 > \lambda_2", _simple)
@@ -130,12 +131,12 @@ THEOREM = Theorem(
     citation=CITATION,
     status=Status.HERE,
     hypotheses=(
-        given.TOKENS,
-        *spheres.ON_SPHERE,
+        hypotheses.TOKENS,
+        *spheres.SPHERE_SETTING,
         spheres.CAUSAL,
         spheres.EQUAL_MASSES,
-        given.SOFTMAX,
-        spheres.COMMON,
+        hypotheses.SOFTMAX,
+        spheres.COMMON_VALUE,
         spheres.VALUE_SYMMETRIC,
         spheres.SAME_SIGN,
         SIMPLE,

@@ -10,53 +10,52 @@ from __future__ import annotations
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.checking import alive, decades
-from attractor.theory.conditions import Hypothesis, Margin, decided, nonzero, weakly
-from attractor.theory.sampling import Draw, onto, place, sphere_law, unit
-from attractor.theory.spheres import spread
+from attractor.theory import hypotheses, spheres
+from attractor.theory.checking import geometric_times, select_valid_rows
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_space, draw_sphere_law, draw_unit_points, map_to_space
+from attractor.theory.spheres import max_distance
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 
 HORIZON = 600.0
-OPTIONS = {"save": decades(HORIZON)}
+OPTIONS = {"save": geometric_times(HORIZON)}
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    apart = spread(spheres.sphered(case).points(run.points[alive(run)]))
+    apart = max_distance(spheres.to_sphere(case).map_points(run.points[select_valid_rows(run)]))
     return (Measurement("all tokens agree in the end", -float(apart[-1]), 1e-3, asymptotic=True),)
 
 
 def _spatial(case: Case) -> Margin:
     """Tokens of a plane stay in it, where they are as on a circle."""
-    points = spheres.sphered(case).points(case.entered.points)
+    points = spheres.to_sphere(case).map_points(case.initial_tokens.points)
     if min(points.shape) < 3:
-        return decided(True, f"{len(points)} tokens in {points.shape[1]} dimensions")
+        return Margin.boolean(True, f"{len(points)} tokens in {points.shape[1]} dimensions")
     values = torch.linalg.svdvals(points)
-    return nonzero(float(values[2] / values[0]), 1e-9)
+    return Margin.nonzero(float(values[2] / values[0]), 1e-9)
 
 
-def sample(draw: Draw) -> Case:
-    d = int(draw.integers(3, 5))
-    space, eye = place(draw, d), torch.eye(d, dtype=torch.float64)
-    law = sphere_law(draw, space, eye, [float(draw.uniform(0.0, 2.5)) * eye])
-    return Case(law, onto(space, unit(draw, 8, d)), space, HORIZON, OPTIONS)
+def sample(rng: Rng) -> Case:
+    d = int(rng.integers(3, 5))
+    space, eye = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
+    law = draw_sphere_law(rng, space, eye, [float(rng.uniform(0.0, 2.5)) * eye])
+    return Case(law, map_to_space(space, draw_unit_points(rng, 8, d)), space, HORIZON, OPTIONS)
 
 
-def circle(draw: Draw) -> Case:
+def circle(rng: Rng) -> Case:
     """Regular polygons on the circle under a repulsive interaction, where they attract."""
     eye = torch.eye(2, dtype=torch.float64)
-    turns = 2 * torch.pi * torch.arange(5, dtype=torch.float64) / 5 + torch.from_numpy(0.1 * draw.standard_normal(5))
+    turns = 2 * torch.pi * torch.arange(5, dtype=torch.float64) / 5 + torch.from_numpy(0.1 * rng.standard_normal(5))
     points = torch.stack((turns.cos(), turns.sin()), dim=-1)
-    space = place(draw, 2, 0.0)
-    return Case(sphere_law(draw, space, eye, [0.0 * eye]), onto(space, points), space, HORIZON, OPTIONS)
+    space = draw_space(rng, 2, 0.0)
+    return Case(draw_sphere_law(rng, space, eye, [0.0 * eye]), map_to_space(space, points), space, HORIZON, OPTIONS)
 
 
-def repulsive(draw: Draw) -> Case:
-    case = sample(draw)
+def repulsive(rng: Rng) -> Case:
+    case = sample(rng)
     eye = torch.eye(case.attention.dim, dtype=torch.float64)
-    return Case(sphere_law(draw, case.space, eye, [-3.0 * eye]), case.state, case.space, HORIZON, OPTIONS)
+    return Case(draw_sphere_law(rng, case.space, eye, [-3.0 * eye]), case.state, case.space, HORIZON, OPTIONS)
 
 
 THEOREM = Theorem(
@@ -72,21 +71,23 @@ THEOREM = Theorem(
     ),
     status=Status.PAPER,
     hypotheses=(
-        given.SOFTMAX,
-        given.TOKENS,
-        spheres.CURVED,
-        spheres.PURE,
-        given.FULL,
+        hypotheses.SOFTMAX,
+        hypotheses.TOKENS,
+        spheres.ON_SPHERE,
+        spheres.PLAIN_VALUES,
+        hypotheses.FULL,
         spheres.EQUAL_MASSES,
-        given.PLACELESS,
-        given.UNBIASED,
-        given.ONE_HEAD,
-        Hypothesis("dimension", r"d \ge 3", lambda case: decided(case.tokens.dim >= 3, f"d = {case.tokens.dim}")),
-        spheres.IDENTITY,
-        spheres.ATTRACTIVE,
+        hypotheses.NO_POSITIONS,
+        hypotheses.UNBIASED,
+        hypotheses.ONE_HEAD,
+        Hypothesis(
+            "dimension", r"d \ge 3", lambda case: Margin.boolean(case.tokens.dim >= 3, f"d = {case.tokens.dim}")
+        ),
+        spheres.IDENTITY_VALUES,
+        spheres.ATTRACTION,
         pair.ISOTROPIC,
-        Hypothesis("attractive interaction", r"\beta \ge 0", lambda case: weakly(pair.beta_of(case)[0])),
-        spheres.GENERIC,
+        Hypothesis("attractive interaction", r"\beta \ge 0", lambda case: Margin.nonnegative(pair.beta_of(case)[0])),
+        spheres.GENERIC_START,
         Hypothesis("more than a plane", r"\operatorname{rank}(x_1, \dots, x_n) \ge \min(n, 3)", _spatial),
     ),
     fate="consensus",

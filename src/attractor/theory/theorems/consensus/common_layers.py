@@ -13,7 +13,15 @@ import math
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory.sampling import SPHERE_SIZES, Draw, halved, onto, place, plural, sizes
+from attractor.theory.sampling import (
+    SPHERE_SIZES,
+    Rng,
+    draw_heads,
+    draw_hemisphere,
+    draw_size,
+    draw_space,
+    map_to_space,
+)
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import common_value
 from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layer_by_layer, layered
@@ -34,27 +42,27 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SPHERE_SIZES)
-    space = place(draw, d)
-    value, pole = common_value.block(draw, d, symmetric=bool(draw.integers(2)))
-    step = STEPS[int(draw.integers(len(STEPS)))]
-    law = plural(draw, space, value, mask=(None, "causal")[int(draw.integers(2))])
-    return Case(law, onto(space, halved(draw, n, d, pole)), space, LAYERS * step, layered(step))
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng, SPHERE_SIZES)
+    space = draw_space(rng, d)
+    value, pole = common_value.block(rng, d, symmetric=bool(rng.integers(2)))
+    step = STEPS[int(rng.integers(len(STEPS)))]
+    law = draw_heads(rng, space, value, mask=(None, "causal")[int(rng.integers(2))])
+    return Case(law, map_to_space(space, draw_hemisphere(rng, n, d, pole)), space, LAYERS * step, layered(step))
 
 
-def across(draw: Draw) -> Case:
-    case = common_value.both_sides(draw)
+def across(rng: Rng) -> Case:
+    case = common_value.both_sides(rng)
     return Case(case.law, case.state, case.space, LAYERS * 1.0, layered(1.0))
 
 
-def strong(draw: Draw) -> Case:
-    n, d = sizes(draw, SPHERE_SIZES)
-    value, pole = common_value.block(draw, d, -9.0, -3.0, symmetric=True)
-    space = place(draw, d, 0.0)
-    law = plural(draw, space, value)
+def strong(rng: Rng) -> Case:
+    n, d = draw_size(rng, SPHERE_SIZES)
+    value, pole = common_value.block(rng, d, -9.0, -3.0, symmetric=True)
+    space = draw_space(rng, d, 0.0)
+    law = draw_heads(rng, space, value)
     assert isinstance(value, torch.Tensor)
-    return Case(law, onto(space, halved(draw, n, d, pole)), space, LAYERS * 1.0, layered(1.0))
+    return Case(law, map_to_space(space, draw_hemisphere(rng, n, d, pole)), space, LAYERS * 1.0, layered(1.0))
 
 
 THEOREM = Theorem(

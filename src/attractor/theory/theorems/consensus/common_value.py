@@ -22,12 +22,21 @@ import torch
 from torch import Tensor
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.checking import alive, smallest_increase
-from attractor.theory.conditions import Hypothesis, Margin, strictly, vanishing
-from attractor.theory.sampling import SPHERE_SIZES, Draw, halved, onto, orthogonal, place, plural, sizes, wandering
-from attractor.theory.spheres import odds
+from attractor.theory import hypotheses, spheres
+from attractor.theory.checking import select_valid_rows, smallest_increase
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import (
+    SPHERE_SIZES,
+    Rng,
+    draw_heads,
+    draw_hemisphere,
+    draw_orthogonal,
+    draw_schedule,
+    draw_size,
+    draw_space,
+    map_to_space,
+)
+from attractor.theory.spheres import compute_odds
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 HORIZON = 12.0
@@ -45,7 +54,7 @@ class Dominant:
 
 def dominant(case: Case) -> Dominant:
     """Looked for in the total value; ``residual`` is how far v is from an eigenvector of U and of its transpose."""
-    value = spheres.sphered(case).total
+    value = spheres.to_sphere(case).total
     values, vectors = torch.linalg.eig(value)
     top = int(values.real.argmax())
     vector = vectors[:, top].real
@@ -59,16 +68,16 @@ def dominant(case: Case) -> Dominant:
 
 def heights(case: Case, points: Tensor) -> Tensor:
     """Heights over the hyperplane of v, of the sign that the first token has."""
-    found = spheres.sphered(case).points(points) @ dominant(case).vector
+    found = spheres.to_sphere(case).map_points(points) @ dominant(case).vector
     first = found.reshape(-1)[0]
     return found * (-1.0 if float(first) < 0 else 1.0)
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    kept, top = alive(run), dominant(case)
+    kept, top = select_valid_rows(run), dominant(case)
     lowest, times = heights(case, run.points[kept]).amin(-1), run.times[kept]
     away = (lowest > 0) & (lowest < 1 - 1e-8)
-    promised = odds(lowest[away]).log() - 2 * (top.value - top.others) * times[away]
+    promised = compute_odds(lowest[away]).log() - 2 * (top.value - top.others) * times[away]
     return (
         Measurement("the lowest height never decreases", smallest_increase(lowest), 1e-10),
         Measurement("it stays positive", float(lowest.min()), 0.0),
@@ -76,62 +85,64 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def block(draw: Draw, d: int, low: float = -0.9, high: float = 0.9, symmetric: bool = False) -> tuple[Tensor, Tensor]:
+def block(rng: Rng, d: int, low: float = -0.9, high: float = 0.9, symmetric: bool = False) -> tuple[Tensor, Tensor]:
     """U = lambda v v' + U' with U' on the complement of v of norm below lambda; and v."""
-    basis, top = orthogonal(draw, d), float(draw.uniform(0.7, 1.5))
-    inner = torch.diag(torch.from_numpy(draw.uniform(low, high, d - 1)))
+    basis, top = draw_orthogonal(rng, d), float(rng.uniform(0.7, 1.5))
+    inner = torch.diag(torch.from_numpy(rng.uniform(low, high, d - 1)))
     if not symmetric:
-        inner = orthogonal(draw, d - 1) @ inner @ orthogonal(draw, d - 1)
+        inner = draw_orthogonal(rng, d - 1) @ inner @ draw_orthogonal(rng, d - 1)
     whole = torch.block_diag(torch.ones(1, 1, dtype=torch.float64), inner)
     return top * basis @ whole @ basis.mT, basis[:, 0]
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SPHERE_SIZES)
-    space = place(draw, d)
-    value, pole = block(draw, d, symmetric=bool(draw.integers(2)))
-    mask = (None, "causal")[int(draw.integers(2))]
-    if draw.random() < 0.1:
-        law = wandering(draw, space, value, HORIZON, mask=mask)
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng, SPHERE_SIZES)
+    space = draw_space(rng, d)
+    value, pole = block(rng, d, symmetric=bool(rng.integers(2)))
+    mask = (None, "causal")[int(rng.integers(2))]
+    if rng.random() < 0.1:
+        law = draw_schedule(rng, space, value, HORIZON, mask=mask)
     else:
-        law = plural(draw, space, value, mask=mask)
-    return Case(law, onto(space, halved(draw, n, d, pole)), space, HORIZON)
+        law = draw_heads(rng, space, value, mask=mask)
+    return Case(law, map_to_space(space, draw_hemisphere(rng, n, d, pole)), space, HORIZON)
 
 
-def strong_negative(draw: Draw) -> Case:
+def strong_negative(rng: Rng) -> Case:
     """|lambda_min| above lambda_1."""
-    basis = orthogonal(draw, 3)
+    basis = draw_orthogonal(rng, 3)
     value = basis @ torch.diag(torch.tensor([1.0, -5.0, -5.0], dtype=torch.float64)) @ basis.mT
-    space = place(draw, 3, 0.0)
-    return Case(plural(draw, space, value, 1.5), onto(space, halved(draw, 5, 3, basis[:, 0])), space, HORIZON)
+    space = draw_space(rng, 3, 0.0)
+    return Case(
+        draw_heads(rng, space, value, 1.5), map_to_space(space, draw_hemisphere(rng, 5, 3, basis[:, 0])), space, HORIZON
+    )
 
 
-def both_sides(draw: Draw) -> Case:
-    case = sample(draw)
+def both_sides(rng: Rng) -> Case:
+    case = sample(rng)
     signs = torch.from_numpy(np.where(np.arange(case.tokens.n) % 2, -1.0, 1.0))
     return replace(case, state=replace(case.tokens, points=case.tokens.points * signs[:, None]))
 
 
 def _one_side(case: Case) -> Margin:
     found = heights(case, case.tokens.points)
-    return strictly(float(found.min()))
+    return Margin.positive(float(found.min()))
 
 
 SPLIT = Hypothesis(
     "value splits",
     r"U v = \lambda v,\ U^\top v = \lambda v",
-    lambda case: vanishing(dominant(case).residual),
+    lambda case: Margin.zero(dominant(case).residual),
     structural=True,
 )
 POSITIVE = Hypothesis(
     "top eigenvalue positive",
     r"\lambda_1 > 0",
-    lambda case: strictly(dominant(case).value / max(abs(dominant(case).value), dominant(case).others, 1e-300)),
+    lambda case: Margin.positive(dominant(case).value / max(abs(dominant(case).value), dominant(case).others, 1e-300)),
 )
 DOMINANT = Hypothesis(
     "top eigenvalue dominates",
     r"\lambda > \mu = \|U|_{v^\perp}\|",
-    lambda case: strictly((dominant(case).value - dominant(case).others) / max(dominant(case).others, 1e-3)),
+    lambda case: Margin.positive((dominant(case).value - dominant(case).others) / max(dominant(case).others, 1e-3)),
 )
 ONE_SIDE = Hypothesis("one side", r"\langle v, x_i(0)\rangle > 0 \text{ for all } i \text{ (or all } < 0)", _one_side)
 CITATION = Citation(
@@ -152,9 +163,9 @@ THEOREM = Theorem(
     citation=CITATION,
     status=Status.HERE,
     hypotheses=(
-        given.TOKENS,
-        *spheres.ON_SPHERE,
-        spheres.COMMON,
+        hypotheses.TOKENS,
+        *spheres.SPHERE_SETTING,
+        spheres.COMMON_VALUE,
         SPLIT,
         spheres.SAME_SIGN,
         POSITIVE,
@@ -166,7 +177,6 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"top eigenvalue dominates": strong_negative, "one side": both_sides},
-    broken=spheres.reverse,
     proof="At the lowest token the pull along v is at least lambda beta, the loss at most lambda beta m + mu "
     "sqrt((1-m^2)(1-beta^2)), beta >= m.",
 )

@@ -13,11 +13,18 @@ import torch
 from torch import Tensor
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.checking import alive
-from attractor.theory.conditions import Hypothesis, Margin, vanishing
-from attractor.theory.sampling import Draw, onto, orthogonal, place, sizes, sphere_law, unit
+from attractor.theory import hypotheses, spheres
+from attractor.theory.checking import select_valid_rows
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import (
+    Rng,
+    draw_orthogonal,
+    draw_size,
+    draw_space,
+    draw_sphere_law,
+    draw_unit_points,
+    map_to_space,
+)
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 
@@ -43,8 +50,8 @@ def equation(n: int, beta: float, weight: float, start: float, times: np.ndarray
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    found, kept = spheres.sphered(case), alive(run)
-    pairs, times = cosines(found.points(run.points[kept])), run.times[kept].numpy()
+    found, kept = spheres.to_sphere(case), select_valid_rows(run)
+    pairs, times = cosines(found.map_points(run.points[kept])), run.times[kept].numpy()
     wanted = equation(case.tokens.n, pair.beta_of(case)[0], found.weight, float(pairs[0].mean()), times)
     uneven = float((pairs.amax(-1) - pairs.amin(-1)).max())
     return (
@@ -53,24 +60,26 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
-    space, eye = place(draw, d), torch.eye(d, dtype=torch.float64)
-    g = float(draw.uniform(-0.8 / (n - 1), 0.8))
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng, SIZES)
+    space, eye = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
+    g = float(rng.uniform(-0.8 / (n - 1), 0.8))
     gram = (1 - g) * torch.eye(n, dtype=torch.float64) + g
-    points = torch.linalg.cholesky(gram) @ orthogonal(draw, d)[:n]
-    law = sphere_law(draw, space, eye, [float(draw.uniform(-2.0, 3.0)) * eye])
-    return Case(law, onto(space, points), space, 5.0)
+    points = torch.linalg.cholesky(gram) @ draw_orthogonal(rng, d)[:n]
+    law = draw_sphere_law(rng, space, eye, [float(rng.uniform(-2.0, 3.0)) * eye])
+    return Case(law, map_to_space(space, points), space, 5.0)
 
 
-def uneven(draw: Draw) -> Case:
-    space, eye = place(draw, 4, 0.0), torch.eye(4, dtype=torch.float64)
-    return Case(sphere_law(draw, space, eye, [1.5 * eye]), onto(space, unit(draw, 4, 4)), space, 5.0)
+def uneven(rng: Rng) -> Case:
+    space, eye = draw_space(rng, 4, 0.0), torch.eye(4, dtype=torch.float64)
+    return Case(
+        draw_sphere_law(rng, space, eye, [1.5 * eye]), map_to_space(space, draw_unit_points(rng, 4, 4)), space, 5.0
+    )
 
 
 def _equal(case: Case) -> Margin:
-    pairs = cosines(spheres.sphered(case).points(case.tokens.points))
-    return vanishing(float(pairs.max() - pairs.min()) if pairs.numel() else 1.0)
+    pairs = cosines(spheres.to_sphere(case).map_points(case.tokens.points))
+    return Margin.zero(float(pairs.max() - pairs.min()) if pairs.numel() else 1.0)
 
 
 THEOREM = Theorem(
@@ -81,17 +90,17 @@ THEOREM = Theorem(
     citation=pair.CITATION,
     status=Status.HERE,
     hypotheses=(
-        given.SOFTMAX,
-        given.TOKENS,
-        spheres.CURVED,
-        spheres.PURE,
-        given.FULL,
+        hypotheses.SOFTMAX,
+        hypotheses.TOKENS,
+        spheres.ON_SPHERE,
+        spheres.PLAIN_VALUES,
+        hypotheses.FULL,
         spheres.EQUAL_MASSES,
-        given.PLACELESS,
-        given.UNBIASED,
-        given.ONE_HEAD,
-        spheres.IDENTITY,
-        spheres.ATTRACTIVE,
+        hypotheses.NO_POSITIONS,
+        hypotheses.UNBIASED,
+        hypotheses.ONE_HEAD,
+        spheres.IDENTITY_VALUES,
+        spheres.ATTRACTION,
         pair.ISOTROPIC,
         Hypothesis("equal angles", r"\langle x_i, x_j\rangle_W = g", _equal),
     ),

@@ -14,21 +14,20 @@ from torch import Tensor
 from attractor.observables import energy, energy_rate, partition
 from attractor.solvers import Trajectory, velocity
 from attractor.states import Tokens
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.checking import alive, smallest_increase
-from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
+from attractor.theory import hypotheses, spheres
+from attractor.theory.checking import select_valid_rows, smallest_increase
+from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import (
     SPHERE_SIZES,
-    Draw,
-    definite,
-    indefinite,
-    onto,
-    place,
-    sizes,
-    skew,
-    sphere_law,
-    unit,
+    Rng,
+    draw_definite,
+    draw_indefinite,
+    draw_size,
+    draw_skew,
+    draw_space,
+    draw_sphere_law,
+    draw_unit_points,
+    map_to_space,
 )
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem
 from attractor.weights import asymmetry
@@ -36,7 +35,7 @@ from attractor.weights import asymmetry
 
 def proportion(case: Case) -> tuple[float, float]:
     """c and the relative residual of U = c P."""
-    found = spheres.sphered(case)
+    found = spheres.to_sphere(case)
     value, interaction = found.total, found.interactions[0]
     c = float((value * interaction).sum() / interaction.square().sum().clamp_min(1e-300))
     return c, float((value - c * interaction).norm() / value.norm().clamp_min(1e-300))
@@ -44,7 +43,7 @@ def proportion(case: Case) -> tuple[float, float]:
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     c, _ = proportion(case)
-    kept = alive(run)
+    kept = select_valid_rows(run)
     rows = list(range(kept.stop))[:: max(1, kept.stop // 8)]
     states = [Tokens(run.points[row], case.tokens.masses) for row in rows]
     balance = max(_balance(case, state, c) for state in states)
@@ -60,87 +59,99 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 def _balance(case: Case, state: Tokens, c: float) -> float:
     """dE/dt less the squared speed over c, relative to the sizes that cancel in it."""
     rate = float(energy_rate(state, case.law, case.space))
-    found, motion = spheres.sphered(case), velocity(case.law, state, case.space)
+    found, motion = spheres.to_sphere(case), velocity(case.law, state, case.space)
     weights = state.weights * partition(state, case.law).squeeze(-2)
-    speeds = found.points(motion).norm(dim=-1)
+    speeds = found.map_points(motion).norm(dim=-1)
     squared = float((weights * speeds.square()).sum()) / c
     # near rest, rounding of the drive outweighs its tangent part
     drive = torch.linalg.matrix_norm(found.total, 2)
-    size = squared + float((weights * (speeds + 1e-3 * drive)).sum() * found.steepness[0])
+    size = squared + float((weights * (speeds + 1e-3 * drive)).sum() * found.score_bounds[0])
     return abs(rate - squared) / max(size, 1e-300)
 
 
 def _parallel(case: Case, state: Tokens, c: float) -> float:
     """The tangent part of the gradient (by automatic differentiation) less the weighted velocity."""
-    found = spheres.sphered(case)
-    points = found.points(state.points).requires_grad_()
+    found = spheres.to_sphere(case)
+    points = found.map_points(state.points).requires_grad_()
     inverse = torch.linalg.inv(found.root)
     energy(Tokens.trusted(points @ inverse.mT, state.masses), case.law).backward()
     assert isinstance(points.grad, Tensor)
     gradient, at = points.grad / state.weights[:, None], points.detach()
     gradient = gradient - at * (at * gradient).sum(-1, keepdim=True)
-    motion = found.points(velocity(case.law, state, case.space))
+    motion = found.map_points(velocity(case.law, state, case.space))
     wanted = partition(state, case.law).squeeze(-2)[:, None] * motion / c
     return float((gradient - wanted).norm() / points.grad.norm().clamp_min(1e-300) * float(state.weights.min()))
 
 
-def symmetric_interaction(draw: Draw, d: int) -> Tensor:
-    return (definite(draw, d), definite(draw, d, -1.0), indefinite(draw, d))[int(draw.integers(3))]
+def symmetric_interaction(rng: Rng, d: int) -> Tensor:
+    return (draw_definite(rng, d), draw_definite(rng, d, -1.0), draw_indefinite(rng, d))[int(rng.integers(3))]
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SPHERE_SIZES)
-    space, interaction = place(draw, d), symmetric_interaction(draw, d)
-    law = sphere_law(draw, space, float(draw.uniform(0.3, 2.0)) * interaction, [interaction])
-    return Case(law, onto(space, unit(draw, n, d)), space, horizon=6.0)
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng, SPHERE_SIZES)
+    space, interaction = draw_space(rng, d), symmetric_interaction(rng, d)
+    law = draw_sphere_law(rng, space, float(rng.uniform(0.3, 2.0)) * interaction, [interaction])
+    return Case(law, map_to_space(space, draw_unit_points(rng, n, d)), space, horizon=6.0)
 
 
 def built(shape: str) -> Sampler:
     """Cases that miss one hypothesis."""
 
-    def draw_case(draw: Draw) -> Case:
-        n, d = sizes(draw, SPHERE_SIZES)
-        space = place(draw, d, 0.0)
-        interaction = definite(draw, d, 1.0, 0.2, 4.0)
+    def draw_case(rng: Rng) -> Case:
+        n, d = draw_size(rng, SPHERE_SIZES)
+        space = draw_space(rng, d, 0.0)
+        interaction = draw_definite(rng, d, 1.0, 0.2, 4.0)
         value, mask = interaction, None
         if shape == "identity":
             value = torch.eye(d, dtype=torch.float64)
         elif shape == "skew":
-            value = interaction = interaction + skew(draw, d, 2.0)
+            value = interaction = interaction + draw_skew(rng, d, 2.0)
         elif shape == "negative":
             value = -interaction
         elif shape == "masked":
             mask = "causal"
-        law = sphere_law(draw, space, value, [interaction], mask=mask)
-        return Case(law, onto(space, unit(draw, n, d)), space, horizon=6.0)
+        law = draw_sphere_law(rng, space, value, [interaction], mask=mask)
+        return Case(law, map_to_space(space, draw_unit_points(rng, n, d)), space, horizon=6.0)
 
     return draw_case
 
 
 def _unbiased(case: Case) -> Margin:
     law = case.attention
-    biased = [name for name in given.BIASES if (bias := getattr(law, name)) is not None and bool((bias != 0).any())]
-    return decided(not biased, ", ".join(biased) or "no biases")
+    biased = [
+        name for name in hypotheses.BIASES if (bias := getattr(law, name)) is not None and bool((bias != 0).any())
+    ]
+    return Margin.boolean(not biased, ", ".join(biased) or "no biases")
 
 
 def _proportional(case: Case) -> Margin:
     c, residual = proportion(case)
-    return vanishing(residual, detail=f"c = {c:.4g}")
+    return Margin.zero(residual, detail=f"c = {c:.4g}")
 
 
 def _sign(case: Case) -> Margin:
-    found = spheres.sphered(case)
-    return strictly(proportion(case)[0] * float(found.interactions[0].norm() / found.total.norm().clamp_min(1e-300)))
+    found = spheres.to_sphere(case)
+    return Margin.positive(
+        proportion(case)[0] * float(found.interactions[0].norm() / found.total.norm().clamp_min(1e-300))
+    )
 
 
 def _symmetric(case: Case) -> Margin:
-    return vanishing(asymmetry(spheres.sphered(case).interactions[0]))
+    return Margin.zero(asymmetry(spheres.to_sphere(case).interactions[0]))
 
 
 UNBIASED = Hypothesis("no biases at all", r"s_{ij} = x_i^\top P x_j", _unbiased, structural=True)
 SYMMETRIC = Hypothesis("interaction symmetric", r"P = P^\top", _symmetric)
 PROPORTIONAL = Hypothesis("value follows interaction", r"W V = c P", _proportional)
-FORM = (given.SOFTMAX, spheres.CURVED, given.TOKENS, given.FULL, given.PLACELESS, UNBIASED, given.ONE_HEAD)
+FORM = (
+    hypotheses.SOFTMAX,
+    spheres.ON_SPHERE,
+    hypotheses.TOKENS,
+    hypotheses.FULL,
+    hypotheses.NO_POSITIONS,
+    UNBIASED,
+    hypotheses.ONE_HEAD,
+)
 HYPOTHESES = (*FORM, SYMMETRIC, PROPORTIONAL, Hypothesis("ascent", r"c > 0", _sign))
 CITATION = Citation(
     "abella2024asymptotic",

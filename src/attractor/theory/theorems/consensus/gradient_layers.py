@@ -21,8 +21,18 @@ from attractor.solvers import Trajectory
 from attractor.states import Tokens
 from attractor.theory import spheres
 from attractor.theory.checking import smallest_increase
-from attractor.theory.conditions import Hypothesis, weakly
-from attractor.theory.sampling import SPHERE_SIZES, Draw, definite, indefinite, onto, place, sizes, sphere_law, unit
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import (
+    SPHERE_SIZES,
+    Rng,
+    draw_definite,
+    draw_indefinite,
+    draw_size,
+    draw_space,
+    draw_sphere_law,
+    draw_unit_points,
+    map_to_space,
+)
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import gradient
 from attractor.weights import extremes
@@ -47,21 +57,21 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     return (Measurement("energy never decreases from layer to layer", smallest_increase(level, level), 1e-12),)
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SPHERE_SIZES)
-    space, interaction = place(draw, d), definite(draw, d, 1.0, 0.2, 3.0)
-    law = sphere_law(draw, space, float(draw.uniform(0.3, 2.0)) * interaction, [interaction])
-    step = STEPS[int(draw.integers(len(STEPS)))]
-    return Case(law, onto(space, unit(draw, n, d)), space, LAYERS * step, layered(step))
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng, SPHERE_SIZES)
+    space, interaction = draw_space(rng, d), draw_definite(rng, d, 1.0, 0.2, 3.0)
+    law = draw_sphere_law(rng, space, float(rng.uniform(0.3, 2.0)) * interaction, [interaction])
+    step = STEPS[int(rng.integers(len(STEPS)))]
+    return Case(law, map_to_space(space, draw_unit_points(rng, n, d)), space, LAYERS * step, layered(step))
 
 
-def saddle(draw: Draw) -> Case:
-    n, d = sizes(draw, SPHERE_SIZES)
-    interaction = indefinite(draw, d, None, 0.4, 3.0)
-    space = place(draw, d, 0.0)
-    step = STEPS[int(draw.integers(1, len(STEPS)))]
-    law = sphere_law(draw, space, interaction, [interaction])
-    return Case(law, onto(space, unit(draw, n, d)), space, LAYERS * step, layered(step))
+def saddle(rng: Rng) -> Case:
+    n, d = draw_size(rng, SPHERE_SIZES)
+    interaction = draw_indefinite(rng, d, None, 0.4, 3.0)
+    space = draw_space(rng, d, 0.0)
+    step = STEPS[int(rng.integers(1, len(STEPS)))]
+    law = draw_sphere_law(rng, space, interaction, [interaction])
+    return Case(law, map_to_space(space, draw_unit_points(rng, n, d)), space, LAYERS * step, layered(step))
 
 
 THEOREM = Theorem(
@@ -76,7 +86,7 @@ THEOREM = Theorem(
         Hypothesis(
             "interaction semi-definite",
             r"P \succeq 0",
-            lambda case: weakly(extremes(spheres.sphered(case).interactions[0])[0]),
+            lambda case: Margin.nonnegative(extremes(spheres.to_sphere(case).interactions[0])[0]),
         ),
     ),
     fate="monotone",

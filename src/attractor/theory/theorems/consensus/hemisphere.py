@@ -17,12 +17,21 @@ from attractor.laws import Attention, has_kernel
 from attractor.observables import hemisphere_margin
 from attractor.solvers import Trajectory
 from attractor.states import Tokens
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.checking import alive, smallest_increase
-from attractor.theory.conditions import Hypothesis, Margin, decided
-from attractor.theory.sampling import SPHERE_SIZES, Draw, halved, onto, place, plural, sizes, unit, wandering
-from attractor.theory.spheres import odds, rate_within, spread
+from attractor.theory import hypotheses, spheres
+from attractor.theory.checking import select_valid_rows, smallest_increase
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import (
+    SPHERE_SIZES,
+    Rng,
+    draw_heads,
+    draw_hemisphere,
+    draw_schedule,
+    draw_size,
+    draw_space,
+    draw_unit_points,
+    map_to_space,
+)
+from attractor.theory.spheres import compute_odds, fit_decay_rate, max_distance
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 HORIZON = 24.0
@@ -35,14 +44,14 @@ CITATION = Citation(
 
 def least_weight(case: Case) -> float:
     """A lower bound of every total weight sum_h c_h w^h_ij at all times."""
-    laws = spheres.laws_of(case)
+    laws = spheres.list_laws(case)
     masses = case.tokens.weights / case.tokens.weights.sum()
     least = float(masses.min())
-    scalars = spheres.sphered(case).values.diagonal(dim1=-2, dim2=-1).mean(-1)
+    scalars = spheres.to_sphere(case).values.diagonal(dim1=-2, dim2=-1).mean(-1)
     if len(laws) == 1:
-        steep = spheres.sphered(case).steepness
+        steep = spheres.to_sphere(case).score_bounds
     else:  # between two laws of a schedule queries and keys are interpolated, so norms of products are bounded by products
-        inverse = torch.linalg.inv(spheres.sphered(case).root)
+        inverse = torch.linalg.inv(spheres.to_sphere(case).root)
         queries, keys = ([_norms(law, name, inverse) for law in laws] for name in ("query", "key"))
         scale = max(abs(law.scale) for law in laws)
         steep = scale * torch.stack(queries).amax(0) * torch.stack(keys).amax(0)
@@ -57,17 +66,17 @@ def _norms(law: Attention, name: str, inverse: torch.Tensor) -> torch.Tensor:
 
 def margins(case: Case, run: Trajectory) -> tuple[torch.Tensor, torch.Tensor]:
     """Saved times and the margins at them."""
-    kept = alive(run)
+    kept = select_valid_rows(run)
     return run.times[kept], hemisphere_margin(Tokens.trusted(run.points[kept], case.tokens.masses), space=case.space)
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     times, rho = margins(case, run)
     away = rho < 1 - 1e-8  # nearer to consensus 1 - rho is rounding
-    logarithm, clock = odds(rho[away]).clamp_min(1e-300).log(), times[away]
+    logarithm, clock = compute_odds(rho[away]).clamp_min(1e-300).log(), times[away]
     promised = logarithm - 2 * least_weight(case) * clock
-    found = spheres.sphered(case)
-    rate = rate_within(times, spread(found.points(run.points[alive(run)])))
+    found = spheres.to_sphere(case)
+    rate = fit_decay_rate(times, max_distance(found.map_points(run.points[select_valid_rows(run)])))
     return (
         Measurement("the margin never decreases", smallest_increase(rho), 1e-10),
         Measurement("its odds grow as fast as promised", smallest_increase(promised), 1e-6),
@@ -75,32 +84,32 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SPHERE_SIZES)
-    space, value = place(draw, d), torch.eye(d, dtype=torch.float64)
-    varied = draw.random() < 0.15
-    law = wandering(draw, space, value, HORIZON, 0.7) if varied else plural(draw, space, value, 0.7)
-    return Case(law, onto(space, halved(draw, n, d)), space, HORIZON)
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng, SPHERE_SIZES)
+    space, value = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
+    varied = rng.random() < 0.15
+    law = draw_schedule(rng, space, value, HORIZON, 0.7) if varied else draw_heads(rng, space, value, 0.7)
+    return Case(law, map_to_space(space, draw_hemisphere(rng, n, d)), space, HORIZON)
 
 
-def around(draw: Draw) -> Case:
+def around(rng: Rng) -> Case:
     """Tokens that surround the origin."""
-    space, value = place(draw, 3, 0.0), torch.eye(3, dtype=torch.float64)
-    return Case(plural(draw, space, value, 0.7), onto(space, unit(draw, 12, 3)), space, HORIZON)
+    space, value = draw_space(rng, 3, 0.0), torch.eye(3, dtype=torch.float64)
+    return Case(draw_heads(rng, space, value, 0.7), map_to_space(space, draw_unit_points(rng, 12, 3)), space, HORIZON)
 
 
-def lopsided(draw: Draw) -> Case:
+def lopsided(rng: Rng) -> Case:
     """A value that is no multiple of the identity."""
-    n, d = sizes(draw, SPHERE_SIZES)
-    space = place(draw, d, 0.0)
-    value = torch.diag(torch.from_numpy(draw.uniform(-1.0, 1.5, d)))
-    return Case(plural(draw, space, value, 0.7), onto(space, halved(draw, n, d)), space, HORIZON)
+    n, d = draw_size(rng, SPHERE_SIZES)
+    space = draw_space(rng, d, 0.0)
+    value = torch.diag(torch.from_numpy(rng.uniform(-1.0, 1.5, d)))
+    return Case(draw_heads(rng, space, value, 0.7), map_to_space(space, draw_hemisphere(rng, n, d)), space, HORIZON)
 
 
 def _softmax(case: Case) -> Margin:
-    laws = spheres.laws_of(case)
+    laws = spheres.list_laws(case)
     plain = all(has_kernel(law, "softmax") and law.query_bias is None and law.positions is None for law in laws)
-    return decided(plain, "softmax of the scores" if plain else "biases, positions or another kernel")
+    return Margin.boolean(plain, "softmax of the scores" if plain else "biases, positions or another kernel")
 
 
 THEOREM = Theorem(
@@ -114,12 +123,12 @@ THEOREM = Theorem(
     citation=CITATION,
     status=Status.HERE,
     hypotheses=(
-        given.TOKENS,
-        *spheres.ON_SPHERE,
+        hypotheses.TOKENS,
+        *spheres.SPHERE_SETTING,
         spheres.FULL,
         Hypothesis("softmax", r"w_{ij} \propto m_j e^{s_{ij}}", _softmax, structural=True),
-        spheres.IDENTITY,
-        spheres.ATTRACTIVE,
+        spheres.IDENTITY_VALUES,
+        spheres.ATTRACTION,
         spheres.HEMISPHERE,
     ),
     fate="consensus",
@@ -127,6 +136,5 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"open hemisphere": around, "identity values": lopsided},
-    broken=spheres.reverse,
     proof="At the token that is lowest along the best direction, the hull's nearest point bounds the pull of the others.",
 )

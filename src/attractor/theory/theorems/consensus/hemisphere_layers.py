@@ -8,27 +8,40 @@ from __future__ import annotations
 
 import torch
 
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.sampling import SPHERE_SIZES, Draw, halved, onto, place, plural, sizes
+from attractor.theory import hypotheses, spheres
+from attractor.theory.sampling import (
+    SPHERE_SIZES,
+    Rng,
+    draw_heads,
+    draw_hemisphere,
+    draw_size,
+    draw_space,
+    map_to_space,
+)
 from attractor.theory.theorem import Case, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere, hemisphere_margin
 from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layer_by_layer, layered
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SPHERE_SIZES)
-    space, value = place(draw, d), torch.eye(d, dtype=torch.float64)
-    step = STEPS[int(draw.integers(len(STEPS)))]
-    law = plural(draw, space, value, mask=(None, "causal")[int(draw.integers(2))])
-    return Case(law, onto(space, halved(draw, n, d)), space, LAYERS * step, layered(step))
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng, SPHERE_SIZES)
+    space, value = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
+    step = STEPS[int(rng.integers(len(STEPS)))]
+    law = draw_heads(rng, space, value, mask=(None, "causal")[int(rng.integers(2))])
+    return Case(law, map_to_space(space, draw_hemisphere(rng, n, d)), space, LAYERS * step, layered(step))
 
 
-def turning(draw: Draw) -> Case:
-    n, d = sizes(draw, SPHERE_SIZES)
-    space, value = place(draw, d, 0.0), torch.eye(d, dtype=torch.float64)
+def turning(rng: Rng) -> Case:
+    n, d = draw_size(rng, SPHERE_SIZES)
+    space, value = draw_space(rng, d, 0.0), torch.eye(d, dtype=torch.float64)
     value[0, 1], value[1, 0] = 2.0, -2.0
-    return Case(plural(draw, space, value), onto(space, halved(draw, n, d)), space, LAYERS * 1.0, layered(1.0))
+    return Case(
+        draw_heads(rng, space, value),
+        map_to_space(space, draw_hemisphere(rng, n, d)),
+        space,
+        LAYERS * 1.0,
+        layered(1.0),
+    )
 
 
 THEOREM = Theorem(
@@ -39,7 +52,13 @@ THEOREM = Theorem(
     r"weights that are not negative, \(\rho\) and every \(\min_i\langle e, x_i\rangle_W \ge 0\) never decrease.",
     citation=hemisphere.CITATION,
     status=Status.HERE,
-    hypotheses=(given.TOKENS, *spheres.ON_SPHERE, spheres.IDENTITY, spheres.ATTRACTIVE, spheres.HEMISPHERE),
+    hypotheses=(
+        hypotheses.TOKENS,
+        *spheres.SPHERE_SETTING,
+        spheres.IDENTITY_VALUES,
+        spheres.ATTRACTION,
+        spheres.HEMISPHERE,
+    ),
     fate="monotone",
     conclude=hemisphere_margin.conclude,
     sample=sample,

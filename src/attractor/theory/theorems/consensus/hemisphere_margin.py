@@ -12,10 +12,18 @@ import torch
 
 from attractor.laws import Rotary
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.checking import alive, smallest_increase
-from attractor.theory.sampling import SPHERE_SIZES, Draw, halved, onto, place, plural, sizes, wandering
+from attractor.theory import hypotheses, spheres
+from attractor.theory.checking import select_valid_rows, smallest_increase
+from attractor.theory.sampling import (
+    SPHERE_SIZES,
+    Rng,
+    draw_heads,
+    draw_hemisphere,
+    draw_schedule,
+    draw_size,
+    draw_space,
+    map_to_space,
+)
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
 
@@ -26,7 +34,7 @@ KERNELS = ("softmax", "l2")
 
 def heights(case: Case, run: Trajectory) -> torch.Tensor:
     """Lowest heights over hyperplanes that all tokens start above, (S, directions)."""
-    points = spheres.sphered(case).points(run.points[alive(run)])
+    points = spheres.to_sphere(case).map_points(run.points[select_valid_rows(run)])
     start = points[0]
     # mixtures of tokens are good candidates; those that do not have all tokens on one side are left out
     mixtures = torch.cat((start.mean(0, keepdim=True), start, start[:-1] + start[1:]))
@@ -46,26 +54,26 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def varied(pole: bool = True) -> Sampler:
-    def draw_case(draw: Draw) -> Case:
-        n, d = sizes(draw, SPHERE_SIZES)
-        space, value = place(draw, d), torch.eye(d, dtype=torch.float64)
-        mask, kernel = MASKS[int(draw.integers(3))], KERNELS[int(draw.integers(2))]
+    def draw_case(rng: Rng) -> Case:
+        n, d = draw_size(rng, SPHERE_SIZES)
+        space, value = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
+        mask, kernel = MASKS[int(rng.integers(3))], KERNELS[int(rng.integers(2))]
         positions = Rotary(10.0) if d == 4 else None
-        if draw.random() < 0.1:
-            law = wandering(draw, space, value, HORIZON, mask="causal")
+        if rng.random() < 0.1:
+            law = draw_schedule(rng, space, value, HORIZON, mask="causal")
         else:
-            law = plural(draw, space, value, mask=mask, kernel=kernel, positions=positions)
-        return Case(law, onto(space, halved(draw, n, d)), space, HORIZON)
+            law = draw_heads(rng, space, value, mask=mask, kernel=kernel, positions=positions)
+        return Case(law, map_to_space(space, draw_hemisphere(rng, n, d)), space, HORIZON)
 
     return draw_case
 
 
-def turning(draw: Draw) -> Case:
+def turning(rng: Rng) -> Case:
     """A value with a skew part turns tokens out of the hemisphere they start in."""
-    n, d = sizes(draw, SPHERE_SIZES)
-    space, value = place(draw, d, 0.0), torch.eye(d, dtype=torch.float64)
+    n, d = draw_size(rng, SPHERE_SIZES)
+    space, value = draw_space(rng, d, 0.0), torch.eye(d, dtype=torch.float64)
     value[0, 1], value[1, 0] = 1.0, -1.0
-    return Case(plural(draw, space, value), onto(space, halved(draw, n, d)), space, HORIZON)
+    return Case(draw_heads(rng, space, value), map_to_space(space, draw_hemisphere(rng, n, d)), space, HORIZON)
 
 
 THEOREM = Theorem(
@@ -77,11 +85,16 @@ THEOREM = Theorem(
     r"are not negative.",
     citation=hemisphere.CITATION,
     status=Status.HERE,
-    hypotheses=(given.TOKENS, *spheres.ON_SPHERE, spheres.IDENTITY, spheres.ATTRACTIVE, spheres.HEMISPHERE),
+    hypotheses=(
+        hypotheses.TOKENS,
+        *spheres.SPHERE_SETTING,
+        spheres.IDENTITY_VALUES,
+        spheres.ATTRACTION,
+        spheres.HEMISPHERE,
+    ),
     fate="monotone",
     conclude=conclude,
     sample=varied(),
     violate={"identity values": turning},
-    broken=spheres.reverse,
     proof="The lowest token is pulled towards tokens that are not lower, and shortened by less.",
 )

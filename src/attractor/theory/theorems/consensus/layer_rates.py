@@ -13,8 +13,8 @@ import torch
 
 from attractor.solvers import Trajectory
 from attractor.theory import spheres
-from attractor.theory.sampling import Draw, halved, onto, place, plural, sizes
-from attractor.theory.spheres import rate_within, spread
+from attractor.theory.sampling import Rng, draw_heads, draw_hemisphere, draw_size, draw_space, map_to_space
+from attractor.theory.spheres import fit_decay_rate, max_distance
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
 from attractor.theory.theorems.consensus.gradient_layers import layer_by_layer, layered
@@ -30,12 +30,12 @@ def step_of(case: Case) -> float:
 
 def measured(case: Case, run: Trajectory) -> float:
     """The factor by which one layer shrinks angles, from the run."""
-    rate = rate_within(run.times, spread(spheres.sphered(case).points(run.points)), 1e-11, 1e-5)
+    rate = fit_decay_rate(run.times, max_distance(spheres.to_sphere(case).map_points(run.points)), 1e-11, 1e-5)
     return math.exp(rate * step_of(case))
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    factor = 1.0 / (1.0 + step_of(case) * spheres.sphered(case).weight)
+    factor = 1.0 / (1.0 + step_of(case) * spheres.to_sphere(case).weight)
     missed = abs(measured(case, run) / factor - 1)
     return (Measurement("a layer divides angles by 1 + hc", -missed, 0.01, asymptotic=True),)
 
@@ -43,14 +43,14 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 def stepped(mask: str | None, layers: dict[float, int], size: float = 0.5, value: float | None = None) -> Sampler:
     """Tokens of a hemisphere under values I (or others, given by the size of their asymmetry)."""
 
-    def draw_case(draw: Draw) -> Case:
-        n, d = sizes(draw, FEW)
-        space, matrix = place(draw, d), torch.eye(d, dtype=torch.float64)
+    def draw_case(rng: Rng) -> Case:
+        n, d = draw_size(rng, FEW)
+        space, matrix = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
         if value is not None:
-            space, matrix = place(draw, d, 0.0), torch.diag(torch.from_numpy(draw.uniform(1 - value, 1.0, d)))
-        step = list(layers)[int(draw.integers(len(layers)))]
-        law = plural(draw, space, matrix, size, mask=mask)
-        state = onto(space, halved(draw, n, d, least=0.3))
+            space, matrix = draw_space(rng, d, 0.0), torch.diag(torch.from_numpy(rng.uniform(1 - value, 1.0, d)))
+        step = list(layers)[int(rng.integers(len(layers)))]
+        law = draw_heads(rng, space, matrix, size, mask=mask)
+        state = map_to_space(space, draw_hemisphere(rng, n, d, least=0.3))
         return Case(law, state, space, layers[step] * step, layered(step, layers[step]))
 
     return draw_case

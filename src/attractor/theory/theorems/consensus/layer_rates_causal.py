@@ -18,7 +18,7 @@ STEPS = {0.5: 200, 1.0: 130, 5.0: 80}
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    size = step_of(case) * spheres.sphered(case).weight
+    size = step_of(case) * spheres.to_sphere(case).weight
     factor = (1.0 + size / 2) / (1.0 + size)
     # later tokens leave corrections that fall off slowly: (1 + s/3)/(1 + s/2) a layer
     missed = abs(measured(case, run) / factor - 1)

@@ -16,11 +16,18 @@ from collections.abc import Sequence
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.states import Tokens
 from attractor.theory import spheres
-from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.sampling import Draw, halved, onto, orthogonal, place, plural, sizes
-from attractor.theory.spheres import apart, rate_within, tangent_spectrum
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import (
+    Rng,
+    draw_heads,
+    draw_hemisphere,
+    draw_orthogonal,
+    draw_size,
+    draw_space,
+    map_to_space,
+)
+from attractor.theory.spheres import fit_decay_rate, linearize, max_distance
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
 from attractor.theory.theorems.consensus.gradient_layers import layer_by_layer, layered
@@ -42,20 +49,16 @@ def gather(cases: Sequence[Case]) -> list[tuple[Trajectory, float]]:
 
 
 def radius(case: Case) -> float:
-    found, pole = spheres.sphered(case), common_value.dominant(case).vector
-    inverse = torch.linalg.inv(found.root)
-
-    def layer(at: torch.Tensor) -> torch.Tensor:
-        return found.points(case.law.layer(Tokens.trusted(at @ inverse.mT), step_of(case), case.space))
-
-    return float(tangent_spectrum(layer, pole.expand(case.tokens.n, -1)).abs().max())
+    """Return the spectral radius of one layer where all tokens are at the eigenvector."""
+    pole = common_value.dominant(case).vector
+    return float(linearize(case, pole.expand(case.tokens.n, -1), step_of(case)).abs().max())
 
 
 def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measurement, ...]:
     run, largest = evidence
-    points, pole = spheres.sphered(case).points(run.points), common_value.dominant(case).vector
-    distance = torch.minimum(apart(points, pole), apart(points, -pole))
-    rate = rate_within(run.times, distance, 1e-11, 1e-5)
+    points, pole = spheres.to_sphere(case).map_points(run.points), common_value.dominant(case).vector
+    distance = torch.minimum(max_distance(points, pole), max_distance(points, -pole))
+    rate = fit_decay_rate(run.times, distance, 1e-11, 1e-5)
     return (
         Measurement("no token leaves the hemisphere", float(common_value.heights(case, run.points).amin()), 1e-12),
         Measurement("all tokens reach the eigenvector", -float(distance[-1]), 1e-3, asymptotic=True),
@@ -65,13 +68,13 @@ def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measuremen
 
 
 def valued(low: float, high: float) -> Sampler:
-    def draw_case(draw: Draw) -> Case:
-        n, d = sizes(draw, causal_symmetric.FEW)
-        space, basis = place(draw, d), orthogonal(draw, d)
-        value = basis @ torch.diag(torch.tensor([1.0, *draw.uniform(low, high, d - 1)], dtype=torch.float64)) @ basis.mT
-        step = list(LAYERS)[int(draw.integers(len(LAYERS)))]
-        law = plural(draw, space, value, 0.5, mask="causal")
-        state = onto(space, halved(draw, n, d, basis[:, 0], 0.15))
+    def draw_case(rng: Rng) -> Case:
+        n, d = draw_size(rng, causal_symmetric.FEW)
+        space, basis = draw_space(rng, d), draw_orthogonal(rng, d)
+        value = basis @ torch.diag(torch.tensor([1.0, *rng.uniform(low, high, d - 1)], dtype=torch.float64)) @ basis.mT
+        step = list(LAYERS)[int(rng.integers(len(LAYERS)))]
+        law = draw_heads(rng, space, value, 0.5, mask="causal")
+        state = map_to_space(space, draw_hemisphere(rng, n, d, basis[:, 0], 0.15))
         return Case(law, state, space, LAYERS[step] * step, layered(step, LAYERS[step]))
 
     return draw_case
@@ -79,7 +82,7 @@ def valued(low: float, high: float) -> Sampler:
 
 def _small_step(case: Case) -> Margin:
     values, h = causal_symmetric.spectrum(case), step_of(case)
-    return strictly(float(1 + h * values[0] - (1 + h * values[1:]).abs().max()))
+    return Margin.positive(float(1 + h * values[0] - (1 + h * values[1:]).abs().max()))
 
 
 THEOREM = Theorem(

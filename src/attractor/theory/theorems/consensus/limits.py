@@ -11,8 +11,17 @@ from dataclasses import replace
 
 from attractor.solvers import Trajectory
 from attractor.theory import spheres
-from attractor.theory.checking import alive, decades
-from attractor.theory.sampling import SPHERE_SIZES, Draw, onto, place, sizes, skew, sphere_law, unit
+from attractor.theory.checking import geometric_times, select_valid_rows
+from attractor.theory.sampling import (
+    SPHERE_SIZES,
+    Rng,
+    draw_size,
+    draw_skew,
+    draw_space,
+    draw_sphere_law,
+    draw_unit_points,
+    map_to_space,
+)
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import gradient
 
@@ -23,8 +32,8 @@ PATIENT = {"max_evaluations": 20_000_000}
 
 def moved_late(case: Case, run: Trajectory) -> float:
     """How far a token went in the second half of the time."""
-    kept = alive(run)
-    points, times = spheres.sphered(case).points(run.points[kept]), run.times[kept]
+    kept = select_valid_rows(run)
+    points, times = spheres.to_sphere(case).map_points(run.points[kept]), run.times[kept]
     steps = (points[1:] - points[:-1]).norm(dim=-1).amax(-1)
     late = steps[times[1:] > 0.5 * times[-1]]
     return float(late.sum()) if len(late) else 2.0
@@ -40,23 +49,27 @@ def gather(cases: Sequence[Case]) -> list[Trajectory]:
     runs = integrate(cases)
     for index, (case, run) in enumerate(zip(cases, runs, strict=True)):
         if case.horizon == HORIZON and moved_late(case, run) > RESTING:
-            runs[index] = integrate([replace(case, horizon=LATER, options={"save": decades(LATER), **PATIENT})])[0]
+            runs[index] = integrate(
+                [replace(case, horizon=LATER, options={"save": geometric_times(LATER), **PATIENT})]
+            )[0]
     return runs
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SPHERE_SIZES)
-    space, interaction = place(draw, d), gradient.symmetric_interaction(draw, d)
-    law = sphere_law(draw, space, float(draw.uniform(0.5, 2.0)) * interaction, [interaction])
-    return Case(law, onto(space, unit(draw, n, d)), space, HORIZON, {"save": decades(HORIZON)})
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng, SPHERE_SIZES)
+    space, interaction = draw_space(rng, d), gradient.symmetric_interaction(rng, d)
+    law = draw_sphere_law(rng, space, float(rng.uniform(0.5, 2.0)) * interaction, [interaction])
+    return Case(
+        law, map_to_space(space, draw_unit_points(rng, n, d)), space, HORIZON, {"save": geometric_times(HORIZON)}
+    )
 
 
-def turning(draw: Draw) -> Case:
+def turning(rng: Rng) -> Case:
     """A value with a large skew part: tokens that agree keep turning."""
-    n, d = sizes(draw, SPHERE_SIZES)
-    space, interaction = place(draw, d, 0.0), gradient.symmetric_interaction(draw, d)
-    law = sphere_law(draw, space, interaction + skew(draw, d, 2.0), [interaction])
-    return Case(law, onto(space, unit(draw, n, d)), space, 60.0, {"save": decades(60.0)})
+    n, d = draw_size(rng, SPHERE_SIZES)
+    space, interaction = draw_space(rng, d, 0.0), gradient.symmetric_interaction(rng, d)
+    law = draw_sphere_law(rng, space, interaction + draw_skew(rng, d, 2.0), [interaction])
+    return Case(law, map_to_space(space, draw_unit_points(rng, n, d)), space, 60.0, {"save": geometric_times(60.0)})
 
 
 def turned(case: Case) -> Case:
@@ -65,7 +78,7 @@ def turned(case: Case) -> Case:
     value[0, 1] += 9.0
     value[1, 0] -= 9.0
     assert d > 1
-    return replace(case, law=replace(law, value=value), horizon=60.0, options={"save": decades(60.0)})
+    return replace(case, law=replace(law, value=value), horizon=60.0, options={"save": geometric_times(60.0)})
 
 
 THEOREM = Theorem(
@@ -80,6 +93,6 @@ THEOREM = Theorem(
     gather=gather,
     sample=sample,
     violate={"value follows interaction": turning},
-    broken=turned,
+    break_case=turned,
     proof="An analytic gradient flow on a compact analytic manifold: Lojasiewicz.",
 )

@@ -15,11 +15,10 @@ from dataclasses import replace
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.checking import alive
-from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.sampling import Draw, onto, place, sphere_law, unit
+from attractor.theory import hypotheses, spheres
+from attractor.theory.checking import select_valid_rows
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_space, draw_sphere_law, draw_unit_points, map_to_space
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 from attractor.theory.theorems.consensus.equiangular import cosines
@@ -29,7 +28,7 @@ PART = 0.5  # theta' as a part of theta_0
 
 def smallest_angle(case: Case, points: torch.Tensor) -> torch.Tensor:
     """Smallest angle of a pair, (...)."""
-    return cosines(spheres.sphered(case).points(points)).clamp(-1.0, 1.0).amax(-1).acos()
+    return cosines(spheres.to_sphere(case).map_points(points)).clamp(-1.0, 1.0).amax(-1).acos()
 
 
 def promised(case: Case) -> float:
@@ -38,35 +37,35 @@ def promised(case: Case) -> float:
     masses = case.tokens.weights / case.tokens.weights.sum()
     crowd = float((1 - masses.min()) / masses.min())
     barrier = pair.beta_of(case)[0] * (1 - math.cos(PART * start))
-    return (1 - PART) * start * math.exp(min(barrier, 700.0)) / (2 * spheres.sphered(case).weight * crowd)
+    return (1 - PART) * start * math.exp(min(barrier, 700.0)) / (2 * spheres.to_sphere(case).weight * crowd)
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    kept = alive(run)
+    kept = select_valid_rows(run)
     angles, times = smallest_angle(case, run.points[kept]), run.times[kept]
     early = times <= promised(case)
     return (Measurement("no pair comes near in time", float(angles[early].min() - PART * angles[0]), 1e-9),)
 
 
-def sample(draw: Draw) -> Case:
+def sample(rng: Rng) -> Case:
     """Tokens near the corners of a cross, so that all pairs are well apart."""
-    space, eye = place(draw, 3), torch.eye(3, dtype=torch.float64)
-    points = torch.cat((eye, -eye))[: int(draw.choice([3, 5]))] + 0.1 * unit(draw, 1, 3)
+    space, eye = draw_space(rng, 3), torch.eye(3, dtype=torch.float64)
+    points = torch.cat((eye, -eye))[: int(rng.choice([3, 5]))] + 0.1 * draw_unit_points(rng, 1, 3)
     points = points / points.norm(dim=-1, keepdim=True)
-    beta = float(draw.uniform(4.0, 20.0))
-    case = Case(sphere_law(draw, space, eye, [beta * eye]), onto(space, points), space, 1.0)
+    beta = float(rng.uniform(4.0, 20.0))
+    case = Case(draw_sphere_law(rng, space, eye, [beta * eye]), map_to_space(space, points), space, 1.0)
     return Case(case.law, case.state, space, min(promised(case), 50.0))
 
 
-def soft(draw: Draw) -> Case:
+def soft(rng: Rng) -> Case:
     """No barrier: a repulsive score makes the weights of others large."""
-    space, eye = place(draw, 3, 0.0), torch.eye(3, dtype=torch.float64)
-    points = halves(draw)
-    return Case(sphere_law(draw, space, eye, [-6.0 * eye]), onto(space, points), space, 2.0)
+    space, eye = draw_space(rng, 3, 0.0), torch.eye(3, dtype=torch.float64)
+    points = halves(rng)
+    return Case(draw_sphere_law(rng, space, eye, [-6.0 * eye]), map_to_space(space, points), space, 2.0)
 
 
-def halves(draw: Draw) -> torch.Tensor:
-    points = torch.eye(3, dtype=torch.float64) + 0.3 * unit(draw, 3, 3)
+def halves(rng: Rng) -> torch.Tensor:
+    points = torch.eye(3, dtype=torch.float64) + 0.3 * draw_unit_points(rng, 3, 3)
     return points / points.norm(dim=-1, keepdim=True)
 
 
@@ -76,7 +75,7 @@ def blunt(case: Case) -> Case:
 
 
 def _barrier(case: Case) -> Margin:
-    return strictly(pair.beta_of(case)[0] * float(smallest_angle(case, case.tokens.points)))
+    return Margin.positive(pair.beta_of(case)[0] * float(smallest_angle(case, case.tokens.points)))
 
 
 THEOREM = Theorem(
@@ -92,16 +91,16 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        given.SOFTMAX,
-        given.TOKENS,
-        spheres.CURVED,
-        spheres.PURE,
-        given.FULL,
-        given.PLACELESS,
-        given.UNBIASED,
-        given.ONE_HEAD,
-        spheres.IDENTITY,
-        spheres.ATTRACTIVE,
+        hypotheses.SOFTMAX,
+        hypotheses.TOKENS,
+        spheres.ON_SPHERE,
+        spheres.PLAIN_VALUES,
+        hypotheses.FULL,
+        hypotheses.NO_POSITIONS,
+        hypotheses.UNBIASED,
+        hypotheses.ONE_HEAD,
+        spheres.IDENTITY_VALUES,
+        spheres.ATTRACTION,
         pair.ISOTROPIC,
         Hypothesis("separated tokens", r"\beta\,\theta_0 > 0", _barrier),
     ),
@@ -110,6 +109,6 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"separated tokens": soft},
-    broken=blunt,
+    break_case=blunt,
     proof="While pairs are apart, the weight of all others together is below M exp(-beta (1 - cos theta')).",
 )

@@ -15,11 +15,10 @@ import torch
 
 from attractor.solvers import Trajectory
 from attractor.spaces import angle
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.checking import alive
-from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
-from attractor.theory.sampling import Draw, gaussian, onto, place, sphere_law, unit
+from attractor.theory import hypotheses, spheres
+from attractor.theory.checking import select_valid_rows
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_matrix, draw_space, draw_sphere_law, draw_unit_points, map_to_space
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 
@@ -39,15 +38,15 @@ def merging_time(beta: float, start: float, end: float, weight: float = 1.0) -> 
 
 def beta_of(case: Case) -> tuple[float, float]:
     """beta and the relative residual of P = beta I on the unit sphere."""
-    interaction = spheres.sphered(case).interactions[0]
+    interaction = spheres.to_sphere(case).interactions[0]
     beta = float(interaction.diagonal().mean())
     eye = torch.eye(len(interaction), dtype=interaction.dtype)
     return beta, float((interaction - beta * eye).norm() / interaction.norm().clamp_min(1e-300))
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    found, kept = spheres.sphered(case), alive(run)
-    points, times = found.points(run.points[kept]), run.times[kept]
+    found, kept = spheres.to_sphere(case), select_valid_rows(run)
+    points, times = found.map_points(run.points[kept]), run.times[kept]
     angles = angle(points[:, 0], points[:, 1])
     beta, _ = beta_of(case)
     rows = [row for row in range(1, len(times)) if angles[row] > 1e-5][-1:]
@@ -57,34 +56,41 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     return (Measurement("the time is the integral", -max(missed, default=0.0), 1e-7),)
 
 
-def sample(draw: Draw) -> Case:
-    d = int(draw.integers(2, 5))
-    space, eye = place(draw, d), torch.eye(d, dtype=torch.float64)
-    law = sphere_law(draw, space, eye, [float(draw.uniform(-2.0, 4.0)) * eye])
-    points = unit(draw, 2, d)
-    return Case(law, onto(space, points), space, float(draw.choice([2.0, 6.0])))
+def sample(rng: Rng) -> Case:
+    d = int(rng.integers(2, 5))
+    space, eye = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
+    law = draw_sphere_law(rng, space, eye, [float(rng.uniform(-2.0, 4.0)) * eye])
+    points = draw_unit_points(rng, 2, d)
+    return Case(law, map_to_space(space, points), space, float(rng.choice([2.0, 6.0])))
 
 
-def crooked(draw: Draw) -> Case:
-    space, eye = place(draw, 3, 0.0), torch.eye(3, dtype=torch.float64)
-    return Case(sphere_law(draw, space, eye, [gaussian(draw, 3, 1.5)]), onto(space, unit(draw, 2, 3)), space, 4.0)
+def crooked(rng: Rng) -> Case:
+    space, eye = draw_space(rng, 3, 0.0), torch.eye(3, dtype=torch.float64)
+    return Case(
+        draw_sphere_law(rng, space, eye, [draw_matrix(rng, 3, 1.5)]),
+        map_to_space(space, draw_unit_points(rng, 2, 3)),
+        space,
+        4.0,
+    )
 
 
-def crowd(draw: Draw) -> Case:
-    space, eye = place(draw, 3, 0.0), torch.eye(3, dtype=torch.float64)
-    return Case(sphere_law(draw, space, eye, [2.0 * eye]), onto(space, unit(draw, 4, 3)), space, 4.0)
+def crowd(rng: Rng) -> Case:
+    space, eye = draw_space(rng, 3, 0.0), torch.eye(3, dtype=torch.float64)
+    return Case(
+        draw_sphere_law(rng, space, eye, [2.0 * eye]), map_to_space(space, draw_unit_points(rng, 4, 3)), space, 4.0
+    )
 
 
 def _facing(case: Case) -> Margin:
-    points = spheres.sphered(case).points(case.tokens.points)
-    return strictly(float((points[0] + points[1]).norm()))
+    points = spheres.to_sphere(case).map_points(case.tokens.points)
+    return Margin.positive(float((points[0] + points[1]).norm()))
 
 
 def _pair(case: Case) -> Margin:
-    return decided(case.tokens.n == 2, f"{case.tokens.n} tokens")
+    return Margin.boolean(case.tokens.n == 2, f"{case.tokens.n} tokens")
 
 
-ISOTROPIC = Hypothesis("isotropic interaction", r"P = \beta W", lambda case: vanishing(beta_of(case)[1]))
+ISOTROPIC = Hypothesis("isotropic interaction", r"P = \beta W", lambda case: Margin.zero(beta_of(case)[1]))
 CITATION = Citation(
     "geshkovski2023mathematical",
     "the reductions to one equation, here with the exact time",
@@ -98,18 +104,18 @@ THEOREM = Theorem(
     citation=CITATION,
     status=Status.HERE,
     hypotheses=(
-        given.SOFTMAX,
-        given.TOKENS,
-        spheres.CURVED,
-        spheres.PURE,
-        given.FULL,
+        hypotheses.SOFTMAX,
+        hypotheses.TOKENS,
+        spheres.ON_SPHERE,
+        spheres.PLAIN_VALUES,
+        hypotheses.FULL,
         spheres.EQUAL_MASSES,
-        given.PLACELESS,
-        given.UNBIASED,
-        given.ONE_HEAD,
+        hypotheses.NO_POSITIONS,
+        hypotheses.UNBIASED,
+        hypotheses.ONE_HEAD,
         Hypothesis("two tokens", "n = 2", _pair, structural=True),
-        spheres.IDENTITY,
-        spheres.ATTRACTIVE,
+        spheres.IDENTITY_VALUES,
+        spheres.ATTRACTION,
         ISOTROPIC,
         Hypothesis("not opposite", r"\theta_0 < \pi", _facing),
     ),

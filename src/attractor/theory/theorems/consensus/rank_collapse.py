@@ -16,10 +16,10 @@ from torch import Tensor
 
 from attractor.laws import Attention
 from attractor.states import Tokens
-from attractor.theory import hypotheses as given
-from attractor.theory.conditions import Hypothesis
-from attractor.theory.sampling import Draw, cloud, gaussian, sizes
-from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, each
+from attractor.theory import hypotheses
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_matrix, draw_size, draw_tokens
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
 
 LAYERS = 4
 
@@ -46,21 +46,21 @@ def conclude(case: Case, points: Tensor) -> tuple[Measurement, ...]:
     return (Measurement("diameters shrink cubically", float(slack.min()), 1e-12),)
 
 
-def _bare(case: Case) -> given.Margin:
-    return given.decided(case.facts.get("skip") is False, "a flow, like a residual stream, adds to the tokens")
+def _bare(case: Case) -> Margin:
+    return Margin.boolean(case.facts.get("skip") is False, "a flow, like a residual stream, adds to the tokens")
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    heads = int(draw.integers(1, 3))
-    parts = [gaussian(draw, d, 0.7) for _ in range(3 * heads)]
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    heads = int(rng.integers(1, 3))
+    parts = [draw_matrix(rng, d, 0.7) for _ in range(3 * heads)]
     query, key, value = (torch.stack(parts[k::3]) for k in range(3))
-    state = cloud(draw, n, d, float(draw.uniform(0.2, 1.0)))
+    state = draw_tokens(rng, n, d, float(rng.uniform(0.2, 1.0)))
     return Case(Attention(query, key, value), state, facts={"skip": False})
 
 
-def masked(draw: Draw) -> Case:
-    case = sample(draw)
+def masked(rng: Rng) -> Case:
+    case = sample(rng)
     return replace(case, law=replace(case.attention, mask="causal"))
 
 
@@ -83,11 +83,11 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        given.SOFTMAX,
-        given.TOKENS,
-        given.FULL,
-        given.PLACELESS,
-        given.UNBIASED,
+        hypotheses.SOFTMAX,
+        hypotheses.TOKENS,
+        hypotheses.FULL,
+        hypotheses.NO_POSITIONS,
+        hypotheses.UNBIASED,
         Hypothesis("no skip connection", r"x_i^+ = \textstyle\sum_h\sum_j w^h_{ij} V_h x_j", _bare, structural=True),
     ),
     fate="identity",
@@ -95,8 +95,8 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"full attention": masked},
-    gather=each(layers),
-    broken=skipping,
+    gather=gather_each(layers),
+    break_case=skipping,
     proof="Softmax is 1/2-Lipschitz from oscillation to the l1 norm; scores of two queries differ by at most ||P|| "
     "D^2; Jung's theorem.",
 )

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from attractor.solvers import Trajectory, velocity
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.checking import alive
-from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.sampling import Draw, onto, place, sphere_law, unit
+from attractor.theory import hypotheses, spheres
+from attractor.theory.checking import select_valid_rows
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_space, draw_sphere_law, draw_unit_points, map_to_space
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 
@@ -33,10 +32,10 @@ def centres(points: Tensor, radius: float) -> Tensor:
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    found, beta = spheres.sphered(case), pair.beta_of(case)[0]
-    points, radius = found.points(run.points[alive(run)]), RADIUS * beta**-0.5
+    found, beta = spheres.to_sphere(case), pair.beta_of(case)[0]
+    points, radius = found.map_points(run.points[select_valid_rows(run)]), RADIUS * beta**-0.5
     chosen = centres(points[0], radius)
-    speeds = found.points(velocity(case.law, case.tokens, case.space)).norm(dim=-1)
+    speeds = found.map_points(velocity(case.law, case.tokens, case.space)).norm(dim=-1)
     weight = float(torch.exp(torch.tensor(-beta * radius**2 / 2, dtype=torch.float64)))
     bound = found.weight * torch.arange(case.tokens.n, dtype=torch.float64) * weight
     drift = (points[-1] - points[0]).norm(dim=-1)
@@ -46,17 +45,21 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def sample(draw: Draw) -> Case:
-    space, eye = place(draw, 3, 0.2), torch.eye(3, dtype=torch.float64)
-    beta = float(draw.choice([64.0, 100.0, 150.0]))
-    law = sphere_law(draw, space, eye, [beta * eye], mask="causal")
-    return Case(law, onto(space, unit(draw, 24, 3)), space, 10.0, {"save": [0.0, 10.0], "rtol": 1e-8})
+def sample(rng: Rng) -> Case:
+    space, eye = draw_space(rng, 3, 0.2), torch.eye(3, dtype=torch.float64)
+    beta = float(rng.choice([64.0, 100.0, 150.0]))
+    law = draw_sphere_law(rng, space, eye, [beta * eye], mask="causal")
+    return Case(
+        law, map_to_space(space, draw_unit_points(rng, 24, 3)), space, 10.0, {"save": [0.0, 10.0], "rtol": 1e-8}
+    )
 
 
-def unmasked(draw: Draw) -> Case:
-    space, eye = place(draw, 3, 0.0), torch.eye(3, dtype=torch.float64)
-    law = sphere_law(draw, space, eye, [64.0 * eye])
-    return Case(law, onto(space, unit(draw, 24, 3)), space, 10.0, {"save": [0.0, 10.0], "rtol": 1e-8})
+def unmasked(rng: Rng) -> Case:
+    space, eye = draw_space(rng, 3, 0.0), torch.eye(3, dtype=torch.float64)
+    law = draw_sphere_law(rng, space, eye, [64.0 * eye])
+    return Case(
+        law, map_to_space(space, draw_unit_points(rng, 24, 3)), space, 10.0, {"save": [0.0, 10.0], "rtol": 1e-8}
+    )
 
 
 def blunt(case: Case) -> Case:
@@ -65,7 +68,7 @@ def blunt(case: Case) -> Case:
 
 
 def _sharp(case: Case) -> Margin:
-    return strictly(pair.beta_of(case)[0] / RADIUS**2 - 1.0)
+    return Margin.positive(pair.beta_of(case)[0] / RADIUS**2 - 1.0)
 
 
 THEOREM = Theorem(
@@ -81,17 +84,17 @@ THEOREM = Theorem(
     ),
     status=Status.CHECKED,
     hypotheses=(
-        given.SOFTMAX,
-        given.TOKENS,
-        spheres.CURVED,
-        spheres.PURE,
+        hypotheses.SOFTMAX,
+        hypotheses.TOKENS,
+        spheres.ON_SPHERE,
+        spheres.PLAIN_VALUES,
         spheres.CAUSAL,
         spheres.EQUAL_MASSES,
-        given.PLACELESS,
-        given.UNBIASED,
-        given.ONE_HEAD,
-        spheres.IDENTITY,
-        spheres.ATTRACTIVE,
+        hypotheses.NO_POSITIONS,
+        hypotheses.UNBIASED,
+        hypotheses.ONE_HEAD,
+        spheres.IDENTITY_VALUES,
+        spheres.ATTRACTION,
         pair.ISOTROPIC,
         Hypothesis("sharp attention", r"\beta > 16", _sharp),
     ),
@@ -99,5 +102,5 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"causal mask": unmasked},
-    broken=blunt,
+    break_case=blunt,
 )

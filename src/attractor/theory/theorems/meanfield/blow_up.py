@@ -11,20 +11,20 @@ import numpy as np
 import torch
 
 from attractor.meanfield import BlowUp, blow_up, identity_value_blow_up
-from attractor.theory import gaussians as mean_field
-from attractor.theory.conditions import Hypothesis, strictly
-from attractor.theory.sampling import Draw, definite, indefinite, skew
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.theory import gaussians
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_definite, draw_indefinite, draw_skew
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import extremes
 
 
 def found(case: Case) -> BlowUp:
-    return blow_up(case.law, mean_field.start_of(case), until=100.0)
+    return blow_up(case.law, case.gaussian, until=100.0)
 
 
 def conclude(case: Case, seen: BlowUp) -> tuple[Measurement, ...]:
     time, direction = identity_value_blow_up(
-        mean_field.crossed(case).numpy(), mean_field.start_of(case).covariance.numpy()
+        gaussians.transposed_interaction(case).numpy(), case.gaussian.covariance.numpy()
     )
     along = 0.0
     if direction is not None and seen.direction is not None:
@@ -35,21 +35,21 @@ def conclude(case: Case, seen: BlowUp) -> tuple[Measurement, ...]:
     )
 
 
-def sample(draw: Draw) -> Case:
-    d = int(draw.integers(1, 5))
-    form = definite(draw, d) if d == 1 or draw.random() < 0.5 else indefinite(draw, d)
-    law = mean_field.softmax_law(draw, form + skew(draw, d, 0.3), torch.eye(d, dtype=torch.float64))
-    return Case(law, mean_field.normal(draw, d))
+def sample(rng: Rng) -> Case:
+    d = int(rng.integers(1, 5))
+    form = draw_definite(rng, d) if d == 1 or rng.random() < 0.5 else draw_indefinite(rng, d)
+    law = gaussians.draw_softmax_law(rng, form + draw_skew(rng, d, 0.3), torch.eye(d, dtype=torch.float64))
+    return Case(law, gaussians.draw_gaussian(rng, d))
 
 
-def other_value(draw: Draw) -> Case:
-    law = mean_field.softmax_law(draw, definite(draw, 3), definite(draw, 3))
-    return Case(law, mean_field.normal(draw, 3))
+def other_value(rng: Rng) -> Case:
+    law = gaussians.draw_softmax_law(rng, draw_definite(rng, 3), draw_definite(rng, 3))
+    return Case(law, gaussians.draw_gaussian(rng, 3))
 
 
-def negative(draw: Draw) -> Case:
-    law = mean_field.softmax_law(draw, definite(draw, 3, -1.0), torch.eye(3, dtype=torch.float64))
-    return Case(law, mean_field.normal(draw, 3))
+def negative(rng: Rng) -> Case:
+    law = gaussians.draw_softmax_law(rng, draw_definite(rng, 3, -1.0), torch.eye(3, dtype=torch.float64))
+    return Case(law, gaussians.draw_gaussian(rng, 3))
 
 
 THEOREM = Theorem(
@@ -58,14 +58,16 @@ THEOREM = Theorem(
     statement=r"Softmax attention with \(V = I\): \(\Sigma_t^{-1} + 2tS\) is conserved. If \(\Sigma_0 \succ 0\) and "
     r"\(S\) has a positive eigenvalue, then \(\Sigma\) blows up at "
     r"\(T^* = 1/(2\lambda_{\max}(\Sigma_0^{1/2}S\Sigma_0^{1/2}))\), in one direction generically.",
-    citation=mean_field.cite("finite-time blow-up of Gaussian covariances"),
+    citation=gaussians.cite("finite-time blow-up of Gaussian covariances"),
     status=Status.HERE,
     hypotheses=(
-        *mean_field.SOFTMAX_GAUSSIAN,
-        mean_field.FULL_RANK,
-        mean_field.IDENTITY_VALUE,
+        *gaussians.SOFTMAX_GAUSSIAN,
+        gaussians.FULL_RANK,
+        gaussians.IDENTITY_VALUE,
         Hypothesis(
-            "interaction not negative", r"S \not\preceq 0", lambda case: strictly(extremes(mean_field.crossed(case))[1])
+            "interaction not negative",
+            r"S \not\preceq 0",
+            lambda case: Margin.positive(extremes(gaussians.transposed_interaction(case))[1]),
         ),
     ),
     fate="blow-up",
@@ -73,6 +75,6 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"identity value": other_value, "interaction not negative": negative},
-    gather=each(found),
+    gather=gather_each(found),
     proof="The inverse of the covariance moves at the constant rate -2S.",
 )

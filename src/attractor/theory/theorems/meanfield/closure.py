@@ -15,10 +15,9 @@ from torch import Tensor
 
 from attractor.laws import Attention, Closure, Sigmoid, Sinkhorn
 from attractor.states import Gaussian, Tokens
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory.sampling import Draw, gaussian
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, each
+from attractor.theory import gaussians, hypotheses
+from attractor.theory.sampling import Rng, draw_matrix
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
 NODES = 24
 REACH = 2.0  # standard deviations within which the quadrature is exact to ten digits
@@ -43,7 +42,7 @@ def nodes(state: Gaussian) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def field_of(case: Case) -> Field:
-    state = mean_field.start_of(case)
+    state = case.gaussian
     white, points, mass = nodes(state)
     motion = case.law.velocity(Tokens(points, mass))
     near = white.norm(dim=-1) <= REACH
@@ -58,7 +57,7 @@ def conclude(case: Case, found: Field) -> tuple[Measurement, ...]:
     measured = [Measurement("the field is affine", -bent, 1e-6)]
     kernel = case.attention.kernel
     if getattr(kernel, "name", "") in EXACT:
-        rates = Closure(case.law).velocity(Tokens.trusted(mean_field.start_of(case).rows()))
+        rates = Closure(case.law).velocity(Tokens.trusted(case.gaussian.rows()))
         measured.append(
             Measurement(
                 "with the matrices of the closure",
@@ -70,14 +69,14 @@ def conclude(case: Case, found: Field) -> tuple[Measurement, ...]:
 
 
 def with_kernel(*names: str) -> Sampler:
-    def draw_case(draw: Draw) -> Case:
-        name = names[int(draw.integers(len(names)))]
+    def draw_case(rng: Rng) -> Case:
+        name = names[int(rng.integers(len(names)))]
         kernel = {"sinkhorn": Sinkhorn(eps=1.0, tolerance=1e-12), "sigmoid": Sigmoid(bias=0.5)}.get(name, name)
-        heads = int(draw.integers(1, 3)) if name in ("softmax", "l2", "linear") else 1
-        parts = [gaussian(draw, 2, 0.5) for _ in range(2 * heads)]
-        value = torch.stack([gaussian(draw, 2, 1.0) for _ in range(heads)])
+        heads = int(rng.integers(1, 3)) if name in ("softmax", "l2", "linear") else 1
+        parts = [draw_matrix(rng, 2, 0.5) for _ in range(2 * heads)]
+        value = torch.stack([draw_matrix(rng, 2, 1.0) for _ in range(heads)])
         law = Attention(torch.stack(parts[:heads]), torch.stack(parts[heads:]), value, kernel=kernel)
-        return Case(law, mean_field.normal(draw, 2, 0.2, 0.8, 0.5))
+        return Case(law, gaussians.draw_gaussian(rng, 2, 0.2, 0.8, 0.5))
 
     return draw_case
 
@@ -92,16 +91,21 @@ THEOREM = Theorem(
     statement=r"If \(\mu = N(\alpha, \Sigma)\), the field of softmax, L2, Sinkhorn and linear attention, with any "
     r"number of heads, is affine, \(\Gamma(x) = Bx + b\), so "
     r"\(\mu_t\) stays Gaussian with \(\dot\alpha = B\alpha + b\) and \(\dot\Sigma = B\Sigma + \Sigma B^\top\).",
-    citation=mean_field.cite(
+    citation=gaussians.cite(
         "Gaussian data stay Gaussian; sigmoid and unnormalised attention are not among the kernels that do"
     ),
     status=Status.PAPER,
-    hypotheses=(mean_field.kernels(*EXACT), mean_field.GAUSSIAN, given.FULL, mean_field.BARE),
+    hypotheses=(
+        gaussians.require_kernel(*EXACT),
+        gaussians.GAUSSIAN,
+        hypotheses.FULL,
+        gaussians.NO_BIASES_OR_POSITIONS,
+    ),
     fate="identity",
     conclude=conclude,
     sample=with_kernel(*EXACT),
     violate={"kernel": with_kernel("sigmoid", "exponential")},
-    gather=each(field_of),
-    broken=doubled,
+    gather=gather_each(field_of),
+    break_case=doubled,
     proof="Tilting a Gaussian by an exponential of a linear form moves its mean linearly; L2 is a Gaussian posterior.",
 )

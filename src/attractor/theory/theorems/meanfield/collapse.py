@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import gaussians as mean_field
-from attractor.theory.checking import decades, smallest_increase
-from attractor.theory.sampling import Draw, definite, skew, spectral
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.theory import gaussians
+from attractor.theory.checking import geometric_times, smallest_increase
+from attractor.theory.sampling import Rng, draw_definite, draw_skew, draw_symmetric
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import symmetric
 
 HORIZON = 1e3
@@ -22,7 +22,7 @@ HORIZON = 1e3
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     covariances, value = run.covariances, case.matrices.values[0]
     traces = torch.linalg.solve(value, covariances).diagonal(dim1=-2, dim2=-1).sum(-1)
-    form = symmetric(mean_field.crossed(case))
+    form = symmetric(gaussians.transposed_interaction(case))
     left = (form @ covariances).norm(dim=(-2, -1))
     return (
         Measurement("the trace in the metric of V never grows", smallest_increase(-traces, traces.abs()), 1e-8),
@@ -30,21 +30,23 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def sample(draw: Draw) -> Case:
-    d, zeros = 3, int(draw.integers(0, 3))
-    values = -draw.uniform(0.5, 1.5, d) * (np.arange(d) >= zeros)
-    law = mean_field.softmax_law(draw, spectral(draw, values) + skew(draw, d, 0.2), definite(draw, d))
-    return Case(law, mean_field.normal(draw, d), horizon=HORIZON, options={"save": decades(HORIZON), "rtol": 1e-9})
+def sample(rng: Rng) -> Case:
+    d, zeros = 3, int(rng.integers(0, 3))
+    values = -rng.uniform(0.5, 1.5, d) * (np.arange(d) >= zeros)
+    law = gaussians.draw_softmax_law(rng, draw_symmetric(rng, values) + draw_skew(rng, d, 0.2), draw_definite(rng, d))
+    return Case(
+        law, gaussians.draw_gaussian(rng, d), horizon=HORIZON, options={"save": geometric_times(HORIZON), "rtol": 1e-9}
+    )
 
 
-def rising(draw: Draw) -> Case:
-    law = mean_field.softmax_law(draw, spectral(draw, [0.5, -0.5, -1.0]), definite(draw, 3))
-    return Case(law, mean_field.normal(draw, 3), horizon=0.3)
+def rising(rng: Rng) -> Case:
+    law = gaussians.draw_softmax_law(rng, draw_symmetric(rng, [0.5, -0.5, -1.0]), draw_definite(rng, 3))
+    return Case(law, gaussians.draw_gaussian(rng, 3), horizon=0.3)
 
 
-def lopsided(draw: Draw) -> Case:
-    law = mean_field.softmax_law(draw, definite(draw, 3, -1.0), definite(draw, 3) + skew(draw, 3, 2.0))
-    return Case(law, mean_field.normal(draw, 3), horizon=0.5)
+def lopsided(rng: Rng) -> Case:
+    law = gaussians.draw_softmax_law(rng, draw_definite(rng, 3, -1.0), draw_definite(rng, 3) + draw_skew(rng, 3, 2.0))
+    return Case(law, gaussians.draw_gaussian(rng, 3), horizon=0.5)
 
 
 THEOREM = Theorem(
@@ -53,14 +55,14 @@ THEOREM = Theorem(
     statement=r"Softmax attention with \(V = V^\top \succ 0\) and \(S \preceq 0\): \(\Sigma_t\) exists for all "
     r"times, \(\operatorname{tr}(V^{-1}\Sigma_t)\) never grows, and limit "
     r"points satisfy \(S\Sigma = 0\), so their rank is at most \(\dim\ker S\).",
-    citation=mean_field.cite("limits of low rank"),
+    citation=gaussians.cite("limits of low rank"),
     status=Status.HERE,
-    hypotheses=(*mean_field.SOFTMAX_GAUSSIAN, mean_field.DEFINITE_VALUE, mean_field.SYMMETRIC_NEGATIVE),
-    fate=lambda case: "identity" if bool(mean_field.start_of(case).mean.any()) else "bounded",
+    hypotheses=(*gaussians.SOFTMAX_GAUSSIAN, gaussians.DEFINITE_VALUE, gaussians.SYMMETRIC_NEGATIVE),
+    fate=lambda case: "identity" if bool(case.gaussian.mean.any()) else "bounded",
     rate=r"\|S\Sigma_t\| \sim 1/t",
     conclude=conclude,
     sample=sample,
     violate={"interaction negative": rising, "value positive": lopsided},
-    gather=each(mean_field.follow),
+    gather=gather_each(gaussians.integrate_gaussian),
     proof="tr(inv(V) Sigma) is a Lyapunov function with derivative 2 tr(Sigma S Sigma); LaSalle.",
 )

@@ -14,16 +14,15 @@ import torch
 from attractor.laws import Sigmoid
 from attractor.meanfield import conditional_wasserstein, log_bound, perturbed, radius, wasserstein
 from attractor.solvers import flow
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory.sampling import Draw, cloud, gaussian, law_of
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, each
+from attractor.theory import gaussians, hypotheses
+from attractor.theory.sampling import Rng, draw_law, draw_matrix, draw_tokens
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
 TIMES = 5
 LONGEST = 0.5  # later the bound says nothing, and tokens may have run away
 
 
-def apart(case: Case) -> tuple[np.ndarray, np.ndarray]:
+def measure_log_distances(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Times and logarithms of the ratio of distances between the tokens and a perturbation of them."""
     other = perturbed(case.tokens, 0.1)
     runs = [
@@ -43,11 +42,11 @@ def conclude(case: Case, seen: tuple[np.ndarray, np.ndarray]) -> tuple[Measureme
 
 
 def sampled(*names: str, mask: str | None = None) -> Sampler:
-    def draw_case(draw: Draw) -> Case:
-        name = names[int(draw.integers(len(names)))]
+    def draw_case(rng: Rng) -> Case:
+        name = names[int(rng.integers(len(names)))]
         kernel = Sigmoid(bias=0.0) if name == "sigmoid" else name
-        law = law_of(draw, gaussian(draw, 2, 0.5), gaussian(draw, 2, 0.7), kernel=kernel, mask=mask)
-        return Case(law, cloud(draw, 8, 2, 0.4), horizon=0.5)
+        law = draw_law(rng, draw_matrix(rng, 2, 0.5), draw_matrix(rng, 2, 0.7), kernel=kernel, mask=mask)
+        return Case(law, draw_tokens(rng, 8, 2, 0.4), horizon=0.5)
 
     return draw_case
 
@@ -65,13 +64,19 @@ THEOREM = Theorem(
     statement=r"For softmax, L2 and sigmoid attention on measures in the ball of radius \(R_0\): "
     r"\(W_2(\mu_t, \nu_t) \le W_2(\mu_0, \nu_0)\exp\int_0^t (L_x + L_\mu)(R_s)\,ds\), \(R_s = "
     r"R_0e^{\sum\|V_h\|s}\), with the explicit constants of the documentation.",
-    citation=mean_field.cite("Dobrushin-type stability"),
+    citation=gaussians.cite("Dobrushin-type stability"),
     status=Status.HERE,
-    hypotheses=(mean_field.kernels("softmax", "l2", "sigmoid"), given.FLAT, given.TOKENS, given.FULL, mean_field.BARE),
+    hypotheses=(
+        gaussians.require_kernel("softmax", "l2", "sigmoid"),
+        hypotheses.FLAT,
+        hypotheses.TOKENS,
+        hypotheses.FULL,
+        gaussians.NO_BIASES_OR_POSITIONS,
+    ),
     fate="identity",
     conclude=conclude,
     sample=sampled("softmax", "l2", "sigmoid"),
-    gather=each(apart),
-    broken=stretching,
+    gather=gather_each(measure_log_distances),
+    break_case=stretching,
     proof="The field is Lipschitz in the point and in the measure, with these constants; Gronwall along an optimal coupling.",
 )

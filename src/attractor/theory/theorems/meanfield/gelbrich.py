@@ -7,10 +7,9 @@ from dataclasses import replace
 from attractor.meanfield import bures_wasserstein, wasserstein
 from attractor.observables import covariance, mean
 from attractor.states import Gaussian, Tokens
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory.sampling import Draw, cloud, gaussian, law_of, sizes
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.theory import gaussians, hypotheses
+from attractor.theory.sampling import Rng, draw_law, draw_matrix, draw_size, draw_tokens
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
 def moved(case: Case) -> Tokens:
@@ -34,9 +33,9 @@ def shorter(case: Case) -> Case:
     return replace(case, law=replace(case.attention, value=0.05 * case.attention.value))
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, ((8, 2), (12, 3)))
-    return Case(law_of(draw, gaussian(draw, d), gaussian(draw, d)), cloud(draw, n, d))
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng, ((8, 2), (12, 3)))
+    return Case(draw_law(rng, draw_matrix(rng, d), draw_matrix(rng, d)), draw_tokens(rng, n, d))
 
 
 THEOREM = Theorem(
@@ -45,14 +44,20 @@ THEOREM = Theorem(
     statement=r"\(W_2(\mu, \nu) \ge W_2\big(N(\alpha_\mu, \Sigma_\mu), N(\alpha_\nu, \Sigma_\nu)\big)\): the Bures "
     r"distance of the moments of any two measures, in particular of tokens "
     r"along a flow, bounds their Wasserstein distance from below.",
-    citation=mean_field.cite("the distance in which the mean-field limit holds"),
+    citation=gaussians.cite("the distance in which the mean-field limit holds"),
     status=Status.HERE,
-    hypotheses=(given.SOFTMAX, given.FLAT, given.TOKENS, given.FULL, mean_field.BARE),
+    hypotheses=(
+        hypotheses.SOFTMAX,
+        hypotheses.FLAT,
+        hypotheses.TOKENS,
+        hypotheses.FULL,
+        gaussians.NO_BIASES_OR_POSITIONS,
+    ),
     fate="identity",
     conclude=conclude,
     sample=sample,
-    gather=each(distance),
-    broken=shorter,
+    gather=gather_each(distance),
+    break_case=shorter,
     proof="Gelbrich's inequality.",
-    timeless=True,
+    time_independent=True,
 )

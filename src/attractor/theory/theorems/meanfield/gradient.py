@@ -15,10 +15,9 @@ from attractor.errors import AttractorError
 from attractor.laws import Attention, Sigmoid, Sinkhorn
 from attractor.meanfield import Structure, structures
 from attractor.solvers import Trajectory, flow
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory.conditions import Hypothesis, Margin, decided
-from attractor.theory.sampling import Draw, cloud, definite, indefinite, skew
+from attractor.theory import gaussians, hypotheses
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_definite, draw_indefinite, draw_skew, draw_tokens
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 
 STEP = 1e-3
@@ -63,29 +62,31 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     return tuple(measured)
 
 
-def sample(draw: Draw) -> Case:
-    kind, d = KINDS[int(draw.integers(len(KINDS)))], 3
-    form = 0.6 * (definite(draw, d) if draw.random() < 0.5 else indefinite(draw, d))
-    eye, c = torch.eye(d, dtype=torch.float64), float(draw.uniform(0.4, 1.5)) * (1 if draw.random() < 0.7 else -1)
+def sample(rng: Rng) -> Case:
+    kind, d = KINDS[int(rng.integers(len(KINDS)))], 3
+    form = 0.6 * (draw_definite(rng, d) if rng.random() < 0.5 else draw_indefinite(rng, d))
+    eye, c = torch.eye(d, dtype=torch.float64), float(rng.uniform(0.4, 1.5)) * (1 if rng.random() < 0.7 else -1)
     if kind == "affine":
-        return Case(Attention(eye, form + skew(draw, d, 0.3), c * eye), mean_field.normal(draw, d, 0.3, 0.8))
+        return Case(Attention(eye, form + draw_skew(rng, d, 0.3), c * eye), gaussians.draw_gaussian(rng, d, 0.3, 0.8))
     if kind == "bures l2":
-        root = torch.linalg.cholesky(definite(draw, d)).mT
-        return Case(Attention(root, root, c * root.mT @ root, kernel="l2"), mean_field.normal(draw, d, 0.3, 0.8, 0.3))
+        root = torch.linalg.cholesky(draw_definite(rng, d)).mT
+        return Case(
+            Attention(root, root, c * root.mT @ root, kernel="l2"), gaussians.draw_gaussian(rng, d, 0.3, 0.8, 0.3)
+        )
     name = kind.split()[-1]
     kernel = {"sigmoid": Sigmoid(bias=0.3), "sinkhorn": Sinkhorn(eps=1.0, tolerance=1e-13)}.get(name, name)
     law = Attention(eye, form, c * form, kernel=kernel)
     if kind.startswith("bures"):
-        return Case(law, mean_field.normal(draw, d, 0.3, 0.8))
-    return Case(law, cloud(draw, 6, d, 0.7))
+        return Case(law, gaussians.draw_gaussian(rng, d, 0.3, 0.8))
+    return Case(law, draw_tokens(rng, 6, d, 0.7))
 
 
 def _structured(case: Case) -> Margin:
     try:
         metrics = [structure.metric for structure in found(case)]
     except AttractorError as error:
-        return decided(False, str(error))
-    return decided(bool(metrics), ", ".join(metrics))
+        return Margin.boolean(False, str(error))
+    return Margin.boolean(bool(metrics), ", ".join(metrics))
 
 
 THEOREM = Theorem(
@@ -97,10 +98,10 @@ THEOREM = Theorem(
     r"for softmax. Gaussians: in the Bures metric for softmax, "
     r"Sinkhorn and (with \(Q = K\)) L2; with \(V = I\) softmax climbs \(\operatorname{tr}(2S\Sigma)\) in the "
     r"affine-invariant metric. They descend for \(c < 0\).",
-    citation=mean_field.cite("gradient-flow structures"),
+    citation=gaussians.cite("gradient-flow structures"),
     status=Status.HERE,
     hypotheses=(
-        given.FLAT,
+        hypotheses.FLAT,
         Hypothesis("known structure", r"V = cA,\ A = A^\top \text{ (or as stated)}", _structured, structural=True),
     ),
     fate="identity",

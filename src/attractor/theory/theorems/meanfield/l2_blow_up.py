@@ -14,11 +14,10 @@ import torch
 from attractor.laws import Attention
 from attractor.solvers import Trajectory, flow
 from attractor.states import Gaussian
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory.conditions import Hypothesis, Margin, decided, strictly, vanishing
-from attractor.theory.sampling import Draw
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.theory import gaussians, hypotheses
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 QUERY, KEY, VALUE = [[1.0, 1.0]], [[1.0, 0.0]], [[0.0, 0.0], [1.0, 1.0]]
 SHARES = (0.5, 0.9, 0.99)  # of the blow-up time at which we look
@@ -30,18 +29,18 @@ def the_law() -> Attention:
 
 
 def blow_up_time(case: Case) -> float:
-    covariance = mean_field.start_of(case).covariance
+    covariance = case.gaussian.covariance
     s, w = float(covariance[0, 0]), float(covariance[0, 1])
     return (1.0 + 2.0 * s) / (2.0 * (s + w))
 
 
 def looked(case: Case) -> Trajectory:
     times = [0.0, *(share * abs(blow_up_time(case)) for share in SHARES)]
-    return flow(case.law, mean_field.start_of(case), save=times, stop=(), **mean_field.TOLERANCES)
+    return flow(case.law, case.gaussian, save=times, stop=(), **gaussians.TOLERANCES)
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    covariance, end = mean_field.start_of(case).covariance, blow_up_time(case)
+    covariance, end = case.gaussian.covariance, blow_up_time(case)
     s, w = float(covariance[0, 0]), float(covariance[0, 1])
     exact = (s + w) / (1.0 - run.times / end) - s
     missed = ((run.covariances[:, 0, 1] - exact).abs() / (exact.abs() + s)).max()
@@ -54,16 +53,16 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def sample(draw: Draw) -> Case:
-    s, correlation, other = float(draw.uniform(0.3, 2.0)), float(draw.uniform(-0.4, 0.8)), float(draw.uniform(0.5, 2.0))
+def sample(rng: Rng) -> Case:
+    s, correlation, other = float(rng.uniform(0.3, 2.0)), float(rng.uniform(-0.4, 0.8)), float(rng.uniform(0.5, 2.0))
     w = correlation * np.sqrt(s * other)
     covariance = torch.tensor([[s, w], [w, other]], dtype=torch.float64)
     return Case(the_law(), Gaussian(torch.zeros(2, dtype=torch.float64), covariance))
 
 
-def opposite(draw: Draw) -> Case:
+def opposite(rng: Rng) -> Case:
     """s + w below zero: the solution exists for ever."""
-    s = float(draw.uniform(0.2, 0.6))
+    s = float(rng.uniform(0.2, 0.6))
     w = -s - 0.2
     covariance = torch.tensor([[s, w], [w, w * w / s + 0.5]], dtype=torch.float64)
     return Case(the_law(), Gaussian(torch.zeros(2, dtype=torch.float64), covariance))
@@ -72,15 +71,15 @@ def opposite(draw: Draw) -> Case:
 def _example(case: Case) -> Margin:
     law, wanted = case.attention, the_law()
     if law.query.shape[-2:] != wanted.query.shape or law.value_map.shape != wanted.value_map.shape or law.scale != 1.0:
-        return decided(False, "another law than that of the example")
-    return vanishing(
+        return Margin.boolean(False, "another law than that of the example")
+    return Margin.zero(
         float(sum((getattr(law, name) - getattr(wanted, name)).abs().max() for name in ("query", "key", "value_map")))
     )
 
 
 def _ahead(case: Case) -> Margin:
-    covariance = mean_field.start_of(case).covariance
-    return strictly(float((covariance[0, 0] + covariance[0, 1]) / covariance[0, 0]))
+    covariance = case.gaussian.covariance
+    return Margin.positive(float((covariance[0, 0] + covariance[0, 1]) / covariance[0, 0]))
 
 
 THEOREM = Theorem(
@@ -89,13 +88,13 @@ THEOREM = Theorem(
     statement=r"L2 attention with \(K = e_1^\top,\ Q = (1, 1),\ V = e_2(1, 1)\): \(s = \Sigma_{11}\) rests and \(w "
     r"= \Sigma_{12}\) blows up at "
     r"\(T^* = \frac{1 + 2s}{2(s + w_0)}\) if \(s + w_0 > 0\).",
-    citation=mean_field.cite("counter-example to global existence for L2 without an invertible key"),
+    citation=gaussians.cite("counter-example to global existence for L2 without an invertible key"),
     status=Status.HERE,
     hypotheses=(
-        mean_field.kernels("l2"),
-        mean_field.GAUSSIAN,
-        given.FULL,
-        mean_field.BARE,
+        gaussians.require_kernel("l2"),
+        gaussians.GAUSSIAN,
+        hypotheses.FULL,
+        gaussians.NO_BIASES_OR_POSITIONS,
         Hypothesis("the example", r"K = e_1^\top,\ Q = (1,1),\ V = e_2(1,1)", _example, structural=True),
         Hypothesis("growing", r"s + w_0 > 0", _ahead),
     ),
@@ -104,7 +103,7 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"growing": opposite},
-    gather=each(looked),
-    broken=lambda case: replace(case, law=replace(case.attention, value=0.9 * case.attention.value)),
+    gather=gather_each(looked),
+    break_case=lambda case: replace(case, law=replace(case.attention, value=0.9 * case.attention.value)),
     proof="One Riccati equation.",
 )

@@ -11,36 +11,35 @@ import torch
 from attractor.laws import Attention
 from attractor.meanfield import growth_rate
 from attractor.solvers import Trajectory
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory.conditions import Hypothesis, Margin, decided, strictly
-from attractor.theory.sampling import Draw, gaussian
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.theory import gaussians, hypotheses
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_matrix
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    sizes = mean_field.sizes_of(run.covariances)
+    sizes = gaussians.spectral_norms(run.covariances)
     slack = sizes[0].log() + growth_rate(case.attention) * run.times - sizes.clamp_min(1e-300).log()
     return (Measurement("covariances grow at most exponentially", float(slack.min()), 1e-8),)
 
 
-def sample(draw: Draw) -> Case:
-    d = int(draw.integers(1, 4))
-    query, value = gaussian(draw, d), gaussian(draw, d)
-    key = torch.eye(d, dtype=torch.float64) + 0.4 * gaussian(draw, d)
+def sample(rng: Rng) -> Case:
+    d = int(rng.integers(1, 4))
+    query, value = draw_matrix(rng, d), draw_matrix(rng, d)
+    key = torch.eye(d, dtype=torch.float64) + 0.4 * draw_matrix(rng, d)
     law = Attention(query, key, value, kernel="l2")
-    return Case(law, mean_field.normal(draw, d), horizon=1.5 / max(growth_rate(law), 0.1))
+    return Case(law, gaussians.draw_gaussian(rng, d), horizon=1.5 / max(growth_rate(law), 0.1))
 
 
 def _square(case: Case) -> Margin:
     key = case.attention.key
-    return decided(key.shape[-1] == key.shape[-2], f"the key is {tuple(key.shape)}")
+    return Margin.boolean(key.shape[-1] == key.shape[-2], f"the key is {tuple(key.shape)}")
 
 
 def _invertible(case: Case) -> Margin:
     values = torch.linalg.svdvals(case.attention.key.double())
     least = float((values[..., -1] / values[..., 0].clamp_min(1e-300)).min())
-    return strictly(least) if least > 1e-12 else decided(False, "the key is singular")
+    return Margin.positive(least) if least > 1e-12 else Margin.boolean(False, "the key is singular")
 
 
 def thrice(case: Case) -> Case:
@@ -58,20 +57,20 @@ THEOREM = Theorem(
     title="L2 covariances grow at most exponentially",
     statement=r"L2 attention with square invertible keys: \(\|\Sigma_t\| \le "
     r"\|\Sigma_0\|\,e^{2\sum_h\|V_h\|\|K_h^{-1}\|\|Q_h\|\,t}\).",
-    citation=mean_field.cite("global existence for L2 attention; false for singular keys, see T9"),
+    citation=gaussians.cite("global existence for L2 attention; false for singular keys, see T9"),
     status=Status.HERE,
     hypotheses=(
-        mean_field.kernels("l2"),
-        mean_field.GAUSSIAN,
-        given.FULL,
-        mean_field.BARE,
+        gaussians.require_kernel("l2"),
+        gaussians.GAUSSIAN,
+        hypotheses.FULL,
+        gaussians.NO_BIASES_OR_POSITIONS,
         Hypothesis("square key", r"K \in \mathbb{R}^{d\times d}", _square, structural=True),
         Hypothesis("key invertible", r"\det K \ne 0", _invertible, structural=True),
     ),
     fate="identity",
     conclude=conclude,
     sample=sample,
-    gather=each(mean_field.follow),
-    broken=thrice,
+    gather=gather_each(gaussians.integrate_gaussian),
+    break_case=thrice,
     proof="In the metric of K the weights are a contraction, so B has norm at most |V| |inv K| |Q|.",
 )

@@ -6,10 +6,8 @@ p = 2.
 
 from __future__ import annotations
 
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.theorem import Status, Theorem, each
+from attractor.theory import gaussians, hypotheses, spheres
+from attractor.theory.theorem import Status, Theorem, gather_each
 from attractor.theory.theorems.meanfield import dobrushin
 
 THEOREM = Theorem(
@@ -18,22 +16,22 @@ THEOREM = Theorem(
     statement=r"For causal softmax, L2 and sigmoid attention the conditional distance \(d_p(\mu, \nu)^p = \int "
     r"W_p(\mu^s, \nu^s)^p\,d\theta(s)\) obeys, for \(p = 2\), "
     r"\(d_p(\mu_t, \nu_t) \le d_p(\mu_0, \nu_0)\exp\int_0^t\big(L_x + \tfrac{p}{p-1}L_\mu\big)(R_s)\,ds\).",
-    citation=mean_field.cite(
+    citation=gaussians.cite(
         "masked attention and the conditional Wasserstein distance; the constant by Hardy's inequality is ours"
     ),
     status=Status.HERE,
     hypotheses=(
-        mean_field.kernels("softmax", "l2", "sigmoid"),
-        given.FLAT,
-        given.TOKENS,
+        gaussians.require_kernel("softmax", "l2", "sigmoid"),
+        hypotheses.FLAT,
+        hypotheses.TOKENS,
         spheres.CAUSAL,
         spheres.EQUAL_MASSES,
-        mean_field.BARE,
+        gaussians.NO_BIASES_OR_POSITIONS,
     ),
     fate="identity",
     conclude=dobrushin.conclude,
     sample=dobrushin.sampled("softmax", "l2", mask="causal"),
-    gather=each(dobrushin.apart),
-    broken=dobrushin.stretching,
+    gather=gather_each(dobrushin.measure_log_distances),
+    break_case=dobrushin.stretching,
     proof="As for T13 at every position; Hardy's inequality sums the prefix averages.",
 )

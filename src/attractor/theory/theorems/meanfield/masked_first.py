@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory import spheres
-from attractor.theory.checking import alive
-from attractor.theory.sampling import Draw, cloud, gaussian, law_of, sizes
+from attractor.theory import gaussians, hypotheses, spheres
+from attractor.theory.checking import select_valid_rows
+from attractor.theory.sampling import Rng, draw_law, draw_matrix, draw_size, draw_tokens
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    kept = alive(run)
+    kept = select_valid_rows(run)
     turns = torch.linalg.matrix_exp(case.matrices.value * run.times[kept, None, None])
     wanted = turns @ run.points[0, 0]
     missed = (run.points[kept, 0] - wanted).norm(dim=-1) / (wanted.norm(dim=-1) + run.points[0, 0].norm()).clamp_min(
@@ -24,11 +22,13 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def masked(mask: str | None) -> Sampler:
-    def draw_case(draw: Draw) -> Case:
-        n, d = sizes(draw)
-        kernel = ("softmax", "l2")[int(draw.integers(2))]
+    def draw_case(rng: Rng) -> Case:
+        n, d = draw_size(rng)
+        kernel = ("softmax", "l2")[int(rng.integers(2))]
         return Case(
-            law_of(draw, gaussian(draw, d), gaussian(draw, d), kernel=kernel, mask=mask), cloud(draw, n, d), horizon=2.0
+            draw_law(rng, draw_matrix(rng, d), draw_matrix(rng, d), kernel=kernel, mask=mask),
+            draw_tokens(rng, n, d),
+            horizon=2.0,
         )
 
     return draw_case
@@ -39,9 +39,15 @@ THEOREM = Theorem(
     title="The first token under a causal mask",
     statement=r"Under a causal mask with normalised rows, \(x_1(t) = e^{\sum_h V_h t}\,x_1(0)\), whatever the "
     r"scores and the other tokens.",
-    citation=mean_field.cite("masked attention"),
+    citation=gaussians.cite("masked attention"),
     status=Status.HERE,
-    hypotheses=(mean_field.kernels("softmax", "l2"), given.FLAT, given.TOKENS, spheres.CAUSAL, mean_field.BARE),
+    hypotheses=(
+        gaussians.require_kernel("softmax", "l2"),
+        hypotheses.FLAT,
+        hypotheses.TOKENS,
+        spheres.CAUSAL,
+        gaussians.NO_BIASES_OR_POSITIONS,
+    ),
     fate="identity",
     conclude=conclude,
     sample=masked("causal"),

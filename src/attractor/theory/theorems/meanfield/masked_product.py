@@ -12,11 +12,10 @@ import torch
 
 from attractor.solvers import flow
 from attractor.states import Tokens
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory.conditions import Hypothesis, Margin, vanishing
-from attractor.theory.sampling import Draw, cloud, gaussian, law_of, sizes
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, each
+from attractor.theory import gaussians, hypotheses
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_law, draw_matrix, draw_size, draw_tokens
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
 LATEST = 2.0
 
@@ -33,20 +32,20 @@ def places(case: Case) -> list[torch.Tensor]:
 def _product(case: Case) -> Margin:
     parts = places(case)
     if len({len(part) for part in parts}) > 1:
-        return given.decided(False, "positions carry different numbers of tokens")
+        return Margin.boolean(False, "positions carry different numbers of tokens")
     worst = max(float((part - parts[0]).abs().max()) for part in parts)
-    return vanishing(worst / max(float(case.tokens.points.abs().max()), 1e-300))
+    return Margin.zero(worst / max(float(case.tokens.points.abs().max()), 1e-300))
 
 
 def _causal(case: Case) -> Margin:
     mask = case.attention.mask
     sees_prefix = mask is not None and mask.sees_prefix
-    return given.decided(sees_prefix, "positions, equal ones included, see those not after them")
+    return Margin.boolean(sees_prefix, "positions, equal ones included, see those not after them")
 
 
 def _equal(case: Case) -> Margin:
     masses = case.tokens.weights
-    return given.decided(bool((masses - masses.mean()).abs().max() <= 1e-12 * masses.mean()), "masses of tokens")
+    return Margin.boolean(bool((masses - masses.mean()).abs().max() <= 1e-12 * masses.mean()), "masses of tokens")
 
 
 def both(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,12 +65,16 @@ def conclude(case: Case, seen: tuple[torch.Tensor, torch.Tensor]) -> tuple[Measu
 
 
 def blocks(product: bool) -> Sampler:
-    def draw_case(draw: Draw) -> Case:
-        n, d = sizes(draw, ((3, 2), (4, 3)))
-        count = int(draw.integers(2, 5))
-        parts = [cloud(draw, n, d).points] * count if product else [cloud(draw, n, d).points for _ in range(count)]
-        kernel = ("softmax", "l2")[int(draw.integers(2))]
-        law = law_of(draw, gaussian(draw, d), gaussian(draw, d), kernel=kernel, mask="causal")
+    def draw_case(rng: Rng) -> Case:
+        n, d = draw_size(rng, ((3, 2), (4, 3)))
+        count = int(rng.integers(2, 5))
+        parts = (
+            [draw_tokens(rng, n, d).points] * count
+            if product
+            else [draw_tokens(rng, n, d).points for _ in range(count)]
+        )
+        kernel = ("softmax", "l2")[int(rng.integers(2))]
+        law = draw_law(rng, draw_matrix(rng, d), draw_matrix(rng, d), kernel=kernel, mask="causal")
         where = torch.arange(count).repeat_interleave(n)
         return Case(law, Tokens(torch.cat(parts), positions=where), horizon=1.0)
 
@@ -90,22 +93,22 @@ THEOREM = Theorem(
     title="Product data do not feel the mask",
     statement=r"For \(\mu = \theta\otimes\nu\), every position carrying the same measure \(\nu\), causal softmax or L2 attention moves "
     r"tokens as attention without a mask does, and \(\mu_t = \theta\otimes\nu_t\).",
-    citation=mean_field.cite("masked attention"),
+    citation=gaussians.cite("masked attention"),
     status=Status.HERE,
     hypotheses=(
-        mean_field.kernels("softmax", "l2"),
-        given.FLAT,
-        given.TOKENS,
+        gaussians.require_kernel("softmax", "l2"),
+        hypotheses.FLAT,
+        hypotheses.TOKENS,
         Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } s_j > s_i", _causal, structural=True),
         Hypothesis("equal masses", r"m_i = 1/n", _equal, structural=True),
-        mean_field.BARE,
+        gaussians.NO_BIASES_OR_POSITIONS,
         Hypothesis("product data", r"\mu = \theta\otimes\nu", _product),
     ),
     fate="identity",
     conclude=conclude,
     sample=blocks(True),
     violate={"product data": blocks(False)},
-    gather=each(both),
-    broken=shuffled,
+    gather=gather_each(both),
+    break_case=shuffled,
     proof="What a position sees, made a probability, has the marginal nu.",
 )

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from attractor.meanfield import identity_value, limit_rank
-from attractor.theory import gaussians as mean_field
-from attractor.theory.conditions import Hypothesis, Margin, decided
-from attractor.theory.sampling import Draw, skew, spectral
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.theory import gaussians
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_skew, draw_symmetric
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import symmetric
 
 LATE = 1e4
@@ -22,35 +22,37 @@ LATE = 1e4
 
 def looks(case: Case) -> int:
     """The estimate from T and 10 T."""
-    form, start = mean_field.crossed(case).numpy(), mean_field.start_of(case).covariance.numpy()
+    form, start = gaussians.transposed_interaction(case).numpy(), case.gaussian.covariance.numpy()
     size = max(float(np.abs(np.linalg.eigvalsh(form + form.T)).max()), 1e-300)
     return limit_rank(*(identity_value(form, start, scale * LATE / size) for scale in (1.0, 10.0)))
 
 
 def conclude(case: Case, rank: int) -> tuple[Measurement, ...]:
-    values = torch.linalg.eigvalsh(symmetric(mean_field.crossed(case)))
+    values = torch.linalg.eigvalsh(symmetric(gaussians.transposed_interaction(case)))
     kernel = int((values.abs() <= 1e-9 * values.abs().max()).sum())
     return (Measurement("the rank is that of the kernel of S", -abs(rank - kernel), 0.0, asymptotic=True),)
 
 
-def sample(draw: Draw) -> Case:
-    d = int(draw.integers(2, 5))
-    zeros = int(draw.integers(0, d))
-    values = -draw.uniform(0.3, 1.5, d) * (np.arange(d) >= zeros)
-    law = mean_field.softmax_law(draw, spectral(draw, values) + skew(draw, d, 0.3), torch.eye(d, dtype=torch.float64))
-    return Case(law, mean_field.normal(draw, d))
+def sample(rng: Rng) -> Case:
+    d = int(rng.integers(2, 5))
+    zeros = int(rng.integers(0, d))
+    values = -rng.uniform(0.3, 1.5, d) * (np.arange(d) >= zeros)
+    law = gaussians.draw_softmax_law(
+        rng, draw_symmetric(rng, values) + draw_skew(rng, d, 0.3), torch.eye(d, dtype=torch.float64)
+    )
+    return Case(law, gaussians.draw_gaussian(rng, d))
 
 
-def slow(draw: Draw) -> Case:
+def slow(rng: Rng) -> Case:
     """An eigenvalue of S so small that its direction has hardly begun to fall."""
-    law = mean_field.softmax_law(draw, spectral(draw, [-1.0, -1e-7, 0.0]), torch.eye(3, dtype=torch.float64))
-    return Case(law, mean_field.normal(draw, 3))
+    law = gaussians.draw_softmax_law(rng, draw_symmetric(rng, [-1.0, -1e-7, 0.0]), torch.eye(3, dtype=torch.float64))
+    return Case(law, gaussians.draw_gaussian(rng, 3))
 
 
 def _separated(case: Case) -> Margin:
-    values = torch.linalg.eigvalsh(symmetric(mean_field.crossed(case))).abs()
+    values = torch.linalg.eigvalsh(symmetric(gaussians.transposed_interaction(case))).abs()
     ratios = values / values.max().clamp_min(1e-300)
-    return decided(
+    return Margin.boolean(
         bool(((ratios < 1e-12) | (ratios > 0.05)).all()), "eigenvalues of S between zero and a twentieth of the largest"
     )
 
@@ -58,10 +60,10 @@ def _separated(case: Case) -> Margin:
 def other_kernel(case: Case) -> Case:
     """S zero where it was invertible, and invertible where it was not."""
     eye = torch.eye(case.attention.dim, dtype=torch.float64)
-    values = torch.linalg.eigvalsh(symmetric(mean_field.crossed(case)))
+    values = torch.linalg.eigvalsh(symmetric(gaussians.transposed_interaction(case)))
     full = bool((values.abs() > 1e-9).all())
     form = torch.zeros_like(eye) if full else -eye
-    return Case(mean_field.softmax_law(np.random.default_rng(0), form, eye), case.state)
+    return Case(gaussians.draw_softmax_law(np.random.default_rng(0), form, eye), case.state)
 
 
 THEOREM = Theorem(
@@ -70,20 +72,20 @@ THEOREM = Theorem(
     statement=r"Softmax attention with \(V = I,\ S \preceq 0,\ \Sigma_0 \succ 0\): for \(T\) large, the eigenvalues "
     r"above \(10^{-7}\lambda_1\) with "
     r"\(\log_{10}\lambda(10T)/\lambda(T) > -0.3\) number \(\dim\ker S\), the rank of the limit.",
-    citation=mean_field.cite("rank histograms, which use a fixed cut in the released code"),
+    citation=gaussians.cite("rank histograms, which use a fixed cut in the released code"),
     status=Status.HERE,
     hypotheses=(
-        *mean_field.SOFTMAX_GAUSSIAN,
-        mean_field.FULL_RANK,
-        mean_field.IDENTITY_VALUE,
-        mean_field.SYMMETRIC_NEGATIVE,
+        *gaussians.SOFTMAX_GAUSSIAN,
+        gaussians.FULL_RANK,
+        gaussians.IDENTITY_VALUE,
+        gaussians.SYMMETRIC_NEGATIVE,
         Hypothesis("spectrum of S separated", r"\lambda_k(S) = 0 \text{ or } |\lambda_k(S)| > 0.05\,\|S\|", _separated),
     ),
     fate="identity",
     conclude=conclude,
     sample=sample,
     violate={"spectrum of S separated": slow},
-    gather=each(looks),
-    broken=other_kernel,
+    gather=gather_each(looks),
+    break_case=other_kernel,
     proof="The closed form: what is outside the kernel falls like 1/(2t |lambda|).",
 )

@@ -15,11 +15,10 @@ import torch
 from attractor.laws import Sigmoid
 from attractor.meanfield import Rates, radius, rates
 from attractor.states import Tokens
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory.conditions import Hypothesis
-from attractor.theory.sampling import Draw, cloud, gaussian, law_of
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.theory import gaussians, hypotheses
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_law, draw_matrix, draw_tokens
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 SIZES = (32, 128, 512)
 REPEATS = 64  # fewer scatter out of the band: with 12 the exponent has a deviation of 0.1
@@ -57,17 +56,17 @@ def conclude(case: Case, seen: Rates) -> tuple[Measurement, ...]:
     )
 
 
-def sample(draw: Draw) -> Case:
-    name = ("softmax", "l2", "sigmoid")[int(draw.integers(3))]
+def sample(rng: Rng) -> Case:
+    name = ("softmax", "l2", "sigmoid")[int(rng.integers(3))]
     kernel = Sigmoid(bias=0.0) if name == "sigmoid" else name
-    law = law_of(draw, gaussian(draw, 2, 0.5), gaussian(draw, 2, 0.7), kernel=kernel)
-    tokens = cloud(draw, 8, 2)
+    law = draw_law(rng, draw_matrix(rng, 2, 0.5), draw_matrix(rng, 2, 0.7), kernel=kernel)
+    tokens = draw_tokens(rng, 8, 2)
     tokens = Tokens(tokens.points / float(radius(tokens)))
-    return Case(law, tokens, horizon=LATEST, facts={"seed": mean_field.seeded(draw)})
+    return Case(law, tokens, horizon=LATEST, facts={"seed": gaussians.draw_seed(rng)})
 
 
-def _plane(case: Case) -> given.Margin:
-    return given.decided(case.tokens.dim == 2, f"d = {case.tokens.dim}; the check is made in the plane")
+def _plane(case: Case) -> Margin:
+    return Margin.boolean(case.tokens.dim == 2, f"d = {case.tokens.dim}; the check is made in the plane")
 
 
 THEOREM = Theorem(
@@ -75,20 +74,20 @@ THEOREM = Theorem(
     title="Rate of the mean-field limit",
     statement=r"Two systems of \(n\) independent tokens of one compactly supported law in the plane, moved by the same "
     r"attention, differ at time \(t\) by \(O(n^{-1/2})\) in mean, covariance and root energy distance.",
-    citation=mean_field.cite("mean-field limit"),
+    citation=gaussians.cite("mean-field limit"),
     status=Status.CHECKED,
     hypotheses=(
-        mean_field.kernels("softmax", "l2", "sigmoid"),
-        given.FLAT,
-        given.TOKENS,
+        gaussians.require_kernel("softmax", "l2", "sigmoid"),
+        hypotheses.FLAT,
+        hypotheses.TOKENS,
         Hypothesis("plane", "d = 2", _plane, structural=True),
-        given.FULL,
-        mean_field.BARE,
+        hypotheses.FULL,
+        gaussians.NO_BIASES_OR_POSITIONS,
     ),
     fate="identity",
     rate=r"n^{-1/2}",
     conclude=conclude,
     sample=sample,
-    gather=each(measured),
-    broken=lambda case: replace(case, facts={**case.facts, "atoms": 8}),
+    gather=gather_each(measured),
+    break_case=lambda case: replace(case, facts={**case.facts, "atoms": 8}),
 )

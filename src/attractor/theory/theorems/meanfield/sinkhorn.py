@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from attractor.laws import Sinkhorn
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory.sampling import Draw, cloud, gaussian, law_of, sizes
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.theory import gaussians, hypotheses
+from attractor.theory.sampling import Rng, draw_law, draw_matrix, draw_size, draw_tokens
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
 def drift(case: Case) -> Tensor:
@@ -26,15 +25,15 @@ def conclude(case: Case, seen: Tensor) -> tuple[Measurement, ...]:
     return (Measurement("the mean moves by V alone", -float(missed / size), 1e-9),)
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    kernel = Sinkhorn(eps=float(draw.uniform(0.5, 2.0)), tolerance=1e-12)
-    return Case(law_of(draw, gaussian(draw, d), gaussian(draw, d), kernel=kernel), cloud(draw, n, d))
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    kernel = Sinkhorn(eps=float(rng.uniform(0.5, 2.0)), tolerance=1e-12)
+    return Case(draw_law(rng, draw_matrix(rng, d), draw_matrix(rng, d), kernel=kernel), draw_tokens(rng, n, d))
 
 
-def plain(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    return Case(law_of(draw, gaussian(draw, d), gaussian(draw, d)), cloud(draw, n, d))
+def plain(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    return Case(draw_law(rng, draw_matrix(rng, d), draw_matrix(rng, d)), draw_tokens(rng, n, d))
 
 
 THEOREM = Theorem(
@@ -42,13 +41,18 @@ THEOREM = Theorem(
     title="Sinkhorn moves the mean linearly",
     statement=r"Sinkhorn attention with full visibility: \(\sum_i m_i\Gamma(x_i) = V\sum_i m_i x_i\) exactly, for "
     r"any tokens; the mean is \(e^{Vt}\alpha_0\).",
-    citation=mean_field.cite("Sinkhorn attention"),
+    citation=gaussians.cite("Sinkhorn attention"),
     status=Status.HERE,
-    hypotheses=(mean_field.kernels("sinkhorn"), given.TOKENS, given.FULL, mean_field.BARE),
+    hypotheses=(
+        gaussians.require_kernel("sinkhorn"),
+        hypotheses.TOKENS,
+        hypotheses.FULL,
+        gaussians.NO_BIASES_OR_POSITIONS,
+    ),
     fate="identity",
     conclude=conclude,
     sample=sample,
     violate={"sinkhorn attention": plain},
-    gather=each(drift),
+    gather=gather_each(drift),
     proof="Columns of the coupling sum to the masses.",
 )

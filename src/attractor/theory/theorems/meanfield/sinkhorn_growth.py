@@ -11,22 +11,23 @@ import torch
 from attractor.laws import Sinkhorn
 from attractor.meanfield import growth_rate
 from attractor.solvers import Trajectory
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory.sampling import Draw, definite, gaussian, law_of
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.theory import gaussians, hypotheses
+from attractor.theory.sampling import Rng, draw_definite, draw_law, draw_matrix
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    sizes = mean_field.sizes_of(run.covariances)
+    sizes = gaussians.spectral_norms(run.covariances)
     slack = sizes[0].log() + growth_rate(case.attention) * run.times - sizes.clamp_min(1e-300).log()
     return (Measurement("covariances grow at most exponentially", float(slack.min()), 1e-8),)
 
 
-def sample(draw: Draw) -> Case:
-    d = int(draw.integers(1, 4))
-    law = law_of(draw, gaussian(draw, d, 1.5), definite(draw, d), kernel=Sinkhorn(eps=float(draw.uniform(0.3, 2.0))))
-    return Case(law, mean_field.normal(draw, d), horizon=1.0)
+def sample(rng: Rng) -> Case:
+    d = int(rng.integers(1, 4))
+    law = draw_law(
+        rng, draw_matrix(rng, d, 1.5), draw_definite(rng, d), kernel=Sinkhorn(eps=float(rng.uniform(0.3, 2.0)))
+    )
+    return Case(law, gaussians.draw_gaussian(rng, d), horizon=1.0)
 
 
 def steep(case: Case) -> Case:
@@ -42,13 +43,18 @@ THEOREM = Theorem(
     key="meanfield.T10-growth",
     title="Sinkhorn covariances grow at most exponentially",
     statement=r"Sinkhorn attention: \(\|\Sigma_t\| \le \|\Sigma_0\|\,e^{2\sum_h\|V_h\|t}\) for Gaussian data: no blow-up.",
-    citation=mean_field.cite("Sinkhorn attention"),
+    citation=gaussians.cite("Sinkhorn attention"),
     status=Status.HERE,
-    hypotheses=(mean_field.kernels("sinkhorn"), mean_field.GAUSSIAN, given.FULL, mean_field.BARE),
+    hypotheses=(
+        gaussians.require_kernel("sinkhorn"),
+        gaussians.GAUSSIAN,
+        hypotheses.FULL,
+        gaussians.NO_BIASES_OR_POSITIONS,
+    ),
     fate="identity",
     conclude=conclude,
     sample=sample,
-    gather=each(mean_field.follow),
-    broken=steep,
+    gather=gather_each(gaussians.integrate_gaussian),
+    break_case=steep,
     proof="A conditional mean of a coupling of mu with itself does not increase second moments.",
 )

@@ -13,16 +13,16 @@ import torch
 
 from attractor.meanfield import rank_bound, stationary_residual
 from attractor.states import Gaussian
-from attractor.theory import gaussians as mean_field
-from attractor.theory.conditions import Hypothesis, Margin, vanishing
-from attractor.theory.sampling import Draw, orthogonal, skew
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.theory import gaussians
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_orthogonal, draw_skew
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import symmetric
 
 
 def image(case: Case) -> torch.Tensor:
     """An orthonormal basis of the image of the covariance."""
-    values, vectors = torch.linalg.eigh(mean_field.start_of(case).covariance)
+    values, vectors = torch.linalg.eigh(case.gaussian.covariance)
     return vectors[:, values > 1e-10 * values[-1]]
 
 
@@ -36,39 +36,39 @@ def conclude(case: Case, residual: float) -> tuple[Measurement, ...]:
     )
 
 
-def sample(draw: Draw) -> Case:
+def sample(rng: Rng) -> Case:
     """S = diag(+, -, 0) pairs in a random basis; (e_+ / sqrt(l_+) + e_- / sqrt(l_-)) are isotropic, and so is the kernel."""
-    pairs, zeros, extra = int(draw.integers(1, 3)), int(draw.integers(0, 2)), int(draw.integers(0, 2))
-    high, low = draw.uniform(0.4, 1.5, pairs), draw.uniform(0.4, 1.5, pairs)
+    pairs, zeros, extra = int(rng.integers(1, 3)), int(rng.integers(0, 2)), int(rng.integers(0, 2))
+    high, low = rng.uniform(0.4, 1.5, pairs), rng.uniform(0.4, 1.5, pairs)
     values = [*high, *(-low), *([0.0] * zeros), *([1.0] * extra)]
-    d, basis = len(values), orthogonal(draw, len(values))
+    d, basis = len(values), draw_orthogonal(rng, len(values))
     columns = [basis[:, k] / math.sqrt(high[k]) + basis[:, pairs + k] / math.sqrt(low[k]) for k in range(pairs)]
     columns += [basis[:, 2 * pairs + k] for k in range(zeros)]
-    factor = torch.stack(columns, -1) @ torch.from_numpy(draw.standard_normal((len(columns), len(columns))))
+    factor = torch.stack(columns, -1) @ torch.from_numpy(rng.standard_normal((len(columns), len(columns))))
     form = basis @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ basis.mT
-    law = mean_field.softmax_law(draw, form + skew(draw, d, 0.5), torch.eye(d, dtype=torch.float64))
+    law = gaussians.draw_softmax_law(rng, form + draw_skew(rng, d, 0.5), torch.eye(d, dtype=torch.float64))
     return Case(law, Gaussian(torch.zeros(d, dtype=torch.float64), factor @ factor.mT))
 
 
-def anywhere(draw: Draw) -> Case:
-    case = sample(draw)
-    d = mean_field.start_of(case).dim
-    factor = torch.from_numpy(draw.standard_normal((d, 2)))
+def anywhere(rng: Rng) -> Case:
+    case = sample(rng)
+    d = case.gaussian.dim
+    factor = torch.from_numpy(rng.standard_normal((d, 2)))
     return Case(case.law, Gaussian(torch.zeros(d, dtype=torch.float64), factor @ factor.mT))
 
 
 def _isotropic(case: Case) -> Margin:
-    basis, form = image(case), symmetric(mean_field.crossed(case))
-    return vanishing(float((basis.mT @ form @ basis).norm() / form.norm().clamp_min(1e-300)))
+    basis, form = image(case), symmetric(gaussians.transposed_interaction(case))
+    return Margin.zero(float((basis.mT @ form @ basis).norm() / form.norm().clamp_min(1e-300)))
 
 
 def residual(case: Case) -> float:
-    return stationary_residual(case.law, mean_field.start_of(case))
+    return stationary_residual(case.law, case.gaussian)
 
 
 def tilted(case: Case) -> Case:
     """Another start: the sum of the image with a random line."""
-    start = mean_field.start_of(case)
+    start = case.gaussian
     line = torch.from_numpy(np.random.default_rng(0).standard_normal((start.dim, 1)))
     return Case(case.law, Gaussian(start.mean, start.covariance + line @ line.mT))
 
@@ -79,20 +79,20 @@ THEOREM = Theorem(
     statement=r"Softmax attention with \(V = I\): \(\Sigma\) is stationary exactly if its image is isotropic for "
     r"\(S\), \(U^\top S U = 0\); its rank is then at most "
     r"\(n_0 + \min(n_+, n_-)\) of the inertia of \(S\).",
-    citation=mean_field.cite("limits of low rank"),
+    citation=gaussians.cite("limits of low rank"),
     status=Status.HERE,
     hypotheses=(
-        *mean_field.SOFTMAX_GAUSSIAN,
-        mean_field.IDENTITY_VALUE,
+        *gaussians.SOFTMAX_GAUSSIAN,
+        gaussians.IDENTITY_VALUE,
         Hypothesis("image isotropic", r"U^\top S U = 0", _isotropic),
     ),
     fate="identity",
     conclude=conclude,
     sample=sample,
     violate={"image isotropic": anywhere},
-    gather=each(residual),
-    broken=tilted,
+    gather=gather_each(residual),
+    break_case=tilted,
     proof="The velocity of the covariance is 2 Sigma S Sigma; isotropic subspaces have dimension at most n_0 + "
     "min(n_+, n_-).",
-    timeless=True,
+    time_independent=True,
 )

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from attractor.meanfield import limit_rank
-from attractor.theory import gaussians as mean_field
-from attractor.theory.conditions import Hypothesis, Margin, decided, nonzero, strictly
-from attractor.theory.sampling import Draw, definite, indefinite, skew
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, each
+from attractor.theory import gaussians
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_definite, draw_indefinite, draw_skew
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 UNITS = 1e3  # the first look, in units of the inverse rate of the start; the second is ten times later
 GROWN = 1e6
@@ -39,8 +39,8 @@ def followed(case: Case) -> Seen:
         return known
     from scipy.integrate import solve_ivp
 
-    value, form = case.matrices.values[0].numpy(), mean_field.crossed(case).numpy()
-    start = mean_field.start_of(case).covariance.numpy()
+    value, form = case.matrices.values[0].numpy(), gaussians.transposed_interaction(case).numpy()
+    start = case.gaussian.covariance.numpy()
     size, d, spent = float(np.linalg.norm(start)), len(start), 0
 
     def velocity(_: float, flat: np.ndarray) -> np.ndarray:
@@ -81,47 +81,47 @@ def followed(case: Case) -> Seen:
 
 
 def conclude(case: Case, seen: Seen) -> tuple[Measurement, ...]:
-    most = mean_field.start_of(case).dim // 2
+    most = case.gaussian.dim // 2
     rank = 0 if seen.rank is None else seen.rank  # the statement is about limits alone
     return (Measurement("the rank is at most d/2", float(most - rank), asymptotic=True),)
 
 
 def _invertible(case: Case) -> Margin:
-    values = torch.linalg.svdvals(mean_field.crossed(case))
-    return strictly(float(values[-1] / values[0].clamp_min(1e-300)))
+    values = torch.linalg.svdvals(gaussians.transposed_interaction(case))
+    return Margin.positive(float(values[-1] / values[0].clamp_min(1e-300)))
 
 
 def _generic(case: Case) -> Margin:
     value = case.matrices.values[0]
     part = value.diagonal().mean() * torch.eye(len(value), dtype=value.dtype)
-    return nonzero(float((value - part).norm() / value.norm().clamp_min(1e-300)), 1e-3)
+    return Margin.nonzero(float((value - part).norm() / value.norm().clamp_min(1e-300)), 1e-3)
 
 
 def _small(case: Case) -> Margin:
-    return decided(case.attention.dim <= 3, f"d = {case.attention.dim}")
+    return Margin.boolean(case.attention.dim <= 3, f"d = {case.attention.dim}")
 
 
 def _convergent(case: Case) -> Margin:
     seen = followed(case)
-    return decided(seen.rank is not None, seen.word)
+    return Margin.boolean(seen.rank is not None, seen.word)
 
 
-def sample(draw: Draw) -> Case:
-    return drawn(draw, int(draw.integers(2, 4)))
+def sample(rng: Rng) -> Case:
+    return drawn(rng, int(rng.integers(2, 4)))
 
 
-def drawn(draw: Draw, d: int) -> Case:
+def drawn(rng: Rng, d: int) -> Case:
     """Mostly such as have a limit of positive rank: S indefinite, V not symmetric and with a positive symmetric part."""
-    form = indefinite(draw, d, 1, 0.2, 1.5) + skew(draw, d)
-    value = definite(draw, d, 1.0, 0.2, 2.0) + skew(draw, d)
-    case = Case(mean_field.softmax_law(draw, form, value), mean_field.normal(draw, d))
+    form = draw_indefinite(rng, d, 1, 0.2, 1.5) + draw_skew(rng, d)
+    value = draw_definite(rng, d, 1.0, 0.2, 2.0) + draw_skew(rng, d)
+    case = Case(gaussians.draw_softmax_law(rng, form, value), gaussians.draw_gaussian(rng, d))
     return replace(case, facts={"seen": followed(case)})
 
 
-def identity(draw: Draw) -> Case:
+def identity(rng: Rng) -> Case:
     """V = I with a skew interaction, invertible and without effect: every covariance rests."""
-    law = mean_field.softmax_law(draw, skew(draw, 2, 1.0), torch.eye(2, dtype=torch.float64))
-    return Case(law, mean_field.normal(draw, 2))
+    law = gaussians.draw_softmax_law(rng, draw_skew(rng, 2, 1.0), torch.eye(2, dtype=torch.float64))
+    return Case(law, gaussians.draw_gaussian(rng, 2))
 
 
 def resting(case: Case) -> Case:
@@ -134,11 +134,11 @@ THEOREM = Theorem(
     title="Limits have at most half rank",
     statement=r"Softmax attention in \(d \le 3\) dimensions with \(A\) invertible and \(V\) generic: if \(\Sigma_t\) has a "
     r"limit, its rank is at most \(\lfloor d/2\rfloor\).",
-    citation=mean_field.cite("limits of low rank, said of every d"),
+    citation=gaussians.cite("limits of low rank, said of every d"),
     status=Status.CHECKED,
     hypotheses=(
-        *mean_field.SOFTMAX_GAUSSIAN,
-        mean_field.FULL_RANK,
+        *gaussians.SOFTMAX_GAUSSIAN,
+        gaussians.FULL_RANK,
         Hypothesis("interaction invertible", r"\det A \ne 0", _invertible),
         Hypothesis("value generic", r"V \ne cI", _generic),
         Hypothesis("at most three dimensions", r"d \le 3", _small, structural=True),
@@ -147,7 +147,7 @@ THEOREM = Theorem(
     fate="identity",
     conclude=conclude,
     sample=sample,
-    violate={"value generic": identity, "at most three dimensions": lambda draw: drawn(draw, 4)},
-    gather=each(followed),
-    broken=resting,
+    violate={"value generic": identity, "at most three dimensions": lambda rng: drawn(rng, 4)},
+    gather=gather_each(followed),
+    break_case=resting,
 )

@@ -9,30 +9,29 @@ import torch
 from attractor.laws import Sigmoid, Sinkhorn
 from attractor.meanfield import support_rate
 from attractor.solvers import Trajectory
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory.checking import alive, largest_norms
-from attractor.theory.sampling import Draw, cloud, definite, gaussian, law_of, sizes
+from attractor.theory import gaussians, hypotheses
+from attractor.theory.checking import largest_norms, select_valid_rows
+from attractor.theory.sampling import Rng, draw_definite, draw_law, draw_matrix, draw_size, draw_tokens
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 
 KERNELS = ("softmax", "l2", "sinkhorn", "sigmoid")
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    norms, times = largest_norms(run), run.times[alive(run)]
+    norms, times = largest_norms(run), run.times[select_valid_rows(run)]
     mass = float(case.tokens.weights.sum())
     slack = norms[0].log() + support_rate(case.law, mass) * times - norms.clamp_min(1e-300).log()
     return (Measurement("the support grows at most exponentially", float(slack.min()), 1e-8),)
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    name = KERNELS[int(draw.integers(len(KERNELS)))]
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    name = KERNELS[int(rng.integers(len(KERNELS)))]
     kernel = {"sigmoid": Sigmoid(bias=0.0), "sinkhorn": Sinkhorn(eps=1.0)}.get(name, name)
-    value = definite(draw, d) if draw.random() < 0.5 else gaussian(draw, d)
-    mask = "causal" if name == "softmax" and draw.random() < 0.5 else None
-    law = law_of(draw, gaussian(draw, d), value, kernel=kernel, mask=mask)
-    return Case(law, cloud(draw, n, d), horizon=0.5)
+    value = draw_definite(rng, d) if rng.random() < 0.5 else draw_matrix(rng, d)
+    mask = "causal" if name == "softmax" and rng.random() < 0.5 else None
+    law = draw_law(rng, draw_matrix(rng, d), value, kernel=kernel, mask=mask)
+    return Case(law, draw_tokens(rng, n, d), horizon=0.5)
 
 
 def faster(case: Case) -> Case:
@@ -50,12 +49,17 @@ THEOREM = Theorem(
     statement=r"Softmax, L2, Sinkhorn and sigmoid attention, masked or not: \(R_t \le R_0\,e^{\sum_h\|V_h\|t}\) for "
     r"measures of total mass one in the ball of radius \(R_0\): tokens "
     r"never blow up in finite time.",
-    citation=mean_field.cite("well-posedness for compactly supported data"),
+    citation=gaussians.cite("well-posedness for compactly supported data"),
     status=Status.PAPER,
-    hypotheses=(mean_field.kernels(*KERNELS), given.FLAT, given.TOKENS, mean_field.BARE),
+    hypotheses=(
+        gaussians.require_kernel(*KERNELS),
+        hypotheses.FLAT,
+        hypotheses.TOKENS,
+        gaussians.NO_BIASES_OR_POSITIONS,
+    ),
     fate="identity",
     conclude=conclude,
     sample=sample,
-    broken=faster,
+    break_case=faster,
     proof="Weights are at most averages, so the field is at most sum |V_h| R.",
 )

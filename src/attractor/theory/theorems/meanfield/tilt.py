@@ -12,19 +12,18 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from attractor.theory import gaussians as mean_field
-from attractor.theory import hypotheses as given
-from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.sampling import Draw, orthogonal
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, each
+from attractor.theory import gaussians
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_orthogonal
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
 NODES = 40
 
 
 def tilted(case: Case) -> torch.Tensor:
     """a = L'A L with L L' = Sigma."""
-    factor = mean_field.start_of(case).factor
-    return factor.mT @ mean_field.crossed(case) @ factor
+    factor = case.gaussian.factor
+    return factor.mT @ gaussians.transposed_interaction(case) @ factor
 
 
 def moment(case: Case) -> float:
@@ -44,28 +43,28 @@ def conclude(case: Case, measured: float) -> tuple[Measurement, ...]:
 
 
 def sized(low: float, high: float) -> Sampler:
-    def draw_case(draw: Draw) -> Case:
-        start = mean_field.normal(draw, 2)
-        top = float(draw.uniform(low, high))
+    def draw_case(rng: Rng) -> Case:
+        start = gaussians.draw_gaussian(rng, 2)
+        top = float(rng.uniform(low, high))
         a = (
-            orthogonal(draw, 2)
-            @ torch.diag(torch.tensor([top, top * draw.uniform(0, 1)])).double()
-            @ orthogonal(draw, 2)
+            draw_orthogonal(rng, 2)
+            @ torch.diag(torch.tensor([top, top * rng.uniform(0, 1)])).double()
+            @ draw_orthogonal(rng, 2)
         )
         inverse = torch.linalg.inv(start.factor)
-        return Case(mean_field.softmax_law(draw, inverse.mT @ a @ inverse, torch.eye(2, dtype=torch.float64)), start)
+        return Case(gaussians.draw_softmax_law(rng, inverse.mT @ a @ inverse, torch.eye(2, dtype=torch.float64)), start)
 
     return draw_case
 
 
 def _light(case: Case) -> Margin:
-    return strictly(0.5 - float(torch.linalg.matrix_norm(tilted(case), 2)))
+    return Margin.positive(0.5 - float(torch.linalg.matrix_norm(tilted(case), 2)))
 
 
 def _plane(case: Case) -> Margin:
-    return given.decided(
-        mean_field.start_of(case).dim == 2,
-        f"d = {mean_field.start_of(case).dim}; the check is a quadrature in the plane",
+    return Margin.boolean(
+        case.gaussian.dim == 2,
+        f"d = {case.gaussian.dim}; the check is a quadrature in the plane",
     )
 
 
@@ -75,10 +74,10 @@ THEOREM = Theorem(
     statement=r"For independent \(x, y \sim N(0, \Sigma)\), \(\mathbb{E}\,e^{2y^\top Ax} = \det(I - 4a^\top "
     r"a)^{-1/2}\) with \(a = \Sigma^{1/2}A\Sigma^{1/2}\), finite exactly if "
     r"\(\|a\| < \tfrac12\).",
-    citation=mean_field.cite("diagnostic for the rate of the mean-field limit"),
+    citation=gaussians.cite("diagnostic for the rate of the mean-field limit"),
     status=Status.HERE,
     hypotheses=(
-        *mean_field.SOFTMAX_GAUSSIAN,
+        *gaussians.SOFTMAX_GAUSSIAN,
         Hypothesis("plane", "d = 2", _plane, structural=True),
         Hypothesis("light tilt", r"\|a\| < \tfrac12", _light),
     ),
@@ -86,8 +85,8 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sized(0.05, 0.3),
     violate={"light tilt": sized(0.55, 0.7)},
-    gather=each(moment),
-    broken=lambda case: replace(case, law=replace(case.attention, scale=0.5)),
+    gather=gather_each(moment),
+    break_case=lambda case: replace(case, law=replace(case.attention, scale=0.5)),
     proof="Two Gaussian integrals.",
-    timeless=True,
+    time_independent=True,
 )

@@ -11,10 +11,10 @@ import torch
 
 from attractor.laws import Rotary
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory.checking import RUNAWAY, alive, exponential
-from attractor.theory.conditions import Hypothesis, Margin, Verdict, strictly, vanishing, weakly
-from attractor.theory.sampling import Draw, cloud, definite, law_of, metric_law, sizes, skew
+from attractor.theory import hypotheses
+from attractor.theory.checking import STOP_FAR_AWAY, fit_exponential, select_valid_rows
+from attractor.theory.conditions import Hypothesis, Margin, Verdict
+from attractor.theory.sampling import Rng, draw_definite, draw_law, draw_metric_law, draw_size, draw_skew, draw_tokens
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.weights import contraction
 
@@ -28,37 +28,39 @@ def stable(case: Case) -> Margin:
     size = float(torch.linalg.matrix_norm(found.value, 2).clamp_min(1e-300))
     if len(found.values) == 1:
         abscissa = float(torch.linalg.eigvals(found.value).real.max()) / size
-        return strictly(-abscissa, detail=f"largest real part {abscissa * size:.4g}")
+        return Margin.positive(-abscissa, detail=f"largest real part {abscissa * size:.4g}")
     usual = contraction(found.values)
     assert usual is not None
-    if weakly(-usual.excess).verdict is Verdict.HOLDS:
-        return strictly(usual.strength)
+    if Margin.nonnegative(-usual.excess).verdict is Verdict.HOLDS:
+        return Margin.positive(usual.strength)
     own = contraction(found.values, found.metric)
     # heads of less than full rank are zero elsewhere, which is an equation
-    if own is not None and vanishing(max(own.excess, 0.0)).verdict is Verdict.HOLDS:
-        return strictly(own.strength, detail="in the norm of the metric of the heads")
-    return weakly(-usual.excess, detail="a head expands in some direction, in the usual norm and in that of the metric")
+    if own is not None and Margin.zero(max(own.excess, 0.0)).verdict is Verdict.HOLDS:
+        return Margin.positive(own.strength, detail="in the norm of the metric of the heads")
+    return Margin.nonnegative(
+        -usual.excess, detail="a head expands in some direction, in the usual norm and in that of the metric"
+    )
 
 
 def start_of(case: Case, run: Trajectory) -> torch.Tensor:
     """The first token as the exact solution has it, (S, d)."""
-    times, value = run.times[alive(run)], case.matrices.value
+    times, value = run.times[select_valid_rows(run)], case.matrices.value
     return (
         torch.linalg.matrix_exp(times[:, None, None] * value)
-        @ case.law.enter(case.tokens).points[given.first(case.tokens)]
+        @ case.law.enter(case.tokens).points[hypotheses.find_first_token(case.tokens)]
     )
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    kept = alive(run)
-    points, first = run.points[kept], given.first(case.tokens)
+    kept = select_valid_rows(run)
+    points, first = run.points[kept], hypotheses.find_first_token(case.tokens)
     exact = start_of(case, run)
     size = float(points[0].norm(dim=-1).max().clamp_min(1e-300))
     missed = float((points[:, first] - exact).norm(dim=-1).max()) / max(size, float(exact.norm(dim=-1).max()))
     norms = points.norm(dim=-1)
     worst = float((norms[-1] / size).max().clamp_min(1e-300).log10())
     rate = -float(torch.linalg.eigvals(case.matrices.value).real.max()) / case.tokens.n
-    fitted = -exponential(run.times[kept], norms.amax(-1)) if len(norms) > 4 else 0.0
+    fitted = -fit_exponential(run.times[kept], norms.amax(-1)) if len(norms) > 4 else 0.0
     return (
         Measurement("the first token is e^(Vt) x_1(0)", -missed, 1e-7),
         Measurement("every norm falls below 1/50 of the start", -worst - 1.69897, asymptotic=True),
@@ -66,26 +68,26 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def problem(draw: Draw, n: int, value: torch.Tensor, **options: object) -> Case:
-    law = law_of(draw, definite(draw, len(value)) + skew(draw, len(value)), value, **options)
-    return Case(law, cloud(draw, n, len(value), 0.7), horizon=HORIZON, options=RUNAWAY)
+def problem(rng: Rng, n: int, value: torch.Tensor, **options: object) -> Case:
+    law = draw_law(rng, draw_definite(rng, len(value)) + draw_skew(rng, len(value)), value, **options)
+    return Case(law, draw_tokens(rng, n, len(value), 0.7), horizon=HORIZON, options=STOP_FAR_AWAY)
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
-    value = definite(draw, d, -1.0, 0.6, 1.2) + skew(draw, d, 0.3)
-    return problem(draw, n, value, mask="causal", **({"positions": Rotary(10.0)} if draw.random() < 0.5 else {}))
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng, SIZES)
+    value = draw_definite(rng, d, -1.0, 0.6, 1.2) + draw_skew(rng, d, 0.3)
+    return problem(rng, n, value, mask="causal", **({"positions": Rotary(10.0)} if rng.random() < 0.5 else {}))
 
 
-def unstable(draw: Draw) -> Case:
-    n, d = sizes(draw, SIZES)
-    return problem(draw, n, definite(draw, d, 1.0), mask="causal")
+def unstable(rng: Rng) -> Case:
+    n, d = draw_size(rng, SIZES)
+    return problem(rng, n, draw_definite(rng, d, 1.0), mask="causal")
 
 
-def unmasked(draw: Draw) -> Case:
+def unmasked(rng: Rng) -> Case:
     """A stable value under full attention polarises if the metric is positive (T4)."""
-    law = metric_law(draw, definite(draw, 4), definite(draw, 4, -1.0))
-    return Case(law, cloud(draw, 4, 4), horizon=16.0, options=RUNAWAY)
+    law = draw_metric_law(rng, draw_definite(rng, 4), draw_definite(rng, 4, -1.0))
+    return Case(law, draw_tokens(rng, 4, 4), horizon=16.0, options=STOP_FAR_AWAY)
 
 
 THEOREM = Theorem(
@@ -98,11 +100,11 @@ THEOREM = Theorem(
     citation=Citation("pham2025dynamical", "decoders, which it does not treat apart", "our value V is its V^T"),
     status=Status.HERE,
     hypotheses=(
-        given.SOFTMAX,
-        given.FLAT,
-        given.TOKENS,
-        given.UNDRIVEN,
-        given.CAUSAL,
+        hypotheses.SOFTMAX,
+        hypotheses.FLAT,
+        hypotheses.TOKENS,
+        hypotheses.NO_DRIFT,
+        hypotheses.CAUSAL,
         Hypothesis("value stable", r"\max \operatorname{Re}\lambda(V) < 0", stable),
     ),
     fate="collapse",

@@ -10,10 +10,10 @@ import torch
 
 from attractor.laws import Rotary
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory.checking import RUNAWAY, alive
-from attractor.theory.conditions import Hypothesis, Margin, nonzero, strictly
-from attractor.theory.sampling import Draw, cloud, definite, indefinite, law_of, sizes, skew
+from attractor.theory import hypotheses
+from attractor.theory.checking import STOP_FAR_AWAY, select_valid_rows
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_definite, draw_indefinite, draw_law, draw_size, draw_skew, draw_tokens
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 
@@ -27,21 +27,23 @@ def leading(case: Case) -> tuple[float, torch.Tensor]:
 def component(case: Case, points: torch.Tensor) -> torch.Tensor:
     """Size of the first token along it."""
     _, vector = leading(case)
-    return (points[..., given.first(case.tokens), :].to(vector.dtype) @ vector).abs()
+    return (points[..., hypotheses.find_first_token(case.tokens), :].to(vector.dtype) @ vector).abs()
 
 
 def unstable(case: Case) -> Margin:
     size = float(torch.linalg.matrix_norm(case.matrices.value, 2).clamp_min(1e-300))
-    return strictly(leading(case)[0] / size)
+    return Margin.positive(leading(case)[0] / size)
 
 
 def present(case: Case) -> Margin:
     points = case.law.enter(case.tokens).points.double()
-    return nonzero(float(component(case, points) / points[given.first(case.tokens)].norm().clamp_min(1e-300)))
+    return Margin.nonzero(
+        float(component(case, points) / points[hypotheses.find_first_token(case.tokens)].norm().clamp_min(1e-300))
+    )
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    kept = alive(run)
+    kept = select_valid_rows(run)
     sizes, rate = component(case, run.points[kept]), leading(case)[0]
     slack = ((sizes / sizes[0].clamp_min(1e-300)).clamp_min(1e-300).log() - rate * run.times[kept]).min()
     growth = (sizes[-1] / sizes[0].clamp_min(1e-300)).clamp_min(1e-300).log()
@@ -51,21 +53,21 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def problem(draw: Draw, value: torch.Tensor, n: int) -> Case:
+def problem(rng: Rng, value: torch.Tensor, n: int) -> Case:
     d = len(value)
-    options = {"positions": Rotary(10.0)} if d % 2 == 0 and draw.random() < 0.5 else {}
-    law = law_of(draw, definite(draw, d) + skew(draw, d), value, mask="causal", **options)
-    return Case(law, cloud(draw, n, d), horizon=3.0, options=RUNAWAY)
+    options = {"positions": Rotary(10.0)} if d % 2 == 0 and rng.random() < 0.5 else {}
+    law = draw_law(rng, draw_definite(rng, d) + draw_skew(rng, d), value, mask="causal", **options)
+    return Case(law, draw_tokens(rng, n, d), horizon=3.0, options=STOP_FAR_AWAY)
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    return problem(draw, indefinite(draw, d, 1 + int(draw.integers(d)), 0.4, 1.2) + skew(draw, d, 0.2), n)
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    return problem(rng, draw_indefinite(rng, d, 1 + int(rng.integers(d)), 0.4, 1.2) + draw_skew(rng, d, 0.2), n)
 
 
-def contracting(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    return problem(draw, definite(draw, d, -1.0), n)
+def contracting(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    return problem(rng, draw_definite(rng, d, -1.0), n)
 
 
 THEOREM = Theorem(
@@ -76,11 +78,11 @@ THEOREM = Theorem(
     citation=Citation("pham2025dynamical", "decoders, which it does not treat apart", "our value V is its V^T"),
     status=Status.HERE,
     hypotheses=(
-        given.NORMALISED,
-        given.FLAT,
-        given.TOKENS,
-        given.UNDRIVEN,
-        given.CAUSAL,
+        hypotheses.NORMALISED,
+        hypotheses.FLAT,
+        hypotheses.TOKENS,
+        hypotheses.NO_DRIFT,
+        hypotheses.CAUSAL,
         Hypothesis("value unstable", r"\max\operatorname{Re}\lambda(\textstyle\sum_h V_h) > 0", unstable),
         Hypothesis("component present", r"u^* x_1(0) \ne 0", present),
     ),

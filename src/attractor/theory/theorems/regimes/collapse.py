@@ -12,68 +12,84 @@ import torch
 
 from attractor.laws import Rotary
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory.checking import RUNAWAY, alive, decades, largest_norms, power, smallest_increase
-from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, shared_metric_law, sizes, skew
-from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem, negated
+from attractor.theory import hypotheses
+from attractor.theory.checking import (
+    STOP_FAR_AWAY,
+    fit_power,
+    geometric_times,
+    largest_norms,
+    select_valid_rows,
+    smallest_increase,
+)
+from attractor.theory.sampling import (
+    Rng,
+    draw_definite,
+    draw_indefinite,
+    draw_metric_law,
+    draw_shared_metric_law,
+    draw_size,
+    draw_skew,
+    draw_tokens,
+)
+from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem, reverse_velocity
 
 HORIZON = 100.0
-LATE = {"save": decades(HORIZON)}
+LATE = {"save": geometric_times(HORIZON)}
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    kept, metric = alive(run), case.matrices.metric
+    kept, metric = select_valid_rows(run), case.matrices.metric
     points = run.points[kept]
     energy = (run.masses * ((points @ metric) * points).sum(-1)).sum(-1)
     size = torch.linalg.matrix_norm(metric, 2) * points.norm(dim=-1).amax(-1).square()
-    slope = power(run.times[kept], largest_norms(run)) if len(points) > 2 else 0.0
+    slope = fit_power(run.times[kept], largest_norms(run)) if len(points) > 2 else 0.0
     return (
         Measurement("the metric energy never grows", smallest_increase(energy, size), 1e-8),
         Measurement("norms keep falling, as a power of time at least", -slope - 0.5, 0.25, asymptotic=True),
     )
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    metric, state = definite(draw, d, -1.0), cloud(draw, n, d)
-    if draw.random() < 0.3:
-        return Case(shared_metric_law(draw, metric, 2), state, horizon=HORIZON, options=LATE)
-    law = metric_law(draw, metric, definite(draw, d) + skew(draw, d))
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    metric, state = draw_definite(rng, d, -1.0), draw_tokens(rng, n, d)
+    if rng.random() < 0.3:
+        return Case(draw_shared_metric_law(rng, metric, 2), state, horizon=HORIZON, options=LATE)
+    law = draw_metric_law(rng, metric, draw_definite(rng, d) + draw_skew(rng, d))
     return Case(law, state, horizon=HORIZON, options=LATE)
 
 
-def rotation(draw: Draw) -> Case:
+def rotation(rng: Rng) -> Case:
     """The published statement without symmetry: W = R(a), A = -R(-a) with a beyond 45 degrees."""
-    angle = float(draw.uniform(0.26, 0.45)) * torch.pi
+    angle = float(rng.uniform(0.26, 0.45)) * torch.pi
     cosine, sine = torch.tensor([angle], dtype=torch.float64).cos(), torch.tensor([angle], dtype=torch.float64).sin()
     turn = torch.stack((torch.cat((cosine, -sine)), torch.cat((sine, cosine))))
-    law = metric_law(draw, -turn.mT, turn)
-    return Case(law, cloud(draw, 4, 2), horizon=10.0, options={"save": decades(10.0), **RUNAWAY})
+    law = draw_metric_law(rng, -turn.mT, turn)
+    return Case(law, draw_tokens(rng, 4, 2), horizon=10.0, options={"save": geometric_times(10.0), **STOP_FAR_AWAY})
 
 
 def other(metric_sign: float, interaction_sign: float) -> Sampler:
-    def draw_case(draw: Draw) -> Case:
-        n, d = sizes(draw)
-        metric = definite(draw, d, metric_sign) if metric_sign else indefinite(draw, d)
-        law = metric_law(draw, metric, definite(draw, d, interaction_sign))
-        return Case(law, cloud(draw, n, d), horizon=10.0, options={"save": decades(10.0), **RUNAWAY})
+    def draw_case(rng: Rng) -> Case:
+        n, d = draw_size(rng)
+        metric = draw_definite(rng, d, metric_sign) if metric_sign else draw_indefinite(rng, d)
+        law = draw_metric_law(rng, metric, draw_definite(rng, d, interaction_sign))
+        return Case(law, draw_tokens(rng, n, d), horizon=10.0, options={"save": geometric_times(10.0), **STOP_FAR_AWAY})
 
     return draw_case
 
 
-def masked(draw: Draw) -> Case:
-    case = sample(draw)
+def masked(rng: Rng) -> Case:
+    case = sample(rng)
     return replace(case, law=replace(case.attention, mask="causal"))
 
 
-def turned(draw: Draw) -> Case:
-    law = metric_law(draw, definite(draw, 4, -1.0), definite(draw, 4), positions=Rotary(10.0))
-    return Case(law, cloud(draw, 6, 4), horizon=HORIZON, options=LATE)
+def turned(rng: Rng) -> Case:
+    law = draw_metric_law(rng, draw_definite(rng, 4, -1.0), draw_definite(rng, 4), positions=Rotary(10.0))
+    return Case(law, draw_tokens(rng, 6, 4), horizon=HORIZON, options=LATE)
 
 
 def reversed_briefly(case: Case) -> Case:
     """Reversed tokens run away: a short look is enough."""
-    return replace(negated(case), horizon=5.0, options={})
+    return replace(reverse_velocity(case), horizon=5.0, options={})
 
 
 THEOREM = Theorem(
@@ -88,12 +104,12 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        *given.PLAIN,
-        given.TOKENS,
-        given.METRIC,
-        given.METRIC_SYMMETRIC,
-        given.METRIC_NEGATIVE,
-        given.INTERACTION_POSITIVE,
+        *hypotheses.STANDARD_SETTING,
+        hypotheses.TOKENS,
+        hypotheses.METRIC,
+        hypotheses.METRIC_SYMMETRIC,
+        hypotheses.METRIC_NEGATIVE,
+        hypotheses.INTERACTION_POSITIVE,
     ),
     fate="collapse",
     rate=r"\|x\| \sim t^{-1/2}; \text{ only the mean decays exponentially}",
@@ -106,6 +122,6 @@ THEOREM = Theorem(
         "full attention": masked,
         "no positions": turned,
     },
-    broken=reversed_briefly,
+    break_case=reversed_briefly,
     proof="The metric energy is a Lyapunov function: a softmax mean of scores is at least their plain mean.",
 )

@@ -11,21 +11,36 @@ from dataclasses import replace
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory.checking import RUNAWAY, alive, decades, largest_norms, power, smallest_increase
-from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, sizes, skew
-from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, negated
+from attractor.theory import hypotheses
+from attractor.theory.checking import (
+    STOP_FAR_AWAY,
+    fit_power,
+    geometric_times,
+    largest_norms,
+    select_valid_rows,
+    smallest_increase,
+)
+from attractor.theory.sampling import (
+    Rng,
+    draw_definite,
+    draw_indefinite,
+    draw_metric_law,
+    draw_size,
+    draw_skew,
+    draw_tokens,
+)
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, reverse_velocity
 
 HORIZON = 100.0
-LATE = {"save": decades(HORIZON)}
+LATE = {"save": geometric_times(HORIZON)}
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    kept = alive(run)
+    kept = select_valid_rows(run)
     points, log_masses = run.points[kept], run.masses.log()
     scores = points @ case.matrices.interaction @ points.mT + log_masses + log_masses.unsqueeze(-1)
     energy = torch.logsumexp(scores.flatten(-2), -1)
-    slope = power(run.times[kept], largest_norms(run)) if len(points) > 2 else 0.0
+    slope = fit_power(run.times[kept], largest_norms(run)) if len(points) > 2 else 0.0
     return (
         Measurement(
             "the exponential energy never grows", smallest_increase(-energy, 1 + scores.abs().amax((-2, -1))), 1e-9
@@ -34,30 +49,34 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    law = metric_law(draw, definite(draw, d, -1.0) + skew(draw, d), definite(draw, d))
-    return Case(law, cloud(draw, n, d), horizon=HORIZON, options=LATE)
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    law = draw_metric_law(rng, draw_definite(rng, d, -1.0) + draw_skew(rng, d), draw_definite(rng, d))
+    return Case(law, draw_tokens(rng, n, d), horizon=HORIZON, options=LATE)
 
 
-def briefly(draw: Draw, metric: torch.Tensor, interaction: torch.Tensor, n: int) -> Case:
-    law = metric_law(draw, metric, interaction)
-    return Case(law, cloud(draw, n, len(metric)), horizon=6.0, options={"save": decades(6.0), **RUNAWAY})
+def briefly(rng: Rng, metric: torch.Tensor, interaction: torch.Tensor, n: int) -> Case:
+    law = draw_metric_law(rng, metric, interaction)
+    return Case(
+        law, draw_tokens(rng, n, len(metric)), horizon=6.0, options={"save": geometric_times(6.0), **STOP_FAR_AWAY}
+    )
 
 
-def lopsided(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    return briefly(draw, definite(draw, d, -1.0) + skew(draw, d, 1.5), definite(draw, d) + skew(draw, d, 1.5), n)
+def lopsided(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    return briefly(
+        rng, draw_definite(rng, d, -1.0) + draw_skew(rng, d, 1.5), draw_definite(rng, d) + draw_skew(rng, d, 1.5), n
+    )
 
 
-def growing(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    return briefly(draw, indefinite(draw, d), definite(draw, d), n)
+def growing(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    return briefly(rng, draw_indefinite(rng, d), draw_definite(rng, d), n)
 
 
-def repelling(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    return briefly(draw, definite(draw, d, -1.0), definite(draw, d, -1.0), n)
+def repelling(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    return briefly(rng, draw_definite(rng, d, -1.0), draw_definite(rng, d, -1.0), n)
 
 
 THEOREM = Theorem(
@@ -72,19 +91,19 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        *given.PLAIN,
-        given.TOKENS,
-        given.ONE_HEAD,
-        given.METRIC,
-        given.INTERACTION_SYMMETRIC,
-        given.METRIC_NEGATIVE,
-        given.INTERACTION_POSITIVE,
+        *hypotheses.STANDARD_SETTING,
+        hypotheses.TOKENS,
+        hypotheses.ONE_HEAD,
+        hypotheses.METRIC,
+        hypotheses.INTERACTION_SYMMETRIC,
+        hypotheses.METRIC_NEGATIVE,
+        hypotheses.INTERACTION_POSITIVE,
     ),
     fate="collapse",
     rate=r"\|x\| \sim t^{-1/2}; \text{ only the mean decays exponentially}",
     conclude=conclude,
     sample=sample,
     violate={"interaction symmetric": lopsided, "metric negative": growing, "interaction positive": repelling},
-    broken=lambda case: replace(negated(case), horizon=5.0, options={}),
+    break_case=lambda case: replace(reverse_velocity(case), horizon=5.0, options={}),
     proof="The exponential energy is coercive and a Lyapunov function; zero is the only equilibrium.",
 )

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory.checking import alive, largest_norms, power
-from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.sampling import Draw, cloud, definite, metric_law, sizes, skew
+from attractor.theory import hypotheses
+from attractor.theory.checking import fit_power, largest_norms, select_valid_rows
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_definite, draw_metric_law, draw_size, draw_skew, draw_tokens
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 LAYERS = 400
@@ -22,33 +22,33 @@ LAYERS = 400
 
 def contracting(case: Case) -> Margin:
     values = torch.linalg.eigvals(case.matrices.value)
-    return strictly(1.0 - float((1 + float(case.options["step"]) * values).abs().max()))
+    return Margin.positive(1.0 - float((1 + float(case.options["step"]) * values).abs().max()))
 
 
 def small(case: Case) -> Margin:
     """The statement is local: scores small enough that no softmax saturates."""
     size = (
         float(torch.linalg.matrix_norm(case.matrices.interaction, 2))
-        * float(case.entered.points.norm(dim=-1).max()) ** 2
+        * float(case.initial_tokens.points.norm(dim=-1).max()) ** 2
     )
-    return strictly(0.5 - size)
+    return Margin.positive(0.5 - size)
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     norms = largest_norms(run)
-    slope = power(run.times[alive(run)][1:], norms[1:]) if len(norms) > 3 else 0.0
+    slope = fit_power(run.times[select_valid_rows(run)][1:], norms[1:]) if len(norms) > 3 else 0.0
     return (Measurement("norms keep falling along layers", -slope, -0.1, asymptotic=True),)
 
 
-def problem(draw: Draw, low: float, high: float) -> Case:
-    n, d = sizes(draw)
-    law = metric_law(draw, definite(draw, d, -1.0), definite(draw, d) + skew(draw, d, 0.2))
+def problem(rng: Rng, low: float, high: float) -> Case:
+    n, d = draw_size(rng)
+    law = draw_metric_law(rng, draw_definite(rng, d, -1.0), draw_definite(rng, d) + draw_skew(rng, d, 0.2))
     values = torch.linalg.eigvals(law.value_map)
     limit = float((-2 * values.real / values.abs().square()).min())  # |1 + h lambda| < 1 for all
-    step = float(draw.uniform(low, high)) * limit
+    step = float(rng.uniform(low, high)) * limit
     layers = np.unique(np.geomspace(1, LAYERS, 60).astype(int))
     options = {"method": "layers", "step": step, "save": [0.0, *(step * layers).tolist()]}
-    tokens = cloud(draw, n, d)
+    tokens = draw_tokens(rng, n, d)
     size = float(torch.linalg.matrix_norm(law.interaction, 2)) * float(tokens.points.norm(dim=-1).max()) ** 2
     tokens = replace(tokens, points=tokens.points * (0.3 / size) ** 0.5)
     return Case(law, tokens, horizon=step * LAYERS, options=options)
@@ -66,20 +66,20 @@ THEOREM = Theorem(
     ),
     status=Status.CHECKED,
     hypotheses=(
-        *given.PLAIN,
-        given.TOKENS,
-        given.LAYERS,
-        given.METRIC,
-        given.METRIC_SYMMETRIC,
-        given.METRIC_NEGATIVE,
-        given.INTERACTION_POSITIVE,
+        *hypotheses.STANDARD_SETTING,
+        hypotheses.TOKENS,
+        hypotheses.LAYERS,
+        hypotheses.METRIC,
+        hypotheses.METRIC_SYMMETRIC,
+        hypotheses.METRIC_NEGATIVE,
+        hypotheses.INTERACTION_POSITIVE,
         Hypothesis("small start", r"\|W\|\max_l|x_l(0)|^2 < 1/2", small),
         Hypothesis("radius below one", r"\rho(I + hV) < 1", contracting),
     ),
     fate="collapse",
     rate=r"\|x\| \sim t^{-1/2}",
     conclude=conclude,
-    sample=lambda draw: problem(draw, 0.2, 0.95),
-    violate={"radius below one": lambda draw: problem(draw, 1.05, 1.5)},
+    sample=lambda rng: problem(rng, 0.2, 0.95),
+    violate={"radius below one": lambda rng: problem(rng, 1.05, 1.5)},
     proof="Linearisation of the mean; the deviations were measured.",
 )

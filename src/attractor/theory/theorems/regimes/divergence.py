@@ -9,10 +9,19 @@ from __future__ import annotations
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory.checking import RUNAWAY, alive, largest_norms, smallest_increase
-from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, shared_metric_law, sizes, skew
+from attractor.theory import hypotheses
+from attractor.theory.checking import STOP_FAR_AWAY, largest_norms, select_valid_rows, smallest_increase
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import (
+    Rng,
+    draw_definite,
+    draw_indefinite,
+    draw_metric_law,
+    draw_shared_metric_law,
+    draw_size,
+    draw_skew,
+    draw_tokens,
+)
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 HORIZON = 25.0
@@ -23,13 +32,13 @@ def energy(points: torch.Tensor, masses: torch.Tensor, metric: torch.Tensor) -> 
 
 
 def positive_energy(case: Case) -> Margin:
-    points, metric = case.entered.points.double(), case.matrices.metric
+    points, metric = case.initial_tokens.points.double(), case.matrices.metric
     size = torch.linalg.matrix_norm(metric, 2) * (case.tokens.weights * points.square().sum(-1)).sum(-1)
-    return strictly(float(energy(points, case.tokens.weights, metric) / size.clamp_min(1e-300)))
+    return Margin.positive(float(energy(points, case.tokens.weights, metric) / size.clamp_min(1e-300)))
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    points, metric = run.points[alive(run)], case.matrices.metric
+    points, metric = run.points[select_valid_rows(run)], case.matrices.metric
     size = torch.linalg.matrix_norm(metric, 2) * points.norm(dim=-1).amax(-1).square()
     norms = largest_norms(run)
     return (
@@ -38,35 +47,42 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def problem(draw: Draw, metric: torch.Tensor, n: int) -> Case:
-    law = metric_law(draw, metric, definite(draw, len(metric)) + skew(draw, len(metric)))
-    return Case(law, cloud(draw, n, len(metric)), horizon=HORIZON, options=RUNAWAY)
+def problem(rng: Rng, metric: torch.Tensor, n: int) -> Case:
+    law = draw_metric_law(rng, metric, draw_definite(rng, len(metric)) + draw_skew(rng, len(metric)))
+    return Case(law, draw_tokens(rng, n, len(metric)), horizon=HORIZON, options=STOP_FAR_AWAY)
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    metric = definite(draw, d) if draw.random() < 0.5 else indefinite(draw, d)
-    if draw.random() < 0.2:
-        return Case(shared_metric_law(draw, metric, 2), cloud(draw, n, d), horizon=HORIZON, options=RUNAWAY)
-    return problem(draw, metric, n)
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    metric = draw_definite(rng, d) if rng.random() < 0.5 else draw_indefinite(rng, d)
+    if rng.random() < 0.2:
+        return Case(
+            draw_shared_metric_law(rng, metric, 2), draw_tokens(rng, n, d), horizon=HORIZON, options=STOP_FAR_AWAY
+        )
+    return problem(rng, metric, n)
 
 
-def low_start(draw: Draw) -> Case:
+def low_start(rng: Rng) -> Case:
     """Indefinite metric, negative energy: no theorem, but tokens were never seen to stay."""
-    n, d = sizes(draw)
-    return problem(draw, indefinite(draw, d), n)
+    n, d = draw_size(rng)
+    return problem(rng, draw_indefinite(rng, d), n)
 
 
-def lopsided(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    law = metric_law(draw, indefinite(draw, d) + skew(draw, d, 1.5), definite(draw, d) + skew(draw, d, 1.5))
-    return Case(law, cloud(draw, n, d), horizon=4.0, options=RUNAWAY)
+def lopsided(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    law = draw_metric_law(
+        rng, draw_indefinite(rng, d) + draw_skew(rng, d, 1.5), draw_definite(rng, d) + draw_skew(rng, d, 1.5)
+    )
+    return Case(law, draw_tokens(rng, n, d), horizon=4.0, options=STOP_FAR_AWAY)
 
 
-def repelling(draw: Draw) -> Case:
-    n, d = sizes(draw)
+def repelling(rng: Rng) -> Case:
+    n, d = draw_size(rng)
     return Case(
-        metric_law(draw, indefinite(draw, d), definite(draw, d, -1.0)), cloud(draw, n, d), horizon=4.0, options=RUNAWAY
+        draw_metric_law(rng, draw_indefinite(rng, d), draw_definite(rng, d, -1.0)),
+        draw_tokens(rng, n, d),
+        horizon=4.0,
+        options=STOP_FAR_AWAY,
     )
 
 
@@ -82,11 +98,11 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        *given.PLAIN,
-        given.TOKENS,
-        given.METRIC,
-        given.METRIC_SYMMETRIC,
-        given.INTERACTION_POSITIVE,
+        *hypotheses.STANDARD_SETTING,
+        hypotheses.TOKENS,
+        hypotheses.METRIC,
+        hypotheses.METRIC_SYMMETRIC,
+        hypotheses.INTERACTION_POSITIVE,
         Hypothesis("positive metric energy", r"\sum_l m_l\,x_l(0)^\top A\,x_l(0) > 0", positive_energy),
     ),
     fate="divergence",

@@ -14,16 +14,16 @@ import torch
 from attractor.laws import Attention, Rotary
 from attractor.solvers import Trajectory
 from attractor.states import Tokens
-from attractor.theory import hypotheses as given
-from attractor.theory.checking import RUNAWAY, alive
-from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.sampling import Draw, cloud, orthogonal, sizes
+from attractor.theory import hypotheses
+from attractor.theory.checking import STOP_FAR_AWAY, select_valid_rows
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_orthogonal, draw_size, draw_tokens
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 
 def directions(case: Case) -> list[tuple[float, torch.Tensor]]:
     """Rates and unit directions that all values stretch, each turned towards the tokens; the best separated first."""
-    values, tokens = case.matrices.values, case.entered.points.double()
+    values, tokens = case.matrices.values, case.initial_tokens.points.double()
     found, vectors = torch.linalg.eig(case.matrices.value.mT)
     size = torch.linalg.matrix_norm(case.matrices.value, 2)
     kept: list[tuple[float, torch.Tensor]] = []
@@ -41,17 +41,17 @@ def directions(case: Case) -> list[tuple[float, torch.Tensor]]:
 def stretched(case: Case) -> Margin:
     size = float(torch.linalg.matrix_norm(case.matrices.value, 2))
     rates = [rate for rate, _ in directions(case)]
-    return strictly(max(rates, default=-size) / max(size, 1e-300))
+    return Margin.positive(max(rates, default=-size) / max(size, 1e-300))
 
 
 def one_side(case: Case) -> Margin:
-    points = case.entered.points.double()
+    points = case.initial_tokens.points.double()
     sides = [float((points @ u).min()) for _, u in directions(case)]
-    return strictly(max(sides, default=-1.0) / max(float(points.norm(dim=-1).max()), 1e-300))
+    return Margin.positive(max(sides, default=-1.0) / max(float(points.norm(dim=-1).max()), 1e-300))
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    kept = alive(run)
+    kept = select_valid_rows(run)
     rate, u = (directions(case) or [(1.0, torch.eye(case.tokens.dim, dtype=torch.float64)[0])])[0]
     heights, growth = run.points[kept] @ u, rate * run.times[kept]
     low, high = heights.amin(-1), heights.amax(-1)
@@ -63,23 +63,23 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def stretching(draw: Draw, d: int, heads: int, rate: float) -> torch.Tensor:
+def stretching(rng: Rng, d: int, heads: int, rate: float) -> torch.Tensor:
     """Values whose transposes share the first basis vector, in a random frame."""
-    frame, values = orthogonal(draw, d), torch.from_numpy(0.5 * draw.standard_normal((heads, d, d)))
+    frame, values = draw_orthogonal(rng, d), torch.from_numpy(0.5 * rng.standard_normal((heads, d, d)))
     values[:, 0, :] = 0.0
-    values[:, 0, 0] = torch.from_numpy(rate * draw.uniform(0.2, 1.0, heads))
+    values[:, 0, 0] = torch.from_numpy(rate * rng.uniform(0.2, 1.0, heads))
     return frame.mT @ values @ frame
 
 
-def problem(draw: Draw, rate: float, split: bool = False) -> Case:
-    n, d = sizes(draw, ((5, 4),))
-    heads = int(draw.integers(1, 3))
+def problem(rng: Rng, rate: float, split: bool = False) -> Case:
+    n, d = draw_size(rng, ((5, 4),))
+    heads = int(rng.integers(1, 3))
     options: dict[str, Any] = ({}, {"mask": "causal"}, {"positions": Rotary(10.0)}, {"kernel": "l2"})[
-        int(draw.integers(4))
+        int(rng.integers(4))
     ]
-    query, key = (torch.from_numpy(0.7 * draw.standard_normal((heads, 4, d))) for _ in range(2))
-    law = Attention(query, key, stretching(draw, d, heads, rate), **options)
-    case = Case(law, cloud(draw, n, d), horizon=3.0, options=RUNAWAY)
+    query, key = (torch.from_numpy(0.7 * rng.standard_normal((heads, 4, d))) for _ in range(2))
+    law = Attention(query, key, stretching(rng, d, heads, rate), **options)
+    case = Case(law, draw_tokens(rng, n, d), horizon=3.0, options=STOP_FAR_AWAY)
     for found, u in directions(case)[:1]:
         if found > 0 and not split:
             heights = case.tokens.points @ u
@@ -102,17 +102,17 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        given.NORMALISED,
-        given.FLAT,
-        given.TOKENS,
-        given.UNDRIVEN,
+        hypotheses.NORMALISED,
+        hypotheses.FLAT,
+        hypotheses.TOKENS,
+        hypotheses.NO_DRIFT,
         Hypothesis("stretched direction", r"V_h^\top u = \lambda_h u,\ \lambda_h \ge 0,\ \lambda > 0", stretched),
         Hypothesis("one side", r"u \cdot x_i(0) > 0 \text{ for all } i", one_side),
     ),
     fate="divergence",
     rate=r"e^{\lambda t}",
     conclude=conclude,
-    sample=lambda draw: problem(draw, 1.0),
-    violate={"one side": lambda draw: problem(draw, 1.0, split=True)},
+    sample=lambda rng: problem(rng, 1.0),
+    violate={"one side": lambda rng: problem(rng, 1.0, split=True)},
     proof="Each weighted mean of u.x lies between the smallest and the largest; Gronwall.",
 )

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory.checking import alive, decades, largest_norms, power
+from attractor.theory import hypotheses
+from attractor.theory.checking import fit_power, geometric_times, largest_norms, select_valid_rows
 from attractor.theory.conditions import Hypothesis
-from attractor.theory.sampling import Draw, cloud, definite, metric_law, sizes, skew
-from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, negated
+from attractor.theory.sampling import Rng, draw_definite, draw_metric_law, draw_size, draw_skew, draw_tokens
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, reverse_velocity
 from attractor.theory.theorems.regimes.causal_collapse import stable
 from attractor.theory.theorems.regimes.collapse import rotation
 
@@ -21,14 +21,16 @@ HORIZON = 100.0
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     norms = largest_norms(run)
-    slope = power(run.times[alive(run)], norms) if len(norms) > 2 else 0.0
+    slope = fit_power(run.times[select_valid_rows(run)], norms) if len(norms) > 2 else 0.0
     return (Measurement("norms keep falling, as a power of time at least", -slope - 0.5, 0.3, asymptotic=True),)
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    law = metric_law(draw, definite(draw, d, -1.0) + skew(draw, d, 0.8), definite(draw, d) + skew(draw, d, 0.8))
-    return Case(law, cloud(draw, n, d, 0.7), horizon=HORIZON, options={"save": decades(HORIZON)})
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    law = draw_metric_law(
+        rng, draw_definite(rng, d, -1.0) + draw_skew(rng, d, 0.8), draw_definite(rng, d) + draw_skew(rng, d, 0.8)
+    )
+    return Case(law, draw_tokens(rng, n, d, 0.7), horizon=HORIZON, options={"save": geometric_times(HORIZON)})
 
 
 THEOREM = Theorem(
@@ -43,12 +45,12 @@ THEOREM = Theorem(
     ),
     status=Status.CONJECTURE,
     hypotheses=(
-        *given.PLAIN,
-        given.TOKENS,
-        given.ONE_HEAD,
-        given.METRIC,
-        given.METRIC_NEGATIVE,
-        given.INTERACTION_POSITIVE,
+        *hypotheses.STANDARD_SETTING,
+        hypotheses.TOKENS,
+        hypotheses.ONE_HEAD,
+        hypotheses.METRIC,
+        hypotheses.METRIC_NEGATIVE,
+        hypotheses.INTERACTION_POSITIVE,
         Hypothesis("value stable", r"\max \operatorname{Re}\lambda(V) < 0", stable),
     ),
     fate="collapse",
@@ -56,6 +58,6 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"value stable": rotation},
-    broken=lambda case: replace(negated(case), horizon=5.0, options={}),
+    break_case=lambda case: replace(reverse_velocity(case), horizon=5.0, options={}),
     proof="None known.",
 )

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 
 from attractor.laws import Attention
-from attractor.theory import hypotheses as given
-from attractor.theory.conditions import Hypothesis, strictly
-from attractor.theory.sampling import Draw, definite, indefinite, metric_law, skew
-from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, each
+from attractor.theory import hypotheses
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import Rng, draw_definite, draw_indefinite, draw_metric_law, draw_skew
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
 from attractor.weights import extremes, symmetric
 
 
@@ -29,22 +29,22 @@ def value_of(case: Case) -> torch.Tensor:
     return law.value_map.reshape(law.dim, law.dim)
 
 
-def sample(draw: Draw) -> Case:
-    d = int(draw.integers(2, 12))
-    sign = 1.0 if draw.random() < 0.5 else -1.0
+def sample(rng: Rng) -> Case:
+    d = int(rng.integers(2, 12))
+    sign = 1.0 if rng.random() < 0.5 else -1.0
     # an odd number of directions cannot be split evenly, so reversing V changes the count
-    positive = int(draw.choice([count for count in range(d + 1) if 2 * count != d]))
-    metric = indefinite(draw, d, positive, 0.1, 3.0)
-    return Case(metric_law(draw, metric, sign * (definite(draw, d, 1.0, 0.1, 3.0) + skew(draw, d, 1.0))))
+    positive = int(rng.choice([count for count in range(d + 1) if 2 * count != d]))
+    metric = draw_indefinite(rng, d, positive, 0.1, 3.0)
+    return Case(draw_metric_law(rng, metric, sign * (draw_definite(rng, d, 1.0, 0.1, 3.0) + draw_skew(rng, d, 1.0))))
 
 
-def lopsided(draw: Draw) -> Case:
-    metric = indefinite(draw, 6) + skew(draw, 6, 1.0)
-    return Case(metric_law(draw, metric, definite(draw, 6) + skew(draw, 6, 1.0)))
+def lopsided(rng: Rng) -> Case:
+    metric = draw_indefinite(rng, 6) + draw_skew(rng, 6, 1.0)
+    return Case(draw_metric_law(rng, metric, draw_definite(rng, 6) + draw_skew(rng, 6, 1.0)))
 
 
-def mixed(draw: Draw) -> Case:
-    return Case(metric_law(draw, indefinite(draw, 6), indefinite(draw, 6)))
+def mixed(rng: Rng) -> Case:
+    return Case(draw_metric_law(rng, draw_indefinite(rng, 6), draw_indefinite(rng, 6)))
 
 
 def either_sign(case: Case) -> float:
@@ -64,21 +64,21 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        given.SOFTMAX,
-        given.ONE_HEAD,
-        given.METRIC,
-        given.METRIC_SYMMETRIC,
+        hypotheses.SOFTMAX,
+        hypotheses.ONE_HEAD,
+        hypotheses.METRIC,
+        hypotheses.METRIC_SYMMETRIC,
         Hypothesis(
             "interaction definite",
             r"\operatorname{sym} W \succ 0 \text{ or } \prec 0",
-            lambda case: strictly(either_sign(case)),
+            lambda case: Margin.positive(either_sign(case)),
         ),
     ),
     fate="identity",
     conclude=conclude,
     sample=sample,
     violate={"metric symmetric": lopsided, "interaction definite": mixed},
-    gather=each(value_of),
+    gather=gather_each(value_of),
     proof="A V + V'A = 2 sym W; inertia theorem of Ostrowski and Schneider.",
-    timeless=True,
+    time_independent=True,
 )

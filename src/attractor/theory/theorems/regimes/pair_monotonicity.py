@@ -12,15 +12,24 @@ import torch
 
 from attractor.laws import Rotary
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses as given
-from attractor.theory.checking import RUNAWAY, alive, smallest_increase
-from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, shared_metric_law, sizes, skew
+from attractor.theory import hypotheses
+from attractor.theory.checking import STOP_FAR_AWAY, select_valid_rows, smallest_increase
+from attractor.theory.sampling import (
+    Rng,
+    draw_definite,
+    draw_indefinite,
+    draw_metric_law,
+    draw_shared_metric_law,
+    draw_size,
+    draw_skew,
+    draw_tokens,
+)
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.weights import extremes
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    points, metric = run.points[alive(run)], case.matrices.metric
+    points, metric = run.points[select_valid_rows(run)], case.matrices.metric
     differences = points.unsqueeze(-2) - points.unsqueeze(-3)  # (S, n, n, d)
     forms = ((differences @ metric) * differences).sum(-1)
     size = torch.linalg.matrix_norm(metric, 2) * points.norm(dim=-1).amax(-1).square()
@@ -32,34 +41,36 @@ def fate(case: Case) -> str:
     return "separation" if low > 0 else "contraction" if high < 0 else "monotone"
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    metric = (definite(draw, d), definite(draw, d, -1.0), indefinite(draw, d))[int(draw.integers(3))]
-    state = cloud(draw, n, d, 0.7)
-    if draw.random() < 0.3:
-        return Case(shared_metric_law(draw, metric, 2), state, horizon=2.0, options=RUNAWAY)
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    metric = (draw_definite(rng, d), draw_definite(rng, d, -1.0), draw_indefinite(rng, d))[int(rng.integers(3))]
+    state = draw_tokens(rng, n, d, 0.7)
+    if rng.random() < 0.3:
+        return Case(draw_shared_metric_law(rng, metric, 2), state, horizon=2.0, options=STOP_FAR_AWAY)
     # any interaction at all, and any bias of the keys
-    interaction = torch.from_numpy(0.7 * draw.standard_normal((d, d)))
-    law = metric_law(draw, metric, interaction)
-    return Case(replace(law, query_bias=torch.from_numpy(draw.standard_normal(d))), state, horizon=2.0, options=RUNAWAY)
+    interaction = torch.from_numpy(0.7 * rng.standard_normal((d, d)))
+    law = draw_metric_law(rng, metric, interaction)
+    return Case(
+        replace(law, query_bias=torch.from_numpy(rng.standard_normal(d))), state, horizon=2.0, options=STOP_FAR_AWAY
+    )
 
 
-def lopsided(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    metric = definite(draw, d, -1.0) + skew(draw, d, 2.0)
-    interaction = definite(draw, d) + skew(draw, d, 2.0)
-    return Case(metric_law(draw, metric, interaction), cloud(draw, n, d), horizon=2.0, options=RUNAWAY)
+def lopsided(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    metric = draw_definite(rng, d, -1.0) + draw_skew(rng, d, 2.0)
+    interaction = draw_definite(rng, d) + draw_skew(rng, d, 2.0)
+    return Case(draw_metric_law(rng, metric, interaction), draw_tokens(rng, n, d), horizon=2.0, options=STOP_FAR_AWAY)
 
 
-def masked(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    law = metric_law(draw, definite(draw, d, -1.0), definite(draw, d), mask="causal")
-    return Case(law, cloud(draw, n, d), horizon=2.0, options=RUNAWAY)
+def masked(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    law = draw_metric_law(rng, draw_definite(rng, d, -1.0), draw_definite(rng, d), mask="causal")
+    return Case(law, draw_tokens(rng, n, d), horizon=2.0, options=STOP_FAR_AWAY)
 
 
-def turned(draw: Draw) -> Case:
-    law = metric_law(draw, definite(draw, 4, -1.0), definite(draw, 4), positions=Rotary(10.0))
-    return Case(law, cloud(draw, 5, 4), horizon=2.0, options=RUNAWAY)
+def turned(rng: Rng) -> Case:
+    law = draw_metric_law(rng, draw_definite(rng, 4, -1.0), draw_definite(rng, 4), positions=Rotary(10.0))
+    return Case(law, draw_tokens(rng, 5, 4), horizon=2.0, options=STOP_FAR_AWAY)
 
 
 THEOREM = Theorem(
@@ -74,13 +85,13 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        given.SOFTMAX,
-        given.FLAT,
-        given.TOKENS,
-        given.FULL,
-        given.PLACELESS,
-        given.METRIC,
-        given.METRIC_SYMMETRIC,
+        hypotheses.SOFTMAX,
+        hypotheses.FLAT,
+        hypotheses.TOKENS,
+        hypotheses.FULL,
+        hypotheses.NO_POSITIONS,
+        hypotheses.METRIC,
+        hypotheses.METRIC_SYMMETRIC,
     ),
     fate=fate,
     conclude=conclude,

@@ -10,10 +10,19 @@ import torch
 
 from attractor.solvers import Trajectory
 from attractor.states import Tokens
-from attractor.theory import hypotheses as given
-from attractor.theory.checking import RUNAWAY, alive, largest_norms, smallest_increase
-from attractor.theory.conditions import Hypothesis, Margin, nonzero, strictly
-from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, shared_metric_law, sizes, skew
+from attractor.theory import hypotheses
+from attractor.theory.checking import STOP_FAR_AWAY, largest_norms, select_valid_rows, smallest_increase
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import (
+    Rng,
+    draw_definite,
+    draw_indefinite,
+    draw_metric_law,
+    draw_shared_metric_law,
+    draw_size,
+    draw_skew,
+    draw_tokens,
+)
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.weights import extremes
 
@@ -26,12 +35,12 @@ def gaps(points: torch.Tensor) -> torch.Tensor:
 
 
 def distinct(case: Case) -> Margin:
-    points = case.entered.points
-    return nonzero(float(gaps(points).max() / points.norm(dim=-1).max().clamp_min(1e-300)))
+    points = case.initial_tokens.points
+    return Margin.nonzero(float(gaps(points).max() / points.norm(dim=-1).max().clamp_min(1e-300)))
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    points, metric = run.points[alive(run)], case.matrices.metric
+    points, metric = run.points[select_valid_rows(run)], case.matrices.metric
     differences = points.unsqueeze(-2) - points.unsqueeze(-3)
     forms = ((differences @ metric) * differences).sum(-1)
     size = torch.linalg.matrix_norm(metric, 2) * points.norm(dim=-1).amax(-1).square()
@@ -42,44 +51,50 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    sign = 1.0 if draw.random() < 0.3 else -1.0
-    if draw.random() < 0.2:
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    sign = 1.0 if rng.random() < 0.3 else -1.0
+    if rng.random() < 0.2:
         return Case(
-            shared_metric_law(draw, definite(draw, d), 2, sign), cloud(draw, n, d), horizon=HORIZON, options=RUNAWAY
+            draw_shared_metric_law(rng, draw_definite(rng, d), 2, sign),
+            draw_tokens(rng, n, d),
+            horizon=HORIZON,
+            options=STOP_FAR_AWAY,
         )
-    law = metric_law(draw, definite(draw, d), sign * definite(draw, d) + skew(draw, d, 0.3))
-    return Case(law, cloud(draw, n, d), horizon=HORIZON, options=RUNAWAY)
+    law = draw_metric_law(rng, draw_definite(rng, d), sign * draw_definite(rng, d) + draw_skew(rng, d, 0.3))
+    return Case(law, draw_tokens(rng, n, d), horizon=HORIZON, options=STOP_FAR_AWAY)
 
 
-def together(draw: Draw) -> Case:
+def sample_equal_tokens(rng: Rng) -> Case:
     """A consensus state follows the value alone, which is stable here."""
-    n, d = sizes(draw)
-    law = metric_law(draw, definite(draw, d), definite(draw, d, -1.0))
-    return Case(law, Tokens(cloud(draw, 1, d).points.expand(n, d).clone()), horizon=HORIZON, options=RUNAWAY)
+    n, d = draw_size(rng)
+    law = draw_metric_law(rng, draw_definite(rng, d), draw_definite(rng, d, -1.0))
+    return Case(law, Tokens(draw_tokens(rng, 1, d).points.expand(n, d).clone()), horizon=HORIZON, options=STOP_FAR_AWAY)
 
 
-def shrinking(draw: Draw) -> Case:
-    n, d = sizes(draw)
+def shrinking(rng: Rng) -> Case:
+    n, d = draw_size(rng)
     return Case(
-        metric_law(draw, definite(draw, d, -1.0), definite(draw, d)),
-        cloud(draw, n, d),
+        draw_metric_law(rng, draw_definite(rng, d, -1.0), draw_definite(rng, d)),
+        draw_tokens(rng, n, d),
         horizon=HORIZON,
-        options=RUNAWAY,
+        options=STOP_FAR_AWAY,
     )
 
 
-def undecided(draw: Draw) -> Case:
-    n, d = sizes(draw)
+def undecided(rng: Rng) -> Case:
+    n, d = draw_size(rng)
     return Case(
-        metric_law(draw, definite(draw, d), indefinite(draw, d)), cloud(draw, n, d), horizon=HORIZON, options=RUNAWAY
+        draw_metric_law(rng, draw_definite(rng, d), draw_indefinite(rng, d)),
+        draw_tokens(rng, n, d),
+        horizon=HORIZON,
+        options=STOP_FAR_AWAY,
     )
 
 
 def either_sign(case: Case) -> Margin:
     low, high = extremes(case.matrices.interaction)
-    return strictly(max(low, -high))
+    return Margin.positive(max(low, -high))
 
 
 THEOREM = Theorem(
@@ -94,11 +109,11 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        *given.PLAIN,
-        given.TOKENS,
-        given.METRIC,
-        given.METRIC_SYMMETRIC,
-        given.METRIC_POSITIVE,
+        *hypotheses.STANDARD_SETTING,
+        hypotheses.TOKENS,
+        hypotheses.METRIC,
+        hypotheses.METRIC_SYMMETRIC,
+        hypotheses.METRIC_POSITIVE,
         Hypothesis("interaction definite", r"\operatorname{sym}\sum_h W_h \succ 0 \text{ or } \prec 0", either_sign),
         Hypothesis("tokens differ", r"x_l(0) \ne x_k(0) \text{ for some pair}", distinct),
     ),
@@ -106,6 +121,6 @@ THEOREM = Theorem(
     rate=r"\text{exponential; for } \operatorname{sym} W \prec 0 \text{ distances grow while the mean may decay}",
     conclude=conclude,
     sample=sample,
-    violate={"tokens differ": together, "metric positive": shrinking, "interaction definite": undecided},
+    violate={"tokens differ": sample_equal_tokens, "metric positive": shrinking, "interaction definite": undecided},
     proof="Pair forms never decrease (T0); on a bounded limit set they are constant, which leaves no difference.",
 )

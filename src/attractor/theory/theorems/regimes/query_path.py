@@ -10,10 +10,18 @@ import torch
 
 from attractor.solvers import velocity
 from attractor.states import Tokens
-from attractor.theory import hypotheses as given
-from attractor.theory.conditions import Hypothesis, Margin, strictly
-from attractor.theory.sampling import Draw, cloud, definite, indefinite, metric_law, sizes, skew
-from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, each
+from attractor.theory import hypotheses
+from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.sampling import (
+    Rng,
+    draw_definite,
+    draw_indefinite,
+    draw_metric_law,
+    draw_size,
+    draw_skew,
+    draw_tokens,
+)
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
 from attractor.weights import extremes, symmetric
 
 STEP = 1e-4
@@ -60,24 +68,24 @@ def conclude(case: Case, measured: torch.Tensor) -> tuple[Measurement, ...]:
 
 def one_sign(case: Case) -> Margin:
     low, high = extremes(case.matrices.congruent)
-    return strictly(max(low, -high))
+    return Margin.positive(max(low, -high))
 
 
-def problem(draw: Draw, metric: torch.Tensor, n: int) -> Case:
+def problem(rng: Rng, metric: torch.Tensor, n: int) -> Case:
     d = len(metric)
-    interaction = torch.from_numpy(draw.standard_normal((d, d)))
-    return Case(metric_law(draw, metric, interaction), cloud(draw, n, d))
+    interaction = torch.from_numpy(rng.standard_normal((d, d)))
+    return Case(draw_metric_law(rng, metric, interaction), draw_tokens(rng, n, d))
 
 
-def sample(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    sign = 1.0 if draw.random() < 0.5 else -1.0
-    return problem(draw, sign * definite(draw, d) + skew(draw, d, 1.0), n + d)
+def sample(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    sign = 1.0 if rng.random() < 0.5 else -1.0
+    return problem(rng, sign * draw_definite(rng, d) + draw_skew(rng, d, 1.0), n + d)
 
 
-def mixed(draw: Draw) -> Case:
-    n, d = sizes(draw)
-    return problem(draw, indefinite(draw, d), n + d)
+def mixed(rng: Rng) -> Case:
+    n, d = draw_size(rng)
+    return problem(rng, draw_indefinite(rng, d), n + d)
 
 
 THEOREM = Theorem(
@@ -93,21 +101,21 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        given.SOFTMAX,
-        given.FLAT,
-        given.TOKENS,
-        given.FULL,
-        given.PLACELESS,
-        given.UNBIASED,
-        given.ONE_HEAD,
-        given.METRIC,
+        hypotheses.SOFTMAX,
+        hypotheses.FLAT,
+        hypotheses.TOKENS,
+        hypotheses.FULL,
+        hypotheses.NO_POSITIONS,
+        hypotheses.UNBIASED,
+        hypotheses.ONE_HEAD,
+        hypotheses.METRIC,
         Hypothesis("metric definite", r"\operatorname{sym} A \succ 0 \text{ or } \prec 0", one_sign),
     ),
     fate="identity",
     conclude=conclude,
     sample=sample,
     violate={"metric definite": mixed},
-    gather=each(jacobian),
+    gather=gather_each(jacobian),
     proof="A^-1 times the Hessian of a convex function; a Lyapunov argument with sym A for the eigenvalues.",
-    timeless=True,
+    time_independent=True,
 )
