@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import pickle
@@ -19,15 +18,12 @@ from torch import Tensor
 
 from attractor.errors import AttractorError, InputError, MemoryShortageError, MissingExtraError, StoreError, missing
 from attractor.files import dump_json
-from attractor.nn import TransformerBlock
-from attractor.observables import cosine, pairwise_distance, token_norm
 from attractor.registry import check_name
-from attractor.states import Tokens
 from attractor.training.config import Config
 from attractor.training.data import Batch, Data, Prefetcher, open_data
-from attractor.training.models import LanguageModel, VisionModel, build_model, first_bad, parameter_groups
-from attractor.training.run_folder import RunFolder, unmade
-from attractor.weights import regime
+from attractor.training.dynamics import OBSERVED, Dynamics, trace_regimes
+from attractor.training.models import build_model, find_not_finite, parameter_groups
+from attractor.training.run_folder import RunFolder, TrainingStep, remove_on_error
 
 
 def take_step(
@@ -40,9 +36,9 @@ def take_step(
     folder: RunFolder,
     step: int,
 ) -> float:
-    """One step over ``accumulate`` batches: the mean loss over batches and processes.
+    """Take one step over ``accumulate`` batches; return the mean loss over batches and processes.
 
-    Nothing is applied that is not finite, so that the weights which made it are still there to look at.
+    A loss or gradient that is not finite is not applied, so the weights that produced it can be inspected.
     """
     total = 0.0
     for part in range(config.accumulate):
@@ -51,13 +47,13 @@ def take_step(
             loss = run(*batch)
             mean = float(accelerator.reduce(loss.detach(), "mean"))
             if not math.isfinite(mean):
-                raise _stopped(accelerator, model, batch, folder, step, "loss")
+                raise _not_finite(accelerator, model, batch, folder, step, "loss")
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 norm = accelerator.clip_grad_norm_(model.parameters(), config.clip)
-                # in fp16 the scaler skips such a step by itself
+                # the fp16 scaler skips such a step
                 if config.precision != "fp16" and isinstance(norm, Tensor) and not bool(norm.isfinite()):
-                    raise _stopped(accelerator, model, batch, folder, step, "gradient")
+                    raise _not_finite(accelerator, model, batch, folder, step, "gradient")
             optimiser.step()
             optimiser.zero_grad()
         total += mean / config.accumulate
@@ -65,8 +61,8 @@ def take_step(
 
 
 @contextmanager
-def enough_memory(config: Config, step: int) -> Iterator[None]:
-    """Where the device has no memory left, say what to lower."""
+def explain_memory(config: Config, step: int) -> Iterator[None]:
+    """Explain which entries to lower when the GPU runs out of memory."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -78,11 +74,11 @@ def enough_memory(config: Config, step: int) -> Iterator[None]:
         ) from None
 
 
-def _stopped(accelerator: Any, model: Any, batch: Batch, folder: RunFolder, step: int, what: str) -> AttractorError:
-    """Say where a number that is not finite came from; the last checkpoint stays."""
+def _not_finite(accelerator: Any, model: Any, batch: Batch, folder: RunFolder, step: int, what: str) -> AttractorError:
+    """Return an error that names the source of a number that is not finite; the last checkpoint stays."""
     with accelerator.autocast():
-        where = first_bad(accelerator.unwrap_model(model), batch)
-    kept = folder.step()
+        where = find_not_finite(accelerator.unwrap_model(model), batch)
+    kept = folder.last_step()
     return AttractorError(
         f"the {what} of step {step + 1} is not a finite number; the first such number is in {where}. "
         + (f"The checkpoint after step {kept} is kept in {folder.checkpoint}" if kept else "There is no checkpoint yet")
@@ -90,55 +86,31 @@ def _stopped(accelerator: Any, model: Any, batch: Batch, folder: RunFolder, step
     )
 
 
-SAMPLES = 4  # texts or pictures whose tokens are followed
+SAMPLES = 4  # texts or images whose tokens are followed
 
 
 @torch.no_grad()
-def dynamics(model: LanguageModel | VisionModel, given: Tensor) -> dict[str, Any]:
-    """Mean norm, pairwise distance and cosine of the tokens of four samples, before every block and after the last; every layer's label."""
-    states = [Tokens(state.double().cpu()) for state in model.states(given[:SAMPLES])]
-    curves = {
-        name: [float(observe(state).mean()) for state in states]
-        for name, observe in (("norm", token_norm), ("distance", pairwise_distance), ("cosine", cosine))
-    }
-    return {**curves, **_regimes(model)}
-
-
-def _regimes(model: LanguageModel | VisionModel) -> dict[str, Any]:
-    """The label of every layer's attention and of its heads. The norm before it is left out: centring leaves one direction unsigned."""
-    layers: list[str] = []
-    heads: list[list[str]] = []
-    for block in model.backbone.blocks:
-        assert isinstance(block, TransformerBlock)
-        try:
-            found = regime(copy.deepcopy(block.attention).cpu())
-            layers.append(found.label)
-            heads.append([head.label.name for head in found.heads])
-        except AttractorError:  # weights that are not finite have no regime, and the loss will say so
-            layers.append("undefined")
-            heads.append([])
-    return {"regimes": layers, "head_regimes": heads}
-
-
-@torch.no_grad()
-def evaluate(accelerator: Any, model: Any, data: Data, config: Config, last: bool) -> dict[str, Any]:
-    """Scores on validation data, with ``test`` on all test data too at the end, and the dynamics of the first samples."""
+def evaluate(
+    accelerator: Any, model: Any, data: Data, config: Config, last: bool
+) -> tuple[dict[str, float], Dynamics | None]:
+    """Score the validation data and, at the end of a run with ``test``, the test data; follow tokens in the main process."""
     inner = accelerator.unwrap_model(model)
     inner.eval()
     found = _scores(accelerator, inner, data, config, "validation", config.evaluations)
-    row: dict[str, Any] = {"validation_loss": found.pop("loss"), **found}
+    scores = {"validation_loss": found.pop("loss"), **found}
     if last and config.test:
         tested = _scores(accelerator, inner, data, config, "test", 0)
-        row |= {f"test_{name}": value for name, value in tested.items()}
+        scores |= {f"test_{name}": value for name, value in tested.items()}
+    dynamics = None
     if accelerator.is_main_process:
         given, _ = next(iter(data.evaluation("validation", config.batch, config.evaluations)))
-        row["dynamics"] = dynamics(inner, given.to(accelerator.device))
+        dynamics = trace_regimes(inner, given[:SAMPLES].to(accelerator.device))
     inner.train()
-    return row
+    return scores, dynamics
 
 
 def _scores(accelerator: Any, inner: Any, data: Data, config: Config, part: str, count: int) -> dict[str, float]:
-    """Processes share the batches of a part; sums are of all."""
+    """Score a part of the data; processes share its batches and sum their totals."""
     totals: dict[str, torch.Tensor] = {}
     for number, (given, wanted) in enumerate(data.evaluation(part, config.batch, count)):
         if number % accelerator.num_processes != accelerator.process_index:
@@ -153,33 +125,37 @@ def _scores(accelerator: Any, inner: Any, data: Data, config: Config, part: str,
     return data.scores(part, dict(zip(names, stacked.tolist(), strict=True)))
 
 
-CURVES = ("norm", "distance", "cosine")
-
-
 def check_trackers(config: Config) -> None:
-    """Refuse what is not known or not installed, before anything is made."""
+    """Raise for trackers that are not known or not installed."""
     for name in config.trackers:
         check_name(name, ("tensorboard", "wandb"), "tracker")
         if find_spec(name) is None:
             raise MissingExtraError(f"trackers name {name}, which is not installed: pip install {name}")
 
 
-def log(accelerator: Any, config: Config, row: dict[str, Any]) -> None:
-    """The numbers of a row, and the dynamics of tokens after the last block."""
+def log(accelerator: Any, config: Config, step: TrainingStep) -> None:
+    """Send the numbers of a step to the trackers; of the dynamics, those after the last block."""
     if not config.trackers:
         return
-    values = {name: value for name, value in row.items() if isinstance(value, float)}
-    for name in CURVES if "dynamics" in row else ():
-        values[f"dynamics/{name}"] = row["dynamics"][name][-1]
-    accelerator.log(values, step=row["step"])
-
-
-Progress = Callable[[dict[str, Any]], None]
+    values = {"loss": step.loss, "rate": step.rate, **step.scores}
+    if step.dynamics is not None:
+        values |= {f"dynamics/{name}": getattr(step.dynamics, name)[-1] for name in OBSERVED}
+    accelerator.log(values, step=step.step)
 
 
 @dataclass(frozen=True)
-class Report:
-    """How a run ended: the last training loss, the last scores, and where the curve is. ``throughput`` is in samples each second."""
+class TrainingResult:
+    """The end of a run.
+
+    Attributes
+    ----------
+    folder : folder of the run.
+    steps, parameters : number of steps and of trained parameters.
+    loss : training loss of the last step, in nats.
+    scores : scores of the last evaluation.
+    seconds : duration.
+    throughput : samples per second.
+    """
 
     folder: Path
     steps: int
@@ -190,7 +166,7 @@ class Report:
     throughput: float
 
     def row(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the fields in one mapping, for JSON."""
         found = {name: value for name, value in vars(self).items() if name != "scores"}
         return {**found, "folder": str(self.folder), **self.scores}
 
@@ -202,22 +178,28 @@ def train(
     resume: bool = False,
     cache: str | Path | None = None,
     changed: Iterable[str] = (),
-    progress: Progress | None = None,
-) -> Report:
-    """Train a model as ``config`` says, into the folder ``out``; ``resume`` goes on after its checkpoint.
+    progress: Callable[[TrainingStep], None] | None = None,
+) -> TrainingResult:
+    """Train a model; a run that was killed and resumed has the same curve.
 
-    ``cache`` is where joined corpora and tokens are kept, a folder of the run unless given; ``changed`` are entries that were set beside
-    the file of the configuration, for whoever resumes; ``progress`` is called with every row.
+    Parameters
+    ----------
+    config : model, data and schedule.
+    out : folder of the run.
+    resume : continue after the checkpoint in ``out``.
+    cache : folder for joined corpora and tokens, by default a folder of the run.
+    changed : names of entries set on top of the configuration file, recorded for resuming.
+    progress : called with every ``TrainingStep``.
     """
     check_trackers(config)
     folder = RunFolder(out)
     if resume:
-        folder.agree(config)
+        folder.check_config(config)
     else:
         folder.check_new()
     accelerator = _accelerator(config, folder)
     cache = folder.path / "data" if cache is None else Path(cache)
-    with unmade(cache, folder.path):  # until the first step nothing of a new run stays behind
+    with remove_on_error(cache, folder.path):  # a run that fails before its first step leaves no files
         with accelerator.main_process_first():
             data = open_data(config, cache)
             torch.manual_seed(config.seed)
@@ -226,20 +208,20 @@ def train(
         parameters = sum(parameter.numel() for parameter in model.parameters())
         groups = parameter_groups(model, config.decay)
         optimiser = torch.optim.AdamW(groups, lr=config.rate, betas=config.betas)  # type: ignore[arg-type]
-        with enough_memory(config, -1):
+        with explain_memory(config, -1):
             model, optimiser = accelerator.prepare(model, optimiser)
         torch.manual_seed(config.seed + 1000003 * accelerator.process_index)  # dropout differs between processes
         if accelerator.is_main_process:
             if resume:
                 folder.recover()
             else:
-                folder.begin(config, changed)
+                folder.create(config, changed)
         accelerator.wait_for_everyone()
-        first = folder.step() if resume else 0
+        first = folder.last_step() if resume else 0
         if first:
             _load(accelerator, folder)
         if accelerator.is_main_process:
-            folder.cut(first)
+            folder.truncate(first)
         if config.trackers:
             accelerator.init_trackers("attractor", config={name: str(value) for name, value in config.row().items()})
     compiled = torch.compile(model) if config.compile else model
@@ -250,17 +232,17 @@ def train(
             for group in optimiser.param_groups:
                 group["lr"] = config.learning_rate(step)
             last = step + 1 == config.steps
-            with enough_memory(config, step):
+            with explain_memory(config, step):
                 loss = take_step(accelerator, compiled, model, optimiser, batches, config, folder, step)
-                row: dict[str, Any] = {"step": step + 1, "loss": loss, "rate": config.learning_rate(step)}
-                if last or (step + 1) % config.evaluate == 0:
-                    row |= evaluate(accelerator, model, data, config, last)
+                due = last or (step + 1) % config.evaluate == 0
+                found = evaluate(accelerator, model, data, config, last) if due else ({}, None)
+            done = TrainingStep(step + 1, loss, config.learning_rate(step), *found)
             if accelerator.is_main_process:
-                curve.write(dump_json(row) + "\n")
+                curve.write(dump_json(done.row()) + "\n")
                 curve.flush()
                 if progress is not None:
-                    progress(row)
-            log(accelerator, config, row)
+                    progress(done)
+            log(accelerator, config, done)
             if last or (step + 1) % config.checkpoint == 0:
                 _save(accelerator, folder, step + 1)
     if config.trackers:
@@ -270,7 +252,7 @@ def train(
 
 
 def _check_test(data: Any, config: Config) -> None:
-    """Test data that are asked for must be there: they are read only at the end."""
+    """Raise now if the test data that the end of the run reads do not exist."""
     if not config.test:
         return
     try:
@@ -287,10 +269,10 @@ def _accelerator(config: Config, folder: RunFolder) -> Any:
         from accelerate.state import AcceleratorState
     except ImportError:
         raise missing("accelerate", "train") from None
-    AcceleratorState._reset_state()  # it outlives a run, and would refuse another precision in the same process
-    together = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    AcceleratorState._reset_state()  # it outlives a run and would reject another precision in the same process
+    distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return Accelerator(
-        cpu=together and not torch.cuda.is_available(),  # or processes without a GPU would not know of each other
+        cpu=distributed and not torch.cuda.is_available(),  # otherwise CPU processes do not form a group
         mixed_precision=config.precision,
         gradient_accumulation_steps=config.accumulate,
         log_with=list(config.trackers) or None,
@@ -299,7 +281,7 @@ def _accelerator(config: Config, folder: RunFolder) -> Any:
 
 
 def _save(accelerator: Any, folder: RunFolder, step: int) -> None:
-    """A checkpoint, whole or not at all; the first process moves it into place."""
+    """Write a checkpoint atomically; the main process moves it into place."""
     if accelerator.num_processes == 1:
         folder.save(step, lambda path: accelerator.save_state(str(path)))
         return
@@ -311,13 +293,13 @@ def _save(accelerator: Any, folder: RunFolder, step: int) -> None:
 
 
 def _load(accelerator: Any, folder: RunFolder) -> None:
-    """What the checkpoint holds, into the model, the optimiser and the generators."""
+    """Load the checkpoint into the model, the optimiser and the random generators."""
     from safetensors import SafetensorError
 
     try:
         accelerator.load_state(str(folder.checkpoint))
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
-        # the first line of PyTorch only says that there are others
+        # lines of PyTorch that end in a colon only introduce the reason
         lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.rstrip().endswith(":")]
         reason = next(iter(lines), type(error).__name__).rstrip(".")
         raise StoreError(
@@ -328,8 +310,7 @@ def _load(accelerator: Any, folder: RunFolder) -> None:
 
 def _report(
     folder: RunFolder, config: Config, data: Data, parameters: int, first: int, world: int, seconds: float
-) -> Report:
-    end = folder.rows()[-1]
-    scores = {name: value for name, value in end.items() if isinstance(value, float) and name not in ("loss", "rate")}
+) -> TrainingResult:
+    end = folder.steps()[-1]
     read = (config.steps - first) * config.batch * config.accumulate * world
-    return Report(folder.path, config.steps, parameters, end["loss"], scores, seconds, read / max(seconds, 1e-9))
+    return TrainingResult(folder.path, config.steps, parameters, end.loss, end.scores, seconds, read / max(seconds, 1e-9))

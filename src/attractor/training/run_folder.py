@@ -5,45 +5,85 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attractor.errors import StoreError
+from attractor.errors import InputError, StoreError
 from attractor.files import read_json_lines, write_json, write_json_lines
+from attractor.serialization import to_frame
 from attractor.training.config import Config
+from attractor.training.dynamics import Dynamics
+
+if TYPE_CHECKING:
+    import pandas
+
+SCORES = {"accuracy": "accuracy", "bits_per_byte": "bits per byte"}  # the measures of runs, with their names
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """One line of ``curve.jsonl``.
+
+    Attributes
+    ----------
+    step : number of the step, from 1.
+    loss : mean training loss in nats.
+    rate : learning rate.
+    scores : at evaluations ``validation_loss``, ``bits_per_byte``, ``accuracy`` and so on; ``test_...`` at the end.
+    dynamics : tokens along depth, at evaluations.
+    """
+
+    step: int
+    loss: float
+    rate: float
+    scores: dict[str, float] = field(default_factory=dict)
+    dynamics: Dynamics | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return the line, for JSON."""
+        found = {"step": self.step, "loss": self.loss, "rate": self.rate, **self.scores}
+        return found if self.dynamics is None else {**found, "dynamics": self.dynamics.row()}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> TrainingStep:
+        """Read a line."""
+        rest = {name: value for name, value in row.items() if name not in ("step", "loss", "rate", "dynamics")}
+        scores = {name: math.nan if value is None else float(value) for name, value in rest.items()}
+        dynamics = Dynamics.from_row(row["dynamics"]) if "dynamics" in row else None
+        return cls(row["step"], row["loss"], row["rate"], scores, dynamics)
 
 
 class RunFolder:
-    """``config.json``, ``changed.json`` (which of its entries were set beside the file that it came from), ``curve.jsonl`` (one line
-    for each step) and ``checkpoint`` (the last whole one)."""
+    """``config.json``, ``changed.json`` (entries set on top of the configuration file), ``curve.jsonl`` (one line per step)
+    and ``checkpoint`` (the last complete one)."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.curve, self.checkpoint = self.path / "curve.jsonl", self.path / "checkpoint"
 
-    def begun(self) -> bool:
-        """Whether there is a run."""
+    def has_run(self) -> bool:
+        """Whether a run was started here."""
         return (self.path / "config.json").exists()
 
     def check_new(self) -> None:
-        """Refuse a folder that has a run."""
-        if self.begun():
+        """Raise if the folder has a run."""
+        if self.has_run():
             raise StoreError(f"{self.path} holds a run already: resume it, or give another folder")
 
-    def begin(self, config: Config, changed: Iterable[str] = ()) -> None:
-        """A new run."""
+    def create(self, config: Config, changed: Iterable[str] = ()) -> None:
+        """Start a new run."""
         self.check_new()
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "changed.json", [*changed])
         write_json(self.path / "config.json", config.row(), indent=1)
 
-    def config(self) -> dict[str, Any]:
-        """The configuration that the run began with."""
+    def entries(self) -> dict[str, Any]:
+        """Return the entries of the run's configuration, as they were written."""
         try:
             return json.loads((self.path / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -51,25 +91,33 @@ class RunFolder:
                 f"{self.path} holds no run that could be resumed: it has no readable config.json"
             ) from None
 
+    def config(self) -> Config:
+        """Return the configuration of the run."""
+        try:
+            return Config(**self.entries())
+        except (TypeError, InputError) as error:
+            raise StoreError(
+                f"{self.path} holds no run that could be resumed: its config.json is damaged ({error})"
+            ) from None
+
     def changed(self) -> list[str]:
-        """Entries that were set beside the file of the configuration; none where a run of an earlier version did not say."""
+        """Return the names of entries set on top of the configuration file; none if the run does not record them."""
         with suppress(OSError, ValueError, TypeError):
-            known = self.config()
-            return [
-                name for name in json.loads((self.path / "changed.json").read_text(encoding="utf-8")) if name in known
-            ]
+            known = self.entries()
+            names = json.loads((self.path / "changed.json").read_text(encoding="utf-8"))
+            return [name for name in names if name in known]
         return []
 
-    def agree(self, config: Config) -> None:
-        """Refuse to go on with another configuration."""
-        old, new = self.config(), config.row()
+    def check_config(self, config: Config) -> None:
+        """Raise if the run has another configuration."""
+        old, new = self.entries(), config.row()
         other = sorted(name for name in new if old.get(name) != new[name])
         if other:
             named = ", ".join(f"{name} ({old.get(name)!r} there, {new[name]!r} here)" for name in other)
             raise StoreError(f"the run in {self.path} has another configuration: {named}")
 
-    def step(self) -> int:
-        """The step that the checkpoint comes after; 0 without one."""
+    def last_step(self) -> int:
+        """Return the step of the checkpoint; 0 without one."""
         try:
             return int(json.loads((self.checkpoint / "step.json").read_text(encoding="utf-8"))["step"])
         except FileNotFoundError:
@@ -77,8 +125,8 @@ class RunFolder:
         except (OSError, ValueError, KeyError):
             raise StoreError(f"the checkpoint in {self.checkpoint} is damaged: remove it to begin again") from None
 
-    def save(self, step: int, write: Any) -> None:
-        """A new checkpoint in the place of the old one, by ``write(folder)``."""
+    def save(self, step: int, write: Callable[[Path], object]) -> None:
+        """Replace the checkpoint by a new one that ``write(folder)`` fills."""
         fresh, old = self.path / "checkpoint.new", self.path / "checkpoint.old"
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -90,24 +138,23 @@ class RunFolder:
         shutil.rmtree(old, ignore_errors=True)
 
     def recover(self) -> None:
-        """After a kill between two renames the old checkpoint is the last whole one."""
+        """Restore the old checkpoint if ``save`` was killed between its two renames."""
         old = self.path / "checkpoint.old"
         if not self.checkpoint.exists() and (old / "step.json").is_file():
             old.rename(self.checkpoint)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The curve so far; a last line that a kill cut short is left out."""
-        return read_json_lines(self.curve)
+    def steps(self) -> list[TrainingStep]:
+        """Return the curve so far, without a last line that was cut short."""
+        return [TrainingStep.from_row(row) for row in read_json_lines(self.curve)]
 
-    def cut(self, step: int) -> None:
-        """Forget what lies after a step."""
-        kept = [row for row in self.rows() if row["step"] <= step]
-        write_json_lines(self.curve, kept)
+    def truncate(self, step: int) -> None:
+        """Remove the lines after a step from the curve."""
+        write_json_lines(self.curve, (row for row in read_json_lines(self.curve) if row["step"] <= step))
 
 
 @contextmanager
-def unmade(*folders: Path) -> Iterator[None]:
-    """Take folders away again that an error left behind half filled, and those above them that are empty then."""
+def remove_on_error(*folders: Path) -> Iterator[None]:
+    """Remove the folders that an interrupted block created, and parents of them that it created and that are empty."""
     fresh = [folder for folder in folders if not folder.exists()]
     above = {parent for folder in fresh for parent in folder.parents if not parent.exists()}
     try:
@@ -116,56 +163,70 @@ def unmade(*folders: Path) -> Iterator[None]:
         for folder in fresh:
             shutil.rmtree(folder, ignore_errors=True)
         for parent in sorted(above, key=lambda path: len(path.parts), reverse=True):
-            with suppress(OSError):  # others may have put something there
+            with suppress(OSError):  # another process may have written there
                 parent.rmdir()
         raise
 
 
-SCORES = {"accuracy": "accuracy", "bits_per_byte": "bits per byte"}  # what a run is judged by, and its name
-
-
 @dataclass(frozen=True)
 class History:
-    """The configuration and the rows of one run."""
+    """The configuration and the steps of one run."""
 
     name: str
-    config: dict[str, Any]
-    rows: list[dict[str, Any]]
+    config: Config
+    steps: list[TrainingStep]
 
     @classmethod
     def read(cls, folder: str | Path) -> History:
-        """From the folder of a run."""
+        """Read the folder of a run."""
         found = RunFolder(folder)
-        config, rows = found.config(), found.rows()
-        if not rows:
+        config, steps = found.config(), found.steps()
+        if not steps:
             raise StoreError(f"the run in {found.path} has no curve yet")
-        return cls(f"seed {config['seed']}", config, rows)
+        return cls(f"seed {config.seed}", config, steps)
 
     @property
-    def evaluations(self) -> list[dict[str, Any]]:
-        """The rows that have scores."""
-        return [row for row in self.rows if "dynamics" in row]
+    def evaluations(self) -> list[tuple[TrainingStep, Dynamics]]:
+        """Steps with scores, and their dynamics."""
+        return [(step, step.dynamics) for step in self.steps if step.dynamics is not None]
 
     @property
-    def score(self) -> str:
-        """The name of the score that the run is judged by."""
-        return next(name for name in SCORES if any(name in row for row in self.evaluations))
+    def measure(self) -> str:
+        """Name of the score by which the run is judged."""
+        return next(name for name in SCORES if any(name in step.scores for step in self.steps))
 
     def losses(self, most: int = 400) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and training losses, as means over pieces so that there are at most so many."""
-        steps, losses = (np.array([row[name] for row in self.rows], dtype=float) for name in ("step", "loss"))
+        """Return steps and training losses, averaged over neighbours to at most ``most`` points."""
+        steps, losses = np.array([(step.step, step.loss) for step in self.steps], dtype=float).T
         pieces = np.array_split(np.arange(len(steps)), min(most, len(steps)))
         return np.array([steps[piece[-1]] for piece in pieces]), np.array([losses[piece].mean() for piece in pieces])
 
+    def frame(self) -> pandas.DataFrame:
+        """Return the curve as a pandas DataFrame: step, loss, rate and scores."""
+        return to_frame({"step": one.step, "loss": one.loss, "rate": one.rate, **one.scores} for one in self.steps)
 
-def summary(values: Sequence[float], confidence: float = 0.95) -> dict[str, Any]:
-    """Mean, standard deviation and the interval of Student's t; no interval for one value, and nothing for none."""
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean, standard deviation and confidence interval of a sample; None where it is too small."""
+
+    count: int
+    mean: float | None
+    deviation: float | None
+    interval: tuple[float, float] | None
+
+    def row(self) -> dict[str, Any]:
+        """Return the fields, for JSON."""
+        return asdict(self)
+
+
+def summarise(values: Sequence[float], confidence: float = 0.95) -> Summary:
+    """Summarise a sample, with the interval of Student's t for two values or more."""
     count = len(values)
     if count < 2:
-        return {"count": count, "mean": float(values[0]) if count else None, "deviation": None, "interval": None}
-    mean = float(np.mean(values))
+        return Summary(count, float(values[0]) if count else None, None, None)
     from scipy.stats import t
 
-    deviation = float(np.std(values, ddof=1))
+    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
     half = float(t.ppf(0.5 + confidence / 2, count - 1)) * deviation / math.sqrt(count)
-    return {"count": count, "mean": mean, "deviation": deviation, "interval": [mean - half, mean + half]}
+    return Summary(count, mean, deviation, (mean - half, mean + half))

@@ -1,4 +1,4 @@
-"""Training of a fleet: data on the device, steps, traces."""
+"""Training of several seeds at once: data on the device, steps, results."""
 
 from __future__ import annotations
 
@@ -16,67 +16,66 @@ from torch import Tensor
 from torch.nn import functional
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.nn import TransformerBlock
-from attractor.observables import cosine, pairwise_distance, token_norm
-from attractor.states import Tokens
 from attractor.training.config import Config
 from attractor.training.data import open_data
 from attractor.training.data.batches import permutation
 from attractor.training.data.images import Images
 from attractor.training.data.text import Text
+from attractor.training.dynamics import Dynamics, trace_growth
 from attractor.training.models import build_model
-from attractor.training.studies.fleet import Fleet, ImageFleet, TextFleet
+from attractor.training.studies.stacked_models import StackedImageModels, StackedModels, StackedTextModels
 
 PROBES = 4  # samples whose tokens are followed through trained models
 Batch = tuple[Tensor, Tensor]
 
 
 class Source:
-    """What a fleet reads. ``fleet`` is the kind of fleet for it, ``final`` the number of batches of the last evaluation, 0 for all."""
+    """Training data on the device. ``stack`` is the class of models for it, ``final`` the number of batches of the last
+    evaluation, 0 for all."""
 
-    fleet: type[Fleet]
+    stack: type[StackedModels]
     final: int = 0
 
     def __init__(self, config: Config, data: Any, device: torch.device) -> None:
         self.config, self.data, self.device = config, data, device
 
     def model(self, config: Config) -> Any:
-        """The model that ``attractor train`` makes for this seed."""
+        """Return the model that ``attractor train`` builds for this seed."""
         torch.manual_seed(config.seed)
         return build_model(config, self.data)
 
     def tokens(self) -> int:
-        """Tokens of a step of one model."""
+        """Return how many tokens a step of one model reads."""
         raise NotImplementedError
 
     def inputs(self, seeds: list[int], number: int) -> list[Tensor]:
-        """What step ``number`` reads, (s, b) each, on the host."""
+        """Return the sample indices of step ``number``, (s, b) each, on the host."""
         raise NotImplementedError
 
     def batch(self, inputs: list[Tensor]) -> Batch:
-        """The batch (s, b, ...) on the device."""
+        """Return the batch (s, b, ...) on the device."""
         raise NotImplementedError
 
     def validation(self, models: int, count: int) -> Iterator[Batch]:
-        """Whole batches of validation data, the same for every model: ``count`` spread over them, or all where that is 0."""
+        """Yield complete validation batches, the same for every model: ``count`` of them, or all for 0."""
         held = self.data.evaluation("validation", self.config.batch, count)
         for given, wanted in held:
             if len(given) == self.config.batch:
                 yield tuple(part.to(self.device).expand(models, *part.shape) for part in (given, wanted))  # type: ignore[misc]
 
     def probe(self) -> Tensor:
-        """A few validation samples, on the host."""
+        """Return a few validation samples, on the host."""
         return next(iter(self.data.evaluation("validation", PROBES, 1)))[0]
 
     def scores(self, loss: float, score: float) -> dict[str, float]:
-        """What is reported of a mean loss and score."""
+        """Return the scores that belong to a mean loss and score."""
         return self.data.scores("validation", {"loss": loss, "right": score, "count": 1.0})
 
 
 class TextSource(Source):
-    """Tokens of text."""
+    """Windows of tokenized text."""
 
-    fleet = TextFleet
+    stack = StackedTextModels
     final = 64  # a million tokens of the studies; the error of their mean is far below that of seeds
 
     def __init__(self, config: Config, data: Text, device: torch.device) -> None:
@@ -99,17 +98,17 @@ class TextSource(Source):
 
 
 class ImageSource(Source):
-    """Pictures, padded for their shifts."""
+    """Images, padded for random shifts."""
 
-    fleet = ImageFleet
+    stack = StackedImageModels
 
     def __init__(self, config: Config, data: Images, device: torch.device) -> None:
         super().__init__(config, data, device)
         height, width, _ = data.shape
         self.side = height, width
         self.reach = (height // 8, width // 8) if config.augment == "crop" else (0, 0)
-        above, beside = self.reach
-        self.train = functional.pad(data.pictures["train"].to(device), (0, 0, beside, beside, above, above))
+        rows, columns = self.reach
+        self.train = functional.pad(data.images["train"].to(device), (0, 0, columns, columns, rows, rows))
         self.labels = data.labels["train"].to(device)
         self.rows, self.columns = (torch.arange(side, device=device) for side in self.side)
 
@@ -137,19 +136,19 @@ class ImageSource(Source):
         rows = down.unsqueeze(-1) + self.rows
         columns = across.unsqueeze(-1) + self.columns
         columns = torch.where(mirrored.unsqueeze(-1), columns.flip(-1), columns)
-        pictures = self.train[chosen[..., None, None], rows.unsqueeze(-1), columns.unsqueeze(-2)]
-        return pictures, self.labels[chosen]
+        images = self.train[chosen[..., None, None], rows.unsqueeze(-1), columns.unsqueeze(-2)]
+        return images, self.labels[chosen]
 
 
-def source(config: Config, device: torch.device, kept: Path) -> Source:
-    """The data of a configuration, on a device; ``kept`` is a folder for what is made of them once."""
-    data = open_data(config, kept)
+def open_source(config: Config, device: torch.device, cache: Path) -> Source:
+    """Open the data of a configuration on a device; ``cache`` is a folder for tokens."""
+    data = open_data(config, cache)
     if isinstance(data, Text):
         return TextSource(config, data, device)
     if isinstance(data, Images):
         return ImageSource(config, data, device)
     raise UnsupportedError(
-        f"a fleet reads text, or pictures that fit into memory; {config.data} is a folder of picture files"
+        f"a study reads text, or images that fit into memory; {config.data} is a folder of image files"
     )
 
 
@@ -158,65 +157,75 @@ def _order(count: int, seed: int, epoch: int) -> np.ndarray:
     return permutation(count, seed, epoch)
 
 
-OBSERVED = {"norm": token_norm, "distance": pairwise_distance, "cosine": cosine}
-
-
-@torch.no_grad()
-def trace(model: Any, given: Tensor) -> dict[str, Any]:
-    """Curves along depth, and the spectrum of every layer's value map."""
-    model.eval()
-    states = [Tokens(state.double()) for state in model.states(given)]
-    curves: dict[str, Any] = {
-        name: [round(float(observe(state).mean()), 6) for state in states] for name, observe in OBSERVED.items()
-    }
-    return {**curves, "growth": [growth(block) for block in model.backbone.blocks]}
-
-
-def growth(block: TransformerBlock) -> float | None:
-    """The largest real part among the eigenvalues of a layer's value map; None where weights are not finite."""
-    total = block.attention.weights(torch.float64).value_map().sum(0)
-    if not bool(total.isfinite().all()):
-        return None
-    return round(float(torch.linalg.eigvals(total).real.max()), 6)
-
-
-WARM = 3  # steps before a graph is recorded, so that everything that is made on first use exists
-VARIANTS = 64  # of a block that one process may compile: arms differ in shapes and parts
-Progress = Callable[[int, float], None]
+WARM = 3  # steps before a CUDA graph is captured, so that lazily created state exists
+VARIANTS = 64  # compiled variants of a block per process: arms differ in shapes and parts
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a fleet is run: where, in which precision, with compiled blocks or not, with recorded steps or not."""
+class Execution:
+    """How models are trained: device, dtype of products, compiled blocks, steps as a CUDA graph."""
 
     device: str = "cpu"
     compute: torch.dtype = torch.float32
     compiled: bool = False
-    recorded: bool = False
+    cuda_graph: bool = False
 
     @classmethod
-    def best(cls, compiled: bool = True) -> Way:
-        """bfloat16 products and recorded steps on a GPU, float32 otherwise."""
+    def best(cls, compiled: bool = True) -> Execution:
+        """Return bfloat16 products and CUDA graphs on a GPU, float32 otherwise."""
         if not torch.cuda.is_available():
             return cls()
-        return cls("cuda", torch.bfloat16, compiled=compiled, recorded=True)
+        return cls("cuda", torch.bfloat16, compiled=compiled, cuda_graph=True)
 
 
-def train_fleet(
-    config: Config, seeds: list[int], way: Way, kept: Path, progress: Progress | None = None
-) -> list[dict[str, Any]]:
-    """One row for each seed: losses along the run and at its end, what tokens do in the trained model, and how long it took."""
+@dataclass(frozen=True)
+class SeedRun:
+    """One trained model.
+
+    Attributes
+    ----------
+    seed : seed of weights and batches.
+    scores : scores on validation data at the end; None where they are not finite.
+    parameters : number of trained parameters.
+    dynamics : tokens along depth after training, None if states are not finite.
+    train_loss : mean training loss over the last twentieth of the steps.
+    curve : (step, validation loss) at evaluations.
+    steps, tokens : how many were taken and read.
+    tokens_per_second : of all seeds together.
+    seconds : duration of all seeds together.
+    """
+
+    seed: int
+    scores: dict[str, float | None]
+    parameters: int
+    dynamics: Dynamics | None
+    train_loss: float | None = None
+    curve: tuple[tuple[int, float | None], ...] = ()
+    steps: int | None = None
+    tokens: int | None = None
+    tokens_per_second: float | None = None
+    seconds: float | None = None
+
+
+def train_seeds(
+    config: Config,
+    seeds: list[int],
+    execution: Execution,
+    cache: Path,
+    progress: Callable[[int, float], None] | None = None,
+) -> list[SeedRun]:
+    """Train one model per seed, all at once. ``progress`` is called with the step and the mean loss at evaluations."""
     started = time.perf_counter()
-    if way.compiled:
+    if execution.compiled:
         from torch import _dynamo
 
         _dynamo.config.recompile_limit = VARIANTS
-    device = torch.device(way.device)
+    device = torch.device(execution.device)
     configs = [dataclasses.replace(config, seed=seed) for seed in seeds]
-    data = source(config, device, kept)
+    data = open_source(config, device, cache)
     models = [data.model(one) for one in configs]
-    fleet = data.fleet(models, device, way.compute, way.compiled)
-    stepper = _Stepper(fleet, data, configs, way)
+    stack = data.stack(models, device, execution.compute, execution.compiled)
+    stepper = _Stepper(stack, data, configs, execution)
     history = torch.zeros(config.steps, len(seeds), device=device)
     curve: list[tuple[int, Tensor]] = []
     began = None
@@ -235,41 +244,44 @@ def train_fleet(
     curve.append((config.steps, loss))
     count = config.steps - WARM - 1
     rate = None if began is None else count * data.tokens() * len(seeds) / (ended - began)
-    models = fleet.unstack()
-    found = [_traced(model, data) for model in models]
-    shared = {
-        "parameters": sum(part.numel() for part in models[0].parameters()),
-        "steps": config.steps,
-        "tokens": config.steps * data.tokens(),
-        "tokens_per_second": rate,
-        "seconds": time.perf_counter() - started,
-    }
+    models = stack.unstack()
+    found = [_trace(model, data) for model in models]
+    parameters, seconds = sum(part.numel() for part in models[0].parameters()), time.perf_counter() - started
     tail = history[-max(1, config.steps // 20) :].mean(0).tolist()
-    rows = []
-    for k, seed in enumerate(seeds):
-        own = [[step, float(values[k])] for step, values in curve]
-        known = data.scores(float(loss[k]), float(score[k]))
-        rows.append({"seed": seed, **known, "train_loss": tail[k], "curve": own, "dynamics": found[k], **shared})
-    return rows
+    return [
+        SeedRun(
+            seed=seed,
+            scores={**data.scores(float(loss[k]), float(score[k]))},
+            parameters=parameters,
+            dynamics=found[k],
+            train_loss=tail[k],
+            curve=tuple((step, float(values[k])) for step, values in curve),
+            steps=config.steps,
+            tokens=config.steps * data.tokens(),
+            tokens_per_second=rate,
+            seconds=seconds,
+        )
+        for k, seed in enumerate(seeds)
+    ]
 
 
-def _traced(model: Any, data: Source) -> dict[str, Any] | None:
-    """What tokens do in a trained model; None in one whose states are no numbers any more."""
+def _trace(model: Any, data: Source) -> Dynamics | None:
+    """Follow tokens in a trained model; None if its states are not finite."""
     try:
-        return trace(model, data.probe())
+        return trace_growth(model, data.probe())
     except InputError:
         return None
 
 
 class _Stepper:
-    """Steps of the optimiser for all models, recorded after the first ones where that is asked for."""
+    """Optimiser steps of all models, replayed as a CUDA graph after the first ones if the execution uses one."""
 
-    def __init__(self, fleet: Fleet, data: Source, configs: list[Config], way: Way) -> None:
-        self.fleet, self.data, self.configs, self.way = fleet, data, configs, way
+    def __init__(self, stack: StackedModels, data: Source, configs: list[Config], execution: Execution) -> None:
+        self.stack, self.data, self.configs, self.execution = stack, data, configs, execution
         self.config, self.seeds = configs[0], [config.seed for config in configs]
-        gpu = way.device == "cuda"
-        self.rate = torch.tensor(self.config.rate, device=way.device)
-        groups = fleet.groups(self.config.decay)
+        gpu = execution.device == "cuda"
+        self.rate = torch.tensor(self.config.rate, device=execution.device)
+        groups = stack.groups(self.config.decay)
         self.optimiser = torch.optim.AdamW(groups, lr=self.rate, betas=self.config.betas, fused=gpu, capturable=gpu)
         self.inputs: list[Tensor] = []
         self.out: Tensor | None = None
@@ -277,10 +289,10 @@ class _Stepper:
         self.stream = torch.cuda.Stream() if gpu else None
 
     def step(self, number: int) -> Tensor:
-        """The losses (s,) of step ``number``."""
+        """Take step ``number`` and return the losses (s,)."""
         self.rate.fill_(self.config.learning_rate(number))
-        given = [part.to(self.way.device) for part in self.data.inputs(self.seeds, number)]
-        if self.stream is None or not self.way.recorded:
+        given = [part.to(self.execution.device) for part in self.data.inputs(self.seeds, number)]
+        if self.stream is None or not self.execution.cuda_graph:
             self.inputs = given
             return self._once()
         if not self.inputs:
@@ -303,24 +315,24 @@ class _Stepper:
         return self.out
 
     def _once(self) -> Tensor:
-        fleet = self.fleet
-        fleet.power_step()
-        losses = fleet.losses(*self.data.batch(self.inputs))
-        parameters = list(fleet.parameters.values())
+        stack = self.stack
+        stack.power_step()
+        losses = stack.losses(*self.data.batch(self.inputs))
+        parameters = list(stack.parameters.values())
         gradients = torch.autograd.grad(losses.sum(), parameters)
-        for parameter, gradient in zip(parameters, fleet.clip(list(gradients), self.config.clip), strict=True):
+        for parameter, gradient in zip(parameters, stack.clip(list(gradients), self.config.clip), strict=True):
             parameter.grad = gradient
         self.optimiser.step()
         return losses.detach()
 
     @torch.no_grad()
     def evaluate(self, count: int) -> tuple[Tensor, Tensor]:
-        """Loss and score (s,) on validation data: ``count`` batches spread over it, or all that the source has where that is 0."""
+        """Return loss and score (s,) on ``count`` validation batches, or on all of them for 0."""
         models, seen = len(self.configs), 0
-        loss, score = (torch.zeros(models, device=self.way.device) for _ in range(2))
+        loss, score = (torch.zeros(models, device=self.execution.device) for _ in range(2))
         for batch in self.data.validation(models, count):
             size = batch[-1].shape[1]
-            found = self.fleet.scored(*batch)
+            found = self.stack.score(*batch)
             loss, score, seen = loss + size * found[0].detach(), score + size * found[1], seen + size
         if not seen:
             raise InputError(f"the validation data have no whole batch of {self.config.batch}: lower batch")

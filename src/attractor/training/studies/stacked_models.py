@@ -1,4 +1,4 @@
-"""Several models of one shape evaluated as one, by batched products."""
+"""Several models of one shape, evaluated together by batched matrix products."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from attractor.training.models import UNDECAYED
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What is the same for all models and layers. ``extra`` is the refinement: "none", "shift" or "slice"; ``pad`` gives values the
-    width of keys, which the fastest kernel wants."""
+class SharedShape:
+    """What all models and layers share. ``extra`` is the refinement: "none", "shift" or "slice"; ``pad`` pads values to the width
+    of keys, as the fastest attention kernel requires."""
 
     heads: int
     placement: str
@@ -35,7 +35,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Maps:
+class AttentionMaps:
     """Query, key, value (s, h, k, d) and output (s, h, d, k) of one layer; ``strength`` (s, h, channels) or (s, h, 1) of a refinement;
     ``scale`` (s,) where it is learned."""
 
@@ -47,22 +47,22 @@ class Maps:
     strength: Tensor | None = None
 
 
-def block(x: Tensor, maps: Maps, rest: dict[str, Tensor], turns: tuple[Tensor, Tensor] | None, shape: Shape) -> Tensor:
-    """Tokens after the block; ``rest`` holds norms and the feed-forward part by the names that ``TransformerBlock`` gives them."""
+def block(x: Tensor, maps: AttentionMaps, rest: dict[str, Tensor], turns: tuple[Tensor, Tensor] | None, shape: SharedShape) -> Tensor:
+    """Apply a block; ``rest`` holds its norms and feed-forward weights under the names of ``TransformerBlock``."""
     x = _add(x, 0, lambda y: attention(y, maps, turns, shape), rest, shape)
     return x if "widen.weight" not in rest else _add(x, 1, lambda y: _feed(y, rest, shape), rest, shape)
 
 
-def attention(x: Tensor, maps: Maps, turns: tuple[Tensor, Tensor] | None, shape: Shape) -> Tensor:
-    """The attention layer on x (s, b, n, d)."""
+def attention(x: Tensor, maps: AttentionMaps, turns: tuple[Tensor, Tensor] | None, shape: SharedShape) -> Tensor:
+    """Apply an attention layer to x (s, b, n, d)."""
     models, batch = x.shape[:2]
     rows = [maps.query, maps.key, maps.value]
     if shape.extra == "shift":
         assert maps.strength is not None
         rows.append(maps.strength.unsqueeze(-1) * maps.output.mT)
     sizes = [part.shape[1] * part.shape[2] for part in rows]
-    together = linear(x, torch.cat([part.flatten(1, 2) for part in rows], 1).to(shape.compute))
-    parts = [_split(part, shape.heads) for part in together.split(sizes, -1)]
+    projected = linear(x, torch.cat([part.flatten(1, 2) for part in rows], 1).to(shape.compute))
+    parts = [_split(part, shape.heads) for part in projected.split(sizes, -1)]
     q, k, v = parts[:3]
     if turns is not None:
         q, k = turn_pairs(q, *turns), turn_pairs(k, *turns)
@@ -87,7 +87,7 @@ def attention(x: Tensor, maps: Maps, turns: tuple[Tensor, Tensor] | None, shape:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (s, ..., d) by weight (s, out, d), in the weight's precision."""
+    """Multiply x (s, ..., d) by weight (s, out, d), in the precision of the weight."""
     flat = x.flatten(1, -2).to(weight.dtype)
     made = (
         torch.bmm(flat, weight.mT)
@@ -98,16 +98,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm of x (s, b, n, d) with gains and biases (s, d)."""
+    """Apply LayerNorm to x (s, b, n, d) with gains and biases (s, d)."""
     return functional.layer_norm(x, x.shape[-1:], eps=eps) * gain[:, None, None] + bias[:, None, None]
 
 
 def _split(flat: Tensor, heads: int) -> Tensor:
-    """(s, b, n, h k) as (s b, h, n, k)."""
+    """Reshape (s, b, n, h k) to (s b, h, n, k)."""
     return flat.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def _add(x: Tensor, part: int, move: Callable[[Tensor], Tensor], rest: dict[str, Tensor], shape: Shape) -> Tensor:
+def _add(x: Tensor, part: int, move: Callable[[Tensor], Tensor], rest: dict[str, Tensor], shape: SharedShape) -> Tensor:
     def normed(y: Tensor, number: int) -> Tensor:
         return norm(y, rest[f"norms.{number}.weight"], rest[f"norms.{number}.bias"], shape.eps)
 
@@ -118,7 +118,7 @@ def _add(x: Tensor, part: int, move: Callable[[Tensor], Tensor], rest: dict[str,
     return normed(x, part) if shape.placement == "post" else x
 
 
-def _feed(x: Tensor, rest: dict[str, Tensor], shape: Shape) -> Tensor:
+def _feed(x: Tensor, rest: dict[str, Tensor], shape: SharedShape) -> Tensor:
     wide = linear(x, rest["widen.weight"].to(shape.compute), rest["widen.bias"])
     return linear(ACTIVATIONS[shape.activation](wide), rest["narrow.weight"].to(shape.compute), rest["narrow.bias"])
 
@@ -127,19 +127,19 @@ BLOCKS = "backbone.blocks."
 POWER = "parametrizations.weight.0._"  # vectors of spectral normalisation
 
 
-class Fleet:
-    """Stacked ``parameters`` and ``buffers`` of models by name; "backbone.blocks.x" is the parameter x of every
-    block. What stands before and after the blocks is a subclass's."""
+class StackedModels:
+    """Stacked ``parameters`` and ``buffers`` of models, by name; "backbone.blocks.x" is the parameter x of every block.
+    Subclasses add the embedding and the loss."""
 
     def __init__(self, models: list[Any], device: torch.device, compute: torch.dtype, compiled: bool = False) -> None:
         self.models, self.device = models, device
         first = models[0].backbone.blocks[0]
         assert isinstance(first, TransformerBlock)
         self.parameters = {
-            name: nn.Parameter(part.to(device)) for name, part in _stacked(models, "named_parameters").items()
+            name: nn.Parameter(part.to(device)) for name, part in _stack(models, "named_parameters").items()
         }
-        self.buffers = {name: part.to(device) for name, part in _stacked(models, "named_buffers").items()}
-        self.template = _Made(copy.deepcopy(first.attention)).eval().to(device)
+        self.buffers = {name: part.to(device) for name, part in _stack(models, "named_buffers").items()}
+        self.template = _LayerWeights(copy.deepcopy(first.attention)).eval().to(device)
         self.shape = _shape(first, compute, device.type == "cuda")
         self.positions = first.attention.positions
         self.block: Callable[..., Tensor] = torch.compile(block, fullgraph=True, dynamic=False) if compiled else block
@@ -147,7 +147,7 @@ class Fleet:
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def groups(self, decay: float) -> list[dict[str, Any]]:
-        """What ``parameter_groups`` says of one model: matrices with weight decay; vectors, signs and strengths without."""
+        """Return the groups of ``parameter_groups`` for the stacked parameters."""
         groups: dict[bool, list[Tensor]] = {True: [], False: []}
         for name, parameter in self.parameters.items():
             own = parameter.ndim - (2 if name.startswith(BLOCKS) else 1)
@@ -155,25 +155,25 @@ class Fleet:
         return [{"params": groups[True], "weight_decay": decay}, {"params": groups[False], "weight_decay": 0.0}]
 
     def losses(self, *batch: Tensor) -> Tensor:
-        """The loss (s,) of every model on its own batch, (s, b, ...) each."""
-        return self.scored(*batch)[0]
+        """Return the loss (s,) of every model on its own batch, (s, b, ...) each."""
+        return self.score(*batch)[0]
 
-    def scored(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss and the score (s,) of every model on its own batch."""
+    def score(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return loss and score (s,) of every model on its own batch."""
         raise NotImplementedError
 
-    def last(self, x: Tensor) -> Tensor:
-        """Tokens (s, b, n, d) with places, through all blocks."""
+    def apply_backbone(self, x: Tensor) -> Tensor:
+        """Add learned positions to tokens (s, b, n, d) and apply all blocks."""
         if "backbone.places" in self.parameters:
             x = x + self.parameters["backbone.places"][:, None, : x.shape[-2]]
-        return self.through(x)
+        return self.apply_blocks(x)
 
     def last_norm(self) -> tuple[Tensor | None, Tensor | None]:
-        """Gain and bias of the norm after the last block, where there is one."""
+        """Return gain and bias of the norm after the last block, None without one."""
         return self.parameters.get("backbone.norm.weight"), self.parameters.get("backbone.norm.bias")
 
-    def through(self, x: Tensor) -> Tensor:
-        """Tokens (s, b, n, d) through all blocks."""
+    def apply_blocks(self, x: Tensor) -> Tensor:
+        """Apply all blocks to tokens (s, b, n, d)."""
         maps = self.maps()
         rest: list[dict[str, Tensor]] = [{} for _ in maps]
         for name, parameter in self.parameters.items():
@@ -185,8 +185,8 @@ class Fleet:
             x = self.block(x, one, others, turns, self.shape)
         return x
 
-    def maps(self) -> list[Maps]:
-        """Attention weights of every layer."""
+    def maps(self) -> list[AttentionMaps]:
+        """Return the attention weights of every layer."""
         prefix = BLOCKS + "attention."
         state = {
             "layer." + name.removeprefix(prefix): part
@@ -197,11 +197,11 @@ class Fleet:
         made = torch.vmap(lambda one: functional_call(self.template, one, ()))(flat)
         layers = next(iter(state.values())).shape[0]
         parts = {name: part.unflatten(0, (layers, -1)).unbind(0) for name, part in made.items()}
-        return [Maps(**{name: part[layer] for name, part in parts.items()}) for layer in range(layers)]
+        return [AttentionMaps(**{name: part[layer] for name, part in parts.items()}) for layer in range(layers)]
 
     @torch.no_grad()
     def power_step(self) -> None:
-        """One step of the power method wherever a weight is spectrally normalised, as its layer does at every training step."""
+        """Update spectral normalisation by one step of the power method, as a layer does at every training step."""
         for name, weight in self.parameters.items():
             if not name.endswith("parametrizations.weight.original"):
                 continue
@@ -212,7 +212,7 @@ class Fleet:
 
     @torch.no_grad()
     def clip(self, gradients: list[Tensor], largest: float) -> list[Tensor]:
-        """Gradients, each model's with a norm of at most ``largest``."""
+        """Scale the gradients of each model to a norm of at most ``largest``."""
         square: Tensor | float = 0.0
         for name, gradient in zip(self.parameters, gradients, strict=True):
             axis = 1 if name.startswith(BLOCKS) else 0
@@ -223,12 +223,12 @@ class Fleet:
         for name, gradient in zip(self.parameters, gradients, strict=True):
             axis = 1 if name.startswith(BLOCKS) else 0
             small = gradient * factor.reshape([-1 if k == axis else 1 for k in range(gradient.ndim)])
-            shaped.append(small.contiguous())  # the fused optimiser asks for the strides of the parameter
+            shaped.append(small.contiguous())  # the fused optimiser requires the strides of the parameter
         return shaped
 
     @torch.no_grad()
     def unstack(self) -> list[Any]:
-        """The models with the weights that they have now."""
+        """Copy the current weights back into the models and return them."""
         for number, model in enumerate(self.models):
             for kind, stacked in (("named_parameters", self.parameters), ("named_buffers", self.buffers)):
                 for name, part in getattr(model, kind)():
@@ -238,7 +238,7 @@ class Fleet:
         return self.models
 
     def _turns(self, n: int) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines of rotary positions, made once for each length."""
+        """Return cosines and sines of rotary positions, cached by length."""
         if self.positions is None:
             return None
         if n not in self._tables:
@@ -248,8 +248,8 @@ class Fleet:
         return self._tables[n]
 
 
-class _Made(nn.Module):
-    """What the block needs of an attention layer, by name."""
+class _LayerWeights(nn.Module):
+    """Module whose output is the weights of an attention layer by name, for ``functional_call``."""
 
     def __init__(self, layer: AttentionLayer) -> None:
         super().__init__()
@@ -268,15 +268,15 @@ class _Made(nn.Module):
         return made
 
 
-def _shape(first: TransformerBlock, compute: torch.dtype, gpu: bool) -> Shape:
+def _shape(first: TransformerBlock, compute: torch.dtype, gpu: bool) -> SharedShape:
     layer = first.attention
     usual = layer.kernel.scaled_dot_product and layer.weights().query_bias is None
     usual = usual and all(isinstance(norm, nn.LayerNorm) for norm in first.norms)
     if not usual or layer.dropout or first.dropout.p or first.drop_path:
-        raise UnsupportedError("a fleet has softmax attention without biases, LayerNorm, and nothing dropped")
+        raise UnsupportedError("a study trains softmax attention without biases, with LayerNorm and without dropout")
     scale, extra = layer.scores_scale(), layer.refinement
     kind = "none" if extra is None else "shift" if isinstance(extra, Shift) else "slice"
-    return Shape(
+    return SharedShape(
         heads=layer.heads,
         placement=first.placement,
         activation=first.activation,
@@ -290,15 +290,15 @@ def _shape(first: TransformerBlock, compute: torch.dtype, gpu: bool) -> Shape:
 
 
 def _place(name: str) -> tuple[int | None, str]:
-    """The layer of a parameter and its name for all layers."""
+    """Return the layer of a parameter and its name without the layer."""
     if not name.startswith(BLOCKS):
         return None, name
     layer, _, inner = name.removeprefix(BLOCKS).partition(".")
     return int(layer), BLOCKS + inner
 
 
-def _stacked(models: list[Any], kind: str) -> dict[str, Tensor]:
-    """Parameters or buffers by name, with models and, in blocks, layers in front."""
+def _stack(models: list[Any], kind: str) -> dict[str, Tensor]:
+    """Stack parameters or buffers by name: (models, ...), in blocks (layers, models, ...)."""
     found: dict[str, list[Tensor]] = {}
     layered: dict[str, bool] = {}
     states = [dict(getattr(model, kind)()) for model in models]
@@ -310,71 +310,71 @@ def _stacked(models: list[Any], kind: str) -> dict[str, Tensor]:
 
 
 EPS = 1e-5
-Both = tuple[Tensor | None, Tensor | None]
+NormWeights = tuple[Tensor | None, Tensor | None]
 
 
-class TextFleet(Fleet):
-    """Models of text whose logits come by the embedding; the score is the loss."""
+class StackedTextModels(StackedModels):
+    """Language models with tied embeddings; the score is the loss."""
 
     def __init__(self, models: list[Any], *options: Any) -> None:
         super().__init__(models, *options)
         if models[0].adaptive is not None:
-            raise UnsupportedError("a fleet has no adaptive softmax: leave cutoffs out")
-        self.ending: Callable[..., Tensor] = _made(text_ending, self.compiled)
+            raise UnsupportedError("a study has no adaptive softmax: leave cutoffs out")
+        self.head: Callable[..., Tensor] = _compile(text_loss, self.compiled)
 
-    def scored(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        """``batch`` is what is given and what is wanted, (s, b, n) each."""
+    def score(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Score tokens and the tokens that follow them, (s, b, n) each."""
         given, wanted = batch
         table = self.parameters["embedding.weight"]
         first = torch.arange(len(table), device=self.device)[:, None, None] * table.shape[1]  # of each model's rows
-        x = self.last(functional.embedding(given + first, table.flatten(0, 1)))
-        loss = self.ending(x, table, wanted, self.last_norm(), self.shape.compute)
+        x = self.apply_backbone(functional.embedding(given + first, table.flatten(0, 1)))
+        loss = self.head(x, table, wanted, self.last_norm(), self.shape.compute)
         return loss, loss.detach()
 
 
-class ImageFleet(Fleet):
-    """Models of pictures; the score is the share of right answers."""
+class StackedImageModels(StackedModels):
+    """Vision models; the score is the accuracy."""
 
     def __init__(self, models: list[Any], *options: Any) -> None:
         super().__init__(models, *options)
         self.patch = models[0].patch
-        self.ending: Callable[..., tuple[Tensor, Tensor]] = _made(image_ending, self.compiled)
-        self.beginning: Callable[..., Tensor] = _made(patches, self.compiled)
+        self.head: Callable[..., tuple[Tensor, Tensor]] = _compile(image_scores, self.compiled)
+        self.embed: Callable[..., Tensor] = _compile(embed_patches, self.compiled)
 
-    def scored(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        """``batch`` is pictures (s, b, height, width, channels) of bytes and labels (s, b)."""
-        pictures, labels = batch
+    def score(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Score images (s, b, height, width, channels) of bytes with labels (s, b)."""
+        images, labels = batch
         mean, deviation = self.buffers["mean"][0], self.buffers["deviation"][0]
         own = self.parameters
         weight, bias = own["embedding.weight"], own["embedding.bias"]
-        x = self.beginning(pictures, mean, deviation, self.patch, weight, bias, self.shape.compute)
+        x = self.embed(images, mean, deviation, self.patch, weight, bias, self.shape.compute)
         if "start" in own:
             x = torch.cat((own["start"][:, None, None].expand(-1, x.shape[1], -1, -1), x), 2)
         classifier = own["classifier.weight"], own["classifier.bias"]
-        return self.ending(self.last(x), labels, classifier, self.last_norm(), "start" in own, self.shape.compute)
+        return self.head(self.apply_backbone(x), labels, classifier, self.last_norm(), "start" in own, self.shape.compute)
 
 
-def text_ending(x: Tensor, table: Tensor, wanted: Tensor, last: Both, compute: torch.dtype) -> Tensor:
-    """Last norm, logits by the embedding, and the mean cross entropy of every model."""
-    logits = linear(_normed(x, last), table.to(compute)).float()
+def text_loss(x: Tensor, table: Tensor, wanted: Tensor, last: NormWeights, compute: torch.dtype) -> Tensor:
+    """Return the mean cross entropy (s,) after the last norm, with tied embeddings as logits."""
+    logits = linear(_apply_norm(x, last), table.to(compute)).float()
     each = functional.cross_entropy(logits.flatten(0, -2), wanted.flatten(), reduction="none")
     return each.unflatten(0, (x.shape[0], -1)).mean(1)
 
 
-def patches(
-    pictures: Tensor, mean: Tensor, deviation: Tensor, patch: int, weight: Tensor, bias: Tensor, compute: torch.dtype
+def embed_patches(
+    images: Tensor, mean: Tensor, deviation: Tensor, patch: int, weight: Tensor, bias: Tensor, compute: torch.dtype
 ) -> Tensor:
-    """Tokens (s, b, n, d) of pictures, row by row."""
-    x = (pictures.float() / 255.0 - mean) / deviation
+    """Embed the patches of images as tokens (s, b, n, d), row by row."""
+    x = (images.float() / 255.0 - mean) / deviation
     rows = x.unflatten(3, (-1, patch)).unflatten(2, (-1, patch)).transpose(3, 4)
     return linear(rows.flatten(4).flatten(2, 3), weight.to(compute), bias).to(weight.dtype)
 
 
-def image_ending(
-    x: Tensor, labels: Tensor, classifier: tuple[Tensor, Tensor], last: Both, first: bool, compute: torch.dtype
+def image_scores(
+    x: Tensor, labels: Tensor, classifier: tuple[Tensor, Tensor], last: NormWeights, first: bool, compute: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Last norm, the class token or the mean of all, logits, and of every model the mean cross entropy and the share of right answers."""
-    x = _normed(x, last)
+    """Return mean cross entropy and accuracy (s,) after the last norm, from the class token or the mean of tokens."""
+    x = _apply_norm(x, last)
     pooled = x[:, :, 0] if first else x.mean(2)
     logits = linear(pooled, classifier[0].to(compute), classifier[1]).float()
     each = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
@@ -382,9 +382,9 @@ def image_ending(
     return each.unflatten(0, (x.shape[0], -1)).mean(1), right
 
 
-def _normed(x: Tensor, last: Both) -> Tensor:
+def _apply_norm(x: Tensor, last: NormWeights) -> Tensor:
     return x if last[0] is None or last[1] is None else norm(x, last[0], last[1], EPS)
 
 
-def _made(function: Callable[..., Any], compiled: bool) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any], compiled: bool) -> Callable[..., Any]:
     return torch.compile(function, fullgraph=True, dynamic=False) if compiled else function
