@@ -1,8 +1,8 @@
-"""How fast fleets train: tokens a second of arms of a study, several seeds side by side, eager, recorded and compiled.
+"""Tokens per second of arms of a study, several seeds at once: eager, as a CUDA graph (recorded) and compiled.
 
     python benchmarks/fleet.py --data FILE [--study bytes] [--arms plain/rotary convergent/rotary] [--steps 60] [--seeds 5]
 
-Prints one JSON object; ``seconds`` is everything, start and compilation and the last evaluation included.
+Prints one JSON object; ``seconds`` includes start, compilation and the last evaluation.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ from pathlib import Path
 
 import torch
 
-from attractor.training.config import Config
-from attractor.training.studies.fleet_training import Way, train_fleet
-from attractor.training.studies.study import changes_of, study_named
+from attractor.training import Config, Execution, arm_entries, find_study, train_seeds
 
 WAYS = {
-    "eager": Way("cuda", torch.bfloat16),
-    "recorded": Way("cuda", torch.bfloat16, recorded=True),
-    "compiled": Way("cuda", torch.bfloat16, compiled=True, recorded=True),
-    "cpu": Way(),
+    "eager": Execution("cuda", torch.bfloat16),
+    "recorded": Execution("cuda", torch.bfloat16, cuda_graph=True),
+    "compiled": Execution("cuda", torch.bfloat16, compiled=True, cuda_graph=True),
+    "cpu": Execution(),
 }
 
 
@@ -38,17 +36,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=5)
     given = parser.parse_args()
-    study = study_named(given.study)
+    study = find_study(given.study)
     rows = []
     for arm in given.arms:
         for way in given.ways:
-            changes = {**changes_of(study, arm), "data": given.data, "steps": given.steps, "evaluate": given.steps}
+            changes = {**arm_entries(study, arm), "data": given.data, "steps": given.steps, "evaluate": given.steps}
             changes |= {} if given.batch is None else {"batch": given.batch}
             row = {"arm": arm, "way": way, "batch": changes["batch"]}
             started = time.perf_counter()
             try:
-                found = train_fleet(Config(**changes), list(range(given.seeds)), WAYS[way], Path(given.kept))[0]
-                row |= {name: found[name] for name in ("parameters", "tokens_per_second", "loss", "train_loss")}
+                found = train_seeds(Config(**changes), list(range(given.seeds)), WAYS[way], Path(given.kept))[0]
+                row |= {name: getattr(found, name) for name in ("parameters", "tokens_per_second", "train_loss")}
+                row["loss"] = found.scores["loss"]
             except Exception as error:
                 row |= {"failed": f"{type(error).__name__}: {error}"[:500]}
             row["seconds"] = time.perf_counter() - started

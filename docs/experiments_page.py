@@ -12,10 +12,20 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
-from attractor.training.studies.statistics import Comparison, arms_table, by_arm, comparisons, paired
-from attractor.training.studies.study import STUDIES, dynamics_table, read_results
+from attractor.training import (
+    STUDIES,
+    ArmComparison,
+    ArmDynamics,
+    ArmSummary,
+    Summary,
+    compare_arms,
+    compare_pair,
+    read_results,
+    summarise_arms,
+    summarise_dynamics,
+    values_by_arm,
+)
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results" / "training"
@@ -37,33 +47,34 @@ class Numbers:
     """What the data say, by study."""
 
     def __init__(self) -> None:
-        self.pairs: dict[str, list[Comparison]] = {}
+        self.pairs: dict[str, list[ArmComparison]] = {}
         self.values: dict[str, dict[str, dict[int, float]]] = {}
-        self.arms: dict[str, dict[str, dict[str, Any]]] = {}
-        self.dynamics: dict[str, dict[str, dict[str, Any]]] = {}
+        self.arms: dict[str, dict[str, ArmSummary]] = {}
+        self.dynamics: dict[str, dict[str, ArmDynamics]] = {}
         for name in STUDIES:
-            study, rows = read_results(RESULTS / f"{name}.jsonl")
-            compared = comparisons(study, rows)
+            results = read_results(RESULTS / f"{name}.jsonl")
+            study, runs = results.study, results.runs
+            compared = compare_arms(study, runs)
             assert not compared.missing, compared.missing
             assert not compared.untested, compared.untested
             self.pairs[name] = compared.pairs
-            self.values[name] = by_arm(rows, study.measure)
-            self.arms[name] = {row["arm"]: row for row in arms_table(study, rows)}
-            self.dynamics[name] = {row["arm"]: row for row in dynamics_table(study, rows)}
+            self.values[name] = values_by_arm(runs, study.measure)
+            self.arms[name] = {arm.arm: arm for arm in summarise_arms(study, runs)}
+            self.dynamics[name] = {arm.arm: arm for arm in summarise_dynamics(study, runs)}
 
     def said(self, match: re.Match[str]) -> str:
         """The number that a mark in the words stands for."""
         words = match[1].split()
         if words[0] in ("norm", "later_norm", "cosine"):
-            return between(self.dynamics[words[1]][words[2]][words[0]], 2)
+            return between(getattr(self.dynamics[words[1]][words[2]], words[0]), 2)
         study, arm, reference = words[-3:]
-        planned = [one.row() for one in self.pairs[study] if (one.arm, one.reference) == (arm, reference)]
+        planned = [one for one in self.pairs[study] if (one.arm, one.reference) == (arm, reference)]
         assert bool(planned) != (words[0] == "after"), match[1]  # a pair that no question asks about is called so
         values = self.values[study]
-        pair = planned[0] if planned else paired(values[arm], values[reference], STUDIES[study].lower)
+        pair = planned[0] if planned else compare_pair(values[arm], values[reference], STUDIES[study].lower)
         assert pair is not None
         unit = " points" if study == "vision" else ""
-        ends = (signed(pair[name], study) for name in ("difference", "low", "high"))
+        ends = (signed(value, study) for value in (pair.difference, pair.low, pair.high))
         return "{}{unit} ({} to {})".format(*ends, unit=unit)
 
     def table(self, question: str) -> str:
@@ -78,7 +89,7 @@ class Numbers:
                     lines.append(self._row(study, pair))
         return "\n".join(lines)
 
-    def _row(self, study: str, pair: Comparison) -> str:
+    def _row(self, study: str, pair: ArmComparison) -> str:
         mean = f"{POINTS[study] * pair.mean:.{DIGITS[study]}f}"
         interval = f"{signed(pair.low, study)} to {signed(pair.high, study)}"
         mark = "**" if pair.p_holm < 0.05 else ""
@@ -91,8 +102,8 @@ class Numbers:
         """How far totals of parameters are apart: within the same positions, and what learned positions add."""
         apart, more = 0.0, []
         for study, arms in self.arms.items():
-            plain = {arm.partition("/")[2]: row["parameters"] for arm, row in arms.items() if arm.startswith("plain/")}
-            shares = [row["parameters"] / plain[arm.partition("/")[2]] - 1 for arm, row in arms.items()]
+            plain = {arm.partition("/")[2]: row.parameters for arm, row in arms.items() if arm.startswith("plain/")}
+            shares = [row.parameters / plain[arm.partition("/")[2]] - 1 for arm, row in arms.items()]
             apart = max(apart, *map(abs, shares))
             more.append(f"{100 * (plain['absolute'] / plain['none'] - 1):.1f} percent ({study})")
         return (
@@ -108,7 +119,7 @@ class Numbers:
             cells = []
             for study, arms in self.arms.items():
                 found = arms.get(arm)
-                cells.append("" if found is None else between(found, DIGITS[study], POINTS[study]))
+                cells.append("" if found is None else between(found.summary, DIGITS[study], POINTS[study]))
             lines.append(f"| {arm} | " + " | ".join(cells) + " |")
         return "\n".join(lines)
 
@@ -123,9 +134,9 @@ class Numbers:
             for kind in (*FOLLOWED, *BARE):
                 row = found.get(f"{kind}/{positions}")
                 if row is not None:
-                    curves = [between(row[name], 2) for name in ("norm", "later_norm", "cosine")]
-                    growth = f"{row['growth_low']:.4f} to {row['growth_high']:.4f}"
-                    cells = study, row["arm"], *curves, growth, f"{row['negative']} of {row['layers']}"
+                    curves = [between(getattr(row, name), 2) for name in ("norm", "later_norm", "cosine")]
+                    growth = f"{row.growth_low:.4f} to {row.growth_high:.4f}"
+                    cells = study, row.arm, *curves, growth, f"{row.negative} of {row.layers}"
                     lines.append("| " + " | ".join(cells) + " |")
         return "\n".join(lines)
 
@@ -134,9 +145,10 @@ def signed(value: float, study: str) -> str:
     return f"{POINTS[study] * value:+.{DIGITS[study]}f}"
 
 
-def between(found: dict[str, Any], digits: int, factor: float = 1.0) -> str:
-    low, high = found["interval"]
-    return f"{factor * found['mean']:.{digits}f} ({factor * low:.{digits}f} to {factor * high:.{digits}f})"
+def between(found: Summary, digits: int, factor: float = 1.0) -> str:
+    assert found.interval is not None
+    low, high = found.interval
+    return f"{factor * (found.mean or 0.0):.{digits}f} ({factor * low:.{digits}f} to {factor * high:.{digits}f})"
 
 
 def page() -> str:

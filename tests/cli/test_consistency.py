@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from attractor.cli.main import app, run
-from attractor.training.config import Config
+from attractor.training import Config
 
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
 PLACES = {"--report": "FILE.html", "--seed": "N", "--dim": "D", "--until": "T", "--max-seconds": "S"}

@@ -20,7 +20,7 @@ def stopped(folders: list[Path], begin: bool) -> None:
     with listed([(config, folder) for folder in folders], folders[0].parent / "data"):
         assert json.loads((folders[0].parent / "seeds.json").read_text()) == [10]
         if begin:
-            RunFolder(folders[0]).begin(config)
+            RunFolder(folders[0]).create(config)
         raise KeyboardInterrupt
 
 
@@ -57,7 +57,7 @@ def run(tmp_path: Path) -> Path:
     """Begun with ``tiny --data README.md --steps 7 --set ...``."""
     options = TrainOptions(config="tiny", data="README.md", steps=7, change=SET, out=tmp_path / "run")
     [(config, folder)] = runs = planned(options)
-    RunFolder(folder).begin(config, named_entries(runs, options))
+    RunFolder(folder).create(config, named_entries(runs, options))
     return folder
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from attractor.training import Config, train
-from attractor.training.studies.fleet_training import Way, source, train_fleet
-from attractor.training.studies.study import STUDIES, changes_of
+from attractor.training import STUDIES, Config, arm_entries, train
+from attractor.training.studies.stacked_training import Execution, open_source, train_seeds
 
 SMALL = {
     "layers": 2,
@@ -55,7 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def config_of(study: str, arm: str, data: dict[str, str], **more: object) -> Config:
-    return Config(**{**changes_of(STUDIES[study], arm), **SMALL, "data": data[study], **more})
+    return Config(**{**arm_entries(STUDIES[study], arm), **SMALL, "data": data[study], **more})
 
 
 @pytest.mark.parametrize(("study", "arm"), ARMS)
@@ -63,16 +62,16 @@ def test_losses_and_gradients_are_those_of_each_model(
     study: str, arm: str, data: dict[str, str], tmp_path: Path
 ) -> None:
     config = config_of(study, arm, data, **({"strength": 0.3} if "shift" in arm or "lambda" in arm else {}))
-    reads = source(config, torch.device("cpu"), tmp_path)
+    reads = open_source(config, torch.device("cpu"), tmp_path)
     models = [reads.model(Config(**{**config.row(), "seed": seed})).double().eval() for seed in (3, 4)]
-    fleet = reads.fleet(models, torch.device("cpu"), torch.float64)
+    stack = reads.stack(models, torch.device("cpu"), torch.float64)
     batch = reads.batch(reads.inputs([3, 4], 0))
-    found = fleet.losses(*batch)
+    found = stack.losses(*batch)
     alone = torch.stack([model(*(part[k] for part in batch)) for k, model in enumerate(models)])
     torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)  # both end in a float32 loss
-    gradients = torch.autograd.grad(found.sum(), list(fleet.parameters.values()))
+    gradients = torch.autograd.grad(found.sum(), list(stack.parameters.values()))
     alone.sum().backward()
-    for name, gradient in zip(fleet.parameters, gradients, strict=True):
+    for name, gradient in zip(stack.parameters, gradients, strict=True):
         inner = name.removeprefix("backbone.blocks.")
         for k, model in enumerate(models):
             own = dict(model.named_parameters())
@@ -87,23 +86,23 @@ def test_losses_and_gradients_are_those_of_each_model(
 @pytest.mark.parametrize(
     ("study", "arm"), [("bytes", "divergent/rotary"), ("bytes", "spectral/rotary"), ("vision", "shift/absolute")]
 )
-def test_a_fleet_trains_like_attractor_train(study: str, arm: str, data: dict[str, str], tmp_path: Path) -> None:
+def test_stacked_models_train_like_attractor_train(study: str, arm: str, data: dict[str, str], tmp_path: Path) -> None:
     config = config_of(study, arm, data)
-    rows = train_fleet(config, [0, 1], Way(), tmp_path)
-    assert [row["seed"] for row in rows] == [0, 1]
+    rows = train_seeds(config, [0, 1], Execution(), tmp_path)
+    assert [row.seed for row in rows] == [0, 1]
     for row in rows:
-        alone = tmp_path / f"run{row['seed']}"
-        train(Config(**{**config.row(), "seed": row["seed"]}), alone)
+        alone = tmp_path / f"run{row.seed}"
+        train(Config(**{**config.row(), "seed": row.seed}), alone)
         lines = [json.loads(line) for line in (alone / "curve.jsonl").read_text().splitlines()]
-        assert row["curve"][0][0] == 3
-        assert row["curve"][0][1] == pytest.approx(lines[2]["validation_loss"], abs=2e-5)
-        assert row["train_loss"] == pytest.approx(lines[-1]["loss"], abs=2e-5)
+        assert row.curve[0][0] == 3
+        assert row.curve[0][1] == pytest.approx(lines[2]["validation_loss"], abs=2e-5)
+        assert row.train_loss == pytest.approx(lines[-1]["loss"], abs=2e-5)
 
 
 def test_arms_of_a_study_have_as_many_parameters(data: dict[str, str], tmp_path: Path) -> None:
     counts = {}
     for arm in ("plain/rotary", "convergent/rotary", "diagonal/rotary", "scattered-convergent/rotary"):
-        config = Config(**{**changes_of(STUDIES["bytes"], arm), "data": data["bytes"]})
-        reads = source(config, torch.device("cpu"), tmp_path)
+        config = Config(**{**arm_entries(STUDIES["bytes"], arm), "data": data["bytes"]})
+        reads = open_source(config, torch.device("cpu"), tmp_path)
         counts[arm] = sum(part.numel() for part in reads.model(config).parameters())
     assert max(counts.values()) / min(counts.values()) < 1.002

@@ -15,17 +15,16 @@ from scipy import stats
 
 from attractor.cli.main import run as command
 from attractor.errors import InputError, StoreError
+from attractor.training import STUDIES, SeedRun, StudyRun, lost_runs, read_results, values_by_arm
 from attractor.training.studies.statistics import (
-    arms_table,
-    by_arm,
-    comparisons,
+    compare_arms,
     holm,
-    lost_runs,
     paired_t,
+    pooled_deviation,
     sign_flips,
-    spread,
+    summarise_arms,
+    summarise_dynamics,
 )
-from attractor.training.studies.study import STUDIES, dynamics_table, read_results
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "training"
@@ -67,38 +66,39 @@ def test_holm_is_the_closure_of_bonferroni() -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_planned_pair_of_the_kept_results_is_there(name: str) -> None:
-    study, rows = read_results(RESULTS / f"{name}.jsonl")
-    compared = comparisons(study, rows)
+    results = read_results(RESULTS / f"{name}.jsonl")
+    study, runs = results.study, results.runs
+    compared = compare_arms(study, runs)
     pairs = compared.pairs
     assert not compared.missing + compared.untested
     assert not any(pair.lost + pair.reference_lost for pair in pairs)
     assert len(pairs) == sum(map(len, study.questions.values()))
-    assert len(rows) == 5 * len(study.arms)
-    assert {"command", "seed", "hardware", "commit", "time"} <= rows[0].keys()
-    values = by_arm(rows, study.measure)
+    assert len(runs) == 5 * len(study.arms)
+    assert None not in vars(runs[0].provenance).values()
+    values = values_by_arm(runs, study.measure)
     one = pairs[0]
     first, second = ([values[arm][seed] for seed in range(5)] for arm in (one.arm, one.reference))
     found = stats.ttest_rel(first, second)
     interval = found.confidence_interval(0.95)
     assert (one.low, one.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
     assert one.p == pytest.approx(found.pvalue, rel=1e-9)
-    assert one.deviations == pytest.approx((np.mean(first) - np.mean(second)) / spread(first, second))
+    assert one.deviations == pytest.approx((np.mean(first) - np.mean(second)) / pooled_deviation(first, second))
     assert (one.better > 0) == ((one.difference < 0) == study.lower)
     question = [pair for pair in pairs if pair.question == one.question]
     assert [pair.p_holm for pair in question] == holm([pair.p for pair in question])
-    arm = arms_table(study, rows)[0]
+    arm = summarise_arms(study, runs)[0]
     low, high = stats.t.interval(
-        0.95, 4, np.mean(list(values[arm["arm"]].values())), stats.sem(list(values[arm["arm"]].values()))
+        0.95, 4, np.mean(list(values[arm.arm].values())), stats.sem(list(values[arm.arm].values()))
     )
-    assert arm["interval"] == pytest.approx([low, high])
+    assert arm.summary.interval == pytest.approx((low, high))
 
 
 def test_trained_convergent_models_keep_their_regime() -> None:
     for name in STUDIES:
-        found = {row["arm"]: row for row in dynamics_table(*read_results(RESULTS / f"{name}.jsonl"))}
-        for arm, row in found.items():
-            kind = arm.partition("/")[0].removeprefix("bare-")
-            assert row["negative"] == (row["layers"] if kind == "convergent" else 0), arm
+        results = read_results(RESULTS / f"{name}.jsonl")
+        for found in summarise_dynamics(results.study, results.runs):
+            kind = found.arm.partition("/")[0].removeprefix("bare-")
+            assert found.negative == (found.layers if kind == "convergent" else 0), found.arm
 
 
 def test_the_page_is_what_the_data_give() -> None:
@@ -146,13 +146,15 @@ def test_a_cut_line_at_the_end_is_left_out_and_lost_runs_are_no_numbers(tmp_path
     lines = [row(arm, seed) for arm in ("plain/rotary", "convergent/rotary") for seed in (0, 1)]
     lost = row("divergent/rotary", 0, bits_per_byte=float("nan"))
     (tmp_path / "runs.jsonl").write_text("\n".join([*lines, lost, lines[0][:20]]))
-    study, rows = read_results(tmp_path)
-    assert len(rows) == 5
-    found = comparisons(study, rows)
+    results = read_results(tmp_path)
+    assert len(results.runs) == 5
+    found = compare_arms(results.study, results.runs)
     assert [(pair.arm, pair.difference, pair.deviations) for pair in found.pairs] == [("convergent/rotary", 0.0, 0.0)]
     assert "divergent/rotary (lost 1) against plain/rotary (lost 0)" in found.untested
     assert "intermediate/rotary against plain/rotary" in found.missing
-    assert [(row["arm"], row["count"], row["lost"], row["mean"]) for row in arms_table(study, rows)] == [
+    assert [
+        (one.arm, one.summary.count, one.lost, one.summary.mean) for one in summarise_arms(results.study, results.runs)
+    ] == [
         ("plain/rotary", 2, 0, 1.5),
         ("convergent/rotary", 2, 0, 1.5),
         ("divergent/rotary", 0, 1, None),
@@ -172,8 +174,8 @@ def test_an_arm_that_lost_runs_is_never_said_to_be_better(tmp_path: Path) -> Non
         "divergent/rotary": [2.2, 2.4, 2.2, 2.3, 2.2],
     }
     (tmp_path / "runs.jsonl").write_text("\n".join(lines_of(values)))
-    study, rows = read_results(tmp_path)
-    found = comparisons(study, rows)
+    results = read_results(tmp_path)
+    found = compare_arms(results.study, results.runs)
     regimes = {(pair.arm, pair.reference): pair for pair in found.pairs if pair.question == "regimes"}
     # the lost runs of convergent would make it look better; intermediate is worse even without its lost one
     assert [key[0] for key in regimes] == ["intermediate/rotary", "divergent/rotary", "intermediate/rotary"]
@@ -188,7 +190,8 @@ def test_an_arm_that_lost_runs_is_never_said_to_be_better(tmp_path: Path) -> Non
     ps = [pair.p for pair in regimes.values()]
     assert [pair.p_holm for pair in regimes.values()] == holm([*ps, 1.0, 1.0])[:3]
     # where the reference lost runs, an arm must not look worse than what is left of it
-    flipped = comparisons(replace(study, questions={"other": (("plain/rotary", "convergent/rotary"),)}), rows)
+    other = replace(results.study, questions={"other": (("plain/rotary", "convergent/rotary"),)})
+    flipped = compare_arms(other, results.runs)
     assert flipped.pairs == []
     assert flipped.untested == ["plain/rotary (lost 0) against convergent/rotary (lost 2)"]
 
@@ -210,10 +213,8 @@ def test_lost_runs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert [row["lost"] for row in document["arms"]] == [0, 1, 1]
 
 
-def test_a_picture_model_without_numbers_is_lost_although_it_guesses() -> None:
-    rows = [
-        {"arm": "a", "seed": 0, "accuracy": 0.1, "loss": None},
-        {"arm": "a", "seed": 1, "accuracy": 0.5, "loss": 1.0},
-    ]
-    assert lost_runs(rows, "accuracy") == {"a": {0}}
-    assert by_arm(rows, "accuracy") == {"a": {1: 0.5}}  # its guess is in no mean and no pair
+def test_a_vision_model_without_numbers_is_lost_although_it_guesses() -> None:
+    scores = ({"accuracy": 0.1, "loss": None}, {"accuracy": 0.5, "loss": 1.0})
+    runs = [StudyRun("vision", "a", SeedRun(seed, found, 1, None)) for seed, found in enumerate(scores)]
+    assert lost_runs(runs, "accuracy") == {"a": {0}}
+    assert values_by_arm(runs, "accuracy") == {"a": {1: 0.5}}  # its guess is in no mean and no pair

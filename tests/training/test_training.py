@@ -18,7 +18,7 @@ import torch
 
 from attractor.cli.main import run as command
 from attractor.errors import AttractorError, InputError, StoreError
-from attractor.training import Config, read_config, train
+from attractor.training import Config, TrainingStep, read_config, train
 from attractor.training.data.text import open_text
 from attractor.training.models import LanguageModel, parameter_groups
 from attractor.training.run_folder import RunFolder
@@ -38,21 +38,23 @@ def data(tmp_path: Path) -> Path:
 
 
 def losses(folder: Path) -> list[float]:
-    return [row["loss"] for row in RunFolder(folder).rows()]
+    return [step.loss for step in RunFolder(folder).steps()]
 
 
 def test_a_model_learns_and_its_tokens_are_followed(data: Path, tmp_path: Path) -> None:
     config = Config(str(data), **{**SMALL, "steps": 40, "evaluate": 20, "rate": 1e-2, "accumulate": 2})
     report = train(config, tmp_path / "run")
-    rows = RunFolder(tmp_path / "run").rows()
-    assert [row["step"] for row in rows] == list(range(1, 41))
-    assert rows[0]["loss"] == pytest.approx(math.log(256), abs=0.3)
+    rows = RunFolder(tmp_path / "run").steps()
+    assert [row.step for row in rows] == list(range(1, 41))
+    assert rows[0].loss == pytest.approx(math.log(256), abs=0.3)
     assert report.loss < 3.5
     assert report.scores["bits_per_byte"] == pytest.approx(math.log2(report.scores["perplexity"]))
     assert report.scores["word_perplexity"] > report.scores["perplexity"] ** 5
-    found = rows[19]["dynamics"]
-    assert [len(found[name]) for name in ("norm", "distance", "cosine", "regimes")] == [3, 3, 3, 2]
-    assert all("bits_per_byte" not in row for row in rows[:19])
+    found = rows[19].dynamics
+    assert found is not None
+    assert found.regimes is not None
+    assert [len(values) for values in (found.norm, found.distance, found.cosine, found.regimes)] == [3, 3, 3, 2]
+    assert all("bits_per_byte" not in row.scores for row in rows[:19])
 
 
 CHOICES: list[dict[str, Any]] = [
@@ -71,9 +73,10 @@ CHOICES: list[dict[str, Any]] = [
 def test_every_choice_trains(choice: dict[str, Any], data: Path, tmp_path: Path) -> None:
     config = Config(str(data), **{**SMALL, **choice})
     assert math.isfinite(train(config, tmp_path / "run").scores["bits_per_byte"])
-    labels = RunFolder(tmp_path / "run").rows()[-1]["dynamics"]["regimes"]
+    found = RunFolder(tmp_path / "run").steps()[-1].dynamics
+    assert found is not None
     if choice == CHOICES[0]:
-        assert labels == ["convergent", "convergent"]
+        assert found.regimes == ("convergent", "convergent")
 
 
 def test_stopped_and_resumed_to_the_same_curve(data: Path, tmp_path: Path) -> None:
@@ -84,15 +87,15 @@ def test_stopped_and_resumed_to_the_same_curve(data: Path, tmp_path: Path) -> No
     class Stopped(Exception):
         pass
 
-    def stop(row: dict[str, Any]) -> None:
-        if row["step"] == 5:
+    def stop(done: TrainingStep) -> None:
+        if done.step == 5:
             raise Stopped
 
     with pytest.raises(Stopped):
         train(config, tmp_path / "parts", progress=stop)
     with RunFolder(tmp_path / "parts").curve.open("a", encoding="utf-8") as curve:
         curve.write('{"step": 6, "lo')
-    assert RunFolder(tmp_path / "parts").step() == 3
+    assert RunFolder(tmp_path / "parts").last_step() == 3
     train(config, tmp_path / "parts", resume=True)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
@@ -122,7 +125,7 @@ def test_a_loss_that_is_no_number_stops_the_run(data: Path, tmp_path: Path) -> N
         AttractorError, match=r"loss of step \d is not a finite number.*checkpoint after step \d is kept"
     ):
         train(config, tmp_path / "run")
-    assert RunFolder(tmp_path / "run").step() >= 1
+    assert RunFolder(tmp_path / "run").last_step() >= 1
 
 
 def test_batches_depend_on_the_step_alone(data: Path, tmp_path: Path) -> None:
@@ -133,7 +136,7 @@ def test_batches_depend_on_the_step_alone(data: Path, tmp_path: Path) -> None:
     assert not torch.equal(given, text.batch(4, 0, 8)[0])
     assert not torch.equal(given, text.batch(4, 0, 7, rank=1)[0])
     assert given.shape == wanted.shape == (4, 16)
-    assert sum(len(part.numbers) for part in text.pieces.values()) == 2 * 52 * 40
+    assert sum(len(part.tokens) for part in text.text_parts.values()) == 2 * 52 * 40
 
 
 def test_signs_are_not_decayed() -> None:
@@ -220,7 +223,7 @@ def test_seeds_that_had_not_begun_begin_when_the_others_go_on(
     assert command([*arguments, "--out", str(runs / "seed0")]) == 0
     assert command([*arguments, "--resume", str(runs), "--seeds", "0,1,1"]) == 0
     assert "over 2 seeds" in capsys.readouterr().out
-    assert RunFolder(runs / "seed1").step() == 2
+    assert RunFolder(runs / "seed1").last_step() == 2
     for wrong, code, message in (
         (["--resume", str(tmp_path / "rums"), "--seeds", "0,1"], 1, "rums holds no run of the seeds 0,1"),
         (["--out", str(runs), "--seeds", "2,1"], 1, "seed1 holds a run already"),

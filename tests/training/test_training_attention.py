@@ -10,7 +10,14 @@ import torch
 import attractor as at
 from attractor.errors import InputError
 from attractor.training import Config
-from attractor.training.models import LanguageModel, VisionModel, attention_layer, block, hidden_width, permuted_signs
+from attractor.training.models import (
+    LanguageModel,
+    VisionModel,
+    attention_layer,
+    build_block,
+    hidden_width,
+    permuted_signs,
+)
 
 SIZES: dict[str, Any] = {"layers": 2, "dim": 16, "heads": 2, "context": 12, "patch": 4}
 
@@ -109,9 +116,9 @@ def test_permuted_channels_keep_the_inertia() -> None:
 @pytest.mark.parametrize("choice", [{}, {"metric": "diagonal"}, {"relaxed": True}, {"orientation": "official"}])
 def test_equal_parameters(choice: dict[str, Any]) -> None:
     """Blocks of a regime have as many parameters as plain ones, up to one unit of width."""
-    plain = sum(p.numel() for p in block(config(dim=32), 0).parameters())
+    plain = sum(p.numel() for p in build_block(config(dim=32), 0).parameters())
     other = config(attention="divergent", equal=True, dim=32, **choice)
-    assert abs(sum(p.numel() for p in block(other, 0).parameters()) - plain) <= 32.5
+    assert abs(sum(p.numel() for p in build_block(other, 0).parameters()) - plain) <= 32.5
     assert hidden_width(config(dim=32, equal=True)) == 128
 
 

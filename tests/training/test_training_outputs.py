@@ -17,8 +17,8 @@ from accessible import faults
 from attractor.cli.main import run as command
 from attractor.errors import AttractorError, MemoryShortageError, StoreError
 from attractor.training import Config, train
-from attractor.training.models import LanguageModel, first_bad
-from attractor.training.run_folder import History, RunFolder, summary
+from attractor.training.models import LanguageModel, find_not_finite
+from attractor.training.run_folder import History, RunFolder, summarise
 
 pytest.importorskip("accelerate", reason="comes with attractor[train]")
 SMALL: dict[str, Any] = {"layers": 2, "dim": 16, "heads": 2, "context": 16, "batch": 4, "steps": 4, "warmup": 2}
@@ -46,11 +46,13 @@ def test_tensorboard_has_the_curve(data: str, tmp_path: Path) -> None:
         read = EventAccumulator(str(folder)).Reload()
         for name in read.Tags()["scalars"]:
             found[name] = [(event.step, event.value) for event in read.Scalars(name)]
-    rows = RunFolder(tmp_path / "run").rows()
+    rows = RunFolder(tmp_path / "run").steps()
     assert [step for step, _ in found["loss"]] == [1, 2, 3, 4]
-    assert np.allclose([value for _, value in found["loss"]], [row["loss"] for row in rows], rtol=1e-6)
+    assert np.allclose([value for _, value in found["loss"]], [row.loss for row in rows], rtol=1e-6)
     assert [step for step, _ in found["bits_per_byte"]] == [2, 4]
-    assert found["dynamics/norm"][-1][1] == pytest.approx(rows[-1]["dynamics"]["norm"][-1], rel=1e-6)
+    last = rows[-1].dynamics
+    assert last is not None
+    assert found["dynamics/norm"][-1][1] == pytest.approx(last.norm[-1], rel=1e-6)
 
 
 WANDB = """
@@ -112,7 +114,7 @@ def test_seeds_picture_and_page(
     assert "over 2 seeds" in page
     assert faults(page) == []
     history = History.read(tmp_path / "runs" / "seed1")
-    assert (history.score, len(history.evaluations)) == ("bits_per_byte", 2)
+    assert (history.measure, len(history.evaluations)) == ("bits_per_byte", 2)
     for wrong, message in (
         (["--plot", str(tmp_path / "x.html")], "this picture is written as .png, .pdf, .svg"),
         (["--report", str(tmp_path / "none" / "x.html")], "none does not exist"),
@@ -132,10 +134,10 @@ def test_summary_is_a_t_interval() -> None:
     from scipy import stats
 
     values = [2.0, 2.5, 3.5]
-    found = summary(values)
+    found = summarise(values)
     low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
-    assert found["interval"] == pytest.approx([low, high])
-    assert summary([1.0])["interval"] is None
+    assert found.interval == pytest.approx((low, high))
+    assert summarise([1.0]).interval is None
 
 
 def test_two_processes_are_one_with_twice_the_batch(tmp_path: Path) -> None:
@@ -156,11 +158,11 @@ def test_two_processes_are_one_with_twice_the_batch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     printed = json.loads(done.stdout)  # of the first process alone
     assert command(["train", "tiny-vit", "--set", "batch=8", "--out", str(tmp_path / "one"), *settings]) == 0
-    one, two = (RunFolder(tmp_path / name).rows() for name in ("one", "two"))
-    assert np.allclose([row["loss"] for row in two], [row["loss"] for row in one], rtol=1e-5)
-    assert two[-1]["validation_loss"] == pytest.approx(one[-1]["validation_loss"], rel=1e-5)
-    assert printed["runs"][0]["accuracy"] == two[-1]["accuracy"] == one[-1]["accuracy"]
-    assert RunFolder(tmp_path / "two").step() == 3
+    one, two = (RunFolder(tmp_path / name).steps() for name in ("one", "two"))
+    assert np.allclose([row.loss for row in two], [row.loss for row in one], rtol=1e-5)
+    assert two[-1].scores["validation_loss"] == pytest.approx(one[-1].scores["validation_loss"], rel=1e-5)
+    assert printed["runs"][0]["accuracy"] == two[-1].scores["accuracy"] == one[-1].scores["accuracy"]
+    assert RunFolder(tmp_path / "two").last_step() == 3
 
 
 def test_a_loss_that_is_no_number_stops_before_it_is_applied(
@@ -186,8 +188,8 @@ def test_a_loss_that_is_no_number_stops_before_it_is_applied(
     ):
         train(Config(data, **SMALL), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
-    assert folder.step() == 2
-    assert [row["step"] for row in folder.rows()] == [1, 2]
+    assert folder.last_step() == 2
+    assert [row.step for row in folder.steps()] == [1, 2]
 
 
 def test_a_gradient_that_is_no_number_stops_too(data: str, tmp_path: Path) -> None:
@@ -214,10 +216,10 @@ def test_a_gradient_that_is_no_number_stops_too(data: str, tmp_path: Path) -> No
 def test_where_a_number_that_is_not_finite_arises() -> None:
     model = LanguageModel(Config("x", **SMALL), 20)
     batch = torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)
-    assert first_bad(model, batch) == "the backward pass"
+    assert find_not_finite(model, batch) == "the backward pass"
     with torch.no_grad():
         model.backbone.blocks[1].narrow.bias[0] = math.nan  # type: ignore[union-attr, index]
-    assert first_bad(model, batch) == "the parameter backbone.blocks.1.narrow.bias"
+    assert find_not_finite(model, batch) == "the parameter backbone.blocks.1.narrow.bias"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from attractor.errors import InputError, MissingExtraError, StoreError
-from attractor.training import Config, configurations, read_config, train
-from attractor.training.data.text import Text, blocks, count_words, open_corpus, open_text
+from attractor.training import Config, list_configs, read_config, train
+from attractor.training.data.text import Text, count_words, open_corpus, open_text, split_blocks
 from attractor.training.models import LanguageModel
 
 pytest.importorskip("tokenizers", reason="comes with attractor[train]")
@@ -87,8 +87,8 @@ def test_pieces_are_learned_from_training_text_alone(folder: Path, tmp_path: Pat
 
     learned = next((tmp_path / "cache").glob("bpe300.*.json"))
     tokenizer = Tokenizer.from_file(str(learned))
-    assert tokenizer.decode(text.pieces["train"].numbers.tolist()) == TEXT
-    held = text.pieces["validation"]
+    assert tokenizer.decode(text.text_parts["train"].tokens.tolist()) == TEXT
+    held = text.text_parts["validation"]
     whole = (folder / "wiki.valid.tokens").read_bytes()
     assert (held.bytes, held.words) == (len(whole), len(whole.split()))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
@@ -96,7 +96,7 @@ def test_pieces_are_learned_from_training_text_alone(folder: Path, tmp_path: Pat
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()} == before
     # a tokenizer that is given is taken as it is
     given = open_text(Config(str(folder), tokens="bpe", tokenizer=str(learned), **SMALL), tmp_path / "other")
-    assert np.array_equal(given.pieces["test"].numbers, text.pieces["test"].numbers)
+    assert np.array_equal(given.text_parts["test"].tokens, text.text_parts["test"].tokens)
     (tmp_path / "wrong.json").write_text("{}")
     with pytest.raises(StoreError, match=r"wrong\.json is not a file of the tokenizers library"):
         open_text(Config(str(folder), tokens="bpe", tokenizer=str(tmp_path / "wrong.json"), **SMALL), tmp_path / "c")
@@ -107,12 +107,12 @@ def test_pieces_are_learned_from_training_text_alone(folder: Path, tmp_path: Pat
 def test_words_are_ordered_by_how_often_they_come(folder: Path, tmp_path: Path) -> None:
     text = open_text(Config(str(folder), tokens="words", **SMALL), tmp_path / "cache")
     assert text.vocabulary == len(set(TEXT.split())) + 2
-    train = text.pieces["train"].numbers
+    train = text.text_parts["train"].tokens
     assert len(train) == len(TEXT.split()) + TEXT.count("\n")
     counts = np.bincount(train, minlength=text.vocabulary)
     assert all(counts[:-1] >= counts[1:])
     # a word that training text has not is unknown, the last of all
-    assert text.vocabulary - 1 in text.pieces["validation"].numbers
+    assert text.vocabulary - 1 in text.text_parts["validation"].tokens
     assert text.vocabulary - 1 not in train
 
 
@@ -120,7 +120,7 @@ def test_blocks_end_with_lines_and_lose_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("attractor.training.data.text.TOKEN_BLOCK", 100)
     monkeypatch.setattr("attractor.training.data.text.BLOCK", 7)
     whole = np.frombuffer(TEXT.encode(), dtype=np.uint8)
-    found = list(blocks(whole))
+    found = list(split_blocks(whole))
     assert "".join(found) == TEXT
     assert len(found) > 20
     assert all(block.endswith("\n") for block in found)
@@ -132,16 +132,16 @@ def test_scores_of_a_uniform_model(folder: Path, tmp_path: Path) -> None:
     """A model that knows nothing needs log2(v) bits for each token, whatever a token is."""
     for tokens in ("bytes", "bpe", "words"):
         text = open_text(Config(str(folder), tokens=tokens, vocabulary=280, **SMALL), tmp_path / "cache")
-        held, nats = text.pieces["validation"], math.log(text.vocabulary)
+        held, nats = text.text_parts["validation"], math.log(text.vocabulary)
         scores = text.scores("validation", {"loss": 70 * nats, "count": 70})
         assert scores["perplexity"] == pytest.approx(text.vocabulary)
-        bits = len(held.numbers) * math.log2(text.vocabulary)
+        bits = len(held.tokens) * math.log2(text.vocabulary)
         assert scores["bits_per_byte"] == pytest.approx(bits / held.bytes)
         assert math.log2(scores["word_perplexity"]) == pytest.approx(bits / held.words)
 
 
 def test_evaluation_wants_every_token_once() -> None:
-    text = Text(50, 8, {"validation": SimpleNamespace(numbers=np.arange(43))})  # type: ignore[dict-item]
+    text = Text(50, 8, {"validation": SimpleNamespace(tokens=np.arange(43))})  # type: ignore[dict-item]
     wanted = torch.cat([wanted.flatten() for _, wanted in text.evaluation("validation", 2, 0)])
     assert sorted(wanted.tolist()) == list(range(1, 43))
     some = list(text.evaluation("validation", 2, 3))
@@ -195,7 +195,7 @@ def test_text_of_the_datasets_library(tmp_path: Path, monkeypatch: pytest.Monkey
     config = Config("datasets:Salesforce/wikitext:wikitext-103-raw-v1", **SMALL)
     text = open_text(config, tmp_path / "cache")
     assert Library.asked == ("Salesforce/wikitext", "wikitext-103-raw-v1")
-    assert bytes(text.pieces["test"].numbers).decode() == "\n".join(LINES * 4) + "\n"
+    assert bytes(text.text_parts["test"].tokens).decode() == "\n".join(LINES * 4) + "\n"
     Rows.column_names = ("page",)  # type: ignore[assignment]
     with pytest.raises(InputError, match="no column 'text', but page"):
         open_text(config, tmp_path / "again")
@@ -212,8 +212,8 @@ def test_text_of_the_datasets_library(tmp_path: Path, monkeypatch: pytest.Monkey
         open_text(config, tmp_path / "again")
 
 
-@pytest.mark.parametrize("name", configurations())
-def test_configurations_that_come_along_are_models(name: str) -> None:
+@pytest.mark.parametrize("name", list_configs())
+def test_list_configs_that_come_along_are_models(name: str) -> None:
     """Every shape can be built (on no device) with a vocabulary of the size it is meant for."""
     from attractor.training.models import VisionModel
 

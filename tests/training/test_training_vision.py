@@ -16,10 +16,10 @@ from PIL import Image
 
 from attractor.cli.main import run as command
 from attractor.errors import InputError, StoreError
-from attractor.training import Config, read_config, train
+from attractor.training import Config, TrainingStep, read_config, train
 from attractor.training.data import open_data
 from attractor.training.data.batches import sample_indices
-from attractor.training.data.images import arrays_of, augmented
+from attractor.training.data.images import augment, read_arrays
 from attractor.training.models import VisionModel
 from attractor.training.run_folder import RunFolder
 
@@ -33,9 +33,11 @@ def test_a_model_learns_digits_and_its_tokens_are_followed(tmp_path: Path) -> No
     config = read_config("tiny-vit", steps=40, evaluate=40, batch=48)
     report = train(config, tmp_path / "run")
     assert report.scores["accuracy"] > 0.3
-    row = RunFolder(tmp_path / "run").rows()[-1]
-    assert [len(row["dynamics"][name]) for name in ("norm", "distance", "cosine", "regimes")] == [3, 3, 3, 2]
-    assert [len(heads) for heads in row["dynamics"]["head_regimes"]] == [4, 4]
+    found = RunFolder(tmp_path / "run").steps()[-1].dynamics
+    assert found is not None
+    assert found.regimes is not None
+    assert [len(values) for values in (found.norm, found.distance, found.cosine, found.regimes)] == [3, 3, 3, 2]
+    assert [len(heads) for heads in found.head_regimes or ()] == [4, 4]
 
 
 @pytest.mark.theorem
@@ -46,8 +48,8 @@ def test_regimes_hold_along_a_run(regime: str, tmp_path: Path) -> None:
         "digits", **{**SMALL, "steps": 8, "evaluate": 2, "rate": 3e-2, "precision": "bf16", "attention": regime}
     )
     train(config, tmp_path / "run")
-    found = [row["dynamics"]["regimes"] for row in RunFolder(tmp_path / "run").rows() if "dynamics" in row]
-    assert found == [[regime]] * 4
+    found = [step.dynamics.regimes for step in RunFolder(tmp_path / "run").steps() if step.dynamics is not None]
+    assert found == [(regime,)] * 4
 
 
 def test_stopped_and_resumed_to_the_same_curve(tmp_path: Path) -> None:
@@ -58,15 +60,15 @@ def test_stopped_and_resumed_to_the_same_curve(tmp_path: Path) -> None:
     class Stopped(Exception):
         pass
 
-    def stop(row: dict[str, Any]) -> None:
-        if row["step"] == 5:
+    def stop(done: TrainingStep) -> None:
+        if done.step == 5:
             raise Stopped
 
     with pytest.raises(Stopped):
         train(config, tmp_path / "parts", progress=stop)
-    assert RunFolder(tmp_path / "parts").step() == 3
+    assert RunFolder(tmp_path / "parts").last_step() == 3
     train(config, tmp_path / "parts", resume=True)
-    assert RunFolder(tmp_path / "parts").rows() == RunFolder(tmp_path / "whole").rows()
+    assert RunFolder(tmp_path / "parts").steps() == RunFolder(tmp_path / "whole").steps()
 
 
 def test_an_epoch_goes_once_through_all() -> None:
@@ -80,8 +82,8 @@ def test_an_epoch_goes_once_through_all() -> None:
 def test_augmentation_moves_and_mirrors() -> None:
     draw = np.random.default_rng(0)
     pictures = torch.randint(1, 256, (64, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(augmented(pictures, "none", draw), pictures)
-    flipped = augmented(pictures, "flip", draw)
+    assert torch.equal(augment(pictures, "none", draw), pictures)
+    flipped = augment(pictures, "flip", draw)
     mirrored = pictures.flip(2)
     kinds = [
         (torch.equal(new, old), torch.equal(new, other))
@@ -89,7 +91,7 @@ def test_augmentation_moves_and_mirrors() -> None:
     ]
     assert all(sum(kind) == 1 for kind in kinds)
     assert 15 < sum(kind[0] for kind in kinds) < 49
-    moved = augmented(pictures, "crop", draw)
+    moved = augment(pictures, "crop", draw)
     assert moved.shape == pictures.shape
     # every picture is its own or its mirror image, moved by at most 2 pixels into black
     for new, old in zip(moved, pictures, strict=True):
@@ -124,7 +126,7 @@ def test_cifar(tmp_path: Path) -> None:
     whole = cifar(tmp_path / "cifar")
     data: Any = open_data(Config(str(tmp_path / "cifar"), **SMALL), tmp_path)
     assert (data.shape, data.classes, len(data.labels["train"])) == ((32, 32, 3), 10, 100)
-    assert np.array_equal(data.pictures["validation"][3].numpy().reshape(1024, 3), whole[5, 3])
+    assert np.array_equal(data.images["validation"][3].numpy().reshape(1024, 3), whole[5, 3])
     flat = whole[:5].reshape(-1, 3) / 255
     assert np.allclose(data.mean, flat.mean(0), atol=1e-6)
     assert np.allclose(data.deviation, flat.std(0), atol=1e-6)
@@ -137,7 +139,7 @@ def test_cifar(tmp_path: Path) -> None:
     assert smaller.shape == (16, 16, 3)
     (tmp_path / "cifar" / "data_batch_2.png").write_bytes(b"no picture")
     with pytest.raises(StoreError, match=r"data_batch_2\.png is not a file of CIFAR-10"):
-        arrays_of(str(tmp_path / "cifar"))
+        read_arrays(str(tmp_path / "cifar"))
 
 
 def test_mnist_and_arrays(tmp_path: Path) -> None:
@@ -150,7 +152,7 @@ def test_mnist_and_arrays(tmp_path: Path) -> None:
         (folder / f"{name}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + pictures.tobytes()))
         head = b"\0\0\x08\x01" + np.array([10], dtype=">i4").tobytes()
         (folder / f"{name}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
-    found = arrays_of(str(folder))
+    found = read_arrays(str(folder))
     assert found is not None
     assert np.array_equal(found["validation"][0][..., 0], pictures)
     assert found["train"][1].tolist() == list(range(10))
@@ -166,7 +168,7 @@ def test_mnist_and_arrays(tmp_path: Path) -> None:
     assert (data.shape, data.classes) == ((28, 28, 3), 10)
     np.savez(tmp_path / "half.npz", train_pictures=wide, train_labels=labels)
     with pytest.raises(InputError, match="no array validation_pictures"):
-        arrays_of(str(tmp_path / "half.npz"))
+        read_arrays(str(tmp_path / "half.npz"))
 
 
 def test_class_folders(tmp_path: Path) -> None:
@@ -215,11 +217,11 @@ def test_pictures_of_the_datasets_library(tmp_path: Path, monkeypatch: pytest.Mo
         open_data(Config("datasets:cifar10", **{**SMALL, "size": 16}), tmp_path)
 
 
-def test_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_data_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     for data, message in (
         (tmp_path / "none", "does not exist"),
-        (tmp_path / "empty", "holds no pictures that are known"),
+        (tmp_path / "empty", "holds no known images"),
     ):
         with pytest.raises(InputError, match=message):
             train(Config(str(data), **{**SMALL, "size": 16}), tmp_path / "run")

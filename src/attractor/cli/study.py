@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from attractor.cli.inputs import check_folder_to_make, check_picture
 from attractor.cli.options import PictureOptions, grouped, panel, replay
 from attractor.errors import InputError
 from attractor.progress import progress_lines
+
+if TYPE_CHECKING:
+    from attractor.training import StudyResults
 
 UNITS = {"bits_per_byte": "bits per byte", "accuracy": "accuracy"}
 MANY = 6  # pairs that are named one by one
@@ -120,14 +123,15 @@ def lost_words(document: dict[str, Any]) -> str:
     return f"{document['lost']} runs ended in no number; pairs that would speak for what lost them are not drawn. "
 
 
-def draw_depth(study: Any, rows: list[dict[str, Any]], command: str, path: Path) -> Path:
+def draw_depth(results: StudyResults, command: str, path: Path) -> Path:
     """Norms, distances, cosines and growth along depth, means over seeds, for arms with the first arm's positions."""
     from attractor.plotting import Curve, Panel, draw_panels
-    from attractor.training import depth_curves
+    from attractor.training import mean_dynamics
 
+    study, runs = results.study, results.runs
     positions = study.arms[0].partition("/")[2]
-    there = {row["arm"] for row in rows if row["dynamics"] is not None}
-    curves = {kind: depth_curves(rows, f"{kind}/{positions}") for kind in FOLLOWED if f"{kind}/{positions}" in there}
+    there = {run.arm for run in runs if run.result.dynamics is not None}
+    curves = {kind: mean_dynamics(runs, f"{kind}/{positions}") for kind in FOLLOWED if f"{kind}/{positions}" in there}
 
     def panel(measure: str, label: str, named: bool = False) -> Panel:
         lines = [
@@ -207,20 +211,16 @@ def study(context: typer.Context, options: StudyOptions, how: StudyHow, output: 
     with ending("attractor study", output.debug):
         from attractor.cli.console import print_json
         from attractor.cli.environment import versions
-        from attractor.training import run_study
+        from attractor.training import Provenance, run_study
 
         plan = planned(options, how)
         command = replay(context, without=("json", "progress", "debug"))
-        known = {
-            "command": command,
-            "hardware": accelerator_name(),
-            "commit": source_commit(),
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        provenance = Provenance(command, accelerator_name(), source_commit(), now, version("torch"))
         count, missing = run_study(
             plan,
             options.out,
-            {**known, "torch": version("torch")},
+            provenance,
             progress_lines(output.progress),
             progress_lines(True),
         )
@@ -237,15 +237,15 @@ def study(context: typer.Context, options: StudyOptions, how: StudyHow, output: 
 
 def planned(options: StudyOptions, how: StudyHow) -> Any:
     """The runs that are wanted."""
-    from attractor.training import Plan, Way, changes_of, study_named
+    from attractor.training import Execution, Plan, arm_entries, find_study
 
-    chosen = study_named(options.name)
+    chosen = find_study(options.name)
     arms = (
         chosen.arms if options.arms is None else tuple(filter(None, (arm.strip() for arm in options.arms.split(","))))
     )
     arms = tuple(dict.fromkeys(arms))
     for arm in arms:
-        changes_of(chosen, arm)  # or it says which there are
+        arm_entries(chosen, arm)  # raises for an unknown arm
     try:
         seeds = tuple(dict.fromkeys(int(seed) for seed in options.seeds.split(",")))
     except ValueError:
@@ -257,7 +257,7 @@ def planned(options: StudyOptions, how: StudyHow) -> Any:
     check_entries(changes)
     check_honoured(changes)
     kept = how.kept or options.out / "kept"
-    return Plan(chosen, arms, seeds, changes, Way.best(how.compile), kept, how.workers, how.max_seconds)
+    return Plan(chosen, arms, seeds, changes, Execution.best(how.compile), kept, how.workers, how.max_seconds)
 
 
 def entries(text: str | None) -> dict[str, Any]:
@@ -286,10 +286,10 @@ def pieces(text: str) -> list[str]:
 
 
 def check_honoured(changes: dict[str, Any]) -> None:
-    """Refuse entries that make arms what they are, and those that a fleet does not have."""
-    from attractor.training import KINDS
+    """Refuse entries that make arms what they are, and those that a study does not support."""
+    from attractor.training import ARM_KINDS
 
-    axes = {name for kind in KINDS.values() for name in kind} | {"positions"}
+    axes = {name for kind in ARM_KINDS.values() for name in kind} | {"positions"}
     own = sorted(changes.keys() & axes)
     if own:
         raise InputError(f"{', '.join(own)} is what arms differ in: choose --arms instead of --set")
@@ -358,13 +358,13 @@ def study_results(
         for path in (output.plot, output.plot_depth):
             if path is not None:
                 check_picture(path, still=True)
-        study, rows, document = found(options)
+        results, document = found(options)
         document = {"schema": RESULTS_SCHEMA, "command": replay(context, without=("json", "debug")), **document}
         drawn = []
         if output.plot is not None:
             drawn.append(str(draw_differences(document, output.plot)))
         if output.plot_depth is not None:
-            drawn.append(str(draw_depth(study, rows, document["command"], output.plot_depth)))
+            drawn.append(str(draw_depth(results, document["command"], output.plot_depth)))
         written = Written(drawn)
         document["written"] = written.row()
         if output.json:
@@ -374,32 +374,37 @@ def study_results(
             written.tell(document["command"])
 
 
-def found(options: ResultsOptions) -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:
+def found(options: ResultsOptions) -> tuple[StudyResults, dict[str, Any]]:
     """The study, its runs, and what they say."""
-    from attractor.training import arms_table, comparisons, dynamics_table, lost_runs, read_results
+    from attractor.training import compare_arms, lost_runs, read_results, summarise_arms, summarise_dynamics
 
-    study, rows = read_results(options.file)
+    results = read_results(options.file)
+    study, runs = results.study, results.runs
     if options.question is not None and options.question not in study.questions:
         raise InputError(
             f"--question {options.question} is not one of the study {study.name}: {', '.join(study.questions)}"
         )
     if options.question is not None:
         study = replace(study, questions={options.question: study.questions[options.question]})
-    compared = comparisons(study, rows)
-    facts = {name: sorted({str(row.get(name)) for row in rows}) for name in ("hardware", "commit", "torch", "time")}
+    compared = compare_arms(study, runs)
+    origins = [run.provenance for run in runs]
+    facts = {
+        name: sorted({str(getattr(origin, name)) for origin in origins})
+        for name in ("hardware", "commit", "torch", "time")
+    }
     document = {
         "study": study.name,
         "measure": study.measure,
         "lower_is_better": study.lower,
-        "runs": len(rows),
-        "seeds": sorted({row["seed"] for row in rows}),
-        "lost": sum(map(len, lost_runs(rows, study.measure).values())),
-        "arms": arms_table(study, rows),
+        "runs": len(runs),
+        "seeds": sorted({run.seed for run in runs}),
+        "lost": sum(map(len, lost_runs(runs, study.measure).values())),
+        "arms": [arm.row() for arm in summarise_arms(study, runs)],
         "comparisons": [pair.row() for pair in compared.pairs],
         "missing": compared.missing,
         "untested": compared.untested,
-        "dynamics": dynamics_table(study, rows),
-        "made_by": sorted({row.get("command", "") for row in rows}),
+        "dynamics": [arm.row() for arm in summarise_dynamics(study, runs)],
+        "made_by": sorted({origin.command or "" for origin in origins}),
         **facts,
     }
-    return study, rows, document
+    return results, document

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from attractor.cli.options import PictureOptions, grouped, panel, replay
 from attractor.errors import InputError, StoreError
 from attractor.files import write_json
 from attractor.progress import is_shown, progress_bar
+
+if TYPE_CHECKING:
+    from attractor.training import TrainingStep
 
 SEEDS = "seeds.json"  # in the folder of a run of several
 
@@ -72,7 +75,7 @@ def _stored(resume: Path, seeds: list[int] | None) -> list[tuple[Any, Path]]:
     """Runs by the configurations in their folders; seeds that had not begun are as those that had."""
     from attractor.training import RunFolder
 
-    if RunFolder(resume).begun():
+    if RunFolder(resume).has_run():
         if seeds is not None:
             raise InputError(f"{resume} holds one run and no folders of seeds: leave out --seeds")
         return [(_config(resume), resume)]
@@ -114,12 +117,9 @@ def _listed_seeds(given: str | None) -> list[int] | None:
 
 def _config(folder: Path) -> Any:
     """The configuration that a run began with."""
-    from attractor.training import Config, RunFolder
+    from attractor.training import RunFolder
 
-    try:
-        return Config(**RunFolder(folder).config())
-    except (TypeError, InputError) as error:
-        raise StoreError(f"{folder} holds no run that could be resumed: its config.json is damaged ({error})") from None
+    return RunFolder(folder).config()
 
 
 def _number(folder: Path) -> int:
@@ -155,7 +155,7 @@ def listed(runs: list[tuple[Any, Path]], cache: Path | None) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if not any(RunFolder(folder).begun() for _, folder in runs):
+        if not any(RunFolder(folder).has_run() for _, folder in runs):
             with suppress(OSError):
                 place.unlink()
                 for folder in new:
@@ -173,7 +173,7 @@ def check_folders(runs: list[tuple[Any, Path]], options: TrainOptions) -> list[b
             check_folder_to_make(folder.path, "--out")
             folder.check_new()
         return [False] * len(runs)
-    return [folder.begun() for folder in folders]
+    return [folder.has_run() for folder in folders]
 
 
 def named_entries(runs: list[tuple[Any, Path]], options: TrainOptions) -> list[str]:
@@ -317,9 +317,9 @@ def show(folders: list[Path], command: str, output: TrainOutput) -> None:
 
 def over_seeds(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and interval of what runs are judged by."""
-    from attractor.training import SCORES, summary
+    from attractor.training import SCORES, summarise
 
-    return {name: summary([report[name] for report in reports]) for name in SCORES if name in reports[0]}
+    return {name: summarise([report[name] for report in reports]).row() for name in SCORES if name in reports[0]}
 
 
 def said(report: dict[str, Any]) -> str:
@@ -336,22 +336,22 @@ def said(report: dict[str, Any]) -> str:
 def one(
     config: Any, folder: Path, resume: bool, named: list[str], cache: Path | None, output: TrainOutput
 ) -> dict[str, Any]:
-    """One run with a bar on stderr: the loss, and how many tokens or pictures go by each second."""
+    """One run with a bar on stderr: the loss, and how many tokens or images are read per second."""
     from attractor.training import train as run
 
     shows = is_shown(output.progress) and os.environ.get("RANK", "0") == "0"
     each = config.batch * config.accumulate * int(os.environ.get("WORLD_SIZE", "1"))
-    unit = "pictures" if config.task == "images" else "tokens"
+    unit = "images" if config.task == "images" else "tokens"
     each *= 1 if config.task == "images" else config.context
     with progress_bar(f"seed {config.seed}", shows, total=config.steps) as update:
         began: list[tuple[float, int]] = []
 
-        def show(row: dict[str, Any]) -> None:
-            began.append((time.perf_counter(), row["step"]))
+        def show(done: TrainingStep) -> None:
+            began.append((time.perf_counter(), done.step))
             del began[:-50]  # the speed of the last steps
             (first, then), (now, step) = began[0], began[-1]
             speed = (step - then) * each / max(now - first, 1e-9)
-            update(row["step"], note=f"loss {row['loss']:.3f}, {speed:,.0f} {unit}/s")
+            update(done.step, note=f"loss {done.loss:.3f}, {speed:,.0f} {unit}/s")
 
         report = run(config, folder, resume=resume, cache=cache, changed=named, progress=show if shows else None)
     return {"seed": config.seed, **report.row()}

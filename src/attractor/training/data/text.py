@@ -20,7 +20,7 @@ import torch
 from attractor.errors import InputError, StoreError, missing
 from attractor.files import write_atomic, write_json
 from attractor.training.config import Config
-from attractor.training.data.batches import LIBRARY, Batch, paths_of
+from attractor.training.data.batches import LIBRARY, Batch, find_paths
 
 NAMES = {"train": "train", "valid": "validation", "validation": "validation", "dev": "validation", "test": "test"}
 SHARES = ("train", "validation", "test")
@@ -28,13 +28,13 @@ BLOCK = 1 << 24
 
 
 def open_corpus(data: str, split: Sequence[float], cache: Path) -> dict[str, np.ndarray]:
-    """Parts as bytes, memory-mapped. Files of a folder follow each other in the order of their names.
+    """Return the parts of a corpus as memory-mapped bytes; files of a folder are joined in the order of their names.
 
-    Files that are named for parts (wiki.train.raw, valid.txt, test.txt) are those parts; anything else is cut by the shares of ``split``.
+    Files named after parts (wiki.train.raw, valid.txt, test.txt) are those parts; other text is divided by the shares of ``split``.
     """
     if data.startswith(LIBRARY):
         return _by_files(_from_library(data.removeprefix(LIBRARY), cache / "datasets"), data, split, cache)
-    files = [file for path in paths_of(data) for file in _files(path)]
+    files = [file for path in find_paths(data) for file in _files(path)]
     return _by_files(files, data, split, cache)
 
 
@@ -50,47 +50,47 @@ def _by_files(files: list[Path], data: str, split: Sequence[float], cache: Path)
             if word in words:
                 named.setdefault(part, []).append(file)
                 break
-    # a file that is called so by chance must not push the others aside
+    # one file with such a name by chance must not replace the others
     if "train" in named and ("validation" in named or sum(map(len, named.values())) == len(files)):
-        parts = {part: _mapped(named[part], cache / f"{part}.txt") for part in SHARES if part in named}
+        parts = {part: _map_files(named[part], cache / f"{part}.txt") for part in SHARES if part in named}
         if "validation" in parts:
             return parts
         whole = parts.pop("train")
         return {**_cut(whole, (1 - split[1], split[1])), **parts}
     if sum(file.stat().st_size for file in files) == 0:
         raise InputError(f"{data} holds 0 bytes in {len(files)} files: give a file or a folder of text")
-    return _cut(_mapped(files, cache / "corpus.txt"), split)
+    return _cut(_map_files(files, cache / "corpus.txt"), split)
 
 
 def _cut(whole: np.ndarray, split: Sequence[float]) -> dict[str, np.ndarray]:
-    """Shares of the whole, the first one with what rounding leaves."""
+    """Divide text into shares; the first one takes the rounding error."""
     sizes = [int(share * len(whole)) for share in split[1:]]
     ends = np.cumsum([len(whole) - sum(sizes), *sizes])
     return {part: whole[end - size : end] for part, end, size in zip(SHARES, ends, [ends[0], *sizes], strict=False)}
 
 
-def _mapped(files: list[Path], joined: Path) -> np.ndarray:
-    """The bytes of files one after the other; several are joined into one file first, once."""
+def _map_files(files: list[Path], joined: Path) -> np.ndarray:
+    """Memory-map the bytes of files; several are joined into one file first."""
     files = [file for file in files if file.stat().st_size]
     if not files:
         return np.zeros(0, dtype=np.uint8)
     if len(files) == 1:
         return np.memmap(files[0], dtype=np.uint8, mode="r")
-    joined = joined.with_suffix(f".{_digest(files)}{joined.suffix}")
+    joined = joined.with_suffix(f".{_hash_files(files)}{joined.suffix}")
     if not joined.exists():
         joined.parent.mkdir(parents=True, exist_ok=True)
         with (
             write_atomic(joined) as temporary,
             temporary.open("wb") as target,
-        ):  # processes of one run may all come here
+        ):  # processes of one run may write at once
             for file in files:
                 with file.open("rb") as source:
                     shutil.copyfileobj(source, target)
     return np.memmap(joined, dtype=np.uint8, mode="r")
 
 
-def _digest(files: list[Path]) -> str:
-    """Short name of what files hold, one after the other."""
+def _hash_files(files: list[Path]) -> str:
+    """Return a short hash of the contents of files."""
     found = hashlib.sha256()
     for file in files:
         with file.open("rb") as source:
@@ -100,9 +100,9 @@ def _digest(files: list[Path]) -> str:
 
 
 def _from_library(name: str, folder: Path) -> list[Path]:
-    """NAME or NAME:CONFIGURATION of the ``datasets`` library as one file for each part, a document after the other."""
-    loaded = load_named(name)
-    folder /= hashlib.sha256(name.encode()).hexdigest()[:16]  # a folder that is shared may hold other datasets
+    """Write NAME or NAME:CONFIGURATION of the ``datasets`` library as one text file per part."""
+    loaded = load_dataset(name)
+    folder /= hashlib.sha256(name.encode()).hexdigest()[:16]  # a shared folder may hold other datasets
     found = []
     for part in ("train", "validation", "test"):
         if part not in loaded:
@@ -120,8 +120,8 @@ def _from_library(name: str, folder: Path) -> list[Path]:
     return found
 
 
-def load_named(name: str) -> Any:
-    """A dataset of the ``datasets`` library: a name on its hub, NAME:CONFIGURATION, or a folder that ``save_to_disk`` wrote."""
+def load_dataset(name: str) -> Any:
+    """Load a dataset of the ``datasets`` library: a name on its hub, NAME:CONFIGURATION, or a folder of ``save_to_disk``."""
     try:
         datasets = import_module("datasets")
     except ImportError:
@@ -131,7 +131,7 @@ def load_named(name: str) -> Any:
     base, _, configuration = name.partition(":")
     try:
         return datasets.load_dataset(base, configuration or None)
-    except Exception as error:  # of the network, of the hub and of files: the library has no one class for them
+    except Exception as error:  # errors of the network, the hub and files have no common class
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(f"the datasets library cannot load {base}: {reason}") from None
 
@@ -143,7 +143,7 @@ def _texts(part: Any, name: str) -> Iterable[str]:
 
 
 def count_words(text: np.ndarray) -> int:
-    """How many runs of bytes without white space."""
+    """Count runs of bytes without white space."""
     count, before = 0, True
     for start in range(0, len(text), BLOCK):
         blank = np.isin(np.asarray(text[start : start + BLOCK]), np.frombuffer(b" \t\n\r\v\f", dtype=np.uint8))
@@ -152,30 +152,30 @@ def count_words(text: np.ndarray) -> int:
     return count
 
 
-TOKEN_BLOCK, PAGE = 1 << 20, 1 << 14
+TOKEN_BLOCK, CHUNK = 1 << 20, 1 << 14
 UNKNOWN, END = "<unk>", "<eos>"
 Encode = Callable[[str], list[int]]
 
 
-def tokenised(config: Config, corpus: dict[str, np.ndarray], cache: Path) -> tuple[int, dict[str, np.ndarray]]:
-    """The vocabulary's size and the numbers of every part, memory-mapped from files in ``cache`` that are made once."""
+def tokenize(config: Config, corpus: dict[str, np.ndarray], cache: Path) -> tuple[int, dict[str, np.ndarray]]:
+    """Return the size of the vocabulary and the tokens of every part, memory-mapped from files in ``cache``."""
     cache.mkdir(parents=True, exist_ok=True)
-    vocabulary, encode, key = (_pieces if config.tokens == "bpe" else _words)(config, corpus["train"], cache)
+    vocabulary, encode, key = (_open_bpe if config.tokens == "bpe" else _open_words)(config, corpus["train"], cache)
     kind = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
     numbers = {}
     for part, text in corpus.items():
-        # named for what it is made of, so that other text or another vocabulary never meets it
-        path = cache / f"{part}.{_tokens_digest(text, key)}.tokens"
+        # the name depends on the text and the vocabulary
+        path = cache / f"{part}.{_hash_text(text, key)}.tokens"
         if not path.exists():
             with write_atomic(path) as temporary, temporary.open("wb") as target:
-                for block in blocks(text):
+                for block in split_blocks(text):
                     target.write(np.asarray(encode(block), dtype=kind).tobytes())
         numbers[part] = np.memmap(path, dtype=kind, mode="r") if path.stat().st_size else np.zeros(0, dtype=kind)
     return vocabulary, numbers
 
 
-def blocks(text: np.ndarray) -> Iterator[str]:
-    """Text of about a million bytes at a time, cut after ends of lines; bytes that are no UTF-8 become one sign that says so."""
+def split_blocks(text: np.ndarray) -> Iterator[str]:
+    """Yield text of about a million bytes at a time, divided at line ends; invalid UTF-8 becomes the replacement character."""
     start = 0
     while start < len(text):
         end = min(len(text), start + TOKEN_BLOCK)
@@ -187,25 +187,23 @@ def blocks(text: np.ndarray) -> Iterator[str]:
         yield part.decode("utf-8", errors="replace")
 
 
-def _pages(text: str) -> list[str]:
-    """Text in pieces that end with lines, if there are any."""
+def _split_chunks(text: str) -> list[str]:
+    """Split text into chunks that end at line ends."""
     found, start = [], 0
     while start < len(text):
-        end = text.find("\n", start + PAGE) + 1 or len(text)
+        end = text.find("\n", start + CHUNK) + 1 or len(text)
         found.append(text[start:end])
         start = end
     return found
 
 
-def _pieces(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode, str]:
-    """A byte-level BPE: from a file tokenizer.json, or learned from the training text and kept beside the tokens."""
+def _open_bpe(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode, str]:
+    """Return a byte-level BPE from a file tokenizer.json, or one learned from the training text and kept in ``cache``."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError:
         raise missing("tokenizers", "train") from None
-    path = (
-        Path(config.tokenizer) if config.tokenizer else cache / f"bpe{config.vocabulary}.{_tokens_digest(train)}.json"
-    )
+    path = Path(config.tokenizer) if config.tokenizer else cache / f"bpe{config.vocabulary}.{_hash_text(train)}.json"
     if config.tokenizer and not path.is_file():
         raise InputError(f"the tokenizer {path} is not a file: give a tokenizer.json, or leave it out to learn one")
     if not path.exists():
@@ -214,7 +212,7 @@ def _pieces(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode
         learned.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer: Any = trainers.BpeTrainer(vocab_size=config.vocabulary, initial_alphabet=alphabet, show_progress=False)
-        learned.train_from_iterator(blocks(train), trainer)
+        learned.train_from_iterator(split_blocks(train), trainer)
         with write_atomic(path) as temporary:
             learned.save(str(temporary))
     try:
@@ -223,18 +221,18 @@ def _pieces(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode
         raise StoreError(f"{path} is not a file of the tokenizers library: {error}") from None
 
     def encode(text: str) -> list[int]:
-        parts = tokenizer.encode_batch_fast(_pages(text), add_special_tokens=False)  # on all cores
+        parts = tokenizer.encode_batch_fast(_split_chunks(text), add_special_tokens=False)  # on all cores
         return list(chain.from_iterable(part.ids for part in parts))
 
     return tokenizer.get_vocab_size(), encode, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _words(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode, str]:
-    """Words between white space, the most frequent first, and an end after every line; others of later parts are unknown."""
-    path = cache / f"words.{_tokens_digest(train)}.json"
+def _open_words(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode, str]:
+    """Return an encoder of words between white space, with an end token after every line; the most frequent word is first."""
+    path = cache / f"words.{_hash_text(train)}.json"
     if not path.exists():
         counts: Counter[str] = Counter()
-        for block in blocks(train):
+        for block in split_blocks(train):
             for line in block.splitlines():
                 counts.update(line.split())
                 counts[END] += 1
@@ -255,8 +253,8 @@ def _words(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode,
     return len(ordered), encode, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _tokens_digest(text: np.ndarray, key: str = "") -> str:
-    """Short name of a text, all of it, and of what encodes it."""
+def _hash_text(text: np.ndarray, key: str = "") -> str:
+    """Return a short hash of a text and of the key of its encoder."""
     found = hashlib.sha256(f"{len(text)} {key} ".encode())
     for start in range(0, len(text), TOKEN_BLOCK):
         found.update(text[start : start + TOKEN_BLOCK].tobytes())
@@ -264,10 +262,10 @@ def _tokens_digest(text: np.ndarray, key: str = "") -> str:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Numbers of one part (memory-mapped), and how much text they are."""
+class TextPart:
+    """Tokens of one part (memory-mapped), and the bytes and words of its text."""
 
-    numbers: np.ndarray
+    tokens: np.ndarray
     bytes: int
     words: int
 
@@ -278,20 +276,20 @@ class Text:
 
     vocabulary: int
     context: int
-    pieces: dict[str, Part]
+    text_parts: dict[str, TextPart]
 
     def parts(self) -> tuple[str, ...]:
-        return tuple(self.pieces)
+        return tuple(self.text_parts)
 
     def batch(self, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> Batch:
-        """(given, wanted), (size, context) each, at random places."""
-        text = self.pieces["train"].numbers
+        """Return inputs and targets, (size, context) each, at random places."""
+        text = self.text_parts["train"].tokens
         places = np.random.default_rng((seed, number, rank)).integers(0, len(text) - self.context, size)
         return self._cut(text, places, self.context)
 
     def evaluation(self, part: str, size: int, count: int) -> Iterator[Batch]:
-        """All of a part, each token wanted once; or ``count`` batches spread over it."""
-        text = self.pieces[part].numbers
+        """Yield all of a part, each token once as a target, or ``count`` batches spread over it."""
+        text = self.text_parts[part].tokens
         last = len(text) - self.context - 1
         if count:
             places = np.linspace(0, last, size * count).astype(np.int64)
@@ -304,9 +302,9 @@ class Text:
             yield self._cut(text, np.array([len(text) - 1 - rest]), rest)
 
     def scores(self, part: str, totals: dict[str, float]) -> dict[str, float]:
-        """Nats for each token, perplexities for each token and each word, bits for each byte; the latter by the lengths of the part."""
-        loss, piece = totals["loss"] / totals["count"], self.pieces[part]
-        each_word, each_byte = (len(piece.numbers) / max(1, count) for count in (piece.words, piece.bytes))
+        """Return loss in nats per token, perplexity per token and per word, and bits per byte."""
+        loss, piece = totals["loss"] / totals["count"], self.text_parts[part]
+        each_word, each_byte = (len(piece.tokens) / max(1, count) for count in (piece.words, piece.bytes))
         return {
             "loss": loss,
             "perplexity": _exp(loss),
@@ -321,12 +319,12 @@ class Text:
 
 
 def open_text(config: Config, cache: Path) -> Text:
-    """The text of a configuration."""
+    """Open the text of a configuration."""
     corpus = open_corpus(config.data, config.split, cache)
     if config.tokens == "bytes":
         vocabulary, numbers = 256, corpus
     else:
-        vocabulary, numbers = tokenised(config, corpus, cache)
+        vocabulary, numbers = tokenize(config, corpus, cache)
     need = config.context + 1
     for part in ("train", "validation"):
         if len(numbers[part]) < need:
@@ -334,14 +332,14 @@ def open_text(config: Config, cache: Path) -> Text:
                 f"{config.data} holds {len(corpus[part])} bytes ({len(numbers[part])} tokens) for {part}; "
                 f"with a context of {config.context} a run needs at least {need} tokens there"
             )
-    pieces = {
-        part: Part(numbers[part], len(corpus[part]), 0 if part == "train" else count_words(corpus[part]))
+    text_parts = {
+        part: TextPart(numbers[part], len(corpus[part]), 0 if part == "train" else count_words(corpus[part]))
         for part in corpus
         if len(numbers[part]) >= need
     }
-    return Text(vocabulary, config.context, pieces)
+    return Text(vocabulary, config.context, text_parts)
 
 
 def _exp(loss: float) -> float:
-    """Its exponential; a loss that no float could hold the exponential of is one of an untrained model."""
+    """Return exp(loss), with the loss limited so that it does not overflow."""
     return math.exp(min(loss, 700.0))

@@ -47,7 +47,9 @@ class AttentionMaps:
     strength: Tensor | None = None
 
 
-def block(x: Tensor, maps: AttentionMaps, rest: dict[str, Tensor], turns: tuple[Tensor, Tensor] | None, shape: SharedShape) -> Tensor:
+def block(
+    x: Tensor, maps: AttentionMaps, rest: dict[str, Tensor], turns: tuple[Tensor, Tensor] | None, shape: SharedShape
+) -> Tensor:
     """Apply a block; ``rest`` holds its norms and feed-forward weights under the names of ``TransformerBlock``."""
     x = _add(x, 0, lambda y: attention(y, maps, turns, shape), rest, shape)
     return x if "widen.weight" not in rest else _add(x, 1, lambda y: _feed(y, rest, shape), rest, shape)
@@ -351,7 +353,9 @@ class StackedImageModels(StackedModels):
         if "start" in own:
             x = torch.cat((own["start"][:, None, None].expand(-1, x.shape[1], -1, -1), x), 2)
         classifier = own["classifier.weight"], own["classifier.bias"]
-        return self.head(self.apply_backbone(x), labels, classifier, self.last_norm(), "start" in own, self.shape.compute)
+        return self.head(
+            self.apply_backbone(x), labels, classifier, self.last_norm(), "start" in own, self.shape.compute
+        )
 
 
 def text_loss(x: Tensor, table: Tensor, wanted: Tensor, last: NormWeights, compute: torch.dtype) -> Tensor:

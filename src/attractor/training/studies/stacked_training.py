@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -80,7 +80,7 @@ class TextSource(Source):
 
     def __init__(self, config: Config, data: Text, device: torch.device) -> None:
         super().__init__(config, data, device)
-        numbers = np.array(data.pieces["train"].numbers)  # from disk to memory
+        numbers = np.array(data.text_parts["train"].tokens)  # from disk to memory
         self.train = torch.from_numpy(numbers.astype(np.int32) if numbers.dtype != np.uint8 else numbers).to(device)
         self.window = torch.arange(config.context + 1, device=device)
 
@@ -196,7 +196,7 @@ class SeedRun:
     """
 
     seed: int
-    scores: dict[str, float | None]
+    scores: Mapping[str, float | None]
     parameters: int
     dynamics: Dynamics | None
     train_loss: float | None = None
@@ -251,7 +251,7 @@ def train_seeds(
     return [
         SeedRun(
             seed=seed,
-            scores={**data.scores(float(loss[k]), float(score[k]))},
+            scores=data.scores(float(loss[k]), float(score[k])),
             parameters=parameters,
             dynamics=found[k],
             train_loss=tail[k],

@@ -224,8 +224,18 @@ def compare_arms(study: Study, runs: Sequence[StudyRun]) -> Comparisons:
         exact = [test.p_flips for *_, test in kept if test.p_flips is not None]
         flips = holm(exact + at_most) if len(exact) == len(kept) else None
         for index, (arm, reference, own, other, test) in enumerate(kept):
-            corrected = ps[index], None if flips is None else flips[index]
-            found.pairs.append(ArmComparison(*vars(test).values(), question, arm, reference, own, other, *corrected))
+            found.pairs.append(
+                ArmComparison(
+                    **vars(test),
+                    question=question,
+                    arm=arm,
+                    reference=reference,
+                    lost=own,
+                    reference_lost=other,
+                    p_holm=ps[index],
+                    p_flips_holm=None if flips is None else flips[index],
+                )
+            )
     return found
 
 

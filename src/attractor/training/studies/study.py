@@ -16,8 +16,8 @@ import torch
 
 from attractor.errors import InputError, StoreError
 from attractor.files import dump_json, read_json_lines, write_json_lines
-from attractor.serialization import to_frame
 from attractor.registry import find, unknown
+from attractor.serialization import to_frame
 from attractor.training.config import Config
 from attractor.training.data import open_data
 from attractor.training.dynamics import Dynamics
@@ -371,7 +371,9 @@ def run_study(
             if seeds:
                 jobs.append(Job(arm, config, seeds, plan.execution, plan.cache))
         if jobs:
-            open_data(jobs[0].config, plan.cache)  # raises for unreadable data, and writes the tokens that workers share
+            open_data(
+                jobs[0].config, plan.cache
+            )  # raises for unreadable data, and writes the tokens that workers share
     left, failed = {job.arm for job in jobs}, set[str]()
     started = time.perf_counter()
     for job, results, error in _run_jobs(jobs, plan, started):
@@ -380,9 +382,7 @@ def run_study(
             failed.add(job.arm)
             continue
         left.discard(job.arm)
-        runs = [
-            StudyRun(plan.study.name, job.arm, one, plan.changes, job.config.row(), provenance) for one in results
-        ]
+        runs = [StudyRun(plan.study.name, job.arm, one, plan.changes, job.config.row(), provenance) for one in results]
         with file.open("a", encoding="utf-8") as target:
             target.write("".join(dump_json(run.row()) + "\n" for run in runs))
         ends = [one.scores[measure] for one in results]
