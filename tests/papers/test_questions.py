@@ -14,7 +14,7 @@ from attractor.cli.main import run
 from attractor.papers import divergence, layers, mixed, placement
 from attractor.papers.figure import question, questions
 from attractor.solvers.trajectory import entries
-from attractor.theory.sampling import draw_definite, draw_metric_law
+from attractor.theory import Rng
 
 
 def test_each_says_what_it_asks() -> None:
@@ -51,8 +51,8 @@ def test_placements_have_their_laws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_shift_by_the_value_moves_the_metric() -> None:
-    draw = np.random.default_rng(0)
-    law = draw_metric_law(draw, draw_definite(draw, 3, -1.0), draw_definite(draw, 3))
+    rng = Rng.from_seed(0)
+    law = rng.metric_law(rng.definite(3, -1.0), rng.definite(3))
     moved = divergence.changed("W + lambda V", law, 1.5)
     torch.testing.assert_close(moved.metric, law.metric + 1.5 * torch.eye(3, dtype=torch.float64))
     cooled = divergence.changed("spectral normalisation of V", law, 1.0)

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 import attractor as at
 from attractor.solvers.trajectory import entries
 from attractor.theory import Case, Theorem, Verdict, find_theorem, list_theorems
 from attractor.theory.checking import check_theorem, draw_cases, draw_violating
+from attractor.theory.sampling import Rng
 
 INSTANCES = 3
 
@@ -60,7 +60,7 @@ def test_instances_satisfy_the_hypotheses(statement: Theorem) -> None:
 @every
 def test_violating_samplers_violate_one_hypothesis(statement: Theorem) -> None:
     for name in statement.violate:
-        case = draw_violating(statement, name, np.random.default_rng(4))
+        case = draw_violating(statement, name, Rng.from_seed(4))
         missing = [condition for condition in statement.examine(case) if condition.verdict is not Verdict.HOLDS]
         assert [condition.name for condition in missing] == [name]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import attractor as at
+from attractor.theory.sampling import Rng
 from attractor.weights.factors import heads_of
 from attractor.weights.layers import Contraction, contraction, metric_form, rotation, shared_metric
 from attractor.weights.spectra import core, form, spectrum
@@ -92,10 +93,9 @@ def test_the_shared_metric_is_the_least_squares_one(seed: int, d: int, r: int) -
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_heads_that_share_a_metric_are_certified(sign: float) -> None:
-    from attractor.theory.sampling import draw_definite, draw_shared_metric_law
 
-    draw = np.random.default_rng(3)
-    law = draw_shared_metric_law(draw, draw_definite(draw, 5, sign), heads=3)
+    rng = Rng.from_seed(3)
+    law = rng.shared_metric_law(rng.definite(5, sign), heads=3)
     found = at.regime(law)
     assert found.layer.residual < 1e-12
     assert (found.label, found.certificate) == (

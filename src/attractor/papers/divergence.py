@@ -12,7 +12,7 @@ from torch import Tensor
 from attractor.laws import Attention
 from attractor.papers.figure import Answer, Question, Row
 from attractor.plotting import Curve, Panel
-from attractor.theory import Case, draw_definite, draw_metric_law, draw_skew, draw_tokens, integrate
+from attractor.theory import Case, Rng, integrate
 
 DIM, TOKENS, SYSTEMS, UNTIL = 4, 8, 12, 60.0
 STRENGTHS = (0.0, 0.5, 1.0, 2.0, 4.0)
@@ -40,12 +40,9 @@ KINDS = ("temperature", "spectral normalisation of V", "W + lambda I", "W - lamb
 
 
 def run(seed: int) -> Answer:
-    draw = np.random.default_rng(seed)
-    bases = [
-        draw_metric_law(draw, draw_definite(draw, DIM, -1.0), draw_definite(draw, DIM) + draw_skew(draw, DIM, 0.2))
-        for _ in range(SYSTEMS)
-    ]
-    starts = [draw_tokens(draw, TOKENS, DIM) for _ in range(SYSTEMS)]
+    rng = Rng.from_seed(seed)
+    bases = [rng.metric_law(rng.definite(DIM, -1.0), rng.definite(DIM) + rng.skew(DIM, 0.2)) for _ in range(SYSTEMS)]
+    starts = [rng.tokens(TOKENS, DIM) for _ in range(SYSTEMS)]
     rows: list[Row] = []
     curves = []
     for kind in KINDS:

@@ -6,7 +6,7 @@ import numpy as np
 
 from attractor.papers.figure import Answer, Question, Row
 from attractor.plotting import Curve, Panel
-from attractor.theory import Case, draw_definite, draw_indefinite, draw_metric_law, draw_skew, draw_tokens, integrate
+from attractor.theory import Case, Rng, integrate
 
 DIM, TOKENS, SYSTEMS, UNTIL = 6, 8, 16, 30.0
 FAR = 100.0
@@ -16,15 +16,13 @@ def run(seed: int) -> Answer:
     rows: list[Row] = []
     medians = []
     for positive in range(DIM + 1):
-        draw = np.random.default_rng([seed, positive])
+        rng = Rng.from_seed([seed, positive])
         cases = []
         for _ in range(SYSTEMS):
-            metric = draw_definite(draw, DIM, -1.0) if positive == 0 else draw_indefinite(draw, DIM, positive)
-            law = draw_metric_law(draw, metric, draw_definite(draw, DIM) + draw_skew(draw, DIM, 0.3))
+            metric = rng.definite(DIM, -1.0) if positive == 0 else rng.indefinite(DIM, positive)
+            law = rng.metric_law(metric, rng.definite(DIM) + rng.skew(DIM, 0.3))
             cases.append(
-                Case(
-                    law, draw_tokens(draw, TOKENS, DIM), horizon=UNTIL, options={"save": 60, "rtol": 1e-7, "atol": 1e-9}
-                )
+                Case(law, rng.tokens(TOKENS, DIM), horizon=UNTIL, options={"save": 60, "rtol": 1e-7, "atol": 1e-9})
             )
         ratios, early, away = [], 0, 0
         for case, found in zip(cases, integrate(cases), strict=True):

@@ -15,16 +15,7 @@ from attractor.errors import InputError
 from attractor.laws import Absolute, Attention, Rotary
 from attractor.solvers import Event, Trajectory, flow
 from attractor.states import Tokens
-from attractor.theory import (
-    Rng,
-    draw_definite,
-    draw_law,
-    draw_orthogonal,
-    draw_skew,
-    fit_power,
-    geometric_times,
-    stack_laws,
-)
+from attractor.theory import Rng, fit_power, geometric_times, stack_laws
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,19 +78,19 @@ def resplit(law: Attention, query: Tensor) -> Attention:
 def split(spread: float) -> Change:
     """Queries that leave the orthogonal ones by the exponential of a Gaussian matrix."""
 
-    def change(law: Attention, draw: Rng) -> Attention:
-        factor = torch.linalg.matrix_exp(torch.from_numpy(spread * draw.standard_normal((DIM, DIM))))
+    def change(law: Attention, rng: Rng) -> Attention:
+        factor = torch.linalg.matrix_exp(torch.from_numpy(spread * rng.standard_normal((DIM, DIM))))
         return resplit(law, law.query @ factor)
 
     return change
 
 
-def gaussian(law: Attention, draw: Rng) -> Attention:
+def gaussian(law: Attention, rng: Rng) -> Attention:
     """A Gaussian query, as at a usual initialisation."""
-    return resplit(law, torch.from_numpy(draw.standard_normal((DIM, DIM)) / DIM**0.5))
+    return resplit(law, torch.from_numpy(rng.standard_normal((DIM, DIM)) / DIM**0.5))
 
 
-def same(law: Attention, draw: Rng) -> Attention:
+def same(law: Attention, rng: Rng) -> Attention:
     return law
 
 
@@ -145,11 +136,11 @@ def positional_study(
 
 def _system(index: int, seed: int, change: Change, options: dict[str, Any]) -> tuple[Attention, Tensor]:
     """Law and tokens of one system: the same for every encoding."""
-    draw = np.random.default_rng([seed, index])
-    metric, interaction = draw_definite(draw, DIM, -1.0), draw_definite(draw, DIM) + draw_skew(draw, DIM)
-    law = draw_law(draw, interaction, torch.linalg.solve(metric, interaction))
-    points = torch.from_numpy(draw.standard_normal((TOKENS, DIM)))
-    law = change(replace(law, query=(turn := draw_orthogonal(draw, DIM)), key=turn @ interaction), draw)
+    rng = Rng.from_seed([seed, index])
+    metric, interaction = rng.definite(DIM, -1.0), rng.definite(DIM) + rng.skew(DIM)
+    law = rng.law(interaction, torch.linalg.solve(metric, interaction))
+    points = torch.from_numpy(rng.standard_normal((TOKENS, DIM)))
+    law = change(replace(law, query=(turn := rng.orthogonal(DIM)), key=turn @ interaction), rng)
     return replace(law, **options), points
 
 

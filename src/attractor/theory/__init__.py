@@ -4,16 +4,7 @@ from attractor.theory.checking import CheckReport, CheckResult, check, fit_power
 from attractor.theory.claims import CounterExample, Evidence, find_counterexample, list_counterexamples, render_claims
 from attractor.theory.conditions import FATES, Condition, Hypothesis, Margin, Verdict, find_contradiction
 from attractor.theory.prediction import Finding, Prediction, measure_agreement, predict
-from attractor.theory.sampling import (
-    Rng,
-    draw_definite,
-    draw_indefinite,
-    draw_law,
-    draw_metric_law,
-    draw_orthogonal,
-    draw_skew,
-    draw_tokens,
-)
+from attractor.theory.sampling import Rng
 from attractor.theory.spheres import fit_decay_rate, max_distance
 from attractor.theory.theorem import (
     Case,
@@ -47,13 +38,6 @@ __all__ = [
     "Theorem",
     "Verdict",
     "check",
-    "draw_definite",
-    "draw_indefinite",
-    "draw_law",
-    "draw_metric_law",
-    "draw_orthogonal",
-    "draw_skew",
-    "draw_tokens",
     "find_contradiction",
     "find_counterexample",
     "find_theorem",

@@ -20,6 +20,7 @@ from attractor.serialization import to_frame
 from attractor.solvers import Event, Trajectory
 from attractor.states import Tokens
 from attractor.theory.conditions import Verdict
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Sampler, Theorem, find_theorem, list_theorems
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def draw_cases(theorem: Theorem, instances: int, seed: int) -> list[Case]:
     return [_satisfying(theorem, theorem.sample, _make_rng(theorem, seed, "", index)) for index in range(instances)]
 
 
-def _satisfying(theorem: Theorem, sample: Sampler, rng: np.random.Generator) -> Case:
+def _satisfying(theorem: Theorem, sample: Sampler, rng: Rng) -> Case:
     for _ in range(DRAWS):
         case = sample(rng)
         if theorem.decide(theorem.examine(case)) is Verdict.HOLDS:
@@ -245,7 +246,7 @@ def _satisfying(theorem: Theorem, sample: Sampler, rng: np.random.Generator) -> 
     raise InputError(f"the sampler of {theorem.key} missed the hypotheses {DRAWS} times")
 
 
-def draw_violating(theorem: Theorem, name: str, rng: np.random.Generator) -> Case:
+def draw_violating(theorem: Theorem, name: str, rng: Rng) -> Case:
     for _ in range(DRAWS):
         case = theorem.violate[name](rng)
         missing = [condition for condition in theorem.examine(case) if condition.verdict is not Verdict.HOLDS]
@@ -254,8 +255,8 @@ def draw_violating(theorem: Theorem, name: str, rng: np.random.Generator) -> Cas
     raise InputError(f"the sampler of {theorem.key} does not violate {name!r} alone")
 
 
-def _make_rng(theorem: Theorem, seed: int, name: str, index: int) -> np.random.Generator:
-    return np.random.default_rng([seed, zlib.crc32(f"{theorem.key}/{name}".encode()), index])
+def _make_rng(theorem: Theorem, seed: int, name: str, index: int) -> Rng:
+    return Rng.from_seed([seed, zlib.crc32(f"{theorem.key}/{name}".encode()), index])
 
 
 def _margin(measurement: Measurement) -> float:

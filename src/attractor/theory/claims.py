@@ -91,8 +91,7 @@ def render_claims() -> str:
     lines = [
         "# Claims",
         "",
-        "Claims of the papers, of released code and of folklore that do not hold as stated, each with a system "
-        "that shows it.",
+        "Claims of the papers, of released code and of folklore that do not hold as stated, each with a system that shows it.",
         "This page is written by `attractor claims --write docs/claims.md`; `attractor claims` runs every system and says",
         "whether the evidence was reproduced. [The gallery](counterexamples.md) says how to use and extend it.",
         "",

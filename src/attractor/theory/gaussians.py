@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +12,6 @@ from attractor.solvers import Trajectory, flow
 from attractor.states import Gaussian
 from attractor.theory import hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_definite, draw_law
 from attractor.theory.theorem import Case, Citation
 from attractor.weights import asymmetry, extremes, symmetric
 
@@ -97,21 +95,6 @@ def integrate_gaussian(case: Case) -> Trajectory:
     return flow(case.law, case.gaussian, until=case.horizon, **{"save": 40, "stop": (), **TOLERANCES, **case.options})
 
 
-def draw_gaussian(rng: Rng, d: int, low: float = 0.3, high: float = 1.5, mean: float = 0.0) -> Gaussian:
-    """Draw a Gaussian with random mean and covariance; eigenvalues lie between ``low`` and ``high``."""
-    return Gaussian(torch.from_numpy(mean * rng.standard_normal(d)), draw_definite(rng, d, 1.0, low, high))
-
-
-def draw_softmax_law(rng: Rng, transposed: Tensor, value: Tensor, **options: Any) -> Attention:
-    """Draw a law with A = K'Q and V given."""
-    return draw_law(rng, transposed.mT, value, **options)
-
-
 def spectral_norms(covariances: Tensor) -> Tensor:
     """Return the largest eigenvalues of covariances (S, d, d), (S,)."""
     return torch.linalg.eigvalsh(symmetric(covariances))[..., -1]
-
-
-def draw_seed(rng: Rng) -> int:
-    """Draw a seed."""
-    return int(rng.integers(0, np.iinfo(np.int32).max))

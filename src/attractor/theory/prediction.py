@@ -9,7 +9,6 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import torch
 
 from attractor.errors import InputError
@@ -20,16 +19,7 @@ from attractor.spaces import Euclidean, Space, Sphere, space_named
 from attractor.states import Gaussian, Tokens
 from attractor.theory.checking import STOP_FAR_AWAY
 from attractor.theory.conditions import FATES, Condition, Margin, Verdict, are_exclusive, find_contradiction
-from attractor.theory.sampling import (
-    Rng,
-    draw_definite,
-    draw_indefinite,
-    draw_metric_law,
-    draw_shared_metric_law,
-    draw_size,
-    draw_skew,
-    draw_tokens,
-)
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Theorem, find_theorem, integrate, list_theorems
 
 
@@ -201,7 +191,7 @@ def _find_time_mismatch(theorem: Theorem, case: Case) -> Condition | None:
 @cache
 def _is_discrete(key: str) -> bool:
     """Return whether a theorem is about discrete layers, as its instances are."""
-    return find_theorem(key).sample(np.random.default_rng(0)).options.get("method") == "layers"
+    return find_theorem(key).sample(Rng.from_seed(0)).options.get("method") == "layers"
 
 
 HORIZON = 8.0
@@ -234,22 +224,18 @@ class Agreement:
 
 def random_system(rng: Rng) -> tuple[str, Case]:
     """Draw a system of a random kind."""
-    n, d = draw_size(rng, ((3, 4), (5, 4)))
-    state, options = draw_tokens(rng, n, d), dict(STOP_FAR_AWAY)
+    n, d = rng.sizes(((3, 4), (5, 4)))
+    state, options = rng.tokens(n, d), dict(STOP_FAR_AWAY)
     kind = ("generic", "metric", "lopsided", "shared", "causal", "rotary", "sphere", "biased")[int(rng.integers(8))]
     sign = 1.0 if rng.random() < 0.5 else -1.0
-    metric = (
-        draw_indefinite(rng, d) if rng.random() < 0.3 else draw_definite(rng, d, 1.0 if rng.random() < 0.5 else -1.0)
-    )
-    law = draw_metric_law(rng, metric, sign * draw_definite(rng, d) + draw_skew(rng, d, 0.3))
+    metric = rng.indefinite(d) if rng.random() < 0.3 else rng.definite(d, 1.0 if rng.random() < 0.5 else -1.0)
+    law = rng.metric_law(metric, sign * rng.definite(d) + rng.skew(d, 0.3))
     if kind == "generic":
         law = Attention.random(d, 2, seed=int(rng.integers(1 << 31)))
     elif kind == "lopsided":
-        law = draw_metric_law(
-            rng, metric + draw_skew(rng, d, 0.7), sign * draw_definite(rng, d) + draw_skew(rng, d, 0.7)
-        )
+        law = rng.metric_law(metric + rng.skew(d, 0.7), sign * rng.definite(d) + rng.skew(d, 0.7))
     elif kind == "shared":
-        law = draw_shared_metric_law(rng, metric, 2, sign)
+        law = rng.shared_metric_law(metric, 2, sign)
     elif kind == "causal":
         law = replace(law, mask="causal")
     elif kind == "rotary":
@@ -268,7 +254,7 @@ def measure_agreement(
     systems: int = 200, seed: int = 0, progress: Callable[[int, int], object] = lambda done, total: None
 ) -> Agreement:
     """Predict the fates of random systems, integrate them and compare; ``progress(done, systems)`` is called for each."""
-    drawn = [random_system(np.random.default_rng([seed, index])) for index in range(systems)]
+    drawn = [random_system(Rng.from_seed([seed, index])) for index in range(systems)]
     runs = integrate([case for _, case in drawn])
     disputes: list[Dispute] = []
     kinds: dict[str, int] = {}

@@ -11,7 +11,6 @@ from enum import StrEnum
 from functools import cache, cached_property
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +30,7 @@ from attractor.theory.conditions import (
     compute_matrices,
     examine,
 )
+from attractor.theory.sampling import Rng
 
 
 class Keyed(Protocol):
@@ -185,7 +185,7 @@ class Measurement:
         return self.margin >= 0
 
 
-Sampler = Callable[[np.random.Generator], Case]
+Sampler = Callable[[Rng], Case]
 
 
 def reverse_velocity(case: Case) -> Case:

@@ -33,9 +33,8 @@ def run() -> Evidence:
     }
     refuted = ends["every"][1] < 0.1 < 0.5 < ends["every"][0] and ends["input"][0] < 0.1
     sentence = (
-        f"W = I, V = -I: positions added at the input leave the limit zero (largest norm {ends['input'][0]:.2g} at "
-        f"t = {UNTIL:g}); added at every layer "
-        f"tokens tend to -p (distance {ends['every'][1]:.2g})"
+        f"W = I, V = -I: positions added at the input leave the limit zero (largest norm {ends['input'][0]:.2g} at t = {UNTIL:g}); "
+        f"added at every layer tokens tend to -p (distance {ends['every'][1]:.2g})"
     )
     return Evidence(facts, refuted, sentence, (Panel(tuple(curves), log_x=True, log_y=True, y="distance"),))
 

@@ -35,9 +35,8 @@ def run() -> Evidence:
     }
     member = int(split.nonzero()[0]) if bool(split.any()) else 0
     sentence = (
-        f"V = diag(1, -5), P = diag(0, -3), four tokens with <v1, x> > 0: {facts['antipodal_pairs']} of 16 starts "
-        f"end in an antipodal pair at "
-        "+-e2, at rest"
+        f"V = diag(1, -5), P = diag(0, -3), four tokens with <v1, x> > 0: {facts['antipodal_pairs']} of 16 starts end in an "
+        "antipodal pair at +-e2, at rest"
     )
     paths = found.points[:, member]
     circle = Panel(

@@ -25,9 +25,8 @@ def run() -> Evidence:
     metric, lowest = consensus_metric(states), cosine_min(states)
     facts = {"metric_at_the_end": float(metric[-1]), "smallest_cosine_at_the_end": float(lowest[-1])}
     sentence = (
-        f"two opposite clusters: 1 - mean |cos| falls to {facts['metric_at_the_end']:.1g}, the value of consensus, "
-        f"while the smallest cosine is "
-        f"{facts['smallest_cosine_at_the_end']:.4f}"
+        f"two opposite clusters: 1 - mean |cos| falls to {facts['metric_at_the_end']:.1g}, the value of consensus, while the "
+        f"smallest cosine is {facts['smallest_cosine_at_the_end']:.4f}"
     )
     panels = (
         Panel(

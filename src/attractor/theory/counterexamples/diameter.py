@@ -40,9 +40,8 @@ def run() -> Evidence:
     refuted = facts["starts_whose_diameter_grows"] > 0 and facts["growth_below_a_right_angle"] < 1e-8
     refuted = refuted and facts["largest_fall_of_the_margin"] < 1e-8
     sentence = (
-        f"the angular diameter grows at some time in {facts['starts_whose_diameter_grows']} of {STARTS} starts in a "
-        f"hemisphere, never below a right "
-        "angle; the hemisphere margin never falls"
+        f"the angular diameter grows at some time in {facts['starts_whose_diameter_grows']} of {STARTS} starts in a hemisphere, "
+        "never below a right angle; the hemisphere margin never falls"
     )
     panels = (
         Panel((Curve(found.times.tolist(), wide[:, worst].tolist()),), y="angular diameter", title="one start"),

@@ -52,9 +52,8 @@ def run() -> Evidence:
     }
     refuted = share < 0 and falls["sphere"] < -1e-4 and falls["ellipsoid with W = P"] > -1e-9
     sentence = (
-        f"two tokens on the circle with P = diag(0.29, 12.8), V = I: dE/dt is {share:.3g} times the squared speed, "
-        f"so E falls; on the ellipsoid "
-        "with W = P it climbs"
+        f"two tokens on the circle with P = diag(0.29, 12.8), V = I: dE/dt is {share:.3g} times the squared speed, so E falls; on "
+        "the ellipsoid with W = P it climbs"
     )
     curves = [Curve(runs[name].times.tolist(), (values - values[0]).tolist(), name) for name, values in levels.items()]
     panel = Panel(tuple(curves), y="log E(t) - log E(0)", title="V = I, P = diag(0.29, 12.8)")

@@ -23,9 +23,8 @@ def run() -> Evidence:
     wanted = [(width, width, dim - 2 * width) for width in widths]
     facts = {f"signs_for_head_dimension_{width}": str(count) for width, count in zip(widths, counts, strict=True)}
     sentence = (
-        f"in dimension {dim} heads of width 4, 8, 16, 32 have {', '.join(str(count) for count in counts)} positive, "
-        f"negative and zero eigenvalues of sym W, "
-        "although K leans towards Q"
+        f"in dimension {dim} heads of width 4, 8, 16, 32 have {', '.join(str(count) for count in counts)} positive, negative and "
+        "zero eigenvalues of sym W, although K leans towards Q"
     )
     panel = Panel(
         tuple(

@@ -66,17 +66,12 @@ def run() -> Evidence:
     }
     sentence = (
         f"d = 4, invertible A: the covariance comes to rest (residual {residual:.1g}) with eigenvalues "
-        f"{facts['eigenvalues_of_the_limit']}, rank {rank}, "
-        f"while tokens turn at {facts['angular_speed_of_tokens']:.3g}"
+        f"{facts['eigenvalues_of_the_limit']}, rank {rank}, while tokens turn at {facts['angular_speed_of_tokens']:.3g}"
     )
     curves = tuple(
         Curve(times[1:].tolist(), values[1:, k].clamp_min(1e-16).tolist(), f"eigenvalue {k + 1}") for k in range(4)
     )
-    panel = Panel(
-        curves,
-        log_x=True,
-        log_y=True,
-    )
+    panel = Panel(curves, log_x=True, log_y=True)
     return Evidence(facts, rank == 3 and residual < 1e-6, sentence, (panel,))
 
 

@@ -44,8 +44,7 @@ def run() -> Evidence:
             )
         )
     sentence = (
-        f"near consensus a layer with h = 1 is worth {facts['full_time_of_a_layer']:.3f} of time under full "
-        f"attention (ln 2) and "
+        f"near consensus a layer with h = 1 is worth {facts['full_time_of_a_layer']:.3f} of time under full attention (ln 2) and "
         f"{facts['causal_time_of_a_layer']:.3f} under a causal mask (exponent ln 4/3, 2 ln 4/3 of time)"
     )
     return Evidence(facts, all(reproduced), sentence, tuple(panels))

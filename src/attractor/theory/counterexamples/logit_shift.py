@@ -7,18 +7,18 @@ import torch
 
 from attractor.plotting import Curve, Panel
 from attractor.theory.claims import CounterExample, Evidence
-from attractor.theory.sampling import draw_definite, draw_skew
+from attractor.theory.sampling import Rng
 from attractor.weights import symmetric
 
 
 def run() -> Evidence:
-    rng = np.random.default_rng(0)
-    interaction = draw_definite(rng, 4) + draw_skew(rng, 4)
+    rng = Rng.from_seed(0)
+    interaction = rng.definite(4) + rng.skew(4)
     shifts = np.linspace(0.0, 2.0, 21)
     curves, slopes = [], {}
     for name, value in (
-        ("V positive, W + lambda I", draw_definite(rng, 4)),
-        ("V negative, W + lambda I", draw_definite(rng, 4, -1.0)),
+        ("V positive, W + lambda I", rng.definite(4)),
+        ("V negative, W + lambda I", rng.definite(4, -1.0)),
     ):
         tops = [
             float(torch.linalg.eigvalsh(symmetric(value.mT @ (interaction + s * torch.eye(4)))).sum()) for s in shifts

@@ -33,9 +33,8 @@ def run() -> Evidence:
     facts = {f"change_of_shape_{name}": value for name, value in ends.items()}
     reproduced = ends["dependent_second"] > 0.1 > 0.02 > max(ends["independent_second"], ends["dependent_first"])
     sentence = (
-        f"skewness and kurtosis of the second block change by {ends['dependent_second']:.2g} where its law differs "
-        f"from the first, by "
-        f"{ends['independent_second']:.1g} where it does not; the first block stays normal ({ends['dependent_first']:.1g})"
+        f"skewness and kurtosis of the second block change by {ends['dependent_second']:.2g} where its law differs from the first, "
+        f"by {ends['independent_second']:.1g} where it does not; the first block stays normal ({ends['dependent_first']:.1g})"
     )
     return Evidence(facts, reproduced, sentence, (Panel(tuple(curves), y="skewness of the second block"),))
 

@@ -16,9 +16,9 @@ from attractor.theory.claims import CounterExample, Evidence
 def run() -> Evidence:
     value = torch.diag(torch.tensor([-1.0, -1.5, -1.5], dtype=torch.float64))
     law = Attention(0.5 * torch.eye(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64), value, mask="causal")
-    rng = torch.from_numpy(np.random.default_rng(0).standard_normal((8, 2, 3)))
-    rng[..., 0] = rng[..., 0].abs() + 0.3
-    start = Tokens(rng / rng.norm(dim=-1, keepdim=True))
+    points = torch.from_numpy(np.random.default_rng(0).standard_normal((8, 2, 3)))
+    points[..., 0] = points[..., 0].abs() + 0.3
+    start = Tokens(points / points.norm(dim=-1, keepdim=True))
     found = flow(law, start, space=Sphere(), until=60.0, save=200, rtol=1e-9, stop=(), merge=False)
     heights = found.points[..., 0]  # (times, members, 2)
     crossed = int((heights[-1, :, 1] < -0.99).sum())

@@ -32,9 +32,8 @@ def run() -> Evidence:
         "radius_bound_kept": all(within)
     }
     sentence = (
-        f"the Gaussian variance is infinite at t = 1; at t = 1.5 that of "
-        f"{', '.join(f'{n} particles is {value:.3g}' for n, value in ends.items())}, and radii "
-        "never exceed R e^t"
+        "the Gaussian variance is infinite at t = 1; at t = 1.5 that of "
+        f"{', '.join(f'{n} particles is {value:.3g}' for n, value in ends.items())}, and radii never exceed R e^t"
     )
     reproduced = all(within) and all(value == value and value < 1e4 for value in ends.values())
     return Evidence(facts, reproduced, sentence, (Panel(tuple(curves), y="variance", log_y=True),))

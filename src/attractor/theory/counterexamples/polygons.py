@@ -38,8 +38,7 @@ def run() -> Evidence:
         panels.append(Panel(tuple(curves), y="first coordinate", title=f"{n} tokens, the last ten units of time"))
     sentence = (
         f"P = 4J, V = I on the circle: near-regular polygons still turn at t = {UNTIL:g}, the square at "
-        f"{facts['angular_speed_of_4_tokens']:.3f} and the "
-        f"pentagon at {facts['angular_speed_of_5_tokens']:.3f}"
+        f"{facts['angular_speed_of_4_tokens']:.3f} and the pentagon at {facts['angular_speed_of_5_tokens']:.3f}"
     )
     return Evidence(dict(facts), all(kept), sentence, tuple(panels))
 

@@ -27,9 +27,8 @@ def run() -> Evidence:
     facts = {"rank_of_the_limit": 1, "rank_by_the_slope_over_a_decade": kept}
     facts |= {f"rank_by_a_cut_at_0.1_at_t_{time:g}": count for time, count in zip(times, cut, strict=True)}
     sentence = (
-        f"a cut at 0.1 counts {', '.join(map(str, cut))} at t = {', '.join(f'{time:g}' for time in times)} where "
-        f"the limit has rank 1 (its eigenvalue is 0.08); the "
-        f"slope over a decade counts {kept}"
+        f"a cut at 0.1 counts {', '.join(map(str, cut))} at t = {', '.join(f'{time:g}' for time in times)} where the limit has rank "
+        f"1 (its eigenvalue is 0.08); the slope over a decade counts {kept}"
     )
     panel = Panel(
         (

@@ -64,9 +64,8 @@ EXAMPLE = CounterExample(
     source="pham2025dynamical",
     place="the discussion of RoPE",
     verdict="false",
-    truth="They remove a sufficient condition in bidirectional attention, where tokens mostly rest at non-zero "
-    "points; under a causal mask "
-    "the value alone decides and rotary positions change no limit.",
+    truth="They remove a sufficient condition in bidirectional attention, where tokens mostly rest at non-zero points; under a "
+    "causal mask the value alone decides and rotary positions change no limit.",
     run=run,
     theorems=("regimes.T8",),
 )

@@ -28,9 +28,8 @@ def run() -> Evidence:
         "first_token_of_the_layers_along_the_last_axis": float(layers.points[-1, 0, 2].abs()),
     }
     sentence = (
-        f"V = diag(1, 0, -9), causal: the flow reaches v1 (lowest height {facts['lowest_height_of_the_flow']:.4f}), "
-        f"layers with h = 1 put the first token "
-        f"on the axis of -9 (component {facts['first_token_of_the_layers_along_the_last_axis']:.4f})"
+        f"V = diag(1, 0, -9), causal: the flow reaches v1 (lowest height {facts['lowest_height_of_the_flow']:.4f}), layers with h = "
+        f"1 put the first token on the axis of -9 (component {facts['first_token_of_the_layers_along_the_last_axis']:.4f})"
     )
     panels = tuple(
         Panel(
@@ -54,8 +53,7 @@ EXAMPLE = CounterExample(
     source="abella2024asymptotic",
     place="the passage from layers to a differential equation",
     verdict="incomplete",
-    truth="It needs |1 + h lambda_k| < 1 + h lambda_1 for all other eigenvalues: a strongly negative one wins the "
-    "power iteration.",
+    truth="It needs |1 + h lambda_k| < 1 + h lambda_1 for all other eigenvalues: a strongly negative one wins the power iteration.",
     run=run,
     theorems=("consensus.T4-layers", "consensus.T4-common-layers"),
 )

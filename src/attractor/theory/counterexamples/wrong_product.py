@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from attractor.plotting import Curve, Panel
 from attractor.theory.claims import CounterExample, Evidence
-from attractor.theory.sampling import draw_definite, draw_orthogonal, draw_skew
+from attractor.theory.sampling import Rng
 
 
 def run() -> Evidence:
-    rng, dim = np.random.default_rng(0), 32
-    definite_form = draw_definite(rng, dim) + draw_skew(rng, dim, 3.0 / dim**0.5)
-    start, noise = draw_orthogonal(rng, dim), torch.from_numpy(rng.standard_normal((dim, dim)))
+    rng, dim = Rng.from_seed(0), 32
+    definite_form = rng.definite(dim) + rng.skew(dim, 3.0 / dim**0.5)
+    start, noise = rng.orthogonal(dim), torch.from_numpy(rng.standard_normal((dim, dim)))
     sizes, negatives = (0.0, 0.1, 0.3, 1.0), []
     for size in sizes:
         query = start + size * noise / dim**0.5
@@ -24,9 +23,8 @@ def run() -> Evidence:
         f"negative_eigenvalues_after_a_move_of_{size:g}": count for size, count in zip(sizes, negatives, strict=True)
     }
     sentence = (
-        f"with sym(Wq Wk') positive definite throughout, the scores' sym(Wq'Wk) has "
-        f"{', '.join(map(str, negatives))} negative eigenvalues of {dim} as Wq leaves "
-        f"the orthogonal matrices by {', '.join(f'{size:g}' for size in sizes)}"
+        f"with sym(Wq Wk') positive definite throughout, the scores' sym(Wq'Wk) has {', '.join(map(str, negatives))} negative "
+        f"eigenvalues of {dim} as Wq leaves the orthogonal matrices by {', '.join(f'{size:g}' for size in sizes)}"
     )
     panel = Panel(
         (Curve(list(sizes), negatives, dots=True),),

@@ -19,7 +19,7 @@ from torch import Tensor
 from attractor.states import Tokens
 from attractor.theory import hypotheses, spheres
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_matrix, draw_orthogonal, draw_space, draw_sphere_law, map_to_space
+from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
 
@@ -79,12 +79,12 @@ def around(sign: float, gap: tuple[float, float] = (0.15, 1.0)) -> Sampler:
     """Cases with p on one side of its threshold, by the gap."""
 
     def draw_case(rng: Rng) -> Case:
-        space, basis = draw_space(rng, 3), draw_orthogonal(rng, 3)
+        space, basis = rng.space(3), rng.orthogonal(3)
         second = float(rng.uniform(-0.5, 0.6))
         value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
         level = 1.0 / (2.0 - second)
         p = 0.5 * float(torch.logit(torch.tensor(level, dtype=torch.float64))) + sign * float(rng.uniform(*gap))
-        law = draw_sphere_law(rng, space, value, [aimed(rng, basis[:, 0], p)], mask="causal")
+        law = rng.sphere_law(space, value, [aimed(rng, basis[:, 0], p)], mask="causal")
         points = torch.stack((-basis[:, 0], basis[:, 0]))
         return Case(law, map_to_space(space, points), space, HORIZON, {"save": [0.0, HORIZON]})
 
@@ -93,7 +93,7 @@ def around(sign: float, gap: tuple[float, float] = (0.15, 1.0)) -> Sampler:
 
 def aimed(rng: Rng, vector: Tensor, p: float) -> Tensor:
     """An interaction without symmetry for which v' P v = p."""
-    matrix = draw_matrix(rng, len(vector), 0.5)
+    matrix = rng.matrix(len(vector), 0.5)
     return matrix + (p - float(vector @ matrix @ vector)) * vector[:, None] * vector
 
 
@@ -113,9 +113,8 @@ def _sharp(case: Case) -> Margin:
 THEOREM = Theorem(
     key="consensus.T4-bipartite-causal",
     title="Opposite poles under a causal mask",
-    statement=r"Let \(U = U^\top\) with \(\lambda_1 > 0\) simple and \(p = v_1^\top P v_1\). Under a causal mask the state "
-    r"\(x_1 = -v_1,\ x_2 = v_1\) is exponentially stable if \(\sigma(2p) > \lambda_1/(2\lambda_1 - \lambda_2)\), "
-    r"and unstable if \(<\).",
+    statement=r"Let \(U = U^\top\) with \(\lambda_1 > 0\) simple and \(p = v_1^\top P v_1\). Under a causal mask the state \(x_1 = "
+    r"-v_1,\ x_2 = v_1\) is exponentially stable if \(\sigma(2p) > \lambda_1/(2\lambda_1 - \lambda_2)\), and unstable if \(<\).",
     citation=causal_symmetric.CITATION,
     status=Status.HERE,
     hypotheses=(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attractor.theory import hypotheses, spheres
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_orthogonal, draw_space, draw_sphere_law, map_to_space
+from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import bipartite, causal_symmetric, common_value
 
@@ -44,11 +44,11 @@ def around(sign: float) -> Sampler:
     """Cases with tanh p on one side of lambda_2 / lambda_1."""
 
     def draw_case(rng: Rng) -> Case:
-        space, basis = draw_space(rng, 3), draw_orthogonal(rng, 3)
+        space, basis = rng.space(3), rng.orthogonal(3)
         second = float(rng.uniform(-0.5, 0.6))
         value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
         p = math.atanh(max(0.0, second)) + sign * float(rng.uniform(0.15, 1.0))
-        law = draw_sphere_law(rng, space, value, [bipartite.aimed(rng, basis[:, 0], p)])
+        law = rng.sphere_law(space, value, [bipartite.aimed(rng, basis[:, 0], p)])
         half = int(rng.integers(1, 3))
         signs = torch.tensor([1.0, -1.0] * half, dtype=torch.float64)
         points = signs[:, None] * basis[:, 0]
@@ -72,10 +72,9 @@ def _sharp(case: Case) -> Margin:
 THEOREM = Theorem(
     key="consensus.T4-bipartite-full",
     title="Opposite poles under full attention",
-    statement=r"Let \(U = U^\top\) with \(\lambda_1 > 0\) simple and \(p = v_1^\top P v_1\). Under full attention "
-    r"the state with half of the tokens at "
-    r"\(v_1\) and half at \(-v_1\) is exponentially stable if \(\tanh p > \max(0, \lambda_2/\lambda_1)\), and "
-    r"unstable if \(<\).",
+    statement=r"Let \(U = U^\top\) with \(\lambda_1 > 0\) simple and \(p = v_1^\top P v_1\). Under full attention the state with "
+    r"half of the tokens at \(v_1\) and half at \(-v_1\) is exponentially stable if \(\tanh p > \max(0, \lambda_2/\lambda_1)\), "
+    r"and unstable if \(<\).",
     citation=causal_symmetric.CITATION,
     status=Status.HERE,
     hypotheses=(

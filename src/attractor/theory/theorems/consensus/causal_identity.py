@@ -15,7 +15,7 @@ from attractor.solvers import Trajectory, velocity
 from attractor.states import Tokens
 from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
-from attractor.theory.sampling import Rng, draw_heads, draw_size, draw_space, draw_unit_points, map_to_space
+from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import fit_decay_rate, max_distance
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
@@ -61,24 +61,24 @@ def _inequality(case: Case, points: torch.Tensor) -> float:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng, FEW)
-    space, value = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
-    law = draw_heads(rng, space, value, 0.5, mask="causal")
-    return Case(law, map_to_space(space, draw_unit_points(rng, n, d)), space, HORIZON)
+    n, d = rng.sizes(FEW)
+    space, value = rng.space(d), torch.eye(d, dtype=torch.float64)
+    law = rng.sphere_heads(space, value, 0.5, mask="causal")
+    return Case(law, map_to_space(space, rng.unit_points(n, d)), space, HORIZON)
 
 
 def unmasked(rng: Rng) -> Case:
-    n, d = draw_size(rng, FEW)
-    space, value = draw_space(rng, d, 0.0), torch.eye(d, dtype=torch.float64)
-    return Case(draw_heads(rng, space, value, 0.5), map_to_space(space, draw_unit_points(rng, n, d)), space, HORIZON)
+    n, d = rng.sizes(FEW)
+    space, value = rng.space(d, 0.0), torch.eye(d, dtype=torch.float64)
+    return Case(rng.sphere_heads(space, value, 0.5), map_to_space(space, rng.unit_points(n, d)), space, HORIZON)
 
 
 def lopsided(rng: Rng) -> Case:
-    n, d = draw_size(rng, FEW)
-    space, value = draw_space(rng, d, 0.0), torch.diag(torch.from_numpy(rng.uniform(0.2, 1.5, d)))
+    n, d = rng.sizes(FEW)
+    space, value = rng.space(d, 0.0), torch.diag(torch.from_numpy(rng.uniform(0.2, 1.5, d)))
     return Case(
-        draw_heads(rng, space, value, 0.5, mask="causal"),
-        map_to_space(space, draw_unit_points(rng, n, d)),
+        rng.sphere_heads(space, value, 0.5, mask="causal"),
+        map_to_space(space, rng.unit_points(n, d)),
         space,
         HORIZON,
     )
@@ -87,8 +87,7 @@ def lopsided(rng: Rng) -> Case:
 THEOREM = Theorem(
     key="consensus.T3",
     title="Causal, identity value",
-    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), \(c = \sum_h c_h > 0\) and the mask is causal, then \(x_1\) "
-    r"never moves and "
+    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), \(c = \sum_h c_h > 0\) and the mask is causal, then \(x_1\) never moves and "
     r"\(x_i(t) \to x_1(0)\) for every \(i\), from almost every start and for every \(P_h\); no hemisphere is needed.",
     citation=CITATION,
     status=Status.PAPER,

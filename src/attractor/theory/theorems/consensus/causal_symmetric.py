@@ -19,15 +19,7 @@ from attractor.solvers import Trajectory
 from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import (
-    Rng,
-    draw_heads,
-    draw_hemisphere,
-    draw_orthogonal,
-    draw_size,
-    draw_space,
-    map_to_space,
-)
+from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import fit_decay_rate, linearize, max_distance
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import common_value
@@ -82,35 +74,35 @@ def valued(values: tuple[float, float] | None) -> Sampler:
     """Cases whose other eigenvalues lie between the bounds, below a top eigenvalue of 1; None: all negative."""
 
     def draw_case(rng: Rng) -> Case:
-        n, d = draw_size(rng, FEW)
-        space, basis = draw_space(rng, d), draw_orthogonal(rng, d)
+        n, d = rng.sizes(FEW)
+        space, basis = rng.space(d), rng.orthogonal(d)
         if values is None:
             chosen = [-1.0, *rng.uniform(-3.0, -1.4, d - 1)]
         else:
             chosen = [1.0, *rng.uniform(*values, d - 1)]
         value = basis @ torch.diag(torch.tensor(chosen, dtype=torch.float64)) @ basis.mT
-        law = draw_heads(rng, space, value, 0.5, mask="causal")
-        return Case(law, map_to_space(space, draw_hemisphere(rng, n, d, basis[:, 0], 0.15)), space, HORIZON)
+        law = rng.sphere_heads(space, value, 0.5, mask="causal")
+        return Case(law, map_to_space(space, rng.hemisphere(n, d, basis[:, 0], 0.15)), space, HORIZON)
 
     return draw_case
 
 
 def unsided(rng: Rng) -> Case:
-    n, d = draw_size(rng, FEW)
-    space, basis = draw_space(rng, d, 0.0), draw_orthogonal(rng, d)
+    n, d = rng.sizes(FEW)
+    space, basis = rng.space(d, 0.0), rng.orthogonal(d)
     value = basis @ torch.diag(torch.tensor([1.0, *rng.uniform(-1.0, 0.5, d - 1)], dtype=torch.float64)) @ basis.mT
-    points = draw_hemisphere(rng, n, d, basis[:, 0], 0.15)
+    points = rng.hemisphere(n, d, basis[:, 0], 0.15)
     points[1::2] *= -1.0
-    return Case(draw_heads(rng, space, value, 1.0, mask="causal"), map_to_space(space, points), space, HORIZON)
+    return Case(rng.sphere_heads(space, value, 1.0, mask="causal"), map_to_space(space, points), space, HORIZON)
 
 
 def unmasked(rng: Rng) -> Case:
     """Full attention with a strong negative eigenvalue."""
-    basis = draw_orthogonal(rng, 3)
+    basis = rng.orthogonal(3)
     value = basis @ torch.diag(torch.tensor([1.0, -5.0, -5.0], dtype=torch.float64)) @ basis.mT
-    space = draw_space(rng, 3, 0.0)
+    space = rng.space(3, 0.0)
     return Case(
-        draw_heads(rng, space, value, 1.5), map_to_space(space, draw_hemisphere(rng, 5, 3, basis[:, 0])), space, HORIZON
+        rng.sphere_heads(space, value, 1.5), map_to_space(space, rng.hemisphere(5, 3, basis[:, 0])), space, HORIZON
     )
 
 
@@ -123,11 +115,9 @@ SIMPLE = Hypothesis("top eigenvalue simple", r"\lambda_1 > \lambda_2", _simple)
 THEOREM = Theorem(
     key="consensus.T4",
     title="Causal, symmetric value",
-    statement=r"If the mask is causal, \(V_h = c_h V\) with \(W V\) symmetric, the top eigenvalue \(\lambda_1\) of "
-    r"\(U = \sum_h V_h\) is simple and "
-    r"\(\lambda_1 > 0\), and all tokens lie on one side of \(v_1^\perp\), then no token leaves that side and all "
-    r"tend to \(\pm v_1\), whatever \(P_h\). "
-    r"Without \(\lambda_1 > 0\) this is false.",
+    statement=r"If the mask is causal, \(V_h = c_h V\) with \(W V\) symmetric, the top eigenvalue \(\lambda_1\) of \(U = \sum_h "
+    r"V_h\) is simple and \(\lambda_1 > 0\), and all tokens lie on one side of \(v_1^\perp\), then no token leaves that side and "
+    r"all tend to \(\pm v_1\), whatever \(P_h\). Without \(\lambda_1 > 0\) this is false.",
     citation=CITATION,
     status=Status.HERE,
     hypotheses=(

@@ -13,7 +13,7 @@ from attractor.solvers import Trajectory
 from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import geometric_times, select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_space, draw_sphere_law, draw_unit_points, map_to_space
+from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import max_distance
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
@@ -38,9 +38,9 @@ def _spatial(case: Case) -> Margin:
 
 def sample(rng: Rng) -> Case:
     d = int(rng.integers(3, 5))
-    space, eye = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
-    law = draw_sphere_law(rng, space, eye, [float(rng.uniform(0.0, 2.5)) * eye])
-    return Case(law, map_to_space(space, draw_unit_points(rng, 8, d)), space, HORIZON, OPTIONS)
+    space, eye = rng.space(d), torch.eye(d, dtype=torch.float64)
+    law = rng.sphere_law(space, eye, [float(rng.uniform(0.0, 2.5)) * eye])
+    return Case(law, map_to_space(space, rng.unit_points(8, d)), space, HORIZON, OPTIONS)
 
 
 def circle(rng: Rng) -> Case:
@@ -48,22 +48,21 @@ def circle(rng: Rng) -> Case:
     eye = torch.eye(2, dtype=torch.float64)
     turns = 2 * torch.pi * torch.arange(5, dtype=torch.float64) / 5 + torch.from_numpy(0.1 * rng.standard_normal(5))
     points = torch.stack((turns.cos(), turns.sin()), dim=-1)
-    space = draw_space(rng, 2, 0.0)
-    return Case(draw_sphere_law(rng, space, eye, [0.0 * eye]), map_to_space(space, points), space, HORIZON, OPTIONS)
+    space = rng.space(2, 0.0)
+    return Case(rng.sphere_law(space, eye, [0.0 * eye]), map_to_space(space, points), space, HORIZON, OPTIONS)
 
 
 def repulsive(rng: Rng) -> Case:
     case = sample(rng)
     eye = torch.eye(case.attention.dim, dtype=torch.float64)
-    return Case(draw_sphere_law(rng, case.space, eye, [-3.0 * eye]), case.state, case.space, HORIZON, OPTIONS)
+    return Case(rng.sphere_law(case.space, eye, [-3.0 * eye]), case.state, case.space, HORIZON, OPTIONS)
 
 
 THEOREM = Theorem(
     key="consensus.clustering",
     title="Global clustering",
-    statement=r"If \(d \ge 3\), \(V = c I\) with \(c > 0\), \(P = \beta W\) with \(\beta \ge 0\) and attention is "
-    r"full, then the tokens tend to one point from "
-    r"almost every start.",
+    statement=r"If \(d \ge 3\), \(V = c I\) with \(c > 0\), \(P = \beta W\) with \(\beta \ge 0\) and attention is full, then the "
+    r"tokens tend to one point from almost every start.",
     citation=Citation(
         "criscitiello2024synchronization",
         "d >= 3 and an increasing convex function of inner products; with the gradient structure of T1 for softmax attention",

@@ -13,15 +13,7 @@ import math
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory.sampling import (
-    SPHERE_SIZES,
-    Rng,
-    draw_heads,
-    draw_hemisphere,
-    draw_size,
-    draw_space,
-    map_to_space,
-)
+from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import common_value
 from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layer_by_layer, layered
@@ -43,12 +35,12 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng, SPHERE_SIZES)
-    space = draw_space(rng, d)
+    n, d = rng.sizes(SPHERE_SIZES)
+    space = rng.space(d)
     value, pole = common_value.block(rng, d, symmetric=bool(rng.integers(2)))
     step = STEPS[int(rng.integers(len(STEPS)))]
-    law = draw_heads(rng, space, value, mask=(None, "causal")[int(rng.integers(2))])
-    return Case(law, map_to_space(space, draw_hemisphere(rng, n, d, pole)), space, LAYERS * step, layered(step))
+    law = rng.sphere_heads(space, value, mask=(None, "causal")[int(rng.integers(2))])
+    return Case(law, map_to_space(space, rng.hemisphere(n, d, pole)), space, LAYERS * step, layered(step))
 
 
 def across(rng: Rng) -> Case:
@@ -57,12 +49,12 @@ def across(rng: Rng) -> Case:
 
 
 def strong(rng: Rng) -> Case:
-    n, d = draw_size(rng, SPHERE_SIZES)
+    n, d = rng.sizes(SPHERE_SIZES)
     value, pole = common_value.block(rng, d, -9.0, -3.0, symmetric=True)
-    space = draw_space(rng, d, 0.0)
-    law = draw_heads(rng, space, value)
+    space = rng.space(d, 0.0)
+    law = rng.sphere_heads(space, value)
     assert isinstance(value, torch.Tensor)
-    return Case(law, map_to_space(space, draw_hemisphere(rng, n, d, pole)), space, LAYERS * 1.0, layered(1.0))
+    return Case(law, map_to_space(space, rng.hemisphere(n, d, pole)), space, LAYERS * 1.0, layered(1.0))
 
 
 THEOREM = Theorem(

@@ -25,17 +25,7 @@ from attractor.solvers import Trajectory
 from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import (
-    SPHERE_SIZES,
-    Rng,
-    draw_heads,
-    draw_hemisphere,
-    draw_orthogonal,
-    draw_schedule,
-    draw_size,
-    draw_space,
-    map_to_space,
-)
+from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.spheres import compute_odds
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
@@ -87,33 +77,33 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 def block(rng: Rng, d: int, low: float = -0.9, high: float = 0.9, symmetric: bool = False) -> tuple[Tensor, Tensor]:
     """U = lambda v v' + U' with U' on the complement of v of norm below lambda; and v."""
-    basis, top = draw_orthogonal(rng, d), float(rng.uniform(0.7, 1.5))
+    basis, top = rng.orthogonal(d), float(rng.uniform(0.7, 1.5))
     inner = torch.diag(torch.from_numpy(rng.uniform(low, high, d - 1)))
     if not symmetric:
-        inner = draw_orthogonal(rng, d - 1) @ inner @ draw_orthogonal(rng, d - 1)
+        inner = rng.orthogonal(d - 1) @ inner @ rng.orthogonal(d - 1)
     whole = torch.block_diag(torch.ones(1, 1, dtype=torch.float64), inner)
     return top * basis @ whole @ basis.mT, basis[:, 0]
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng, SPHERE_SIZES)
-    space = draw_space(rng, d)
+    n, d = rng.sizes(SPHERE_SIZES)
+    space = rng.space(d)
     value, pole = block(rng, d, symmetric=bool(rng.integers(2)))
     mask = (None, "causal")[int(rng.integers(2))]
     if rng.random() < 0.1:
-        law = draw_schedule(rng, space, value, HORIZON, mask=mask)
+        law = rng.schedule(space, value, HORIZON, mask=mask)
     else:
-        law = draw_heads(rng, space, value, mask=mask)
-    return Case(law, map_to_space(space, draw_hemisphere(rng, n, d, pole)), space, HORIZON)
+        law = rng.sphere_heads(space, value, mask=mask)
+    return Case(law, map_to_space(space, rng.hemisphere(n, d, pole)), space, HORIZON)
 
 
 def strong_negative(rng: Rng) -> Case:
     """|lambda_min| above lambda_1."""
-    basis = draw_orthogonal(rng, 3)
+    basis = rng.orthogonal(3)
     value = basis @ torch.diag(torch.tensor([1.0, -5.0, -5.0], dtype=torch.float64)) @ basis.mT
-    space = draw_space(rng, 3, 0.0)
+    space = rng.space(3, 0.0)
     return Case(
-        draw_heads(rng, space, value, 1.5), map_to_space(space, draw_hemisphere(rng, 5, 3, basis[:, 0])), space, HORIZON
+        rng.sphere_heads(space, value, 1.5), map_to_space(space, rng.hemisphere(5, 3, basis[:, 0])), space, HORIZON
     )
 
 
@@ -154,12 +144,10 @@ CITATION = Citation(
 THEOREM = Theorem(
     key="consensus.T4-common",
     title="Common dominant value",
-    statement=r"Let all heads share one value, \(V_h = c_h V\), whose picture \(U\) on the unit sphere splits as "
-    r"\(\lambda\) on \(v\) and an operator of norm "
-    r"\(\mu < \lambda\) on \(v^\perp\). If all \(\langle v, x_i(0)\rangle > 0\), then \(m = \min_i\langle v, "
-    r"x_i\rangle\) obeys "
-    r"\(\dot m \ge (\lambda - \mu)\,m\,(1 - m^2)\): all tokens tend to \(v\), for every mask, every \(P_h(t)\), "
-    r"every averaging kernel.",
+    statement=r"Let all heads share one value, \(V_h = c_h V\), whose picture \(U\) on the unit sphere splits as \(\lambda\) on "
+    r"\(v\) and an operator of norm \(\mu < \lambda\) on \(v^\perp\). If all \(\langle v, x_i(0)\rangle > 0\), then \(m = "
+    r"\min_i\langle v, x_i\rangle\) obeys \(\dot m \ge (\lambda - \mu)\,m\,(1 - m^2)\): all tokens tend to \(v\), for every mask, "
+    r"every \(P_h(t)\), every averaging kernel.",
     citation=CITATION,
     status=Status.HERE,
     hypotheses=(

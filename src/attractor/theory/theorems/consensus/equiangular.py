@@ -16,15 +16,7 @@ from attractor.solvers import Trajectory
 from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import (
-    Rng,
-    draw_orthogonal,
-    draw_size,
-    draw_space,
-    draw_sphere_law,
-    draw_unit_points,
-    map_to_space,
-)
+from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 
@@ -61,20 +53,18 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng, SIZES)
-    space, eye = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
+    n, d = rng.sizes(SIZES)
+    space, eye = rng.space(d), torch.eye(d, dtype=torch.float64)
     g = float(rng.uniform(-0.8 / (n - 1), 0.8))
     gram = (1 - g) * torch.eye(n, dtype=torch.float64) + g
-    points = torch.linalg.cholesky(gram) @ draw_orthogonal(rng, d)[:n]
-    law = draw_sphere_law(rng, space, eye, [float(rng.uniform(-2.0, 3.0)) * eye])
+    points = torch.linalg.cholesky(gram) @ rng.orthogonal(d)[:n]
+    law = rng.sphere_law(space, eye, [float(rng.uniform(-2.0, 3.0)) * eye])
     return Case(law, map_to_space(space, points), space, 5.0)
 
 
 def uneven(rng: Rng) -> Case:
-    space, eye = draw_space(rng, 4, 0.0), torch.eye(4, dtype=torch.float64)
-    return Case(
-        draw_sphere_law(rng, space, eye, [1.5 * eye]), map_to_space(space, draw_unit_points(rng, 4, 4)), space, 5.0
-    )
+    space, eye = rng.space(4, 0.0), torch.eye(4, dtype=torch.float64)
+    return Case(rng.sphere_law(space, eye, [1.5 * eye]), map_to_space(space, rng.unit_points(4, 4)), space, 5.0)
 
 
 def _equal(case: Case) -> Margin:

@@ -17,18 +17,7 @@ from attractor.states import Tokens
 from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import (
-    SPHERE_SIZES,
-    Rng,
-    draw_definite,
-    draw_indefinite,
-    draw_size,
-    draw_skew,
-    draw_space,
-    draw_sphere_law,
-    draw_unit_points,
-    map_to_space,
-)
+from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem
 from attractor.weights import asymmetry
 
@@ -84,34 +73,34 @@ def _parallel(case: Case, state: Tokens, c: float) -> float:
 
 
 def symmetric_interaction(rng: Rng, d: int) -> Tensor:
-    return (draw_definite(rng, d), draw_definite(rng, d, -1.0), draw_indefinite(rng, d))[int(rng.integers(3))]
+    return (rng.definite(d), rng.definite(d, -1.0), rng.indefinite(d))[int(rng.integers(3))]
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng, SPHERE_SIZES)
-    space, interaction = draw_space(rng, d), symmetric_interaction(rng, d)
-    law = draw_sphere_law(rng, space, float(rng.uniform(0.3, 2.0)) * interaction, [interaction])
-    return Case(law, map_to_space(space, draw_unit_points(rng, n, d)), space, horizon=6.0)
+    n, d = rng.sizes(SPHERE_SIZES)
+    space, interaction = rng.space(d), symmetric_interaction(rng, d)
+    law = rng.sphere_law(space, float(rng.uniform(0.3, 2.0)) * interaction, [interaction])
+    return Case(law, map_to_space(space, rng.unit_points(n, d)), space, horizon=6.0)
 
 
 def built(shape: str) -> Sampler:
     """Cases that miss one hypothesis."""
 
     def draw_case(rng: Rng) -> Case:
-        n, d = draw_size(rng, SPHERE_SIZES)
-        space = draw_space(rng, d, 0.0)
-        interaction = draw_definite(rng, d, 1.0, 0.2, 4.0)
+        n, d = rng.sizes(SPHERE_SIZES)
+        space = rng.space(d, 0.0)
+        interaction = rng.definite(d, 1.0, 0.2, 4.0)
         value, mask = interaction, None
         if shape == "identity":
             value = torch.eye(d, dtype=torch.float64)
         elif shape == "skew":
-            value = interaction = interaction + draw_skew(rng, d, 2.0)
+            value = interaction = interaction + rng.skew(d, 2.0)
         elif shape == "negative":
             value = -interaction
         elif shape == "masked":
             mask = "causal"
-        law = draw_sphere_law(rng, space, value, [interaction], mask=mask)
-        return Case(law, map_to_space(space, draw_unit_points(rng, n, d)), space, horizon=6.0)
+        law = rng.sphere_law(space, value, [interaction], mask=mask)
+        return Case(law, map_to_space(space, rng.unit_points(n, d)), space, horizon=6.0)
 
     return draw_case
 
@@ -164,11 +153,10 @@ CITATION = Citation(
 THEOREM = Theorem(
     key="consensus.T1",
     title="Gradient structure",
-    statement=r"If \(P = P^\top\) and \(W V = c P\) with \(c > 0\), then \(E = \tfrac12\sum_{ij} m_i m_j "
-    r"e^{x_i^\top P x_j}\) satisfies "
-    r"\(\dot E = \tfrac1c\sum_i m_i Z_i |\dot x_i|_W^2 \ge 0\): the flow is \(c\) times the gradient of \(E\) in the metric "
-    r"\(\sum_i m_i Z_i u_i^\top W v_i\). \(P\) need not be definite; \(V = I\) on the sphere needs \(P\) "
-    r"proportional to \(I\).",
+    statement=r"If \(P = P^\top\) and \(W V = c P\) with \(c > 0\), then \(E = \tfrac12\sum_{ij} m_i m_j e^{x_i^\top P x_j}\) "
+    r"satisfies \(\dot E = \tfrac1c\sum_i m_i Z_i |\dot x_i|_W^2 \ge 0\): the flow is \(c\) times the gradient of \(E\) in the "
+    r"metric \(\sum_i m_i Z_i u_i^\top W v_i\). \(P\) need not be definite; \(V = I\) on the sphere needs \(P\) proportional to "
+    r"\(I\).",
     citation=CITATION,
     status=Status.HERE,
     hypotheses=HYPOTHESES,

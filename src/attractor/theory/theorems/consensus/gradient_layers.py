@@ -22,17 +22,7 @@ from attractor.states import Tokens
 from attractor.theory import spheres
 from attractor.theory.checking import smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import (
-    SPHERE_SIZES,
-    Rng,
-    draw_definite,
-    draw_indefinite,
-    draw_size,
-    draw_space,
-    draw_sphere_law,
-    draw_unit_points,
-    map_to_space,
-)
+from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import gradient
 from attractor.weights import extremes
@@ -58,20 +48,20 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng, SPHERE_SIZES)
-    space, interaction = draw_space(rng, d), draw_definite(rng, d, 1.0, 0.2, 3.0)
-    law = draw_sphere_law(rng, space, float(rng.uniform(0.3, 2.0)) * interaction, [interaction])
+    n, d = rng.sizes(SPHERE_SIZES)
+    space, interaction = rng.space(d), rng.definite(d, 1.0, 0.2, 3.0)
+    law = rng.sphere_law(space, float(rng.uniform(0.3, 2.0)) * interaction, [interaction])
     step = STEPS[int(rng.integers(len(STEPS)))]
-    return Case(law, map_to_space(space, draw_unit_points(rng, n, d)), space, LAYERS * step, layered(step))
+    return Case(law, map_to_space(space, rng.unit_points(n, d)), space, LAYERS * step, layered(step))
 
 
 def saddle(rng: Rng) -> Case:
-    n, d = draw_size(rng, SPHERE_SIZES)
-    interaction = draw_indefinite(rng, d, None, 0.4, 3.0)
-    space = draw_space(rng, d, 0.0)
+    n, d = rng.sizes(SPHERE_SIZES)
+    interaction = rng.indefinite(d, None, 0.4, 3.0)
+    space = rng.space(d, 0.0)
     step = STEPS[int(rng.integers(1, len(STEPS)))]
-    law = draw_sphere_law(rng, space, interaction, [interaction])
-    return Case(law, map_to_space(space, draw_unit_points(rng, n, d)), space, LAYERS * step, layered(step))
+    law = rng.sphere_law(space, interaction, [interaction])
+    return Case(law, map_to_space(space, rng.unit_points(n, d)), space, LAYERS * step, layered(step))
 
 
 THEOREM = Theorem(

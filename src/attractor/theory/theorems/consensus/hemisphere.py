@@ -20,17 +20,7 @@ from attractor.states import Tokens
 from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import (
-    SPHERE_SIZES,
-    Rng,
-    draw_heads,
-    draw_hemisphere,
-    draw_schedule,
-    draw_size,
-    draw_space,
-    draw_unit_points,
-    map_to_space,
-)
+from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.spheres import compute_odds, fit_decay_rate, max_distance
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
@@ -85,25 +75,25 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng, SPHERE_SIZES)
-    space, value = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
+    n, d = rng.sizes(SPHERE_SIZES)
+    space, value = rng.space(d), torch.eye(d, dtype=torch.float64)
     varied = rng.random() < 0.15
-    law = draw_schedule(rng, space, value, HORIZON, 0.7) if varied else draw_heads(rng, space, value, 0.7)
-    return Case(law, map_to_space(space, draw_hemisphere(rng, n, d)), space, HORIZON)
+    law = rng.schedule(space, value, HORIZON, 0.7) if varied else rng.sphere_heads(space, value, 0.7)
+    return Case(law, map_to_space(space, rng.hemisphere(n, d)), space, HORIZON)
 
 
 def around(rng: Rng) -> Case:
     """Tokens that surround the origin."""
-    space, value = draw_space(rng, 3, 0.0), torch.eye(3, dtype=torch.float64)
-    return Case(draw_heads(rng, space, value, 0.7), map_to_space(space, draw_unit_points(rng, 12, 3)), space, HORIZON)
+    space, value = rng.space(3, 0.0), torch.eye(3, dtype=torch.float64)
+    return Case(rng.sphere_heads(space, value, 0.7), map_to_space(space, rng.unit_points(12, 3)), space, HORIZON)
 
 
 def lopsided(rng: Rng) -> Case:
     """A value that is no multiple of the identity."""
-    n, d = draw_size(rng, SPHERE_SIZES)
-    space = draw_space(rng, d, 0.0)
+    n, d = rng.sizes(SPHERE_SIZES)
+    space = rng.space(d, 0.0)
     value = torch.diag(torch.from_numpy(rng.uniform(-1.0, 1.5, d)))
-    return Case(draw_heads(rng, space, value, 0.7), map_to_space(space, draw_hemisphere(rng, n, d)), space, HORIZON)
+    return Case(rng.sphere_heads(space, value, 0.7), map_to_space(space, rng.hemisphere(n, d)), space, HORIZON)
 
 
 def _softmax(case: Case) -> Margin:
@@ -115,11 +105,10 @@ def _softmax(case: Case) -> Margin:
 THEOREM = Theorem(
     key="consensus.T2",
     title="Hemisphere",
-    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\) and \(c = \sum_h c_h > 0\), attention is full and all tokens "
-    r"lie in an open hemisphere "
-    r"(\(\rho(0) > 0\)), then they tend to one point, whatever the bounded \(P_h(t)\), and with "
-    r"\(\alpha = \sum_h c_h\,m/(m + (1-m)e^{2\|P_h\|})\), \(m\) the smallest mass, "
-    r"\(\frac{\rho^2}{1-\rho^2}(t) \ge \frac{\rho^2}{1-\rho^2}(0)\,e^{2\alpha t}\).",
+    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\) and \(c = \sum_h c_h > 0\), attention is full and all tokens lie in an open "
+    r"hemisphere (\(\rho(0) > 0\)), then they tend to one point, whatever the bounded \(P_h(t)\), and with \(\alpha = \sum_h "
+    r"c_h\,m/(m + (1-m)e^{2\|P_h\|})\), \(m\) the smallest mass, \(\frac{\rho^2}{1-\rho^2}(t) \ge "
+    r"\frac{\rho^2}{1-\rho^2}(0)\,e^{2\alpha t}\).",
     citation=CITATION,
     status=Status.HERE,
     hypotheses=(

@@ -9,35 +9,27 @@ from __future__ import annotations
 import torch
 
 from attractor.theory import hypotheses, spheres
-from attractor.theory.sampling import (
-    SPHERE_SIZES,
-    Rng,
-    draw_heads,
-    draw_hemisphere,
-    draw_size,
-    draw_space,
-    map_to_space,
-)
+from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.theorem import Case, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere, hemisphere_margin
 from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layer_by_layer, layered
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng, SPHERE_SIZES)
-    space, value = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
+    n, d = rng.sizes(SPHERE_SIZES)
+    space, value = rng.space(d), torch.eye(d, dtype=torch.float64)
     step = STEPS[int(rng.integers(len(STEPS)))]
-    law = draw_heads(rng, space, value, mask=(None, "causal")[int(rng.integers(2))])
-    return Case(law, map_to_space(space, draw_hemisphere(rng, n, d)), space, LAYERS * step, layered(step))
+    law = rng.sphere_heads(space, value, mask=(None, "causal")[int(rng.integers(2))])
+    return Case(law, map_to_space(space, rng.hemisphere(n, d)), space, LAYERS * step, layered(step))
 
 
 def turning(rng: Rng) -> Case:
-    n, d = draw_size(rng, SPHERE_SIZES)
-    space, value = draw_space(rng, d, 0.0), torch.eye(d, dtype=torch.float64)
+    n, d = rng.sizes(SPHERE_SIZES)
+    space, value = rng.space(d, 0.0), torch.eye(d, dtype=torch.float64)
     value[0, 1], value[1, 0] = 2.0, -2.0
     return Case(
-        draw_heads(rng, space, value),
-        map_to_space(space, draw_hemisphere(rng, n, d)),
+        rng.sphere_heads(space, value),
+        map_to_space(space, rng.hemisphere(n, d)),
         space,
         LAYERS * 1.0,
         layered(1.0),

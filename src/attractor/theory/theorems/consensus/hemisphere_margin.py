@@ -14,16 +14,7 @@ from attractor.laws import Rotary
 from attractor.solvers import Trajectory
 from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows, smallest_increase
-from attractor.theory.sampling import (
-    SPHERE_SIZES,
-    Rng,
-    draw_heads,
-    draw_hemisphere,
-    draw_schedule,
-    draw_size,
-    draw_space,
-    map_to_space,
-)
+from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
 
@@ -55,33 +46,32 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 def varied(pole: bool = True) -> Sampler:
     def draw_case(rng: Rng) -> Case:
-        n, d = draw_size(rng, SPHERE_SIZES)
-        space, value = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
+        n, d = rng.sizes(SPHERE_SIZES)
+        space, value = rng.space(d), torch.eye(d, dtype=torch.float64)
         mask, kernel = MASKS[int(rng.integers(3))], KERNELS[int(rng.integers(2))]
         positions = Rotary(10.0) if d == 4 else None
         if rng.random() < 0.1:
-            law = draw_schedule(rng, space, value, HORIZON, mask="causal")
+            law = rng.schedule(space, value, HORIZON, mask="causal")
         else:
-            law = draw_heads(rng, space, value, mask=mask, kernel=kernel, positions=positions)
-        return Case(law, map_to_space(space, draw_hemisphere(rng, n, d)), space, HORIZON)
+            law = rng.sphere_heads(space, value, mask=mask, kernel=kernel, positions=positions)
+        return Case(law, map_to_space(space, rng.hemisphere(n, d)), space, HORIZON)
 
     return draw_case
 
 
 def turning(rng: Rng) -> Case:
     """A value with a skew part turns tokens out of the hemisphere they start in."""
-    n, d = draw_size(rng, SPHERE_SIZES)
-    space, value = draw_space(rng, d, 0.0), torch.eye(d, dtype=torch.float64)
+    n, d = rng.sizes(SPHERE_SIZES)
+    space, value = rng.space(d, 0.0), torch.eye(d, dtype=torch.float64)
     value[0, 1], value[1, 0] = 1.0, -1.0
-    return Case(draw_heads(rng, space, value), map_to_space(space, draw_hemisphere(rng, n, d)), space, HORIZON)
+    return Case(rng.sphere_heads(space, value), map_to_space(space, rng.hemisphere(n, d)), space, HORIZON)
 
 
 THEOREM = Theorem(
     key="consensus.T2-margin",
     title="Hemispheres are never left",
-    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), then for every direction \(e\) with \(\min_i\langle e, "
-    r"x_i\rangle_W \ge 0\) this minimum "
-    r"never decreases, and neither does \(\rho\): for every mask, every \(P_h(t)\), every kernel with weights that "
+    statement=r"If \(V_h = c_h I\) with \(c_h \ge 0\), then for every direction \(e\) with \(\min_i\langle e, x_i\rangle_W \ge 0\) "
+    r"this minimum never decreases, and neither does \(\rho\): for every mask, every \(P_h(t)\), every kernel with weights that "
     r"are not negative.",
     citation=hemisphere.CITATION,
     status=Status.HERE,

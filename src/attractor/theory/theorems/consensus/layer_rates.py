@@ -13,7 +13,7 @@ import torch
 
 from attractor.solvers import Trajectory
 from attractor.theory import spheres
-from attractor.theory.sampling import Rng, draw_heads, draw_hemisphere, draw_size, draw_space, map_to_space
+from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import fit_decay_rate, max_distance
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
@@ -44,13 +44,13 @@ def stepped(mask: str | None, layers: dict[float, int], size: float = 0.5, value
     """Tokens of a hemisphere under values I (or others, given by the size of their asymmetry)."""
 
     def draw_case(rng: Rng) -> Case:
-        n, d = draw_size(rng, FEW)
-        space, matrix = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
+        n, d = rng.sizes(FEW)
+        space, matrix = rng.space(d), torch.eye(d, dtype=torch.float64)
         if value is not None:
-            space, matrix = draw_space(rng, d, 0.0), torch.diag(torch.from_numpy(rng.uniform(1 - value, 1.0, d)))
+            space, matrix = rng.space(d, 0.0), torch.diag(torch.from_numpy(rng.uniform(1 - value, 1.0, d)))
         step = list(layers)[int(rng.integers(len(layers)))]
-        law = draw_heads(rng, space, matrix, size, mask=mask)
-        state = map_to_space(space, draw_hemisphere(rng, n, d, least=0.3))
+        law = rng.sphere_heads(space, matrix, size, mask=mask)
+        state = map_to_space(space, rng.hemisphere(n, d, least=0.3))
         return Case(law, state, space, layers[step] * step, layered(step, layers[step]))
 
     return draw_case
@@ -59,9 +59,8 @@ def stepped(mask: str | None, layers: dict[float, int], size: float = 0.5, value
 THEOREM = Theorem(
     key="consensus.T2-layer-rate",
     title="One layer is ln(1 + h) of time",
-    statement=r"Under the hypotheses of T2, along discrete layers \(x \mapsto N(x + h\,b(x))\), angles shrink by "
-    r"the factor \(1/(1 + hc)\) a layer near "
-    r"consensus, whatever \(P\): for \(h = c = 1\) a layer is \(\ln 2\) of the continuous time, not 1.",
+    statement=r"Under the hypotheses of T2, along discrete layers \(x \mapsto N(x + h\,b(x))\), angles shrink by the factor \(1/(1 "
+    r"+ hc)\) a layer near consensus, whatever \(P\): for \(h = c = 1\) a layer is \(\ln 2\) of the continuous time, not 1.",
     citation=hemisphere.CITATION,
     status=Status.HERE,
     hypotheses=hemisphere.THEOREM.hypotheses,

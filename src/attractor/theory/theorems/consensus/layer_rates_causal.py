@@ -28,11 +28,9 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 THEOREM = Theorem(
     key="consensus.T3-layer-rate",
     title="One causal layer near consensus",
-    statement=r"Under the hypotheses of T3, along discrete layers \(x \mapsto N(x + h\,b(x))\), angles to \(x_1\) "
-    r"shrink by the factor "
-    r"\((1 + hc/2)/(1 + hc)\) a layer near consensus, whatever \(P\): by \(\tfrac34\) for \(h = c = 1\), as much as "
-    r"the flow, whose rate is "
-    r"\(\tfrac12\), in the time \(2\ln\tfrac43\).",
+    statement=r"Under the hypotheses of T3, along discrete layers \(x \mapsto N(x + h\,b(x))\), angles to \(x_1\) shrink by the "
+    r"factor \((1 + hc/2)/(1 + hc)\) a layer near consensus, whatever \(P\): by \(\tfrac34\) for \(h = c = 1\), as much as the "
+    r"flow, whose rate is \(\tfrac12\), in the time \(2\ln\tfrac43\).",
     citation=causal_identity.CITATION,
     status=Status.HERE,
     hypotheses=causal_identity.THEOREM.hypotheses,

@@ -18,15 +18,7 @@ import torch
 from attractor.solvers import Trajectory
 from attractor.theory import spheres
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import (
-    Rng,
-    draw_heads,
-    draw_hemisphere,
-    draw_orthogonal,
-    draw_size,
-    draw_space,
-    map_to_space,
-)
+from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import fit_decay_rate, linearize, max_distance
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
@@ -69,12 +61,12 @@ def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measuremen
 
 def valued(low: float, high: float) -> Sampler:
     def draw_case(rng: Rng) -> Case:
-        n, d = draw_size(rng, causal_symmetric.FEW)
-        space, basis = draw_space(rng, d), draw_orthogonal(rng, d)
+        n, d = rng.sizes(causal_symmetric.FEW)
+        space, basis = rng.space(d), rng.orthogonal(d)
         value = basis @ torch.diag(torch.tensor([1.0, *rng.uniform(low, high, d - 1)], dtype=torch.float64)) @ basis.mT
         step = list(LAYERS)[int(rng.integers(len(LAYERS)))]
-        law = draw_heads(rng, space, value, 0.5, mask="causal")
-        state = map_to_space(space, draw_hemisphere(rng, n, d, basis[:, 0], 0.15))
+        law = rng.sphere_heads(space, value, 0.5, mask="causal")
+        state = map_to_space(space, rng.hemisphere(n, d, basis[:, 0], 0.15))
         return Case(law, state, space, LAYERS[step] * step, layered(step, LAYERS[step]))
 
     return draw_case
@@ -88,10 +80,9 @@ def _small_step(case: Case) -> Margin:
 THEOREM = Theorem(
     key="consensus.T4-layers",
     title="Causal, symmetric value, layer by layer",
-    statement=r"Under the hypotheses of T4, discrete layers \(x \mapsto N(x + h\,b(x))\) with \(|1 + h\lambda_k| < "
-    r"1 + h\lambda_1\) for all \(k \ge 2\) "
-    r"bring all tokens to \(\pm v_1\), at the factor \(\max_{k\ge2,\,i}|1 + h\lambda_k/i|/(1 + h\lambda_1)\) a "
-    r"layer, whatever \(P\).",
+    statement=r"Under the hypotheses of T4, discrete layers \(x \mapsto N(x + h\,b(x))\) with \(|1 + h\lambda_k| < 1 + h\lambda_1\) "
+    r"for all \(k \ge 2\) bring all tokens to \(\pm v_1\), at the factor \(\max_{k\ge2,\,i}|1 + h\lambda_k/i|/(1 + h\lambda_1)\) "
+    r"a layer, whatever \(P\).",
     citation=causal_symmetric.CITATION,
     status=Status.HERE,
     hypotheses=(

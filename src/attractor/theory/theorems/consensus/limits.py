@@ -12,16 +12,7 @@ from dataclasses import replace
 from attractor.solvers import Trajectory
 from attractor.theory import spheres
 from attractor.theory.checking import geometric_times, select_valid_rows
-from attractor.theory.sampling import (
-    SPHERE_SIZES,
-    Rng,
-    draw_size,
-    draw_skew,
-    draw_space,
-    draw_sphere_law,
-    draw_unit_points,
-    map_to_space,
-)
+from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import gradient
 
@@ -56,20 +47,18 @@ def gather(cases: Sequence[Case]) -> list[Trajectory]:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng, SPHERE_SIZES)
-    space, interaction = draw_space(rng, d), gradient.symmetric_interaction(rng, d)
-    law = draw_sphere_law(rng, space, float(rng.uniform(0.5, 2.0)) * interaction, [interaction])
-    return Case(
-        law, map_to_space(space, draw_unit_points(rng, n, d)), space, HORIZON, {"save": geometric_times(HORIZON)}
-    )
+    n, d = rng.sizes(SPHERE_SIZES)
+    space, interaction = rng.space(d), gradient.symmetric_interaction(rng, d)
+    law = rng.sphere_law(space, float(rng.uniform(0.5, 2.0)) * interaction, [interaction])
+    return Case(law, map_to_space(space, rng.unit_points(n, d)), space, HORIZON, {"save": geometric_times(HORIZON)})
 
 
 def turning(rng: Rng) -> Case:
     """A value with a large skew part: tokens that agree keep turning."""
-    n, d = draw_size(rng, SPHERE_SIZES)
-    space, interaction = draw_space(rng, d, 0.0), gradient.symmetric_interaction(rng, d)
-    law = draw_sphere_law(rng, space, interaction + draw_skew(rng, d, 2.0), [interaction])
-    return Case(law, map_to_space(space, draw_unit_points(rng, n, d)), space, 60.0, {"save": geometric_times(60.0)})
+    n, d = rng.sizes(SPHERE_SIZES)
+    space, interaction = rng.space(d, 0.0), gradient.symmetric_interaction(rng, d)
+    law = rng.sphere_law(space, interaction + rng.skew(d, 2.0), [interaction])
+    return Case(law, map_to_space(space, rng.unit_points(n, d)), space, 60.0, {"save": geometric_times(60.0)})
 
 
 def turned(case: Case) -> Case:

@@ -18,7 +18,7 @@ from attractor.solvers import Trajectory
 from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_space, draw_sphere_law, draw_unit_points, map_to_space
+from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 from attractor.theory.theorems.consensus.equiangular import cosines
@@ -49,23 +49,23 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 def sample(rng: Rng) -> Case:
     """Tokens near the corners of a cross, so that all pairs are well apart."""
-    space, eye = draw_space(rng, 3), torch.eye(3, dtype=torch.float64)
-    points = torch.cat((eye, -eye))[: int(rng.choice([3, 5]))] + 0.1 * draw_unit_points(rng, 1, 3)
+    space, eye = rng.space(3), torch.eye(3, dtype=torch.float64)
+    points = torch.cat((eye, -eye))[: int(rng.choice([3, 5]))] + 0.1 * rng.unit_points(1, 3)
     points = points / points.norm(dim=-1, keepdim=True)
     beta = float(rng.uniform(4.0, 20.0))
-    case = Case(draw_sphere_law(rng, space, eye, [beta * eye]), map_to_space(space, points), space, 1.0)
+    case = Case(rng.sphere_law(space, eye, [beta * eye]), map_to_space(space, points), space, 1.0)
     return Case(case.law, case.state, space, min(promised(case), 50.0))
 
 
 def soft(rng: Rng) -> Case:
     """No barrier: a repulsive score makes the weights of others large."""
-    space, eye = draw_space(rng, 3, 0.0), torch.eye(3, dtype=torch.float64)
+    space, eye = rng.space(3, 0.0), torch.eye(3, dtype=torch.float64)
     points = halves(rng)
-    return Case(draw_sphere_law(rng, space, eye, [-6.0 * eye]), map_to_space(space, points), space, 2.0)
+    return Case(rng.sphere_law(space, eye, [-6.0 * eye]), map_to_space(space, points), space, 2.0)
 
 
 def halves(rng: Rng) -> torch.Tensor:
-    points = torch.eye(3, dtype=torch.float64) + 0.3 * draw_unit_points(rng, 3, 3)
+    points = torch.eye(3, dtype=torch.float64) + 0.3 * rng.unit_points(3, 3)
     return points / points.norm(dim=-1, keepdim=True)
 
 

@@ -18,7 +18,7 @@ from attractor.spaces import angle
 from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_matrix, draw_space, draw_sphere_law, draw_unit_points, map_to_space
+from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 
@@ -58,27 +58,25 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 def sample(rng: Rng) -> Case:
     d = int(rng.integers(2, 5))
-    space, eye = draw_space(rng, d), torch.eye(d, dtype=torch.float64)
-    law = draw_sphere_law(rng, space, eye, [float(rng.uniform(-2.0, 4.0)) * eye])
-    points = draw_unit_points(rng, 2, d)
+    space, eye = rng.space(d), torch.eye(d, dtype=torch.float64)
+    law = rng.sphere_law(space, eye, [float(rng.uniform(-2.0, 4.0)) * eye])
+    points = rng.unit_points(2, d)
     return Case(law, map_to_space(space, points), space, float(rng.choice([2.0, 6.0])))
 
 
 def crooked(rng: Rng) -> Case:
-    space, eye = draw_space(rng, 3, 0.0), torch.eye(3, dtype=torch.float64)
+    space, eye = rng.space(3, 0.0), torch.eye(3, dtype=torch.float64)
     return Case(
-        draw_sphere_law(rng, space, eye, [draw_matrix(rng, 3, 1.5)]),
-        map_to_space(space, draw_unit_points(rng, 2, 3)),
+        rng.sphere_law(space, eye, [rng.matrix(3, 1.5)]),
+        map_to_space(space, rng.unit_points(2, 3)),
         space,
         4.0,
     )
 
 
 def crowd(rng: Rng) -> Case:
-    space, eye = draw_space(rng, 3, 0.0), torch.eye(3, dtype=torch.float64)
-    return Case(
-        draw_sphere_law(rng, space, eye, [2.0 * eye]), map_to_space(space, draw_unit_points(rng, 4, 3)), space, 4.0
-    )
+    space, eye = rng.space(3, 0.0), torch.eye(3, dtype=torch.float64)
+    return Case(rng.sphere_law(space, eye, [2.0 * eye]), map_to_space(space, rng.unit_points(4, 3)), space, 4.0)
 
 
 def _facing(case: Case) -> Margin:

@@ -18,7 +18,7 @@ from attractor.laws import Attention
 from attractor.states import Tokens
 from attractor.theory import hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_matrix, draw_size, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
 
 LAYERS = 4
@@ -51,11 +51,11 @@ def _bare(case: Case) -> Margin:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng)
+    n, d = rng.sizes()
     heads = int(rng.integers(1, 3))
-    parts = [draw_matrix(rng, d, 0.7) for _ in range(3 * heads)]
+    parts = [rng.matrix(d, 0.7) for _ in range(3 * heads)]
     query, key, value = (torch.stack(parts[k::3]) for k in range(3))
-    state = draw_tokens(rng, n, d, float(rng.uniform(0.2, 1.0)))
+    state = rng.tokens(n, d, float(rng.uniform(0.2, 1.0)))
     return Case(Attention(query, key, value), state, facts={"skip": False})
 
 
@@ -73,9 +73,8 @@ def skipping(case: Case) -> Case:
 THEOREM = Theorem(
     key="consensus.rank-collapse",
     title="Rank collapse without skip connection",
-    statement=r"For layers without skip connection, \(x_i^+ = \sum_h\sum_j w^h_{ij} V_h x_j\) with full softmax "
-    r"attention, the diameter obeys "
-    r"\(D^+ \le \frac{1}{2\sqrt2}\sum_h\|V_h\|\,\|P_h\|\;D^3\): doubly exponential collapse once \(D\) is small.",
+    statement=r"For layers without skip connection, \(x_i^+ = \sum_h\sum_j w^h_{ij} V_h x_j\) with full softmax attention, the "
+    r"diameter obeys \(D^+ \le \frac{1}{2\sqrt2}\sum_h\|V_h\|\,\|P_h\|\;D^3\): doubly exponential collapse once \(D\) is small.",
     citation=Citation(
         "dong2021attention",
         "the cubic bound, there for the residual in the norm of rows and columns and with other constants",

@@ -18,7 +18,7 @@ from attractor.solvers import Trajectory, velocity
 from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_space, draw_sphere_law, draw_unit_points, map_to_space
+from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 
@@ -46,20 +46,16 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(rng: Rng) -> Case:
-    space, eye = draw_space(rng, 3, 0.2), torch.eye(3, dtype=torch.float64)
+    space, eye = rng.space(3, 0.2), torch.eye(3, dtype=torch.float64)
     beta = float(rng.choice([64.0, 100.0, 150.0]))
-    law = draw_sphere_law(rng, space, eye, [beta * eye], mask="causal")
-    return Case(
-        law, map_to_space(space, draw_unit_points(rng, 24, 3)), space, 10.0, {"save": [0.0, 10.0], "rtol": 1e-8}
-    )
+    law = rng.sphere_law(space, eye, [beta * eye], mask="causal")
+    return Case(law, map_to_space(space, rng.unit_points(24, 3)), space, 10.0, {"save": [0.0, 10.0], "rtol": 1e-8})
 
 
 def unmasked(rng: Rng) -> Case:
-    space, eye = draw_space(rng, 3, 0.0), torch.eye(3, dtype=torch.float64)
-    law = draw_sphere_law(rng, space, eye, [64.0 * eye])
-    return Case(
-        law, map_to_space(space, draw_unit_points(rng, 24, 3)), space, 10.0, {"save": [0.0, 10.0], "rtol": 1e-8}
-    )
+    space, eye = rng.space(3, 0.0), torch.eye(3, dtype=torch.float64)
+    law = rng.sphere_law(space, eye, [64.0 * eye])
+    return Case(law, map_to_space(space, rng.unit_points(24, 3)), space, 10.0, {"save": [0.0, 10.0], "rtol": 1e-8})
 
 
 def blunt(case: Case) -> Case:

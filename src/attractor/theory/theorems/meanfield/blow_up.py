@@ -13,7 +13,7 @@ import torch
 from attractor.meanfield import BlowUp, blow_up, identity_value_blow_up
 from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_definite, draw_indefinite, draw_skew
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import extremes
 
@@ -37,19 +37,19 @@ def conclude(case: Case, seen: BlowUp) -> tuple[Measurement, ...]:
 
 def sample(rng: Rng) -> Case:
     d = int(rng.integers(1, 5))
-    form = draw_definite(rng, d) if d == 1 or rng.random() < 0.5 else draw_indefinite(rng, d)
-    law = gaussians.draw_softmax_law(rng, form + draw_skew(rng, d, 0.3), torch.eye(d, dtype=torch.float64))
-    return Case(law, gaussians.draw_gaussian(rng, d))
+    form = rng.definite(d) if d == 1 or rng.random() < 0.5 else rng.indefinite(d)
+    law = rng.softmax_law(form + rng.skew(d, 0.3), torch.eye(d, dtype=torch.float64))
+    return Case(law, rng.gaussian(d))
 
 
 def other_value(rng: Rng) -> Case:
-    law = gaussians.draw_softmax_law(rng, draw_definite(rng, 3), draw_definite(rng, 3))
-    return Case(law, gaussians.draw_gaussian(rng, 3))
+    law = rng.softmax_law(rng.definite(3), rng.definite(3))
+    return Case(law, rng.gaussian(3))
 
 
 def negative(rng: Rng) -> Case:
-    law = gaussians.draw_softmax_law(rng, draw_definite(rng, 3, -1.0), torch.eye(3, dtype=torch.float64))
-    return Case(law, gaussians.draw_gaussian(rng, 3))
+    law = rng.softmax_law(rng.definite(3, -1.0), torch.eye(3, dtype=torch.float64))
+    return Case(law, rng.gaussian(3))
 
 
 THEOREM = Theorem(

@@ -16,7 +16,7 @@ from torch import Tensor
 from attractor.laws import Attention, Closure, Sigmoid, Sinkhorn
 from attractor.states import Gaussian, Tokens
 from attractor.theory import gaussians, hypotheses
-from attractor.theory.sampling import Rng, draw_matrix
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
 NODES = 24
@@ -73,10 +73,10 @@ def with_kernel(*names: str) -> Sampler:
         name = names[int(rng.integers(len(names)))]
         kernel = {"sinkhorn": Sinkhorn(eps=1.0, tolerance=1e-12), "sigmoid": Sigmoid(bias=0.5)}.get(name, name)
         heads = int(rng.integers(1, 3)) if name in ("softmax", "l2", "linear") else 1
-        parts = [draw_matrix(rng, 2, 0.5) for _ in range(2 * heads)]
-        value = torch.stack([draw_matrix(rng, 2, 1.0) for _ in range(heads)])
+        parts = [rng.matrix(2, 0.5) for _ in range(2 * heads)]
+        value = torch.stack([rng.matrix(2, 1.0) for _ in range(heads)])
         law = Attention(torch.stack(parts[:heads]), torch.stack(parts[heads:]), value, kernel=kernel)
-        return Case(law, gaussians.draw_gaussian(rng, 2, 0.2, 0.8, 0.5))
+        return Case(law, rng.gaussian(2, 0.2, 0.8, 0.5))
 
     return draw_case
 

@@ -12,7 +12,7 @@ import torch
 from attractor.solvers import Trajectory
 from attractor.theory import gaussians
 from attractor.theory.checking import geometric_times, smallest_increase
-from attractor.theory.sampling import Rng, draw_definite, draw_skew, draw_symmetric
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import symmetric
 
@@ -33,20 +33,18 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 def sample(rng: Rng) -> Case:
     d, zeros = 3, int(rng.integers(0, 3))
     values = -rng.uniform(0.5, 1.5, d) * (np.arange(d) >= zeros)
-    law = gaussians.draw_softmax_law(rng, draw_symmetric(rng, values) + draw_skew(rng, d, 0.2), draw_definite(rng, d))
-    return Case(
-        law, gaussians.draw_gaussian(rng, d), horizon=HORIZON, options={"save": geometric_times(HORIZON), "rtol": 1e-9}
-    )
+    law = rng.softmax_law(rng.symmetric(values) + rng.skew(d, 0.2), rng.definite(d))
+    return Case(law, rng.gaussian(d), horizon=HORIZON, options={"save": geometric_times(HORIZON), "rtol": 1e-9})
 
 
 def rising(rng: Rng) -> Case:
-    law = gaussians.draw_softmax_law(rng, draw_symmetric(rng, [0.5, -0.5, -1.0]), draw_definite(rng, 3))
-    return Case(law, gaussians.draw_gaussian(rng, 3), horizon=0.3)
+    law = rng.softmax_law(rng.symmetric([0.5, -0.5, -1.0]), rng.definite(3))
+    return Case(law, rng.gaussian(3), horizon=0.3)
 
 
 def lopsided(rng: Rng) -> Case:
-    law = gaussians.draw_softmax_law(rng, draw_definite(rng, 3, -1.0), draw_definite(rng, 3) + draw_skew(rng, 3, 2.0))
-    return Case(law, gaussians.draw_gaussian(rng, 3), horizon=0.5)
+    law = rng.softmax_law(rng.definite(3, -1.0), rng.definite(3) + rng.skew(3, 2.0))
+    return Case(law, rng.gaussian(3), horizon=0.5)
 
 
 THEOREM = Theorem(

@@ -15,7 +15,7 @@ from attractor.laws import Sigmoid
 from attractor.meanfield import conditional_wasserstein, log_bound, perturbed, radius, wasserstein
 from attractor.solvers import flow
 from attractor.theory import gaussians, hypotheses
-from attractor.theory.sampling import Rng, draw_law, draw_matrix, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
 TIMES = 5
@@ -45,8 +45,8 @@ def sampled(*names: str, mask: str | None = None) -> Sampler:
     def draw_case(rng: Rng) -> Case:
         name = names[int(rng.integers(len(names)))]
         kernel = Sigmoid(bias=0.0) if name == "sigmoid" else name
-        law = draw_law(rng, draw_matrix(rng, 2, 0.5), draw_matrix(rng, 2, 0.7), kernel=kernel, mask=mask)
-        return Case(law, draw_tokens(rng, 8, 2, 0.4), horizon=0.5)
+        law = rng.law(rng.matrix(2, 0.5), rng.matrix(2, 0.7), kernel=kernel, mask=mask)
+        return Case(law, rng.tokens(8, 2, 0.4), horizon=0.5)
 
     return draw_case
 

@@ -8,7 +8,7 @@ from attractor.meanfield import bures_wasserstein, wasserstein
 from attractor.observables import covariance, mean
 from attractor.states import Gaussian, Tokens
 from attractor.theory import gaussians, hypotheses
-from attractor.theory.sampling import Rng, draw_law, draw_matrix, draw_size, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
@@ -34,16 +34,15 @@ def shorter(case: Case) -> Case:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng, ((8, 2), (12, 3)))
-    return Case(draw_law(rng, draw_matrix(rng, d), draw_matrix(rng, d)), draw_tokens(rng, n, d))
+    n, d = rng.sizes(((8, 2), (12, 3)))
+    return Case(rng.law(rng.matrix(d), rng.matrix(d)), rng.tokens(n, d))
 
 
 THEOREM = Theorem(
     key="meanfield.T15",
     title="Moments bound the distance",
-    statement=r"\(W_2(\mu, \nu) \ge W_2\big(N(\alpha_\mu, \Sigma_\mu), N(\alpha_\nu, \Sigma_\nu)\big)\): the Bures "
-    r"distance of the moments of any two measures, in particular of tokens "
-    r"along a flow, bounds their Wasserstein distance from below.",
+    statement=r"\(W_2(\mu, \nu) \ge W_2\big(N(\alpha_\mu, \Sigma_\mu), N(\alpha_\nu, \Sigma_\nu)\big)\): the Bures distance of the "
+    r"moments of any two measures, in particular of tokens along a flow, bounds their Wasserstein distance from below.",
     citation=gaussians.cite("the distance in which the mean-field limit holds"),
     status=Status.HERE,
     hypotheses=(

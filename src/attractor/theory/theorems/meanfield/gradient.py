@@ -17,7 +17,7 @@ from attractor.meanfield import Structure, structures
 from attractor.solvers import Trajectory, flow
 from attractor.theory import gaussians, hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_definite, draw_indefinite, draw_skew, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 
 STEP = 1e-3
@@ -64,21 +64,19 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 def sample(rng: Rng) -> Case:
     kind, d = KINDS[int(rng.integers(len(KINDS)))], 3
-    form = 0.6 * (draw_definite(rng, d) if rng.random() < 0.5 else draw_indefinite(rng, d))
+    form = 0.6 * (rng.definite(d) if rng.random() < 0.5 else rng.indefinite(d))
     eye, c = torch.eye(d, dtype=torch.float64), float(rng.uniform(0.4, 1.5)) * (1 if rng.random() < 0.7 else -1)
     if kind == "affine":
-        return Case(Attention(eye, form + draw_skew(rng, d, 0.3), c * eye), gaussians.draw_gaussian(rng, d, 0.3, 0.8))
+        return Case(Attention(eye, form + rng.skew(d, 0.3), c * eye), rng.gaussian(d, 0.3, 0.8))
     if kind == "bures l2":
-        root = torch.linalg.cholesky(draw_definite(rng, d)).mT
-        return Case(
-            Attention(root, root, c * root.mT @ root, kernel="l2"), gaussians.draw_gaussian(rng, d, 0.3, 0.8, 0.3)
-        )
+        root = torch.linalg.cholesky(rng.definite(d)).mT
+        return Case(Attention(root, root, c * root.mT @ root, kernel="l2"), rng.gaussian(d, 0.3, 0.8, 0.3))
     name = kind.split()[-1]
     kernel = {"sigmoid": Sigmoid(bias=0.3), "sinkhorn": Sinkhorn(eps=1.0, tolerance=1e-13)}.get(name, name)
     law = Attention(eye, form, c * form, kernel=kernel)
     if kind.startswith("bures"):
-        return Case(law, gaussians.draw_gaussian(rng, d, 0.3, 0.8))
-    return Case(law, draw_tokens(rng, 6, d, 0.7))
+        return Case(law, rng.gaussian(d, 0.3, 0.8))
+    return Case(law, rng.tokens(6, d, 0.7))
 
 
 def _structured(case: Case) -> Margin:
@@ -92,12 +90,11 @@ def _structured(case: Case) -> Margin:
 THEOREM = Theorem(
     key="meanfield.T11",
     title="Gradient flows of measures",
-    statement=r"If \(A = A^\top\) and \(V = cA\), exponential, sigmoid, linear and Sinkhorn attention climb their "
-    r"energy in the Wasserstein metric, softmax in the metric "
-    r"twisted by \(G(x) = \int e^{s(x,y)}d\mu(y)\): \(\dot E = \tfrac1c\int|\Gamma|^2d\mu\), with the weight \(G\) "
-    r"for softmax. Gaussians: in the Bures metric for softmax, "
-    r"Sinkhorn and (with \(Q = K\)) L2; with \(V = I\) softmax climbs \(\operatorname{tr}(2S\Sigma)\) in the "
-    r"affine-invariant metric. They descend for \(c < 0\).",
+    statement=r"If \(A = A^\top\) and \(V = cA\), exponential, sigmoid, linear and Sinkhorn attention climb their energy in the "
+    r"Wasserstein metric, softmax in the metric twisted by \(G(x) = \int e^{s(x,y)}d\mu(y)\): \(\dot E = "
+    r"\tfrac1c\int|\Gamma|^2d\mu\), with the weight \(G\) for softmax. Gaussians: in the Bures metric for softmax, Sinkhorn and "
+    r"(with \(Q = K\)) L2; with \(V = I\) softmax climbs \(\operatorname{tr}(2S\Sigma)\) in the affine-invariant metric. They "
+    r"descend for \(c < 0\).",
     citation=gaussians.cite("gradient-flow structures"),
     status=Status.HERE,
     hypotheses=(

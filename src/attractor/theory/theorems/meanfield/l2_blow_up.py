@@ -85,9 +85,8 @@ def _ahead(case: Case) -> Margin:
 THEOREM = Theorem(
     key="meanfield.T9",
     title="L2 blow-up with a singular key",
-    statement=r"L2 attention with \(K = e_1^\top,\ Q = (1, 1),\ V = e_2(1, 1)\): \(s = \Sigma_{11}\) rests and \(w "
-    r"= \Sigma_{12}\) blows up at "
-    r"\(T^* = \frac{1 + 2s}{2(s + w_0)}\) if \(s + w_0 > 0\).",
+    statement=r"L2 attention with \(K = e_1^\top,\ Q = (1, 1),\ V = e_2(1, 1)\): \(s = \Sigma_{11}\) rests and \(w = \Sigma_{12}\) "
+    r"blows up at \(T^* = \frac{1 + 2s}{2(s + w_0)}\) if \(s + w_0 > 0\).",
     citation=gaussians.cite("counter-example to global existence for L2 without an invertible key"),
     status=Status.HERE,
     hypotheses=(

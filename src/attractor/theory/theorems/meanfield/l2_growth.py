@@ -13,7 +13,7 @@ from attractor.meanfield import growth_rate
 from attractor.solvers import Trajectory
 from attractor.theory import gaussians, hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_matrix
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
@@ -25,10 +25,10 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 def sample(rng: Rng) -> Case:
     d = int(rng.integers(1, 4))
-    query, value = draw_matrix(rng, d), draw_matrix(rng, d)
-    key = torch.eye(d, dtype=torch.float64) + 0.4 * draw_matrix(rng, d)
+    query, value = rng.matrix(d), rng.matrix(d)
+    key = torch.eye(d, dtype=torch.float64) + 0.4 * rng.matrix(d)
     law = Attention(query, key, value, kernel="l2")
-    return Case(law, gaussians.draw_gaussian(rng, d), horizon=1.5 / max(growth_rate(law), 0.1))
+    return Case(law, rng.gaussian(d), horizon=1.5 / max(growth_rate(law), 0.1))
 
 
 def _square(case: Case) -> Margin:

@@ -7,7 +7,7 @@ import torch
 from attractor.solvers import Trajectory
 from attractor.theory import gaussians, hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
-from attractor.theory.sampling import Rng, draw_law, draw_matrix, draw_size, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 
 
@@ -23,11 +23,11 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 def masked(mask: str | None) -> Sampler:
     def draw_case(rng: Rng) -> Case:
-        n, d = draw_size(rng)
+        n, d = rng.sizes()
         kernel = ("softmax", "l2")[int(rng.integers(2))]
         return Case(
-            draw_law(rng, draw_matrix(rng, d), draw_matrix(rng, d), kernel=kernel, mask=mask),
-            draw_tokens(rng, n, d),
+            rng.law(rng.matrix(d), rng.matrix(d), kernel=kernel, mask=mask),
+            rng.tokens(n, d),
             horizon=2.0,
         )
 

@@ -14,7 +14,7 @@ from attractor.solvers import flow
 from attractor.states import Tokens
 from attractor.theory import gaussians, hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_law, draw_matrix, draw_size, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
 LATEST = 2.0
@@ -66,15 +66,11 @@ def conclude(case: Case, seen: tuple[torch.Tensor, torch.Tensor]) -> tuple[Measu
 
 def blocks(product: bool) -> Sampler:
     def draw_case(rng: Rng) -> Case:
-        n, d = draw_size(rng, ((3, 2), (4, 3)))
+        n, d = rng.sizes(((3, 2), (4, 3)))
         count = int(rng.integers(2, 5))
-        parts = (
-            [draw_tokens(rng, n, d).points] * count
-            if product
-            else [draw_tokens(rng, n, d).points for _ in range(count)]
-        )
+        parts = [rng.tokens(n, d).points] * count if product else [rng.tokens(n, d).points for _ in range(count)]
         kernel = ("softmax", "l2")[int(rng.integers(2))]
-        law = draw_law(rng, draw_matrix(rng, d), draw_matrix(rng, d), kernel=kernel, mask="causal")
+        law = rng.law(rng.matrix(d), rng.matrix(d), kernel=kernel, mask="causal")
         where = torch.arange(count).repeat_interleave(n)
         return Case(law, Tokens(torch.cat(parts), positions=where), horizon=1.0)
 

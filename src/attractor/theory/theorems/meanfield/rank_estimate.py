@@ -13,7 +13,7 @@ import torch
 from attractor.meanfield import identity_value, limit_rank
 from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_skew, draw_symmetric
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import symmetric
 
@@ -37,16 +37,14 @@ def sample(rng: Rng) -> Case:
     d = int(rng.integers(2, 5))
     zeros = int(rng.integers(0, d))
     values = -rng.uniform(0.3, 1.5, d) * (np.arange(d) >= zeros)
-    law = gaussians.draw_softmax_law(
-        rng, draw_symmetric(rng, values) + draw_skew(rng, d, 0.3), torch.eye(d, dtype=torch.float64)
-    )
-    return Case(law, gaussians.draw_gaussian(rng, d))
+    law = rng.softmax_law(rng.symmetric(values) + rng.skew(d, 0.3), torch.eye(d, dtype=torch.float64))
+    return Case(law, rng.gaussian(d))
 
 
 def slow(rng: Rng) -> Case:
     """An eigenvalue of S so small that its direction has hardly begun to fall."""
-    law = gaussians.draw_softmax_law(rng, draw_symmetric(rng, [-1.0, -1e-7, 0.0]), torch.eye(3, dtype=torch.float64))
-    return Case(law, gaussians.draw_gaussian(rng, 3))
+    law = rng.softmax_law(rng.symmetric([-1.0, -1e-7, 0.0]), torch.eye(3, dtype=torch.float64))
+    return Case(law, rng.gaussian(3))
 
 
 def _separated(case: Case) -> Margin:
@@ -63,15 +61,14 @@ def other_kernel(case: Case) -> Case:
     values = torch.linalg.eigvalsh(symmetric(gaussians.transposed_interaction(case)))
     full = bool((values.abs() > 1e-9).all())
     form = torch.zeros_like(eye) if full else -eye
-    return Case(gaussians.draw_softmax_law(np.random.default_rng(0), form, eye), case.state)
+    return Case(Rng.from_seed(0).softmax_law(form, eye), case.state)
 
 
 THEOREM = Theorem(
     key="meanfield.T7",
     title="The rank of a limit, estimated",
-    statement=r"Softmax attention with \(V = I,\ S \preceq 0,\ \Sigma_0 \succ 0\): for \(T\) large, the eigenvalues "
-    r"above \(10^{-7}\lambda_1\) with "
-    r"\(\log_{10}\lambda(10T)/\lambda(T) > -0.3\) number \(\dim\ker S\), the rank of the limit.",
+    statement=r"Softmax attention with \(V = I,\ S \preceq 0,\ \Sigma_0 \succ 0\): for \(T\) large, the eigenvalues above "
+    r"\(10^{-7}\lambda_1\) with \(\log_{10}\lambda(10T)/\lambda(T) > -0.3\) number \(\dim\ker S\), the rank of the limit.",
     citation=gaussians.cite("rank histograms, which use a fixed cut in the released code"),
     status=Status.HERE,
     hypotheses=(

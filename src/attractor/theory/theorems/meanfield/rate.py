@@ -17,7 +17,7 @@ from attractor.meanfield import Rates, radius, rates
 from attractor.states import Tokens
 from attractor.theory import gaussians, hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_law, draw_matrix, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 SIZES = (32, 128, 512)
@@ -27,9 +27,9 @@ LATEST = 0.5
 
 def disc(n: int, seed: int, members: int, size: float, atoms: int | None) -> Tokens:
     """Independent points of a disc (members, n, 2); with ``atoms``, each member repeats so many points."""
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     kept = n if atoms is None else atoms
-    length, angle = size * np.sqrt(dice.random((members, kept))), 2 * np.pi * dice.random((members, kept))
+    length, angle = size * np.sqrt(rng.random((members, kept))), 2 * np.pi * rng.random((members, kept))
     points = np.stack((length * np.cos(angle), length * np.sin(angle)), -1)
     return Tokens(torch.from_numpy(points[:, np.arange(n) % kept]))
 
@@ -59,10 +59,10 @@ def conclude(case: Case, seen: Rates) -> tuple[Measurement, ...]:
 def sample(rng: Rng) -> Case:
     name = ("softmax", "l2", "sigmoid")[int(rng.integers(3))]
     kernel = Sigmoid(bias=0.0) if name == "sigmoid" else name
-    law = draw_law(rng, draw_matrix(rng, 2, 0.5), draw_matrix(rng, 2, 0.7), kernel=kernel)
-    tokens = draw_tokens(rng, 8, 2)
+    law = rng.law(rng.matrix(2, 0.5), rng.matrix(2, 0.7), kernel=kernel)
+    tokens = rng.tokens(8, 2)
     tokens = Tokens(tokens.points / float(radius(tokens)))
-    return Case(law, tokens, horizon=LATEST, facts={"seed": gaussians.draw_seed(rng)})
+    return Case(law, tokens, horizon=LATEST, facts={"seed": rng.seed()})
 
 
 def _plane(case: Case) -> Margin:

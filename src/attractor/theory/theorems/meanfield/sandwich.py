@@ -11,7 +11,7 @@ import math
 
 from attractor.meanfield import BlowUp, blow_up, blow_up_bounds
 from attractor.theory import gaussians
-from attractor.theory.sampling import Rng, draw_definite, draw_indefinite, draw_skew
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
@@ -31,15 +31,13 @@ def conclude(case: Case, seen: BlowUp) -> tuple[Measurement, ...]:
 def sample(rng: Rng) -> Case:
     d = int(rng.integers(1, 5))
     return Case(
-        gaussians.draw_softmax_law(rng, draw_definite(rng, d) + draw_skew(rng, d, 0.3), draw_definite(rng, d)),
-        gaussians.draw_gaussian(rng, d),
+        rng.softmax_law(rng.definite(d) + rng.skew(d, 0.3), rng.definite(d)),
+        rng.gaussian(d),
     )
 
 
 def saddle(rng: Rng) -> Case:
-    return Case(
-        gaussians.draw_softmax_law(rng, draw_indefinite(rng, 3), draw_definite(rng, 3)), gaussians.draw_gaussian(rng, 3)
-    )
+    return Case(rng.softmax_law(rng.indefinite(3), rng.definite(3)), rng.gaussian(3))
 
 
 THEOREM = Theorem(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attractor.laws import Sinkhorn
 from attractor.theory import gaussians, hypotheses
-from attractor.theory.sampling import Rng, draw_law, draw_matrix, draw_size, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
@@ -26,14 +26,14 @@ def conclude(case: Case, seen: Tensor) -> tuple[Measurement, ...]:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng)
+    n, d = rng.sizes()
     kernel = Sinkhorn(eps=float(rng.uniform(0.5, 2.0)), tolerance=1e-12)
-    return Case(draw_law(rng, draw_matrix(rng, d), draw_matrix(rng, d), kernel=kernel), draw_tokens(rng, n, d))
+    return Case(rng.law(rng.matrix(d), rng.matrix(d), kernel=kernel), rng.tokens(n, d))
 
 
 def plain(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    return Case(draw_law(rng, draw_matrix(rng, d), draw_matrix(rng, d)), draw_tokens(rng, n, d))
+    n, d = rng.sizes()
+    return Case(rng.law(rng.matrix(d), rng.matrix(d)), rng.tokens(n, d))
 
 
 THEOREM = Theorem(

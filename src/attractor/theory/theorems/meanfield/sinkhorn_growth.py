@@ -12,7 +12,7 @@ from attractor.laws import Sinkhorn
 from attractor.meanfield import growth_rate
 from attractor.solvers import Trajectory
 from attractor.theory import gaussians, hypotheses
-from attractor.theory.sampling import Rng, draw_definite, draw_law, draw_matrix
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
@@ -24,10 +24,8 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 def sample(rng: Rng) -> Case:
     d = int(rng.integers(1, 4))
-    law = draw_law(
-        rng, draw_matrix(rng, d, 1.5), draw_definite(rng, d), kernel=Sinkhorn(eps=float(rng.uniform(0.3, 2.0)))
-    )
-    return Case(law, gaussians.draw_gaussian(rng, d), horizon=1.0)
+    law = rng.law(rng.matrix(d, 1.5), rng.definite(d), kernel=Sinkhorn(eps=float(rng.uniform(0.3, 2.0))))
+    return Case(law, rng.gaussian(d), horizon=1.0)
 
 
 def steep(case: Case) -> Case:

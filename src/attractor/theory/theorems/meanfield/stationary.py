@@ -15,7 +15,7 @@ from attractor.meanfield import rank_bound, stationary_residual
 from attractor.states import Gaussian
 from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_orthogonal, draw_skew
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import symmetric
 
@@ -41,12 +41,12 @@ def sample(rng: Rng) -> Case:
     pairs, zeros, extra = int(rng.integers(1, 3)), int(rng.integers(0, 2)), int(rng.integers(0, 2))
     high, low = rng.uniform(0.4, 1.5, pairs), rng.uniform(0.4, 1.5, pairs)
     values = [*high, *(-low), *([0.0] * zeros), *([1.0] * extra)]
-    d, basis = len(values), draw_orthogonal(rng, len(values))
+    d, basis = len(values), rng.orthogonal(len(values))
     columns = [basis[:, k] / math.sqrt(high[k]) + basis[:, pairs + k] / math.sqrt(low[k]) for k in range(pairs)]
     columns += [basis[:, 2 * pairs + k] for k in range(zeros)]
     factor = torch.stack(columns, -1) @ torch.from_numpy(rng.standard_normal((len(columns), len(columns))))
     form = basis @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ basis.mT
-    law = gaussians.draw_softmax_law(rng, form + draw_skew(rng, d, 0.5), torch.eye(d, dtype=torch.float64))
+    law = rng.softmax_law(form + rng.skew(d, 0.5), torch.eye(d, dtype=torch.float64))
     return Case(law, Gaussian(torch.zeros(d, dtype=torch.float64), factor @ factor.mT))
 
 
@@ -76,9 +76,8 @@ def tilted(case: Case) -> Case:
 THEOREM = Theorem(
     key="meanfield.T6",
     title="Stationary covariances",
-    statement=r"Softmax attention with \(V = I\): \(\Sigma\) is stationary exactly if its image is isotropic for "
-    r"\(S\), \(U^\top S U = 0\); its rank is then at most "
-    r"\(n_0 + \min(n_+, n_-)\) of the inertia of \(S\).",
+    statement=r"Softmax attention with \(V = I\): \(\Sigma\) is stationary exactly if its image is isotropic for \(S\), \(U^\top S "
+    r"U = 0\); its rank is then at most \(n_0 + \min(n_+, n_-)\) of the inertia of \(S\).",
     citation=gaussians.cite("limits of low rank"),
     status=Status.HERE,
     hypotheses=(
@@ -92,7 +91,6 @@ THEOREM = Theorem(
     violate={"image isotropic": anywhere},
     gather=gather_each(residual),
     break_case=tilted,
-    proof="The velocity of the covariance is 2 Sigma S Sigma; isotropic subspaces have dimension at most n_0 + "
-    "min(n_+, n_-).",
+    proof="The velocity of the covariance is 2 Sigma S Sigma; isotropic subspaces have dimension at most n_0 + min(n_+, n_-).",
     time_independent=True,
 )

@@ -16,7 +16,7 @@ import torch
 from attractor.meanfield import limit_rank
 from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_definite, draw_indefinite, draw_skew
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 UNITS = 1e3  # the first look, in units of the inverse rate of the start; the second is ten times later
@@ -112,16 +112,16 @@ def sample(rng: Rng) -> Case:
 
 def drawn(rng: Rng, d: int) -> Case:
     """Mostly such as have a limit of positive rank: S indefinite, V not symmetric and with a positive symmetric part."""
-    form = draw_indefinite(rng, d, 1, 0.2, 1.5) + draw_skew(rng, d)
-    value = draw_definite(rng, d, 1.0, 0.2, 2.0) + draw_skew(rng, d)
-    case = Case(gaussians.draw_softmax_law(rng, form, value), gaussians.draw_gaussian(rng, d))
+    form = rng.indefinite(d, 1, 0.2, 1.5) + rng.skew(d)
+    value = rng.definite(d, 1.0, 0.2, 2.0) + rng.skew(d)
+    case = Case(rng.softmax_law(form, value), rng.gaussian(d))
     return replace(case, facts={"seen": followed(case)})
 
 
 def identity(rng: Rng) -> Case:
     """V = I with a skew interaction, invertible and without effect: every covariance rests."""
-    law = gaussians.draw_softmax_law(rng, draw_skew(rng, 2, 1.0), torch.eye(2, dtype=torch.float64))
-    return Case(law, gaussians.draw_gaussian(rng, 2))
+    law = rng.softmax_law(rng.skew(2, 1.0), torch.eye(2, dtype=torch.float64))
+    return Case(law, rng.gaussian(2))
 
 
 def resting(case: Case) -> Case:

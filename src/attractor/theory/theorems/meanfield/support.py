@@ -11,7 +11,7 @@ from attractor.meanfield import support_rate
 from attractor.solvers import Trajectory
 from attractor.theory import gaussians, hypotheses
 from attractor.theory.checking import largest_norms, select_valid_rows
-from attractor.theory.sampling import Rng, draw_definite, draw_law, draw_matrix, draw_size, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 
 KERNELS = ("softmax", "l2", "sinkhorn", "sigmoid")
@@ -25,13 +25,13 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng)
+    n, d = rng.sizes()
     name = KERNELS[int(rng.integers(len(KERNELS)))]
     kernel = {"sigmoid": Sigmoid(bias=0.0), "sinkhorn": Sinkhorn(eps=1.0)}.get(name, name)
-    value = draw_definite(rng, d) if rng.random() < 0.5 else draw_matrix(rng, d)
+    value = rng.definite(d) if rng.random() < 0.5 else rng.matrix(d)
     mask = "causal" if name == "softmax" and rng.random() < 0.5 else None
-    law = draw_law(rng, draw_matrix(rng, d), value, kernel=kernel, mask=mask)
-    return Case(law, draw_tokens(rng, n, d), horizon=0.5)
+    law = rng.law(rng.matrix(d), value, kernel=kernel, mask=mask)
+    return Case(law, rng.tokens(n, d), horizon=0.5)
 
 
 def faster(case: Case) -> Case:
@@ -46,9 +46,8 @@ def faster(case: Case) -> Case:
 THEOREM = Theorem(
     key="meanfield.T12",
     title="The support grows at most exponentially",
-    statement=r"Softmax, L2, Sinkhorn and sigmoid attention, masked or not: \(R_t \le R_0\,e^{\sum_h\|V_h\|t}\) for "
-    r"measures of total mass one in the ball of radius \(R_0\): tokens "
-    r"never blow up in finite time.",
+    statement=r"Softmax, L2, Sinkhorn and sigmoid attention, masked or not: \(R_t \le R_0\,e^{\sum_h\|V_h\|t}\) for measures of "
+    r"total mass one in the ball of radius \(R_0\): tokens never blow up in finite time.",
     citation=gaussians.cite("well-posedness for compactly supported data"),
     status=Status.PAPER,
     hypotheses=(

@@ -14,7 +14,7 @@ import torch
 
 from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_orthogonal
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
 NODES = 40
@@ -44,15 +44,11 @@ def conclude(case: Case, measured: float) -> tuple[Measurement, ...]:
 
 def sized(low: float, high: float) -> Sampler:
     def draw_case(rng: Rng) -> Case:
-        start = gaussians.draw_gaussian(rng, 2)
+        start = rng.gaussian(2)
         top = float(rng.uniform(low, high))
-        a = (
-            draw_orthogonal(rng, 2)
-            @ torch.diag(torch.tensor([top, top * rng.uniform(0, 1)])).double()
-            @ draw_orthogonal(rng, 2)
-        )
+        a = rng.orthogonal(2) @ torch.diag(torch.tensor([top, top * rng.uniform(0, 1)])).double() @ rng.orthogonal(2)
         inverse = torch.linalg.inv(start.factor)
-        return Case(gaussians.draw_softmax_law(rng, inverse.mT @ a @ inverse, torch.eye(2, dtype=torch.float64)), start)
+        return Case(rng.softmax_law(inverse.mT @ a @ inverse, torch.eye(2, dtype=torch.float64)), start)
 
     return draw_case
 
@@ -62,18 +58,14 @@ def _light(case: Case) -> Margin:
 
 
 def _plane(case: Case) -> Margin:
-    return Margin.boolean(
-        case.gaussian.dim == 2,
-        f"d = {case.gaussian.dim}; the check is a quadrature in the plane",
-    )
+    return Margin.boolean(case.gaussian.dim == 2, f"d = {case.gaussian.dim}; the check is a quadrature in the plane")
 
 
 THEOREM = Theorem(
     key="meanfield.T2",
     title="Light weights",
-    statement=r"For independent \(x, y \sim N(0, \Sigma)\), \(\mathbb{E}\,e^{2y^\top Ax} = \det(I - 4a^\top "
-    r"a)^{-1/2}\) with \(a = \Sigma^{1/2}A\Sigma^{1/2}\), finite exactly if "
-    r"\(\|a\| < \tfrac12\).",
+    statement=r"For independent \(x, y \sim N(0, \Sigma)\), \(\mathbb{E}\,e^{2y^\top Ax} = \det(I - 4a^\top a)^{-1/2}\) with \(a = "
+    r"\Sigma^{1/2}A\Sigma^{1/2}\), finite exactly if \(\|a\| < \tfrac12\).",
     citation=gaussians.cite("diagnostic for the rate of the mean-field limit"),
     status=Status.HERE,
     hypotheses=(

@@ -14,7 +14,7 @@ from attractor.solvers import Trajectory
 from attractor.theory import hypotheses
 from attractor.theory.checking import STOP_FAR_AWAY, fit_exponential, select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin, Verdict
-from attractor.theory.sampling import Rng, draw_definite, draw_law, draw_metric_law, draw_size, draw_skew, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.weights import contraction
 
@@ -69,25 +69,25 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def problem(rng: Rng, n: int, value: torch.Tensor, **options: object) -> Case:
-    law = draw_law(rng, draw_definite(rng, len(value)) + draw_skew(rng, len(value)), value, **options)
-    return Case(law, draw_tokens(rng, n, len(value), 0.7), horizon=HORIZON, options=STOP_FAR_AWAY)
+    law = rng.law(rng.definite(len(value)) + rng.skew(len(value)), value, **options)
+    return Case(law, rng.tokens(n, len(value), 0.7), horizon=HORIZON, options=STOP_FAR_AWAY)
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng, SIZES)
-    value = draw_definite(rng, d, -1.0, 0.6, 1.2) + draw_skew(rng, d, 0.3)
+    n, d = rng.sizes(SIZES)
+    value = rng.definite(d, -1.0, 0.6, 1.2) + rng.skew(d, 0.3)
     return problem(rng, n, value, mask="causal", **({"positions": Rotary(10.0)} if rng.random() < 0.5 else {}))
 
 
 def unstable(rng: Rng) -> Case:
-    n, d = draw_size(rng, SIZES)
-    return problem(rng, n, draw_definite(rng, d, 1.0), mask="causal")
+    n, d = rng.sizes(SIZES)
+    return problem(rng, n, rng.definite(d, 1.0), mask="causal")
 
 
 def unmasked(rng: Rng) -> Case:
     """A stable value under full attention polarises if the metric is positive (T4)."""
-    law = draw_metric_law(rng, draw_definite(rng, 4), draw_definite(rng, 4, -1.0))
-    return Case(law, draw_tokens(rng, 4, 4), horizon=16.0, options=STOP_FAR_AWAY)
+    law = rng.metric_law(rng.definite(4), rng.definite(4, -1.0))
+    return Case(law, rng.tokens(4, 4), horizon=16.0, options=STOP_FAR_AWAY)
 
 
 THEOREM = Theorem(

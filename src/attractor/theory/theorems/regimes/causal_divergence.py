@@ -13,7 +13,7 @@ from attractor.solvers import Trajectory
 from attractor.theory import hypotheses
 from attractor.theory.checking import STOP_FAR_AWAY, select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_definite, draw_indefinite, draw_law, draw_size, draw_skew, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 
@@ -56,18 +56,18 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 def problem(rng: Rng, value: torch.Tensor, n: int) -> Case:
     d = len(value)
     options = {"positions": Rotary(10.0)} if d % 2 == 0 and rng.random() < 0.5 else {}
-    law = draw_law(rng, draw_definite(rng, d) + draw_skew(rng, d), value, mask="causal", **options)
-    return Case(law, draw_tokens(rng, n, d), horizon=3.0, options=STOP_FAR_AWAY)
+    law = rng.law(rng.definite(d) + rng.skew(d), value, mask="causal", **options)
+    return Case(law, rng.tokens(n, d), horizon=3.0, options=STOP_FAR_AWAY)
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    return problem(rng, draw_indefinite(rng, d, 1 + int(rng.integers(d)), 0.4, 1.2) + draw_skew(rng, d, 0.2), n)
+    n, d = rng.sizes()
+    return problem(rng, rng.indefinite(d, 1 + int(rng.integers(d)), 0.4, 1.2) + rng.skew(d, 0.2), n)
 
 
 def contracting(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    return problem(rng, draw_definite(rng, d, -1.0), n)
+    n, d = rng.sizes()
+    return problem(rng, rng.definite(d, -1.0), n)
 
 
 THEOREM = Theorem(

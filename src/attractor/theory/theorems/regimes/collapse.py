@@ -21,16 +21,7 @@ from attractor.theory.checking import (
     select_valid_rows,
     smallest_increase,
 )
-from attractor.theory.sampling import (
-    Rng,
-    draw_definite,
-    draw_indefinite,
-    draw_metric_law,
-    draw_shared_metric_law,
-    draw_size,
-    draw_skew,
-    draw_tokens,
-)
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem, reverse_velocity
 
 HORIZON = 100.0
@@ -50,11 +41,11 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    metric, state = draw_definite(rng, d, -1.0), draw_tokens(rng, n, d)
+    n, d = rng.sizes()
+    metric, state = rng.definite(d, -1.0), rng.tokens(n, d)
     if rng.random() < 0.3:
-        return Case(draw_shared_metric_law(rng, metric, 2), state, horizon=HORIZON, options=LATE)
-    law = draw_metric_law(rng, metric, draw_definite(rng, d) + draw_skew(rng, d))
+        return Case(rng.shared_metric_law(metric, 2), state, horizon=HORIZON, options=LATE)
+    law = rng.metric_law(metric, rng.definite(d) + rng.skew(d))
     return Case(law, state, horizon=HORIZON, options=LATE)
 
 
@@ -63,16 +54,16 @@ def rotation(rng: Rng) -> Case:
     angle = float(rng.uniform(0.26, 0.45)) * torch.pi
     cosine, sine = torch.tensor([angle], dtype=torch.float64).cos(), torch.tensor([angle], dtype=torch.float64).sin()
     turn = torch.stack((torch.cat((cosine, -sine)), torch.cat((sine, cosine))))
-    law = draw_metric_law(rng, -turn.mT, turn)
-    return Case(law, draw_tokens(rng, 4, 2), horizon=10.0, options={"save": geometric_times(10.0), **STOP_FAR_AWAY})
+    law = rng.metric_law(-turn.mT, turn)
+    return Case(law, rng.tokens(4, 2), horizon=10.0, options={"save": geometric_times(10.0), **STOP_FAR_AWAY})
 
 
 def other(metric_sign: float, interaction_sign: float) -> Sampler:
     def draw_case(rng: Rng) -> Case:
-        n, d = draw_size(rng)
-        metric = draw_definite(rng, d, metric_sign) if metric_sign else draw_indefinite(rng, d)
-        law = draw_metric_law(rng, metric, draw_definite(rng, d, interaction_sign))
-        return Case(law, draw_tokens(rng, n, d), horizon=10.0, options={"save": geometric_times(10.0), **STOP_FAR_AWAY})
+        n, d = rng.sizes()
+        metric = rng.definite(d, metric_sign) if metric_sign else rng.indefinite(d)
+        law = rng.metric_law(metric, rng.definite(d, interaction_sign))
+        return Case(law, rng.tokens(n, d), horizon=10.0, options={"save": geometric_times(10.0), **STOP_FAR_AWAY})
 
     return draw_case
 
@@ -83,8 +74,8 @@ def masked(rng: Rng) -> Case:
 
 
 def turned(rng: Rng) -> Case:
-    law = draw_metric_law(rng, draw_definite(rng, 4, -1.0), draw_definite(rng, 4), positions=Rotary(10.0))
-    return Case(law, draw_tokens(rng, 6, 4), horizon=HORIZON, options=LATE)
+    law = rng.metric_law(rng.definite(4, -1.0), rng.definite(4), positions=Rotary(10.0))
+    return Case(law, rng.tokens(6, 4), horizon=HORIZON, options=LATE)
 
 
 def reversed_briefly(case: Case) -> Case:

@@ -20,15 +20,7 @@ from attractor.theory.checking import (
     select_valid_rows,
     smallest_increase,
 )
-from attractor.theory.sampling import (
-    Rng,
-    draw_definite,
-    draw_indefinite,
-    draw_metric_law,
-    draw_size,
-    draw_skew,
-    draw_tokens,
-)
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, reverse_velocity
 
 HORIZON = 100.0
@@ -50,33 +42,29 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    law = draw_metric_law(rng, draw_definite(rng, d, -1.0) + draw_skew(rng, d), draw_definite(rng, d))
-    return Case(law, draw_tokens(rng, n, d), horizon=HORIZON, options=LATE)
+    n, d = rng.sizes()
+    law = rng.metric_law(rng.definite(d, -1.0) + rng.skew(d), rng.definite(d))
+    return Case(law, rng.tokens(n, d), horizon=HORIZON, options=LATE)
 
 
 def briefly(rng: Rng, metric: torch.Tensor, interaction: torch.Tensor, n: int) -> Case:
-    law = draw_metric_law(rng, metric, interaction)
-    return Case(
-        law, draw_tokens(rng, n, len(metric)), horizon=6.0, options={"save": geometric_times(6.0), **STOP_FAR_AWAY}
-    )
+    law = rng.metric_law(metric, interaction)
+    return Case(law, rng.tokens(n, len(metric)), horizon=6.0, options={"save": geometric_times(6.0), **STOP_FAR_AWAY})
 
 
 def lopsided(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    return briefly(
-        rng, draw_definite(rng, d, -1.0) + draw_skew(rng, d, 1.5), draw_definite(rng, d) + draw_skew(rng, d, 1.5), n
-    )
+    n, d = rng.sizes()
+    return briefly(rng, rng.definite(d, -1.0) + rng.skew(d, 1.5), rng.definite(d) + rng.skew(d, 1.5), n)
 
 
 def growing(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    return briefly(rng, draw_indefinite(rng, d), draw_definite(rng, d), n)
+    n, d = rng.sizes()
+    return briefly(rng, rng.indefinite(d), rng.definite(d), n)
 
 
 def repelling(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    return briefly(rng, draw_definite(rng, d, -1.0), draw_definite(rng, d, -1.0), n)
+    n, d = rng.sizes()
+    return briefly(rng, rng.definite(d, -1.0), rng.definite(d, -1.0), n)
 
 
 THEOREM = Theorem(

@@ -14,7 +14,7 @@ from attractor.solvers import Trajectory
 from attractor.theory import hypotheses
 from attractor.theory.checking import fit_power, largest_norms, select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_definite, draw_metric_law, draw_size, draw_skew, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 LAYERS = 400
@@ -41,14 +41,14 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def problem(rng: Rng, low: float, high: float) -> Case:
-    n, d = draw_size(rng)
-    law = draw_metric_law(rng, draw_definite(rng, d, -1.0), draw_definite(rng, d) + draw_skew(rng, d, 0.2))
+    n, d = rng.sizes()
+    law = rng.metric_law(rng.definite(d, -1.0), rng.definite(d) + rng.skew(d, 0.2))
     values = torch.linalg.eigvals(law.value_map)
     limit = float((-2 * values.real / values.abs().square()).min())  # |1 + h lambda| < 1 for all
     step = float(rng.uniform(low, high)) * limit
     layers = np.unique(np.geomspace(1, LAYERS, 60).astype(int))
     options = {"method": "layers", "step": step, "save": [0.0, *(step * layers).tolist()]}
-    tokens = draw_tokens(rng, n, d)
+    tokens = rng.tokens(n, d)
     size = float(torch.linalg.matrix_norm(law.interaction, 2)) * float(tokens.points.norm(dim=-1).max()) ** 2
     tokens = replace(tokens, points=tokens.points * (0.3 / size) ** 0.5)
     return Case(law, tokens, horizon=step * LAYERS, options=options)

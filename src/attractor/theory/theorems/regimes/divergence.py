@@ -12,16 +12,7 @@ from attractor.solvers import Trajectory
 from attractor.theory import hypotheses
 from attractor.theory.checking import STOP_FAR_AWAY, largest_norms, select_valid_rows, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import (
-    Rng,
-    draw_definite,
-    draw_indefinite,
-    draw_metric_law,
-    draw_shared_metric_law,
-    draw_size,
-    draw_skew,
-    draw_tokens,
-)
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 HORIZON = 25.0
@@ -48,39 +39,35 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def problem(rng: Rng, metric: torch.Tensor, n: int) -> Case:
-    law = draw_metric_law(rng, metric, draw_definite(rng, len(metric)) + draw_skew(rng, len(metric)))
-    return Case(law, draw_tokens(rng, n, len(metric)), horizon=HORIZON, options=STOP_FAR_AWAY)
+    law = rng.metric_law(metric, rng.definite(len(metric)) + rng.skew(len(metric)))
+    return Case(law, rng.tokens(n, len(metric)), horizon=HORIZON, options=STOP_FAR_AWAY)
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    metric = draw_definite(rng, d) if rng.random() < 0.5 else draw_indefinite(rng, d)
+    n, d = rng.sizes()
+    metric = rng.definite(d) if rng.random() < 0.5 else rng.indefinite(d)
     if rng.random() < 0.2:
-        return Case(
-            draw_shared_metric_law(rng, metric, 2), draw_tokens(rng, n, d), horizon=HORIZON, options=STOP_FAR_AWAY
-        )
+        return Case(rng.shared_metric_law(metric, 2), rng.tokens(n, d), horizon=HORIZON, options=STOP_FAR_AWAY)
     return problem(rng, metric, n)
 
 
 def low_start(rng: Rng) -> Case:
     """Indefinite metric, negative energy: no theorem, but tokens were never seen to stay."""
-    n, d = draw_size(rng)
-    return problem(rng, draw_indefinite(rng, d), n)
+    n, d = rng.sizes()
+    return problem(rng, rng.indefinite(d), n)
 
 
 def lopsided(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    law = draw_metric_law(
-        rng, draw_indefinite(rng, d) + draw_skew(rng, d, 1.5), draw_definite(rng, d) + draw_skew(rng, d, 1.5)
-    )
-    return Case(law, draw_tokens(rng, n, d), horizon=4.0, options=STOP_FAR_AWAY)
+    n, d = rng.sizes()
+    law = rng.metric_law(rng.indefinite(d) + rng.skew(d, 1.5), rng.definite(d) + rng.skew(d, 1.5))
+    return Case(law, rng.tokens(n, d), horizon=4.0, options=STOP_FAR_AWAY)
 
 
 def repelling(rng: Rng) -> Case:
-    n, d = draw_size(rng)
+    n, d = rng.sizes()
     return Case(
-        draw_metric_law(rng, draw_indefinite(rng, d), draw_definite(rng, d, -1.0)),
-        draw_tokens(rng, n, d),
+        rng.metric_law(rng.indefinite(d), rng.definite(d, -1.0)),
+        rng.tokens(n, d),
         horizon=4.0,
         options=STOP_FAR_AWAY,
     )
@@ -109,10 +96,6 @@ THEOREM = Theorem(
     rate=r"\text{exponential, from the eigenvalues of } V \text{ with positive real part (T5)}",
     conclude=conclude,
     sample=sample,
-    violate={
-        "metric symmetric": lopsided,
-        "interaction positive": repelling,
-        "positive metric energy": low_start,
-    },
+    violate={"metric symmetric": lopsided, "interaction positive": repelling, "positive metric energy": low_start},
     proof="The metric energy never decreases and zero, where it vanishes, is the only equilibrium.",
 )

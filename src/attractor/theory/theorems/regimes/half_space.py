@@ -17,7 +17,7 @@ from attractor.states import Tokens
 from attractor.theory import hypotheses
 from attractor.theory.checking import STOP_FAR_AWAY, select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_orthogonal, draw_size, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 
@@ -65,21 +65,21 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 def stretching(rng: Rng, d: int, heads: int, rate: float) -> torch.Tensor:
     """Values whose transposes share the first basis vector, in a random frame."""
-    frame, values = draw_orthogonal(rng, d), torch.from_numpy(0.5 * rng.standard_normal((heads, d, d)))
+    frame, values = rng.orthogonal(d), torch.from_numpy(0.5 * rng.standard_normal((heads, d, d)))
     values[:, 0, :] = 0.0
     values[:, 0, 0] = torch.from_numpy(rate * rng.uniform(0.2, 1.0, heads))
     return frame.mT @ values @ frame
 
 
 def problem(rng: Rng, rate: float, split: bool = False) -> Case:
-    n, d = draw_size(rng, ((5, 4),))
+    n, d = rng.sizes(((5, 4),))
     heads = int(rng.integers(1, 3))
     options: dict[str, Any] = ({}, {"mask": "causal"}, {"positions": Rotary(10.0)}, {"kernel": "l2"})[
         int(rng.integers(4))
     ]
     query, key = (torch.from_numpy(0.7 * rng.standard_normal((heads, 4, d))) for _ in range(2))
     law = Attention(query, key, stretching(rng, d, heads, rate), **options)
-    case = Case(law, draw_tokens(rng, n, d), horizon=3.0, options=STOP_FAR_AWAY)
+    case = Case(law, rng.tokens(n, d), horizon=3.0, options=STOP_FAR_AWAY)
     for found, u in directions(case)[:1]:
         if found > 0 and not split:
             heights = case.tokens.points @ u
@@ -92,9 +92,8 @@ THEOREM = Theorem(
     key="regimes.T6",
     title="Half-space divergence",
     statement=r"If \(V_h^\top u = \lambda_h u\) with \(\lambda_h \ge 0\) for every head, \(\lambda = \sum_h \lambda_h > 0\) and "
-    r"\(u\cdot x_i(0) > 0\) for every token, then "
-    r"\(e^{\lambda t}\min_i u\cdot x_i(0) \le u\cdot x_l(t) \le e^{\lambda t}\max_i u\cdot x_i(0)\): "
-    r"for any mask, any rotary positions and any row-normalised kernel.",
+    r"\(u\cdot x_i(0) > 0\) for every token, then \(e^{\lambda t}\min_i u\cdot x_i(0) \le u\cdot x_l(t) \le e^{\lambda t}\max_i "
+    r"u\cdot x_i(0)\): for any mask, any rotary positions and any row-normalised kernel.",
     citation=Citation(
         "pham2025dynamical",
         "divergence theorem: what it means by tokens that are initially separated",

@@ -11,7 +11,7 @@ from attractor.solvers import Trajectory
 from attractor.theory import hypotheses
 from attractor.theory.checking import fit_power, geometric_times, largest_norms, select_valid_rows
 from attractor.theory.conditions import Hypothesis
-from attractor.theory.sampling import Rng, draw_definite, draw_metric_law, draw_size, draw_skew, draw_tokens
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, reverse_velocity
 from attractor.theory.theorems.regimes.causal_collapse import stable
 from attractor.theory.theorems.regimes.collapse import rotation
@@ -26,11 +26,9 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    law = draw_metric_law(
-        rng, draw_definite(rng, d, -1.0) + draw_skew(rng, d, 0.8), draw_definite(rng, d) + draw_skew(rng, d, 0.8)
-    )
-    return Case(law, draw_tokens(rng, n, d, 0.7), horizon=HORIZON, options={"save": geometric_times(HORIZON)})
+    n, d = rng.sizes()
+    law = rng.metric_law(rng.definite(d, -1.0) + rng.skew(d, 0.8), rng.definite(d) + rng.skew(d, 0.8))
+    return Case(law, rng.tokens(n, d, 0.7), horizon=HORIZON, options={"save": geometric_times(HORIZON)})
 
 
 THEOREM = Theorem(

@@ -11,7 +11,7 @@ import torch
 from attractor.laws import Attention
 from attractor.theory import hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import Rng, draw_definite, draw_indefinite, draw_metric_law, draw_skew
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
 from attractor.weights import extremes, symmetric
 
@@ -34,17 +34,17 @@ def sample(rng: Rng) -> Case:
     sign = 1.0 if rng.random() < 0.5 else -1.0
     # an odd number of directions cannot be split evenly, so reversing V changes the count
     positive = int(rng.choice([count for count in range(d + 1) if 2 * count != d]))
-    metric = draw_indefinite(rng, d, positive, 0.1, 3.0)
-    return Case(draw_metric_law(rng, metric, sign * (draw_definite(rng, d, 1.0, 0.1, 3.0) + draw_skew(rng, d, 1.0))))
+    metric = rng.indefinite(d, positive, 0.1, 3.0)
+    return Case(rng.metric_law(metric, sign * (rng.definite(d, 1.0, 0.1, 3.0) + rng.skew(d, 1.0))))
 
 
 def lopsided(rng: Rng) -> Case:
-    metric = draw_indefinite(rng, 6) + draw_skew(rng, 6, 1.0)
-    return Case(draw_metric_law(rng, metric, draw_definite(rng, 6) + draw_skew(rng, 6, 1.0)))
+    metric = rng.indefinite(6) + rng.skew(6, 1.0)
+    return Case(rng.metric_law(metric, rng.definite(6) + rng.skew(6, 1.0)))
 
 
 def mixed(rng: Rng) -> Case:
-    return Case(draw_metric_law(rng, draw_indefinite(rng, 6), draw_indefinite(rng, 6)))
+    return Case(rng.metric_law(rng.indefinite(6), rng.indefinite(6)))
 
 
 def either_sign(case: Case) -> float:

@@ -14,16 +14,7 @@ from attractor.laws import Rotary
 from attractor.solvers import Trajectory
 from attractor.theory import hypotheses
 from attractor.theory.checking import STOP_FAR_AWAY, select_valid_rows, smallest_increase
-from attractor.theory.sampling import (
-    Rng,
-    draw_definite,
-    draw_indefinite,
-    draw_metric_law,
-    draw_shared_metric_law,
-    draw_size,
-    draw_skew,
-    draw_tokens,
-)
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.weights import extremes
 
@@ -42,35 +33,35 @@ def fate(case: Case) -> str:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    metric = (draw_definite(rng, d), draw_definite(rng, d, -1.0), draw_indefinite(rng, d))[int(rng.integers(3))]
-    state = draw_tokens(rng, n, d, 0.7)
+    n, d = rng.sizes()
+    metric = (rng.definite(d), rng.definite(d, -1.0), rng.indefinite(d))[int(rng.integers(3))]
+    state = rng.tokens(n, d, 0.7)
     if rng.random() < 0.3:
-        return Case(draw_shared_metric_law(rng, metric, 2), state, horizon=2.0, options=STOP_FAR_AWAY)
+        return Case(rng.shared_metric_law(metric, 2), state, horizon=2.0, options=STOP_FAR_AWAY)
     # any interaction at all, and any bias of the keys
     interaction = torch.from_numpy(0.7 * rng.standard_normal((d, d)))
-    law = draw_metric_law(rng, metric, interaction)
+    law = rng.metric_law(metric, interaction)
     return Case(
         replace(law, query_bias=torch.from_numpy(rng.standard_normal(d))), state, horizon=2.0, options=STOP_FAR_AWAY
     )
 
 
 def lopsided(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    metric = draw_definite(rng, d, -1.0) + draw_skew(rng, d, 2.0)
-    interaction = draw_definite(rng, d) + draw_skew(rng, d, 2.0)
-    return Case(draw_metric_law(rng, metric, interaction), draw_tokens(rng, n, d), horizon=2.0, options=STOP_FAR_AWAY)
+    n, d = rng.sizes()
+    metric = rng.definite(d, -1.0) + rng.skew(d, 2.0)
+    interaction = rng.definite(d) + rng.skew(d, 2.0)
+    return Case(rng.metric_law(metric, interaction), rng.tokens(n, d), horizon=2.0, options=STOP_FAR_AWAY)
 
 
 def masked(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    law = draw_metric_law(rng, draw_definite(rng, d, -1.0), draw_definite(rng, d), mask="causal")
-    return Case(law, draw_tokens(rng, n, d), horizon=2.0, options=STOP_FAR_AWAY)
+    n, d = rng.sizes()
+    law = rng.metric_law(rng.definite(d, -1.0), rng.definite(d), mask="causal")
+    return Case(law, rng.tokens(n, d), horizon=2.0, options=STOP_FAR_AWAY)
 
 
 def turned(rng: Rng) -> Case:
-    law = draw_metric_law(rng, draw_definite(rng, 4, -1.0), draw_definite(rng, 4), positions=Rotary(10.0))
-    return Case(law, draw_tokens(rng, 5, 4), horizon=2.0, options=STOP_FAR_AWAY)
+    law = rng.metric_law(rng.definite(4, -1.0), rng.definite(4), positions=Rotary(10.0))
+    return Case(law, rng.tokens(5, 4), horizon=2.0, options=STOP_FAR_AWAY)
 
 
 THEOREM = Theorem(

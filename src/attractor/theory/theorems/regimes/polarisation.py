@@ -13,16 +13,7 @@ from attractor.states import Tokens
 from attractor.theory import hypotheses
 from attractor.theory.checking import STOP_FAR_AWAY, largest_norms, select_valid_rows, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import (
-    Rng,
-    draw_definite,
-    draw_indefinite,
-    draw_metric_law,
-    draw_shared_metric_law,
-    draw_size,
-    draw_skew,
-    draw_tokens,
-)
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.weights import extremes
 
@@ -52,41 +43,41 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng)
+    n, d = rng.sizes()
     sign = 1.0 if rng.random() < 0.3 else -1.0
     if rng.random() < 0.2:
         return Case(
-            draw_shared_metric_law(rng, draw_definite(rng, d), 2, sign),
-            draw_tokens(rng, n, d),
+            rng.shared_metric_law(rng.definite(d), 2, sign),
+            rng.tokens(n, d),
             horizon=HORIZON,
             options=STOP_FAR_AWAY,
         )
-    law = draw_metric_law(rng, draw_definite(rng, d), sign * draw_definite(rng, d) + draw_skew(rng, d, 0.3))
-    return Case(law, draw_tokens(rng, n, d), horizon=HORIZON, options=STOP_FAR_AWAY)
+    law = rng.metric_law(rng.definite(d), sign * rng.definite(d) + rng.skew(d, 0.3))
+    return Case(law, rng.tokens(n, d), horizon=HORIZON, options=STOP_FAR_AWAY)
 
 
 def sample_equal_tokens(rng: Rng) -> Case:
     """A consensus state follows the value alone, which is stable here."""
-    n, d = draw_size(rng)
-    law = draw_metric_law(rng, draw_definite(rng, d), draw_definite(rng, d, -1.0))
-    return Case(law, Tokens(draw_tokens(rng, 1, d).points.expand(n, d).clone()), horizon=HORIZON, options=STOP_FAR_AWAY)
+    n, d = rng.sizes()
+    law = rng.metric_law(rng.definite(d), rng.definite(d, -1.0))
+    return Case(law, Tokens(rng.tokens(1, d).points.expand(n, d).clone()), horizon=HORIZON, options=STOP_FAR_AWAY)
 
 
 def shrinking(rng: Rng) -> Case:
-    n, d = draw_size(rng)
+    n, d = rng.sizes()
     return Case(
-        draw_metric_law(rng, draw_definite(rng, d, -1.0), draw_definite(rng, d)),
-        draw_tokens(rng, n, d),
+        rng.metric_law(rng.definite(d, -1.0), rng.definite(d)),
+        rng.tokens(n, d),
         horizon=HORIZON,
         options=STOP_FAR_AWAY,
     )
 
 
 def undecided(rng: Rng) -> Case:
-    n, d = draw_size(rng)
+    n, d = rng.sizes()
     return Case(
-        draw_metric_law(rng, draw_definite(rng, d), draw_indefinite(rng, d)),
-        draw_tokens(rng, n, d),
+        rng.metric_law(rng.definite(d), rng.indefinite(d)),
+        rng.tokens(n, d),
         horizon=HORIZON,
         options=STOP_FAR_AWAY,
     )

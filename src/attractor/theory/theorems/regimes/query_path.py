@@ -12,15 +12,7 @@ from attractor.solvers import velocity
 from attractor.states import Tokens
 from attractor.theory import hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.sampling import (
-    Rng,
-    draw_definite,
-    draw_indefinite,
-    draw_metric_law,
-    draw_size,
-    draw_skew,
-    draw_tokens,
-)
+from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
 from attractor.weights import extremes, symmetric
 
@@ -74,18 +66,18 @@ def one_sign(case: Case) -> Margin:
 def problem(rng: Rng, metric: torch.Tensor, n: int) -> Case:
     d = len(metric)
     interaction = torch.from_numpy(rng.standard_normal((d, d)))
-    return Case(draw_metric_law(rng, metric, interaction), draw_tokens(rng, n, d))
+    return Case(rng.metric_law(metric, interaction), rng.tokens(n, d))
 
 
 def sample(rng: Rng) -> Case:
-    n, d = draw_size(rng)
+    n, d = rng.sizes()
     sign = 1.0 if rng.random() < 0.5 else -1.0
-    return problem(rng, sign * draw_definite(rng, d) + draw_skew(rng, d, 1.0), n + d)
+    return problem(rng, sign * rng.definite(d) + rng.skew(d, 1.0), n + d)
 
 
 def mixed(rng: Rng) -> Case:
-    n, d = draw_size(rng)
-    return problem(rng, draw_indefinite(rng, d), n + d)
+    n, d = rng.sizes()
+    return problem(rng, rng.indefinite(d), n + d)
 
 
 THEOREM = Theorem(
