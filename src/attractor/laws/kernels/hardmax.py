@@ -1,0 +1,92 @@
+"""Hardmax attention: every token follows the keys with its largest score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from attractor.errors import InputError, UnsupportedError
+from attractor.laws.kernels.kernel import Kernel, Pairing, option
+
+PAIRS = 1 << 20  # pairs whose scores are held at once
+SLACK = 4.0  # tie tolerance in units of k eps |q_i| max_j |k_j|
+
+
+@dataclass(frozen=True)
+class Hardmax(Kernel):
+    r""":math:`w_{ij} = m_j / \sum_{l \in C_i} m_l` for j in :math:`C_i = \{j : s_{ij} = \max_l s_{il}\}`, zero elsewhere: the limit of
+    softmax as the scale tends to infinity. Only visible keys of positive mass count; with ``exclude_self`` a token does not see itself.
+
+    Ties. Two keys of equal score seldom have equal floating-point scores. An inner product of k terms has a rounding error of at most
+    :math:`\frac k2\epsilon|q_i||k_j|`, :math:`\epsilon` the machine epsilon, so two equal scores differ by at most
+    :math:`k\epsilon|q_i|\max_j|k_j|`. Scores within four times that number of the largest tie with it; the factor leaves room for the
+    rounding of queries and keys themselves. Differences that are smaller cannot be resolved.
+
+    The velocity is piecewise smooth and jumps where the largest score changes. An adaptive stepper rejects steps across a jump until
+    the jump times the step is below the tolerance, then crosses it: the solution stays accurate to the tolerance, at a cost of several
+    rejected steps. Where the velocities on both sides point at the surface of a jump, the exact motion slides along the surface, steps
+    shrink to about the tolerance and a run can exhaust its budget; discrete layers (``method="layers"``) do not have this problem.
+
+    There is no gradient (the derivative of the weights is zero wherever it exists), no energy and no Gaussian closure. Coinciding tokens
+    may be merged on request, ``flow(..., merge=...)``: weights are proportional to mass, so one token of the total mass gives the
+    same velocities. It is not the default, since tokens that are close but follow different keys separate. With ``exclude_self`` merging
+    is an error: two coinciding tokens see each other, and the merged token does not see itself.
+
+    Symbols: papers on hardmax self-attention write scores as :math:`\langle Ax_i, x_j\rangle`: :math:`A = \text{scale}\,K^\top Q`; their
+    masses are 1/n and their set of leaders is :math:`C_i`.
+    """
+
+    exclude_self: bool = option(False, "Under --kernel hardmax a token does not see itself.")
+    name: ClassVar[str] = "hardmax"
+    smooth: ClassVar[bool] = False
+    reads_values: ClassVar[bool] = True
+
+    def attend(self, pairing: Pairing, v: Tensor) -> Tensor:
+        q, k, masses = pairing.scaled_query, pairing.k, pairing.masses
+        if any(_is_differentiated(part) for part in (q, k, v, masses)):
+            raise UnsupportedError(
+                "hardmax has no gradient: its weights are piecewise constant; take softmax with a large scale, or detach tokens and law"
+            )
+        unit = SLACK * k.shape[-1] * torch.finfo(q.dtype).eps * k.norm(dim=-1).amax(-1)[..., None, None]
+        slack = unit * q.norm(dim=-1, keepdim=True)
+        keys = torch.arange(k.shape[-2], device=k.device)
+        sums = []
+        for rows, hidden in pairing.row_blocks(q, k, PAIRS):
+            scores = q[..., rows, :] @ k.mT
+            hidden = torch.zeros((), dtype=torch.bool, device=k.device) if hidden is None else hidden
+            if self.exclude_self:
+                hidden = hidden | (keys == keys[rows].unsqueeze(-1))
+            if masses is not None:
+                hidden = hidden | (masses == 0).unsqueeze(-2)
+            if (self.exclude_self or masses is not None) and bool(hidden.expand_as(scores).all(-1).any()):
+                raise InputError(
+                    "under hardmax every token must see a key of positive mass; the mask, exclude_self or zero masses leave one without"
+                )
+            scores = scores.masked_fill(hidden, -torch.inf)
+            tied = (scores >= scores.amax(-1, keepdim=True) - slack[..., rows, :]) & ~hidden
+            weights = tied.to(v.dtype) if masses is None else tied * masses.unsqueeze(-2)
+            weights = weights / weights.sum(-1, keepdim=True)
+            if pairing.skip_self:
+                weights.diagonal(offset=rows.start, dim1=-2, dim2=-1).zero_()
+            sums.append(weights @ v)
+        return torch.cat(sums, dim=-2)
+
+    def merge_obstacle(self) -> str | None:
+        if self.exclude_self:
+            return "under hardmax with exclude_self coinciding tokens see each other, and a merged token would not see itself"
+        return None
+
+    def closure_obstacle(self, scale: float, masked: bool) -> str:
+        return "under the hardmax kernel a Gaussian has no largest score, since its support is unbounded"
+
+
+def _is_differentiated(part: Tensor | None) -> bool:
+    """Whether a derivative with respect to the tensor is being computed, in reverse or forward mode."""
+    if part is None:
+        return False
+    reverse = part.requires_grad and torch.is_grad_enabled()
+    return reverse or forward_ad.unpack_dual(part).tangent is not None
