@@ -43,11 +43,11 @@ import json, sys, time
 from pathlib import Path
 import transformers
 import attractor as at
-from attractor.models.checkpoints import quiet
+from attractor.models.checkpoints import silence_transformers
 # not ru_maxrss, which a process inherits from the one that started it
 peak = lambda: 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 folder, options = sys.argv[1], json.loads(sys.argv[2])
-with quiet():
+with silence_transformers():
     opened = at.checkpoint(folder)
     before, start, used = peak(), time.perf_counter(), time.process_time()
     found = at.audit(opened, **options)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 import attractor as at
-from attractor.models.hooks import watched
+from attractor.models.hooks import record_blocks, run_stack
 from attractor.models.tracing import Session
 
 
@@ -35,12 +35,12 @@ def main() -> None:
     inputs, _ = model.inputs(ids)
 
     def looked() -> None:
-        with torch.no_grad(), watched(model.model, opened, model.stack, lambda passage: None):
-            model._call(inputs)
+        with torch.no_grad(), record_blocks(model.model, opened, model.stack, lambda states: None):
+            run_stack(model.model, model.stack, inputs)
 
     def plain() -> None:
         with torch.no_grad():
-            model._call(inputs)
+            run_stack(model.model, model.stack, inputs)
 
     ways: dict[str, Callable[[], object]] = {
         "plain": plain,

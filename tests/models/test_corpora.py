@@ -15,7 +15,7 @@ from small_models import random_model
 
 import attractor as at
 from attractor.errors import CheckpointError, InputError, MissingExtraError, UnsupportedError
-from attractor.models.inputs import corpus, picture
+from attractor.models.inputs import read_image, read_texts
 
 ROWS = [{"text": "one", "other": "1"}, {"text": " ", "other": "2"}, {"text": "three", "other": "3"}]
 
@@ -31,10 +31,10 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("one\n\nstill one\f\nthree")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet"):
-        assert [text.strip() for text in corpus(tmp_path / name)] == ["one", "three"]
-        assert len(corpus(tmp_path / name, 1)) == 1
-    assert corpus(tmp_path / "a.jsonl", column="other") == ["1", "2", "3"]
-    assert len(corpus(tmp_path / "b.txt")) == 2
+        assert [text.strip() for text in read_texts(tmp_path / name)] == ["one", "three"]
+        assert len(read_texts(tmp_path / name, 1)) == 1
+    assert read_texts(tmp_path / "a.jsonl", column="other") == ["1", "2", "3"]
+    assert len(read_texts(tmp_path / "b.txt")) == 2
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_files(tmp_path: Path) -> None:
 def test_unusual_files(name: str, content: bytes, tmp_path: Path) -> None:
     """Objects of columns, texts that are missing, and marks of byte order: read as they are meant."""
     (tmp_path / name).write_bytes(content)
-    assert corpus(tmp_path / name) == ["one", "three"]
+    assert read_texts(tmp_path / name) == ["one", "three"]
 
 
 def test_a_long_cell(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_long_cell(tmp_path: Path) -> None:
 
     usual = csv.field_size_limit()
     (tmp_path / "a.csv").write_text("text\n" + "word " * 40_000 + "\n")
-    assert len(corpus(tmp_path / "a.csv")[0]) > usual
+    assert len(read_texts(tmp_path / "a.csv")[0]) > usual
     assert csv.field_size_limit() == usual
 
 
@@ -83,23 +83,23 @@ def test_a_long_cell(tmp_path: Path) -> None:
 def test_bad_files(name: str, content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
-        corpus(tmp_path / name)
+        read_texts(tmp_path / name)
 
 
 def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"no file \./nowhere\.txt"):
-        corpus("./nowhere.txt")
+        read_texts("./nowhere.txt")
     with pytest.raises(InputError, match=r"is a folder; give a file in it"):
-        corpus(Path(__file__).parent)
+        read_texts(Path(__file__).parent)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match="datasets"):
-        corpus("wikitext")
+        read_texts("wikitext")
     library: Any = ModuleType("datasets")
     library.load_dataset = lambda name, split, streaming: iter(ROWS) if (name, split) == ("w", "test") else 1 / 0
     monkeypatch.setitem(sys.modules, "datasets", library)
-    assert corpus("w", 1, split="test") == ["one"]
+    assert read_texts("w", 1, split="test") == ["one"]
     with pytest.raises(CheckpointError, match=r"'w' is no file here.*division by zero"):
-        corpus("w")
+        read_texts("w")
 
 
 def test_pictures(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_pictures(tmp_path: Path) -> None:
     values = np.arange(20 * 30 * 3, dtype=np.uint8).reshape(20, 30, 3)
     Image.fromarray(values).save(tmp_path / "a.png")
     vit = at.checkpoint(random_model("ViT"))
-    pixels = picture(vit, tmp_path / "a.png")["pixel_values"]
+    pixels = read_image(vit, tmp_path / "a.png")["pixel_values"]
     assert pixels.shape == (1, 3, 12, 12)
     resized = np.asarray(Image.fromarray(values).resize((12, 12), 2), dtype=float) / 255
     np.testing.assert_allclose(pixels[0], (resized.transpose(2, 0, 1) - 0.5) / 0.5, atol=1e-6)
-    assert at.trace(vit, picture(vit, tmp_path / "a.png")).points.shape == (3, 10, 32)
+    assert at.trace(vit, read_image(vit, tmp_path / "a.png")).points.shape == (3, 10, 32)
     model: Any = random_model("ViT")
     model.save_pretrained(tmp_path / "vit")
     settings = {
@@ -122,7 +122,7 @@ def test_pictures(tmp_path: Path) -> None:
         "image_std": [1, 1, 1],
     }
     (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(settings))
-    cropped = picture(at.checkpoint(tmp_path / "vit"), tmp_path / "a.png")["pixel_values"]
+    cropped = read_image(at.checkpoint(tmp_path / "vit"), tmp_path / "a.png")["pixel_values"]
     whole = np.asarray(Image.fromarray(values).resize((24, 16), 2), dtype=float)[2:14, 6:18] / 255
     np.testing.assert_allclose(cropped[0], whole.transpose(2, 0, 1), atol=1e-6)
     (tmp_path / "b.png").write_bytes(b"no picture")
@@ -131,7 +131,7 @@ def test_pictures(tmp_path: Path) -> None:
         (tmp_path / "c.png", "there is no picture"),
     ):
         with pytest.raises(InputError, match=message):
-            picture(vit, path)
+            read_image(vit, path)
     with pytest.raises(UnsupportedError, match="reads no pictures"):
-        picture(at.checkpoint(random_model("GPT-2")), tmp_path / "a.png")
+        read_image(at.checkpoint(random_model("GPT-2")), tmp_path / "a.png")
     assert torch.isfinite(pixels).all()

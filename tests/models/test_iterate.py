@@ -12,8 +12,8 @@ from small_models import MODELS, random_model
 
 import attractor as at
 from attractor.errors import InputError, StoreError, UnsupportedError
-from attractor.models.decay import decay
-from attractor.models.random_init import configuration, drawn
+from attractor.models.decay import fit_decay
+from attractor.models.random_init import initialize, make_config
 
 IDS = [5, 9, 2, 33, 17, 8, 41, 3]
 TEXTUAL = [name for name, (kind, _) in MODELS.items() if kind not in ("vit", "deit", "dinov2", "whisper")]
@@ -89,9 +89,9 @@ def test_pictures_are_iterated() -> None:
     ("kind", "init"), [("gpt2", "family"), ("llama", "plain"), ("gpt_neo", "plain"), ("bert", "plain")]
 )
 def test_random_configurations(kind: str, init: str) -> None:
-    config = configuration(kind, 2, 24, 3)
+    config = make_config(kind, 2, 24, 3)
     config.vocab_size = 50
-    one, other = (drawn(config, 7, init) for _ in range(2))
+    one, other = (initialize(config, 7, init) for _ in range(2))
     for first, second in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(first, second)  # the seed decides
     opened = at.checkpoint(one)
@@ -103,19 +103,19 @@ def test_random_configurations(kind: str, init: str) -> None:
 
 
 def test_draws_do_not_disturb_the_caller() -> None:
-    config = configuration("gpt2", 1, 8, 2)
+    config = make_config("gpt2", 1, 8, 2)
     config.vocab_size = 20
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
-    drawn(config, 1)
+    initialize(config, 1)
     assert torch.equal(torch.rand(4), expected)
 
 
 def small_gpt2() -> Any:
-    config = configuration("gpt2", 3, 48, 4)
+    config = make_config("gpt2", 3, 48, 4)
     config.vocab_size = 100
-    return drawn(config, 42, "plain")
+    return initialize(config, 42, "plain")
 
 
 def test_the_final_norm_decides_the_law() -> None:
@@ -128,9 +128,9 @@ def test_the_final_norm_decides_the_law() -> None:
             block.attn.c_proj.weight.mul_(8)
     between = at.iterate(model, random_prompts=2, prompt_tokens=12, passes=60, feedforward=False)
     without = at.iterate(model, random_prompts=2, prompt_tokens=12, passes=60, feedforward=False, final_norm=False)
-    assert between.law.name == "exponential"
-    assert without.law.name == "power"
-    assert 0.5 < (without.law.rate or 0) < 1.5
+    assert between.decay.name == "exponential"
+    assert without.decay.name == "power"
+    assert 0.5 < (without.decay.rate or 0) < 1.5
     assert between.metric[-1] < without.metric[-1]
 
 
@@ -142,8 +142,8 @@ def test_redrawn_weights() -> None:
     assert np.array_equal(once.metric, again.metric)
     assert once.metric[0] == redrawn.metric[0]  # the words are embedded by the first draw
     assert once.metric[1] != redrawn.metric[1]
-    fresh = drawn(model.config, 6, few=True)  # seed + 1: what the first pass draws
-    x = drawn(model.config, 5).wte.weight[IDS] + drawn(model.config, 5).wpe.weight[: len(IDS)]
+    fresh = initialize(model.config, 6, small_vocabulary=True)  # seed + 1: what the first pass draws
+    x = initialize(model.config, 5).wte.weight[IDS] + initialize(model.config, 5).wpe.weight[: len(IDS)]
     with torch.no_grad():
         fresh.wpe.weight.zero_()
         expected = fresh(inputs_embeds=x[None]).last_hidden_state[0]
@@ -250,7 +250,7 @@ def _without_words(store: Path) -> Path:
     ],
 )
 def test_laws_of_known_curves(curve: Any, name: str, rate: float | None) -> None:
-    found = decay(curve(np.arange(81.0)), floor=1e-20)
+    found = fit_decay(curve(np.arange(81.0)), floor=1e-20)
     assert found.name == name
     assert found.rate == (None if rate is None else pytest.approx(rate, rel=1e-6))
 
@@ -259,7 +259,7 @@ def test_the_criterion_is_akaikes() -> None:
     """n log(RSS/n) + 2 (2 + 1), and halves that agree where the law is right and not where it is wrong."""
     k = np.arange(101.0)
     noise = 0.05 * np.random.default_rng(0).standard_normal(101)
-    found = decay(np.exp(noise) * np.maximum(k, 1.0) ** -0.9)
+    found = fit_decay(np.exp(noise) * np.maximum(k, 1.0) ** -0.9)
     fit = found.fits["power"]
     place = np.log(k[10:])
     line = np.polynomial.Polynomial.fit(place, noise[10:] - 0.9 * place, 1)
@@ -289,8 +289,15 @@ def test_bad_iterations() -> None:
         with pytest.raises(kind, match=message):
             at.iterate(model, **options)
     with pytest.raises(UnsupportedError, match=r"'gpt9'.*families"):
-        configuration("gpt9", 2, 8, 2)
+        make_config("gpt9", 2, 8, 2)
     with pytest.raises(InputError, match="do not split into 3 heads"):
-        configuration("gpt2", 2, 8, 3)
+        make_config("gpt2", 2, 8, 3)
     with pytest.raises(UnsupportedError, match="build it with transformers"):
-        configuration("whisper", 2, 8, 2)
+        make_config("whisper", 2, 8, 2)
+
+
+def test_a_frame_has_a_line_for_each_prompt_and_pass() -> None:
+    found = at.iterate(random_model("GPT-2").double(), [IDS], random_prompts=1, prompt_tokens=5, passes=2)
+    frame = found.frame()
+    assert list(frame["pass"]) == [0, 1, 2, 0, 1, 2]
+    assert list(frame["consensus_metric"]) == found.curves["consensus_metric"].flatten().tolist()

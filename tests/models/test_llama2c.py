@@ -16,7 +16,7 @@ import attractor as at
 from attractor import assets as fetching
 from attractor.errors import CheckpointError, FetchError
 from attractor.models.llama2c import Llama2cTensors, Pieces
-from attractor.models.loading import whole_model
+from attractor.models.loading import load_model
 
 SIZES = {"dim": 24, "hidden": 40, "layers": 2, "heads": 4, "groups": 2, "vocabulary": 300, "context": 16}
 
@@ -188,4 +188,4 @@ def test_stories(stories: Path) -> None:
     losses = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]))
     assert float(losses) < 1.2  # a wrong reading of rotary pairs or of ids costs nats
     assert opened.verify(layers=[0, 5]).error < 1e-12
-    assert sum(part.numel() for part in whole_model(opened).parameters()) == 15191712
+    assert sum(part.numel() for part in load_model(opened).parameters()) == 15191712

@@ -12,7 +12,7 @@ from small_models import random_model
 
 import attractor as at
 from attractor.models import trace_texts
-from attractor.models.measurements import LINEAR, by_head, curves, sphere_energy, sums
+from attractor.models.measurements import LINEAR, TokenSums, direction_energy, linear_curves, measure_heads
 
 IDS = [5, 9, 2, 33, 17, 8, 41, 3]
 
@@ -22,7 +22,7 @@ def test_sums_give_the_observables(spread: float) -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(1, 6, generator=draw, dtype=torch.float64) + spread * torch.randn(9, 6, generator=draw).double()
     x[0] *= 300
-    found = {name: values[0] for name, values in curves([sums(x)]).items()}
+    found = {name: values[0] for name, values in linear_curves([TokenSums.of(x)]).items()}
     for suffix, part in (("", x), ("_without_first", x[1:])):
         for name in LINEAR:
             expected = float(at.observables.named(name)(at.Tokens(part)))
@@ -32,7 +32,7 @@ def test_sums_give_the_observables(spread: float) -> None:
 
 def test_sums_of_few_tokens() -> None:
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    found = {name: values[0] for name, values in curves([sums(x)]).items()}
+    found = {name: values[0] for name, values in linear_curves([TokenSums.of(x)]).items()}
     assert float(found["cosine"]) == pytest.approx(0, abs=1e-7)  # a token at the origin is orthogonal to all
     assert math.isnan(float(found["cosine_without_first"]))
     assert float(found["token_norm_without_first"]) == 0
@@ -42,15 +42,15 @@ def test_the_energy_of_the_stream_is_that_of_the_sphere() -> None:
     x = at.Tokens.gaussian(7, 5, seed=3).points
     units = x / x.norm(dim=-1, keepdim=True)
     expected = at.energy(at.Tokens(units), at.Attention.isotropic(dim=5, beta=1.0))
-    torch.testing.assert_close(sphere_energy(x), expected)
-    torch.testing.assert_close(sphere_energy(x[:1].expand(4, -1)), torch.tensor(math.e / 2, dtype=torch.float64))
+    torch.testing.assert_close(direction_energy(x), expected)
+    torch.testing.assert_close(direction_energy(x[:1].expand(4, -1)), torch.tensor(math.e / 2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("case", ["Llama, grouped", "BERT, MiniLM", "GPT-2"])
 def test_the_energy_of_heads(case: str) -> None:
     layer = at.checkpoint(random_model(case)).layers[1]
     tokens = at.Tokens.gaussian(6, layer.dim, seed=4)
-    found = by_head(layer, tokens)
+    found = measure_heads(layer, tokens)
     for head in range(layer.heads):
         expected = at.energy(tokens, layer.head(head), log=True)
         assert float(found["log_energy"][head]) == pytest.approx(float(expected), rel=1e-12)

@@ -12,7 +12,7 @@ from small_models import random_model
 import attractor as at
 from attractor.errors import CheckpointError, InputError, UnsupportedError
 from attractor.models import trace_texts
-from attractor.models.hooks import frozen_norms, without_positions
+from attractor.models.hooks import freeze_norms, remove_positions
 from attractor.models.measurements import query_expansion
 
 IDS = [5, 9, 2, 33, 17, 8, 41, 3]
@@ -105,7 +105,7 @@ def test_heads_without_positions_are_those_of_the_ablated_model(case: str) -> No
     assert found is not None
     model.set_attn_implementation("eager")
     part = model.encoder if case == "T5" else model
-    with torch.no_grad(), without_positions(model):
+    with torch.no_grad(), remove_positions(model):
         weights = part(input_ids=torch.tensor([IDS]), output_attentions=True).attentions
     expected = torch.stack([torch.special.entr(each[0].double()).sum(-1).mean(-1) for each in weights])
     torch.testing.assert_close(found.heads["attention_entropy"], expected, rtol=1e-5, atol=1e-5)
@@ -135,7 +135,7 @@ def test_a_frozen_norm_is_affine(case: str) -> None:
     x, step = torch.randn(2, 1, len(IDS), 32, generator=torch.Generator().manual_seed(0))
 
     def frozen(given: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad(), frozen_norms(model, lambda: norm(x)):
+        with torch.no_grad(), freeze_norms(model, lambda: norm(x)):
             return norm(given)
 
     with torch.no_grad():
@@ -248,3 +248,16 @@ def test_a_folder_without_a_tokenizer(tmp_path: Any) -> None:
     with pytest.raises(CheckpointError, match="no tokenizer"):
         at.trace(tmp_path, "some words")
     torch.testing.assert_close(at.trace(tmp_path, IDS).points, at.trace(model, IDS).points)
+
+
+def test_frames_hold_the_measurements() -> None:
+    model = random_model("GPT-2")
+    run = at.trace(model, IDS)
+    found: Any = run.measurements
+    assert list(run.frame()["cosine"]) == found.curves["cosine"].tolist()
+    assert list(run.frame()["attention"])[1:] == found.blocks["attention"].tolist()
+    heads = run.frame("heads")
+    assert list(heads["self_weight"]) == found.heads["self_weight"].flatten().tolist()
+    many = trace_texts(model, [IDS, IDS[:5]])
+    assert list(many.frame()["cosine_spread"]) == many.curve("cosine")[1].tolist()
+    assert list(many.frame("heads")["expansion"]) == many.head("expansion").flatten().tolist()

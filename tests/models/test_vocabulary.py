@@ -14,7 +14,7 @@ from small_models import random_model
 import attractor as at
 from attractor.assets import kept
 from attractor.errors import CheckpointError, InputError
-from attractor.models.loading import Vocabulary, from_vocabulary, text_notes, token_ids, tokenizer_of
+from attractor.models.loading import Vocabulary, load_tokenizer, make_tokenizer, tokenize, tokenizer_notes
 
 MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -26,7 +26,7 @@ def vocabulary(folder: Path, *entries: str, marks: list[str] = MARKS) -> Path:
 
 
 def tokens(file: Path, text: str) -> list[str]:
-    tokenizer = from_vocabulary(file)
+    tokenizer = make_tokenizer(file)
     return tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
 
 
@@ -45,7 +45,7 @@ def test_words_against_the_tokenizer_of_transformers(tmp_path: Path, cased: bool
     file = vocabulary(tmp_path, *entries)
     original: Any = BertTokenizer(vocab=str(file), do_lower_case=not cased)
     for text in ("Playing, playings na\u00efve", "a [MASK] naives 77", "\u6f22\u6f22 play\u00a0play\t,"):
-        assert from_vocabulary(file)(text)["input_ids"] == original(text)["input_ids"]
+        assert make_tokenizer(file)(text)["input_ids"] == original(text)["input_ids"]
 
 
 def test_case_is_decided_by_a_share(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_what_is_said_beside_a_vocabulary_counts(stated: bool | None, file: str,
         config = json.loads((tmp_path / file).read_text())
         (tmp_path / file).write_text(json.dumps({**config, "do_lower_case": stated}))
     opened = at.checkpoint(tmp_path)
-    words = token_ids(opened, "We Playing")[1]
+    words = tokenize(opened, "We Playing")[1]
     assert words[1:3] == (["we", "play"] if stated else ["We", "Play"])
-    notes = text_notes(opened)
+    notes = tokenizer_notes(opened)
     decided = stated is None or file == "config.json"
     assert len(notes) == decided
     if decided:
@@ -95,9 +95,9 @@ def test_case_of_real_vocabularies(tmp_path: Path) -> None:
     folder = Path(minilm.origin).parent / "model"
     found = Vocabulary.read(folder / "vocab.txt")
     assert (found.lower, found.words, found.upper) == (True, True, 0)
-    assert text_notes(at.checkpoint(folder)) == ()  # its own tokenizer says it
-    own, text = tokenizer_of(at.checkpoint(folder)), "Where do a Transformer's Tokens go?"
-    assert from_vocabulary(folder / "vocab.txt")(text)["input_ids"] == own(text)["input_ids"]
+    assert tokenizer_notes(at.checkpoint(folder)) == ()  # its own tokenizer says it
+    own, text = load_tokenizer(at.checkpoint(folder)), "Where do a Transformer's Tokens go?"
+    assert make_tokenizer(folder / "vocab.txt")(text)["input_ids"] == own(text)["input_ids"]
 
 
 @pytest.mark.model
@@ -107,7 +107,7 @@ def test_case_of_reactions() -> None:
         pytest.skip("rxnfp is not here (attractor fetch rxnfp brings it)")
     found = Vocabulary.read(folder / "vocab.txt")
     assert (found.lower, found.words) == (False, False)
-    [note] = text_notes(at.checkpoint(folder))
+    [note] = tokenizer_notes(at.checkpoint(folder))
     assert "text keeps its case (520 of 541 entries with letters have upper-case ones)" in note
 
 
@@ -123,10 +123,10 @@ def test_symbols_are_cut_into_the_longest_entries(tmp_path: Path) -> None:
 
 def test_what_is_no_vocabulary_of_bert(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no entry \[CLS\]"):
-        from_vocabulary(vocabulary(tmp_path, "a", marks=["[UNK]", "[SEP]"]))
+        make_tokenizer(vocabulary(tmp_path, "a", marks=["[UNK]", "[SEP]"]))
     (tmp_path / "vocab.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CheckpointError, match="cannot be read as a vocabulary"):
-        from_vocabulary(tmp_path / "vocab.txt")
+        make_tokenizer(tmp_path / "vocab.txt")
 
 
 def test_a_folder_with_a_vocabulary_alone_is_traced(tmp_path: Path) -> None:
@@ -134,12 +134,12 @@ def test_a_folder_with_a_vocabulary_alone_is_traced(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     vocabulary(tmp_path, *"ACDEFGHIKLMNPQRSTVWY")
     opened = at.checkpoint(tmp_path)
-    assert tokenizer_of(opened).unk_token == "[UNK]"
+    assert load_tokenizer(opened).unk_token == "[UNK]"
     assert len(at.trace(opened, "EVQLV").words) == 7
-    ids, words = token_ids(opened, "AC")
+    ids, words = tokenize(opened, "AC")
     assert (ids.tolist(), words) == ([2, 5, 6, 3], ["[CLS]", "A", "C", "[SEP]"])
     with pytest.raises(InputError, match="knows nothing of the text 'hello'"):
-        token_ids(opened, "hello")
+        tokenize(opened, "hello")
 
 
 def test_weights_are_found_by_their_name(tmp_path: Path) -> None:

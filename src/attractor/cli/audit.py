@@ -244,11 +244,11 @@ def audit(context: typer.Context, options: AuditOptions, output: AuditOutput) ->
         _check(output)
         from attractor.cli.console import print_json
         from attractor.cli.environment import versions
-        from attractor.models import needs_transformers, quiet
+        from attractor.models import require_transformers, silence_transformers
 
-        needs_transformers()
+        require_transformers()
         command = replay(context, without=("json", "progress", "debug"))
-        with quiet():
+        with silence_transformers():
             pairs = [one(model, options, output) for model in options.models]
             found = [audited for _, audited in pairs]
             compared = _compared(pairs)

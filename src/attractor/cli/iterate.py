@@ -122,14 +122,9 @@ def resumed(
         raise InputError("--resume goes on in its own file: leave out --out")
     if not path.is_file():
         raise InputError(f"--resume: there is no run in {path} to go on with; begin one with --out {path}")
-    from attractor.models import request as stored
+    from attractor.models import read_request
 
-    asked, definition = stored(path)
-    if not asked:  # an earlier version kept no more than this, and drew with the seed 42 where none was given
-        same = ("feedforward", "final_norm", "redraw", "init", "seed", "dtype")
-        asked = {name: definition[name] for name in same if name in definition}
-        asked["dtype"] = str(asked.get("dtype", model.dtype)).removeprefix("torch.")
-    kept = {name: value for name, value in asked.items() if name not in named}
+    kept = {name: value for name, value in read_request(path).items() if name not in named}
     if "model" in named or "config" in named:
         kept = {name: value for name, value in kept.items() if name not in WHAT[: 2 if "config" in named else None]}
     if any(name in named for name in PROMPTS):
@@ -241,11 +236,11 @@ def iterate(
         check_options(model, prompts, output, named)
         from attractor.cli.console import print_json
         from attractor.cli.environment import version, versions
-        from attractor.models import needs_transformers, quiet
+        from attractor.models import require_transformers, silence_transformers
 
-        needs_transformers()
+        require_transformers()
         decode = whole_numbers(passes.decode)
-        with quiet():
+        with silence_transformers():
             found = run(model, prompts, passes, output, decode, named)
         pictures = draw(found, output)
         command = replay(context, without=("json", "progress", "debug"))
@@ -312,13 +307,13 @@ def opened(model: IterateModel, seed: int) -> Checkpoint:
     """The model, or one of random weights."""
     import torch
 
-    from attractor.models import checkpoint, configuration, drawn
+    from attractor.models import checkpoint, initialize, make_config
 
     if model.config is None:
         return checkpoint(str(model.model))
     layers, dim, heads = (getattr(model, name) or usual for name, usual in SIZES.items())
-    config = configuration(model.config, layers, dim, heads)
-    made = checkpoint(drawn(config, seed, model.init, getattr(torch, model.dtype)))
+    config = make_config(model.config, layers, dim, heads)
+    made = checkpoint(initialize(config, seed, model.init, getattr(torch, model.dtype)))
     return replace(made, name=f"random {model.config} (d {dim}, {heads} heads, {model.init} weights)")
 
 
@@ -361,17 +356,15 @@ def run(
             decode=decode,
             store=output.out or output.resume,
             resume=output.resume is not None,
-            asked=request(model, prompts, passes, own),
+            request=request(model, prompts, passes, own),
             progress=show,
         )
 
 
 def draw(found: Iteration, output: IterateOutput) -> list[str]:
     """Pictures of the decay."""
-    from attractor.models import draw_iteration
-
     for path in output.plot or ():
-        draw_iteration(found, path)
+        found.plot(path)
     return [str(path) for path in output.plot or ()]
 
 
@@ -387,8 +380,8 @@ def summary(found: Iteration) -> dict[str, Any]:
         "prompts": list(found.prompts),
         "lengths": list(found.lengths),
         "notes": list(found.notes),
-        "law": asdict(found.law),
-        "laws": [asdict(law) for law in found.laws],
+        "law": asdict(found.decay),
+        "laws": [asdict(decay) for decay in found.decays],
         "curves": {name: rows.tolist() for name, rows in found.curves.items()},
         "normed": found.normed.tolist(),
         "by_layer": found.by_layer.tolist(),

@@ -156,15 +156,15 @@ def practice(
         from attractor.cli.console import print_json
         from attractor.cli.environment import versions
         from attractor.files import write_json
-        from attractor.models import needs_transformers
+        from attractor.models import require_transformers
 
-        needs_transformers()
-        from attractor.models import quiet
+        require_transformers()
+        from attractor.models import silence_transformers
         from attractor.papers import answers, run
 
         tell = progress_lines(output.progress)
         names = tuple(options.models or ())
-        with quiet():
+        with silence_transformers():
             found = run(names, texts=texts, seed=options.seed, resamples=options.resamples, progress=tell)
         command = replay(context, without=("json", "progress", "debug"))
         document: dict[str, Any] = {"schema": SCHEMA, "command": command, "answers": answers(found), **found}

@@ -222,14 +222,14 @@ def check_options(texts: TextOptions, model: ModelOptions, output: TraceOutput, 
 
 def check_dataset(texts: TextOptions, named: dict[str, str]) -> None:
     """Refuse options that would say nothing about the texts."""
-    from attractor.models import takes_column, takes_split
+    from attractor.models import has_columns, has_splits
 
     for name in ("column", "split", "limit"):
         if name in named and texts.dataset is None:
             raise InputError(f"{named[name]} belongs to --dataset, which is not given")
-    if texts.dataset is not None and "split" in named and not takes_split(texts.dataset):
+    if texts.dataset is not None and "split" in named and not has_splits(texts.dataset):
         raise InputError(f"--split belongs to a --dataset of the hub: {texts.dataset} has none")
-    if texts.dataset is not None and "column" in named and not takes_column(texts.dataset):
+    if texts.dataset is not None and "column" in named and not has_columns(texts.dataset):
         raise InputError(f"--column belongs to a --dataset with columns: {texts.dataset} is plain text")
 
 
@@ -238,9 +238,9 @@ def read_texts(options: TextOptions) -> list[Text]:
     found = [Text(text, f"--text {index}") for index, text in enumerate(options.text or (), 1)]
     found += (read_lines if options.lines else read_files)(options.file or ())
     if options.dataset is not None:
-        from attractor.models import corpus
+        from attractor.models import read_texts
 
-        many = corpus(options.dataset, options.limit, options.column, options.split)
+        many = read_texts(options.dataset, options.limit, options.column, options.split)
         found += [Text(text, f"text {index} of {options.dataset}") for index, text in enumerate(many, 1)]
     if not found and options.file:
         raise InputError(f"--file {' '.join(map(str, options.file))} has no line with text in it")
@@ -264,9 +264,9 @@ def run(
         opened = checkpoint(texts.model)
         read: list[Any] = [one.text for one in named]
         if texts.image:
-            from attractor.models import picture
+            from attractor.models import read_image
 
-            read = [picture(opened, path) for path in texts.image]
+            read = [read_image(opened, path) for path in texts.image]
         elif getattr(opened.config, "image_size", None) is not None:
             raise InputError(f"{opened.name} is a model of pictures; give it one with --image")
         found = trace_texts(
@@ -304,7 +304,7 @@ def draw(opened: Checkpoint, first: Any, texts: TextOptions, model: ModelOptions
 def summary(opened: Checkpoint, found: Traces) -> dict[str, Any]:
     """The traces in numbers, ready for JSON; what is undefined is None."""
     from attractor.files import to_json
-    from attractor.models import text_notes
+    from attractor.models import tokenizer_notes
 
     first = found.measurements[0]
     curves = {name: dict(zip(("mean", "spread"), found.curve(name), strict=True)) for name in first.curves}
@@ -312,7 +312,7 @@ def summary(opened: Checkpoint, found: Traces) -> dict[str, Any]:
     heads = {name: found.head(name) for name in first.heads}
     report = {
         "model": {"name": opened.name, "family": opened.family.name, "layers": len(opened.layers), "dim": opened.dim},
-        "notes": [*opened.notes, *text_notes(opened)],
+        "notes": [*opened.notes, *tokenizer_notes(opened)],
         "texts": found.texts,
         "skipped": [{"text": one.name, "tokens": one.tokens} for one in found.skipped],
         "lengths": list(found.lengths),
@@ -327,7 +327,7 @@ def summary(opened: Checkpoint, found: Traces) -> dict[str, Any]:
 
 def offline_silence() -> Any:
     """No bars and reports of transformers among our output."""
-    from attractor.models import needs_transformers, quiet
+    from attractor.models import require_transformers, silence_transformers
 
-    needs_transformers()
-    return quiet()
+    require_transformers()
+    return silence_transformers()

@@ -14,63 +14,67 @@ from attractor.models.audit_results import (
     write_parquet,
 )
 from attractor.models.audits import audit
-from attractor.models.checkpoints import Checkpoint, LayerCheck, Layers, Verification, quiet
+from attractor.models.checkpoints import Checkpoint, LayerCheck, Layers, Verification, silence_transformers
 from attractor.models.comparison import Comparison, HeadChange, compare
-from attractor.models.decay import draw_iteration
+from attractor.models.decay import Decay
 from attractor.models.family import Family, list_families
-from attractor.models.hooks import Passage, check_ablations
-from attractor.models.inputs import corpus, picture, takes_column, takes_split
-from attractor.models.iteration import Iteration, Protocol, iterate, request
-from attractor.models.loading import text_notes, token_ids, tokenizer_of, whole_model
-from attractor.models.opening import checkpoint, needs_transformers
-from attractor.models.random_init import configuration, drawn
+from attractor.models.hooks import BlockStates, check_ablations
+from attractor.models.inputs import has_columns, has_splits, read_image, read_texts
+from attractor.models.iteration import Iteration, Protocol, iterate, read_request
+from attractor.models.loading import load_model, load_tokenizer, tokenize, tokenizer_notes
+from attractor.models.measurements import Measurements, TraceBlock, TraceHead
+from attractor.models.opening import checkpoint, require_transformers
+from attractor.models.random_init import initialize, make_config
 from attractor.models.tracing import Session, Trace, Traces, trace, trace_texts
 
 __all__ = [
     "Audit",
     "AuditHead",
     "AuditLayer",
+    "BlockStates",
     "Checkpoint",
     "Comparison",
+    "Decay",
     "Family",
     "HeadChange",
     "Iteration",
     "Layer",
     "LayerCheck",
     "Layers",
-    "Passage",
+    "Measurements",
     "Protocol",
     "Session",
     "Spectra",
     "Trace",
+    "TraceBlock",
+    "TraceHead",
     "Traces",
     "Verification",
     "audit",
     "check_ablations",
     "checkpoint",
     "compare",
-    "configuration",
-    "corpus",
     "count_labels",
-    "draw_iteration",
-    "drawn",
+    "has_columns",
+    "has_splits",
     "import_pyarrow",
+    "initialize",
     "iterate",
     "list_families",
+    "load_model",
+    "load_tokenizer",
+    "make_config",
     "median",
     "median_deviation",
-    "needs_transformers",
-    "picture",
-    "quiet",
-    "request",
-    "takes_column",
-    "takes_split",
-    "text_notes",
-    "token_ids",
-    "tokenizer_of",
+    "read_image",
+    "read_request",
+    "read_texts",
+    "require_transformers",
+    "silence_transformers",
+    "tokenize",
+    "tokenizer_notes",
     "trace",
     "trace_texts",
-    "whole_model",
     "write_csv",
     "write_parquet",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
 from attractor.models.attention_layers import Layer, double
-from attractor.models.family import Family
+from attractor.models.family import Family, get_hidden_states, get_output
 from attractor.models.tensors import Reader, Tensors, reader
 from attractor.solvers import velocity
 from attractor.states import Tokens
@@ -86,13 +86,15 @@ def _own(checkpoint: Checkpoint, index: int, tokens: int, seed: int) -> tuple[Te
     stack, within = checkpoint.layers.place(index)
     seen: dict[str, Tensor] = {}
     state = _state(checkpoint, stack, within)  # read outside of the double world, which files do not belong to
-    with double(), torch.no_grad(), quiet():
+    with double(), torch.no_grad(), silence_transformers():
         model = _single(checkpoint, stack, within, state)
         modules = family.modules(stack, family.slot(config, within))
         at = model.get_submodule
-        at(modules.block).register_forward_pre_hook(lambda *call: _keep(seen, "stream", *call[1:]), with_kwargs=True)
-        at(modules.reads).register_forward_pre_hook(lambda *call: _keep(seen, "reads", *call[1:]), with_kwargs=True)
-        at(modules.writes).register_forward_hook(lambda _m, _a, out: seen.__setitem__("writes", _first(out).clone()))
+        at(modules.block).register_forward_pre_hook(_keep(seen, "stream"), with_kwargs=True)
+        at(modules.reads).register_forward_pre_hook(_keep(seen, "reads"), with_kwargs=True)
+        at(modules.writes).register_forward_hook(
+            lambda _m, _a, out: seen.__setitem__("writes", get_output(out).clone())
+        )
         family.feed(model, model.config, stack, torch.Generator().manual_seed(seed), tokens)
     return tuple(seen[name][0] for name in ("stream", "reads", "writes"))  # type: ignore[return-value]
 
@@ -125,16 +127,16 @@ def _single(checkpoint: Checkpoint, stack: str, index: int, state: dict[str, Ten
     return model.eval()
 
 
-def _keep(seen: dict[str, Tensor], name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    given = arguments[0] if arguments else options["hidden_states"]
-    seen.setdefault(name, given.clone())
+def _keep(seen: dict[str, Tensor], name: str) -> Callable[..., None]:
+    """A forward pre-hook that stores the first hidden states that a module receives."""
+
+    def keep(_module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        seen.setdefault(name, get_hidden_states(arguments, options).clone())
+
+    return keep
 
 
-def _first(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]
-
-
-class quiet:
+class silence_transformers:
     """No reports of transformers about tensors that the small model does not have."""
 
     def __enter__(self) -> None:
@@ -177,7 +179,15 @@ class Checkpoint:
 
     @property
     def dim(self) -> int:
+        """The width d of the residual stream."""
         return getattr(self.config, self.family.width)
+
+    def choose_stack(self, stack: str | None) -> str:
+        """The name of a stack of layers, the first one by default; raises if the model has no such stack."""
+        stacks = list(self.family.stacks(self.config))
+        if stack is not None and stack not in stacks:
+            raise InputError(f"{self.name} has no stack {stack!r}; it has {', '.join(map(repr, stacks))}")
+        return stacks[0] if stack is None else stack
 
     def verify(self, layers: Sequence[int] | None = None, tokens: int = 12, seed: int = 0) -> Verification:
         """Compare our laws with the model's own attention on random tokens, layer by layer."""

@@ -31,16 +31,31 @@ Config = Any  # a configuration of transformers
 
 @dataclass(frozen=True)
 class Modules:
-    """Where, in the family's own model, a block begins, attention reads its tokens and writes its result.
+    """Names of the modules of the original model to which hooks are attached.
 
-    ``middle`` is the module whose output is the stream between attention and feed-forward, where that is not the sum of the
-    stream and what attention wrote.
+    Attributes
+    ----------
+    block : the Transformer block; its input and output are the residual stream.
+    reads : the module whose input attention reads.
+    writes : the module whose output is added to the stream.
+    middle : the module whose output is the stream between attention and feed-forward, where that is not the sum of the stream and
+        the output of ``writes``.
     """
 
     block: str
     reads: str
     writes: str
     middle: str | None = None
+
+
+def get_hidden_states(arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+    """The hidden states among the arguments of a module."""
+    return arguments[0] if arguments else options["hidden_states"]
+
+
+def get_output(output: Any) -> Tensor:
+    """The hidden states in the output of a module, which may be a tuple."""
+    return output if isinstance(output, Tensor) else output[0]
 
 
 class Family(ABC):
@@ -126,7 +141,7 @@ def _leaves(kind: type[Family]) -> list[type[Family]]:
     return found + [leaf for child in kind.__subclasses__() for leaf in _leaves(child)]
 
 
-def family_of(model_type: str | None, where: str) -> Family:
+def find_family(model_type: str | None, where: str) -> Family:
     """The family of a configuration."""
     known = {name: family for family in list_families() for name in family.model_types}
     if model_type in known:

@@ -1,4 +1,4 @@
-"""A model as a map from embedded tokens to final tokens, and its readout."""
+"""A model as a map from embedded tokens to final tokens, and its unembedding."""
 
 from __future__ import annotations
 
@@ -11,81 +11,75 @@ from torch import Tensor
 
 from attractor.errors import UnsupportedError
 from attractor.models.checkpoints import Checkpoint
-from attractor.models.hooks import Passage, watched
+from attractor.models.family import get_hidden_states
+from attractor.models.hooks import BlockStates, record_blocks, run_stack
 
-Step = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, Tensor]]
-
-
-class _Seen(Exception):
-    """Ends a run once the first block has been reached."""
+ForwardMap = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, Tensor]]
+UNEMBEDDINGS = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight")
 
 
-def embedded(model: Any, checkpoint: Checkpoint, stack: str, inputs: dict[str, Tensor]) -> Tensor:
-    """The stream before the first block, (n, d)."""
+class _FirstBlock(Exception):
+    """Ends a forward pass at the first block."""
+
+
+def embed(model: Any, checkpoint: Checkpoint, stack: str, inputs: dict[str, Tensor]) -> Tensor:
+    """The residual stream before the first block, (n, d)."""
     found: list[Tensor] = []
 
-    def see(_module: Any, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-        found.append(given[0] if given else options["hidden_states"])
-        raise _Seen
+    def stop(_module: Any, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        found.append(get_hidden_states(given, options))
+        raise _FirstBlock
 
     block = model.get_submodule(checkpoint.family.modules(stack, 0).block)
-    handle = block.register_forward_pre_hook(see, with_kwargs=True)
+    handle = block.register_forward_pre_hook(stop, with_kwargs=True)
     try:
         with torch.no_grad():
-            call(model, stack, inputs)
-    except _Seen:
+            run_stack(model, stack, inputs)
+    except _FirstBlock:
         return found[0][0].detach()
     finally:
         handle.remove()
-    raise AssertionError("the model did not come to its first block")
+    raise AssertionError("the forward pass did not reach the first block")
 
 
 @contextmanager
-def step_blocks(
-    model: Any, checkpoint: Checkpoint, stack: str, feedforward: bool, see: Callable[[Passage], None]
-) -> Iterator[Step]:
-    """``step(x, inputs)``: x (n, d) through all blocks; the stream after the last, and the same after the final norm.
+def open_forward_map(
+    model: Any, checkpoint: Checkpoint, stack: str, feedforward: bool, receive: Callable[[BlockStates], None]
+) -> Iterator[ForwardMap]:
+    """A function ``apply(x, inputs)`` that passes tokens x (n, d) through all blocks.
 
-    ``see`` is called with every block that is passed.
+    It returns the residual stream after the last block, (n, d), and the same after the final norm. ``receive`` is called with the
+    states of every block; ``feedforward=False`` skips the feed-forward parts.
     """
-    here: dict[str, Tensor] = {}
+    tokens: dict[str, Tensor] = {}
 
     def put(_module: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        x = here["x"].unsqueeze(0)
+        x = tokens["first"].unsqueeze(0)
         return ((x, *given[1:]), options) if given else (given, {**options, "hidden_states": x})
 
-    def keep(passage: Passage) -> None:
-        here["last"] = passage.after
-        see(passage)
+    def keep(states: BlockStates) -> None:
+        tokens["last"] = states.after
+        receive(states)
 
-    def step(x: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        here["x"] = x
+    def apply(x: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        tokens["first"] = x
         with torch.no_grad():
-            normed = call(model, stack, inputs)[0][0]
-        return here["last"], normed
+            normed = run_stack(model, stack, inputs)[0][0]
+        return tokens["last"], normed
 
     with ExitStack() as hooks:
         block = model.get_submodule(checkpoint.family.modules(stack, 0).block)
-        handle = block.register_forward_pre_hook(put, with_kwargs=True)  # before those that watch
+        handle = block.register_forward_pre_hook(put, with_kwargs=True)  # runs before the hooks that record
         hooks.callback(handle.remove)
-        hooks.enter_context(watched(model, checkpoint, stack, keep, () if feedforward else ("feedforward",)))
-        yield step
+        hooks.enter_context(record_blocks(model, checkpoint, stack, keep, () if feedforward else ("feedforward",)))
+        yield apply
 
 
-def call(model: Any, stack: str, inputs: dict[str, Tensor]) -> Any:
-    """The model, or the stack of it that is followed, at work."""
-    part = getattr(model, stack, model) if stack == "encoder" else model
-    return part(**inputs)
-
-
-HEADS = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight")
-
-
-def unembedding(checkpoint: Checkpoint, model: Any, random: bool) -> tuple[Tensor, str]:
-    """The matrix (words, d) that turns tokens after the final norm into scores of words, and what it is."""
+def read_unembedding(checkpoint: Checkpoint, model: Any, random: bool) -> tuple[Tensor, str]:
+    """The matrix (vocabulary, d) from tokens after the final norm to logits, and a description of it."""
     if not random:
         names = checkpoint.tensors.names()
-        for name in HEADS:
+        for name in UNEMBEDDINGS:
             if name in names:
                 return checkpoint.tensors.read(name), "the model's own head"
     embedding = model.get_input_embeddings()
@@ -95,7 +89,7 @@ def unembedding(checkpoint: Checkpoint, model: Any, random: bool) -> tuple[Tenso
     return embedding.weight.detach(), "its embedding, transposed" if tied else "its embedding, for want of a head"
 
 
-def decoded(tokens: Tensor, matrix: Tensor, tokenizer: Any) -> str:
-    """The word of the highest score at every place."""
-    ids = (tokens @ matrix.to(tokens).mT).argmax(-1).tolist()
+def decode(tokens: Tensor, unembedding: Tensor, tokenizer: Any) -> str:
+    """The text of the largest logit at every position; token ids where there is no tokenizer."""
+    ids = (tokens @ unembedding.to(tokens).mT).argmax(-1).tolist()
     return " ".join(map(str, ids)) if tokenizer is None else tokenizer.decode(ids)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attractor.errors import CheckpointError, UnsupportedError, missing
 from attractor.models.checkpoints import Checkpoint
-from attractor.models.family import family_of
+from attractor.models.family import find_family
 
 # architectures of llama.cpp whose tensors are those of the family, but for the order of rows that is undone below
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -38,7 +38,7 @@ def opened(path: Path, dtype: torch.dtype) -> Checkpoint:
             f"{path} is a GGUF file of architecture {architecture!r}; attractor reads {', '.join(ARCHITECTURES)} from GGUF, "
             "and other families from safetensors"
         )
-    family = family_of(ARCHITECTURES[architecture], str(path))
+    family = find_family(ARCHITECTURES[architecture], str(path))
     config = _configuration(tensors, architecture)
     tensors.arrange(config, permuted=architecture == "llama")
     note = f"the weights are quantised ({', '.join(tensors.kinds())}), so spectra are approximate"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,47 +14,46 @@ from torch import Tensor, nn
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Norm
 from attractor.models.checkpoints import Checkpoint
-from attractor.models.family import Modules
+from attractor.models.family import Modules, get_hidden_states, get_output
 
+EMBEDDINGS = ("wpe", "position_embeddings", "embed_positions", "relative_attention_bias")
+ABLATIONS = ("feedforward", "attention", "positions", "norms")
 _NORMS: WeakKeyDictionary[Checkpoint, dict[str, list[Norm | None]]] = WeakKeyDictionary()
 
 
 @dataclass
-class Passage:
-    """One block as tokens pass it, each (n, d): the stream before, in the middle and after, and what attention read."""
+class BlockStates:
+    """Tokens at block ``index``, each (n, d): the residual stream before, between attention and feed-forward, and after the block,
+    and the input of attention."""
 
     index: int
     before: Tensor
-    reads: Tensor
+    attention_input: Tensor
     middle: Tensor
     after: Tensor
 
 
-@dataclass
-class _Seen:
-    before: Tensor | None = None
-    reads: Tensor | None = None
-    writes: Tensor | None = None
-    middle: Tensor | None = None
-    handles: list[Any] = field(default_factory=list)
+def run_stack(model: Any, stack: str, inputs: dict[str, Tensor]) -> Any:
+    """Run a model, or only its encoder if that is the stack of interest."""
+    part = getattr(model, stack, model) if stack == "encoder" else model
+    return part(**inputs)
 
 
 @contextmanager
-def watched(
+def record_blocks(
     model: nn.Module,
     checkpoint: Checkpoint,
     stack: str,
-    see: Callable[[Passage], None],
+    receive: Callable[[BlockStates], None],
     without: tuple[str, ...] = (),
 ) -> Iterator[None]:
-    """Call ``see`` with every block that a run of the model passes; nothing is kept here once a block is done.
+    """Call ``receive`` with the states of every block while the model runs; nothing is kept after a block.
 
-    ``without`` may hold "attention", whose output becomes zero, and "feedforward", which a block then ends before.
+    ``without`` may contain "attention", whose output is then replaced by zero, and "feedforward", which is then skipped.
     """
     handles: list[Any] = []
-    for index, layer in enumerate(norms_after(checkpoint, stack)):
-        modules = checkpoint.family.modules(stack, index)
-        handles += _block(model, modules, index, layer, see, without)
+    for index, norm in enumerate(output_norms(checkpoint, stack)):
+        handles += _hook_block(model, checkpoint.family.modules(stack, index), index, norm, receive, without)
     try:
         yield
     finally:
@@ -62,55 +61,50 @@ def watched(
             handle.remove()
 
 
-def norms_after(checkpoint: Checkpoint, stack: str) -> list[Norm | None]:
-    """The norm that each layer's attention output passes before it is added, where there is one; read once for many texts."""
-    known = _NORMS.setdefault(checkpoint, {})
-    if stack not in known:
-        known[stack] = _read_norms(checkpoint, stack)
-    return known[stack]
+def output_norms(checkpoint: Checkpoint, stack: str) -> list[Norm | None]:
+    """The norm of each layer that the output of attention passes before it is added, if any; cached for the next text."""
+    cached = _NORMS.setdefault(checkpoint, {})
+    if stack not in cached:
+        layers, count = checkpoint.layers, checkpoint.family.stacks(checkpoint.config)[stack]
+        first = next(index for index in range(len(layers)) if layers.place(index)[0] == stack)
+        none = layers[first].output_norm is None
+        cached[stack] = [None if none else layers[first + index].output_norm for index in range(count)]
+    return cached[stack]
 
 
-def _read_norms(checkpoint: Checkpoint, stack: str) -> list[Norm | None]:
-    count = checkpoint.family.stacks(checkpoint.config)[stack]
-    first = next(i for i in range(len(checkpoint.layers)) if checkpoint.layers.place(i)[0] == stack)
-    if checkpoint.layers[first].output_norm is None:
-        return [None] * count
-    return [checkpoint.layers[first + index].output_norm for index in range(count)]
-
-
-def _block(
+def _hook_block(
     model: nn.Module,
     modules: Modules,
     index: int,
     norm: Norm | None,
-    see: Callable[[Passage], None],
+    receive: Callable[[BlockStates], None],
     without: tuple[str, ...],
 ) -> list[Any]:
-    seen, part = _Seen(), model.get_submodule
+    seen: dict[str, Tensor] = {}
+    part = model.get_submodule
 
     def begin(_module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-        seen.before, seen.reads, seen.writes, seen.middle = _given(given, options), None, None, None
+        seen.clear()
+        seen["before"] = get_hidden_states(given, options)
 
     def read(_module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-        seen.reads = _given(given, options)
+        seen["reads"] = get_hidden_states(given, options)
 
     def write(_module: nn.Module, _given: Any, out: Any) -> Any:
-        out = _replaced(out, torch.zeros_like(_first(out))) if "attention" in without else out
-        seen.writes = _first(out)
+        out = _replace_output(out, torch.zeros_like(get_output(out))) if "attention" in without else out
+        seen["writes"] = get_output(out)
         return out
 
     def middle(_module: nn.Module, _given: Any, out: Any) -> None:
-        seen.middle = _first(out)
+        seen["middle"] = get_output(out)
 
     def end(_module: nn.Module, _given: Any, out: Any) -> Any:
-        assert seen.before is not None
-        assert seen.reads is not None
-        assert seen.writes is not None
-        added = seen.writes if norm is None else norm(seen.writes)
-        between = seen.before + added if seen.middle is None else seen.middle
-        out = _replaced(out, between) if "feedforward" in without else out
-        see(Passage(index, *(state[0].detach() for state in (seen.before, seen.reads, between, _first(out)))))
-        seen.before = seen.reads = seen.writes = seen.middle = None
+        before, reads, added = seen["before"], seen["reads"], seen["writes"]
+        added = added if norm is None else norm(added)
+        between = seen["middle"] if "middle" in seen else before + added
+        out = _replace_output(out, between) if "feedforward" in without else out
+        receive(BlockStates(index, *(state[0].detach() for state in (before, reads, between, get_output(out)))))
+        seen.clear()
         return out
 
     handles = [
@@ -122,57 +116,45 @@ def _block(
     return handles if modules.middle is None else [*handles, part(modules.middle).register_forward_hook(middle)]
 
 
-def _given(arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-    return arguments[0] if arguments else options["hidden_states"]
-
-
-def _first(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]
-
-
-def _replaced(output: Any, stream: Tensor) -> Any:
-    """The output of a module with another stream in it."""
-    return stream if isinstance(output, Tensor) else (stream, *output[1:])
-
-
-EMBEDDINGS = ("wpe", "position_embeddings", "embed_positions", "relative_attention_bias")
-ABLATIONS = ("feedforward", "attention", "positions", "norms")
+def _replace_output(output: Any, hidden_states: Tensor) -> Any:
+    """The output of a module with other hidden states."""
+    return hidden_states if isinstance(output, Tensor) else (hidden_states, *output[1:])
 
 
 def check_ablations(without: tuple[str, ...]) -> None:
-    """Refuse what cannot be taken away."""
+    """Raise if a name is not an ablation."""
     for name in without:
         if name not in ABLATIONS:
             raise InputError(f"{name!r} cannot be taken away; what can is {', '.join(ABLATIONS)}")
 
 
 @contextmanager
-def without_positions(model: nn.Module) -> Iterator[None]:
-    """Rotary angles are zero, and so are learned position vectors and biases of distances."""
+def remove_positions(model: nn.Module) -> Iterator[None]:
+    """Set rotary angles, learned position embeddings and relative position biases to zero."""
     named = [(name.split(".")[-1], part) for name, part in model.named_modules()]
     rotary = [part for _, part in named if type(part).__name__.endswith("RotaryEmbedding")]
     learned = [part for name, part in named if isinstance(part, nn.Embedding) and name in EMBEDDINGS]
-    stored = {part: found for _, part in named if (found := _stored(part))}
-    falls_off = getattr(
-        getattr(model, "config", None), "alibi", False
-    )  # such a model may have angles that it does not use
-    if falls_off or not (rotary or learned or stored):
+    stored = {part: found for _, part in named if (found := _neutral_table(part))}
+    alibi = getattr(getattr(model, "config", None), "alibi", False)  # such a model may have unused rotary angles
+    if alibi or not (rotary or learned or stored):
         raise UnsupportedError(
             f"a {type(model).__name__} keeps its positions where they cannot be taken away by a hook"
         )
     with ExitStack() as hooks:
         for part in rotary:
-            hooks.enter_context(_hook(part, _unturned))
+            hooks.enter_context(_hook(part, _zero_angles))
         for part in learned:
             hooks.enter_context(_hook(part, lambda _m, _a, out: torch.zeros_like(out)))
         for part, (name, values) in stored.items():
-            hooks.enter_context(_exchanged(part, name, values))
+            hooks.enter_context(_swap_data(getattr(part, name), values))
         yield
 
 
-def _stored(module: nn.Module) -> tuple[str, Tensor] | None:
-    """Positions that a module keeps as a tensor: its name, and what it is without them. ViT adds vectors to its patches, GPT-J
-    has a table of sines, then cosines."""
+def _neutral_table(module: nn.Module) -> tuple[str, Tensor] | None:
+    """The name of a tensor of positions in a module, and its value without positions.
+
+    ViT adds embeddings to its patches; GPT-J has a table of sines followed by cosines.
+    """
     vectors, table = (getattr(module, name, None) for name in ("position_embeddings", "embed_positions"))
     if isinstance(vectors, nn.Parameter):
         return "position_embeddings", torch.zeros_like(vectors)
@@ -183,8 +165,7 @@ def _stored(module: nn.Module) -> tuple[str, Tensor] | None:
 
 
 @contextmanager
-def _exchanged(module: nn.Module, name: str, values: Tensor) -> Iterator[None]:
-    tensor = getattr(module, name)
+def _swap_data(tensor: Tensor, values: Tensor) -> Iterator[None]:
     own, tensor.data = tensor.data, values.data
     try:
         yield
@@ -192,32 +173,8 @@ def _exchanged(module: nn.Module, name: str, values: Tensor) -> Iterator[None]:
         tensor.data = own
 
 
-@contextmanager
-def frozen_norms(model: nn.Module, plain_run: Callable[[], Any]) -> Iterator[None]:
-    """Every norm divides by the length that its input had in the plain run, token by token: an affine map."""
-    norms = [part for part in model.modules() if "Norm" in type(part).__name__ and not list(part.children())]
-    lengths: dict[nn.Module, list[Tensor]] = {norm: [] for norm in norms}
-    with ExitStack() as hooks:
-        for norm in norms:
-            hooks.enter_context(_hook(norm, lambda part, given, _out: lengths[part].append(_length(part, given[0]))))
-        plain_run()
-    calls = dict.fromkeys(norms, 0)
-
-    def held(part: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        then = lengths[part][calls[part]]
-        calls[part] += 1
-        bias = getattr(part, "bias", None)
-        shift = bias if isinstance(bias, Tensor) else 0.0
-        return (out - shift) * (_length(part, given[0]) / then) + shift
-
-    with ExitStack() as hooks:
-        for norm in norms:
-            hooks.enter_context(_hook(norm, held))
-        yield
-
-
-def _unturned(rotary: nn.Module, _given: Any, out: Any) -> Any:
-    """Cosines and sines of angle zero; some models keep them as one complex number."""
+def _zero_angles(rotary: nn.Module, _given: Any, out: Any) -> Any:
+    """Cosines and sines of angle zero; some models store them as one complex number."""
     factor = getattr(rotary, "attention_scaling", 1.0)
     factor = factor if isinstance(factor, float) else 1.0
     if isinstance(out, Tensor):
@@ -225,8 +182,32 @@ def _unturned(rotary: nn.Module, _given: Any, out: Any) -> Any:
     return factor * torch.ones_like(out[0]), torch.zeros_like(out[1])
 
 
-def _length(norm: nn.Module, x: Tensor) -> Tensor:
-    """What a norm divides by. OLMo's has no parameters, and its epsilon is in its code."""
+@contextmanager
+def freeze_norms(model: nn.Module, run_unchanged: Callable[[], Any]) -> Iterator[None]:
+    """Make every norm affine: it divides each token by the length that its input had in the unchanged run."""
+    norms = [part for part in model.modules() if "Norm" in type(part).__name__ and not list(part.children())]
+    lengths: dict[nn.Module, list[Tensor]] = {norm: [] for norm in norms}
+    with ExitStack() as hooks:
+        for norm in norms:
+            hooks.enter_context(_hook(norm, lambda part, given, _out: lengths[part].append(_divisor(part, given[0]))))
+        run_unchanged()
+    calls = dict.fromkeys(norms, 0)
+
+    def rescale(part: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        recorded = lengths[part][calls[part]]
+        calls[part] += 1
+        bias = getattr(part, "bias", None)
+        shift = bias if isinstance(bias, Tensor) else 0.0
+        return (out - shift) * (_divisor(part, given[0]) / recorded) + shift
+
+    with ExitStack() as hooks:
+        for norm in norms:
+            hooks.enter_context(_hook(norm, rescale))
+        yield
+
+
+def _divisor(norm: nn.Module, x: Tensor) -> Tensor:
+    """What a norm divides x by. OLMo's LayerNorm has no parameters, and its epsilon is a constant of its code."""
     bare = type(norm).__name__ == "OlmoLayerNorm"
     eps = next((value for name in ("eps", "variance_epsilon") if (value := getattr(norm, name, None)) is not None), 0.0)
     eps = 1e-5 if bare else eps

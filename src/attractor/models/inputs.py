@@ -18,7 +18,7 @@ from torch import Tensor
 from attractor import assets as fetching
 from attractor.errors import AttractorError, CheckpointError, InputError, UnsupportedError, missing
 from attractor.models.checkpoints import Checkpoint
-from attractor.models.loading import context_length, text_notes, token_ids, tokenizer_of
+from attractor.models.loading import context_length, load_tokenizer, tokenize, tokenizer_notes
 
 COLUMNS = ("text", "content", "sentence", "article", "document")
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".csv", ".parquet")
@@ -27,7 +27,9 @@ ENCODING = "utf-8-sig"  # with or without the mark that some programs put first
 BREAK = "\f"  # between texts of one file
 
 
-def corpus(source: str | Path, most: int | None = None, column: str | None = None, split: str = "train") -> list[str]:
+def read_texts(
+    source: str | Path, most: int | None = None, column: str | None = None, split: str = "train"
+) -> list[str]:
     """The first ``most`` texts; blank and missing ones are left out.
 
     A .txt file holds texts between form feeds or blank lines; .jsonl, .json (a list of texts or rows, or an object of columns), .csv
@@ -44,13 +46,13 @@ def corpus(source: str | Path, most: int | None = None, column: str | None = Non
     return found
 
 
-def takes_column(source: str) -> bool:
+def has_columns(source: str) -> bool:
     """Whether texts of this source are in a column."""
     known = _assets().get(source.lower())
     return Path(source if known is None else known.path or "").suffix.lower() not in PLAIN
 
 
-def takes_split(source: str) -> bool:
+def has_splits(source: str) -> bool:
     """Whether this is a name for the datasets library, the only source with splits."""
     here = Path(source).expanduser().exists() or Path(source).suffix.lower() in SUFFIXES
     return not here and source.lower() not in _assets()
@@ -194,7 +196,7 @@ def _named(name: str, column: str | None, split: str) -> Iterator[str]:
 HALF = (0.5, 0.5, 0.5)
 
 
-def picture(checkpoint: Checkpoint, path: str | Path) -> dict[str, Tensor]:
+def read_image(checkpoint: Checkpoint, path: str | Path) -> dict[str, Tensor]:
     """The input ``pixel_values`` (1, channels, height, width) of a model of pictures."""
     size = getattr(checkpoint.config, "image_size", None)
     if size is None:
@@ -272,14 +274,14 @@ def read_prompts(
         raise InputError(f"{checkpoint.name} is a model of pictures and reads no text: ask for random_prompts=...")
     own = tokenizer is None
     if any(isinstance(text, str) for text in given) and tokenizer is None:
-        tokenizer = tokenizer_of(checkpoint)
+        tokenizer = load_tokenizer(checkpoint)
     elif words and tokenizer is None:
         try:
-            tokenizer = tokenizer_of(checkpoint)
+            tokenizer = load_tokenizer(checkpoint)
         except AttractorError:
             tokenizer = None  # token ids are shown instead
     inputs, names = [], []
-    notes = text_notes(checkpoint) if own and tokenizer is not None else ()
+    notes = tokenizer_notes(checkpoint) if own and tokenizer is not None else ()
     for number, text in enumerate(given, 1):
         if isinstance(text, dict):
             inputs.append(text)
@@ -289,7 +291,7 @@ def read_prompts(
         if isinstance(text, str) and not text.strip():
             raise InputError(f"{which}a prompt is empty; give at least two tokens")
         try:
-            ids, _ = token_ids(checkpoint, text, tokenizer, most)
+            ids, _ = tokenize(checkpoint, text, tokenizer, most)
         except InputError as error:
             raise InputError(f"{which}{error}") from None
         inputs.append({"input_ids": ids.unsqueeze(0)})

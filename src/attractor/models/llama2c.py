@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attractor.errors import CheckpointError
 from attractor.models.checkpoints import Checkpoint
-from attractor.models.family import family_of
+from attractor.models.family import find_family
 from attractor.models.gguf import across_halves
 
 BEGIN, END, FIRST_BYTE = 1, 2, 3
@@ -188,7 +188,7 @@ def opened(path: Path, dtype: torch.dtype) -> Checkpoint:
         bos_token_id=1,
         eos_token_id=2,
     )
-    return Checkpoint(str(path), family_of("llama", str(path)), config, tensors, dtype)
+    return Checkpoint(str(path), find_family("llama", str(path)), config, tensors, dtype)
 
 
 class Llama2cTensors:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from attractor.errors import CheckpointError, InputError
-from attractor.models.checkpoints import Checkpoint, quiet
+from attractor.models.checkpoints import Checkpoint, silence_transformers
 from attractor.models.gguf import GGUFTensors
 from attractor.models.llama2c import Llama2cTensors
 from attractor.models.tensors import PickleFolder, check_finite, check_range
@@ -52,7 +52,7 @@ class Vocabulary:
         return f"vocab.txt has no tokenizer beside it: text {case} ({why if stated is None else 'do_lower_case says so'}) and is {cut}"
 
 
-def from_vocabulary(file: Path, lower: bool | None = None) -> Any:
+def make_tokenizer(file: Path, lower: bool | None = None) -> Any:
     """A tokenizer of transformers; ``lower`` where something says whether text is taken to lower case."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -93,7 +93,7 @@ UNUSED = ("pooler", "position_ids", "mask_token", "rotary_emb.inv_freq")  # toke
 TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken")
 
 
-class ShortText(InputError):
+class ShortTextError(InputError):
     """A text of fewer than two tokens that the model knows, which have no distance."""
 
     def __init__(self, message: str, tokens: int) -> None:
@@ -101,7 +101,7 @@ class ShortText(InputError):
         self.tokens = tokens
 
 
-def whole_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
+def load_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
     """The model itself, ready to run; a model in memory is taken as it is. Weights that are not finite are refused."""
     model = _base(checkpoint.model).eval() if checkpoint.model is not None else _read(checkpoint, dtype)
     for name, weights in model.named_parameters():
@@ -124,7 +124,7 @@ def _read(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     from transformers import AutoModel
 
     kind: Any = AutoModel._model_mapping[type(checkpoint.config)]
-    with quiet():
+    with silence_transformers():
         if isinstance(checkpoint.tensors, (GGUFTensors, Llama2cTensors)):
             names = [name for name in checkpoint.tensors.names() if name.startswith("model.")]
             state = {name.removeprefix("model."): checkpoint.tensors.read(name) for name in names}
@@ -159,7 +159,7 @@ def _base(model: Any) -> Any:
     return getattr(model, "base_model", model)
 
 
-def tokenizer_of(checkpoint: Checkpoint) -> Any:
+def load_tokenizer(checkpoint: Checkpoint) -> Any:
     """The tokenizer that lies beside the weights."""
     from transformers import AutoTokenizer
 
@@ -176,11 +176,11 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
     if _undecided(checkpoint, place):
         stated = _stated(place)
         if not (place / "tokenizer_config.json").exists():
-            return from_vocabulary(place / "vocab.txt", stated)
+            return make_tokenizer(place / "vocab.txt", stated)
         if stated is None:  # transformers would take every text to lower case
             options["do_lower_case"] = Vocabulary.read(place / "vocab.txt").lower
     try:
-        with quiet():
+        with silence_transformers():
             folder = place.parent if place.is_file() else place
             return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
     except Exception as error:
@@ -190,7 +190,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
         ) from None
 
 
-def text_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
+def tokenizer_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
     """What was decided about text where no file says it."""
     place = Path(checkpoint.tensors.describe())
     if checkpoint.model is not None or not _undecided(checkpoint, place):
@@ -218,12 +218,12 @@ def _stated(folder: Path) -> bool | None:
     return None
 
 
-def token_ids(
+def tokenize(
     checkpoint: Checkpoint, text: Any, tokenizer: Any = None, most: int | None = None
 ) -> tuple[torch.Tensor, list[str]]:
     """Token ids (n,) of a text, or of ids themselves, and what each stands for; at most the first ``most``."""
     if isinstance(text, str):
-        tokenizer = tokenizer_of(checkpoint) if tokenizer is None else tokenizer
+        tokenizer = load_tokenizer(checkpoint) if tokenizer is None else tokenizer
         ids = torch.tensor(tokenizer(text)["input_ids"], dtype=torch.long)
         _check_known(tokenizer, ids.tolist(), text)
         words = tokenizer.convert_ids_to_tokens(ids.tolist())
@@ -242,7 +242,7 @@ def _check_known(tokenizer: Any, ids: list[int], text: str) -> None:
     own = [index for index in ids if index == unknown or index not in special]
     if unknown is not None and own and all(index == unknown for index in own):
         start = text if len(text) < 40 else text[:37] + "..."
-        raise ShortText(
+        raise ShortTextError(
             f"the tokenizer of this model knows nothing of the text {start!r}: is it of the kind it was made for?", 0
         )
 
@@ -251,7 +251,7 @@ def _check_ids(checkpoint: Checkpoint, ids: torch.Tensor) -> None:
     if ids.ndim != 1:
         raise InputError(f"token ids are one row of whole numbers, got the shape {tuple(ids.shape)}")
     if len(ids) < 2:
-        raise ShortText(
+        raise ShortTextError(
             f"the text has {len(ids) or 'no'} token{'s' * (len(ids) != 1)}; give at least two tokens", len(ids)
         )
     longest = context_length(checkpoint.config)

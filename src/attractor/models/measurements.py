@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,62 +14,172 @@ from attractor import observables
 from attractor.errors import UnsupportedError
 from attractor.laws import Attention, LatentAttention, NormedAttention, Rotary, has_kernel, rotary_of
 from attractor.models.attention_layers import Layer
-from attractor.models.hooks import Passage
+from attractor.models.hooks import BlockStates
 from attractor.observables import masses, pairing_of
+from attractor.serialization import to_frame
 from attractor.states import Tokens
 
-LINEAR = ("token_norm", "pairwise_distance", "cosine", "sharpness")
+LINEAR = ("token_norm", "pairwise_distance", "cosine", "sharpness")  # cost linear in the number of tokens
+QUADRATIC = ("cosine_min", "effective_rank", "clusters")
+HEADS = ("attention_entropy", "self_weight", "first_weight", "expansion", "log_energy")
 REST = "_without_first"
-Sums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Rows = Literal["blocks", "heads"]
 
 
-def sums(points: Tensor, scratch: Tensor | None = None) -> Sums:
-    """Of tokens (n, d): their lengths (n,), the first direction and the sum of the others' (d,), the spread of the others and the
-    distance of the first from their mean. In the precision of the tokens, float32 at least; ``scratch`` is room like theirs for what is
-    computed on the way, since fresh memory for every block costs more than the arithmetic."""
-    x = points if points.dtype in (torch.float64, torch.float32) else points.float()
-    first, others = x[0], x[1:]
-    lengths = torch.linalg.vector_norm(x, dim=-1)
-    share = lengths.clamp_min(torch.finfo(x.dtype).tiny).reciprocal()
-    mean = others.mean(0)
-    room = scratch[1:] if scratch is not None and scratch.dtype == x.dtype else None
-    spread = torch.linalg.vector_norm(torch.sub(others, mean, out=room))
-    return lengths, share[0] * first, share[1:] @ others, spread, torch.linalg.vector_norm(first - mean)
+@dataclass(frozen=True)
+class TraceBlock:
+    """The residual stream after ``block`` blocks.
+
+    Attributes
+    ----------
+    block : number of blocks that the tokens have passed; 0 is the input of the first.
+    stream : measurements of the stream by name, those of ``Measurements.curves``.
+    attention, feedforward : root mean square over tokens of the displacement by the last block's parts; None for the input.
+    """
+
+    block: int
+    stream: dict[str, float]
+    attention: float | None
+    feedforward: float | None
+
+    def row(self) -> dict[str, Any]:
+        return {"block": self.block, **self.stream, "attention": self.attention, "feedforward": self.feedforward}
 
 
-def curves(states: Sequence[Sums]) -> dict[str, Tensor]:
-    """The measurements of every state, (states,) each; and how long the first token is beside the others."""
-    lengths, first, others, spread, away = (torch.stack(parts).double() for parts in zip(*states, strict=True))
+@dataclass(frozen=True)
+class TraceHead:
+    """Measurements of one head on the tokens of one text; NaN where one is undefined.
+
+    Attributes
+    ----------
+    block, head : indices.
+    attention_entropy : mean over tokens of the entropy of the attention weights.
+    self_weight, first_weight : mean weight that a token gives to itself, and to the first token.
+    expansion : mean query-path expansion, the divergence of a token's velocity through its own query.
+    log_energy : logarithm of the interaction energy of the scores.
+    """
+
+    block: int
+    head: int
+    attention_entropy: float
+    self_weight: float
+    first_weight: float
+    expansion: float
+    log_energy: float
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Measurements of one text.
+
+    Attributes
+    ----------
+    curves : measurements of the residual stream along depth, (blocks + 1,) each. Names that end in ``_without_first`` leave out the
+        first token, whose norm may be hundreds of times the others'; ``first_norm`` is that ratio.
+    blocks : root mean square over tokens of the displacement by "attention" and by "feedforward", (blocks,) each, with the norm
+        after them where there is one.
+    heads : measurements of every head, (blocks, h) each, see ``TraceHead``; NaN where undefined, empty if not computed.
+    tokens : number of tokens.
+    """
+
+    curves: dict[str, Tensor]
+    blocks: dict[str, Tensor]
+    heads: dict[str, Tensor]
+    tokens: int = 0
+
+    def block_rows(self) -> tuple[TraceBlock, ...]:
+        """One row for the input and one after each block."""
+        columns = {name: values.tolist() for name, values in self.curves.items()}
+        moved = [[None, *self.blocks[name].tolist()] for name in ("attention", "feedforward")]
+        return tuple(
+            TraceBlock(depth, {name: values[depth] for name, values in columns.items()}, attention, feedforward)
+            for depth, (attention, feedforward) in enumerate(zip(*moved, strict=True))
+        )
+
+    def head_rows(self) -> tuple[TraceHead, ...]:
+        """One row for each head of each block; empty if heads were not measured."""
+        if not self.heads:
+            return ()
+        columns = [self.heads[name].tolist() for name in HEADS]
+        places = [(block, head) for block, row in enumerate(columns[0]) for head in range(len(row))]
+        return tuple(TraceHead(block, head, *(column[block][head] for column in columns)) for block, head in places)
+
+    def frame(self, rows: Rows = "blocks") -> Any:
+        """A pandas DataFrame with one row for each block, or for each head of each block."""
+        return to_frame(self.block_rows() if rows == "blocks" else self.head_rows())
+
+
+@dataclass(frozen=True)
+class TokenSums:
+    """Sums over tokens (n, d) from which all linear measurements follow: the lengths (n,), the direction of the first token and the
+    sum of the others' directions (d,), the spread of the others about their mean, and the distance of the first from that mean."""
+
+    lengths: Tensor
+    first: Tensor
+    others: Tensor
+    spread: Tensor
+    distance: Tensor
+
+    @classmethod
+    def of(cls, points: Tensor, scratch: Tensor | None = None) -> TokenSums:
+        """In the precision of the tokens, float32 at least; ``scratch`` is memory of the shape of ``points`` that is overwritten,
+        because allocating it for every block costs more than the arithmetic."""
+        x = points if points.dtype in (torch.float64, torch.float32) else points.float()
+        first, others = x[0], x[1:]
+        lengths = torch.linalg.vector_norm(x, dim=-1)
+        inverse = lengths.clamp_min(torch.finfo(x.dtype).tiny).reciprocal()
+        mean = others.mean(0)
+        buffer = scratch[1:] if scratch is not None and scratch.dtype == x.dtype else None
+        spread = torch.linalg.vector_norm(torch.sub(others, mean, out=buffer))
+        distance = torch.linalg.vector_norm(first - mean)
+        return cls(lengths, inverse[0] * first, inverse[1:] @ others, spread, distance)
+
+
+def linear_curves(states: Sequence[TokenSums]) -> dict[str, Tensor]:
+    """The linear measurements of every state, (states,) each, with and without the first token, and ``first_norm``."""
+    names = ("lengths", "first", "others", "spread", "distance")
+    columns = (torch.stack([getattr(state, name) for state in states]).double() for name in names)
+    lengths, first, others, spread, distance = columns
     n, rest = lengths.shape[1], spread.square()
-    found = _of(n, lengths, (others + first).square().sum(-1), rest + away.square() * (n - 1) / n)
-    without = _of(n - 1, lengths[:, 1:], others.square().sum(-1), rest)
+    found = _linear(n, lengths, (others + first).square().sum(-1), rest + distance.square() * (n - 1) / n)
+    without = _linear(n - 1, lengths[:, 1:], others.square().sum(-1), rest)
     found |= {name + REST: values for name, values in without.items()}
     found["first_norm"] = lengths[:, 0] / without["token_norm"]
     return found
 
 
-def _of(n: int, lengths: Tensor, way: Tensor, spread: Tensor) -> dict[str, Tensor]:
+def _linear(n: int, lengths: Tensor, direction: Tensor, variation: Tensor) -> dict[str, Tensor]:
+    """Measurements of n tokens from their lengths, the squared sum of directions, and the sum of squared distances to the mean."""
     norm = lengths.mean(-1)
     if n < 2:
         return {name: torch.full_like(norm, torch.nan) for name in LINEAR} | {"token_norm": norm}
-    distance = 2.0 * spread / (n - 1)
-    cosine = (way - (lengths > 0).sum(-1)) / (n * (n - 1))
+    distance = 2.0 * variation / (n - 1)
+    cosine = (direction - (lengths > 0).sum(-1)) / (n * (n - 1))
     sharpness = distance / (2.0 * lengths.square().mean(-1))
-    return {
-        "token_norm": norm,
-        "pairwise_distance": distance,
-        "cosine": cosine.clamp(-1.0, 1.0),
-        "sharpness": sharpness,
-    }
+    columns = norm, distance, cosine.clamp(-1.0, 1.0), sharpness
+    return dict(zip(LINEAR, columns, strict=True))
 
 
-def moved(before: Tensor, after: Tensor, scratch: Tensor | None = None) -> Tensor:
-    """The root mean square over tokens of how far they went."""
+def rms_displacement(before: Tensor, after: Tensor, scratch: Tensor | None = None) -> Tensor:
+    """The root mean square over tokens (n, d) of their displacement."""
     return torch.linalg.vector_norm(torch.sub(after, before, out=scratch)) / len(before) ** 0.5
 
 
 def query_expansion(law: Attention, tokens: Tokens, weights: Tensor | None = None) -> Tensor:
-    """e_l for every head and token, (h, n); ``weights`` (h, n, n) are those of the law, if they are known."""
+    r"""Divergence of the velocity of each token with respect to its own position, through its query.
+
+    .. math:: e_l = s\,\mathrm{tr}\big(\mathrm{Cov}_{P_l}(k, v)\,O Q_l\big), \quad k_i = R_i K x_i,\ v_i = V x_i,\ Q_l = R_l Q
+
+    Parameters
+    ----------
+    law : attention with the softmax kernel.
+    tokens : one text, points (n, d).
+    weights : attention weights (h, n, n) of the law, computed if not given.
+
+    Returns
+    -------
+    Tensor : (h, n); negative where a head contracts.
+    """
     if not has_kernel(law, "softmax"):
         raise UnsupportedError(f"the query-path expansion is that of softmax; this law has the kernel {law.kernel!r}")
     if tokens.batch_shape:
@@ -84,16 +195,16 @@ def query_expansion(law: Attention, tokens: Tokens, weights: Tensor | None = Non
     rotary = rotary_of(law.positions)
     if rotary is not None:
         k = rotary.turn(k, tokens)
-        together = _turned_pairs(weights, k, w, rotary, tokens)
+        together = _rotated_covariance(weights, k, w, rotary, tokens)
         apart = ((weights @ k) * rotary.turn(weights @ w, tokens)).sum(-1)
-    else:  # what other positions add to scores does not depend on the query
+    else:  # other positional terms of the scores do not depend on the query
         together = (weights @ (k * w).sum(-1, keepdim=True)).squeeze(-1)
         apart = ((weights @ k) * (weights @ w)).sum(-1)
     return float(law.scale) * (together - apart)
 
 
-def _turned_pairs(weights: Tensor, k: Tensor, w: Tensor, positions: Rotary, tokens: Tokens) -> Tensor:
-    """sum_i P_li <k_i, R_l w_i>, (h, n); coordinates that are not turned are pairs of angle zero."""
+def _rotated_covariance(weights: Tensor, k: Tensor, w: Tensor, positions: Rotary, tokens: Tokens) -> Tensor:
+    """sum_i P_li <k_i, R_l w_i>, (h, n); coordinates without rotation are pairs of angle zero."""
     ones = torch.zeros_like(k[0])
     ones[:, 0::2] = 1.0
     angles = positions.turn(ones.unsqueeze(0), tokens).squeeze(0)  # cosines at even places, sines at odd ones
@@ -110,113 +221,91 @@ def _heads(matrix: Tensor) -> Tensor:
     return matrix.unsqueeze(0) if matrix.ndim == 2 else matrix
 
 
-STREAM = ("token_norm", "pairwise_distance", "cosine", "cosine_min", "effective_rank", "sharpness", "clusters")
-COSTLY = tuple(name for name in STREAM if name not in LINEAR)
-HEADS = ("attention_entropy", "self_weight", "first_weight", "expansion", "log_energy")
+class MeasurementCollector:
+    """Collects the measurements of one text block by block.
 
-
-@dataclass(frozen=True)
-class Measurements:
-    """One text in numbers.
-
-    ``curves`` along depth, (blocks + 1,) each: those of the stream, and with ``_without_first`` appended those of all tokens but the
-    first, whose norm may be hundreds of times the others' (``first_norm`` is that ratio). ``blocks`` for every block, (blocks,): the
-    root mean square over tokens of what attention and feed-forward moved (each with the norm after it where there is one). ``heads``
-    for every block and head, (blocks, h), data-dependent, NaN where undefined.
+    Parameters
+    ----------
+    get_layer : returns a layer by its index.
+    attention : measure heads.
+    summary : only measurements whose cost is linear in the number of tokens.
+    positions : whether scores contain positional terms.
     """
 
-    curves: dict[str, Tensor]
-    blocks: dict[str, Tensor]
-    heads: dict[str, Tensor]
-    tokens: int = 0
-
-
-class measured:
-    """Collects numbers block by block; ``summary`` leaves out all that is not linear in the number of tokens, and heads."""
-
     def __init__(
-        self, layer: Callable[[int], Layer], attention: bool, summary: bool = False, positions: bool = True
+        self, get_layer: Callable[[int], Layer], attention: bool, summary: bool = False, positions: bool = True
     ) -> None:
-        self._positions = positions
-        self._layer, self._attention, self._summary = layer, attention and not summary, summary
+        self._get_layer, self._positions = get_layer, positions
+        self._attention, self._summary = attention and not summary, summary
         self._scratch: Tensor | None = None
-        self._sums: list[Sums] = []
+        self._sums: list[TokenSums] = []
         self._curves: list[dict[str, Tensor]] = []
         self._blocks: list[dict[str, Tensor]] = []
         self._heads: list[dict[str, Tensor]] = []
 
-    def add(self, passage: Passage) -> None:
-        self._tokens = len(passage.before)
-        if passage.index == 0:
-            self._scratch = torch.empty_like(passage.before) if self._summary else None
-            self._stream(passage.before)
-        self._stream(passage.after)
-        by_attention = moved(passage.before, passage.middle, self._scratch)
-        by_feedforward = moved(passage.middle, passage.after, self._scratch)
-        self._blocks.append({"attention": by_attention, "feedforward": by_feedforward})
+    def add(self, states: BlockStates) -> None:
+        """Measure one block."""
+        self._tokens = len(states.before)
+        if states.index == 0:
+            self._scratch = torch.empty_like(states.before) if self._summary else None
+            self._add_stream(states.before)
+        self._add_stream(states.after)
+        attention = rms_displacement(states.before, states.middle, self._scratch)
+        feedforward = rms_displacement(states.middle, states.after, self._scratch)
+        self._blocks.append({"attention": attention, "feedforward": feedforward})
         if self._attention:
-            self._heads.append(by_head(self._layer(passage.index), Tokens(passage.reads.double()), self._positions))
+            tokens = Tokens(states.attention_input.double())
+            self._heads.append(measure_heads(self._get_layer(states.index), tokens, self._positions))
 
-    def _stream(self, points: Tensor) -> None:
-        self._sums.append(sums(points, self._scratch) if self._summary else sums(points.double()))
+    def _add_stream(self, points: Tensor) -> None:
+        self._sums.append(TokenSums.of(points, self._scratch) if self._summary else TokenSums.of(points.double()))
         if self._summary:
             return
         found: dict[str, Tensor] = {}
         for suffix, part in (("", points), (REST, points[1:])):
             if len(part) < 2:
-                found |= {name + suffix: torch.tensor(torch.nan) for name in (*COSTLY, "energy")}
+                found |= {name + suffix: torch.tensor(torch.nan) for name in (*QUADRATIC, "energy")}
                 continue
             tokens = Tokens(part.double())
-            found |= {name + suffix: observables.named(name)(tokens) for name in COSTLY}
-            found["energy" + suffix] = sphere_energy(tokens.points)
+            found |= {name + suffix: observables.named(name)(tokens) for name in QUADRATIC}
+            found["energy" + suffix] = direction_energy(tokens.points)
         self._curves.append(found)
 
     def result(self) -> Measurements:
-        """Everything in tables."""
-        costly = {name: _column(self._curves, name) for name in self._curves[0]} if self._curves else {}
-        blocks = {name: _column(self._blocks, name) for name in self._blocks[0]}
-        heads = {name: torch.stack([row[name] for row in self._heads]) for name in HEADS} if self._heads else {}
-        return Measurements({**curves(self._sums), **costly}, blocks, heads, self._tokens)
+        quadratic = _stack(self._curves) if self._curves else {}
+        heads = _stack(self._heads) if self._heads else {}
+        return Measurements({**linear_curves(self._sums), **quadratic}, _stack(self._blocks), heads, self._tokens)
 
 
-def sphere_energy(points: Tensor) -> Tensor:
-    """The energy of the directions of tokens (n, d)."""
+def direction_energy(points: Tensor) -> Tensor:
+    """The energy (1/2) mean_ij exp(cos(x_i, x_j)) of the directions of tokens (n, d)."""
     units = torch.nn.functional.normalize(points, dim=-1)
     return (units @ units.mT).exp().mean() / 2.0
 
 
-def by_head(layer: Layer, tokens: Tokens, positions: bool = True) -> dict[str, Tensor]:
-    """Measurements of every head of a layer on the tokens that it reads, (h,) each; scores know no places without ``positions``."""
-    law = layer.attention if positions else _placeless(layer.attention)
+def measure_heads(layer: Layer, tokens: Tokens, positions: bool = True) -> dict[str, Tensor]:
+    """Measurements of every head of a layer on its input tokens, (h,) each; ``positions=False`` drops positions from the scores."""
+    law = layer.attention if positions else _drop_positions(layer.attention)
     weights = law.weights(tokens)
     logs = torch.where(weights > 0, weights, 1.0).log()
-    found = {
-        "attention_entropy": -(weights * logs).sum(-1).mean(-1),
-        "self_weight": weights.diagonal(dim1=-2, dim2=-1).mean(-1),
-        "first_weight": weights[..., 1:, 0].mean(-1),
-    }
-    undefined = torch.full((layer.heads,), torch.nan, dtype=torch.float64)
-    try:
-        expansion = query_expansion(law, tokens, weights).mean(-1) if isinstance(law, Attention) else undefined
-    except UnsupportedError:
-        expansion = undefined
-    energy = undefined
-    if isinstance(law, Attention) and has_kernel(law, "softmax"):  # scores that are bilinear
-        energy = _log_energy(law, tokens)
-    return {**found, "expansion": expansion, "log_energy": energy}
+    expansion = energy = torch.full((layer.heads,), torch.nan, dtype=torch.float64)
+    if isinstance(law, Attention) and has_kernel(law, "softmax"):  # scores are bilinear
+        expansion = query_expansion(law, tokens, weights).mean(-1)
+        equal = masses(tokens, False)
+        terms = equal.log() + pairing_of(law, tokens).log_partition(equal)
+        energy = torch.logsumexp(terms, dim=-1) - math.log(2.0)
+    entropy, own = -(weights * logs).sum(-1).mean(-1), weights.diagonal(dim1=-2, dim2=-1).mean(-1)
+    columns = entropy, own, weights[..., 1:, 0].mean(-1), expansion, energy
+    return dict(zip(HEADS, columns, strict=True))
 
 
-def _placeless(law: Attention | NormedAttention | LatentAttention) -> Attention | NormedAttention | LatentAttention:
+def _drop_positions(
+    law: Attention | NormedAttention | LatentAttention,
+) -> Attention | NormedAttention | LatentAttention:
     if isinstance(law, NormedAttention):
         return replace(law, attention=replace(law.attention, positions=None))
     return replace(law, positions=None)
 
 
-def _log_energy(law: Attention, tokens: Tokens) -> Tensor:
-    equal = masses(tokens, False)
-    terms = equal.log() + pairing_of(law, tokens).log_partition(equal)
-    return torch.logsumexp(terms, dim=-1) - math.log(2.0)
-
-
-def _column(rows: list[dict[str, Tensor]], name: str) -> Tensor:
-    return torch.stack([row[name].double() for row in rows])
+def _stack(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([row[name].double() for row in rows]) for name in rows[0]}

@@ -14,7 +14,7 @@ import torch
 from attractor.errors import CheckpointError, InputError, UnsupportedError, missing
 from attractor.models import llama2c
 from attractor.models.checkpoints import Checkpoint
-from attractor.models.family import family_of, list_families
+from attractor.models.family import find_family, list_families
 from attractor.models.tensors import LiveTensors, folder_tensors
 
 PATTERNS = ["*.json", "*.txt", "*.model"]
@@ -31,7 +31,7 @@ def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint
     Nothing but the configuration and the names of tensors is read; ``checkpoint.layers`` reads one layer at a time. Code that a
     repository brings is never run, and pickles are opened only if they hold nothing but tensors.
     """
-    needs_transformers()
+    require_transformers()
     if isinstance(source, torch.nn.Module):
         return _live(source, dtype)
     if not isinstance(source, (str, Path)):
@@ -56,7 +56,7 @@ def _live(model: torch.nn.Module, dtype: torch.dtype) -> Checkpoint:
     if config is None or not hasattr(config, "model_type"):
         raise InputError(f"a live model must be one of transformers, with a config; this is a {type(model).__name__}")
     kind = type(model).__name__
-    family = family_of(config.model_type, f"the {kind}")
+    family = find_family(config.model_type, f"the {kind}")
     return Checkpoint(kind, family, config, LiveTensors(model, family.renamed), dtype, model)
 
 
@@ -78,7 +78,7 @@ def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
         tensors = folder_tensors(folder)
         model_type = _named_by(tensors.names(), file)
         notes = (f"config.json names no model_type; its tensors are named as those of {model_type}",)
-    family = family_of(
+    family = find_family(
         model_type, f"{name} ({', '.join(map(str, built))})" if isinstance(built, list) and built else name
     )
     config = _configuration(folder, model_type)
@@ -188,7 +188,7 @@ def _line(error: Exception) -> str:
     return text.split(". ")[0].rstrip(".") or type(error).__name__
 
 
-def needs_transformers() -> None:
+def require_transformers() -> None:
     """Refuse in a sentence where the extra is missing."""
     try:
         import transformers  # noqa: F401

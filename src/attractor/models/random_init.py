@@ -1,4 +1,4 @@
-"""Models of a family with random weights."""
+"""Models with random weights."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 
 from attractor.errors import InputError, UnsupportedError
 from attractor.models.attention_layers import double
-from attractor.models.checkpoints import quiet
-from attractor.models.family import family_of
+from attractor.models.checkpoints import silence_transformers
+from attractor.models.family import find_family
 
 INITS = ("family", "plain")
 STD = 0.02
-FEW = 64  # words of a model that is fed tokens, not words
+SMALL_VOCABULARY = 64  # entries of a model whose tokens are inserted before the first block
 
 
-def configuration(kind: str, layers: int, dim: int, heads: int, groups: int | None = None) -> Any:
-    """The configuration of a model type of transformers in these sizes; the feed-forward keeps its ratio to the width."""
+def make_config(kind: str, layers: int, dim: int, heads: int, groups: int | None = None) -> Any:
+    """A configuration of transformers for a model type, with the given sizes; the feed-forward keeps its ratio to the width."""
     from transformers import AutoConfig
 
-    family_of(kind, f"the configuration {kind!r}")
+    find_family(kind, f"the configuration {kind!r}")
     if dim % heads or heads % (groups or heads):
         raise InputError(f"{dim} dimensions do not split into {heads} heads with {groups or heads} keys and values")
     usual = AutoConfig.for_model(kind)
@@ -44,7 +44,7 @@ def configuration(kind: str, layers: int, dim: int, heads: int, groups: int | No
         sizes["head_dim"] = dim // heads
     if kind == "electra":
         sizes["embedding_size"] = dim
-    if kind == "esm":  # its own configuration leaves the words out; these are ESM-2's
+    if kind == "esm":  # the default configuration has no vocabulary; these are the values of ESM-2
         sizes |= {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32}
     if kind == "gpt_neo":
         sizes["attention_types"] = [[["global", "local"], layers // 2]] if layers % 2 == 0 else [[["global"], layers]]
@@ -55,19 +55,34 @@ def configuration(kind: str, layers: int, dim: int, heads: int, groups: int | No
     return AutoConfig.for_model(kind, **sizes)
 
 
-def drawn(config: Any, seed: int, init: str = "family", dtype: torch.dtype = torch.float64, few: bool = False) -> Any:
-    """A model of a configuration with weights drawn from a seed; ``few`` leaves out most words, which only a first pass needs."""
+def initialize(
+    config: Any,
+    seed: int,
+    init: str = "family",
+    dtype: torch.dtype = torch.float64,
+    small_vocabulary: bool = False,
+) -> Any:
+    """Build a model with random weights.
+
+    Parameters
+    ----------
+    config : a configuration of transformers, see ``make_config``.
+    seed : seed of the weights; they do not depend on ``dtype``.
+    init : "family" for the initialisation of the model's own code, "plain" for N(0, 0.02) everywhere.
+    dtype : precision of the model.
+    small_vocabulary : reduce the vocabulary to 64 entries.
+    """
     from transformers import AutoModel
 
     if init not in INITS:
         raise InputError(f"init must be {' or '.join(map(repr, INITS))}, got {init!r}")
     config = copy.deepcopy(config)
-    if few and getattr(config, "vocab_size", None) is not None:
-        config.vocab_size = min(FEW, config.vocab_size)
-        if (getattr(config, "pad_token_id", None) or 0) >= FEW:
+    if small_vocabulary and getattr(config, "vocab_size", None) is not None:
+        config.vocab_size = min(SMALL_VOCABULARY, config.vocab_size)
+        if (getattr(config, "pad_token_id", None) or 0) >= SMALL_VOCABULARY:
             config.pad_token_id = None
-    # in double precision always, so that a seed gives the same weights whatever the precision of the run
-    with _seeded(seed), quiet(), torch.no_grad(), double():
+    # always in float64, so that a seed gives the same weights in every precision
+    with _seeded(seed), silence_transformers(), torch.no_grad(), double():
         model = AutoModel.from_config(config)
         if init == "plain":
             for name, parameter in model.named_parameters():
@@ -80,7 +95,7 @@ def drawn(config: Any, seed: int, init: str = "family", dtype: torch.dtype = tor
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers of a seed, without touching those of the caller."""
+    """Seed torch's generator, and restore its state at the end."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

@@ -15,133 +15,132 @@ from attractor.errors import InputError
 from attractor.html_repr import html_card
 from attractor.models.attention_layers import Layer
 from attractor.models.checkpoints import Checkpoint
-from attractor.models.hooks import Passage, check_ablations, frozen_norms, watched, without_positions
-from attractor.models.loading import ShortText, context_length, token_ids, tokenizer_of, whole_model
-from attractor.models.measurements import Measurements, measured
+from attractor.models.hooks import (
+    BlockStates,
+    check_ablations,
+    freeze_norms,
+    record_blocks,
+    remove_positions,
+    run_stack,
+)
+from attractor.models.loading import ShortTextError, context_length, load_model, load_tokenizer, tokenize
+from attractor.models.measurements import HEADS, MeasurementCollector, Measurements, Rows
 from attractor.models.opening import checkpoint as open_checkpoint
+from attractor.serialization import to_frame
 from attractor.solvers import Outcome, Statistics, Trajectory, drawing
 from attractor.spaces import Euclidean
 from attractor.states import Tokens
 
-FIRST = 12  # words that a card shows
-
-
-def trace_card(trace: Trace) -> str:
-    """Blocks, tokens and words, and what changed from the first block to the last."""
-    rows: dict[str, Any] = {"blocks": len(trace.times) - 1, "tokens": f"{trace.n:,} of dimension {trace.dim}"}
-    if trace.words:
-        rows["words"] = " ".join(trace.words[:FIRST]) + (" ..." if len(trace.words) > FIRST else "")
-    for name in ("token_norm", "cosine"):
-        values = trace.observe(name)
-        rows[name.replace("_", " ")] = (
-            f"{float(values[0]):.4g} before the first block, {float(values[-1]):.4g} after the last"
-        )
-    return html_card("Trace", rows | {"took": f"{trace.stats.seconds:.3g} s"}, drawing(trace))
-
-
-KEPT = 2**30  # bytes of layers that a session may hold on to
+SHOWN_WORDS = 12  # in the notebook card
+CACHE_BYTES = 2**30  # of layers that a session may keep
 
 
 @dataclass(frozen=True)
 class Session:
-    """``without`` parts of the model, along one of its stacks."""
+    """A model loaded for tracing: one stack of its layers, ``without`` some of its parts."""
 
     checkpoint: Checkpoint
     model: Any
     tokenizer: Any
     without: tuple[str, ...]
     stack: str
-    kept: dict[int, Layer] = field(default_factory=dict, repr=False)
+    cache: dict[int, Layer] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, source: Any, tokenizer: Any, without: Sequence[str], stack: str | None) -> Session:
+        """Load the model of a checkpoint, or of any argument of ``checkpoint``."""
         check_ablations(tuple(without))
         found = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-        stacks = list(found.family.stacks(found.config))
-        if stack is None:
-            stack = stacks[0]
-        if stack not in stacks:
-            raise InputError(f"{found.name} has no stack {stack!r}; it has {', '.join(map(repr, stacks))}")
-        return cls(found, whole_model(found), tokenizer, tuple(without), stack)
+        stack = found.choose_stack(stack)
+        return cls(found, load_model(found), tokenizer, tuple(without), stack)
 
     def inputs(
         self, text: Any, max_tokens: int | None = None, cut: bool = False
     ) -> tuple[dict[str, Tensor], list[str]]:
-        """What the model is called with, and the tokens in words."""
+        """The arguments of the model for a text, token ids or a dict of arguments, and the tokens as strings."""
         if isinstance(text, dict):
             return text, []
         if isinstance(text, str) and not text.strip():
-            raise ShortText("the text is empty; give at least two tokens", 0)
+            raise ShortTextError("the text is empty; give at least two tokens", 0)
         longest = context_length(self.checkpoint.config) if cut else None
         max_tokens = min(filter(None, (max_tokens, longest)), default=None)
-        ids, words = token_ids(self.checkpoint, text, self._tokenizer() if isinstance(text, str) else None, max_tokens)
+        if isinstance(text, str) and self.tokenizer is None:
+            object.__setattr__(self, "tokenizer", load_tokenizer(self.checkpoint))
+        ids, words = tokenize(self.checkpoint, text, self.tokenizer, max_tokens)
         return {"input_ids": ids.unsqueeze(0)}, words
 
     def layer(self, index: int) -> Layer:
-        """A layer of the stack that is followed; kept for the next text where all layers together are small."""
+        """A layer of the stack; kept for the next text if all layers together are small."""
         layers = self.checkpoint.layers
-        if index not in self.kept:
-            places = [layers.place(place)[0] for place in range(len(layers))]
-            found = layers[places.index(self.stack) + index]
-            if 4 * found.dim**2 * 8 * len(layers) > KEPT:
+        if index not in self.cache:
+            stacks = [layers.place(place)[0] for place in range(len(layers))]
+            found = layers[stacks.index(self.stack) + index]
+            if 4 * found.dim**2 * 8 * len(layers) > CACHE_BYTES:
                 return found
-            self.kept[index] = found
-        return self.kept[index]
-
-    def _tokenizer(self) -> Any:
-        if self.tokenizer is None:
-            object.__setattr__(self, "tokenizer", tokenizer_of(self.checkpoint))
-        return self.tokenizer
+            self.cache[index] = found
+        return self.cache[index]
 
     def run(
         self,
         inputs: dict[str, Tensor],
         attention: bool,
-        keep: Callable[[Passage], None] | None = None,
+        receive: Callable[[BlockStates], None] | None = None,
         summary: bool = False,
     ) -> Measurements:
-        """One run, measured block by block."""
-        measure = measured(self.layer, attention, summary, "positions" not in self.without)
+        """Run the model once and measure every block; ``receive`` is called with the states of each."""
+        collector = MeasurementCollector(self.layer, attention, summary, "positions" not in self.without)
 
-        def see(passage: Passage) -> None:
-            measure.add(passage)
-            if keep is not None:
-                keep(passage)
+        def process(states: BlockStates) -> None:
+            collector.add(states)
+            if receive is not None:
+                receive(states)
 
         parts = tuple(name for name in self.without if name in ("attention", "feedforward"))
         with torch.no_grad(), ExitStack() as changes:
-            if "norms" in self.without:  # first: they are frozen as the plain model has them
-                changes.enter_context(frozen_norms(self.model, lambda: self._call(inputs)))
+            if "norms" in self.without:  # before other changes: lengths are those of the unchanged model
+                changes.enter_context(freeze_norms(self.model, lambda: run_stack(self.model, self.stack, inputs)))
             if "positions" in self.without:
-                changes.enter_context(without_positions(self.model))
-            changes.enter_context(watched(self.model, self.checkpoint, self.stack, see, parts))
-            self._call(inputs)
-        return measure.result()
-
-    def _call(self, inputs: dict[str, Tensor]) -> None:
-        part = getattr(self.model, self.stack, self.model) if self.stack == "encoder" else self.model
-        part(**inputs)
+                changes.enter_context(remove_positions(self.model))
+            changes.enter_context(record_blocks(self.model, self.checkpoint, self.stack, process, parts))
+            run_stack(self.model, self.stack, inputs)
+        return collector.result()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace(Trajectory):
-    """Tokens of a real model along depth: the residual stream before every block and after the last, before the final norm.
+    """Tokens of a model along depth: the residual stream before every block and after the last, before the final norm.
 
-    ``times`` counts blocks. ``words`` are the tokens, ``measurements`` what attention and feed-forward did in every block.
+    Attributes
+    ----------
+    times : number of passed blocks, (blocks + 1,).
+    points : tokens, (blocks + 1, n, d).
+    words : the tokens as strings.
+    measurements : measurements of the stream, of blocks and of heads.
     """
 
     words: tuple[str, ...] = ()
     measurements: Measurements | None = None
 
-    def _repr_html_(self) -> str:
-        """A card for notebooks: the words, and how norm and cosine changed over all blocks."""
+    def frame(self, rows: Rows = "blocks") -> Any:
+        """A pandas DataFrame with one row for each block, or for each head of each block."""
+        assert self.measurements is not None
+        return self.measurements.frame(rows)
 
-        return trace_card(self)
+    def _repr_html_(self) -> str:
+        """A notebook card with the words, and the change of norm and cosine over all blocks."""
+        rows: dict[str, Any] = {"blocks": len(self.times) - 1, "tokens": f"{self.n:,} of dimension {self.dim}"}
+        if self.words:
+            more = " ..." if len(self.words) > SHOWN_WORDS else ""
+            rows["words"] = " ".join(self.words[:SHOWN_WORDS]) + more
+        for name in ("token_norm", "cosine"):
+            first, last = (float(self.observe(name)[place]) for place in (0, -1))
+            rows[name.replace("_", " ")] = f"{first:.4g} before the first block, {last:.4g} after the last"
+        return html_card("Trace", rows | {"took": f"{self.stats.seconds:.3g} s"}, drawing(self))
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A text that was left out because it has fewer than two tokens: its place among those given, its name, and its tokens."""
+    """A text that was left out because it has fewer than two tokens: its index and name among the given texts, and its tokens."""
 
     index: int
     name: str
@@ -150,7 +149,18 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Traces:
-    """Many texts in numbers; activations are not kept. ``measurements`` has one entry for each text that was not skipped."""
+    """Measurements of many texts, without activations.
+
+    Attributes
+    ----------
+    model : name of the model.
+    texts : number of texts that were traced.
+    lengths : number of tokens of each.
+    measurements : one entry for each traced text.
+    without : ablations.
+    seconds : wall-clock time.
+    skipped : texts with fewer than two tokens.
+    """
 
     model: str
     texts: int
@@ -161,20 +171,38 @@ class Traces:
     skipped: tuple[Skipped, ...] = ()
 
     def curve(self, name: str) -> tuple[Tensor, Tensor]:
-        """Mean over texts and standard deviation of a measurement of the stream, (blocks + 1,), where it is defined."""
-        return _spread([part.curves[name] for part in self.measurements])
+        """Mean and standard deviation over texts of a measurement of the stream, (blocks + 1,) each."""
+        return _mean_and_spread([part.curves[name] for part in self.measurements])
 
     def block(self, name: str) -> tuple[Tensor, Tensor]:
-        """The same of what a part of every block moved, (blocks,)."""
-        return _spread([part.blocks[name] for part in self.measurements])
+        """Mean and standard deviation over texts of the displacement by "attention" or "feedforward", (blocks,) each."""
+        return _mean_and_spread([part.blocks[name] for part in self.measurements])
 
     def head(self, name: str) -> Tensor:
         """Mean over texts of a measurement of every head, (blocks, h); NaN where it is undefined."""
         return torch.stack([part.heads[name] for part in self.measurements]).nanmean(0)
 
+    def frame(self, rows: Rows = "blocks") -> Any:
+        """A pandas DataFrame of means over texts: a row for each block (with columns ``_spread``), or for each head of each block."""
+        first = self.measurements[0]
+        if rows == "heads":
+            heads = {name: self.head(name) for name in HEADS if first.heads}
+            return Measurements({}, {}, heads).frame("heads")
+        means, spreads = zip(*(self.curve(name) for name in first.curves), strict=True)
+        moved, moved_spreads = zip(*(self.block(name) for name in first.blocks), strict=True)
+        pairs = ((means, moved), (spreads, moved_spreads))
+        mean, spread = (
+            Measurements(dict(zip(first.curves, stream, strict=True)), dict(zip(first.blocks, block, strict=True)), {})
+            for stream, block in pairs
+        )
+        return to_frame(
+            {**one.row(), **{f"{name}_spread": value for name, value in other.row().items() if name != "block"}}
+            for one, other in zip(mean.block_rows(), spread.block_rows(), strict=True)
+        )
 
-def _spread(values: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Over the texts that define it: a text of two tokens has no pair without its first."""
+
+def _mean_and_spread(values: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Over the texts that define a value: a text of two tokens has no pair without its first."""
     stacked = torch.stack(values)
     mean, count = stacked.nanmean(0), (~stacked.isnan()).sum(0)
     squares = (stacked - mean).square().nansum(0)
@@ -192,30 +220,40 @@ def trace(
     max_tokens: int | None = None,
     cut: bool = False,
 ) -> Trace:
-    """Run a model on one text (or token ids, or a dict of the model's own inputs, such as an image's pixel_values) and return its
-    tokens along depth.
+    """Run a model on one text and return its tokens along depth.
 
-    ``without`` takes parts of the model away: "feedforward", "attention", "positions" (no angles, no position vectors) or "norms"
-    (frozen at the lengths of the plain run, which shows beside another ablation: alone it changes nothing). ``attention=False``
-    leaves out what needs the weights of attention; ``max_tokens`` cuts a text, and ``cut`` cuts it to the model's context.
+    Parameters
+    ----------
+    source : a ``Checkpoint``, or any argument of ``checkpoint``.
+    text : a text, token ids (n,), or a dict of the model's own arguments, such as ``pixel_values`` of an image.
+    tokenizer : used instead of the tokenizer of the model.
+    without : parts to ablate: "feedforward", "attention", "positions" (rotary angles, position embeddings and relative biases are
+        zero) or "norms" (frozen at the lengths of the unchanged run, which matters only together with another ablation).
+    stack : "encoder" or "decoder" of a model with both; the first by default.
+    attention : measure heads, which needs the attention weights.
+    max_tokens : use only the first tokens of the text.
+    cut : use only as many tokens as the model's context has.
+
+    Returns
+    -------
+    Trace : a ``Trajectory`` whose times are blocks and whose points are the residual stream, (blocks + 1, n, d).
     """
-    model = Session.open(source, tokenizer, without, stack)
+    session = Session.open(source, tokenizer, without, stack)
     states: list[Tensor] = []
 
-    def keep(passage: Passage) -> None:
-        states.extend([passage.before.double()] if not states else [])
-        states.append(passage.after.double())
+    def keep(block: BlockStates) -> None:
+        states.extend([block.before.double()] if not states else [])
+        states.append(block.after.double())
 
     start = time.perf_counter()
-    inputs, words = model.inputs(text, max_tokens, cut)
-    found = model.run(inputs, attention, keep)
-    points = torch.stack(states)
-    seconds, depth = time.perf_counter() - start, float(len(states) - 1)
+    inputs, words = session.inputs(text, max_tokens, cut)
+    found = session.run(inputs, attention, keep)
+    points, blocks = torch.stack(states), len(states) - 1
     times = torch.arange(len(states), dtype=torch.float64)
-    outcome = Outcome("reached", depth, f"the tokens passed all {len(states) - 1} blocks")
-    stats = Statistics(evaluations=len(states) - 1, accepted=len(states) - 1, seconds=seconds, method="blocks")
+    outcome = Outcome("reached", float(blocks), f"the tokens passed all {blocks} blocks")
+    stats = Statistics(evaluations=blocks, accepted=blocks, seconds=time.perf_counter() - start, method="blocks")
     first, last = Tokens(points[0]), Tokens(points[-1])
-    definition = {"model": model.checkpoint.name, "without": list(without)}
+    definition = {"model": session.checkpoint.name, "without": list(without)}
     return Trace(
         times, points, last, (outcome,), stats, None, Euclidean(), first, (), definition, None, tuple(words), found
     )
@@ -236,28 +274,32 @@ def trace_texts(
     skip: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Traces:
-    """The same for many texts, one after the other, as numbers alone.
+    """Run a model on many texts, one after the other, and keep their measurements.
 
-    ``summary`` measures what takes time linear in the number of tokens, which slows the model by a few percent: norms, distances, mean
-    cosine, sharpness, and what each part of a block moved. ``names`` say in an error which text it was; ``skip`` leaves out texts
-    of fewer than two tokens, which ``Traces.skipped`` lists, instead of refusing them.
+    Parameters
+    ----------
+    source, tokenizer, without, stack, attention, max_tokens, cut : as for ``trace``.
+    texts : texts, token ids or dicts of arguments.
+    summary : only norms, distances, mean cosine, sharpness and displacements, whose cost is linear in the number of tokens; slows
+        the model by a few percent.
+    names : names of the texts in error messages.
+    skip : leave out texts of fewer than two tokens, see ``Traces.skipped``, instead of raising.
+    progress : called with the number of texts that are done.
     """
     if not texts:
         raise InputError("there is no text to trace")
-    model, start = Session.open(source, tokenizer, without, stack), time.perf_counter()
+    session, start = Session.open(source, tokenizer, without, stack), time.perf_counter()
     found, lengths, skipped = [], [], []
     for index, text in enumerate(texts):
         name = names[index] if names is not None else f"text {index + 1} of {len(texts)}"
         try:
-            inputs, words = model.inputs(text, max_tokens, cut)
-        except ShortText as error:
-            if not skip:
-                raise _named(error, name, len(texts)) from None
+            inputs, words = session.inputs(text, max_tokens, cut)
+        except InputError as error:
+            if not (skip and isinstance(error, ShortTextError)):
+                raise (error if len(texts) == 1 else InputError(f"{name}: {error}")) from None
             skipped.append(Skipped(index, name, error.tokens))
             continue
-        except InputError as error:
-            raise _named(error, name, len(texts)) from None
-        found.append(model.run(inputs, attention, summary=summary))
+        found.append(session.run(inputs, attention, summary=summary))
         lengths.append(len(words) or found[-1].tokens)
         if progress is not None:
             progress(index + 1)
@@ -267,9 +309,5 @@ def trace_texts(
         )
     seconds = time.perf_counter() - start
     return Traces(
-        model.checkpoint.name, len(found), tuple(lengths), tuple(found), model.without, seconds, tuple(skipped)
+        session.checkpoint.name, len(found), tuple(lengths), tuple(found), session.without, seconds, tuple(skipped)
     )
-
-
-def _named(error: InputError, name: str, texts: int) -> InputError:
-    return error if texts == 1 else InputError(f"{name}: {error}")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attractor.errors import InputError
 from attractor.laws import Attention
-from attractor.models import Checkpoint, Layer, Passage, Session, checkpoint
+from attractor.models import BlockStates, Checkpoint, Layer, Session, checkpoint
 from attractor.solvers import velocity
 from attractor.states import Tokens
 from attractor.weights import regime
@@ -284,7 +284,7 @@ def measure(subject: Subject) -> Measured:
             begins = f" ({given[:24]!r}...)" if isinstance(given, str) else ""
             raise InputError(f"text {index}{begins} for {subject.name}: {error}") from None
         lengths.append(int(next(iter(inputs.values())).shape[-1]))
-        session.run(inputs, False, lambda passage: layers[passage.index].see(passage))
+        session.run(inputs, False, lambda states: layers[states.index].see(states))
     outcomes = {name: [layer.mean(name) for layer in layers] for name in OUTCOMES}
     return Measured(outcomes, [layer.separated() for layer in layers], tuple(lengths))
 
@@ -297,9 +297,9 @@ class _Layer:
         self._rows: list[dict[str, float]] = []
         self._sides: list[list[bool]] = []
 
-    def see(self, passage: Passage) -> None:
-        layer, before = self._layer, passage.before.double()
-        read = passage.reads.double()
+    def see(self, states: BlockStates) -> None:
+        layer, before = self._layer, states.before.double()
+        read = states.attention_input.double()
         added = velocity(layer.attention, Tokens(read))
         if layer.output_norm is not None:
             added = layer.output_norm(added)
@@ -310,7 +310,7 @@ class _Layer:
             "rate": float((acts * added)[1:].sum() / acts[1:].square().sum()),
         }
         if folds(layer):
-            row["block"] = _log_ratio(passage.after.double()[1:], before[1:])
+            row["block"] = _log_ratio(states.after.double()[1:], before[1:])
         self._rows.append(row)
         self._sides.append([one_sided(self._layer, head, acts) for head in range(layer.heads)])
 
@@ -373,7 +373,7 @@ def promise(checkpoint: Checkpoint, seed: int) -> Promised:
     table: dict[str, list[float]] = {name: [] for name in PREDICTORS}
     own, random = [], []
     draw = torch.Generator().manual_seed(seed)
-    for layer in checkpoint.layers.ahead(range(len(checkpoint.layers))):
+    for layer in checkpoint.layers.prefetch(range(len(checkpoint.layers))):
         law = layer.law(fold=folds(layer))
         assert isinstance(law, Attention)
         for name, number in predictors(law, own).items():

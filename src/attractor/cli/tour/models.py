@@ -176,7 +176,7 @@ STRENGTH = 3.0
 
 def refined(section: Section, settings: Settings, say: Say) -> tuple[str, dict[str, Any]]:
     """The middle layer with strengths -3, 0 and 3; at 0 nothing changes, bit by bit."""
-    from attractor.models import token_ids, tokenizer_of, trace, whole_model
+    from attractor.models import load_model, load_tokenizer, tokenize, trace
     from attractor.nn import refine, unrefine
 
     found = opened(settings.model)
@@ -184,8 +184,8 @@ def refined(section: Section, settings: Settings, say: Say) -> tuple[str, dict[s
     section.command = shlex.join(["attractor", "tour", "--stop", "refine", *chosen(settings)])
     say(f"refining layer {layer} of {name_of(found)}")
     try:
-        ids, _ = token_ids(found, settings.text or TEXT, tokenizer_of(found), None)
-        model = whole_model(found)
+        ids, _ = tokenize(found, settings.text or TEXT, load_tokenizer(found), None)
+        model = load_model(found)
         plain = trace(model, ids, attention=False)
         runs = {}
         for strength in (-STRENGTH, 0.0, STRENGTH):
