@@ -237,7 +237,7 @@ def test_wide_models_are_audited_in_parts_with_the_same_numbers(
     model.save_pretrained(tmp_path)
     opened = at.checkpoint(tmp_path)
     monkeypatch.setattr("attractor.models.audits.WIDE", 64)
-    monkeypatch.setattr("attractor.weights.classification.regime_of", None)  # the way of narrow models
+    monkeypatch.setattr("attractor.weights.classification.classify_factors", None)  # the way of narrow models
     found = at.audit(opened, nulls=4, detail="heads", verify=False)
     monkeypatch.undo()
     expected = at.audit(opened, nulls=4, detail="full", verify=False)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.weights.factors import Factors, factors_of
-from attractor.weights.layers import Growing, growth
-from attractor.weights.null_models import mismatched, nulls, random_factors, random_heads
-from attractor.weights.quantities import NAMES, QUANTITIES, measured
+from attractor.weights.factors import Factors, factorize
+from attractor.weights.layers import GrowthAccumulator, growth
+from attractor.weights.null_models import compute_nulls, mismatched, random_factors, random_heads
+from attractor.weights.quantities import NAMES, QUANTITIES, compute_quantities
 
 
 def normal(rng: np.random.Generator, *shape: int) -> torch.Tensor:
@@ -23,12 +23,12 @@ def heads(rng: np.random.Generator, h: int = 4, d: int = 20, k: int = 3, r: int 
 
 
 def own_columns(factors: Factors) -> dict[str, torch.Tensor]:
-    return measured(factors.grams())
+    return compute_quantities(factors.grams())
 
 
 def test_columns_are_what_regime_says(rng: np.random.Generator) -> None:
     law = heads(rng)
-    (factors,), rows = factors_of(law), [head.row() for head in at.regime(law).heads]
+    (factors,), rows = factorize(law), [head.row() for head in at.regime(law).heads]
     for name, column in own_columns(factors).items():
         assert column.tolist() == pytest.approx([row[name] for row in rows], rel=1e-10, abs=1e-12), name
 
@@ -38,7 +38,7 @@ def test_random_heads_need_no_tokens_space(rng: np.random.Generator) -> None:
     """Bartlett's factor of a Wishart matrix has the law of heads drawn in all their dimensions."""
     d, k, r, draws = 40, 4, 3, 1500
     parts = normal(rng, draws, k, d), normal(rng, draws, k, d), normal(rng, draws, r, d)
-    (full,) = factors_of(at.Attention(*parts, output=normal(rng, draws, d, r)))
+    (full,) = factorize(at.Attention(*parts, output=normal(rng, draws, d, r)))
     small = random_factors(d, k, r, draws, rng)
     assert small.dim == 2 * k + 2 * r < d
     for name, column in own_columns(small).items():
@@ -60,7 +60,7 @@ def test_draws_are_scaled_to_a_head(rng: np.random.Generator) -> None:
     query, value = (
         part * wanted / size for part, wanted, size in zip((factors.query, factors.value), (w, v), sizes, strict=True)
     )
-    brute = measured(Factors(query, factors.key, value, factors.output).grams())
+    brute = compute_quantities(Factors(query, factors.key, value, factors.output).grams())
     norms = (torch.tensor([[w], [9.0]], dtype=torch.float64), torch.tensor([[v], [5.0]], dtype=torch.float64))
     for name, column in drawn.scaled(*norms).items():
         torch.testing.assert_close(column[0], brute[name], rtol=1e-9, atol=1e-12, msg=name)
@@ -71,7 +71,7 @@ def test_draws_of_narrow_heads_need_only_inner_products() -> None:
     d, k, r = 64, 4, 3
     drawn = random_heads(d, k, r, 8, 3)
     grams = random_factors(d, k, r, 8, np.random.default_rng((3, d, k, r))).grams()
-    brute, norms = measured(grams), [norm.tolist() for norm in grams.norms]
+    brute, norms = compute_quantities(grams), [norm.tolist() for norm in grams.norms]
     for head, (w, v) in enumerate(zip(*norms, strict=True)):
         scaled = drawn.scaled(torch.tensor([[w]], dtype=torch.float64), torch.tensor([[v]], dtype=torch.float64))
         for name in NAMES:
@@ -80,8 +80,8 @@ def test_draws_of_narrow_heads_need_only_inner_products() -> None:
 
 def test_a_random_head_is_no_exception(rng: np.random.Generator) -> None:
     """Deviations of random heads are as large as those of a normal variable: half of them below 0.67."""
-    (factors,) = factors_of(heads(rng, h=200, d=48, k=6, r=6))
-    rows = nulls(factors, own_columns(factors), draws=200, shifts=4)
+    (factors,) = factorize(heads(rng, h=200, d=48, k=6, r=6))
+    rows = compute_nulls(factors, own_columns(factors), draws=200, shifts=4)
     for quantity in QUANTITIES:
         if quantity.name == "growing":  # a count of few directions, which few mismatched heads may all share
             continue
@@ -95,8 +95,8 @@ def test_a_random_head_is_no_exception(rng: np.random.Generator) -> None:
 def test_a_head_that_learnt_is_far_from_random(rng: np.random.Generator) -> None:
     law = heads(rng, h=6, d=48, k=6, r=6)
     learnt = at.Attention(law.query, law.query, law.value, output=law.value.mT, scale=0.3)
-    (factors,) = factors_of(learnt)
-    row = nulls(factors, own_columns(factors))[2]
+    (factors,) = factorize(learnt)
+    row = compute_nulls(factors, own_columns(factors))[2]
     assert row["interaction_index"].random.deviations > 8
     assert row["value_lowest"].random.deviations > 2
     assert row["interaction_index"].mismatched.deviations is None  # every head of this layer has index one
@@ -105,7 +105,7 @@ def test_a_head_that_learnt_is_far_from_random(rng: np.random.Generator) -> None
 
 def test_mismatched_heads_against_brute_force(rng: np.random.Generator) -> None:
     law, h = heads(rng), 4
-    (factors,) = factors_of(law)
+    (factors,) = factorize(law)
     own = own_columns(factors)
     found = mismatched(factors, own)
     for head in range(h):
@@ -137,8 +137,8 @@ def test_nulls_do_not_depend_on_gauge(rng: np.random.Generator) -> None:
     )
     rows = []
     for one in (law, changed):
-        (factors,) = factors_of(one)
-        rows.append(nulls(factors, own_columns(factors)))
+        (factors,) = factorize(one)
+        rows.append(compute_nulls(factors, own_columns(factors)))
     for before, after in zip(*rows, strict=True):
         for name in NAMES:
             for kind in ("random", "mismatched"):
@@ -169,7 +169,7 @@ def test_growth_of_wide_layers_is_estimated(monkeypatch: pytest.MonkeyPatch, rng
         at.Attention(law.query[part], law.key[part], law.value[part], output=law.output[part])
         for part in (slice(0, 1), slice(1, 4))
     ]
-    growing = Growing(law.dim)
+    growing = GrowthAccumulator(law.dim)
     for half in halves:
         growing.add(half)
     probed = growing.result()

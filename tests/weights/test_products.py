@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.weights.factors import Products, compressed, factors_of, wide_heads
-from attractor.weights.quantities import NAMES, measured
+from attractor.weights.factors import Products, factorize, reduce_law, reduce_products
+from attractor.weights.quantities import NAMES, compute_quantities
 from attractor.weights.spectra import forms
 
 N, K, R, D = 3, 6, 5, 96
@@ -26,15 +26,15 @@ def law() -> at.Attention:
 
 
 def columns(law: at.Attention) -> dict[str, torch.Tensor]:
-    (group,) = factors_of(law)
-    return measured(group.grams())
+    (group,) = factorize(law)
+    return compute_quantities(group.grams())
 
 
 def test_numbers_do_not_change(law: at.Attention) -> None:
-    small, wide = compressed(law), columns(law)
+    small, wide = reduce_law(law), columns(law)
     assert small is not None
     assert (small.dim, small.rank, small.sizes) == (D, R, (K, R))
-    for name, column in measured(small).items():
+    for name, column in compute_quantities(small).items():
         torch.testing.assert_close(column, wide[name], rtol=1e-9, atol=1e-9)
 
 
@@ -44,7 +44,7 @@ def test_every_form_is_that_of_the_wide_head(law: at.Attention, rank: int) -> No
     draw = np.random.default_rng(6)
     value, output = (torch.from_numpy(draw.normal(size=shape)) for shape in ((N, rank, D), (N, D, rank)))
     law = dataclasses.replace(law, value=value, output=output)
-    small, (factors,) = compressed(law), factors_of(law)
+    small, (factors,) = reduce_law(law), factorize(law)
     assert small is not None
     grams = factors.grams()
     for name in ("interaction", "metric", "reduced_interaction", "reduced_metric"):
@@ -64,7 +64,7 @@ def test_shared_keys_and_values_are_multiplied_once(law: at.Attention) -> None:
     draw = np.random.default_rng(7)
     normal = lambda *shape: torch.from_numpy(draw.normal(size=shape))  # noqa: E731
     query, key, value, output = normal(6, K, D), normal(2, K, D), normal(2, R, D), normal(2, D, 3, R)
-    found = wide_heads(Products.of(query, key, value, output), 0.3, D, range(6))
+    found = reduce_products(Products.of(query, key, value, output), 0.3, D, range(6))
     assert found is not None
     repeated = at.Attention(
         query,
@@ -74,7 +74,7 @@ def test_shared_keys_and_values_are_multiplied_once(law: at.Attention) -> None:
         scale=0.3,
     )
     wide = columns(repeated)
-    for name, column in measured(found).items():
+    for name, column in compute_quantities(found).items():
         torch.testing.assert_close(column, wide[name], rtol=1e-9, atol=1e-9)
 
 
@@ -84,16 +84,16 @@ def test_float32_products_of_stored_weights_are_enough(law: at.Attention, stored
     halves = {name: getattr(law, name).to(stored) for name in names}
     exact = dataclasses.replace(law, **{name: part.double() for name, part in halves.items()})
     single = dataclasses.replace(law, **{name: part.float() for name, part in halves.items()})
-    small = compressed(single)
+    small = reduce_law(single)
     assert small is not None
-    wide, found = columns(exact), measured(small)
+    wide, found = columns(exact), compute_quantities(small)
     for name in NAMES:
         torch.testing.assert_close(found[name].double(), wide[name], rtol=2e-5, atol=2e-5)
 
 
 def test_nothing_is_compressed_where_digits_would_be_lost(law: at.Attention) -> None:
     dependent = dataclasses.replace(law, key=2.0 * law.query)
-    assert compressed(dependent) is None
+    assert reduce_law(dependent) is None
     narrow = at.Attention(*(part[..., :20] for part in (law.query, law.key, law.value)), output=law.output[:, :20])  # type: ignore[index]
-    assert compressed(narrow) is None
-    assert compressed(at.Attention.isotropic(dim=3, beta=1.0)) is None
+    assert reduce_law(narrow) is None
+    assert reduce_law(at.Attention.isotropic(dim=3, beta=1.0)) is None

@@ -11,9 +11,9 @@ import torch
 
 import attractor as at
 from attractor.theory.sampling import Rng
-from attractor.weights.factors import heads_of
-from attractor.weights.layers import Contraction, contraction, metric_form, rotation, shared_metric
-from attractor.weights.spectra import core, form, spectrum
+from attractor.weights.factors import list_heads
+from attractor.weights.layers import Contraction, measure_contraction, metric_form, rotation, shared_metric
+from attractor.weights.spectra import compress_product, form, spectrum
 
 EYE = torch.eye(3, dtype=torch.float64)
 
@@ -73,7 +73,7 @@ def test_small_matrices_know_what_large_ones_know(seed: int, d: int, h: int, k: 
 def test_a_lone_head_is_its_reduced_system(seed: int) -> None:
     """Tokens in the range of the output move as the reduced law says."""
     law = multi_head(np.random.default_rng(seed), h=1)
-    (head,) = heads_of(law)
+    (head,) = list_heads(law)
     small = at.Tokens.gaussian(6, head.rank, seed=seed)
     lifted = at.velocity(law, at.Tokens(small.points @ head.output.mT))
     reduced = at.Attention(head.reduced_query, head.reduced_key, head.reduced_value)
@@ -84,7 +84,7 @@ def test_a_lone_head_is_its_reduced_system(seed: int) -> None:
 @pytest.mark.parametrize(("d", "r"), [(9, 2), (9, 9), (6, 4)])
 def test_the_shared_metric_is_the_least_squares_one(seed: int, d: int, r: int) -> None:
     law = multi_head(np.random.default_rng(seed), d, 3, 3, r)
-    shared, (interactions, values) = shared_metric(heads_of(law)), brute(law)
+    shared, (interactions, values) = shared_metric(list_heads(law)), brute(law)
     left, right = torch.cat(tuple(values), -1).mT.numpy(), torch.cat(tuple(interactions), -1).mT.numpy()
     best, *_ = np.linalg.lstsq(left, right, rcond=1e-12)
     assert shared.residual == pytest.approx(np.linalg.norm(right - left @ best) / np.linalg.norm(right), abs=1e-9)
@@ -324,8 +324,8 @@ def test_causal_heads_of_one_metric_share_its_norm(rng: np.random.Generator, sig
 
 def test_no_norm_without_a_definite_metric() -> None:
     values = torch.stack((-EYE, -EYE))
-    assert contraction(values, torch.diag(torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64))) is None
-    assert contraction(values) == contraction(values, -EYE) == Contraction(-1.0, 1.0)
+    assert measure_contraction(values, torch.diag(torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64))) is None
+    assert measure_contraction(values) == measure_contraction(values, -EYE) == Contraction(-1.0, 1.0)
 
 
 def test_a_norm_is_folded(rng: np.random.Generator) -> None:
@@ -338,10 +338,10 @@ def test_a_norm_is_folded(rng: np.random.Generator) -> None:
         points = points / points.square().mean(-1, keepdim=True).sqrt()
         after = at.velocity(law, at.Tokens(norm(points)))
         torch.testing.assert_close(
-            at.velocity(at.weights.fold(law, norm), at.Tokens(points)), after, rtol=1e-10, atol=1e-10
+            at.velocity(at.weights.fold_norm(law, norm), at.Tokens(points)), after, rtol=1e-10, atol=1e-10
         )
         block = at.Block(law, placement="pre", norms=norm)
-        assert at.regime(block).row() == at.regime(at.weights.fold(law, norm)).row()
+        assert at.regime(block).row() == at.regime(at.weights.fold_norm(law, norm)).row()
 
 
 def test_layers_come_as_rows(rng: np.random.Generator) -> None:
@@ -391,4 +391,4 @@ def test_forms_and_spectra_of_known_matrices() -> None:
     assert spectrum(turn).real is None
     assert spectrum(turn).radius == pytest.approx(2.0)
     assert spectrum(turn, zeros=1).stability == "marginal"
-    assert core(EYE[:1], EYE[1:2]).shape == (2, 2)
+    assert compress_product(EYE[:1], EYE[1:2]).shape == (2, 2)

@@ -348,14 +348,14 @@ class Layer:
         return None if self.norm is None else type(self.norm)(None, None, self.norm.eps)
 
     def _folded(self, law: Law) -> Law:
-        from attractor.weights import fold
+        from attractor.weights import fold_norm
 
         if self.norm is None:
             return law
         if isinstance(law, NormedAttention):
-            return dataclasses.replace(law, attention=fold(law.attention, self.norm))
+            return dataclasses.replace(law, attention=fold_norm(law.attention, self.norm))
         if isinstance(law, Attention):
-            return fold(law, self.norm)
+            return fold_norm(law, self.norm)
         raise UnsupportedError(
             "the norm before a latent attention is not folded: it would have to pass the latent norms"
         )

@@ -33,21 +33,21 @@ from attractor.models.wide_layers import WorkspacePool, head_groups, is_wide, lo
 from attractor.weights import (
     BANDS,
     NAMES,
-    Growing,
+    GrowthAccumulator,
     LayerRegime,
     Setting,
     SmallMatrices,
-    beside,
-    drawn_like,
-    factors_of,
-    head_regimes,
-    heads_in,
-    measured,
-    nulls,
-    others,
-    regime_of,
+    classify_factors,
+    classify_heads,
+    collect_other_heads,
+    compare_with_nulls,
+    compute_nulls,
+    compute_quantities,
+    draw_random_heads,
+    factorize,
+    reduce_products,
+    separate_heads,
     value_spectrum,
-    wide_heads,
 )
 
 WIDE = 1024  # above this width a plain audit leaves out what costs more than reading the weights
@@ -229,7 +229,7 @@ def audit_layer(
     regime: LayerRegime | None = None
     # the growth is that of the law which reads the residual stream: the folded one if a norm lies between
     reads = layer.reads_copy
-    growing, counted = Growing(layer.dim), settings.fold == reads
+    growing, counted = GrowthAccumulator(layer.dim), settings.fold == reads
     process, parts = _choose_method(layer, index, settings, growing if counted else None, workspaces or WorkspacePool())
     for batch in _map_heads(process, parts, layer.dim):
         heads += batch.heads
@@ -244,7 +244,7 @@ def audit_layer(
         numbers = [{name: _or_none(columns[name][row]) for name in NAMES} for row in range(len(heads))]
         heads = [replace(head, **{kind: part}) for head, part in zip(heads, numbers, strict=True)]
         if settings.sums:
-            value = value_spectrum(list(heads_in(factors_of(select_heads(layer, range(layer.heads), fold)))))
+            value = value_spectrum(list(separate_heads(factorize(select_heads(layer, range(layer.heads), fold)))))
             other = {kind: {"value_abscissa": value.abscissa, "value_radius": value.radius}}
     if not counted:
         for members in split_heads(layer, settings.sums):
@@ -256,7 +256,7 @@ def audit_layer(
 
 
 def _choose_method(
-    layer: Layer, index: int, settings: AuditSettings, growing: Growing | None, workspaces: WorkspacePool
+    layer: Layer, index: int, settings: AuditSettings, growing: GrowthAccumulator | None, workspaces: WorkspacePool
 ) -> tuple[Callable[[range], HeadBatch], list[range]]:
     """The function that processes some heads, and the ranges of heads to give it.
 
@@ -284,23 +284,23 @@ def _choose_method(
             products = group.products()
             if growing is not None:
                 group.grow(growing, products)
-        found = wide_heads(products, first.scale, layer.dim, members)
+        found = reduce_products(products, first.scale, layer.dim, members)
         if found is None:  # rows that are nearly dependent
             return _process_law(select_heads(layer, members, settings.fold), layer, index, members, settings)
-        heads = [AuditHead.from_regime(row, layer.name, row.head) for row in head_regimes(found, *options)]
+        heads = [AuditHead.from_regime(row, layer.name, row.head) for row in classify_heads(found, *options)]
         return HeadBatch(heads, _shapes(found))
 
     return process_wide, head_groups(layer)
 
 
 def _process_law(law: Attention, layer: Layer, index: int, members: range, settings: AuditSettings) -> HeadBatch:
-    band, factors = BANDS.get(law.query.dtype, 1e-5), factors_of(law)
-    found = regime_of(law, factors, layer=index, sums=settings.sums, offsets=settings.offsets, band=band)
+    band, factors = BANDS.get(law.query.dtype, 1e-5), factorize(law)
+    found = classify_factors(law, factors, layer=index, sums=settings.sums, offsets=settings.offsets, band=band)
     heads = [AuditHead.from_regime(row, layer.name, members[row.head]) for row in found.heads]
     if settings.draws and settings.shifts:
         for group in factors:
             own = _columns([heads[member] for member in group.members])
-            scores = nulls(group, own, draws=settings.draws, shifts=settings.shifts, seed=settings.seed)
+            scores = compute_nulls(group, own, draws=settings.draws, shifts=settings.shifts, seed=settings.seed)
             for member, score in zip(group.members, scores, strict=True):
                 heads[member] = replace(heads[member], nulls=score)
     shapes = dict(pair for group in factors for pair in zip(group.members, _shapes(group.grams()), strict=True))
@@ -347,8 +347,8 @@ def measure_quantities(layer: Layer, fold: bool) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in NAMES}
     for members in split_heads(layer, False):
         table = {name: [0.0] * len(members) for name in NAMES}
-        for group in factors_of(select_heads(layer, members, fold)):
-            for name, column in measured(group.grams()).items():
+        for group in factorize(select_heads(layer, members, fold)):
+            for name, column in compute_quantities(group.grams()).items():
                 for member, value in zip(group.members, column.tolist(), strict=True):
                     table[name][member] = value
         for name in NAMES:
@@ -371,7 +371,9 @@ def _add_random_nulls(heads: list[AuditHead], shapes: list[HeadShape], draws: in
             torch.tensor([getattr(shapes[index], name) for index in chosen], dtype=torch.float64)
             for name in ("interaction", "value")
         )
-        scores = beside(drawn_like(dim, sizes, draws, seed), (interaction, value), columns, others(columns))
+        scores = compare_with_nulls(
+            draw_random_heads(dim, sizes, draws, seed), (interaction, value), columns, collect_other_heads(columns)
+        )
         for index, score in zip(chosen, scores, strict=True):
             heads[index] = replace(heads[index], nulls=score)
     return heads

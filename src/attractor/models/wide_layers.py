@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attractor.laws import LayerNorm, Norm
 from attractor.models.attention_layers import Heads, Layer
-from attractor.weights import Growing, Products, fits
+from attractor.weights import GrowthAccumulator, Products, is_narrow
 
 TOGETHER = 4  # heads that are processed together, more where more share their keys
 
@@ -63,7 +63,7 @@ class HeadGroup(NamedTuple):
     def products(self) -> Products:
         return Products.of(self.query, self.key, self.value, self.output)
 
-    def grow(self, growing: Growing, products: Products) -> None:
+    def grow(self, growing: GrowthAccumulator, products: Products) -> None:
         """Add the contribution of these heads to the predicted growth of the stream."""
         outputs = self.output.sum(2)  # heads of a group share their values
         project = lambda inner: (outputs @ inner).sum(0).double()  # noqa: E731
@@ -75,7 +75,7 @@ class HeadGroup(NamedTuple):
 def is_wide(layer: Layer) -> bool:
     """Whether the heads of a layer can be reduced to inner products of their rows."""
     source = layer.source
-    return isinstance(source, Heads) and fits(source.parts.query.shape[1], source.parts.value.shape[1], layer.dim)
+    return isinstance(source, Heads) and is_narrow(source.parts.query.shape[1], source.parts.value.shape[1], layer.dim)
 
 
 def head_groups(layer: Layer) -> list[range]:

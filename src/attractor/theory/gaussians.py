@@ -13,7 +13,7 @@ from attractor.states import Gaussian
 from attractor.theory import hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.theorem import Case, Citation
-from attractor.weights import asymmetry, extremes, symmetric
+from attractor.weights import asymmetry, extremes, symmetrize
 
 TOLERANCES: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-13}
 CITATION_KEY = "castin2025unified"
@@ -97,4 +97,4 @@ def integrate_gaussian(case: Case) -> Trajectory:
 
 def spectral_norms(covariances: Tensor) -> Tensor:
     """Return the largest eigenvalues of covariances (S, d, d), (S,)."""
-    return torch.linalg.eigvalsh(symmetric(covariances))[..., -1]
+    return torch.linalg.eigvalsh(symmetrize(covariances))[..., -1]

@@ -1,4 +1,4 @@
-"""What the weights of a law alone say: forms, spectra and labels, through matrices of the size of a head."""
+"""Spectra, definiteness and regimes of attention weights, computed from matrices of the size of a head."""
 
 from attractor.weights.classification import (
     LABELS,
@@ -6,16 +6,32 @@ from attractor.weights.classification import (
     LayerRegime,
     Regime,
     Setting,
-    head_regimes,
+    classify_factors,
+    classify_heads,
     regime,
-    regime_of,
     regimes,
 )
-from attractor.weights.factors import Factors, Products, SmallMatrices, factors_of, fits, fold, heads_in, wide_heads
-from attractor.weights.layers import Growing, Growth, Offset, contraction, value_spectrum
-from attractor.weights.null_models import Nulls, NullScore, beside, drawn_like, nulls, others
-from attractor.weights.quantities import NAMES, QUANTITIES, Quantity, measured
-from attractor.weights.spectra import BANDS, asymmetry, extremes, symmetric
+from attractor.weights.factors import (
+    Factors,
+    Products,
+    SmallMatrices,
+    factorize,
+    fold_norm,
+    is_narrow,
+    reduce_products,
+    separate_heads,
+)
+from attractor.weights.layers import Growth, GrowthAccumulator, Offset, measure_contraction, value_spectrum
+from attractor.weights.null_models import (
+    Nulls,
+    NullScore,
+    collect_other_heads,
+    compare_with_nulls,
+    compute_nulls,
+    draw_random_heads,
+)
+from attractor.weights.quantities import NAMES, QUANTITIES, Quantity, compute_quantities
+from attractor.weights.spectra import BANDS, asymmetry, extremes, symmetrize
 
 __all__ = [
     "BANDS",
@@ -23,8 +39,8 @@ __all__ = [
     "NAMES",
     "QUANTITIES",
     "Factors",
-    "Growing",
     "Growth",
+    "GrowthAccumulator",
     "HeadRegime",
     "LayerRegime",
     "NullScore",
@@ -36,22 +52,22 @@ __all__ = [
     "Setting",
     "SmallMatrices",
     "asymmetry",
-    "beside",
-    "contraction",
-    "drawn_like",
+    "classify_factors",
+    "classify_heads",
+    "collect_other_heads",
+    "compare_with_nulls",
+    "compute_nulls",
+    "compute_quantities",
+    "draw_random_heads",
     "extremes",
-    "factors_of",
-    "fits",
-    "fold",
-    "head_regimes",
-    "heads_in",
-    "measured",
-    "nulls",
-    "others",
+    "factorize",
+    "fold_norm",
+    "is_narrow",
+    "measure_contraction",
+    "reduce_products",
     "regime",
-    "regime_of",
     "regimes",
-    "symmetric",
+    "separate_heads",
+    "symmetrize",
     "value_spectrum",
-    "wide_heads",
 ]

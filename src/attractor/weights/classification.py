@@ -12,14 +12,14 @@ from torch import Tensor
 
 from attractor.errors import InputError
 from attractor.laws import Attention, Block, Rotary, Stack, has_kernel, rotary_of
-from attractor.weights.factors import Factors, Head, SmallMatrices, factors_of, fold, heads_in
+from attractor.weights.factors import Factors, Head, SmallMatrices, factorize, fold_norm, separate_heads
 from attractor.weights.layers import (
     OFFSETS,
     Offset,
     SharedMetric,
-    contraction,
-    families,
+    classify_offsets,
     interaction_sum,
+    measure_contraction,
     metric_form,
     metric_sum,
     shared_metric,
@@ -110,16 +110,16 @@ def label(
     if not setting.softmax:
         return Label("undefined", None, "the theorems that give labels are about softmax attention")
     if setting.causal:
-        return _causal(value, setting, heads)
+        return _label_causal(value, setting, heads)
     if setting.rotary:
-        return _rotary(value, offsets)
-    found = _signs(metric, interaction, value)
+        return _label_rotary(value, offsets)
+    found = _label_by_signs(metric, interaction, value)
     if found.name in ("undetermined", "undefined"):
         return found
-    return _certified(found, metric, interaction, setting, heads, tolerance)
+    return _certify(found, metric, interaction, setting, heads, tolerance)
 
 
-def _signs(metric: Form, interaction: Form, value: Spectrum) -> Label:
+def _label_by_signs(metric: Form, interaction: Form, value: Spectrum) -> Label:
     both = f"metric {metric.sign}, interaction {interaction.sign}, value {value.stability}"
     if "undetermined" in (metric.sign, interaction.sign):
         return Label("undetermined", None, f"{both} (margins {metric.margin:.1e}, {interaction.margin:.1e})")
@@ -132,7 +132,7 @@ def _signs(metric: Form, interaction: Form, value: Spectrum) -> Label:
     return Label("intermediate", None, both)
 
 
-def _certified(found: Label, metric: Form, interaction: Form, setting: Setting, heads: int, tolerance: float) -> Label:
+def _certify(found: Label, metric: Form, interaction: Form, setting: Setting, heads: int, tolerance: float) -> Label:
     symmetric_metric, symmetric_interaction = metric.asymmetry <= tolerance, interaction.asymmetry <= tolerance
     key = None
     if setting.common and not setting.biased:
@@ -152,7 +152,7 @@ def _certified(found: Label, metric: Form, interaction: Form, setting: Setting, 
     return Label(found.name, key, f"{found.why}; proved by {key}{place}")
 
 
-def _causal(value: Spectrum, setting: Setting, heads: int) -> Label:
+def _label_causal(value: Spectrum, setting: Setting, heads: int) -> Label:
     """T8; for several heads a stable sum of values makes zero attractive only near it."""
     name = {"stable": "convergent", "unstable": "divergent"}.get(value.stability, "undetermined")
     why = f"under a causal mask the value decides: largest real part {value.abscissa:.4g}"
@@ -166,7 +166,7 @@ def _causal(value: Spectrum, setting: Setting, heads: int) -> Label:
     return Label(name, key, f"{why}; proved by {key}{place}")
 
 
-def _rotary(value: Spectrum, offsets: tuple[Offset, ...]) -> Label:
+def _label_rotary(value: Spectrum, offsets: tuple[Offset, ...]) -> Label:
     """No common metric exists: the family may agree, but nothing is proved by that."""
     signs = {(row.metric_sign, row.interaction_sign) for row in offsets}
     if len(signs) != 1:
@@ -240,7 +240,7 @@ def _size(matrices: Tensor) -> Tensor:
     return torch.linalg.vector_norm(matrices, dim=(-2, -1))
 
 
-def head_regimes(
+def classify_heads(
     grams: SmallMatrices,
     setting: Setting,
     positions: Rotary | None,
@@ -254,7 +254,9 @@ def head_regimes(
     # under a causal mask the label asks for no offsets
     still = positions is None or (setting.causal and not offsets)
     turned = (
-        [()] * len(members) if still or positions is None else families(grams, positions, setting.causal, offsets, band)
+        [()] * len(members)
+        if still or positions is None
+        else classify_offsets(grams, positions, setting.causal, offsets, band)
     )
     columns = (
         members,
@@ -378,14 +380,14 @@ def regime(
     tolerance : relative size below which an eigenvalue has no sign; by default 1e-10, for float32 weights 1e-5.
     mode : "stacked" adds the metric as the published code defines it, from all values stacked without their outputs.
     """
-    found = attention_of(law)
+    found = extract_attention(law)
     if mode not in ("token", "stacked"):
         raise InputError(f"mode must be 'token' or 'stacked', got {mode!r}")
     band = BANDS.get(found.query.dtype, 1e-5) if tolerance is None else float(tolerance)
     if not 0 < band < 1:
         raise InputError(f"tolerance must be between 0 and 1, got {tolerance}")
     try:
-        whole = regime_of(found, factors_of(found), layer=layer, sums=sums, offsets=offsets, band=band)
+        whole = classify_factors(found, factorize(found), layer=layer, sums=sums, offsets=offsets, band=band)
     except RuntimeError as error:
         if type(error).__name__ != "_LinAlgError":
             raise
@@ -397,10 +399,10 @@ def regime(
     if whole.layer is not None and mode == "stacked":
         stacked, condition = stacked_metric(found, band)
         whole = replace(whole, layer=replace(whole.layer, stacked_metric=stacked, stacked_condition=condition))
-    return _doubted(whole, law) if isinstance(law, Block) else whole
+    return _drop_certificates(whole, law) if isinstance(law, Block) else whole
 
 
-def _doubted(found: Regime, block: Block) -> Regime:
+def _drop_certificates(found: Regime, block: Block) -> Regime:
     """The labels of a block are those of its attention; what else the block does is in no theorem."""
     parts = ["its norms"] * (block.placement != "none") + ["its feed-forward part"] * (block.feedforward is not None)
     if not parts:
@@ -415,16 +417,16 @@ def _doubted(found: Regime, block: Block) -> Regime:
     return replace(found, heads=tuple(plain(row) for row in found.heads), layer=layer)
 
 
-def regime_of(
+def classify_factors(
     law: Attention, factors: list[Factors], *, layer: int | None, sums: bool, offsets: Sequence[int], band: float
 ) -> Regime:
     """The same for a law whose factors are at hand."""
     setting, single = Setting.of(law), law.query.dtype != torch.float64
     turns = rotary_of(law.positions)
     options = setting, turns, offsets, band, single, layer
-    rows = [row for group in factors for row in head_regimes(group.grams(), *options)]
+    rows = [row for group in factors for row in classify_heads(group.grams(), *options)]
     rows.sort(key=lambda row: row.head)
-    whole = _layer(heads_in(factors), rows, setting, band, single, layer) if sums else None
+    whole = _classify_layer(separate_heads(factors), rows, setting, band, single, layer) if sums else None
     return Regime(tuple(rows), whole)
 
 
@@ -437,12 +439,12 @@ def regimes(laws: Any, **options: Any) -> tuple[Regime, ...]:
     return tuple(regime(law, layer=index, **options) for index, law in enumerate(found))
 
 
-def attention_of(law: Any) -> Attention:
+def extract_attention(law: Any) -> Attention:
     """The attention inside a law, with a pre-norm folded in."""
     if isinstance(law, Block) and isinstance(law.attention, Attention):
         norms = law.norms
         assert isinstance(norms, tuple)
-        return fold(law.attention, norms[0]) if law.placement in ("pre", "peri") else law.attention
+        return fold_norm(law.attention, norms[0]) if law.placement in ("pre", "peri") else law.attention
     inner = getattr(law, "law", None)
     law = inner() if callable(inner) and not isinstance(law, Attention) else law
     if not isinstance(law, Attention):
@@ -450,7 +452,7 @@ def attention_of(law: Any) -> Attention:
     return law
 
 
-def _layer(
+def _classify_layer(
     heads: list[Head], rows: list[HeadRegime], setting: Setting, band: float, single: bool, layer: int | None
 ) -> LayerRegime:
     value, interaction = value_spectrum(heads, band), interaction_sum(heads, band)
@@ -460,40 +462,42 @@ def _layer(
     if len(heads) == 1 and heads[0].rank == heads[0].dim:
         named = rows[0].label
     elif setting.causal:
-        named = _causal_layer(heads, value, shared, setting, tolerance)
+        named = _label_causal_layer(heads, value, shared, setting, tolerance)
     else:
         one_metric = shared.residual <= tolerance
         signs = fitted if one_metric else metric
-        named = label(signs, interaction, value, setting, heads=len(heads), offsets=_agreed(rows), tolerance=tolerance)
+        named = label(
+            signs, interaction, value, setting, heads=len(heads), offsets=_collect_offsets(rows), tolerance=tolerance
+        )
         if not one_metric and setting.common:
             why = f"{named.why}; the best common metric leaves {shared.residual:.2g} of the interactions"
             named = Label(named.name, None, why)
     return LayerRegime(layer, len(heads), heads[0].dim, interaction, metric, fitted, shared.residual, value, named)
 
 
-def _agreed(rows: list[HeadRegime]) -> tuple[Offset, ...]:
+def _collect_offsets(rows: list[HeadRegime]) -> tuple[Offset, ...]:
     """Rotary offsets of all heads: the layer's signs agree only where those of every head do."""
     return tuple(offset for row in rows for offset in row.offsets)
 
 
-def _causal_layer(
+def _label_causal_layer(
     heads: list[Head], value: Spectrum, shared: SharedMetric, setting: Setting, tolerance: float
 ) -> Label:
     """Several heads under a causal mask: T8 where one norm is known that no head lets grow."""
-    named = label(*_unused(heads), value, setting, heads=len(heads))
+    named = label(*_empty_forms(heads), value, setting, heads=len(heads))
     if named.name != "convergent" or value.stability != "stable" or setting.biased or len(heads) == 1:
         return named
     values = torch.stack([head.output @ head.value for head in heads])
     norms = {"|x|^2": None, "the metric that the heads share": shared.left.mT @ shared.right}
     for norm, metric in norms.items():
-        found = contraction(values, metric)
+        found = measure_contraction(values, metric)
         if found is not None and found.excess <= tolerance < found.strength:
             return Label(named.name, "regimes.T8", f"{named.why}; proved by regimes.T8, since no head lets {norm} grow")
     missing = "one norm that no head lets grow, and neither |x| nor the metric that fits all heads is one"
     return Label(named.name, None, f"{named.why}; near zero only: for several heads T8 needs {missing}")
 
 
-def _unused(heads: list[Head]) -> tuple[Form, Form]:
+def _empty_forms(heads: list[Head]) -> tuple[Form, Form]:
     """Forms where the label looks at the value alone."""
     empty = form(torch.zeros(1, 1, dtype=heads[0].query.dtype))
     return empty, empty

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Attention, LayerNorm, Norm
-from attractor.weights.spectra import PIVOT, core, from_grams
+from attractor.weights.spectra import PIVOT, compress_product, triangles_from_grams
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class Grams:
         if 2 * query.shape[-2] >= query.shape[-1]:
             return query.mT, key.mT
         grams = query @ query.mT, query @ key.mT, self._keys
-        return from_grams(*grams, lambda rows: torch.cat((query[rows], key[rows]), -2))
+        return triangles_from_grams(*grams, lambda rows: torch.cat((query[rows], key[rows]), -2))
 
     @cached_property
     def interaction(self) -> Tensor:
@@ -119,11 +119,11 @@ class Grams:
         """(n, s, s): V'W likewise, V'W = L' K with L = Q Z V'."""
         key, value = self.scores.key, self.moves.value
         if 2 * key.shape[-2] >= key.shape[-1]:
-            return core(self.reduced_query @ value, key)
+            return compress_product(self.reduced_query @ value, key)
         inner = self.reduced_query @ (value @ value.mT) @ self.reduced_query.mT
         cross = self.reduced_query @ (value @ key.mT)
         exact = lambda rows: torch.cat((self.reduced_query[rows] @ value[rows], key[rows]), -2)  # noqa: E731
-        left, right = from_grams(inner, cross, self._keys, exact)
+        left, right = triangles_from_grams(inner, cross, self._keys, exact)
         return left @ right.mT
 
     @cached_property
@@ -224,7 +224,7 @@ class WideHeads:
 
     @cached_property
     def triangles(self) -> tuple[Tensor, Tensor]:
-        return self.scale * self.query_parts, _padded(self.key_factor, self.query_parts.shape[-2])
+        return self.scale * self.query_parts, _pad_rows(self.key_factor, self.query_parts.shape[-2])
 
     @cached_property
     def interaction(self) -> Tensor:
@@ -252,34 +252,34 @@ class WideHeads:
 SmallMatrices = Grams | WideHeads
 
 
-def _padded(factor: Tensor, rows: int) -> Tensor:
+def _pad_rows(factor: Tensor, rows: int) -> Tensor:
     return torch.nn.functional.pad(factor, (0, 0, 0, rows - factor.shape[-2]))
 
 
-def wide_heads(products: Products, scale: float, dim: int, members: Sequence[int]) -> WideHeads | None:
+def reduce_products(products: Products, scale: float, dim: int, members: Sequence[int]) -> WideHeads | None:
     """The small matrices of heads; None where rows are so nearly dependent that their inner products have lost digits."""
     n, g, k = len(products.queries), len(products.keys), products.queries.shape[-1]
     near = NEAREST[products.exact]
-    joint = _joined(products.keys, products.mixed, products.values)
-    kept, output = _factor(joint, near), _factor(products.outputs, near)
+    joint = _join_grams(products.keys, products.mixed, products.values)
+    kept, output = _cholesky(joint, near), _cholesky(products.outputs, near)
     if kept is None or output is None:
         return None
     kept = kept.repeat_interleave(n // g, 0)
     key, value = kept[..., :k, :k].contiguous(), kept[..., k:]
     within = torch.linalg.solve_triangular(key.mT, products.scores, upper=False)
     rest = products.queries - within.mT @ within
-    beyond = _factor(rest, near, products.queries)
+    beyond = _cholesky(rest, near, products.queries)
     if beyond is None:
         return None
     parts = torch.cat((within, beyond), -2)
     return WideHeads(products, scale, dim, tuple(members), output, key, parts, value.contiguous())
 
 
-def _joined(first: Tensor, cross: Tensor, second: Tensor) -> Tensor:
+def _join_grams(first: Tensor, cross: Tensor, second: Tensor) -> Tensor:
     return torch.cat((torch.cat((first, cross), -1), torch.cat((cross.mT, second), -1)), -2)
 
 
-def _factor(gram: Tensor, near: float, lengths: Tensor | None = None) -> Tensor | None:
+def _cholesky(gram: Tensor, near: float, lengths: Tensor | None = None) -> Tensor | None:
     """The upper Cholesky factor of Gram matrices of rows; None if a row is too near to the span of those before it, measured by its own
     length or by that in ``lengths``."""
     sizes = (gram if lengths is None else lengths).diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
@@ -291,20 +291,20 @@ def _factor(gram: Tensor, near: float, lengths: Tensor | None = None) -> Tensor 
     return factor * sizes[..., None, :]
 
 
-def fits(key: int, rank: int, dim: int) -> bool:
+def is_narrow(key: int, rank: int, dim: int) -> bool:
     """Whether heads are so much narrower than their tokens that inner products are the shorter way."""
     return 4 * (key + rank) <= dim
 
 
-def compressed(law: Attention) -> WideHeads | None:
+def reduce_law(law: Attention) -> WideHeads | None:
     """The heads of a law from their inner products; None where that gains or keeps too little."""
     if law.output is None or law.query.ndim != 3 or law.query.dtype not in NEAREST:
         return None
     query, key, value = (getattr(law, name).detach() for name in ("query", "key", "value"))
-    if not fits(key.shape[-2], value.shape[-2], law.dim):
+    if not is_narrow(key.shape[-2], value.shape[-2], law.dim):
         return None
     products = Products.of(query, key, value, law.output.detach()[:, :, None])
-    return wide_heads(products, law.scale, law.dim, range(len(query)))
+    return reduce_products(products, law.scale, law.dim, range(len(query)))
 
 
 RANK = 1e-12  # singular values below this share of the largest count as zero
@@ -348,12 +348,12 @@ class Head:
         return self.value @ self.output
 
 
-def heads_of(law: Attention) -> list[Head]:
+def list_heads(law: Attention) -> list[Head]:
     """Every head of a law in float64, the value map as a product through its rank."""
-    return heads_in(factors_of(law))
+    return separate_heads(factorize(law))
 
 
-def heads_in(groups: list[Factors]) -> list[Head]:
+def separate_heads(groups: list[Factors]) -> list[Head]:
     """The heads of several groups, in order."""
     found = {
         member: Head(group.query[index], group.key[index], group.value[index], group.output[index])
@@ -363,7 +363,7 @@ def heads_in(groups: list[Factors]) -> list[Head]:
     return [found[member] for member in sorted(found)]
 
 
-def factors_of(law: Attention) -> list[Factors]:
+def factorize(law: Attention) -> list[Factors]:
     """The heads of a law in float64, those whose values have the same rank together."""
     if law.query.ndim > 3:
         raise UnsupportedError("the law has parameters for several ensemble members: ask about law.member(...) of one")
@@ -372,14 +372,16 @@ def factors_of(law: Attention) -> list[Factors]:
     query, key = (law.scale * query).reshape(-1, *query.shape[-2:]), key.reshape(-1, *key.shape[-2:])
     value = value.reshape(-1, *value.shape[-2:])
     if law.output is None:
-        return _grouped(query, key, [_dense(matrix) for matrix in value])
+        return _group_by_rank(query, key, [_factor_dense(matrix) for matrix in value])
     output = law.output.detach().double().cpu().reshape(-1, d, value.shape[-2])
-    if output.shape[-1] <= d and (parts := orthonormal(value, output)) is not None:
+    if output.shape[-1] <= d and (parts := orthonormalize(value, output)) is not None:
         return [Factors(query, key, *parts, tuple(range(len(query))))]
-    return _grouped(query, key, [_factored(inner, outer) for inner, outer in zip(value, output, strict=True)])
+    return _group_by_rank(
+        query, key, [_factor_product(inner, outer) for inner, outer in zip(value, output, strict=True)]
+    )
 
 
-def _grouped(query: Tensor, key: Tensor, parts: list[tuple[Tensor, Tensor]]) -> list[Factors]:
+def _group_by_rank(query: Tensor, key: Tensor, parts: list[tuple[Tensor, Tensor]]) -> list[Factors]:
     ranks = [len(value) for value, _ in parts]
     groups = []
     for rank in sorted(set(ranks)):
@@ -389,7 +391,7 @@ def _grouped(query: Tensor, key: Tensor, parts: list[tuple[Tensor, Tensor]]) -> 
     return groups
 
 
-def orthonormal(value: Tensor, output: Tensor) -> tuple[Tensor, Tensor] | None:
+def orthonormalize(value: Tensor, output: Tensor) -> tuple[Tensor, Tensor] | None:
     """The same maps with outputs (n, d, r) whose columns are orthonormal, by Cholesky factors of their Gram matrices, twice, which is as
     good as a QR where columns are far from dependent; None where some are not."""
     for _ in range(2):
@@ -402,7 +404,7 @@ def orthonormal(value: Tensor, output: Tensor) -> tuple[Tensor, Tensor] | None:
     return value, output
 
 
-def _dense(value: Tensor) -> tuple[Tensor, Tensor]:
+def _factor_dense(value: Tensor) -> tuple[Tensor, Tensor]:
     """A (d, d) value of full rank stays as it is; else it is a product through its range."""
     left, sizes, _ = torch.linalg.svd(value)
     rank = max(1, int((sizes > RANK * sizes[0]).sum()))
@@ -412,14 +414,14 @@ def _dense(value: Tensor) -> tuple[Tensor, Tensor]:
     return basis.mT @ value, basis
 
 
-def _factored(value: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+def _factor_product(value: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
     """The same map with an output whose columns are orthonormal and span its range."""
     left, sizes, right = torch.linalg.svd(output, full_matrices=False)
     rank = max(1, int((sizes > RANK * sizes[0]).sum()))
     return sizes[:rank, None] * (right[:rank] @ value), left[:, :rank]
 
 
-def fold(law: Attention, norm: Norm) -> Attention:
+def fold_norm(law: Attention, norm: Norm) -> Attention:
     """The law that acts on tokens before a norm's gain, centring and bias, as it does after them (pre-norm blocks).
 
     The division by the length of a token is not linear and stays outside: what is said of the folded law concerns directions.

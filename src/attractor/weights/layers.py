@@ -13,7 +13,7 @@ from torch import Tensor
 from attractor.errors import UnsupportedError
 from attractor.laws import Attention, Rotary
 from attractor.weights.factors import RANK, Head, SmallMatrices
-from attractor.weights.spectra import BANDS, Form, Spectrum, core, extremes, form, forms, spectrum
+from attractor.weights.spectra import BANDS, Form, Spectrum, compress_product, extremes, form, forms, spectrum
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Contraction:
     strength: float
 
 
-def contraction(values: Tensor, metric: Tensor | None = None) -> Contraction | None:
+def measure_contraction(values: Tensor, metric: Tensor | None = None) -> Contraction | None:
     """What value maps (h, d, d) do in the norm of a ``metric``, of either sign, or in the usual one; None if it is not definite."""
     if metric is not None:
         form = (metric + metric.mT) / 2
@@ -61,14 +61,14 @@ def value_spectrum(heads: list[Head], band: float = BANDS[torch.float64]) -> Spe
 
 def interaction_sum(heads: list[Head], band: float = BANDS[torch.float64]) -> Form:
     """The symmetric part of the sum of interactions."""
-    small = core(torch.cat([head.query for head in heads]), torch.cat([head.key for head in heads]))
+    small = compress_product(torch.cat([head.query for head in heads]), torch.cat([head.key for head in heads]))
     return form(small, heads[0].dim - len(small), band)
 
 
 def metric_sum(heads: list[Head], band: float = BANDS[torch.float64]) -> Form:
     """The symmetric part of the sum of V'W over heads (not of the product of the sums, which mixes heads)."""
     left = torch.cat([head.reduced_query @ head.value for head in heads])
-    small = core(left, torch.cat([head.key for head in heads]))
+    small = compress_product(left, torch.cat([head.key for head in heads]))
     return form(small, heads[0].dim - len(small), band)
 
 
@@ -80,18 +80,18 @@ def shared_metric(heads: list[Head]) -> SharedMetric:
     gram = sum(b @ (head.value @ head.value.mT) @ b.mT for b, head in zip(blocks, heads, strict=True))
     assert isinstance(gram, Tensor)
     cross = torch.cat([(head.key @ head.value.mT) @ b.mT for b, head in zip(blocks, heads, strict=True)])
-    weights, sound = _divided(cross, gram)
+    weights, sound = _divide(cross, gram)
     total = sum(float(((head.query @ head.query.mT) * (head.key @ head.key.mT)).sum()) for head in heads)
     explained = float(((queries @ queries.mT) * (weights @ cross.mT)).sum())
     residual = max(0.0, 1.0 - explained / max(total, 1e-300)) ** 0.5
     if residual < NEAR and not sound:
-        weights = _orthogonal(heads, blocks)
+        weights = _solve_by_qr(heads, blocks)
     if residual < (CLOSE if sound else NEAR):
-        residual = _exact(heads, queries, blocks, weights, total)
+        residual = _exact_residual(heads, queries, blocks, weights, total)
     return SharedMetric(queries, weights @ basis.mT, residual)
 
 
-def _divided(cross: Tensor, gram: Tensor) -> tuple[Tensor, bool]:
+def _divide(cross: Tensor, gram: Tensor) -> tuple[Tensor, bool]:
     """cross times the pseudo-inverse of a positive semi-definite matrix, by a Cholesky factor where it is far from singular, and whether
     it is: otherwise values below 1e-6 of the largest are lost with the square root of the precision."""
     triangle, failed = torch.linalg.cholesky_ex(gram)
@@ -101,7 +101,7 @@ def _divided(cross: Tensor, gram: Tensor) -> tuple[Tensor, bool]:
     return cross @ torch.linalg.pinv(gram, rtol=RANK, hermitian=True), False
 
 
-def _orthogonal(heads: list[Head], blocks: tuple[Tensor, ...]) -> Tensor:
+def _solve_by_qr(heads: list[Head], blocks: tuple[Tensor, ...]) -> Tensor:
     r"""The same weights without a Gram matrix: with the thin QR :math:`V_h^\top = Z_h R_h` of every value they solve
     :math:`X [b_h R_h^\top]_h = \mathrm{diag}(K_h Z_h)` in the least-squares sense."""
     bases = [torch.linalg.qr(head.value.mT) for head in heads]
@@ -112,7 +112,9 @@ def _orthogonal(heads: list[Head], blocks: tuple[Tensor, ...]) -> Tensor:
     return found.solution.mT.to(known.device)
 
 
-def _exact(heads: list[Head], queries: Tensor, blocks: tuple[Tensor, ...], weights: Tensor, total: float) -> float:
+def _exact_residual(
+    heads: list[Head], queries: Tensor, blocks: tuple[Tensor, ...], weights: Tensor, total: float
+) -> float:
     """The residual from the differences themselves, where one minus almost one would be noise."""
     triangle = torch.linalg.qr(queries.mT, mode="r").R
     missed, row = 0.0, 0
@@ -126,7 +128,7 @@ def _exact(heads: list[Head], queries: Tensor, blocks: tuple[Tensor, ...], weigh
 
 def metric_form(shared: SharedMetric, band: float = BANDS[torch.float64]) -> Form:
     """The symmetric part of the shared metric."""
-    small = core(shared.left, shared.right)
+    small = compress_product(shared.left, shared.right)
     return form(small, shared.left.shape[-1] - len(small), band)
 
 
@@ -179,7 +181,7 @@ def rotation(positions: Rotary, size: int, offset: float) -> Tensor:
     return turned
 
 
-def families(
+def classify_offsets(
     grams: SmallMatrices,
     positions: Rotary,
     causal: bool,
@@ -228,7 +230,7 @@ class Growth:
         return {f"growth_{name}": value for name, value in vars(self).items()}
 
 
-class Growing:
+class GrowthAccumulator:
     """The predicted growth of a layer whose heads may come in several laws, one after the other."""
 
     def __init__(self, dim: int, seed: int = 0) -> None:
@@ -240,7 +242,7 @@ class Growing:
 
     def add(self, law: Attention) -> None:
         """Some of the heads; the bias of their outputs is counted at the end."""
-        self.count(_trace(law), _moved(law, self.probes), _drift(law))
+        self.count(_trace(law), _apply_values(law, self.probes), _constant_part(law))
 
     def count(self, trace: float, moved: Tensor, drift: Tensor | None) -> None:
         """The same of heads whose trace, moved probes and constant part are known."""
@@ -265,7 +267,7 @@ class Growing:
 
 def growth(law: Attention, seed: int = 0) -> Growth:
     """The predicted growth of a layer."""
-    growing = Growing(law.dim, seed)
+    growing = GrowthAccumulator(law.dim, seed)
     growing.add(law)
     return growing.result(law.output_bias)
 
@@ -289,13 +291,13 @@ def _trace(law: Attention) -> float:
     return float(inner.diagonal(dim1=-2, dim2=-1).sum(dtype=torch.float64))
 
 
-def _moved(law: Attention, probes: Tensor) -> Tensor:
+def _apply_values(law: Attention, probes: Tensor) -> Tensor:
     value, output = _maps(law)
     moved = value @ probes.to(value.dtype)
     return (moved if output is None else output @ moved).sum(0).double()
 
 
-def _drift(law: Attention) -> Tensor:
+def _constant_part(law: Attention) -> Tensor:
     """What is written whatever is read: biases of values through their outputs."""
     if law.value_bias is None:
         return torch.zeros(law.dim, dtype=torch.float64)

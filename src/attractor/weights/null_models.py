@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.weights.factors import Factors, Products, SmallMatrices, fits, wide_heads
-from attractor.weights.quantities import NAMES, QUANTITIES, measured, moved
+from attractor.weights.factors import Factors, Products, SmallMatrices, is_narrow, reduce_products
+from attractor.weights.quantities import NAMES, QUANTITIES, compute_quantities, measure_values
 
 DRAWS, SHIFTS = 64, 8
 
@@ -53,7 +53,7 @@ class RandomHeads:
             if quantity.half != "moves"
         }
         found = {name: column.expand(len(interaction), -1) for name, column in found.items()}
-        return found | moved(value[..., None] * self.eigenvalues)
+        return found | measure_values(value[..., None] * self.eigenvalues)
 
 
 BATCH = 16  # random heads in memory at a time
@@ -65,32 +65,32 @@ def random_heads(dim: int, key: int, rank: int, draws: int = DRAWS, seed: int = 
     """Random heads with (key, dim) queries and keys and values of this rank."""
     rng = np.random.default_rng((seed, dim, key, rank))
     batches = [min(BATCH, draws - start) for start in range(0, draws, BATCH)]
-    found = [_drawn(_small(dim, *_rows(dim, key, rank, count, rng))) for count in batches]
+    found = [_measure_random(_reduce(dim, *_draw_rows(dim, key, rank, count, rng))) for count in batches]
     columns = {name: torch.cat([part[0][name] for part in found]) for name in found[0][0]}
     return RandomHeads(columns, torch.cat([part[1] for part in found]))
 
 
-def _small(dim: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> SmallMatrices:
+def _reduce(dim: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> SmallMatrices:
     """From inner products where heads are narrow, which is the shorter way, else from factors."""
-    if fits(key.shape[-2], value.shape[-2], dim):
-        found = wide_heads(Products.of(query, key, value, output.mT[:, :, None]), 1.0, dim, range(len(query)))
+    if is_narrow(key.shape[-2], value.shape[-2], dim):
+        found = reduce_products(Products.of(query, key, value, output.mT[:, :, None]), 1.0, dim, range(len(query)))
         if found is not None:
             return found
-    return _factors(query, key, value, output).grams()
+    return _factorize_rows(query, key, value, output).grams()
 
 
-def _drawn(heads: SmallMatrices) -> tuple[dict[str, Tensor], Tensor]:
+def _measure_random(heads: SmallMatrices) -> tuple[dict[str, Tensor], Tensor]:
     """The quantities of random heads and the eigenvalues of their values, for interactions and values of norm one."""
     interaction, value = heads.norms
     eigenvalues = torch.linalg.eigvals(heads.reduced_value)
-    columns = measured(heads, ("scores", "both"))
+    columns = compute_quantities(heads, ("scores", "both"))
     for quantity in QUANTITIES:
         if quantity.scale == "interaction":
             columns[quantity.name] = columns[quantity.name] / interaction
     return columns, eigenvalues / value[:, None]
 
 
-def _rows(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -> tuple[Tensor, ...]:
+def _draw_rows(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -> tuple[Tensor, ...]:
     """The rows of random heads, one for each of their vectors, in the space that they span."""
     size = 2 * key + 2 * rank
     if size < dim:
@@ -102,44 +102,46 @@ def _rows(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -
     return torch.from_numpy(rows).mT.split((key, key, rank, rank), dim=1)
 
 
-def _factors(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Factors:
+def _factorize_rows(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Factors:
     basis, triangle = torch.linalg.qr(output.mT)
     return Factors(query, key, triangle @ value, basis, tuple(range(len(query))))
 
 
 def random_factors(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -> Factors:
     """Random heads in the space that their own rows span."""
-    return _factors(*_rows(dim, key, rank, draws, rng))
+    return _factorize_rows(*_draw_rows(dim, key, rank, draws, rng))
 
 
-def nulls(
+def compute_nulls(
     factors: Factors, own: dict[str, Tensor], *, draws: int = DRAWS, shifts: int = SHIFTS, seed: int = 0
 ) -> list[dict[str, Nulls]]:
     """For every head and quantity the two nulls, ``random`` and ``mismatched``."""
     grams = factors.grams()
-    return beside(drawn_like(grams.dim, grams.sizes, draws, seed), grams.norms, own, mismatched(factors, own, shifts))
+    return compare_with_nulls(
+        draw_random_heads(grams.dim, grams.sizes, draws, seed), grams.norms, own, mismatched(factors, own, shifts)
+    )
 
 
-def drawn_like(dim: int, sizes: tuple[int, int], draws: int = DRAWS, seed: int = 0) -> RandomHeads:
+def draw_random_heads(dim: int, sizes: tuple[int, int], draws: int = DRAWS, seed: int = 0) -> RandomHeads:
     """Random heads of a width and of these rows of queries and values."""
     with DRAWING:
         return random_heads(dim, *sizes, draws, seed)
 
 
-def beside(
+def compare_with_nulls(
     drawn: RandomHeads, norms: tuple[Tensor, Tensor], own: dict[str, Tensor], pairs: dict[str, Tensor]
 ) -> list[dict[str, Nulls]]:
     """Heads whose W and V have these norms beside random ones and beside ``pairs`` (n, number) of every quantity."""
     scaled = drawn.scaled(*(norm[:, None] for norm in norms))
     rows: list[dict[str, Nulls]] = [{} for _ in norms[0]]
     for name in NAMES:
-        placed = places(own[name], scaled[name]), places(own[name], pairs[name])
+        placed = score_against(own[name], scaled[name]), score_against(own[name], pairs[name])
         for row, random, mixed in zip(rows, *placed, strict=True):
             row[name] = Nulls(random, mixed)
     return rows
 
 
-def places(values: Tensor, others: Tensor) -> list[NullScore | None]:
+def score_against(values: Tensor, others: Tensor) -> list[NullScore | None]:
     """The place of every value (n,) among others (n, number): their mean and standard deviation and how many of these it is away, None
     where there is no spread. No place where they are too few, or some of them do not exist."""
     count = others.shape[-1]
@@ -156,7 +158,7 @@ def places(values: Tensor, others: Tensor) -> list[NullScore | None]:
     ]
 
 
-def others(own: dict[str, Tensor]) -> dict[str, Tensor]:
+def collect_other_heads(own: dict[str, Tensor]) -> dict[str, Tensor]:
     """For every quantity that one half decides the values of the other heads, (n, n - 1); nothing for those of both."""
     n = len(next(iter(own.values())))
     rest = torch.tensor([[other for other in range(n) if other != head] for head in range(n)], dtype=torch.long)
@@ -167,15 +169,15 @@ def others(own: dict[str, Tensor]) -> dict[str, Tensor]:
 def mismatched(factors: Factors, own: dict[str, Tensor], shifts: int = SHIFTS) -> dict[str, Tensor]:
     """For every quantity and head the values of mismatched heads that hold one half of it, or of the other heads; (n, number) each."""
     n = len(factors.query)
-    chosen = range(1, n) if n - 1 <= shifts else sorted(_spread(n, shifts))
+    chosen = range(1, n) if n - 1 <= shifts else sorted(_even_shifts(n, shifts))
     pairs: dict[str, list[Tensor]] = {}
     for shift in chosen:
         # the pair at i has the scores of i and the moves of i + shift
-        for name, column in measured(factors.mismatched(shift), ("both",)).items():
+        for name, column in compute_quantities(factors.mismatched(shift), ("both",)).items():
             pairs.setdefault(name, []).extend((column, column.roll(shift)))
-    return others(own) | {name: torch.stack(columns, -1) for name, columns in pairs.items()}
+    return collect_other_heads(own) | {name: torch.stack(columns, -1) for name, columns in pairs.items()}
 
 
-def _spread(n: int, shifts: int) -> set[int]:
+def _even_shifts(n: int, shifts: int) -> set[int]:
     """Shifts that lie evenly between one and n - 1."""
     return {1 + round(step * (n - 2) / max(shifts - 1, 1)) for step in range(shifts)}

@@ -128,19 +128,21 @@ QUANTITIES = (
 NAMES = tuple(quantity.name for quantity in QUANTITIES)
 
 
-def measured(grams: SmallMatrices, halves: Collection[Half] = ("scores", "moves", "both")) -> dict[str, Tensor]:
+def compute_quantities(
+    grams: SmallMatrices, halves: Collection[Half] = ("scores", "moves", "both")
+) -> dict[str, Tensor]:
     """The quantities of every head of a group, (n,) each; those made of certain halves alone if asked. NaN where there is none."""
     found: dict[str, Tensor] = {}
     if "scores" in halves:
-        found |= scored(grams)
+        found |= measure_scores(grams)
     if "moves" in halves:
-        found |= moved(torch.linalg.eigvals(grams.reduced_value))
+        found |= measure_values(torch.linalg.eigvals(grams.reduced_value))
     if "both" in halves:
-        found |= paired(grams)
+        found |= measure_pairs(grams)
     return found
 
 
-def scored(grams: SmallMatrices) -> dict[str, Tensor]:
+def measure_scores(grams: SmallMatrices) -> dict[str, Tensor]:
     """What queries and keys alone say."""
     index, low, high, _ = _form(grams.interaction)
     if grams.interaction.shape[-1] < grams.dim:
@@ -149,14 +151,14 @@ def scored(grams: SmallMatrices) -> dict[str, Tensor]:
     return dict(zip(NAMES[:4], (index, low, high, asymmetry), strict=True))
 
 
-def moved(eigenvalues: Tensor) -> dict[str, Tensor]:
+def measure_values(eigenvalues: Tensor) -> dict[str, Tensor]:
     """What the eigenvalues (n, r) of values say."""
     real = eigenvalues.real
     radius = (1 + eigenvalues).abs().amax(-1)
     return {"value_abscissa": real.amax(-1), "value_lowest": real.amin(-1), "value_radius": radius}
 
 
-def paired(grams: SmallMatrices) -> dict[str, Tensor]:
+def measure_pairs(grams: SmallMatrices) -> dict[str, Tensor]:
     """What both halves say together."""
     small_index = _form(grams.reduced_interaction)[0]
     metric_index, *_, growing = _form(grams.reduced_metric)

@@ -75,7 +75,7 @@ def numbers(record: Form | Spectrum) -> dict[str, Any]:
     return {item.name: getattr(record, item.name) for item in fields(record) if item.name != "eigenvalues"}
 
 
-def core(left: Tensor, right: Tensor) -> Tensor:
+def compress_product(left: Tensor, right: Tensor) -> Tensor:
     """A small matrix (..., s, s), s = min(2m, d), orthogonally equivalent to left' right (..., m, d) but for zeros."""
     m, d = left.shape[-2:]
     if 2 * m >= d:
@@ -87,10 +87,14 @@ def core(left: Tensor, right: Tensor) -> Tensor:
 def triangles(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """R_1 and R_2, (..., 2m, m) each, of the thin QR of [left' right'] for (..., m, d) factors with 2m <= d."""
     grams = (left @ left.mT, left @ right.mT, right @ right.mT)
-    return from_grams(*grams, lambda rows: torch.cat((left, right), -2).reshape(-1, *_joint(left))[rows])
+    return triangles_from_grams(
+        *grams, lambda rows: torch.cat((left, right), -2).reshape(-1, *_joint_shape(left))[rows]
+    )
 
 
-def from_grams(inner: Tensor, cross: Tensor, outer: Tensor, rows: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def triangles_from_grams(
+    inner: Tensor, cross: Tensor, outer: Tensor, rows: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     """The same from L L', L R' and R R' (..., m, m); ``rows`` gives the factors [L; R] of chosen matrices where they are needed."""
     m = inner.shape[-1]
     sizes = [
@@ -111,7 +115,7 @@ def from_grams(inner: Tensor, cross: Tensor, outer: Tensor, rows: Callable[[Tens
     return factor[..., :m], factor[..., m:]
 
 
-def _joint(left: Tensor) -> tuple[int, int]:
+def _joint_shape(left: Tensor) -> tuple[int, int]:
     return 2 * left.shape[-2], left.shape[-1]
 
 
@@ -208,7 +212,7 @@ def _spectrum(values: Tensor, norm: float, zeros: int, band: float) -> Spectrum:
     )
 
 
-def symmetric(matrix: Tensor) -> Tensor:
+def symmetrize(matrix: Tensor) -> Tensor:
     """(M + M') / 2."""
     return (matrix + matrix.mT) / 2
 
@@ -221,6 +225,6 @@ def asymmetry(matrix: Tensor) -> float:
 
 def extremes(matrix: Tensor) -> tuple[float, float]:
     """Smallest and largest eigenvalue of the symmetric part, relative to the spectral norm of the matrix."""
-    values = torch.linalg.eigvalsh(symmetric(matrix))
+    values = torch.linalg.eigvalsh(symmetrize(matrix))
     size = torch.linalg.matrix_norm(matrix, 2).clamp_min(1e-300)
     return float(values[0] / size), float(values[-1] / size)

@@ -8,7 +8,7 @@ import torch
 from attractor.plotting import Curve, Panel
 from attractor.theory.claims import CounterExample, Evidence
 from attractor.theory.sampling import Rng
-from attractor.weights import symmetric
+from attractor.weights import symmetrize
 
 
 def run() -> Evidence:
@@ -21,11 +21,11 @@ def run() -> Evidence:
         ("V negative, W + lambda I", rng.definite(4, -1.0)),
     ):
         tops = [
-            float(torch.linalg.eigvalsh(symmetric(value.mT @ (interaction + s * torch.eye(4)))).sum()) for s in shifts
+            float(torch.linalg.eigvalsh(symmetrize(value.mT @ (interaction + s * torch.eye(4)))).sum()) for s in shifts
         ]
         curves.append(Curve(shifts.tolist(), tops, name))
         slopes[name] = tops[-1] - tops[0]
-        safe = [float(torch.linalg.eigvalsh(symmetric(value.mT @ (interaction + s * value))).sum()) for s in shifts]
+        safe = [float(torch.linalg.eigvalsh(symmetrize(value.mT @ (interaction + s * value))).sum()) for s in shifts]
         curves.append(Curve(shifts.tolist(), safe, name.replace("I", "V"), dashed=True))
         slopes[name + " safe"] = safe[-1] - safe[0]
     values = list(slopes.values())

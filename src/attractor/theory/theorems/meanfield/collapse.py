@@ -14,7 +14,7 @@ from attractor.theory import gaussians
 from attractor.theory.checking import geometric_times, smallest_increase
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
-from attractor.weights import symmetric
+from attractor.weights import symmetrize
 
 HORIZON = 1e3
 
@@ -22,7 +22,7 @@ HORIZON = 1e3
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     covariances, value = run.covariances, case.matrices.values[0]
     traces = torch.linalg.solve(value, covariances).diagonal(dim1=-2, dim2=-1).sum(-1)
-    form = symmetric(gaussians.transposed_interaction(case))
+    form = symmetrize(gaussians.transposed_interaction(case))
     left = (form @ covariances).norm(dim=(-2, -1))
     return (
         Measurement("the trace in the metric of V never grows", smallest_increase(-traces, traces.abs()), 1e-8),

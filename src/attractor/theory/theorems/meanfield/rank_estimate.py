@@ -15,7 +15,7 @@ from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
-from attractor.weights import symmetric
+from attractor.weights import symmetrize
 
 LATE = 1e4
 
@@ -28,7 +28,7 @@ def looks(case: Case) -> int:
 
 
 def conclude(case: Case, rank: int) -> tuple[Measurement, ...]:
-    values = torch.linalg.eigvalsh(symmetric(gaussians.transposed_interaction(case)))
+    values = torch.linalg.eigvalsh(symmetrize(gaussians.transposed_interaction(case)))
     kernel = int((values.abs() <= 1e-9 * values.abs().max()).sum())
     return (Measurement("the rank is that of the kernel of S", -abs(rank - kernel), 0.0, asymptotic=True),)
 
@@ -48,7 +48,7 @@ def slow(rng: Rng) -> Case:
 
 
 def _separated(case: Case) -> Margin:
-    values = torch.linalg.eigvalsh(symmetric(gaussians.transposed_interaction(case))).abs()
+    values = torch.linalg.eigvalsh(symmetrize(gaussians.transposed_interaction(case))).abs()
     ratios = values / values.max().clamp_min(1e-300)
     return Margin.boolean(
         bool(((ratios < 1e-12) | (ratios > 0.05)).all()), "eigenvalues of S between zero and a twentieth of the largest"
@@ -58,7 +58,7 @@ def _separated(case: Case) -> Margin:
 def other_kernel(case: Case) -> Case:
     """S zero where it was invertible, and invertible where it was not."""
     eye = torch.eye(case.attention.dim, dtype=torch.float64)
-    values = torch.linalg.eigvalsh(symmetric(gaussians.transposed_interaction(case)))
+    values = torch.linalg.eigvalsh(symmetrize(gaussians.transposed_interaction(case)))
     full = bool((values.abs() > 1e-9).all())
     form = torch.zeros_like(eye) if full else -eye
     return Case(Rng.from_seed(0).softmax_law(form, eye), case.state)

@@ -17,7 +17,7 @@ from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
-from attractor.weights import symmetric
+from attractor.weights import symmetrize
 
 
 def image(case: Case) -> torch.Tensor:
@@ -58,7 +58,7 @@ def anywhere(rng: Rng) -> Case:
 
 
 def _isotropic(case: Case) -> Margin:
-    basis, form = image(case), symmetric(gaussians.transposed_interaction(case))
+    basis, form = image(case), symmetrize(gaussians.transposed_interaction(case))
     return Margin.zero(float((basis.mT @ form @ basis).norm() / form.norm().clamp_min(1e-300)))
 
 

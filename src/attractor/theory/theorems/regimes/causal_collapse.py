@@ -16,7 +16,7 @@ from attractor.theory.checking import STOP_FAR_AWAY, fit_exponential, select_val
 from attractor.theory.conditions import Hypothesis, Margin, Verdict
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.weights import contraction
+from attractor.weights import measure_contraction
 
 SIZES = ((2, 4), (3, 4), (4, 2))
 HORIZON = 64.0
@@ -29,11 +29,11 @@ def stable(case: Case) -> Margin:
     if len(found.values) == 1:
         abscissa = float(torch.linalg.eigvals(found.value).real.max()) / size
         return Margin.positive(-abscissa, detail=f"largest real part {abscissa * size:.4g}")
-    usual = contraction(found.values)
+    usual = measure_contraction(found.values)
     assert usual is not None
     if Margin.nonnegative(-usual.excess).verdict is Verdict.HOLDS:
         return Margin.positive(usual.strength)
-    own = contraction(found.values, found.metric)
+    own = measure_contraction(found.values, found.metric)
     # heads of less than full rank are zero elsewhere, which is an equation
     if own is not None and Margin.zero(max(own.excess, 0.0)).verdict is Verdict.HOLDS:
         return Margin.positive(own.strength, detail="in the norm of the metric of the heads")

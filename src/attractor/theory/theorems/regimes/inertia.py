@@ -13,12 +13,12 @@ from attractor.theory import hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
-from attractor.weights import extremes, symmetric
+from attractor.weights import extremes, symmetrize
 
 
 def conclude(case: Case, value: torch.Tensor) -> tuple[Measurement, ...]:
     sign = 1.0 if extremes(case.matrices.interaction)[0] > 0 else -1.0
-    positive = int((torch.linalg.eigvalsh(symmetric(sign * case.matrices.metric)) > 0).sum())
+    positive = int((torch.linalg.eigvalsh(symmetrize(sign * case.matrices.metric)) > 0).sum())
     unstable = int((torch.linalg.eigvals(value).real > 0).sum())
     return (Measurement("eigenvalues counted", -abs(unstable - positive)),)
 

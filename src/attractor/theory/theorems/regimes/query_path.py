@@ -14,7 +14,7 @@ from attractor.theory import hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
-from attractor.weights import extremes, symmetric
+from attractor.weights import extremes, symmetrize
 
 STEP = 1e-4
 
@@ -44,7 +44,7 @@ def conclude(case: Case, measured: torch.Tensor) -> tuple[Measurement, ...]:
     size = float(torch.linalg.matrix_norm(found.value, 2) * torch.linalg.matrix_norm(found.interaction, 2))
     size *= float(case.tokens.points.norm(dim=-1).max()) ** 2
     sign = 1.0 if extremes(found.congruent)[0] > 0 else -1.0
-    trace = float(torch.trace(symmetric(found.congruent) @ spread))
+    trace = float(torch.trace(symmetrize(found.congruent) @ spread))
     unit = max(size, 1e-300)
     return (
         Measurement("the Jacobian is V Cov W'", -float((measured - predicted).abs().max()) / unit, 1e-7),
