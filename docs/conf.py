@@ -46,11 +46,14 @@ autodoc_typehints = "signature"
 
 # Names of other projects (linking to them would need a network) and of private modules.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|np|numpy|os|scipy|collections|pathlib|dataclasses|typing|matplotlib|plotly|zarr)(\..*)?"),
+    (
+        r"py:.*",
+        r"(torch|np|numpy|pandas|os|scipy|collections|pathlib|dataclasses|typing|matplotlib|plotly|zarr)(\..*)?",
+    ),
     (r"py:.*", r"attractor\.[a-z]+\..*"),
     (r"py:class", r"integer -- .*"),  # docstrings inherited from collections.abc
-    (r"py:class", r"(dict|tuple)\[str"),  # autodoc splits signatures with a default factory at commas
-    (r"py:class", r"(Tensor|ndarray|Path|Callable|Sequence|Iterable|Mapping|Any)"),
+    (r"py:class", r"(dict|tuple|list)\[\w+"),  # autodoc splits signatures with a default factory at commas
+    (r"py:class", r"[A-Z]\w*|ndarray"),  # unqualified annotations of fields, which autodoc does not resolve
 ]
 
 html_theme = "furo"
