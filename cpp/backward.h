@@ -35,7 +35,8 @@ Side<T> queries_of(const Problem& problem, int64_t member) {
 
 template <class T>
 Side<T> keys_of(const Problem& problem, int64_t member) {
-    return {locate<T>(problem, problem.k, member), problem.k.row, locate<T>(problem, problem.v, member), problem.v.row,
+    return {locate<T>(problem, problem.k, member),    problem.k.row,
+            locate<T>(problem, problem.v, member),    problem.v.row,
             locate<T>(problem, problem.bias, member), nullptr};
 }
 
@@ -73,8 +74,8 @@ struct Gradients {
 
 // The gradients of the rows `lanes` of one side, summed over `reach` of the other.
 template <class T, int NQ, Mode mode, bool swapped>
-void backward_rows(const Problem& problem, const uint8_t* visible, const Side<T>& own, const Side<T>& other, Range lanes,
-                   Range reach, const Gradients<T>& to, Vector<T>* memory) {
+void backward_rows(const Problem& problem, const uint8_t* visible, const Side<T>& own, const Side<T>& other,
+                   Range lanes, Range reach, const Gradients<T>& to, Vector<T>* memory) {
     const int64_t rows = lanes.stop - lanes.start, e = problem.e, c = problem.v.data ? problem.c : 0;
     constexpr bool shifted = mode == Mode::softmax;
     const T factor = mode == Mode::linear ? T(1) : T(log2e);
@@ -98,9 +99,10 @@ void backward_rows(const Problem& problem, const uint8_t* visible, const Side<T>
             for (int64_t j = 0; j < count; j++) ((T*)offsets)[j] = -offset[j];
             offset = (const T*)offsets;
         }
-        scores<T, NQ, false>(points, other.points + start * other.points_row, other.points_row, e, count, offset, shift, tile, nullptr);
-        scores<T, NQ, false>(values, c ? other.values + start * other.values_row : nullptr, other.values_row, c, count, nullptr,
-                             zero, slopes, nullptr);
+        scores<T, NQ, false>(points, other.points + start * other.points_row, other.points_row, e, count, offset, shift,
+                             tile, nullptr);
+        scores<T, NQ, false>(values, c ? other.values + start * other.values_row : nullptr, other.values_row, c, count,
+                             nullptr, zero, slopes, nullptr);
         if (!(swapped ? all_visible(problem, here, lanes) : all_visible(problem, lanes, here))) {
             hide<T, NQ>(problem, visible, lanes, here, swapped, mode == Mode::linear ? 0 : -infinity<T>, tile);
             hide<T, NQ>(problem, visible, lanes, here, swapped, 0, slopes);
@@ -108,7 +110,8 @@ void backward_rows(const Problem& problem, const uint8_t* visible, const Side<T>
         if (problem.skip_self) drop_self<T, NQ>(problem, lanes, here, swapped, slopes);
         slope<T, NQ, mode, swapped>(tile, slopes, count, level, term, other.level ? other.level + start : nullptr,
                                     other.term ? other.term + start : nullptr);
-        weighted_sum<T, NQ>(slopes, count, other.points + start * other.points_row, other.points_row, e, point_sums.recent);
+        weighted_sum<T, NQ>(slopes, count, other.points + start * other.points_row, other.points_row, e,
+                            point_sums.recent);
         if constexpr (swapped) {
             for (int64_t j = 0; j < count; j++)
                 for (int column = 0; column < NQ; column++) point_sums.recent_total[column] += slopes[j * NQ + column];
@@ -136,10 +139,12 @@ void backward_pass(const Problem& problem, int64_t member, Range lanes, bool swa
     if (swapped) {
         const Gradients<T> to = {locate<T>(problem, problem.grad_k, member), locate<T>(problem, problem.grad_v, member),
                                  locate<T>(problem, problem.grad_bias, member), problem.grad_k.row, problem.grad_v.row};
-        backward_rows<T, NQ, mode, true>(problem, visible, keys, queries, lanes, seeing_queries(problem, lanes), to, memory);
+        backward_rows<T, NQ, mode, true>(problem, visible, keys, queries, lanes, seeing_queries(problem, lanes), to,
+                                         memory);
     } else {
         const Gradients<T> to = {locate<T>(problem, problem.grad_q, member), nullptr, nullptr, problem.grad_q.row, 0};
-        backward_rows<T, NQ, mode, false>(problem, visible, queries, keys, lanes, visible_keys(problem, lanes), to, memory);
+        backward_rows<T, NQ, mode, false>(problem, visible, queries, keys, lanes, visible_keys(problem, lanes), to,
+                                          memory);
     }
 }
 

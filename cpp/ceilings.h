@@ -7,7 +7,8 @@
 
 namespace attractor::ATTRACTOR_ISA {
 
-// Independent sums, more than the latency of a multiply-add times the units that do them; they must fit in the registers.
+// Independent sums, more than the latency of a multiply-add times the units that do them; they must fit in the
+// registers.
 constexpr int abreast = 12;
 
 // `repeats` rounds of 1024 multiply-adds of vectors; the number of scalar ones that were done.

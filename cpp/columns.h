@@ -6,7 +6,7 @@
 namespace attractor::ATTRACTOR_ISA {
 
 template <class T>
-constexpr int64_t group = columns * width<T>;
+constexpr int64_t group = columns* width<T>;
 
 template <int N>
 struct Count {

@@ -1,9 +1,10 @@
-// 2^x on vectors, by x = n + r with |r| <= 1/2, a polynomial for 2^r that is exactly 1 at r = 0, and n put into the exponent.
+// 2^x on vectors, by x = n + r with |r| <= 1/2, a polynomial for 2^r that is exactly 1 at r = 0, and n put into the
+// exponent.
 //
-// Largest relative error where the result is a normal number, measured by tests/engines/test_fused.py over the whole range:
-// float32 2e-7 (degree 5, 9.3e-8 in exact arithmetic), float64 3e-16 (degree 11, 2.0e-17; with a table of 16 entries degree
-// 6, 1.5e-17). Below 2^-126 (2^-1022) the result goes to 0 with absolute error below the smallest normal number; 2^-inf = 0.
-// Above the largest number it is infinity. What is known of x saves the comparisons: see `Domain`.
+// Largest relative error where the result is a normal number, measured by tests/engines/test_fused.py over the whole
+// range: float32 2e-7 (degree 5, 9.3e-8 in exact arithmetic), float64 3e-16 (degree 11, 2.0e-17; with a table of 16
+// entries degree 6, 1.5e-17). Below 2^-126 (2^-1022) the result goes to 0 with absolute error below the smallest normal
+// number; 2^-inf = 0. Above the largest number it is infinity. What is known of x saves the comparisons: see `Domain`.
 #pragma once
 
 #include "simd.h"
@@ -105,8 +106,8 @@ ATTRACTOR_INLINE Vector<double> exp2(Vector<double> x) {
 
 #if defined(__x86_64__) && !defined(ATTRACTOR_HAS_SCALE)
 
-// 2^x of four vectors side by side, in place: the chains of one vector are long, and the processor looks ahead over too few
-// instructions to find the next by itself. The coefficients stay in memory, for there are 16 registers.
+// 2^x of four vectors side by side, in place: the chains of one vector are long, and the processor looks ahead over too
+// few instructions to find the next by itself. The coefficients stay in memory, for there are 16 registers.
 template <class T>
 class Powers {
     using E = Exponent<T>;

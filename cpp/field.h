@@ -1,13 +1,13 @@
-// The velocity of one member's tokens, lifted to the ambient space: solvers/steppers/stepper.py for one system, without tensors.
+// The velocity of one member's tokens, lifted to the ambient space (solvers/steppers/stepper.py).
 #pragma once
 
 #include "columns.h"
 #include "forward.h"
-#include "march.h"
+#include "native_loop.h"
 
 namespace attractor::ATTRACTOR_ISA {
 
-// Arrays of a member lie one after another, each padded so that vectors may run over its end.
+// Allocates the arrays of a member one after another, each padded to whole vectors.
 class Arena {
     double* next;
 
@@ -15,11 +15,13 @@ public:
     static constexpr int64_t step = 8;
     explicit Arena(void* memory) : next((double*)memory) {}
     static int64_t padded(int64_t count) { return (count + step - 1) / step * step; }
-    double* take(int64_t count) {
-        double* here = next;
+    template <class T = double>
+    T* take(int64_t count) {
+        static_assert(sizeof(T) == sizeof(double));
+        void* here = next;
+        __builtin_memset(here, 0, sizeof(double) * size_t(padded(count)));
         next += padded(count);
-        for (int64_t index = 0; index < padded(count); index++) here[index] = 0;
-        return here;
+        return (T*)here;
     }
 };
 
@@ -32,7 +34,7 @@ constexpr int64_t few = 8;
 // D is the dimension, or 0 for any.
 template <int D>
 struct Field {
-    const March& march;
+    const NativeLoop& loop;
     const int64_t member, d;
     int64_t count, evaluations = 0;
     double steep;  // no score is larger, in units of log 2; infinite where that is not known beforehand
@@ -42,15 +44,16 @@ struct Field {
     Vector<double>* scratch;
     Problem problem;
 
-    static int64_t room(const March& m) {
+    static int64_t room(const NativeLoop& m) {
         return 3 * Arena::padded(m.width * m.d) + 2 * Arena::padded(m.width * m.e) + 5 * Arena::padded(m.width) +
                Arena::padded(width<double> * m.workers * vectors_of(m));
     }
 
     // Vectors that the kernels need for one worker.
-    static int64_t vectors_of(const March& m) { return columns * (3 * m.e + 3 * m.d + 2 * depth) + depth; }
+    static int64_t vectors_of(const NativeLoop& m) { return columns * (3 * m.e + 3 * m.d + 2 * depth) + depth; }
 
-    Field(const March& m, int64_t row, Arena& arena) : march(m), member(row), d(D ? D : m.d), count(m.counts[row]), problem(m.problem) {
+    Field(const NativeLoop& m, int64_t row, Arena& arena)
+        : loop(m), member(row), d(D ? D : m.d), count(m.counts[row]), problem(m.problem) {
         masses = m.masses ? m.masses + row * m.mass_stride : nullptr;
         query = m.query + row * m.query_stride, key = m.key + row * m.query_stride;
         value = m.value ? m.value + row * m.value_stride : nullptr;
@@ -66,7 +69,7 @@ struct Field {
         problem.v.row = problem.output.row = d;
         problem.visible.data = m.visible ? (void*)(m.visible + row * m.visible_stride) : nullptr;
         problem.visible.row = m.n;
-        steep = march.squared ? infinity<double> : steepness();
+        steep = loop.squared ? infinity<double> : steepness();
         weigh_tokens();
     }
 
@@ -80,26 +83,25 @@ struct Field {
 
     double quadratic(const double* a, const double* b) const {
         double sum = 0;
-        for (int64_t row = 0; row < dim(); row++) sum += dot(march.matrix + row * dim(), a) * b[row];
+        for (int64_t row = 0; row < dim(); row++) sum += dot(loop.matrix + row * dim(), a) * b[row];
         return sum;
     }
 
     // By how much y is longer than the point of the space that it stands for.
     ATTRACTOR_INLINE double stretch_of(const double* y) const {
-        if (march.space == Space::flat) return 1;
-        return march.space == Space::sphere ? __builtin_sqrt(dot(y, y)) / march.radius
-                                            : __builtin_sqrt(quadratic(y, y));
+        if (loop.space == Space::euclidean) return 1;
+        return loop.space == Space::sphere ? __builtin_sqrt(dot(y, y)) / loop.radius : __builtin_sqrt(quadratic(y, y));
     }
 
-    // The same for a point that is to be divided by it; one that lies on the space up to rounding stays as it is, so that a token
-    // at rest rests to the bit.
+    // The same for a point that is to be divided by it; one that lies on the space up to rounding stays as it is, so
+    // that a token at rest rests to the bit.
     ATTRACTOR_INLINE double settled_stretch(const double* y) const {
         const double stretch_here = stretch_of(y);
         return __builtin_fabs(stretch_here - 1) <= 4 * __DBL_EPSILON__ ? 1 : stretch_here;
     }
 
     void retract(double* points) const {
-        if (march.space == Space::flat) return;
+        if (loop.space == Space::euclidean) return;
         for (int64_t i = 0; i < count; i++) {
             const double stretch_here = settled_stretch(points + i * dim());
             for (int64_t index = i * dim(); index < (i + 1) * dim(); index++) points[index] /= stretch_here;
@@ -109,8 +111,8 @@ struct Field {
     // Masses changed: their logarithms are needed at every evaluation.
     void weigh_tokens() {
         problem.n = problem.m = count;
-        double most = __builtin_fabs(log2e * march.bias);
-        for (int64_t i = 0; masses && !march.averaged && i < count; i++) {
+        double most = __builtin_fabs(log2e * loop.bias);
+        for (int64_t i = 0; masses && !loop.averaged && i < count; i++) {
             log_masses[i] = log2e * __builtin_log(masses[i]);
             most = __builtin_fabs(log_masses[i]) > most ? __builtin_fabs(log_masses[i]) : most;
         }
@@ -119,12 +121,12 @@ struct Field {
 
     void operator()(const double* y, double* f) {
         evaluations++;
-        const bool curved = march.space != Space::flat;
+        const bool curved = loop.space != Space::euclidean;
         if (curved)
             enter(y);
         else
             __builtin_memcpy(x, y, sizeof(double) * size_t(count * dim()));
-        for (int64_t head = 0; head < march.heads; head++) {
+        for (int64_t head = 0; head < loop.heads; head++) {
             attend(head);
             collect(head, f);
         }
@@ -132,28 +134,31 @@ struct Field {
     }
 
 private:
-    // On a sphere |<Q x, K y>| <= |Q| |K| r^2 with the norms of Frobenius; so no tile has to look for its largest score.
+    // On a sphere |<Q x, K y>| <= |Q| |K| r^2 with the norms of Frobenius; so no tile has to look for its largest
+    // score.
     double steepness() const {
-        if (march.space != Space::sphere) return infinity<double>;
+        if (loop.space != Space::sphere) return infinity<double>;
         double most = 0;
-        for (int64_t head = 0; head < march.heads; head++) {
+        for (int64_t head = 0; head < loop.heads; head++) {
             double squares_of[2] = {0, 0};
-            for (int64_t index = head * march.e * d; index < (head + 1) * march.e * d; index++)
+            for (int64_t index = head * loop.e * d; index < (head + 1) * loop.e * d; index++)
                 squares_of[0] += query[index] * query[index], squares_of[1] += key[index] * key[index];
             const double bound = __builtin_sqrt(squares_of[0] * squares_of[1]);
             most = bound <= most ? most : bound;
         }
-        return log2e * __builtin_fabs(march.scale) * march.radius * march.radius * most;
+        return log2e * __builtin_fabs(loop.scale) * loop.radius * loop.radius * most;
     }
 
-    // Points of the space, x = y / stretch. Roots and quotients of all tokens stand in loops of their own: those become vectors.
+    // Points of the space, x = y / stretch. Roots and quotients of all tokens stand in loops of their own: those become
+    // vectors.
     void enter(const double* y) {
-        const bool sphere = march.space == Space::sphere;
-        const double unit = sphere ? 1 / march.radius : 1;
+        const bool sphere = loop.space == Space::sphere;
+        const double unit = sphere ? 1 / loop.radius : 1;
         for (int64_t i = 0; i < count; i++)
             squares[i] = sphere ? dot(y + i * dim(), y + i * dim()) : quadratic(y + i * dim(), y + i * dim());
         for (int64_t i = 0; i < count; i += width<double>) {
-            for (int lane = 0; lane < width<double>; lane++) stretch[i + lane] = __builtin_sqrt(squares[i + lane]) * unit;
+            for (int lane = 0; lane < width<double>; lane++)
+                stretch[i + lane] = __builtin_sqrt(squares[i + lane]) * unit;
             vector_at(ratios + i) = 1 / vector_at(stretch + i);
         }
         for (int64_t i = 0; i < count; i++)
@@ -161,7 +166,7 @@ private:
     }
 
     void make_tangent(double* f) {
-        const bool sphere = march.space == Space::sphere;
+        const bool sphere = loop.space == Space::sphere;
         for (int64_t i = 0; i < count; i++) {
             const double *here = x + i * dim(), *velocity = f + i * dim();
             ratios[i] = sphere ? dot(here, velocity) : quadratic(here, velocity);
@@ -175,14 +180,14 @@ private:
 
     // rows = x matrix', for all tokens
     void project(const double* matrix, double factor, double* rows) const {
-        const int64_t e = march.e;
-        if (march.uniform) {
+        const int64_t e = loop.e;
+        if (loop.uniform) {
             const double entry = matrix[0] * factor;
             for (int64_t index = 0; index < count * dim(); index += width<double>)
                 vector_at(rows + index) = entry * vector_at(x + index);
             return;
         }
-        if (march.diagonal) {
+        if (loop.diagonal) {
             for (int64_t index = 0; index < dim(); index++) {
                 const double entry = matrix[index * dim() + index] * factor;
                 for (int64_t i = 0; i < count; i++) rows[i * dim() + index] = x[i * dim() + index] * entry;
@@ -195,17 +200,17 @@ private:
     }
 
     void attend(int64_t head) {
-        const int64_t e = march.e;
-        project(query + head * e * dim(), march.squared ? 1 : march.scale, q);
+        const int64_t e = loop.e;
+        project(query + head * e * dim(), loop.squared ? 1 : loop.scale, q);
         project(key + head * e * dim(), 1, k);
-        problem.bias.data = masses && !march.averaged ? log_masses : nullptr;
-        if (march.squared) square();
-        if (march.bias != 0) {
-            for (int64_t j = 0; j < count; j++) bias[j] = log2e * march.bias;
+        problem.bias.data = masses && !loop.averaged ? log_masses : nullptr;
+        if (loop.squared) square();
+        if (loop.bias != 0) {
+            for (int64_t j = 0; j < count; j++) bias[j] = log2e * loop.bias;
             problem.bias.data = bias;
         }
         problem.v.data = x;
-        if (march.averaged && masses) {
+        if (loop.averaged && masses) {
             for (int64_t j = 0; j < count; j++)
                 for (int64_t index = 0; index < dim(); index++) v[j * dim() + index] = masses[j] * x[j * dim() + index];
             problem.v.data = v;
@@ -213,14 +218,14 @@ private:
         problem.output.data = out;
         double reach[2];
         problem.reach = nullptr;
-        if (!problem.calm && count >= few && (march.mode == Mode::softmax || march.mode == Mode::exponential)) {
+        if (!problem.calm && count >= few && (loop.mode == Mode::softmax || loop.mode == Mode::exponential)) {
             measure<double>(problem, 0, reach);
             problem.reach = reach;
         }
         const int64_t groups = (count + group<double> - 1) / group<double>;
         // waking threads costs about as long as this many multiplications (module.cpp)
-        if (march.workers > 1 && double(count) * double(count) * double(8 + e + dim()) >= 1e6)
-            return march.share(march, groups, this, [](void* field, int64_t task, int worker) {
+        if (loop.workers > 1 && double(count) * double(count) * double(8 + e + dim()) >= 1e6)
+            return loop.run_tasks(loop, groups, this, [](void* field, int64_t task, int worker) {
                 const FlushTiny guard;
                 ((const Field*)field)->meet(task, worker);
             });
@@ -232,38 +237,38 @@ private:
     ATTRACTOR_INLINE void meet(int64_t task, int worker) const {
         const Range rows = {task * group<double>, least((task + 1) * group<double>, count)};
         with_columns<double>(rows.stop - rows.start, [&](auto vectors) {
-            forward_mode<double, decltype(vectors)::value>(problem, 0, rows, scratch + worker * vectors_of(march));
+            forward_mode<double, decltype(vectors)::value>(problem, 0, rows, scratch + worker * vectors_of(loop));
         });
     }
 
     // L2 as softmax: 2 scale <q - c, k - c> - scale |k - c|^2, with the mean key c
     void square() {
-        const int64_t e = march.e;
+        const int64_t e = loop.e;
         for (int64_t feature = 0; feature < e; feature++) {
             double centre = 0;
             for (int64_t j = 0; j < count; j++) centre += k[j * e + feature];
             centre /= double(count);
             for (int64_t j = 0; j < count; j++) {
                 k[j * e + feature] -= centre;
-                q[j * e + feature] = 2 * march.scale * (q[j * e + feature] - centre);
+                q[j * e + feature] = 2 * loop.scale * (q[j * e + feature] - centre);
             }
         }
         for (int64_t j = 0; j < count; j++) {
             double sum = 0;
             for (int64_t feature = 0; feature < e; feature++) sum += k[j * e + feature] * k[j * e + feature];
-            bias[j] = (masses ? log_masses[j] : 0) - log2e * march.scale * sum;
+            bias[j] = (masses ? log_masses[j] : 0) - log2e * loop.scale * sum;
         }
         problem.bias.data = bias;
     }
 
     // f = sum over heads of V_h times its output
     void collect(int64_t head, double* f) const {
-        const double mean = march.averaged && !masses ? 1 / double(count) : 1;
+        const double mean = loop.averaged && !masses ? 1 / double(count) : 1;
         if (factors) {
             const double factor = factors[head] * mean;
             for (int64_t index = 0; index < count * dim(); index += width<double>)
-                vector_at(f + index) = head ? vector_at(f + index) + factor * vector_at(out + index)
-                                            : factor * vector_at(out + index);
+                vector_at(f + index) =
+                    head ? vector_at(f + index) + factor * vector_at(out + index) : factor * vector_at(out + index);
             return;
         }
         const double* map = value + head * dim() * dim();

@@ -1,7 +1,7 @@
 // Output and logsumexp of one group of rows.
 //
-// Weights are 2^(s - shift) with a shift per row. It starts at the first peak and rises only when a score passes it by more
-// than `headroom`: rare, so that the running maximum costs one comparison per score and almost never a rescaling.
+// Weights are 2^(s - shift) with a shift per row. It starts at the first peak and rises only when a score passes it by
+// more than `headroom`: rare, so that the running maximum costs one comparison per score and almost never a rescaling.
 #pragma once
 
 #include "exp2.h"
@@ -17,8 +17,8 @@ constexpr double ln2 = 0.69314718055994530942;
 template <class T>
 constexpr T headroom = sizeof(T) == 4 ? T(24) : T(200);
 
-// Scores of this size in units of log 2 need no shift at all: no weight overflows, and no sum of weights. Sums of weights times very
-// large values may, which shows in the results; softmax is then computed again with a shift.
+// Scores of this size in units of log 2 need no shift at all: no weight overflows, and no sum of weights. Sums of
+// weights times very large values may, which shows in the results; softmax is then computed again with a shift.
 template <class T>
 constexpr T moderate = sizeof(T) == 4 ? T(48) : T(400);
 
@@ -35,7 +35,8 @@ struct Sums {
 
     Sums(Vector<T>* memory, int64_t features_) : recent(memory), whole(memory + features_ * NQ), features(features_) {
         for (int64_t index = 0; index < 2 * features * NQ; index++) memory[index] = Vector<T>{};
-        for (int column = 0; column < NQ; column++) limit[column] = splat<T>(sizeof(T) == 4 ? -__FLT_MAX__ : -__DBL_MAX__);
+        for (int column = 0; column < NQ; column++)
+            limit[column] = splat<T>(sizeof(T) == 4 ? -__FLT_MAX__ : -__DBL_MAX__);
     }
 
     bool finite() const {
@@ -47,15 +48,16 @@ struct Sums {
     }
 
     void flush() {
-        for (int64_t index = 0; index < features * NQ; index++) whole[index] += recent[index], recent[index] = Vector<T>{};
+        for (int64_t index = 0; index < features * NQ; index++)
+            whole[index] += recent[index], recent[index] = Vector<T>{};
         for (int column = 0; column < NQ; column++)
             total[column] += recent_total[column], recent_total[column] = Vector<T>{};
     }
 };
 
-// Raise the shift where the peak of the tile passes it too far, or where no key was seen before. `again` scores the tile anew:
-// subtracting from scores that were rounded beside a far larger shift would keep their error. The peak is then another one, by
-// rounding: of huge scores by many powers of two, so it is that which counts.
+// Raise the shift where the peak of the tile passes it too far, or where no key was seen before. `again` scores the
+// tile anew: subtracting from scores that were rounded beside a far larger shift would keep their error. The peak is
+// then another one, by rounding: of huge scores by many powers of two, so it is that which counts.
 template <class T, int NQ, class Again>
 void raise(Sums<T, NQ>& sums, const Vector<T>* peak, int64_t count, Vector<T>* tile, Again again) {
     Integers<T> passed = {}, stale = {};
@@ -151,7 +153,8 @@ void sweep(const Problem& problem, int64_t member, Range rows, Range keys, const
 
 // Write the rows of transposed sums, each divided by `total` if given (0 where it is 0: a row that sees nothing).
 template <class T, int NQ>
-void unpack(const Vector<T>* sums, const Vector<T>* total, int64_t rows, int64_t features, T factor, int64_t stride, T* to) {
+void unpack(const Vector<T>* sums, const Vector<T>* total, int64_t rows, int64_t features, T factor, int64_t stride,
+            T* to) {
     for (int64_t row = 0; row < rows; row++) {
         T scale = factor;
         if (total) {
@@ -166,7 +169,8 @@ void unpack(const Vector<T>* sums, const Vector<T>* total, int64_t rows, int64_t
 template <class T, int NQ>
 void write_logsumexp(const Sums<T, NQ>& sums, int64_t rows, T* to) {
     Vector<T> result[NQ];
-    for (int column = 0; column < NQ; column++) result[column] = T(ln2) * (sums.shift[column] + log2<T>(sums.total[column]));
+    for (int column = 0; column < NQ; column++)
+        result[column] = T(ln2) * (sums.shift[column] + log2<T>(sums.total[column]));
     __builtin_memcpy(to, result, sizeof(T) * size_t(rows));
 }
 
@@ -206,11 +210,11 @@ Scores judge(const Problem& problem, int64_t member, const Vector<T>* packed) {
     return __builtin_sqrt(most) * reach[0] + reach[1] < moderate<T> ? Scores::moderate : Scores::any;
 }
 
-// `logsumexp` alone if there are no values, and the other way round in the modes that have none. False, and nothing written: the sums
-// of softmax are not finite, and a shift might help.
+// `logsumexp` alone if there are no values, and the other way round in the modes that have none. False, and nothing
+// written: the sums of softmax are not finite, and a shift might help.
 template <class T, int NQ, Mode mode, Scores known>
-bool write_rows(const Problem& problem, int64_t member, Range rows, const T* values, T* logsumexp, const Vector<T>* packed,
-                Vector<T>* tile, Vector<T>* outputs) {
+bool write_rows(const Problem& problem, int64_t member, Range rows, const T* values, T* logsumexp,
+                const Vector<T>* packed, Vector<T>* tile, Vector<T>* outputs) {
     constexpr bool totals = mode == Mode::softmax || known == Scores::moderate;
     const int64_t count = rows.stop - rows.start;
     Sums<T, NQ> sums(outputs, values ? problem.c : 0);
@@ -218,8 +222,8 @@ bool write_rows(const Problem& problem, int64_t member, Range rows, const T* val
     sums.flush();
     if (mode == Mode::softmax && known == Scores::moderate && !sums.finite()) return false;
     if (values)
-        unpack<T, NQ>(sums.whole, mode == Mode::softmax ? sums.total : nullptr, count, problem.c, T(1), problem.output.row,
-                      locate<T>(problem, problem.output, member) + rows.start * problem.output.row);
+        unpack<T, NQ>(sums.whole, mode == Mode::softmax ? sums.total : nullptr, count, problem.c, T(1),
+                      problem.output.row, locate<T>(problem, problem.output, member) + rows.start * problem.output.row);
     if (totals && logsumexp) write_logsumexp(sums, count, logsumexp + rows.start);
     return true;
 }
@@ -233,7 +237,9 @@ void forward_rows(const Problem& problem, int64_t member, Range rows, Vector<T>*
     pack<T, NQ>(q, problem.q.row, rows.stop - rows.start, problem.e, mode == Mode::linear ? T(1) : T(log2e), packed);
     if constexpr (mode == Mode::softmax || mode == Mode::exponential)
         if (problem.calm || judge<T, NQ>(problem, member, packed) == Scores::moderate)
-            if (write_rows<T, NQ, mode, Scores::moderate>(problem, member, rows, values, logsumexp, packed, tile, outputs)) return;
+            if (write_rows<T, NQ, mode, Scores::moderate>(problem, member, rows, values, logsumexp, packed, tile,
+                                                          outputs))
+                return;
     if (values || mode == Mode::softmax)
         write_rows<T, NQ, mode, Scores::any>(problem, member, rows, values, logsumexp, packed, tile, outputs);
     // not from those sums: a weight may overflow there and still have a logarithm
@@ -245,8 +251,8 @@ void forward_rows(const Problem& problem, int64_t member, Range rows, Vector<T>*
 constexpr int gang = 4;
 constexpr int64_t near = 1 << 17;  // bytes of keys and values: some of the cache of one processor
 
-// Softmax of `gang` whole groups of rows, without a window: keys and values come from far once for all of them. Each group meets
-// the tiles that `forward_rows` would show it, in the same order, so the bits are the same.
+// Softmax of `gang` whole groups of rows, without a window: keys and values come from far once for all of them. Each
+// group meets the tiles that `forward_rows` would show it, in the same order, so the bits are the same.
 template <class T>
 void forward_gang(const Problem& problem, int64_t member, int64_t first, Vector<T>* memory) {
     constexpr int NQ = columns;
@@ -257,7 +263,8 @@ void forward_gang(const Problem& problem, int64_t member, int64_t first, Vector<
     Vector<T>*tile = memory, *groups = tile + depth * NQ;
     auto outputs = [&](int index) { return groups + index * each + problem.e * NQ; };
     auto rows = [&](int index) { return Range{first + index * height, first + (index + 1) * height}; };
-    Sums<T, NQ> sums[gang] = {{outputs(0), problem.c}, {outputs(1), problem.c}, {outputs(2), problem.c}, {outputs(3), problem.c}};
+    Sums<T, NQ> sums[gang] = {
+        {outputs(0), problem.c}, {outputs(1), problem.c}, {outputs(2), problem.c}, {outputs(3), problem.c}};
     bool calm[gang];
     for (int index = 0; index < gang; index++) {
         Vector<T>* packed = groups + index * each;
@@ -268,14 +275,15 @@ void forward_gang(const Problem& problem, int64_t member, int64_t first, Vector<
     for (int64_t start = 0; start < problem.m; start += step)
         for (int index = 0; index < gang; index++) {
             const Range keys = {start, least(start + step, visible_keys(problem, rows(index)).stop)};
-            const auto meet = calm[index] ? sweep<T, NQ, Mode::softmax, Scores::moderate> : sweep<T, NQ, Mode::softmax, Scores::any>;
+            const auto meet =
+                calm[index] ? sweep<T, NQ, Mode::softmax, Scores::moderate> : sweep<T, NQ, Mode::softmax, Scores::any>;
             meet(problem, member, rows(index), keys, values, groups + index * each, sums[index], tile);
         }
     for (int index = 0; index < gang; index++) {
         sums[index].flush();
         if (calm[index] && !sums[index].finite()) {
-            write_rows<T, NQ, Mode::softmax, Scores::any>(problem, member, rows(index), values, logsumexp, groups + index * each, tile,
-                                                          outputs(index));
+            write_rows<T, NQ, Mode::softmax, Scores::any>(problem, member, rows(index), values, logsumexp,
+                                                          groups + index * each, tile, outputs(index));
             continue;
         }
         unpack<T, NQ>(sums[index].whole, sums[index].total, height, problem.c, T(1), problem.output.row,

@@ -4,7 +4,7 @@
 #include "backward.h"
 #include "ceilings.h"
 #include "columns.h"
-#include "run.h"
+#include "integration.h"
 #include "symmetric.h"
 #include "wide.h"
 #include "zonal.h"
@@ -36,7 +36,8 @@ void forward(const Problem& problem, int64_t index, void* memory) {
 template <class T>
 void forward_ganged(const Problem& problem, int64_t index, void* memory) {
     const FlushTiny guard;
-    const int64_t height = gang * group<T>, tasks = (problem.n + height - 1) / height, groups = (problem.n + group<T> - 1) / group<T>;
+    const int64_t height = gang * group<T>, tasks = (problem.n + height - 1) / height,
+                  groups = (problem.n + group<T> - 1) / group<T>;
     const int64_t member = index / tasks, first = index % tasks;
     if ((first + 1) * height <= problem.n) return forward_gang<T>(problem, member, first * height, (Vector<T>*)memory);
     for (int64_t one = first * gang; one < groups; one++) forward<T>(problem, member * groups + one, memory);
@@ -79,27 +80,40 @@ ATTRACTOR_INLINE auto with_features(int64_t d, Run run) {
 template <class T>
 constexpr SymmetricKernels symmetric_kernels() {
     return {[](const Problem& problem, int64_t member, Symmetric* found) {
-                return with_features<T>(problem.e, [&](auto kind) { return decltype(kind)::Is::known(problem, member, found); });
+                return with_features<T>(problem.e,
+                                        [&](auto kind) { return decltype(kind)::Is::known(problem, member, found); });
             },
-            [](const Problem& problem) { return with_features<T>(problem.e, [&](auto kind) { return decltype(kind)::Is::block_of(problem); }); },
-            [](const Symmetric& one) { return with_features<T>(one.d, [&](auto kind) { return decltype(kind)::Is::row_bytes(one); }); },
-            [](const Symmetric& one) { return with_features<T>(one.d, [&](auto kind) { return decltype(kind)::Is::key_bytes(one); }); },
-            [](const Symmetric& one) { return with_features<T>(one.d, [&](auto kind) { return decltype(kind)::Is::scratch(one); }); },
+            [](const Problem& problem) {
+                return with_features<T>(problem.e, [&](auto kind) { return decltype(kind)::Is::block_of(problem); });
+            },
+            [](const Symmetric& one) {
+                return with_features<T>(one.d, [&](auto kind) { return decltype(kind)::Is::row_bytes(one); });
+            },
+            [](const Symmetric& one) {
+                return with_features<T>(one.d, [&](auto kind) { return decltype(kind)::Is::key_bytes(one); });
+            },
+            [](const Symmetric& one) {
+                return with_features<T>(one.d, [&](auto kind) { return decltype(kind)::Is::scratch(one); });
+            },
             [](const Problem& problem, int64_t member, const Symmetric& one, int64_t block) {
-                with_features<T>(one.d, [&](auto kind) { typename decltype(kind)::Is(one, nullptr).pack(problem, member, block); });
+                with_features<T>(
+                    one.d, [&](auto kind) { typename decltype(kind)::Is(one, nullptr).pack(problem, member, block); });
             },
             [](const Symmetric& one, int64_t block) {
                 with_features<T>(one.d, [&](auto kind) { typename decltype(kind)::Is(one, nullptr).clear(block); });
             },
             [](const Symmetric& one, int64_t first, int64_t second, void* scratch) {
                 const FlushTiny guard;
-                with_features<T>(one.d, [&](auto kind) { typename decltype(kind)::Is(one, scratch).compute(first, second); });
+                with_features<T>(one.d,
+                                 [&](auto kind) { typename decltype(kind)::Is(one, scratch).compute(first, second); });
             },
             [](const Symmetric& one, int64_t first, int64_t second, void* scratch) {
-                with_features<T>(one.d, [&](auto kind) { typename decltype(kind)::Is(one, scratch).add(first, second); });
+                with_features<T>(one.d,
+                                 [&](auto kind) { typename decltype(kind)::Is(one, scratch).add(first, second); });
             },
             [](const Problem& problem, int64_t member, const Symmetric& one, int64_t block) {
-                with_features<T>(one.d, [&](auto kind) { typename decltype(kind)::Is(one, nullptr).write(problem, member, block); });
+                with_features<T>(
+                    one.d, [&](auto kind) { typename decltype(kind)::Is(one, nullptr).write(problem, member, block); });
             },
             [](const Problem& problem, int64_t member, const Symmetric& one, void* scratch) {
                 const FlushTiny guard;
@@ -114,9 +128,18 @@ constexpr SymmetricKernels symmetric_kernels() {
 
 template <class T>
 constexpr Kernels kernels_of() {
-    return {[] { return group<T>; }, [] { return gang * group<T>; }, scratch<T>,       measure<T>,
-            forward<T>,              forward_ganged<T>,              backward<T, false>, backward<T, true>,
-            powers<T>,               multiply_adds<T>,               powers_of_two<T>, symmetric_kernels<T>()};
+    return {[] { return group<T>; },
+            [] { return gang * group<T>; },
+            scratch<T>,
+            measure<T>,
+            forward<T>,
+            forward_ganged<T>,
+            backward<T, false>,
+            backward<T, true>,
+            powers<T>,
+            multiply_adds<T>,
+            powers_of_two<T>,
+            symmetric_kernels<T>()};
 }
 
 }  // namespace attractor::ATTRACTOR_ISA

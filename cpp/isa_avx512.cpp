@@ -5,6 +5,10 @@
 
 namespace attractor {
 extern const InstructionSet avx512_set;
-const InstructionSet avx512_set = {"avx512", avx512::kernels_of<float>(), avx512::kernels_of<double>(), avx512::zonal_kernels(),
-    avx512::march_scratch, avx512::march_member};
+const InstructionSet avx512_set = {"avx512",
+                                   avx512::kernels_of<float>(),
+                                   avx512::kernels_of<double>(),
+                                   avx512::zonal_kernels(),
+                                   avx512::loop_scratch,
+                                   avx512::loop_member};
 }  // namespace attractor

@@ -5,6 +5,10 @@
 
 namespace attractor {
 extern const InstructionSet baseline_set;
-const InstructionSet baseline_set = {"scalar", baseline::kernels_of<float>(), baseline::kernels_of<double>(), baseline::zonal_kernels(),
-    baseline::march_scratch, baseline::march_member};
+const InstructionSet baseline_set = {"scalar",
+                                     baseline::kernels_of<float>(),
+                                     baseline::kernels_of<double>(),
+                                     baseline::zonal_kernels(),
+                                     baseline::loop_scratch,
+                                     baseline::loop_member};
 }  // namespace attractor

@@ -1,7 +1,8 @@
-// log2 on vectors: x = 2^n m with m within a factor root 2 of 1, and log m = 2 artanh s with s = (m - 1) / (m + 1), by its series.
+// log2 on vectors: x = 2^n m with m within a factor root 2 of 1, and log m = 2 artanh s with s = (m - 1) / (m + 1), by
+// its series.
 //
-// Error below 2e-7 (4e-16) relative to the larger of |log2 x| and 1/2, measured by tests/engines/test_fused.py. 0 gives -inf; what
-// is below the smallest normal number counts as 0 where the processor flushes it.
+// Error below 2e-7 (4e-16) relative to the larger of |log2 x| and 1/2, measured by tests/engines/test_fused.py. 0 gives
+// -inf; what is below the smallest normal number counts as 0 where the processor flushes it.
 #pragma once
 
 #include "simd.h"
@@ -12,7 +13,8 @@ template <class T>
 ATTRACTOR_INLINE Vector<T> log2(Vector<T> x) {
     using Integer = typename Lanes<T>::Integer;
     constexpr int mantissa = sizeof(T) == 4 ? 23 : 52, terms = sizeof(T) == 4 ? 5 : 11;
-    constexpr Integer half = sizeof(T) == 4 ? Integer(0x3f3504f3) : Integer(0x3fe6a09e667f3bcd);  // the bits of root 1/2
+    constexpr Integer half =
+        sizeof(T) == 4 ? Integer(0x3f3504f3) : Integer(0x3fe6a09e667f3bcd);  // the bits of root 1/2
     const Integers<T> bits = (Integers<T>)x, n = (bits - half) >> mantissa;
     const Vector<T> m = (Vector<T>)(bits - (n << mantissa));
     const Vector<T> s = (m - 1) / (m + 1), square = s * s;

@@ -23,7 +23,9 @@ struct Range {
 };
 
 // Where queries stand among the keys.
-inline Range placed(const Problem& problem, Range rows) { return {rows.start + problem.offset, rows.stop + problem.offset}; }
+inline Range placed(const Problem& problem, Range rows) {
+    return {rows.start + problem.offset, rows.stop + problem.offset};
+}
 
 // Keys that some query of `rows` sees, by the causal and window masks.
 inline Range visible_keys(const Problem& problem, Range rows) {
@@ -53,7 +55,8 @@ inline bool all_visible(const Problem& problem, Range rows, Range keys) {
     if (problem.visible.data) return false;
     rows = placed(problem, rows);
     if (problem.causal && keys.stop - 1 > rows.start) return false;
-    if (problem.window && (rows.stop - 1 - keys.start >= problem.window || keys.stop - 1 - rows.start >= problem.window))
+    if (problem.window &&
+        (rows.stop - 1 - keys.start >= problem.window || keys.stop - 1 - rows.start >= problem.window))
         return false;
     return true;
 }

@@ -1,5 +1,7 @@
-// The Python module: addresses and strides in, nothing copied, the interpreter's lock released while the kernels run.
+// Python bindings: operands are addresses and strides, nothing is copied, and the GIL is released while the kernels
+// run.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -13,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "cells.h"
+#include "neighbor_search.h"
 #include "problem.h"
 #include "symmetric_forward.h"
 #include "threads.h"
@@ -22,7 +24,7 @@ namespace nb = nanobind;
 
 namespace attractor {
 
-void bind_march(nb::module_& module);  // march.cpp
+void bind_native_loop(nb::module_& module);  // loop.cpp
 
 extern const InstructionSet baseline_set;
 #if defined(ATTRACTOR_WITH_AVX2)
@@ -131,17 +133,23 @@ struct Call {
     }
 };
 
-// The memory that processes share, and what asks after them: a function of the seconds that this one has waited. An exception in
-// it, such as one from a signal, ends the waiting and is raised again by the call that waited.
+template <class T>
+using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+
+// Shared memory of several processes, and a Python function of the seconds waited that tells whether all processes are
+// alive. An exception in it, such as one from a signal, ends the waiting and is raised again by the call that waited.
 struct Shared {
-    Board board;
+    Array<uint8_t> bytes;
+    SharedMemory memory;
     std::exception_ptr error;
 
-    Shared(int64_t memory, int64_t bytes, int rank, int size, nb::callable alive)
-        : board(reinterpret_cast<char*>(memory), bytes, rank, size, [this, alive](double waited) { return ask(alive, waited); }) {}
+    Shared(Array<uint8_t> bytes_, int rank, int size, nb::callable alive)
+        : bytes(bytes_),
+          memory(reinterpret_cast<char*>(bytes.data()), int64_t(bytes.size()), rank, size,
+                 [this, alive](double waited) { return is_alive(alive, waited); }) {}
 
 private:
-    bool ask(const nb::callable& alive, double waited) {
+    bool is_alive(const nb::callable& alive, double waited) {
         nb::gil_scoped_acquire held;
         try {
             return nb::cast<bool>(alive(waited));
@@ -153,9 +161,10 @@ private:
 };
 
 struct Forward : Call {
-    Forward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode, bool causal,
-            int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k, const Numbers& v,
-            const Numbers& bias, const Numbers& visible, const Numbers& output, const Numbers& logsumexp)
+    Forward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
+            bool causal, int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k,
+            const Numbers& v, const Numbers& bias, const Numbers& visible, const Numbers& output,
+            const Numbers& logsumexp)
         : Call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self, offset) {
         const int axes = problem.axes;
         problem.q = operand(q, axes), problem.k = operand(k, axes), problem.v = operand(v, axes);
@@ -174,50 +183,59 @@ struct Forward : Call {
             run(kernels->forward, problem.n, kernels->group());
     }
 
-    bool share(int part, int parts, int64_t sums) {
+    bool partial_sums(int part, int parts, Array<double> sums) {
+        check(sums);
         nb::gil_scoped_release released;
-        return symmetric_share(kernels->symmetric, problem, threads, part, parts, reinterpret_cast<double*>(sums));
+        return symmetric_partial_sums(kernels->symmetric, problem, threads, part, parts, sums.data());
     }
 
-    void settle(int64_t sums) {
+    void finish(Array<double> sums) {
+        check(sums);
         nb::gil_scoped_release released;
-        symmetric_settle(kernels->symmetric, problem, threads, reinterpret_cast<double*>(sums));
+        symmetric_finish(kernels->symmetric, problem, threads, sums.data());
     }
 
-    // Bytes that processes must share to compute this together; 0: they cannot.
-    int64_t room() {
+    // Bytes of shared memory with which several processes can compute this problem; 0: they cannot.
+    int64_t shared_bytes() {
         nb::gil_scoped_release released;
         members = symmetric_members(kernels->symmetric, problem, threads);
-        return members.empty() ? 0 : symmetric_room(members[0]);
+        return members.empty() ? 0 : symmetric_shared_bytes(members[0]);
     }
 
-    bool together(Shared& shared) {
-        if (members.empty()) throw std::logic_error("the room was not asked for, or there is none to share");
-        bool fine;
+    bool attend_shared(Shared& shared) {
+        if (members.empty()) throw std::logic_error("call shared_bytes first; it must not be 0");
+        bool complete;
         {
             nb::gil_scoped_release released;
-            fine = symmetric_together(kernels->symmetric, problem, threads, members, shared.board);
+            complete = symmetric_shared(kernels->symmetric, problem, threads, members, shared.memory);
         }
         if (shared.error) std::rethrow_exception(std::exchange(shared.error, nullptr));
-        return fine;
+        return complete;
     }
 
 private:
     std::vector<Symmetric> members;
 
-    // Whether keys and values are so wide and so many that groups of rows should meet them side by side, and there are enough groups.
+    void check(const Array<double>& sums) const {
+        if (int64_t(sums.size()) < problem.members * (problem.c + 1) * problem.m)
+            throw std::invalid_argument("the array of sums is too small");
+    }
+
+    // Whether keys and values are so wide and so many that groups of rows should meet them side by side, and there are
+    // enough groups.
     bool ganged() const {
         const int64_t numbers = problem.e + problem.c, bytes = kernels == float64 ? sizeof(double) : sizeof(float);
         return problem.mode == Mode::softmax && problem.v.data && problem.c && !problem.window && numbers >= 32 &&
-               problem.m * numbers * bytes >= 1 << 18 && problem.members * (problem.n / kernels->gang()) >= 4 * int64_t(threads);
+               problem.m * numbers * bytes >= 1 << 18 &&
+               problem.members * (problem.n / kernels->gang()) >= 4 * int64_t(threads);
     }
 };
 
 void backward(const std::string& set, bool is_double, int threads, const Numbers& shape, const Numbers& sizes, int mode,
-              bool causal, int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k, const Numbers& v,
-              const Numbers& bias, const Numbers& visible, const Numbers& grad_output, const Numbers& log2sum,
-              const Numbers& row_term, const Numbers& grad_q, const Numbers& grad_k, const Numbers& grad_v,
-              const Numbers& grad_bias) {
+              bool causal, int64_t window, bool skip_self, int64_t offset, const Numbers& q, const Numbers& k,
+              const Numbers& v, const Numbers& bias, const Numbers& visible, const Numbers& grad_output,
+              const Numbers& log2sum, const Numbers& row_term, const Numbers& grad_q, const Numbers& grad_k,
+              const Numbers& grad_v, const Numbers& grad_bias) {
     Call call(set, is_double, threads, shape, sizes, mode, causal, window, skip_self, offset);
     Problem& problem = call.problem;
     problem.q = operand(q, problem.axes), problem.k = operand(k, problem.axes), problem.v = operand(v, problem.axes);
@@ -262,10 +280,15 @@ std::pair<double, double> ceiling(const std::string& set, bool is_double, bool p
     return {took.count(), total};
 }
 
+// Points (n, axes) and room for n / 2 pairs; see neighbor_search.h.
 template <int64_t (*search)(const double*, int64_t, int, double, int, int64_t*)>
-int64_t searched(int64_t points, int64_t n, int axes, double tolerance, int threads, int64_t pairs) {
+int64_t find_pairs(nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu> points, double tolerance,
+                   int threads, nb::ndarray<int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs) {
+    const int64_t n = int64_t(points.shape(0)), axes = int64_t(points.shape(1));
+    if (axes < 1 || axes > 3 || int64_t(pairs.shape(0)) < n / 2)
+        throw std::invalid_argument("one to three axes, and room for n / 2 pairs");
     nb::gil_scoped_release released;
-    return search(reinterpret_cast<const double*>(points), n, axes, tolerance, threads, reinterpret_cast<int64_t*>(pairs));
+    return search(points.data(), n, int(axes), tolerance, threads, pairs.data());
 }
 
 }  // namespace
@@ -275,20 +298,26 @@ NB_MODULE(_kernels, module) {
     module.doc() = "Compiled kernels; attractor.engines.fused and attractor.engines.spectral call them.";
     using attractor::Numbers;
     nb::class_<attractor::Forward>(module, "Forward")
-        .def(nb::init<const std::string&, bool, int, const Numbers&, const Numbers&, int, bool, int64_t, bool, int64_t, const Numbers&,
-                      const Numbers&, const Numbers&, const Numbers&, const Numbers&, const Numbers&, const Numbers&>())
+        .def(nb::init<const std::string&, bool, int, const Numbers&, const Numbers&, int, bool, int64_t, bool, int64_t,
+                      const Numbers&, const Numbers&, const Numbers&, const Numbers&, const Numbers&, const Numbers&,
+                      const Numbers&>())
         .def("attend", &attractor::Forward::attend)
-        .def("share", &attractor::Forward::share)
-        .def("settle", &attractor::Forward::settle)
-        .def("room", &attractor::Forward::room)
-        .def("together", &attractor::Forward::together);
-    nb::class_<attractor::Shared>(module, "Shared").def(nb::init<int64_t, int64_t, int, int, nb::callable>());
+        .def("partial_sums", &attractor::Forward::partial_sums, nb::arg("part"), nb::arg("parts"),
+             nb::arg("sums").noconvert())
+        .def("finish", &attractor::Forward::finish, nb::arg("sums").noconvert())
+        .def("shared_bytes", &attractor::Forward::shared_bytes)
+        .def("attend_shared", &attractor::Forward::attend_shared);
+    nb::class_<attractor::Shared>(module, "SharedMemory")
+        .def(nb::init<attractor::Array<uint8_t>, int, int, nb::callable>(), nb::arg("bytes").noconvert(),
+             nb::arg("rank"), nb::arg("size"), nb::arg("alive"));
     module.def("backward", &attractor::backward);
     module.def("instruction_sets", &attractor::instruction_sets);
     module.def("exp2", &attractor::exp2);
-    attractor::bind_march(module);
+    attractor::bind_native_loop(module);
     attractor::bind_spectral(module);
     module.def("ceiling", &attractor::ceiling);
-    module.def("cell_mates", &attractor::searched<attractor::cell_mates>);
-    module.def("mutual_pairs", &attractor::searched<attractor::mutual_pairs>);
+    module.def("cell_mates", &attractor::find_pairs<attractor::cell_mates>, nb::arg("points").noconvert(),
+               nb::arg("tolerance"), nb::arg("threads"), nb::arg("pairs").noconvert());
+    module.def("mutual_pairs", &attractor::find_pairs<attractor::mutual_pairs>, nb::arg("points").noconvert(),
+               nb::arg("tolerance"), nb::arg("threads"), nb::arg("pairs").noconvert());
 }

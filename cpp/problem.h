@@ -10,7 +10,8 @@ enum class Mode : int { softmax = 0, exponential = 1, sigmoid = 2, linear = 3 };
 
 constexpr int max_axes = 16;
 
-// A tensor (batch..., rows, columns) in place. A broadcast batch axis has stride 0; columns are adjacent except in masks.
+// A tensor (batch..., rows, columns) in place. A broadcast batch axis has stride 0; columns are adjacent except in
+// masks.
 struct Operand {
     void* data = nullptr;
     int64_t batch[max_axes] = {};
@@ -54,7 +55,8 @@ struct Symmetric {
 };
 
 struct SymmetricKernels {
-    bool (*recognise)(const Problem&, int64_t member, Symmetric*);  // writes weighted, same, factor and shift if it applies
+    bool (*recognise)(const Problem&, int64_t member,
+                      Symmetric*);     // writes weighted, same, factor and shift if it applies
     int64_t (*block)(const Problem&);  // tokens of a block, or 0: it does not pay
     size_t (*row_bytes)(const Symmetric&);
     size_t (*key_bytes)(const Symmetric&);
@@ -64,27 +66,28 @@ struct SymmetricKernels {
     void (*compute)(const Symmetric&, int64_t one, int64_t two, void* scratch);  // all pairs of two blocks,
     void (*add)(const Symmetric&, int64_t one, int64_t two, void* scratch);      // and what they give to the sums
     void (*write)(const Problem&, int64_t member, const Symmetric&, int64_t block);
-    void (*small)(const Problem&, int64_t member, const Symmetric&, void* scratch);  // all of it, for a member of one block
+    void (*small)(const Problem&, int64_t member, const Symmetric&,
+                  void* scratch);  // all of it, for a member of one block
 };
 
 // One instruction set and one number type. A task is a group of rows (or of keys) of one member of the batch.
 struct Kernels {
-    int64_t (*group)();                                     // rows of a task,
-    int64_t (*gang)();                                      // and of one of several groups
-    size_t (*scratch)(const Problem&);                      // bytes a worker needs
+    int64_t (*group)();                                            // rows of a task,
+    int64_t (*gang)();                                             // and of one of several groups
+    size_t (*scratch)(const Problem&);                             // bytes a worker needs
     void (*measure)(const Problem&, int64_t member, void* reach);  // writes the two bounds of a member
     void (*forward)(const Problem&, int64_t task, void* scratch);
     void (*forward_ganged)(const Problem&, int64_t task, void* scratch);  // softmax of values, without a window
     void (*backward_queries)(const Problem&, int64_t task, void* scratch);
     void (*backward_keys)(const Problem&, int64_t task, void* scratch);
     void (*exp2)(const void* from, void* to, int64_t count);  // for tests of its error
-    double (*multiply_adds)(int64_t repeats, void* result);    // for the limits of the machine: see ceilings.h
+    double (*multiply_adds)(int64_t repeats, void* result);   // for the limits of the machine: see ceilings.h
     double (*powers_of_two)(int64_t repeats, void* result);
     SymmetricKernels symmetric;
 };
 
-// Harmonics up to `order` at the n tokens `scale * points` of the unit circle or sphere; see zonal.h. Tables over (m, l) have rows
-// of `stride` > order + 2 numbers on the sphere; on the circle they have one number for each m.
+// Harmonics up to `order` at the n tokens `scale * points` of the unit circle or sphere; see zonal.h. Tables over (m,
+// l) have rows of `stride` > order + 2 numbers on the sphere; on the circle they have one number for each m.
 struct Harmonics {
     int64_t n = 0, order = 0, stride = 0, channels = 0;
     int dim = 0;
@@ -93,17 +96,19 @@ struct Harmonics {
     double scale = 0.0;
     const double* steps = nullptr;    // of the recurrence, on the sphere
     const double* weights = nullptr;  // analysis: (channels, n), or null for one channel of ones
-    const double* series = nullptr;   // synthesis: blocks of four channels, and the rest; in a block (m, l, channel, re and im)
+    const double* series =
+        nullptr;  // synthesis: blocks of four channels, and the rest; in a block (m, l, channel, re and im)
 };
 
-// What becomes of the sums of a row: channel 0 is the normaliser, channel 1 that of |v| if `first` is 2, then come the values.
+// What becomes of the sums of a row: channel 0 is the normaliser, channel 1 that of |v| if `first` is 2, then come the
+// values.
 struct Rows {
     int64_t columns = 0, first = 1;
     bool divide = true, skip_self = false;
-    double stretch = 1.0, factor = 1.0;            // of the values, and of the results if they are not divided
-    double limit = 0.0, size_limit = 0.0;          // least sums whose error is small enough
-    double level = 0.0, logarithm = 0.0;           // the largest score, without and with the bias
-    int64_t own = 0;                               // rows below it have a key of their own
+    double stretch = 1.0, factor = 1.0;    // of the values, and of the results if they are not divided
+    double limit = 0.0, size_limit = 0.0;  // least sums whose error is small enough
+    double level = 0.0, logarithm = 0.0;   // the largest score, without and with the bias
+    int64_t own = 0;                       // rows below it have a key of their own
     const double *keys = nullptr, *values = nullptr, *masses = nullptr;
     int64_t keys_row = 0, values_row = 0;
     double *output = nullptr, *logsumexp = nullptr;
@@ -115,17 +120,18 @@ struct Zonal {
     size_t (*gather_bytes)(const Harmonics&);
     size_t (*spread_bytes)(const Harmonics&);
     void (*gather)(const Harmonics&, int64_t start, int64_t stop, double* result, void* scratch);
-    int64_t (*spread_out)(const Harmonics&, const Rows&, int64_t task, void* scratch);  // returns the rows that are not good
+    int64_t (*spread_out)(const Harmonics&, const Rows&, int64_t task,
+                          void* scratch);  // returns the rows that are not good
 };
 
-struct March;
+struct NativeLoop;
 
 struct InstructionSet {
     const char* name;
     Kernels float32, float64;
     Zonal zonal;
-    size_t (*march_scratch)(const March&);                          // the native loop (march.h): bytes a worker needs
-    void (*march_member)(const March&, int64_t row, void* scratch);  // and the steps of one member
+    size_t (*loop_scratch)(const NativeLoop&);  // the native loop (loop.h): bytes a worker needs
+    void (*loop_member)(const NativeLoop&, int64_t row, void* scratch);  // and the steps of one member
 };
 
 // By name; throws if this machine cannot run it.

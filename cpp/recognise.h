@@ -1,10 +1,11 @@
 // Whether the queries of a member are a multiple of its keys, and one shift serves all of its scores.
 //
 // One shift is safe where every row has a weight that is not small. With s_ij = a <k_i, k_j> and a > 0 no score passes
-// max_i s_ii (Cauchy and Schwarz), and that of row i is at least s_ii; so the shift is max_i s_ii, and max_i s_ii - min_i s_ii
-// must stay below `leeway` powers of two. If a < 0 there is no shift, and all scores must be of that size. What a row lacks to a
-// weight of 1 then costs no accuracy, because weights below the smallest number are further below it than rounding. Scores so large
-// that their rounding could pass `slack` powers of two need the largest score of each row as it was computed, and go another way.
+// max_i s_ii (Cauchy and Schwarz), and that of row i is at least s_ii; so the shift is max_i s_ii, and max_i s_ii -
+// min_i s_ii must stay below `leeway` powers of two. If a < 0 there is no shift, and all scores must be of that size.
+// What a row lacks to a weight of 1 then costs no accuracy, because weights below the smallest number are further below
+// it than rounding. Scores so large that their rounding could pass `slack` powers of two need the largest score of each
+// row as it was computed, and go another way.
 #pragma once
 
 #include "forward.h"
@@ -98,8 +99,8 @@ bool unlike(const T* q, const T* k, int64_t d) {
     return false;
 }
 
-// Whether the queries of a member are a multiple of its keys whose scores one shift serves; if so, factor and shift. D is the number
-// of features, or 0 if they are many.
+// Whether the queries of a member are a multiple of its keys whose scores one shift serves; if so, factor and shift. D
+// is the number of features, or 0 if they are many.
 template <class T, int D>
 bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
     const T *q = locate<T>(problem, problem.q, member), *k = locate<T>(problem, problem.k, member);
@@ -118,28 +119,33 @@ bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
     {
         T high[chains] = {}, low[chains], sums[chains] = {};
         for (int c = 0; c < chains; c++) low[c] = infinity<T>;
-        in_chains(problem.n, [&](int64_t i, int c) __attribute__((always_inline)) {
-            const T square = square_of(i);
-            high[c] = high[c] > square ? high[c] : square, low[c] = low[c] < square ? low[c] : square, sums[c] += square;
-        });
+        in_chains(
+            problem.n, [&](int64_t i, int c) __attribute__((always_inline)) {
+                const T square = square_of(i);
+                high[c] = high[c] > square ? high[c] : square, low[c] = low[c] < square ? low[c] : square,
+                sums[c] += square;
+            });
         for (int c = 0; c < chains; c++)
             most = most > high[c] ? most : high[c], fewest = fewest < low[c] ? fewest : low[c], sum += sums[c];
     }
     if (bias)
-        for (int64_t i = 0; i < problem.n; i++) large = large > T(__builtin_fabs(bias[i])) ? large : T(__builtin_fabs(bias[i]));
+        for (int64_t i = 0; i < problem.n; i++)
+            large = large > T(__builtin_fabs(bias[i])) ? large : T(__builtin_fabs(bias[i]));
     if (!(sum > 0 && sum < infinity<T> && large <= leeway<T> / 2)) return false;
     // weights of `leeway` and masses of half of it must leave values above what is flushed, and below what is infinite
-    T size = most > 1 ? T(__builtin_sqrt(most)) : T(__builtin_sqrt(most / T(d)));  // of the keys, where they are the values: a bound
+    T size = most > 1 ? T(__builtin_sqrt(most))
+                      : T(__builtin_sqrt(most / T(d)));  // of the keys, where they are the values: a bound
     found->same = v == k && problem.v.row == problem.k.row;
     if (!found->same) {
         T sizes[chains] = {};
-        in_chains(problem.n, [&](int64_t i, int c) __attribute__((always_inline)) {
+        in_chains(
+            problem.n, [&](int64_t i, int c) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-            for (int f = 0; f < d; f++) {
-                const T value = T(__builtin_fabs(v[i * problem.v.row + f]));
-                sizes[c] = value <= sizes[c] ? sizes[c] : value;
-            }
-        });
+                for (int f = 0; f < d; f++) {
+                    const T value = T(__builtin_fabs(v[i * problem.v.row + f]));
+                    sizes[c] = value <= sizes[c] ? sizes[c] : value;
+                }
+            });
         size = 0;
         for (int c = 0; c < chains; c++) size = sizes[c] <= size ? size : sizes[c];
     }
@@ -149,7 +155,8 @@ bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
         int64_t longest = 0;
         while (square_of(longest) < most / 4) longest++;
         double product = 0, squares = 0;
-        for (int f = 0; f < d; f++) product += double(q[longest * problem.q.row + f]) * double(k[longest * problem.k.row + f]);
+        for (int f = 0; f < d; f++)
+            product += double(q[longest * problem.q.row + f]) * double(k[longest * problem.k.row + f]);
         const double first = product / double(square_of(longest));
         // one row carries its own rounding, which all of them together correct
         Products sums;
@@ -166,7 +173,8 @@ bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
     found->factor = factor;
     found->shift = factor > 0 ? double(T(factor * double(most))) : 0;  // as the weights know it
     found->weighted = bias != nullptr;
-    if (!(__builtin_fabs(factor) * double(most) * double(d) * (sizeof(T) == 4 ? 0x1p-24 : 0x1p-53) <= slack)) return false;
+    if (!(__builtin_fabs(factor) * double(most) * double(d) * (sizeof(T) == 4 ? 0x1p-24 : 0x1p-53) <= slack))
+        return false;
     if (problem.mode == Mode::exponential && !(found->shift <= moderate<T>)) return false;
     return (factor > 0 ? factor * (double(most) - double(fewest)) : -factor * double(most)) <= leeway<T>;
 }

@@ -1,4 +1,5 @@
-// Vectors of one instruction set, by the vector extensions of GCC and Clang: the same text gives SSE2, NEON, AVX2, AVX-512.
+// Vectors of one instruction set, by the vector extensions of GCC and Clang: the same text gives SSE2, NEON, AVX2,
+// AVX-512.
 //
 // Every translation unit defines ATTRACTOR_ISA, a namespace of its own, and ATTRACTOR_BYTES, the width of a register.
 // Nothing of the standard library that is not a constant may be used under it: the linker would keep one copy of a
@@ -147,21 +148,13 @@ ATTRACTOR_INLINE void pin(V& value) {
 // Sums of neighbouring lanes, those of a and of b by turns, within 16 bytes: what a processor shuffles fastest.
 template <class T>
 ATTRACTOR_INLINE Vector<T> neighbours(Vector<T> a, Vector<T> b) {
-    if constexpr (width<T> == 2 && sizeof(T) == 8)
-        return ATTRACTOR_PICK(0, 2) +
-               ATTRACTOR_PICK(1, 3);
-    if constexpr (width<T> == 4 && sizeof(T) == 4)
-        return ATTRACTOR_PICK(0, 2, 4, 6) +
-               ATTRACTOR_PICK(1, 3, 5, 7);
-    if constexpr (width<T> == 4 && sizeof(T) == 8)
-        return ATTRACTOR_PICK(0, 4, 2, 6) +
-               ATTRACTOR_PICK(1, 5, 3, 7);
+    if constexpr (width<T> == 2 && sizeof(T) == 8) return ATTRACTOR_PICK(0, 2) + ATTRACTOR_PICK(1, 3);
+    if constexpr (width<T> == 4 && sizeof(T) == 4) return ATTRACTOR_PICK(0, 2, 4, 6) + ATTRACTOR_PICK(1, 3, 5, 7);
+    if constexpr (width<T> == 4 && sizeof(T) == 8) return ATTRACTOR_PICK(0, 4, 2, 6) + ATTRACTOR_PICK(1, 5, 3, 7);
     if constexpr (width<T> == 8 && sizeof(T) == 4)
-        return ATTRACTOR_PICK(0, 2, 8, 10, 4, 6, 12, 14) +
-               ATTRACTOR_PICK(1, 3, 9, 11, 5, 7, 13, 15);
+        return ATTRACTOR_PICK(0, 2, 8, 10, 4, 6, 12, 14) + ATTRACTOR_PICK(1, 3, 9, 11, 5, 7, 13, 15);
     if constexpr (width<T> == 8 && sizeof(T) == 8)
-        return ATTRACTOR_PICK(0, 8, 2, 10, 4, 12, 6, 14) +
-               ATTRACTOR_PICK(1, 9, 3, 11, 5, 13, 7, 15);
+        return ATTRACTOR_PICK(0, 8, 2, 10, 4, 12, 6, 14) + ATTRACTOR_PICK(1, 9, 3, 11, 5, 13, 7, 15);
     if constexpr (width<T> == 16 && sizeof(T) == 4)
         return ATTRACTOR_PICK(0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
                ATTRACTOR_PICK(1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
@@ -170,15 +163,11 @@ ATTRACTOR_INLINE Vector<T> neighbours(Vector<T> a, Vector<T> b) {
 // Sums of neighbouring 16 bytes, first of a and then of b.
 template <class T>
 ATTRACTOR_INLINE Vector<T> quarters(Vector<T> a, Vector<T> b) {
-    if constexpr (width<T> == 4 && sizeof(T) == 8)
-        return ATTRACTOR_PICK(0, 1, 4, 5) +
-               ATTRACTOR_PICK(2, 3, 6, 7);
+    if constexpr (width<T> == 4 && sizeof(T) == 8) return ATTRACTOR_PICK(0, 1, 4, 5) + ATTRACTOR_PICK(2, 3, 6, 7);
     if constexpr (width<T> == 8 && sizeof(T) == 4)
-        return ATTRACTOR_PICK(0, 1, 2, 3, 8, 9, 10, 11) +
-               ATTRACTOR_PICK(4, 5, 6, 7, 12, 13, 14, 15);
+        return ATTRACTOR_PICK(0, 1, 2, 3, 8, 9, 10, 11) + ATTRACTOR_PICK(4, 5, 6, 7, 12, 13, 14, 15);
     if constexpr (width<T> == 8 && sizeof(T) == 8)
-        return ATTRACTOR_PICK(0, 1, 4, 5, 8, 9, 12, 13) +
-               ATTRACTOR_PICK(2, 3, 6, 7, 10, 11, 14, 15);
+        return ATTRACTOR_PICK(0, 1, 4, 5, 8, 9, 12, 13) + ATTRACTOR_PICK(2, 3, 6, 7, 10, 11, 14, 15);
     if constexpr (width<T> == 16 && sizeof(T) == 4)
         return ATTRACTOR_PICK(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
                ATTRACTOR_PICK(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);

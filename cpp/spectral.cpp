@@ -35,19 +35,22 @@ struct Scratch {
     void* of(int worker) const { return memory.get() + bytes * size_t(worker); }
 };
 
-Harmonics basis_of(int dim, const std::vector<int64_t>& sizes, int64_t points, int64_t row, double scale, int64_t steps) {
-    if ((dim != 2 && dim != 3) || sizes.size() != 4) throw std::invalid_argument("sizes are (n, order, stride, channels), dim 2 or 3");
+Harmonics basis_of(int dim, const std::vector<int64_t>& sizes, int64_t points, int64_t row, double scale,
+                   int64_t steps) {
+    if ((dim != 2 && dim != 3) || sizes.size() != 4)
+        throw std::invalid_argument("sizes are (n, order, stride, channels), dim 2 or 3");
     Harmonics basis;
     basis.n = sizes[0], basis.order = sizes[1], basis.stride = sizes[2], basis.channels = sizes[3];
-    if (dim == 3 && basis.stride < basis.order + 3) throw std::invalid_argument("rows of tables must be longer than order + 2");
+    if (dim == 3 && basis.stride < basis.order + 3)
+        throw std::invalid_argument("rows of tables must be longer than order + 2");
     basis.dim = dim;
     basis.points = numbers(points), basis.row = row, basis.scale = scale, basis.steps = numbers(steps);
     return basis;
 }
 
 // sums (channels, places, 2) of weight Q_lm (x + iy)^m over tokens.
-void analyse(const std::string& set, int threads, int dim, const std::vector<int64_t>& sizes, int64_t points, int64_t row,
-             double scale, int64_t steps, int64_t weights, int64_t sums) {
+void analyse(const std::string& set, int threads, int dim, const std::vector<int64_t>& sizes, int64_t points,
+             int64_t row, double scale, int64_t steps, int64_t weights, int64_t sums) {
     const Zonal& zonal = named(set.c_str()).zonal;
     Harmonics basis = basis_of(dim, sizes, points, row, scale, steps);
     basis.weights = numbers(weights);
@@ -76,14 +79,18 @@ int64_t synthesise(const std::string& set, int threads, int dim, const std::vect
     const Zonal& zonal = named(set.c_str()).zonal;
     Harmonics basis = basis_of(dim, sizes, points, row, scale, steps);
     basis.series = numbers(series);
-    if (whole.size() != 7 || real.size() != 6 || addresses.size() != 6) throw std::invalid_argument("the rows are not described");
+    if (whole.size() != 7 || real.size() != 6 || addresses.size() != 6)
+        throw std::invalid_argument("the rows are not described");
     Rows rows;
-    rows.columns = whole[0], rows.first = whole[1], rows.divide = whole[2], rows.skip_self = whole[3], rows.own = whole[4];
+    rows.columns = whole[0], rows.first = whole[1], rows.divide = whole[2], rows.skip_self = whole[3],
+    rows.own = whole[4];
     rows.keys_row = whole[5], rows.values_row = whole[6];
-    rows.stretch = real[0], rows.factor = real[1], rows.limit = real[2], rows.size_limit = real[3], rows.level = real[4];
+    rows.stretch = real[0], rows.factor = real[1], rows.limit = real[2], rows.size_limit = real[3],
+    rows.level = real[4];
     rows.logarithm = real[5];
     rows.keys = numbers(addresses[0]), rows.values = numbers(addresses[1]), rows.masses = numbers(addresses[2]);
-    rows.output = const_cast<double*>(numbers(addresses[3])), rows.logsumexp = const_cast<double*>(numbers(addresses[4]));
+    rows.output = const_cast<double*>(numbers(addresses[3])),
+    rows.logsumexp = const_cast<double*>(numbers(addresses[4]));
     rows.good = reinterpret_cast<bool*>(addresses[5]);
     nb::gil_scoped_release released;
     const Scratch scratch(zonal.spread_bytes(basis), threads);

@@ -1,4 +1,4 @@
-// One tried step of one member and the polynomial inside it: solvers/steppers/ without tensors.
+// One step attempt of one member and its dense output (solvers/steppers/).
 #pragma once
 
 #include "field.h"
@@ -6,9 +6,12 @@
 namespace attractor::ATTRACTOR_ISA {
 
 // to = base + factor (sum of weighted slopes); the arrays are padded, so vectors may run over the end
-inline void combine(const Terms& terms, double* const* slopes, int64_t size, double factor, const double* base, double* to) {
+inline void combine(const Terms& terms, double* const* slopes, int64_t size, double factor, const double* base,
+                    double* to) {
     for (int64_t index = 0; index < size; index += width<double>) {
-        auto at = [&](const double* array) __attribute__((always_inline)) { return *(const Vector<double>*)(array + index); };
+        auto at = [&](const double* array) __attribute__((always_inline)) {
+            return *(const Vector<double>*)(array + index);
+        };
         Vector<double> total = terms.weight[0] * at(slopes[terms.which[0]]);
         for (int term = 1; term < terms.count; term++) total += terms.weight[term] * at(slopes[terms.which[term]]);
         *(Vector<double>*)(to + index) = base ? at(base) + factor * total : factor * total;
@@ -17,7 +20,7 @@ inline void combine(const Terms& terms, double* const* slopes, int64_t size, dou
 
 template <int D>
 struct Step {
-    const March& march;
+    const NativeLoop& loop;
     Field<D>& field;
     double *y, *f;  // where the step begins, on the space
     double *end, *inner, *errors[2], *slopes[most_slopes], *parts[7];
@@ -28,7 +31,7 @@ struct Step {
         return 2 + tableau.errors + tableau.stages + 1 + tableau.extra + tableau.parts;
     }
 
-    Step(const March& m, Field<D>& field_, Arena& arena) : march(m), field(field_) {
+    Step(const NativeLoop& m, Field<D>& field_, Arena& arena) : loop(m), field(field_) {
         const int64_t size = m.width * m.d;
         const Tableau& tableau = m.tableau;
         y = arena.take(size), end = arena.take(size), inner = arena.take(size);
@@ -39,10 +42,10 @@ struct Step {
     }
 
     int64_t size() const { return field.count * field.dim(); }
-    double* end_slope() const { return slopes[march.tableau.stages]; }
+    double* end_slope() const { return slopes[loop.tableau.stages]; }
 
     void attempt(double h_) {
-        const Tableau& tableau = march.tableau;
+        const Tableau& tableau = loop.tableau;
         h = h_, interpolated = false;
         for (int stage = 1; stage < tableau.stages; stage++) {
             combine(tableau.inner[stage], slopes, size(), h, y, inner);
@@ -52,17 +55,18 @@ struct Step {
         field(end, end_slope());
     }
 
-    // Of the worst token, in what is tolerated; infinite for what is no number.
+    // Error of the worst token relative to its tolerance; infinite for NaN.
     double error() {
-        const Tableau& tableau = march.tableau;
+        const Tableau& tableau = loop.tableau;
         for (int index = 0; index < tableau.errors; index++)
             combine(tableau.error[index], slopes, size(), h, nullptr, errors[index]);
         double worst = 0;
         for (int64_t i = 0; i < field.count; i++) {
             const int64_t at = i * field.dim();
             const double before = field.dot(y + at, y + at), after = field.dot(end + at, end + at);
-            const double scale = march.atol + march.rtol * __builtin_sqrt(before > after ? before : after);
-            double here = __builtin_sqrt(field.dot(errors[tableau.errors - 1] + at, errors[tableau.errors - 1] + at)) / scale;
+            const double scale = loop.atol + loop.rtol * __builtin_sqrt(before > after ? before : after);
+            double here =
+                __builtin_sqrt(field.dot(errors[tableau.errors - 1] + at, errors[tableau.errors - 1] + at)) / scale;
             if (tableau.errors == 2) here = damped(here, errors[0] + at, scale);
             if (!(here <= __DBL_MAX__)) return infinity<double>;
             worst = here > worst ? here : worst;
@@ -74,7 +78,7 @@ struct Step {
     void interpolate() {
         if (interpolated) return;
         interpolated = true;
-        const Tableau& tableau = march.tableau;
+        const Tableau& tableau = loop.tableau;
         for (int index = 0; index < tableau.extra; index++) {
             combine(tableau.extra_inner[index], slopes, size(), h, y, inner);
             field(inner, slopes[tableau.stages + 1 + index]);
@@ -95,7 +99,8 @@ struct Step {
         const double x = 1 + lag / h;
         for (int64_t index = 0; index < size(); index++) {
             double total = 0;
-            for (int part = march.tableau.parts; part-- > 0;) total = (total + parts[part][index]) * (part % 2 ? 1 - x : x);
+            for (int part = loop.tableau.parts; part-- > 0;)
+                total = (total + parts[part][index]) * (part % 2 ? 1 - x : x);
             to[index] = y[index] + total;
         }
         field.retract(to);

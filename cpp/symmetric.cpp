@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "board.h"
+#include "shared_memory.h"
 #include "symmetric_forward.h"
 #include "threads.h"
 
@@ -20,9 +20,9 @@ constexpr int64_t padding = 64;  // the most rows that a kernel takes side by si
 
 size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Memory for one call. A thread keeps what it had for its next one unless that is much: giving pages back to the system stops all
-// threads, which can take longer than the call. `use` tells apart what one call has at the same time; a call inside of another, from
-// a handler of signals, finds it taken and has memory of its own.
+// Memory for one call. A thread keeps what it had for its next one unless that is much: giving pages back to the system
+// stops all threads, which can take longer than the call. `use` tells apart what one call has at the same time; a call
+// inside of another, from a handler of signals, finds it taken and has memory of its own.
 class Memory {
     static constexpr size_t much = size_t(1) << 24;
     using Bytes = std::unique_ptr<char, decltype(&std::free)>;
@@ -72,7 +72,9 @@ struct Room {
     size_t rows, keys, scratch;
 
     Room(const SymmetricKernels& kernels, const Symmetric& one)
-        : rows(rounded(kernels.row_bytes(one))), keys(rounded(kernels.key_bytes(one))), scratch(rounded(kernels.scratch(one))) {}
+        : rows(rounded(kernels.row_bytes(one))),
+          keys(rounded(kernels.key_bytes(one))),
+          scratch(rounded(kernels.scratch(one))) {}
 
     size_t tokens() const { return rows + keys; }
 
@@ -81,9 +83,9 @@ struct Room {
 
 int64_t blocks_of(const Symmetric& one) { return (one.n + one.block - 1) / one.block; }
 
-// Pairs of blocks in rounds: in round r those whose numbers add up to r modulo the (odd) number of blocks, so that every block
-// is in exactly one pair of a round. What a block gets is added in the order of the rounds, whoever computes it. Tasks belong to
-// parts of about the same work; the sums of each part are kept for themselves.
+// Pairs of blocks in rounds: in round r those whose numbers add up to r modulo the (odd) number of blocks, so that
+// every block is in exactly one pair of a round. What a block gets is added in the order of the rounds, whoever
+// computes it. Tasks belong to parts of about the same work; the sums of each part are kept for themselves.
 class Rounds {
     const int64_t n, size, blocks, odd;
     std::vector<int32_t> parts;  // of the tasks; -1: one of the blocks is that which makes their number odd
@@ -102,9 +104,9 @@ public:
     int64_t tasks() const { return odd * ((odd + 1) / 2); }
     static int64_t turns(const Symmetric& one) { return blocks_of(one) | 1; }
 
-    // compute(one, two, part) says whether there is something to add; `turns` hold zeros before the first task, every block is
-    // cleared before anything is added, and wait(ready) says whether the wait was not in vain: if it was, so is all the rest, and
-    // the answer is false
+    // compute(one, two, part) says whether there is something to add; `turns` hold zeros before the first task, every
+    // block is cleared before anything is added, and wait(ready) says whether the wait was not in vain: if it was, so
+    // is all the rest, and the answer is false
     template <class Compute, class Clear, class Add, class Wait>
     bool run(int64_t task, std::atomic<int64_t>* turns, Compute compute, Clear clear, Add add, Wait wait) const {
         const int64_t round = task / ((odd + 1) / 2);
@@ -126,7 +128,8 @@ public:
 private:
     double tokens(int64_t block) const { return double(std::min(size, n - block * size)); }
 
-    // The first is not larger. First those that add up to the round, then those that add up to it and the number of blocks.
+    // The first is not larger. First those that add up to the round, then those that add up to it and the number of
+    // blocks.
     std::pair<int64_t, int64_t> pair(int64_t task) const {
         const int64_t round = task / ((odd + 1) / 2), index = task % ((odd + 1) / 2), low = round / 2 + 1;
         const int64_t one = index < low ? index : round + 1 + index - low;
@@ -144,17 +147,22 @@ class Work {
 public:
     const Rounds rounds;
 
-    Work(const SymmetricKernels& kernels_, const Problem& problem, int64_t member, const Symmetric& one_, int threads, int parts)
-        : kernels(kernels_), room(kernels_, one_), memory(Memory::tokens, room.tokens() + room.scratch * size_t(threads)), one(one_),
+    Work(const SymmetricKernels& kernels_, const Problem& problem, int64_t member, const Symmetric& one_, int threads,
+         int parts)
+        : kernels(kernels_),
+          room(kernels_, one_),
+          memory(Memory::tokens, room.tokens() + room.scratch * size_t(threads)),
+          one(one_),
           rounds(one_, parts) {
         room.give(one, memory + 0);
-        parallel(blocks_of(one), threads,
-                 [&](int64_t block, int) { kernels.pack(problem, member, one, block); });
+        parallel(blocks_of(one), threads, [&](int64_t block, int) { kernels.pack(problem, member, one, block); });
     }
 
-    // Task of a worker, if it is one of `part` (-1: of all, each with sums of its own). `zeros` says that sums hold zeros before.
+    // Task of a worker, if it is one of `part` (-1: of all, each with sums of its own). `zeros` says that sums hold
+    // zeros before.
     template <class Wait>
-    bool run(int64_t task, int worker, int part, bool zeros, double* sums, std::atomic<int64_t>* turns, Wait wait) const {
+    bool run(int64_t task, int worker, int part, bool zeros, double* sums, std::atomic<int64_t>* turns,
+             Wait wait) const {
         char* scratch = memory + room.tokens() + room.scratch * size_t(worker);
         const int64_t stride = part < 0 ? (one.d + 1) * one.padded : 0;
         auto compute = [&](int64_t first, int64_t second, int of) {
@@ -176,8 +184,8 @@ public:
 };
 
 // The sums of one of `parts`, or of both of two (-1) one after the other, into `sums`.
-void accumulate(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads, int part,
-                int parts, double* sums) {
+void accumulate(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one,
+                int threads, int part, int parts, double* sums) {
     const Work work(kernels, problem, member, one, threads, parts);
     std::vector<std::atomic<int64_t>> turns(static_cast<size_t>(Rounds::turns(one)));
     for (auto& turn : turns) turn = 0;
@@ -185,12 +193,13 @@ void accumulate(const SymmetricKernels& kernels, const Problem& problem, int64_t
         while (!ready()) sched_yield();
         return true;
     };
-    parallel(work.rounds.tasks(), threads,
-             [&](int64_t task, int worker) { work.run(task, worker, part, false, sums, turns.data(), wait); }, 1);
+    parallel(
+        work.rounds.tasks(), threads,
+        [&](int64_t task, int worker) { work.run(task, worker, part, false, sums, turns.data(), wait); }, 1);
 }
 
-void write(const SymmetricKernels& kernels, const Problem& problem, int64_t member, Symmetric one, int threads, double* sums,
-           const double* others = nullptr) {
+void write(const SymmetricKernels& kernels, const Problem& problem, int64_t member, Symmetric one, int threads,
+           double* sums, const double* others = nullptr) {
     one.sums = sums, one.others = others;
     parallel(blocks_of(one), threads, [&](int64_t block, int) { kernels.write(problem, member, one, block); });
 }
@@ -198,7 +207,8 @@ void write(const SymmetricKernels& kernels, const Problem& problem, int64_t memb
 int64_t size_of(const Symmetric& one) { return (one.d + 1) * one.padded; }
 
 // In two parts, as two processes would have them: so the bits are the same.
-void one_large(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads) {
+void one_large(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one,
+               int threads) {
     const Memory memory(Memory::sums, sizeof(double) * size_t(2 * size_of(one)));
     double* sums = reinterpret_cast<double*>(memory + 0);
     accumulate(kernels, problem, member, one, threads, -1, 2, sums);
@@ -206,11 +216,11 @@ void one_large(const SymmetricKernels& kernels, const Problem& problem, int64_t 
 }
 
 // The same by several processes: each takes the task that comes next. False if one of them is gone.
-bool one_together(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one, int threads,
-                  Board& board) {
+bool one_shared(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one,
+                int threads, SharedMemory& shared) {
     const Work work(kernels, problem, member, one, threads, 2);
-    const Board::Area area = board.begin(Rounds::turns(one), 2 * size_of(one));
-    const auto wait = [&](auto ready) { return board.wait(ready); };
+    const SharedMemory::Area area = shared.begin(Rounds::turns(one), 2 * size_of(one));
+    const auto wait = [&](auto ready) { return shared.wait(ready); };
     const int64_t tasks = work.rounds.tasks();
     const auto take = [&](int64_t, int worker) {
         for (int64_t task; (task = area.next->fetch_add(1, std::memory_order_relaxed)) < tasks;) {
@@ -218,15 +228,16 @@ bool one_together(const SymmetricKernels& kernels, const Problem& problem, int64
             area.done->fetch_add(1, std::memory_order_release);
         }
         // the caller waits here, where it hears of signals and not only its other threads do
-        if (worker == 0) board.wait([&] { return area.done->load(std::memory_order_acquire) == tasks; });
+        if (worker == 0) shared.wait([&] { return area.done->load(std::memory_order_acquire) == tasks; });
     };
     parallel(threads, threads, take, 1);
-    if (!board.end(area, tasks)) return false;
+    if (!shared.end(area, tasks)) return false;
     write(kernels, problem, member, one, threads, area.sums, area.sums + size_of(one));
     return true;
 }
 
-void many_small(const SymmetricKernels& kernels, const Problem& problem, const std::vector<Symmetric>& all, int threads) {
+void many_small(const SymmetricKernels& kernels, const Problem& problem, const std::vector<Symmetric>& all,
+                int threads) {
     const Room room(kernels, all[0]);
     const size_t each = room.tokens() + room.scratch;
     const Memory memory(Memory::tokens, each * size_t(threads));
@@ -239,7 +250,7 @@ void many_small(const SymmetricKernels& kernels, const Problem& problem, const s
 }
 
 // Facts of all members, or nothing if one of them is of another kind.
-std::vector<Symmetric> recognised(const SymmetricKernels& kernels, const Problem& problem, int threads) {
+std::vector<Symmetric> recognise(const SymmetricKernels& kernels, const Problem& problem, int threads) {
     const bool exponentials = problem.mode == Mode::softmax || problem.mode == Mode::exponential;
     const bool masked = problem.causal || problem.window || problem.visible.data || problem.offset;
     if (!exponentials || masked || problem.n != problem.m || problem.e != problem.c || problem.e < 2) return {};
@@ -260,7 +271,7 @@ std::vector<Symmetric> recognised(const SymmetricKernels& kernels, const Problem
 bool symmetric_forward(const SymmetricKernels& kernels, const Problem& problem, int threads) {
     // waking threads costs about as long as this many pairs
     if (double(problem.members) * double(problem.n) * double(problem.n) < 1e5) threads = 1;
-    const std::vector<Symmetric> all = recognised(kernels, problem, threads);
+    const std::vector<Symmetric> all = recognise(kernels, problem, threads);
     if (all.empty()) return false;
     if (problem.n <= all[0].block) {
         many_small(kernels, problem, all, threads);
@@ -271,33 +282,37 @@ bool symmetric_forward(const SymmetricKernels& kernels, const Problem& problem, 
     return true;
 }
 
-bool symmetric_share(const SymmetricKernels& kernels, const Problem& problem, int threads, int part, int parts, double* sums) {
+bool symmetric_partial_sums(const SymmetricKernels& kernels, const Problem& problem, int threads, int part, int parts,
+                            double* sums) {
     const std::vector<Symmetric> all = symmetric_members(kernels, problem, threads);
     if (all.empty()) return false;
     for (int64_t member = 0; member < problem.members; member++)
-        accumulate(kernels, problem, member, all[size_t(member)], threads, part, parts, sums + member * size_of(all[0]));
+        accumulate(kernels, problem, member, all[size_t(member)], threads, part, parts,
+                   sums + member * size_of(all[0]));
     return true;
 }
 
-void symmetric_settle(const SymmetricKernels& kernels, const Problem& problem, int threads, double* sums) {
-    const std::vector<Symmetric> all = recognised(kernels, problem, threads);
+void symmetric_finish(const SymmetricKernels& kernels, const Problem& problem, int threads, double* sums) {
+    const std::vector<Symmetric> all = recognise(kernels, problem, threads);
     if (all.empty()) throw std::invalid_argument("the queries are not a multiple of the keys");
     for (int64_t member = 0; member < problem.members; member++)
         write(kernels, problem, member, all[size_t(member)], threads, sums + member * size_of(all[0]));
 }
 
 std::vector<Symmetric> symmetric_members(const SymmetricKernels& kernels, const Problem& problem, int threads) {
-    std::vector<Symmetric> all = recognised(kernels, problem, threads);
+    std::vector<Symmetric> all = recognise(kernels, problem, threads);
     if (!all.empty() && problem.n <= all[0].block) all.clear();
     return all;
 }
 
-int64_t symmetric_room(const Symmetric& one) { return Board::room(Rounds::turns(one), 2 * size_of(one)); }
+int64_t symmetric_shared_bytes(const Symmetric& one) {
+    return SharedMemory::bytes_for(Rounds::turns(one), 2 * size_of(one));
+}
 
-bool symmetric_together(const SymmetricKernels& kernels, const Problem& problem, int threads, const std::vector<Symmetric>& all,
-                        Board& board) {
+bool symmetric_shared(const SymmetricKernels& kernels, const Problem& problem, int threads,
+                      const std::vector<Symmetric>& all, SharedMemory& shared) {
     for (int64_t member = 0; member < problem.members; member++)
-        if (!one_together(kernels, problem, member, all[size_t(member)], threads, board)) return false;
+        if (!one_shared(kernels, problem, member, all[size_t(member)], threads, shared)) return false;
     return true;
 }
 

@@ -1,9 +1,10 @@
-// Full attention whose queries are a multiple of the keys: the weights w_ij = 2^(s_ij - shift), with one shift for all rows, are
-// symmetric, so each is computed once and serves row i and row j.
+// Full attention whose queries are a multiple of the keys: the weights w_ij = 2^(s_ij - shift), with one shift for all
+// rows, are symmetric, so each is computed once and serves row i and row j.
 //
-// Tokens are cut into blocks. A pair of blocks is computed for itself: rows of the first stand across the lanes, four vectors
-// side by side, keys of the second are broadcast, and both sides collect their sums there. Then these are added, in a fixed order,
-// to sums in float64. A key bias is a mass m_j = 2^bias_j, that multiplies the value and the one of the normaliser.
+// Tokens are cut into blocks. A pair of blocks is computed for itself: rows of the first stand across the lanes, four
+// vectors side by side, keys of the second are broadcast, and both sides collect their sums there. Then these are
+// added, in a fixed order, to sums in float64. A key bias is a mass m_j = 2^bias_j, that multiplies the value and the
+// one of the normaliser.
 #pragma once
 
 #include "exp2.h"
@@ -16,12 +17,13 @@ constexpr int across = 4;  // vectors of rows side by side
 constexpr int below = 4;   // keys of a tile
 constexpr int64_t narrow_block = 512;
 
-// Numbers that a token has as a row, in vectors: its coordinates times a, its value times its mass, its mass. And as a key.
+// Numbers that a token has as a row, in vectors: its coordinates times a, its value times its mass, its mass. And as a
+// key.
 constexpr int row_numbers(int d) { return 2 * d + 1; }
 constexpr int key_numbers(int d) { return 2 * d + 2; }
 
 template <class T>
-constexpr int64_t stretch = across * width<T>;  // rows side by side
+constexpr int64_t stretch = across* width<T>;  // rows side by side
 
 // Tiles of `below` keys against `across` vectors of rows. If not `weighted`, masses are 1 and there is no padding.
 template <class T, int D, bool weighted>
@@ -45,7 +47,8 @@ struct Tile {
             }
         }
 #pragma GCC unroll 8
-        for (int c = 0; c < 2 * across; c++) pin(s[c / across][c % across]), w[j * across + c] = s[c / across][c % across];
+        for (int c = 0; c < 2 * across; c++)
+            pin(s[c / across][c % across]), w[j * across + c] = s[c / across][c % across];
     }
 
     // what four keys give to the rows of columns c and c + 1
@@ -100,11 +103,13 @@ struct Tile {
     ATTRACTOR_INLINE void power(const Powers<T>& powers, int j) { powers.template four<Domain::below>(w + j * across); }
 };
 
-// `stretch` rows against `count` keys, a multiple of four: sums of the rows, and if `both` those of the keys. Chains of the
-// powers are long: while they run, the tile before is summed and the one behind is scored, so that the processor always finds
-// something to do. If not `both` the keys are the rows themselves, and `skip_self` leaves each out of its own values.
+// `stretch` rows against `count` keys, a multiple of four: sums of the rows, and if `both` those of the keys. Chains of
+// the powers are long: while they run, the tile before is summed and the one behind is scored, so that the processor
+// always finds something to do. If not `both` the keys are the rows themselves, and `skip_self` leaves each out of its
+// own values.
 template <class T, int D, bool weighted, bool both>
-void meet(const Vector<T>* rows, const T* keys, int64_t count, T shift, bool skip_self, Vector<T>* row_sums, Vector<T>* key_sums) {
+void meet(const Vector<T>* rows, const T* keys, int64_t count, T shift, bool skip_self, Vector<T>* row_sums,
+          Vector<T>* key_sums) {
     constexpr int K = key_numbers(D), S = D + 1;
     const Powers<T> powers;
     const Vector<T> start = splat<T>(-shift);
@@ -171,9 +176,13 @@ class Pairs {
 
 public:
     Pairs(const Symmetric& problem_, void* scratch)
-        : problem(problem_), row_sums((V*)scratch), key_sums(row_sums + padded(narrow_block, stretch<T>) / width<T> * S) {}
+        : problem(problem_),
+          row_sums((V*)scratch),
+          key_sums(row_sums + padded(narrow_block, stretch<T>) / width<T> * S) {}
 
-    static bool known(const Problem& whole, int64_t member, Symmetric* found) { return recognise<T, D>(whole, member, found); }
+    static bool known(const Problem& whole, int64_t member, Symmetric* found) {
+        return recognise<T, D>(whole, member, found);
+    }
     // 24: below, too much of a tile would be padding
     static int64_t block_of(const Problem& whole) { return whole.n < 24 ? 0 : narrow_block; }
     static size_t row_bytes(const Symmetric& one) { return sizeof(T) * R * size_t(one.padded); }
@@ -230,11 +239,11 @@ public:
             const bool plain = !problem.weighted && first + stretch<T> <= count && keys == tokens(two);
             const T* own = others + first * K;
             if (one == two)
-                (plain ? meet<T, D, false, false> : meet<T, D, true, false>)(rows, own, stop - first, shift, problem.skip_self, sums,
-                                                                             nullptr);
+                (plain ? meet<T, D, false, false> : meet<T, D, true, false>)(rows, own, stop - first, shift,
+                                                                             problem.skip_self, sums, nullptr);
             if (from < keys)
-                (plain ? meet<T, D, false, true> : meet<T, D, true, true>)(rows, others + from * K, keys - from, shift, false, sums,
-                                                                           key_sums + from * S);
+                (plain ? meet<T, D, false, true> : meet<T, D, true, true>)(rows, others + from * K, keys - from, shift,
+                                                                           false, sums, key_sums + from * S);
         }
     }
 
@@ -245,7 +254,8 @@ public:
         // the keys of a block that meets itself get nothing from their own rows
         const int64_t from = one == two ? least(stretch<T>, keys) : 0;
         for (int f = 0; f < S; f++) {
-            double *to = problem.sums + f * problem.padded + one * narrow_block, *back = to + (two - one) * narrow_block;
+            double *to = problem.sums + f * problem.padded + one * narrow_block,
+                   *back = to + (two - one) * narrow_block;
             for (int64_t i = 0; i < count; i += W) gain(to + i, row_sums[i / W * S + f]);
             for (int64_t j = from; j < keys; j += W) gain(back + j, of_keys(j, f, there));
         }

@@ -12,8 +12,8 @@
 namespace attractor {
 namespace {
 
-// Whether something comes true before long. Waking a thread that sleeps takes longer than many a call of the kernels, so a thread that
-// has nothing to do looks out for this while, as those of PyTorch do, before it sleeps.
+// Whether something comes true before long. Waking a thread that sleeps takes longer than many a call of the kernels,
+// so a thread that has nothing to do looks out for this while, as those of PyTorch do, before it sleeps.
 constexpr std::chrono::microseconds patience{100};
 
 template <class Ready>

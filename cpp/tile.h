@@ -1,13 +1,14 @@
-// A tile: the scores, then the weights, of up to `depth` keys against `NQ` vectors of queries. Roles swap in the backward pass
-// over keys; so the side that lies across the lanes is called `lanes` and the other, which is broadcast, `others`.
+// A tile: the scores, then the weights, of up to `depth` keys against `NQ` vectors of queries. Roles swap in the
+// backward pass over keys; so the side that lies across the lanes is called `lanes` and the other, which is broadcast,
+// `others`.
 #pragma once
 
 #include "simd.h"
 
 namespace attractor::ATTRACTOR_ISA {
 
-// Sums run in registers over one tile, then over `tiles_per_flush` tiles, then over all: so rounding grows with the root of
-// each level and not of the number of keys.
+// Sums run in registers over one tile, then over `tiles_per_flush` tiles, then over all: so rounding grows with the
+// root of each level and not of the number of keys.
 constexpr int64_t depth = 96;
 constexpr int64_t tiles_per_flush = 8;
 
@@ -28,8 +29,9 @@ ATTRACTOR_INLINE void pack_column(const T* from, int64_t rows, T factor, T absen
     for (int64_t row = 0; row < NQ * width<T>; row++) to[row] = row < rows && from ? factor * from[row] : absent;
 }
 
-// tile[j] = offset_j + start + <packed, others_j> for KB others; `peak` collects the largest if `tracked`. Lanes of two others lie
-// `pitch` vectors apart. If `late` what is added comes last: many products that are small beside it would each be rounded to its size.
+// tile[j] = offset_j + start + <packed, others_j> for KB others; `peak` collects the largest if `tracked`. Lanes of two
+// others lie `pitch` vectors apart. If `late` what is added comes last: many products that are small beside it would
+// each be rounded to its size.
 template <class T, int NQ, int KB, int E, bool tracked, int pitch = NQ, bool late = false>
 ATTRACTOR_INLINE void score_block(const Vector<T>* packed, const T* others, int64_t stride, int64_t features,
                                   const T* offset, const Vector<T>* start, Vector<T>* tile, Vector<T>* peak) {
@@ -65,8 +67,8 @@ ATTRACTOR_INLINE void score_block(const Vector<T>* packed, const T* others, int6
 }
 
 template <class T, int NQ, int E, bool tracked>
-void scores_of(const Vector<T>* packed, const T* others, int64_t stride, int64_t features, int64_t count, const T* offset,
-               const Vector<T>* shift, Vector<T>* tile, Vector<T>* peak) {
+void scores_of(const Vector<T>* packed, const T* others, int64_t stride, int64_t features, int64_t count,
+               const T* offset, const Vector<T>* shift, Vector<T>* tile, Vector<T>* peak) {
     Vector<T> start[NQ], high[NQ];
     for (int column = 0; column < NQ; column++) start[column] = -shift[column], high[column] = splat<T>(-infinity<T>);
     constexpr bool late = E == 0;
@@ -74,11 +76,11 @@ void scores_of(const Vector<T>* packed, const T* others, int64_t stride, int64_t
     constexpr int abreast = E > 0 && columns == 2 ? 2 : block;
     int64_t j = 0;
     for (; j + abreast <= count; j += abreast)
-        score_block<T, NQ, abreast, E, tracked, NQ, late>(packed, others + j * stride, stride, features, offset ? offset + j : nullptr,
-                                                          start, tile + j * NQ, high);
+        score_block<T, NQ, abreast, E, tracked, NQ, late>(packed, others + j * stride, stride, features,
+                                                          offset ? offset + j : nullptr, start, tile + j * NQ, high);
     for (; j < count; j++)
-        score_block<T, NQ, 1, E, tracked, NQ, late>(packed, others + j * stride, stride, features, offset ? offset + j : nullptr, start,
-                                                    tile + j * NQ, high);
+        score_block<T, NQ, 1, E, tracked, NQ, late>(packed, others + j * stride, stride, features,
+                                                    offset ? offset + j : nullptr, start, tile + j * NQ, high);
     if constexpr (tracked)
         for (int column = 0; column < NQ; column++) peak[column] = high[column];
 }
@@ -91,13 +93,15 @@ void scores(const Vector<T>* packed, const T* others, int64_t stride, int64_t fe
         case 2: return scores_of<T, NQ, 2, tracked>(packed, others, stride, features, count, offset, shift, tile, peak);
         case 3: return scores_of<T, NQ, 3, tracked>(packed, others, stride, features, count, offset, shift, tile, peak);
         case 4: return scores_of<T, NQ, 4, tracked>(packed, others, stride, features, count, offset, shift, tile, peak);
-        default: return scores_of<T, NQ, 0, tracked>(packed, others, stride, features, count, offset, shift, tile, peak);
+        default:
+            return scores_of<T, NQ, 0, tracked>(packed, others, stride, features, count, offset, shift, tile, peak);
     }
 }
 
 // Sums of the tile weighted by CB features of the others; with `totals` the plain sum too.
 template <class T, int NQ, int CB, bool totals>
-void sum_block(const Vector<T>* tile, int64_t count, const T* others, int64_t stride, Vector<T>* result, Vector<T>* total) {
+void sum_block(const Vector<T>* tile, int64_t count, const T* others, int64_t stride, Vector<T>* result,
+               Vector<T>* total) {
     // few sums wait for each other: those of even and of odd keys are then kept apart
     constexpr int ways = CB * NQ <= 4 ? 2 : 1;
     Vector<T> apart[ways][CB > 0 ? CB : 1][NQ], plain[NQ];
@@ -140,8 +144,8 @@ void plain_sum(const Vector<T>* tile, int64_t count, Vector<T>* total) {
     sum_block<T, NQ, 0, true>(tile, count, nullptr, 0, nullptr, total);
 }
 
-// result[feature] += sum_j tile[j] others[j][feature], and total += sum_j tile[j] if asked for: on the way, since adding
-// inside the pass that computes the powers would lengthen its chains.
+// result[feature] += sum_j tile[j] others[j][feature], and total += sum_j tile[j] if asked for: on the way, since
+// adding inside the pass that computes the powers would lengthen its chains.
 template <class T, int NQ, bool totals = false>
 void weighted_sum(const Vector<T>* tile, int64_t count, const T* others, int64_t stride, int64_t features,
                   Vector<T>* result, Vector<T>* total = nullptr) {

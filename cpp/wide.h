@@ -1,5 +1,5 @@
-// As symmetric.h, for tokens of many features: tiles of `side` tokens each way, whose weights are computed once and multiply the
-// values of both sides. Features stand across the lanes there, so both products are one and the same.
+// As symmetric.h, for tokens of many features: tiles of `side` tokens each way, whose weights are computed once and
+// multiply the values of both sides. Features stand across the lanes there, so both products are one and the same.
 #pragma once
 
 #include "columns.h"
@@ -12,14 +12,15 @@ constexpr int64_t side = 48;
 // Vectors of rows side by side in the scores: as many as leave whole tiles.
 constexpr int wide_columns = ATTRACTOR_BYTES == 64 ? 3 : ATTRACTOR_BYTES == 32 ? 2 : columns;
 constexpr int64_t most_numbers = 1 << 25;  // of the tokens: their sums in float64 are kept twice
-constexpr int64_t nearby = 1 << 19;  // bytes of the keys of a block and of their sums: some of the cache of one processor
+constexpr int64_t nearby =
+    1 << 19;  // bytes of the keys of a block and of their sums: some of the cache of one processor
 
 constexpr int64_t up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
 // result[a] += sum_b weights[a down + b along] values[b] for A tokens and F vectors of features.
 template <class T, int A, int F>
-ATTRACTOR_INLINE void multiply_block(const T* weights, int64_t down, int64_t along, int64_t count, const T* values, int64_t stride,
-                                     T* result, int64_t pitch) {
+ATTRACTOR_INLINE void multiply_block(const T* weights, int64_t down, int64_t along, int64_t count, const T* values,
+                                     int64_t stride, T* result, int64_t pitch) {
     using V = Vector<T>;
     V sum[A][F];
 #pragma GCC unroll 32
@@ -43,8 +44,8 @@ ATTRACTOR_INLINE void multiply_block(const T* weights, int64_t down, int64_t alo
 
 // The same for `tokens` of them, A side by side.
 template <class T, int A, int F>
-void multiply_features(const T* weights, int64_t down, int64_t along, int64_t tokens, int64_t count, const T* values, int64_t stride,
-                       T* result, int64_t pitch) {
+void multiply_features(const T* weights, int64_t down, int64_t along, int64_t tokens, int64_t count, const T* values,
+                       int64_t stride, T* result, int64_t pitch) {
     int64_t a = 0;
     for (; a + A <= tokens; a += A)
         multiply_block<T, A, F>(weights + a * down, down, along, count, values, stride, result + a * pitch, pitch);
@@ -54,8 +55,8 @@ void multiply_features(const T* weights, int64_t down, int64_t along, int64_t to
 
 // And for all features: so that sums fill the registers.
 template <class T>
-void multiply(const T* weights, int64_t down, int64_t along, int64_t tokens, int64_t count, const T* values, int64_t stride,
-              T* result, int64_t pitch) {
+void multiply(const T* weights, int64_t down, int64_t along, int64_t tokens, int64_t count, const T* values,
+              int64_t stride, T* result, int64_t pitch) {
     int64_t left = pitch / width<T>;
     auto take = [&](auto abreast, auto vectors) __attribute__((always_inline)) {
         constexpr int A = decltype(abreast)::value, F = decltype(vectors)::value;
@@ -80,12 +81,13 @@ class WidePairs {
     static constexpr int64_t W = width<T>, height = wide_columns * W, pitch_of_tile = side / W;
     static_assert(side % height == 0, "tiles hold whole groups of rows");
 
-    // Rows: groups of `height` tokens, transposed, the coordinates times the factor and then the masses. Keys: coordinates, values
-    // times masses from `values_at` on, and the mass behind them; if the values are the keys they stand there once.
+    // Rows: groups of `height` tokens, transposed, the coordinates times the factor and then the masses. Keys:
+    // coordinates, values times masses from `values_at` on, and the mass behind them; if the values are the keys they
+    // stand there once.
     const Symmetric& problem;
     const int64_t d, pitch, values_at, stride;
-    V* weights;                // [key * pitch_of_tile + row / W]
-    T *row_sums, *key_sums;    // [token * pitch + feature]
+    V* weights;                  // [key * pitch_of_tile + row / W]
+    T *row_sums, *key_sums;      // [token * pitch + feature]
     V *row_totals, *key_totals;  // [token / W], and of every key a vector to be added up
 
     int64_t start(int64_t block) const { return block * problem.block; }
@@ -95,13 +97,23 @@ class WidePairs {
 
 public:
     WidePairs(const Symmetric& problem_, void* scratch)
-        : problem(problem_), d(problem_.d), pitch(up(d, W)), values_at(single() ? 0 : pitch), stride(values_at + up(d + 1, W)),
-          weights((V*)scratch), row_sums((T*)(weights + side * pitch_of_tile)), key_sums(row_sums + problem.block * pitch),
-          row_totals((V*)(key_sums + problem.block * pitch)), key_totals(row_totals + up(problem.block, W) / W) {}
+        : problem(problem_),
+          d(problem_.d),
+          pitch(up(d, W)),
+          values_at(single() ? 0 : pitch),
+          stride(values_at + up(d + 1, W)),
+          weights((V*)scratch),
+          row_sums((T*)(weights + side * pitch_of_tile)),
+          key_sums(row_sums + problem.block * pitch),
+          row_totals((V*)(key_sums + problem.block * pitch)),
+          key_totals(row_totals + up(problem.block, W) / W) {}
 
-    static bool known(const Problem& whole, int64_t member, Symmetric* found) { return recognise<T, 0>(whole, member, found); }
-    // As many tokens as lie near, if threads can take whole members; else so few that many threads find blocks to do. 0 where it does
-    // not pay: too many pairs of one tile, too few blocks, too much of a vector unused, or keys too wide to lie near.
+    static bool known(const Problem& whole, int64_t member, Symmetric* found) {
+        return recognise<T, 0>(whole, member, found);
+    }
+    // As many tokens as lie near, if threads can take whole members; else so few that many threads find blocks to do. 0
+    // where it does not pay: too many pairs of one tile, too few blocks, too much of a vector unused, or keys too wide
+    // to lie near.
     static int64_t block_of(const Problem& whole) {
         const int64_t fit = least(nearby / (2 * whole.e * int64_t(sizeof(T))), 20 * side) / side * side;
         const bool members = whole.members >= many_members && whole.n <= fit, single = sizeof(T) == 4;
@@ -111,7 +123,9 @@ public:
         return members ? fit : greatest(2 * side, least(fit, up(whole.n / 8, side)));
     }
     static size_t row_bytes(const Symmetric& one) { return sizeof(T) * size_t(up(one.n, side) * (one.d + 1)); }
-    static size_t key_bytes(const Symmetric& one) { return sizeof(T) * size_t(up(one.n, side) * (up(one.d, W) + up(one.d + 1, W))); }
+    static size_t key_bytes(const Symmetric& one) {
+        return sizeof(T) * size_t(up(one.n, side) * (up(one.d, W) + up(one.d + 1, W)));
+    }
     static size_t scratch(const Symmetric& one) {
         return sizeof(T) * size_t(side * side + 2 * one.block * up(one.d, W) + up(one.block, W) + one.block * W);
     }
@@ -159,10 +173,11 @@ public:
                     total<true>(here + i, rows, there + j, keys, row_totals + i / W, key_totals + j);
                 if (own && problem.skip_self)
                     for (int64_t token = 0; token < rows; token++) ((T*)weights)[token * side + token] = 0;
-                multiply<T>((const T*)weights, 1, side, rows, keys, key_of(there + j) + values_at, stride, row_sums + i * pitch, pitch);
+                multiply<T>((const T*)weights, 1, side, rows, keys, key_of(there + j) + values_at, stride,
+                            row_sums + i * pitch, pitch);
                 if (!own)
-                    multiply<T>((const T*)weights, side, 1, keys, rows, key_of(here + i) + values_at, stride, key_sums + j * pitch,
-                                pitch);
+                    multiply<T>((const T*)weights, side, 1, keys, rows, key_of(here + i) + values_at, stride,
+                                key_sums + j * pitch, pitch);
             }
     }
 
@@ -174,19 +189,21 @@ public:
 
     // The result of a member that is one block, straight from the scratch.
     void settle(const Problem& whole, int64_t member) const {
-        results<T>(whole, member, 0, problem.n, [&](int64_t i, int64_t f) __attribute__((always_inline)) {
-            if (f == d) return ((const T*)row_totals)[i] + together(key_totals[i]);
-            return row_sums[i * pitch + f] + key_sums[i * pitch + f];
-        });
+        results<T>(
+            whole, member, 0, problem.n, [&](int64_t i, int64_t f) __attribute__((always_inline)) {
+                if (f == d) return ((const T*)row_totals)[i] + together(key_totals[i]);
+                return row_sums[i * pitch + f] + key_sums[i * pitch + f];
+            });
     }
 
     // Output and logsumexp of the tokens of a block.
     void write(const Problem& whole, int64_t member, int64_t block) const {
-        results<double>(whole, member, start(block), start(block) + tokens(block),
-                        [&](int64_t i, int64_t f) __attribute__((always_inline)) {
-                            const int64_t at = i * (d + 1) + f;
-                            return problem.others ? problem.sums[at] + problem.others[at] : problem.sums[at];
-                        });
+        results<double>(
+            whole, member, start(block),
+            start(block) + tokens(block), [&](int64_t i, int64_t f) __attribute__((always_inline)) {
+                const int64_t at = i * (d + 1) + f;
+                return problem.others ? problem.sums[at] + problem.others[at] : problem.sums[at];
+            });
     }
 
 private:
@@ -194,8 +211,8 @@ private:
 
     template <int KB>
     ATTRACTOR_INLINE void score(const V* packed, int64_t other, const V* start, V* tile) const {
-        score_block<T, wide_columns, KB, 0, false, int(pitch_of_tile), true>(packed, key_of(other), stride, d, nullptr, start, tile,
-                                                                             nullptr);
+        score_block<T, wide_columns, KB, 0, false, int(pitch_of_tile), true>(packed, key_of(other), stride, d, nullptr,
+                                                                             start, tile, nullptr);
     }
 
     void weigh(int64_t first, int64_t rows, int64_t other, int64_t keys) const {
@@ -206,8 +223,7 @@ private:
             const V* packed = rows_of(first + i);
             V* tile = weights + i / W;
             int64_t j = 0;
-            for (; j + block <= keys; j += block)
-                score<block>(packed, other + j, start, tile + j * pitch_of_tile);
+            for (; j + block <= keys; j += block) score<block>(packed, other + j, start, tile + j * pitch_of_tile);
             for (; j < keys; j++) score<1>(packed, other + j, start, tile + j * pitch_of_tile);
         }
         if (used == side) return exp2_all<T, Domain::below>(weights, keys * pitch_of_tile);
@@ -231,7 +247,8 @@ private:
                 }
                 if constexpr (both) of_keys[j] += sum;
             }
-            for (int64_t column = 0; column < wide_columns && i + column * W < rows; column++) of_rows[i / W + column] += sums[column];
+            for (int64_t column = 0; column < wide_columns && i + column * W < rows; column++)
+                of_rows[i / W + column] += sums[column];
         }
     }
 

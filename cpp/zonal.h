@@ -1,11 +1,14 @@
-// Sums over tokens of zonal kernels on the circle and the 2-sphere, by harmonics; attractor/engines/spectral has the mathematics.
+// Sums over tokens of zonal kernels on the circle and the 2-sphere, by harmonics; attractor/engines/spectral has the
+// mathematics.
 //
-// A harmonic is Q_lm(z) (x + iy)^m: no angles, no poles. On the sphere the polynomials of one m follow from each other by
+// A harmonic is Q_lm(z) (x + iy)^m: no angles, no poles. On the sphere the polynomials of one m follow from each other
+// by
 //
 //   Q_{l+1} = step_lm z Q_l - Q_{l-1},    Q_m = 1,  Q_{m-1} = 0,
 //
-// a scaling chosen so that one number per (l, m) is read and one fused multiply-add waits for the last; on the circle l = m only.
-// The polynomial grows as fast as the power falls near the poles, and both stay numbers for all orders that are used.
+// a scaling chosen so that one number per (l, m) is read and one fused multiply-add waits for the last; on the circle l
+// = m only. The polynomial grows as fast as the power falls near the poles, and both stay numbers for all orders that
+// are used.
 #pragma once
 
 #include "exp2.h"
@@ -21,7 +24,9 @@ constexpr int gathered = 4;
 constexpr int spread = 2;
 constexpr int64_t tokens_per_flush = 4096;  // sums run over so many tokens, then over these
 
-ATTRACTOR_INLINE int64_t place(const Harmonics& basis, int64_t m) { return basis.dim == 3 ? m * (basis.stride + 1) : m; }
+ATTRACTOR_INLINE int64_t place(const Harmonics& basis, int64_t m) {
+    return basis.dim == 3 ? m * (basis.stride + 1) : m;
+}
 ATTRACTOR_INLINE int64_t places(const Harmonics& basis) {
     return basis.dim == 3 ? (basis.order + 1) * basis.stride : basis.order + 1;
 }
@@ -38,7 +43,8 @@ ATTRACTOR_INLINE void unit_vectors(const Harmonics& basis, int64_t start, int64_
     }
 }
 
-// sums[l][re, im] += sum of Q_lm weighted by `turned` = weight (x + iy)^m, two degrees at a time: they share their operands.
+// sums[l][re, im] += sum of Q_lm weighted by `turned` = weight (x + iy)^m, two degrees at a time: they share their
+// operands.
 template <int NV>
 ATTRACTOR_INLINE void gather_degrees(const double* step, int64_t count, const Doubles (&z)[NV], const Doubles (&re)[NV],
                                      const Doubles (&im)[NV], Doubles* sums) {
@@ -98,8 +104,10 @@ inline void gather(const Harmonics& basis, int64_t start, int64_t stop, double* 
             const int64_t last = least(first + tokens_per_flush, stop);
             for (int64_t index = 0; index < count; index++) sums[index] = Doubles{};
             for (int64_t token = first; token < last; token += group) {
-                if (basis.dim == 3) gather_group<true>(basis, weights, token, least(group, last - token), sums);
-                else gather_group<false>(basis, weights, token, least(group, last - token), sums);
+                if (basis.dim == 3)
+                    gather_group<true>(basis, weights, token, least(group, last - token), sums);
+                else
+                    gather_group<false>(basis, weights, token, least(group, last - token), sums);
             }
             for (int64_t index = 0; index < count; index++) {
                 double total = 0.0;
@@ -156,7 +164,8 @@ void evaluate(const Harmonics& basis, const double* series, const Doubles (&at)[
 
 // Registers: one vector of tokens and four channels, or two and one or two channels.
 template <int C>
-ATTRACTOR_INLINE void evaluate_both(const Harmonics& basis, const double* series, const Doubles (&at)[3][spread], Doubles* value) {
+ATTRACTOR_INLINE void evaluate_both(const Harmonics& basis, const double* series, const Doubles (&at)[3][spread],
+                                    Doubles* value) {
     static_assert(spread == 2, "the vectors of a group are two");
     if (basis.dim != 3) return evaluate<false, 2, C>(basis, series, at, 0, value);
     if constexpr (C <= 2) return evaluate<true, 2, C>(basis, series, at, 0, value);
@@ -164,7 +173,8 @@ ATTRACTOR_INLINE void evaluate_both(const Harmonics& basis, const double* series
 }
 
 // m_i e^{<q_i, k_i> - level}, what a token adds to its own normaliser; 0 where it has no key of its own.
-ATTRACTOR_INLINE void own_terms(const Harmonics& basis, const Rows& rows, int64_t start, int64_t count, Doubles (&own)[spread]) {
+ATTRACTOR_INLINE void own_terms(const Harmonics& basis, const Rows& rows, int64_t start, int64_t count,
+                                Doubles (&own)[spread]) {
     double* to = (double*)own;
     for (int64_t row = 0; row < spread * lanes; row++) {
         const int64_t i = start + row;

@@ -230,7 +230,7 @@ def run_distributed(problem: Problem, group: ProcessGroup) -> Results | None:
     if problem.v is None or not problem.keys:
         return None
     call = _Call(problem)
-    bytes = call.kernel.room()
+    bytes = call.kernel.shared_bytes()
     shared = group.shared_memory(bytes) if bytes else None
     if shared is None:
         few = bytes and problem.v.shape[-1] <= EXCHANGED
@@ -244,10 +244,9 @@ def run_distributed(problem: Problem, group: ProcessGroup) -> Results | None:
             total += part
         return finish(total)
     if shared.handle is None:
-        memory = shared.memory
-        shared.handle = module().Shared(memory.data_ptr(), memory.numel(), shared.rank, shared.size, shared.monitor)
+        shared.handle = module().SharedMemory(shared.memory.numpy(), shared.rank, shared.size, shared.monitor)
     try:
-        complete = call.kernel.together(shared.handle)
+        complete = call.kernel.attend_shared(shared.handle)
     except TimeoutError as error:
         raise group.lost(error) from None
     if not complete:
@@ -267,12 +266,11 @@ def _partial_sums(call: _Call, problem: Problem, part: int, parts: int) -> tuple
     assert problem.v is not None
     padded = -(-problem.keys // PADDING) * PADDING
     sums = torch.zeros((call.members, problem.v.shape[-1] + 1, padded), dtype=torch.float64)
-    if not call.kernel.share(part, parts, sums.data_ptr()):
+    if not call.kernel.partial_sums(part, parts, sums.numpy()):
         return None
 
     def finish(total: Tensor) -> Results:
-        total = total.contiguous()
-        call.kernel.settle(total.data_ptr())
+        call.kernel.finish(total.contiguous().numpy())
         return call.output, call.logsumexp
 
     return sums, finish

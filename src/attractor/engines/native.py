@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,71 +11,76 @@ from torch import Tensor
 
 from attractor.engines import fused as kernels
 
-AXES = 3  # dimensions up to which the cells around a cell are few
+AXES = 3  # dimensions up to which a cell has few neighbouring cells
+
+reason = kernels.reason  # why the compiled code does not work here; empty if it does
+FLAGS: dict[str, int] = (
+    {} if reason else kernels.module().native_loop_flags
+)  # bits of a member's flags (cpp/native_loop.h)
+RULES: dict[str, int] = {} if reason else kernels.module().native_loop_rules  # numbers of the termination rules
 
 
 def cell_mates(points: np.ndarray, tolerance: float) -> np.ndarray | None:
-    """Pairs of rows of (n, d) in a common cell; None where this way does not serve."""
+    """Pairs of rows of (n, d) in a common cell; None where the search by cells does not apply."""
     return _search("cell_mates", points, tolerance)
 
 
 def mutual_pairs(points: np.ndarray, tolerance: float) -> np.ndarray | None:
-    """Pairs of rows of (n, d) that are each other's nearest; None where this way does not serve."""
+    """Pairs of rows of (n, d) that are each other's nearest; None where the search by cells does not apply."""
     return _search("mutual_pairs", points, tolerance)
 
 
 def _search(name: str, points: np.ndarray, tolerance: float) -> np.ndarray | None:
     n, axes = points.shape
-    if kernels.reason or not n or not 1 <= axes <= AXES:
+    if reason or not n or not 1 <= axes <= AXES:
         return None
     points = np.ascontiguousarray(points, dtype=np.float64)
     pairs = np.empty((n // 2, 2), dtype=np.int64)
-    search = getattr(kernels.module(), name)
-    count = search(points.ctypes.data, n, axes, tolerance, torch.get_num_threads(), pairs.ctypes.data)
+    count = getattr(kernels.module(), name)(points, tolerance, torch.get_num_threads(), pairs)
     return None if count < 0 else pairs[:count]
 
 
-reason = kernels.reason  # why there is no native loop, or nothing
-
-LOOK, ARRIVED, FAILED, LOCATED, ENTERED = 1, 2, 4, 8, 16  # bits of a member's flags; cpp/march.h
-
-
 class Loop:
-    """The fields of ``March`` in ``cpp/march.h``; arrays given here are kept alive until others take their place."""
+    """The compiled integration loop: ``NativeLoop`` in ``cpp/native_loop.h``."""
 
     def __init__(self) -> None:
-        self._march: Any = kernels.module().March()
-        self._arrays: dict[str, Tensor | np.ndarray] = {}
+        self._loop: Any = kernels.module().NativeLoop()
 
     def set(self, **numbers: float) -> None:
-        """Fields that are numbers."""
+        """Set fields that are numbers."""
         for name, number in numbers.items():
-            setattr(self._march, name, number)
+            setattr(self._loop, name, number)
 
-    def hold(self, **arrays: Tensor | np.ndarray) -> None:
-        """Fields that are arrays, which must be contiguous."""
-        self._arrays |= arrays
-        for name, array in arrays.items():
-            # by type and not by isinstance, which is slow for tensors
-            if type(array) is np.ndarray:
-                setattr(self._march, name, array)
-            else:
-                assert array.is_contiguous(), name  # type: ignore[union-attr]
-                setattr(self._march, name, array.data_ptr())  # type: ignore[union-attr]
+    def set_arrays(self, **arrays: Tensor | np.ndarray | None) -> None:
+        """Set fields that are arrays, which the loop reads and writes in place; None removes one.
+
+        Arrays must be contiguous and of the type of their field; their shapes are checked by ``run``.
+        """
+        # by type and not by isinstance, which is slow for tensors
+        self._loop.set_arrays(
+            **{
+                name: array if array is None or type(array) is np.ndarray else array.numpy()  # type: ignore[union-attr]
+                for name, array in arrays.items()
+            }
+        )
 
     def set_method(self, order: int, rows: tuple[list[Any], ...]) -> None:
-        """The tableau of a method: see ``set_tableau`` in ``cpp/march.cpp``."""
-        self._march.set_tableau(order, *rows)
+        """The tableau of a method: see ``set_tableau`` in ``cpp/native_loop.cpp``."""
+        self._loop.set_tableau(order, *rows)
 
-    def set_rules(self, order: list[int]) -> None:
-        """Which rules are asked, in their order: 0 consensus, 1 collapse, 2 steady."""
-        self._march.set_order(order)
+    def set_rules(self, rules: Sequence[tuple[str, float]]) -> None:
+        """Termination rules (name, tolerance) in the order of their checks."""
+        self._loop.set_rules(rules)
+
+    def set_space(self, name: str) -> None:
+        """The space: euclidean, sphere or ellipsoid."""
+        self._loop.set_space(name)
 
     @property
     def parts(self) -> int:
-        """Parts of the polynomial inside a step."""
-        return self._march.parts
+        """Number of parts of a step's dense output polynomial."""
+        return self._loop.parts
 
     def run(self, seconds: float) -> None:
-        """Steps of all members, until each has made its attempts, or must be looked at, or the time is over."""
-        kernels.module().run(self._march, kernels.instruction_set(), torch.get_num_threads(), seconds)
+        """Advance all members until each has made its attempts or needs a check, or the time is over."""
+        self._loop.run(kernels.instruction_set(), torch.get_num_threads(), seconds)

@@ -16,7 +16,20 @@ from attractor.engines import MODES, native
 from attractor.laws import Attention, Kernel
 from attractor.solvers.step_control import GROW, SAFETY, SHRINK
 from attractor.solvers.steppers.stepper import Inside
-from attractor.solvers.termination import NOISE, PATIENCE, REST, Collapse, Consensus, Steady
+from attractor.solvers.termination import (
+    CALM_GROWTH,
+    FAILED_SPACINGS,
+    LEAST_MOVE,
+    LEAST_TIME,
+    NOISE,
+    PATIENCE,
+    REST,
+    TINY,
+    UNRESOLVED_SPACINGS,
+    Collapse,
+    Consensus,
+    Steady,
+)
 from attractor.spaces import Ellipsoid, Euclidean, Sphere
 from attractor.states import Tokens
 
@@ -24,8 +37,8 @@ if TYPE_CHECKING:
     from attractor.solvers.integration import Integration, Plan
     from attractor.solvers.merging import Merger
 
-RULES, NAMES = (Consensus, Collapse, Steady), ("consensus", "collapse", "steady")  # numbered as in cpp/watch.h
-SPACES = (Euclidean, Sphere, Ellipsoid)  # numbered as in cpp/march.h
+RULES = (Consensus, Collapse, Steady)
+SPACES = {Euclidean: "euclidean", Sphere: "sphere", Ellipsoid: "ellipsoid"}
 FEATURES = 32  # of tokens and of heads: above, matrix products are the work, and libraries do them better
 LARGEST = 1024  # tokens of a system: above, Python takes no time beside the evaluations
 
@@ -70,14 +83,14 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
     """All that does not change while a run marches."""
     assert plan.stepper.coefficients is not None
     loop.set_method(plan.stepper.error_order, plan.stepper.coefficients)
-    kinds = [RULES.index(type(rule)) for rule in plan.rules]  # type: ignore[arg-type]
-    loop.set_rules(kinds)
-    loop.set(**{NAMES[kind]: rule.tolerance for kind, rule in zip(kinds, plan.rules, strict=True)})  # type: ignore[attr-defined]
+    loop.set_rules([(rule.name, rule.tolerance) for rule in plan.rules])  # type: ignore[attr-defined]
     loop.set(
         start=plan.start, end=plan.until, rtol=plan.rtol, atol=plan.atol, first_step=plan.step or 0.0, bound=plan.bound
     )
     loop.set(safety=SAFETY, shrink=SHRINK, grow=GROW)
-    loop.set(noise=NOISE, patience=float(PATIENCE), enough_rest=float(REST))
+    loop.set(noise=NOISE, patience=float(PATIENCE), enough_rest=float(REST), calm_growth=CALM_GROWTH, tiny=TINY)
+    loop.set(least_time=LEAST_TIME, least_move=LEAST_MOVE)
+    loop.set(unresolved_spacings=UNRESOLVED_SPACINGS, failed_spacings=FAILED_SPACINGS)
     law = plan.law
     assert isinstance(law, Attention)
     kernel = law.kernel
@@ -86,9 +99,10 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
     loop.set(mode=MODES.index(kernel.mode), squared=not kernel.bilinear, scale=law.scale)
     loop.set(averaged=not kernel.normalised, bias=kernel.score_bias)
     loop.set(skip_self=skip_self and law._value_scalars is not None)
-    loop.set(space=SPACES.index(type(plan.space)), radius=getattr(plan.space, "radius", 1.0))  # type: ignore[arg-type]
+    loop.set_space(SPACES[type(plan.space)])  # type: ignore[index]
+    loop.set(radius=getattr(plan.space, "radius", 1.0))
     if isinstance(plan.space, Ellipsoid):
-        loop.hold(matrix=plan.space.W.to(torch.float64).contiguous())
+        loop.set_arrays(matrix=plan.space.W.to(torch.float64).contiguous())
 
 
 def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
@@ -98,44 +112,33 @@ def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
     if known is None or known[0] != contents:  # parameters may be changed in place
         _known[law] = known = (contents, *_parameters(law))
     _, arrays, numbers = known
-    loop.hold(**arrays)
+    loop.set_arrays(**arrays)
     loop.set(**numbers)
     hide = {} if law.mask is None else law.mask.hide(tokens)
     window, visible = hide.get("window"), hide.get("visible")
     loop.set(causal=hide.get("causal", False), window=0 if window is None else min(window, 2 * tokens.n))
-    if visible is not None:
-        visible = visible.reshape(-1, tokens.n, tokens.n).contiguous()
-        loop.hold(visible=visible)
-        loop.set(visible_stride=0 if len(visible) == 1 else tokens.n**2)
+    loop.set_arrays(visible=None if visible is None else visible.reshape(-1, tokens.n, tokens.n).contiguous())
 
 
-_known: WeakKeyDictionary[Attention, tuple[tuple[bytes, ...], dict[str, np.ndarray], dict[str, float]]] = (
+_known: WeakKeyDictionary[Attention, tuple[tuple[bytes, ...], dict[str, np.ndarray | None], dict[str, float]]] = (
     WeakKeyDictionary()
 )
 
 
-def _parameters(law: Attention) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Arrays and numbers that the loop is told of a law."""
+def _parameters(law: Attention) -> tuple[dict[str, np.ndarray | None], dict[str, float]]:
+    """Arrays and numbers of a law, as the loop takes them."""
     query, key, value = (_four(matrix) for matrix in (law.query, law.key, law.value))
-    _, heads, e, d = query.shape
-    diagonal = e == d and _diagonal(query) and _diagonal(key)
+    diagonal = query.shape[-2] == query.shape[-1] and _diagonal(query) and _diagonal(key)
     uniform = diagonal and _uniform(query) and _uniform(key)
-    arrays = {"query": query, "key": key}
-    numbers = {"heads": heads, "e": e, "query_stride": _stride(query), "diagonal": diagonal, "uniform": uniform}
-    if law._value_scalars is None:
-        return {**arrays, "value": value}, {**numbers, "value_stride": _stride(value)}
-    factors = np.ascontiguousarray(value[..., 0, 0])
-    return {**arrays, "factors": factors}, {**numbers, "factor_stride": _stride(factors)}
+    scalars = None if law._value_scalars is None else np.ascontiguousarray(value[..., 0, 0])
+    arrays = {"query": query, "key": key, "value": value if scalars is None else None, "factors": scalars}
+    return arrays, {"diagonal": diagonal, "uniform": uniform}
 
 
 def _four(matrix: Tensor) -> np.ndarray:
     """(members or 1, heads, rows, d)."""
     array = np.ascontiguousarray(matrix.detach().numpy(), dtype=np.float64)
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
-
-
-def _stride(array: np.ndarray) -> int:
-    return 0 if len(array) == 1 else array[0].size
 
 
 def _uniform(matrix: np.ndarray) -> bool:
@@ -175,9 +178,8 @@ class Burst:
         self.known: tuple[object, object] = (None, None)  # the law and the positions that the loop was given
         set_plan(self.loop, run.plan, run.field.skip_self)
         recorder = run.recorder
-        saves, columns, n, _ = recorder.points.shape
-        self.loop.hold(save_times=np.ascontiguousarray(recorder.times), saved=recorder.points)
-        self.loop.set(saves=saves, columns=columns, n=n, named_times=recorder.explicit)
+        self.loop.set_arrays(save_times=np.ascontiguousarray(recorder.times), saved=recorder.points)
+        self.loop.set(named_times=recorder.explicit)
 
     def advance(self, seconds: float) -> Stops:
         """Steps of every member, for about as long; one attempt each if there is no time."""
@@ -185,7 +187,7 @@ class Burst:
         seconds = min(seconds, plan.max_seconds - (clock.perf_counter() - watch.opened[0]))
         flags, taken = self._go(self._attempts(seconds), seconds)
         entered, look, failed, arrived = (
-            (flags & bit) > 0 for bit in (native.ENTERED, native.LOOK, native.FAILED, native.ARRIVED)
+            (flags & native.FLAGS[name]) > 0 for name in ("at_start", "check", "failed", "arrived")
         )
         return Stops(entered, look & ~entered, failed, arrived, taken)
 
@@ -212,10 +214,10 @@ class Burst:
         counts = np.full(members, width) if merger is None else merger.alive.numpy().sum(1)
         flags, *spent = np.zeros((4, members), dtype=np.int64)
         inside = torch.empty(members, 1 + loop.parts, width, d, dtype=torch.float64)
-        loop.set(members=members, width=width, d=d, attempts=attempts, fresh=not run.h.any())
-        loop.hold(y=y, f=f, anchor=anchor, counts=counts, flags=flags, taken=taken, inside=inside)
-        loop.hold(evaluations=spent[0], accepted=spent[1], rejected=spent[2], **state, **watched)
-        loop.hold(who=run.who, next=followed, noted=self._noted(), size=run.watch.size[run.who])
+        loop.set(attempts=attempts, fresh=not run.h.any())
+        loop.set_arrays(y=y, f=f, anchor=anchor, counts=counts, flags=flags, taken=taken, inside=inside)
+        loop.set_arrays(evaluations=spent[0], accepted=spent[1], rejected=spent[2], **state, **watched)
+        loop.set_arrays(who=run.who, next=followed, noted=self._noted(), size=run.watch.size[run.who])
         carried = None if merger is None else Carried(merger, loop, y)
         loop.run(seconds)
 
@@ -229,11 +231,11 @@ class Burst:
         run.engines.add("native")
         if carried is not None:
             # where all have arrived nobody asks for the rows again
-            width = carried.back(counts, over=bool((flags == native.ARRIVED).all()))
+            width = carried.back(counts, over=bool((flags == native.FLAGS["arrived"]).all()))
             run.field.masses = carried.merger.masses
         run.y, run.f, run.watch.anchor = (_rows(points, width) for points in (y, f, anchor))
         run.history.restart(run.y, run.f)
-        located = bool((flags & native.LOCATED).any())
+        located = bool((flags & native.FLAGS["interpolated"]).any())
         run.interpolant = partial(_polynomial, taken, inside[:, :, :width]) if located else None
         return flags, taken
 
@@ -245,19 +247,16 @@ class Burst:
             self.known = (field.law, field.positions)
             set_law(loop, field.law, Tokens.trusted(run.y, None, field.positions))  # type: ignore[arg-type]
         if run.merger is None and field.masses is not None:
-            masses = field.masses.contiguous()
-            loop.hold(masses=masses)
-            loop.set(mass_stride=masses.shape[-1] if masses.ndim > 1 else 0)
+            loop.set_arrays(masses=field.masses.reshape(-1, field.masses.shape[-1]).contiguous())
 
     def _noted(self) -> np.ndarray:
         """The rule that was seen of each member, by its number, or -1."""
         noted = np.full(len(self.run.who), -1)
         if not self.run.watch.noted:
             return noted
-        names = [rule.name for rule in RULES]
         for row, member in enumerate(self.run.who):
             outcome = self.run.watch.noted.get(int(member))
-            noted[row] = -1 if outcome is None else names.index(outcome.name)
+            noted[row] = -1 if outcome is None else native.RULES[outcome.name]
         return noted
 
 
@@ -276,10 +275,10 @@ class Carried:
         self.times, self.weights = np.empty((2, members, width))
         self.left, self.right = np.empty((2, members, width), dtype=np.int64)
         nodes = np.array([merger.n + len(merger.forest[member]) for member in merger.who])
-        loop.set(merge=merger.tolerance, mass_stride=width)
-        loop.hold(masses=self.masses, near_anchor=self.anchor, slack=self.slack, merges=self.merges)
-        loop.hold(row_of=self.row_of, node_of=self.node_of, nodes=nodes)
-        loop.hold(log_time=self.times, log_mass=self.weights, log_left=self.left, log_right=self.right)
+        loop.set(merge=merger.tolerance)
+        loop.set_arrays(masses=self.masses, near_anchor=self.anchor, slack=self.slack, merges=self.merges)
+        loop.set_arrays(row_of=self.row_of, node_of=self.node_of, nodes=nodes)
+        loop.set_arrays(log_time=self.times, log_mass=self.weights, log_left=self.left, log_right=self.right)
 
     def back(self, counts: np.ndarray, over: bool) -> int:
         """Give the merger what became of it; how many rows are left, or lie there still if the run is over."""

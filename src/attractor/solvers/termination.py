@@ -78,7 +78,7 @@ class Consensus(Rule):
         points = view.points.detach()
         # twice the distance to any one token bounds the diameter; row 0 always stands for a token
         gap = 2.0 * view.largest(torch.linalg.vector_norm(points - points[:, :1], dim=-1))
-        return gap / (self.tolerance * np.maximum(view.norms(), 1e-300))
+        return gap / (self.tolerance * np.maximum(view.norms(), TINY))
 
     def message(self, view: View, index: int) -> str:
         return f"all tokens came together, within {self.tolerance:.3g} of each other"
@@ -97,7 +97,7 @@ class Collapse(Rule):
     def measure(self, view: View) -> np.ndarray:
         with np.errstate(invalid="ignore"):  # both are infinite once squares overflow; NaN does not stop a run
             # tokens that pass through zero, or start there, are on their way elsewhere: they must be slow as well
-            return np.maximum(view.norms(), view.speeds()) / (self.tolerance * np.maximum(view.size, 1e-300))
+            return np.maximum(view.norms(), view.speeds()) / (self.tolerance * np.maximum(view.size, TINY))
 
     def message(self, view: View, index: int) -> str:
         return f"all tokens went to zero: no norm is above {self.tolerance:.3g} of the largest at the start"
@@ -116,7 +116,7 @@ class Steady(Rule):
 
     def measure(self, view: View) -> np.ndarray:
         left = np.maximum(view.until - view.t, 1.0)
-        return view.speeds() * left / (self.tolerance * np.maximum(view.norms(), 1e-300))
+        return view.speeds() * left / (self.tolerance * np.maximum(view.norms(), TINY))
 
     def message(self, view: View, index: int) -> str:
         speed, time = float(view.speeds()[index]), float(view.t[index])
@@ -165,12 +165,17 @@ def rules_from(
     return rules
 
 
+TINY = 1e-300  # least norm that is divided by
 PATIENCE = 5  # steps in a row a run must look steady
 BISECTIONS = 60
 ROUNDING = 1e-14  # speed that cannot be told from rest
 STILL = 1e-9  # way, relative to its size, that a limit at rest may still go
 REST = 50  # steps for which a run must have stayed in one place to be called steady
 NOISE = 10.0  # what counts as one place, in tolerances
+CALM_GROWTH = 1.5  # factor by which the speed of a steady run may grow from one step to the next
+LEAST_TIME = 1e-12  # time whose floating-point spacing is the least that steps are compared with
+LEAST_MOVE = 1e-15  # relative move of a token below which a step does nothing
+UNRESOLVED_SPACINGS, FAILED_SPACINGS = 4.0, 16.0  # shortest accepted step, and step size, in spacings of the time
 
 
 class Termination:
@@ -232,7 +237,7 @@ class Termination:
 
     def _patient(self, measure: np.ndarray, accepted: np.ndarray) -> np.ndarray:
         """A run is steady after several steps in a row whose speeds are small and do not grow."""
-        calm = (measure <= 1.0) & (measure <= 1.5 * self.last)
+        calm = (measure <= 1.0) & (measure <= CALM_GROWTH * self.last)
         self.streak = np.where(accepted, np.where(calm, self.streak + 1, 0), self.streak)
         self.last = np.where(accepted, measure, self.last)
         return self.streak >= PATIENCE
@@ -319,7 +324,7 @@ class Termination:
 
     def _check_bound(self, view: View, accepted: np.ndarray, taken: np.ndarray) -> None:
         run = self.run
-        unresolved = (taken > 0) & (taken < 4.0 * np.spacing(np.maximum(np.abs(run.t), 1e-12)))
+        unresolved = (taken > 0) & (taken < UNRESOLVED_SPACINGS * np.spacing(np.maximum(np.abs(run.t), LEAST_TIME)))
         for row in np.flatnonzero(accepted & unresolved):
             outcome = self._blow_up(int(row))
             if outcome is not None:
@@ -334,8 +339,8 @@ class Termination:
         """Blow-up, if norms grow at a rate that time cannot resolve."""
         run, time = self.run, float(self.run.t[row])
         x, v = run.y[row].detach(), run.f[row].detach()
-        size = x.abs().amax().clamp_min(1e-300)
-        growth = float((((x / size) * (v / size)).sum(-1) / ((x / size) ** 2).sum(-1).clamp_min(1e-300)).max())
+        size = x.abs().amax().clamp_min(TINY)
+        growth = float((((x / size) * (v / size)).sum(-1) / ((x / size) ** 2).sum(-1).clamp_min(TINY)).max())
         if run.plan.space.curved or not growth * max(abs(time), 1e-6) > 1e6:
             return None
         return Outcome(
@@ -352,9 +357,9 @@ class Termination:
             view = self.view()
             # no step helps where the field is not finite; its squares may overflow before
             finite = torch.isfinite(run.f).flatten(1).all(1).cpu().numpy()
-            low = (run.h * view.speeds() < 1e-15 * view.norms()) | ~finite
+            low = (run.h * view.speeds() < LEAST_MOVE * view.norms()) | ~finite
         else:
-            low = run.h < 16.0 * np.spacing(np.maximum(np.abs(run.t), 1e-12))
+            low = run.h < FAILED_SPACINGS * np.spacing(np.maximum(np.abs(run.t), LEAST_TIME))
         for row in np.flatnonzero(rejected & (low if run.plan.adaptive else True)):
             run.finish(int(row), self._verdict(int(row)), run.y[row], float(run.t[row]))
 

@@ -1,5 +1,5 @@
 // Tokens by the cells of a lattice, and which of them are so close that they may become one: the search of merging.
-#include "cells.h"
+#include "neighbor_search.h"
 
 #include <algorithm>
 #include <atomic>
@@ -14,8 +14,9 @@ namespace attractor {
 namespace {
 
 constexpr int most_axes = 3;
-constexpr double widest = 0x1p37;  // cells along an axis: beyond, the rounding of a coordinate is no small part of a cell
-constexpr int64_t chunk = 4096;    // tokens of a task
+constexpr double widest =
+    0x1p37;                      // cells along an axis: beyond, the rounding of a coordinate is no small part of a cell
+constexpr int64_t chunk = 4096;  // tokens of a task
 
 int64_t chunks(int64_t n) { return (n + chunk - 1) / chunk; }
 
@@ -25,7 +26,9 @@ public:
     struct Entry {
         uint64_t cell;
         int64_t token;
-        bool operator<(const Entry& other) const { return cell != other.cell ? cell < other.cell : token < other.token; }
+        bool operator<(const Entry& other) const {
+            return cell != other.cell ? cell < other.cell : token < other.token;
+        }
     };
 
     const double* points;
@@ -35,7 +38,8 @@ public:
     uint64_t strides[most_axes] = {};  // from a cell to the next along an axis; 1 along the last
     bool made = false;                 // false: there are too many cells, or a coordinate is not finite
 
-    Cells(const double* points_, int64_t n_, int axes_, double size, int threads_) : points(points_), n(n_), axes(axes_), threads(threads_) {
+    Cells(const double* points_, int64_t n_, int axes_, double size, int threads_)
+        : points(points_), n(n_), axes(axes_), threads(threads_) {
         double low[most_axes], high[most_axes];
         if (!bounds(low, high)) return;
         int bits = 0, bits_of[most_axes];
@@ -56,7 +60,8 @@ public:
 
     template <class Run>
     void each_chunk(Run run) const {
-        parallel(chunks(n), threads, [&](int64_t task, int) { run(task, task * chunk, std::min(n, (task + 1) * chunk)); });
+        parallel(chunks(n), threads,
+                 [&](int64_t task, int) { run(task, task * chunk, std::min(n, (task + 1) * chunk)); });
     }
 
 private:
@@ -73,7 +78,8 @@ private:
                     const double x = points[i * axes + axis];
                     least = x < least ? x : least, most = x > most ? x : most, sum += x - x;
                 }
-                lows[size_t(task) * most_axes + size_t(axis)] = least, highs[size_t(task) * most_axes + size_t(axis)] = most;
+                lows[size_t(task) * most_axes + size_t(axis)] = least,
+                                                highs[size_t(task) * most_axes + size_t(axis)] = most;
                 if (!(sum == 0)) finite = false;
             }
         });
@@ -132,11 +138,13 @@ class Nearest {
 public:
     std::vector<int64_t> partners;
 
-    Nearest(const Cells& cells_, double tolerance) : cells(cells_), sorted(size_t(cells.n * cells.axes)), partners(size_t(cells.n), -1) {
+    Nearest(const Cells& cells_, double tolerance)
+        : cells(cells_), sorted(size_t(cells.n * cells.axes)), partners(size_t(cells.n), -1) {
         cells.each_chunk([&](int64_t, int64_t start, int64_t stop) {
             for (int64_t at = start; at < stop; at++)
                 for (int axis = 0; axis < cells.axes; axis++)
-                    sorted[size_t(at * cells.axes + axis)] = cells.points[cells.entries[size_t(at)].token * cells.axes + axis];
+                    sorted[size_t(at * cells.axes + axis)] =
+                        cells.points[cells.entries[size_t(at)].token * cells.axes + axis];
         });
         cells.each_chunk([&](int64_t, int64_t start, int64_t stop) {
             switch (cells.axes) {
@@ -157,7 +165,8 @@ private:
         uint64_t apart[rows];
         for (int row = 0; row < rows; row++) {
             apart[row] = 0;
-            for (int axis = 0, left = row; axis < D - 1; axis++, left /= 3) apart[row] += uint64_t(left % 3 - 1) * cells.strides[axis];
+            for (int axis = 0, left = row; axis < D - 1; axis++, left /= 3)
+                apart[row] += uint64_t(left % 3 - 1) * cells.strides[axis];
             const Cells::Entry target = {entries[size_t(start)].cell + apart[row] - 1, -1};
             from[row] = to[row] = std::lower_bound(entries.begin(), entries.end(), target) - entries.begin();
         }
@@ -183,7 +192,8 @@ private:
                     const Candidate pair = {square, std::min(token, there), std::max(token, there)};
                     if (pair < best) best = pair;
                 }
-            if (std::sqrt(best.square) < tolerance) partners[size_t(token)] = best.first == token ? best.second : best.first;
+            if (std::sqrt(best.square) < tolerance)
+                partners[size_t(token)] = best.first == token ? best.second : best.first;
         }
     }
 };
@@ -196,7 +206,8 @@ int64_t cell_mates(const double* points, int64_t n, int axes, double tolerance, 
     int64_t count = 0;
     for (int64_t at = 1; at < n; at++)
         if (cells.entries[size_t(at)].cell == cells.entries[size_t(at) - 1].cell) {
-            pairs[2 * count] = cells.entries[size_t(at) - 1].token, pairs[2 * count + 1] = cells.entries[size_t(at)].token;
+            pairs[2 * count] = cells.entries[size_t(at) - 1].token,
+                      pairs[2 * count + 1] = cells.entries[size_t(at)].token;
             count++, at++;
         }
     return count;

@@ -1,10 +1,14 @@
-// Memory that processes of one machine share, to compute one problem after the other as the threads of one process would.
+// Memory that processes of one machine share, to compute one problem after the other as the threads of one process
+// would.
 //
-// It has three areas that are taken in turn, and an area that nobody uses holds zeros. A problem has ended for a process when all
-// its tasks are done and every process has begun it. Then nobody reads the area of the problem before any more, and each process
-// clears its share of that one. It is wanted again two problems later; by then everyone has begun the problem between, and so
-// has cleared its share.
+// It has three areas that are taken in turn, and an area that nobody uses holds zeros. A problem has ended for a
+// process when all its tasks are done and every process has begun it. Then nobody reads the area of the problem before
+// any more, and each process clears its share of that one. It is wanted again two problems later; by then everyone has
+// begun the problem between, and so has cleared its share.
 #pragma once
+
+#include <sched.h>
+#include <time.h>
 
 #include <atomic>
 #include <chrono>
@@ -12,15 +16,13 @@
 #include <functional>
 #include <stdexcept>
 
-#include <sched.h>
-#include <time.h>
-
 namespace attractor {
 
-class Board {
+class SharedMemory {
 public:
     using Counter = std::atomic<int64_t>;
-    // Whether all processes are there, asked by one that has waited for so many seconds; false also means that it must not go on.
+    // Whether all processes are there, asked by one that has waited for so many seconds; false also means that it must
+    // not go on.
     using Alive = std::function<bool(double waited)>;
 
     struct Area {
@@ -29,13 +31,14 @@ public:
         double* sums;
     };
 
-    Board(char* memory_, int64_t bytes_, int rank_, int size_, Alive alive_)
+    SharedMemory(char* memory_, int64_t bytes_, int rank_, int size_, Alive alive_)
         : memory(memory_), bytes(bytes_ / 3 / line * line), rank(rank_), size(size_), alive(std::move(alive_)) {
-        static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8, "counters in shared memory must be plain numbers");
+        static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8,
+                      "counters in shared memory must be plain numbers");
     }
 
     // Bytes of all areas for a problem with so many turns and sums.
-    static int64_t room(int64_t turns, int64_t sums) { return 3 * (5 * line + (turns + sums) * 8); }
+    static int64_t bytes_for(int64_t turns, int64_t sums) { return 3 * (5 * line + (turns + sums) * 8); }
 
     Area begin(int64_t turns, int64_t sums) {
         int64_t& used = dirty[problem % 3];
@@ -49,10 +52,12 @@ public:
         return area;
     }
 
-    // Wait until everyone has come so far; false if someone is gone. The sums may be read until the next problem begins.
+    // Wait until everyone has come so far; false if someone is gone. The sums may be read until the next problem
+    // begins.
     bool end(const Area& area, int64_t tasks) {
         const bool fine = wait([&] {
-            return area.done->load(std::memory_order_acquire) == tasks && area.begun->load(std::memory_order_acquire) == size;
+            return area.done->load(std::memory_order_acquire) == tasks &&
+                   area.begun->load(std::memory_order_acquire) == size;
         });
         if (!fine) return false;
         problem++;

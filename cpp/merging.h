@@ -1,4 +1,5 @@
-// Coinciding tokens of one member become one weighted token: solvers/merging.py for a small system, pairs searched along one coordinate.
+// Merging of coinciding tokens of one member into weighted tokens (solvers/merging.py); pairs are searched along one
+// coordinate.
 #pragma once
 
 #include "step.h"
@@ -6,46 +7,46 @@
 namespace attractor::ATTRACTOR_ISA {
 
 template <int D>
-struct Gather {
-    const March& march;
+struct Merging {
+    const NativeLoop& loop;
     Field<D>& field;
     const int64_t member;
     int64_t count_before = 0;       // tokens at the end of the step, before they merged
     double *masses_before, *share;  // share of an old row in the new row `target`
     int64_t *target, *neighbour, *place, *order, *row_of, *node_of;
     double *distance, *part;
-    double *points_anchor;
+    double* points_anchor;
 
-    static int64_t room(const March& m) { return m.merge > 0 ? 8 * Arena::padded(m.width) : 0; }
+    static int64_t room(const NativeLoop& m) { return m.merge > 0 ? 8 * Arena::padded(m.width) : 0; }
 
-    Gather(const March& m, Field<D>& field_, int64_t row, Arena& arena) : march(m), field(field_), member(row) {
+    Merging(const NativeLoop& m, Field<D>& field_, int64_t row, Arena& arena) : loop(m), field(field_), member(row) {
         if (!(m.merge > 0)) return;
         masses_before = arena.take(m.width), share = arena.take(m.width), distance = arena.take(m.width);
         part = arena.take(m.width);
-        target = (int64_t*)arena.take(m.width), neighbour = (int64_t*)arena.take(m.width);
-        place = (int64_t*)arena.take(m.width), order = (int64_t*)arena.take(m.width);
+        target = arena.take<int64_t>(m.width), neighbour = arena.take<int64_t>(m.width);
+        place = arena.take<int64_t>(m.width), order = arena.take<int64_t>(m.width);
         row_of = m.row_of + row * m.n, node_of = m.node_of + row * m.width;
         points_anchor = m.near_anchor + row * m.width * m.d;
     }
 
-    // Merge what has come together, round after round. True if anything did: then masses and slopes are others.
+    // Merge close tokens in rounds. Returns whether any merged: then masses and slopes have changed.
     bool operator()(double* y, double t) {
-        if (!(march.merge > 0) || !may_be_close(y)) return false;
+        if (!(loop.merge > 0) || !may_be_close(y)) return false;
         count_before = field.count;
         for (int64_t i = 0; i < field.count; i++) masses_before[i] = field.masses[i], target[i] = i, share[i] = 1;
         bool merged = false;
         while (field.count > 1) {
             const double gap = search(y);
             __builtin_memcpy(points_anchor, y, sizeof(double) * size_t(field.count * field.dim()));
-            march.slack[member] = gap - march.merge;
+            loop.slack[member] = gap - loop.merge;
             if (!join(y, t)) return merged;
             merged = true;
         }
-        march.slack[member] = infinity<double>;
+        loop.slack[member] = infinity<double>;
         return merged;
     }
 
-    // An array of the rows before, after the merge; no retraction.
+    // Combine the rows of an array as the tokens were merged, without retraction.
     void shrink(double* array, double* room) const {
         const int64_t d = field.dim();
         for (int64_t index = 0; index < field.count * d; index++) room[index] = 0;
@@ -62,7 +63,7 @@ private:
             const double square = apart(y + i * field.dim(), points_anchor + i * field.dim());
             moved = square > moved ? square : moved;
         }
-        return 2 * __builtin_sqrt(moved) >= march.slack[member];
+        return 2 * __builtin_sqrt(moved) >= loop.slack[member];
     }
 
     ATTRACTOR_INLINE double apart(const double* a, const double* b) const {
@@ -88,14 +89,15 @@ private:
             for (int64_t i = gap; i < count; i++) {
                 const int64_t here = order[i];
                 int64_t j = i;
-                for (; j >= gap && y[order[j - gap] * d + axis] > y[here * d + axis]; j -= gap) order[j] = order[j - gap];
+                for (; j >= gap && y[order[j - gap] * d + axis] > y[here * d + axis]; j -= gap)
+                    order[j] = order[j - gap];
                 order[j] = here;
             }
         return axis;
     }
 
-    // The nearest of the tokens that are close, for each that has any, and the smallest gap of all. Pairs further apart in one
-    // coordinate than that, and than the tolerance, are passed over.
+    // The nearest of the tokens that are close, for each that has any, and the smallest gap of all. Pairs further apart
+    // in one coordinate than that, and than the tolerance, are passed over.
     double search(const double* y) {
         const int64_t d = field.dim(), axis = sort(y);
         for (int64_t i = 0; i < field.count; i++) distance[i] = infinity<double>, neighbour[i] = -1;
@@ -109,32 +111,32 @@ private:
                 if (square < distance[j]) distance[j] = square, neighbour[j] = i;
                 if (square >= least_gap) continue;
                 least_gap = square;
-                reach = __builtin_sqrt(square) > march.merge ? __builtin_sqrt(square) : march.merge;
+                reach = __builtin_sqrt(square) > loop.merge ? __builtin_sqrt(square) : loop.merge;
             }
         return __builtin_sqrt(least_gap);
     }
 
     bool mutual_at(int64_t i) const {
-        return neighbour[i] >= 0 && neighbour[neighbour[i]] == i && __builtin_sqrt(distance[i]) < march.merge;
+        return neighbour[i] >= 0 && neighbour[neighbour[i]] == i && __builtin_sqrt(distance[i]) < loop.merge;
     }
 
-    // Many tokens at one point all have the same few for a neighbour and would merge one by one: pair them as they come.
+    // Many tokens at one point all have the same nearest neighbour and would merge one by one: pair them in their order
+    // instead.
     void pair_crowd(const double* y) {
         const int64_t count = field.count, d = field.dim();
         int64_t close = 0, mutual = 0;
-        for (int64_t i = 0; i < count; i++)
-            close += __builtin_sqrt(distance[i]) < march.merge, mutual += mutual_at(i);
+        for (int64_t i = 0; i < count; i++) close += __builtin_sqrt(distance[i]) < loop.merge, mutual += mutual_at(i);
         if (8 * mutual >= close) return;
         for (int64_t i = 0; i < count; i++) neighbour[i] = -1;
         for (int64_t i = 0; i < count; i++)
             for (int64_t j = i + 1; neighbour[i] < 0 && j < count; j++) {
                 const double square = apart(y + i * d, y + j * d);
-                if (neighbour[j] >= 0 || !(__builtin_sqrt(square) < march.merge)) continue;
+                if (neighbour[j] >= 0 || !(__builtin_sqrt(square) < loop.merge)) continue;
                 neighbour[i] = j, neighbour[j] = i, distance[i] = distance[j] = square;
             }
     }
 
-    // Only mutual neighbours merge, so that a chain of tokens does not fall together at once.
+    // Only mutual neighbours merge, so that a chain of tokens does not merge at once.
     bool join(double* y, double t) {
         const int64_t count = field.count, d = field.dim();
         int64_t left = 0;
@@ -161,13 +163,13 @@ private:
     }
 
     void log(double t, int64_t keep, int64_t drop, double mass) {
-        const int64_t at = member * march.width + march.merges[member]++;
-        march.log_time[at] = t, march.log_mass[at] = mass;
-        march.log_left[at] = node_of[keep], march.log_right[at] = node_of[drop];
-        node_of[keep] = march.nodes[member]++;
+        const int64_t at = member * loop.width + loop.merges[member]++;
+        loop.log_time[at] = t, loop.log_mass[at] = mass;
+        loop.log_left[at] = node_of[keep], loop.log_right[at] = node_of[drop];
+        node_of[keep] = loop.nodes[member]++;
     }
 
-    // Rows that live come first.
+    // Move the remaining rows to the front.
     void renumber(double* y, int64_t left) {
         const int64_t count = field.count, d = field.dim();
         for (int64_t i = 0; i < count; i++) {
@@ -177,7 +179,7 @@ private:
         }
         auto now = [&](int64_t row) { return place[row] < 0 ? place[neighbour[row]] : place[row]; };
         for (int64_t i = 0; i < count_before; i++) share[i] *= part[target[i]], target[i] = now(target[i]);
-        for (int64_t i = 0; i < march.n; i++) row_of[i] = now(row_of[i]);
+        for (int64_t i = 0; i < loop.n; i++) row_of[i] = now(row_of[i]);
         for (int64_t i = left; i < count; i++) field.masses[i] = 0, node_of[i] = 0;
         field.count = left;
         field.retract(y);
