@@ -23,7 +23,7 @@ from benchmarks.racing import Contest, Settings, confined, hold
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from attractor.plotting.drawing import Still
+    from attractor.plotting.drawing import StaticFigure
 
 ROW, GROUP = 0.15, 0.34  # inches of a row, and of the name above a group of rows
 AXIS = 0.42  # inches of the axis below
@@ -37,12 +37,12 @@ CAPTION = (
 def draw(report: dict[str, Any], path: Path | None = None) -> Any:
     """The picture of a report as a figure, or the path it was written to."""
     from attractor.plotting import style
-    from attractor.plotting.drawing import Grid, Still, still_suffix, write_chart
+    from attractor.plotting.drawing import Grid, StaticFigure, static_suffix, write_chart
     from attractor.plotting.static import wrap
     from attractor.plotting.style import inches
 
     if path is not None:
-        still_suffix(path)
+        static_suffix(path)
     groups = {
         result["name"]: [entry for entry in result["contenders"] if entry["ratio"] is not None]
         for result in report["contests"]
@@ -50,13 +50,13 @@ def draw(report: dict[str, Any], path: Path | None = None) -> Any:
     groups = {name: entries for name, entries in groups.items() if entries}
     grown = [curve for curve in report["growth"] if curve["status"] == "timed"]
     variables = [name for name in LABELS if any(curve["variable"] == name for curve in grown)]
-    with style.applied():
+    with style.use_style():
         names = {name: wrap(name, inches(), size=6.5, bold=True) for name in groups}
         rows = sum(GROUP + 0.11 * (len(names[name]) - 1) + ROW * len(groups[name]) for name in groups)
         tall = rows + AXIS if groups else 0.0
         grid = Grid.of(len(variables) or 1, 1.5, left=0.55, gap=0.6)
         step = 2.1 + 0.19 * max((len([c for c in grown if c["variable"] == name]) for name in variables), default=0)
-        page = Still(_title(report), CAPTION if groups else "", tall + 0.15 + (step * grid.rows if variables else 0.0))
+        page = StaticFigure(_title(report), CAPTION if groups else "", tall + 0.15 + (step * grid.rows if variables else 0.0))
         if groups:
             _ratios(page, groups, names, rows)
         for number, variable in enumerate(variables):
@@ -78,7 +78,7 @@ def _title(report: dict[str, Any]) -> str:
     return ", ".join(str(part) for part in (*parts, kind) if part)
 
 
-def _ratios(page: Still, groups: dict[str, list[dict[str, Any]]], names: dict[str, list[str]], rows: float) -> None:
+def _ratios(page: StaticFigure, groups: dict[str, list[dict[str, Any]]], names: dict[str, list[str]], rows: float) -> None:
     from attractor.plotting import style
 
     contenders = [entry["name"] for entries in groups.values() for entry in entries]

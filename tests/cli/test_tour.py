@@ -204,8 +204,8 @@ def test_in_a_browser(browser: Any, small_model: Path, tmp_path: Path, capsys: p
     assert page.locator("math").first.bounding_box()["width"] > 10
     page.locator("[role=gridcell]").first.click()
     assert "certified by" in page.inner_text(".panel >> nth=0")
-    page.locator(".film").first.scroll_into_view_if_needed()
-    page.wait_for_selector(".film[data-drawn]")
+    page.locator(".animation").first.scroll_into_view_if_needed()
+    page.wait_for_selector(".animation[data-drawn]")
     page.locator(".time").first.focus()
     page.keyboard.press("End")
     page.wait_for_function("document.querySelector('.now').textContent === 't = 2'")

@@ -37,6 +37,10 @@ def simulate(
     return times, retract(solution.y.T.reshape(-1, n, dim))
 
 
+def surface_of(space: str, dim: int) -> np.ndarray | None:
+    return {"euclidean": None, "sphere": np.eye(dim), "ellipsoid": MATRIX[:dim, :dim]}[space]
+
+
 def scene_of(times: np.ndarray, points: np.ndarray, space: str, **fields: Any) -> Scene:
     n, dim = points.shape[1:]
     norms = np.linalg.norm(points, axis=2).max(axis=1)
@@ -47,9 +51,9 @@ def scene_of(times: np.ndarray, points: np.ndarray, space: str, **fields: Any) -
         "events": [(float(times[-1]) / 2, "two tokens merged")],
         "outcome": "reached",
         "outcome_time": float(times[-1]),
-        "ellipsoid": MATRIX[:dim, :dim] if space == "ellipsoid" else None,
+        "surface": surface_of(space, dim),
     }
-    return Scene(times=times, points=points, masses=np.full(n, 1 / n), space_name=space, **{**words, **fields})
+    return Scene(times=times, points=points, masses=np.full(n, 1 / n), **{**words, **fields})
 
 
 @pytest.fixture(scope="session")
@@ -64,8 +68,7 @@ def make_scene() -> Callable[..., Scene]:
     """A small scene of any dimension and space; keyword arguments replace fields."""
 
     def make(dim: int = 3, space: str = "sphere", n: int = 12, saved: int = 8, **fields: Any) -> Scene:
-        matrix = {"euclidean": None, "sphere": np.eye(dim), "ellipsoid": MATRIX[:dim, :dim]}[space]
-        times, points = simulate(n, dim, 4.0, 3.0, matrix, saved)
+        times, points = simulate(n, dim, 4.0, 3.0, surface_of(space, dim), saved)
         return replace(scene_of(times, points, space), **fields)
 
     return make

@@ -60,7 +60,10 @@ def test_many_tokens(tmp_path: Path, suffix: str) -> None:
     points = np.random.default_rng(5).standard_normal((4, 5000, 3))
     points /= np.linalg.norm(points, axis=2, keepdims=True)
     scene = Scene(
-        times=np.arange(4.0), points=points, masses=np.random.default_rng(6).random(5000), space_name="sphere"
+        times=np.arange(4.0),
+        points=points,
+        masses=np.random.default_rng(6).random(5000),
+        surface=np.eye(points.shape[-1]),
     )
     path = draw(scene, tmp_path / f"tokens{suffix}", dpi=80)
     assert path.stat().st_size < 7_000_000

@@ -78,24 +78,24 @@ def test_text_is_escaped(reader: Reader) -> None:
     assert NASTY in reader.texts["title"] + reader.texts["h1"]
     assert reader.texts["caption"].startswith(NASTY)
     assert NASTY in reader.texts["verdict"]
-    assert not any("alert('x')" in script and "reel" not in script and len(script) < 100 for script in reader.scripts)
+    assert not any("alert('x')" in script and "data" not in script and len(script) < 100 for script in reader.scripts)
 
 
 def test_the_reel_holds_the_tokens(globe_scene: Scene, reader: Reader) -> None:
-    reel = json.loads(reader.texts["reel"])
-    frames, n = len(reel["labels"]), len(reel["masses"])
-    grid = np.frombuffer(base64.b64decode(reel["coordinates"]), dtype="<i2").reshape(frames, n, 3)
-    points = np.array(reel["centre"]) + reel["half"] * grid / 32767
+    animation = json.loads(reader.texts["data"])
+    frames, n = len(animation["labels"]), len(animation["masses"])
+    grid = np.frombuffer(base64.b64decode(animation["coordinates"]), dtype="<i2").reshape(frames, n, 3)
+    points = np.array(animation["centre"]) + animation["half"] * grid / 32767
     assert points[0] == pytest.approx(globe_scene.points[0], abs=1e-4)
     assert points[-1] == pytest.approx(globe_scene.points[-1], abs=1e-4)
-    leaders = np.frombuffer(base64.b64decode(reel["leaders"]), dtype="<u2").reshape(frames, n)
+    leaders = np.frombuffer(base64.b64decode(animation["leaders"]), dtype="<u2").reshape(frames, n)
     assert (leaders[0] == np.arange(n)).all()
     assert np.unique(leaders[-1]).size < n
     assert frames <= 120
 
 
 def test_labels_cannot_carry_markup_into_plotly(reader: Reader) -> None:
-    curves = json.loads(reader.texts["reel"])["figures"]["curves"]
+    curves = json.loads(reader.texts["data"])["figures"]["curves"]
     words = [note["text"] for note in curves["layout"]["annotations"]] + [trace["name"] for trace in curves["data"]]
     assert not any("<script" in text for text in words)
 
@@ -105,16 +105,16 @@ def test_many_frames_and_tokens_stay_small(tmp_path: Path) -> None:
     points = generator.standard_normal((1, 3000, 3)) + np.linspace(0, 1, 500)[:, None, None]
     scene = Scene(times=np.linspace(0, 1, 500), points=points, masses=np.ones(3000))
     path = draw(scene, tmp_path / "tokens.html")
-    reel = json.loads(Reader(path.read_text(encoding="utf-8")).texts["reel"])
-    assert len(reel["labels"]) <= 120
-    assert len(reel["masses"]) == 2000
+    animation = json.loads(Reader(path.read_text(encoding="utf-8")).texts["data"])
+    assert len(animation["labels"]) <= 120
+    assert len(animation["masses"]) == 2000
     assert path.stat().st_size < PLOTLY_SIZE + 3_500_000
 
 
 def test_one_saved_time_has_no_controls(make_scene: Make, tmp_path: Path) -> None:
     scene = make_scene()
     still = replace(scene, times=scene.times[:1], points=scene.points[:1], curves={}, events=[])
-    assert '<main class="film lone still"' in draw(still, tmp_path / "still.html").read_text(encoding="utf-8")
+    assert '<main class="animation lone still"' in draw(still, tmp_path / "still.html").read_text(encoding="utf-8")
 
 
 def test_a_plotly_figure_for_notebooks(globe_scene: Scene) -> None:
@@ -129,7 +129,7 @@ def test_a_plotly_figure_for_notebooks(globe_scene: Scene) -> None:
 
 def test_labels_name_the_tokens_and_are_escaped(make_scene: Make, tmp_path: Path) -> None:
     scene = replace(make_scene(n=3), labels=("the", NASTY, "bank"))
-    content = Reader(draw(scene, tmp_path / "words.html").read_text(encoding="utf-8")).texts["reel"]
+    content = Reader(draw(scene, tmp_path / "words.html").read_text(encoding="utf-8")).texts["data"]
     assert json.loads(content)["tokens"][2] == "2: bank"
     assert "<" not in "".join(json.loads(content)["tokens"])
     with pytest.raises(InputError, match="one for each"):

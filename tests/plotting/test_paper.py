@@ -31,7 +31,7 @@ from attractor.plotting.charts import (
     draw_panels,
 )
 from attractor.plotting.covariances import draw_cone, draw_densities, draw_map, draw_spectrum
-from attractor.plotting.style import sized
+from attractor.plotting.style import use_width
 
 ROOT = Path(__file__).parents[2]
 REPORT = json.loads((ROOT / "benchmarks" / "results" / "cpu.json").read_text(encoding="utf-8"))
@@ -88,7 +88,7 @@ def overhang(figure: Any) -> float:
 @pytest.mark.parametrize("width", ["one", "two"])
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_figure_has_the_width_of_its_columns_and_nothing_is_cut(name: str, width: str) -> None:
-    with sized(width):
+    with use_width(width):
         figure = PICTURES[name]()
     assert figure.get_size_inches()[0] == pytest.approx(style.COLUMNS[width])
     assert overhang(figure) <= 0.01

@@ -13,7 +13,7 @@ from attractor.plotting import Scene
 from attractor.plotting import preparation as globe
 from attractor.plotting import scene as selection
 from attractor.plotting.preparation import Camera, prepare, project
-from attractor.plotting.scene import groups
+from attractor.plotting.scene import group_tokens
 
 Make = Callable[..., Scene]
 
@@ -22,17 +22,17 @@ def test_coinciding_tokens_are_one_group() -> None:
     centres = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     owners = np.repeat(np.arange(3), 500)
     points = centres[owners] + 1e-7 * np.random.default_rng(1).standard_normal((1500, 3))
-    assert (groups(points, 1e-3) == owners).all()
+    assert (group_tokens(points, 1e-3) == owners).all()
 
 
 def test_tokens_apart_stay_apart() -> None:
     points = np.random.default_rng(2).standard_normal((400, 3))
-    assert groups(points, 1e-6).max() == 399
+    assert group_tokens(points, 1e-6).max() == 399
 
 
 def test_frames_hold_the_first_and_the_last_saved_time() -> None:
     progress = np.sort(np.random.default_rng(3).random(1000))
-    chosen = selection.frames(progress, 120)
+    chosen = selection.select_frames(progress, 120)
     assert chosen.size <= 120
     assert chosen[0] == 0
     assert chosen[-1] == 999
@@ -40,14 +40,14 @@ def test_frames_hold_the_first_and_the_last_saved_time() -> None:
 
 
 def test_pace_rises_from_zero_to_one(globe_scene: Scene) -> None:
-    progress = selection.pace(globe_scene.times, globe_scene.points)
+    progress = selection.measure_progress(globe_scene.times, globe_scene.points)
     assert progress[0] == 0.0
     assert progress[-1] == pytest.approx(1.0)
     assert (np.diff(progress) >= 0).all()
 
 
 def test_tokens_at_rest_have_a_pace_too() -> None:
-    assert selection.pace(np.zeros(3), np.ones((3, 2, 2))).tolist() == [0.0, 0.5, 1.0]
+    assert selection.measure_progress(np.zeros(3), np.ones((3, 2, 2))).tolist() == [0.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("space", ["sphere", "ellipsoid"])
@@ -64,7 +64,7 @@ def test_three_dimensions_are_drawn_as_they_are(make_scene: Make) -> None:
     scene = make_scene(3, "ellipsoid")
     seen = project(scene)
     assert (seen.coordinates == scene.points).all()
-    assert seen.surface == pytest.approx(scene.ellipsoid)
+    assert seen.surface == pytest.approx(scene.surface)
     assert np.linalg.norm(seen.bodies, axis=2) == pytest.approx(1.0)
 
 
@@ -102,14 +102,16 @@ def test_colours_can_be_chosen(globe_scene: Scene, rule: str, word: str) -> None
 def test_a_chain_over_the_whole_space_is_no_cluster() -> None:
     angles = np.linspace(0, 2 * np.pi, 400, endpoint=False)
     circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    scene = Scene(times=np.zeros(1), points=circle[None], masses=np.ones(400), space_name="sphere")
+    scene = Scene(times=np.zeros(1), points=circle[None], masses=np.ones(400), surface=np.eye(circle.shape[-1]))
     assert prepare(scene, tokens=500).colours.clusters is None
 
 
 def test_the_camera_sees_where_tokens_end() -> None:
     for place in np.eye(3):
         points = np.repeat(place[None, None], 20, axis=1)
-        drawing = prepare(Scene(times=np.zeros(1), points=points, masses=np.ones(20), space_name="sphere"), tokens=20)
+        drawing = prepare(
+            Scene(times=np.zeros(1), points=points, masses=np.ones(20), surface=np.eye(points.shape[-1])), tokens=20
+        )
         assert drawing.facing(points[0]).min() > 0.2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attractor.plotting.time_axis import TimeAxis, log_ticks, quantity
+from attractor.plotting.time_axis import TimeAxis, format_quantity, log_ticks
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_single_time_has_room_around_it() -> None:
     [(0.0, "0"), (0.25, "0.25"), (3000.0, "3000"), (1e6, "10⁶"), (1.5e-7, "1.5×10⁻⁷"), (-2e5, "-2×10⁵")],
 )
 def test_numbers_read_well(value: float, text: str) -> None:
-    assert quantity(value) == text
+    assert format_quantity(value) == text
 
 
 @pytest.mark.parametrize(("low", "high"), [(3, 128), (1, 5000), (1e-12, 1e12), (2.1, 2.9)])

@@ -16,7 +16,7 @@ from attractor.report import Report
 def test_a_report_with_everything(demonstrate: Callable[..., Report]) -> None:
     report = demonstrate()
     scene = Scene(np.linspace(0.0, 1.0, 3), np.zeros((3, 4, 2)), np.full(4, 0.25), title="Four tokens")
-    report.section("A film").film(scene)
+    report.section("A animation").animation(scene)
     assert faults(report.html()) == []
 
 

@@ -123,13 +123,13 @@ def test_nobody_is_kept_out(opened: Callable[..., Any], demonstrate: Callable[..
         pytest.skip("axe-core is not here (.ci/run brings it from the npm registry)")
     report = demonstrate()
     scene = Scene(np.linspace(0.0, 1.0, 3), np.zeros((3, 2, 2)), np.full(2, 0.5), title="Two tokens")
-    report.section("A film").film(scene)
+    report.section("A animation").animation(scene)
     page = opened(report.write(tmp_path / "report.html"))
     page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
     page.locator(".plot").scroll_into_view_if_needed()
     page.wait_for_selector(".plot[data-drawn]")
-    page.locator(".film").scroll_into_view_if_needed()
-    page.wait_for_selector(".film[data-drawn]")
+    page.locator(".animation").scroll_into_view_if_needed()
+    page.wait_for_selector(".animation[data-drawn]")
     page.locator("[role=gridcell]").first.click()
     page.evaluate(AXE.read_text(encoding="utf-8"))
     assert page.evaluate(QUESTIONS) == []
@@ -145,16 +145,16 @@ def test_tokens_move_in_a_report(opened: Callable[..., Any], tmp_path: Path) -> 
     times = np.linspace(0.0, 4.0, 9)
     angles = np.linspace(0.0, 2.0, 5) * np.exp(-times)[:, None]
     scene = Scene(
-        times, np.stack([np.cos(angles), np.sin(angles)], axis=-1), np.full(5, 0.2), "sphere", title="Five tokens"
+        times, np.stack([np.cos(angles), np.sin(angles)], axis=-1), np.full(5, 0.2), np.eye(3), title="Five tokens"
     )
-    report = Report("Films")
-    report.section("One").film(scene, caption="They meet.").film(scene)
+    report = Report("Animations")
+    report.section("One").animation(scene, caption="They meet.").animation(scene)
     page = opened(report.write(tmp_path / "report.html"))
-    page.wait_for_selector(".film[data-drawn] >> nth=1")
+    page.wait_for_selector(".animation[data-drawn] >> nth=1")
     assert page.locator(".now").all_inner_texts() == ["t = 0", "t = 0"]
     page.locator(".time").first.focus()
     page.keyboard.press("End")
     page.wait_for_function("document.querySelector('.now').textContent === 't = 4'")
     assert page.locator(".now").all_inner_texts() == ["t = 4", "t = 0"]
     page.click("#theme")
-    page.wait_for_function("document.querySelector('.film .tokens').layout.font.color === '#e9edf2'")
+    page.wait_for_function("document.querySelector('.animation .tokens').layout.font.color === '#e9edf2'")

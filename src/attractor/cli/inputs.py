@@ -96,9 +96,9 @@ def _safetensors(path: Path, option: str) -> Tensor:
 def check_picture(path: Path, option: str = "--plot", *, still: bool = False) -> None:
     """Refuse a picture that could not be written at the end of the run; ``still`` ones neither move nor answer."""
     from attractor.files import check_folder, check_target
-    from attractor.plotting import known_suffix, still_suffix
+    from attractor.plotting import check_suffix, static_suffix
 
-    suffix = still_suffix(path) if still else known_suffix(check_target(path))
+    suffix = static_suffix(path) if still else check_suffix(check_target(path))
     for package in PICTURES.get(suffix, ()):
         if find_spec(package) is None:
             raise missing("pillow" if package == "PIL" else package, "plot")

@@ -255,7 +255,7 @@ def iterate(
 
 def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateOutput, named: dict[str, str]) -> None:
     """What can be known to fail before anything is read."""
-    from attractor.plotting import still_suffix
+    from attractor.plotting import static_suffix
 
     if (model.model is None) == (model.config is None):
         raise InputError("give a MODEL, or --config with the type of one, and not both")
@@ -270,7 +270,7 @@ def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateO
         raise InputError("a random configuration has no tokenizer, so it reads no text: use --random-prompts")
     check_stray(model, prompts, output, named)
     for path in output.plot or ():
-        still_suffix(path)
+        static_suffix(path)
         check_picture(path)
     if output.out is not None:
         if output.out.suffix != ".npz":

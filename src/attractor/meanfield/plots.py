@@ -12,7 +12,7 @@ from attractor.plotting import (
     Bounded,
     Decay,
     Grid,
-    Still,
+    StaticFigure,
     draw_bounded,
     draw_decays,
     draw_densities,
@@ -99,10 +99,10 @@ def draw_beyond(found: Beyond, path: Any = None) -> Any:
         f"Lines are medians over {found.variance.shape[1]} draws, bands their range: tokens stay finite, and how large they are near T* "
         f"is decided by the few longest tokens of a draw.{below}"
     )
-    with style.applied():
+    with style.use_style():
         chosen = _times(found) if drawn else []
         grid = Grid.of(len(chosen) or 1, 0.9, left=0.25, gap=0.15, right=0.1, most=5)
-        page = Still("Tokens past the blow-up of their Gaussian", caption, 2.9 + (1.6 * grid.rows + 0.25) * drawn)
+        page = StaticFigure("Tokens past the blow-up of their Gaussian", caption, 2.9 + (1.6 * grid.rows + 0.25) * drawn)
         _curves(page.panel(0.6, 0.15, page.width - 0.85, 2.2), found)
         _densities(page, found, chosen, grid)
         return write_chart(page.figure, path)
@@ -134,7 +134,7 @@ def _times(found: Beyond) -> list[int]:
     return list(dict.fromkeys(int(np.abs(saved - share * found.blow_up).argmin()) for share in SHOWN))
 
 
-def _densities(page: Still, found: Beyond, chosen: list[int], grid: Grid) -> None:
+def _densities(page: StaticFigure, found: Beyond, chosen: list[int], grid: Grid) -> None:
     saved = found.run.times.numpy()
     reference = normal_densities(found.gaussian_run, saved[chosen])
     weights = np.full(found.run.n, 1.0 / found.run.n)

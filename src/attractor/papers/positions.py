@@ -216,17 +216,17 @@ def _cells(angle: float, systems: int, horizon: float, seed: int) -> list[Cell]:
 
 def draw(study: PositionalStudy, path: Path | None = None) -> Any:
     """The picture of a study as a figure, or the path it was written to."""
-    from attractor.plotting import Grid, Still, still_suffix, style, write_chart
+    from attractor.plotting import Grid, StaticFigure, static_suffix, style, write_chart
 
     if path is not None:
-        still_suffix(path)
+        static_suffix(path)
     hues = (style.PALETTE[0], style.PALETTE[4], style.PALETTE[1], style.FAINT)
     colours: dict[str, Any] = dict(zip(KINDS, hues, strict=True))
     title = f"{study.systems} systems that collapse without positions, at t = {study.horizon:g}"
-    with style.applied():
+    with style.use_style():
         grid = Grid.of(2 if study.phase else 1, 2.0, left=1.42, gap=0.85)
         tall = 1.9
-        page = Still(title, _caption(study), 0.2 + grid.rows * (tall + 0.62))
+        page = StaticFigure(title, _caption(study), 0.2 + grid.rows * (tall + 0.62))
         bars = page.panel(grid.left, 0.4, grid.wide, tall - 0.15)
         _bars(bars, study, colours)
         handles, names = bars.get_legend_handles_labels()

@@ -21,26 +21,28 @@ from attractor.plotting.covariances import (
     line_density,
     plane_density,
 )
-from attractor.plotting.drawing import Grid, Still, draw, known_suffix, still_suffix, write_chart
-from attractor.plotting.interactive import page_content, reading, shape_of
+from attractor.plotting.drawing import Grid, StaticFigure, check_suffix, draw, static_suffix, write_chart
+from attractor.plotting.interactive import animation_content, page_classes, usage_note
 from attractor.plotting.preparation import prepare
 from attractor.plotting.scene import Scene
-from attractor.plotting.style import paper, sized
-from attractor.plotting.traces import CLEAR, FONT, Reel, shown_curves
+from attractor.plotting.style import paper, use_width
+from attractor.plotting.traces import CLEAR, FONT, AnimationFrames, shown_curves
 
 __all__ = [
     "CLEAR",
     "FONT",
+    "AnimationFrames",
     "Bounded",
     "Curve",
     "Decay",
     "Grid",
     "Interval",
     "Panel",
-    "Reel",
     "Rows",
     "Scene",
-    "Still",
+    "StaticFigure",
+    "animation_content",
+    "check_suffix",
     "draw",
     "draw_bounded",
     "draw_cone",
@@ -51,16 +53,14 @@ __all__ = [
     "draw_map",
     "draw_panels",
     "draw_spectrum",
-    "known_suffix",
     "line_density",
-    "page_content",
+    "page_classes",
     "paper",
     "plane_density",
     "prepare",
-    "reading",
-    "shape_of",
     "shown_curves",
-    "sized",
-    "still_suffix",
+    "static_suffix",
+    "usage_note",
+    "use_width",
     "write_chart",
 ]

@@ -18,8 +18,8 @@ from attractor.plotting import static as panels
 from attractor.plotting import static as strips
 from attractor.plotting import style
 from attractor.plotting.preparation import Drawing
-from attractor.plotting.scene import frames as choose
-from attractor.plotting.scene import some
+from attractor.plotting.scene import select_frames as choose
+from attractor.plotting.scene import subsample
 from attractor.plotting.static import wrap
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ def write_gif(pictures: Iterator[np.ndarray], path: Path, fps: int, hues: np.nda
 def palette(hues: np.ndarray) -> np.ndarray:
     """The 256 colours (256, 3) of a GIF: white first, the globe, the greys of ink, and the tokens' hues faded in steps."""
     kinds = np.unique(np.rint(hues * 15) / 15, axis=0)
-    kinds = np.concatenate([kinds[some(len(kinds), 24)], [style.rgb(style.PALETTE[0]), style.rgb(style.PALETTE[1])]])
+    kinds = np.concatenate(
+        [kinds[subsample(len(kinds), 24)], [style.rgb(style.PALETTE[0]), style.rgb(style.PALETTE[1])]]
+    )
     light, shade = style.rgb(style.GLOBE_LIGHT), style.rgb(style.GLOBE_SHADE)
     globe = shade + np.linspace(0, 1, 24)[:, None] * (light - shade)
     ink = style.rgb(style.INK) + np.linspace(0, 1, 22)[:, None] * (light - style.rgb(style.INK))
@@ -96,7 +98,9 @@ def write_mp4(pictures: Iterator[np.ndarray], path: Path, fps: int) -> None:
             process.kill()
         failed = process.wait() != 0
     if failed:
-        raise AttractorError(f"ffmpeg could not write the film: {complaint[-1] if complaint else 'no reason given'}")
+        raise AttractorError(
+            f"ffmpeg could not write the animation: {complaint[-1] if complaint else 'no reason given'}"
+        )
 
 
 def ffmpeg() -> str:
@@ -131,7 +135,7 @@ def animate(
     if find_spec("matplotlib") is None:
         raise missing("matplotlib", "plot")
     indices = choose(drawing.progress, frames)
-    with style.applied():
+    with style.use_style():
         pictures = Stage(drawing, indices, style.inches(width), dpi).pictures(progress)
         if path.suffix.lower() == ".gif":
             write_gif(pictures, path, fps, drawing.colours.tokens)
@@ -172,13 +176,13 @@ class Stage:
         box = (0.09, 0.11, room - 0.12, 0.78) if flat else (0.01, 0.02, room - 0.03, self.side / self.height - 0.05)
         left = self.figure.add_axes(box)
         if drawing.dim == 1:
-            strips.positions(left, drawing)
-            strips.time_ruler(left, drawing)
+            strips.draw_positions(left, drawing)
+            strips.set_time_axis(left, drawing)
             self.strips = [left]
             self.trails = self.discs = None
         else:
-            panels.backdrop(left, drawing)
-            self.trails, self.discs = panels.snapshot(left, drawing, int(self.indices[0]), 0, full=self.side * 12)
+            panels.draw_backdrop(left, drawing)
+            self.trails, self.discs = panels.draw_snapshot(left, drawing, int(self.indices[0]), 0, full=self.side * 12)
             self.strips = self.lay_strips(room) if self.beside else []
         self.lines = [axes.axvline(0.0, color=style.PALETTE[1], linewidth=1.0) for axes in self.strips]
         self.moving = [artist for artist in (self.trails, self.discs, self.clock, *self.lines) if artist is not None]
@@ -191,9 +195,9 @@ class Stage:
         made = []
         for number, label in enumerate(self.labels):
             axes = self.figure.add_axes((room + 0.06, 0.1 + (count - 1 - number) * tall, 0.92 - room, tall - 0.13))
-            strips.curve(axes, self.drawing, label)
+            strips.draw_curve(axes, self.drawing, label)
             strips.mark_times(axes, self.drawing, np.zeros(0, dtype=int))
-            strips.time_ruler(axes, self.drawing, label=number == count - 1, most=4)
+            strips.set_time_axis(axes, self.drawing, label=number == count - 1, most=4)
             made.append(axes)
         return made
 
@@ -211,7 +215,7 @@ class Stage:
                 progress(number + 1, len(self.indices))
 
     def move(self, number: int, index: int) -> None:
-        self.clock.set_text(panels.when(self.drawing, index))
+        self.clock.set_text(panels.time_label(self.drawing, index))
         now = float(self.drawing.time_axis.place(self.drawing.scene.times[index]))
         for line in self.lines:
             line.set_xdata([now, now])
@@ -223,6 +227,6 @@ class Stage:
         places, areas, colours = panels.discs_at(self.drawing, index, self.side * 12)
         self.discs.set_offsets(places)
         self.discs.set_sizes(areas)
-        self.discs.set_linewidths(panels.rims(areas))
+        self.discs.set_linewidths(panels.rim_widths(areas))
         self.discs.set_facecolor(colours)
-        self.discs.set_edgecolor(panels.edges_of(colours))
+        self.discs.set_edgecolor(panels.rim_colours(colours))

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from attractor.plotting import style
-from attractor.plotting.drawing import Grid, Still, still_suffix, write_chart
-from attractor.plotting.time_axis import quantity
+from attractor.plotting.drawing import Grid, StaticFigure, static_suffix, write_chart
+from attractor.plotting.time_axis import format_quantity
 
 HEIGHT, ABOVE, BELOW = 2.3, 0.25, 0.5  # inches of a panel, of its title and of its time axis
 
@@ -46,11 +46,11 @@ def draw_panels(
 ) -> Any:
     """The panels side by side (in one column, one below the other) as a figure, or the path it was written to."""
     if path is not None:
-        still_suffix(path)
-    with style.applied():
+        static_suffix(path)
+    with style.use_style():
         grid = Grid.of(len(panels), 1.8, left=0.72, gap=0.72, right=0.12)
         tall = min(HEIGHT, 0.85 * grid.wide) if grid.across == 1 else HEIGHT
-        page = Still(title, caption, grid.rows * (tall + ABOVE + BELOW))
+        page = StaticFigure(title, caption, grid.rows * (tall + ABOVE + BELOW))
         for number, panel in enumerate(panels):
             row, left = grid.place(number)
             _fill(page.panel(left, ABOVE + row * (tall + ABOVE + BELOW), grid.wide, tall), panel)
@@ -91,7 +91,7 @@ def _plain_ticks(axis: Any) -> None:
     if 0 < low < high < 10 * low:
         axis.set_major_locator(MaxNLocator(5))
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: format_quantity(value)))
 
 
 def _whole(values: Any) -> bool:
@@ -113,9 +113,9 @@ def draw_counts(
     """One panel for each name: ``panels[name][series][label]`` is a count; labels share the axis, series the colours."""
     labels = sorted({label for panel in panels.values() for counts in panel.values() for label in counts}, key=_order)
     series = list(dict.fromkeys(name for panel in panels.values() for name in panel))
-    with style.applied():
+    with style.use_style():
         grid = Grid.of(len(panels), 0.3 * len(labels), left=0.42, gap=0.35)
-        page = Still(title, caption, grid.rows * STEP + 0.22)
+        page = StaticFigure(title, caption, grid.rows * STEP + 0.22)
         for number, (name, panel) in enumerate(panels.items()):
             row, left = grid.place(number)
             _panel(page.panel(left, 0.25 + row * STEP, grid.wide, TALL), panel, labels, series)
@@ -157,9 +157,9 @@ def draw_bounded(
 ) -> Any:
     """One panel beside the other, or below it in one column; lines are runs, the upper edge of the shaded part is the bound."""
     tall = 2.1
-    with style.applied():
+    with style.use_style():
         grid = Grid.of(len(panels), 1.9)
-        page = Still(title, caption, grid.rows * (tall + 0.75))
+        page = StaticFigure(title, caption, grid.rows * (tall + 0.75))
         for number, panel in enumerate(panels):
             row, left = grid.place(number)
             axes = page.panel(left, 0.25 + row * (tall + 0.75), grid.wide, tall)
@@ -216,10 +216,10 @@ def draw_decays(
     path: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Small multiples, one for each quantity, on shared axes; dashed: the power -1/2 of independent samples."""
-    with style.applied():
+    with style.use_style():
         grid = Grid.of(len(decays), 1.1, left=0.55, gap=0.5, most=3)
         tall, gap = min(1.75, 1.3 * grid.wide), 0.78
-        page = Still(title, caption, grid.rows * (tall + gap) + 0.05)
+        page = StaticFigure(title, caption, grid.rows * (tall + gap) + 0.05)
         for number, decay in enumerate(decays):
             row, left = grid.place(number)
             axes = page.panel(left, 0.38 + row * (tall + gap), grid.wide, tall - 0.05)
@@ -290,15 +290,15 @@ def draw_intervals(
     """Rows ``names``, coloured by ``groups``, and a panel beside the other (in one column, below it) for each set of intervals; names say
     their group where it is ``grouped``."""
     if path is not None:
-        still_suffix(path)
+        static_suffix(path)
     labels = [f"{name}  [{group}]" for name, group in zip(names, groups, strict=True)] if grouped else list(names)
     order = list(dict.fromkeys(groups))
     colours = [style.PALETTE[order.index(group) % len(style.PALETTE)] for group in groups]
-    with style.applied():
+    with style.use_style():
         room = 0.15 + LETTER * max(map(len, labels), default=0)
         grid = Grid.of(len(panels), 1.0, left=room, gap=GAP, right=0.12)
         tall = ROW * len(names)
-        page = Still(title, caption, grid.rows * (TOP + tall + FOOT))
+        page = StaticFigure(title, caption, grid.rows * (TOP + tall + FOOT))
         for number, panel in enumerate(panels):
             row, left = grid.place(number)
             axes = page.panel(left, TOP + row * (TOP + tall + FOOT), grid.wide, tall)

@@ -11,8 +11,8 @@ import numpy as np
 
 from attractor.errors import InputError, UnsupportedError
 from attractor.plotting import style
-from attractor.plotting.drawing import Grid, Still, write_chart
-from attractor.plotting.time_axis import log_ticks, quantity
+from attractor.plotting.drawing import Grid, StaticFigure, write_chart
+from attractor.plotting.time_axis import format_quantity, log_ticks
 
 COLOURS = {"collapse": 0, "low_rank": 2, "full_rank": 5, "blow_up": 1, "diverged": 3, "undecided": 6}
 WORDS = {
@@ -36,10 +36,10 @@ def draw_cone(
 ) -> Any:
     """Draw ways (k, 3) in the coordinates of the cone, coloured by what becomes of them: the cone, and the disc seen from above."""
     marks = [kind for kind in COLOURS if kind in set(kinds)]
-    with style.applied():
+    with style.use_style():
         grid = Grid.of(2, 2.2, left=0.2, gap=0.85, right=0.3)
         tall = min(2.75, grid.wide)
-        page = Still(title, caption, grid.rows * (tall + 0.45) + 0.3)
+        page = StaticFigure(title, caption, grid.rows * (tall + 0.45) + 0.3)
         (row, beside), across = grid.place(1), grid.wide - (0.35 if grid.across == 1 else 0.0)
         left: Any = page.panel(
             0.0, 0.0, grid.wide + (0.1 if grid.across > 1 else -0.1), tall + 0.2, projection="3d", computed_zorder=False
@@ -109,11 +109,11 @@ def draw_map(
 ) -> Any:
     """Times (n,) at places (n, 2) of the disc, infinite ones in grey; beside it the share of starts that have blown up by then."""
     finite = np.isfinite(values)
-    with style.applied():
+    with style.use_style():
         grid = Grid.of(2, 2.3, left=0.55, gap=1.4, right=0.15)
         map_wide = grid.wide - (0.65 if grid.across == 1 else 0.0)  # beside it stands the scale of colours
         share_tall = map_wide if grid.across > 1 else 1.4
-        page = Still(title, caption, map_wide + 0.55 + (grid.rows - 1) * (share_tall + 0.55))
+        page = StaticFigure(title, caption, map_wide + 0.55 + (grid.rows - 1) * (share_tall + 0.55))
         disc = page.panel(grid.left, 0.1, map_wide, map_wide)
         rim(disc)
         size = max(4.0, 5200.0 / len(places)) * (map_wide / 3.0) ** 2
@@ -126,7 +126,7 @@ def draw_map(
 
 
 def _times(
-    page: Still, disc: Any, places: np.ndarray, values: np.ndarray, size: float, left: float, tall: float
+    page: StaticFigure, disc: Any, places: np.ndarray, values: np.ndarray, size: float, left: float, tall: float
 ) -> None:
     from matplotlib.colors import LogNorm
 
@@ -156,7 +156,7 @@ def _plain(axis: Any, low: float, high: float) -> None:
     near = high < 5 * low  # a log scale has no two round numbers there
     ticks = [float(tick) for tick in MaxNLocator(4).tick_values(low, high)] if near else log_ticks(low, high, most=5)
     ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
-    axis.set_ticks(ticks, labels=[quantity(tick) for tick in ticks])
+    axis.set_ticks(ticks, labels=[format_quantity(tick) for tick in ticks])
     axis.set_minor_locator(NullLocator())
 
 
@@ -171,10 +171,10 @@ def draw_spectrum(
     caption: str = "",
 ) -> Any:
     """Eigenvalues (S, d) and means (S, d) at times (S,); ``end`` marks a blow-up."""
-    with style.applied():
+    with style.use_style():
         grid = Grid.of(2, 1.9, left=0.62, gap=0.6)
         tall = 1.9
-        page = Still(title, caption, grid.rows * (tall + 0.62))
+        page = StaticFigure(title, caption, grid.rows * (tall + 0.62))
         places = [grid.place(number) for number in range(2)]
         left, right = (page.panel(x, 0.22 + row * (tall + 0.62), grid.wide, tall) for row, x in places)
         _lines(left, times, np.where(eigenvalues > 0, eigenvalues, np.nan))
@@ -228,10 +228,10 @@ def draw_densities(
         raise InputError("there are no saved states to draw")
     weights = np.full(points.shape[1], 1.0 / points.shape[1]) if masses is None else masses / masses.sum()
     most = 3 if len(points) in (1, 2, 3, 5, 6, 9) else 4
-    with style.applied():
+    with style.use_style():
         grid = Grid.of(len(points), 1.15, left=0.45, gap=0.3 if dim == 1 else 0.45, most=most)
         tall = min(1.35, 1.1 * grid.wide) if dim == 1 else grid.wide
-        page = Still(title, caption, grid.rows * (tall + 0.55) + 0.1)
+        page = StaticFigure(title, caption, grid.rows * (tall + 0.55) + 0.1)
         for number, (time, state) in enumerate(zip(times, points, strict=True)):
             row, left = grid.place(number)
             axes = page.panel(left, 0.22 + row * (tall + 0.55), grid.wide, tall)

@@ -17,7 +17,7 @@ from attractor.plotting.animation import animate
 from attractor.plotting.interactive import write_page
 from attractor.plotting.preparation import prepare
 from attractor.plotting.scene import Scene
-from attractor.plotting.static import compose, picture_class, save, wrap
+from attractor.plotting.static import compose, figure_class, save, wrap
 from attractor.plotting.style import QUIET, inches
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ SUFFIXES = (".png", ".pdf", ".svg")
 LINE = 0.135  # inches of a line of the caption
 
 
-def still_suffix(path: str | os.PathLike[str]) -> str:
+def static_suffix(path: str | os.PathLike[str]) -> str:
     """The kind of static picture that a path asks for."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
@@ -62,7 +62,7 @@ class Grid:
         return row, self.left + column * (self.wide + self.gap)
 
 
-class Still:
+class StaticFigure:
     """A figure of the width of the paper with a title above and a caption below; panels are placed in inches between."""
 
     def __init__(self, title: str, caption: str, height: float) -> None:
@@ -71,7 +71,7 @@ class Still:
         self.top = 0.14 + 0.19 * len(titles)
         self.foot = 0.12 + LINE * len(lines)
         self.height = self.top + height + self.foot
-        self.figure: Figure = picture_class()(figsize=(self.width, self.height))
+        self.figure: Figure = figure_class()(figsize=(self.width, self.height))
         for row, line in enumerate(titles):
             self._write(line, 1 - (0.09 + 0.19 * row) / self.height, size=9.5, weight="bold", va="top")
         for row, line in enumerate(reversed(lines)):
@@ -97,7 +97,7 @@ def write_chart(figure: Figure, path: str | os.PathLike[str] | None, dpi: int = 
     """The figure, or the path it was written to."""
     if path is None:
         return figure
-    suffix, place = still_suffix(path), check_target(path)
+    suffix, place = static_suffix(path), check_target(path)
     with write_atomic(place) as temporary:
         save(figure, temporary, dpi, suffix[1:])
     return place
@@ -138,7 +138,7 @@ def draw(
     """
     check(backend=backend, snapshots=snapshots, tokens=tokens, frames=frames, fps=fps, dpi=dpi)
     place = None if path is None else check_target(path)
-    suffix = None if place is None else known_suffix(place)
+    suffix = None if place is None else check_suffix(place)
     interactive = suffix in PAGE or (place is None and backend == "plotly")
     most = min(tokens or (FEW if interactive else MANY), 65_000 if interactive else 1_000_000)
     drawing = prepare(scene, tokens=most, colour=colour, view=view)
@@ -158,7 +158,7 @@ def draw(
     return place
 
 
-def known_suffix(path: Path) -> str:
+def check_suffix(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in (*PAGE, *STILL, *MOVING):
         ending = f"the ending {path.suffix!r}" if path.suffix else "a name without an ending"

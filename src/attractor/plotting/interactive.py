@@ -14,37 +14,37 @@ import numpy as np
 from attractor.errors import missing
 from attractor.plotting import preparation as globe
 from attractor.plotting import traces
-from attractor.plotting.preparation import Drawing, root
-from attractor.plotting.static import when
-from attractor.plotting.traces import Reel, axis_suffix, curve_layout, has_strips, shown_curves, token_layout
+from attractor.plotting.preparation import Drawing, matrix_power
+from attractor.plotting.static import time_label
+from attractor.plotting.traces import AnimationFrames, axis_suffix, curve_layout, has_strips, shown_curves, token_layout
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-def token_figure(reel: Reel, leaders: np.ndarray) -> dict[str, Any]:
+def token_figure(animation: AnimationFrames, leaders: np.ndarray) -> dict[str, Any]:
     """Traces and layout of the tokens at the first frame; the last trace is the discs."""
-    drawing = reel.drawing
-    discs = traces.disc_trace(reel, 0, leaders[0])
+    drawing = animation.drawing
+    discs = traces.disc_trace(animation, 0, leaders[0])
     if drawing.dim == 1:
-        threads = traces.thread_traces(reel, reel.coordinates[..., 0], {"xaxis": "x9", "yaxis": "y9"})
+        threads = traces.thread_traces(animation, animation.coordinates[..., 0], {"xaxis": "x9", "yaxis": "y9"})
         return {"data": [*threads, discs], "layout": token_layout(drawing)}
     return {"data": [*traces.surface_traces(drawing), discs], "layout": token_layout(drawing)}
 
 
-def curve_figure(reel: Reel) -> dict[str, Any]:
+def curve_figure(animation: AnimationFrames) -> dict[str, Any]:
     """Traces and layout of the observables: curves, then a dot on each at the first frame, then angles and merges."""
-    drawing = reel.drawing
+    drawing = animation.drawing
     labels = shown_curves(drawing)
     axes = [{"xaxis": "x", "yaxis": "y" + axis_suffix(number)} for number in range(len(labels))]
     curves = [{**traces.curve_trace(drawing, label), **axis} for label, axis in zip(labels, axes, strict=True)]
     dots = [
-        {"type": "scatter", "mode": "markers", "x": reel.places[:1], "y": values_at(reel, label)[:1], "hoverinfo": "skip", "name": "now",
-         "marker": {"size": 9, "color": "#D55E00"}, **axis}
+        {"type": "scatter", "mode": "markers", "x": animation.places[:1], "y": values_at(animation, label)[:1], "hoverinfo": "skip",
+         "name": "now", "marker": {"size": 9, "color": "#D55E00"}, **axis}
         for label, axis in zip(labels, axes, strict=True)
     ]  # fmt: skip
     angles = (
-        traces.thread_traces(reel, drawing.angles()[reel.indices], {"xaxis": "x", "yaxis": "y7"})
+        traces.thread_traces(animation, drawing.angles()[animation.indices], {"xaxis": "x", "yaxis": "y7"})
         if drawing.circle
         else []
     )
@@ -53,9 +53,9 @@ def curve_figure(reel: Reel) -> dict[str, Any]:
     return {"data": [*curves, *dots, *angles, *lane], "layout": curve_layout(drawing)}
 
 
-def values_at(reel: Reel, label: str) -> np.ndarray:
+def values_at(animation: AnimationFrames, label: str) -> np.ndarray:
     """An observable (F,) at the frames, NaN where it is not finite."""
-    values = reel.drawing.scene.curves[label][reel.indices]
+    values = animation.drawing.scene.curves[label][animation.indices]
     return np.where(np.isfinite(values), values, np.nan)
 
 
@@ -65,10 +65,10 @@ def figure(drawing: Drawing, frames: int) -> Figure:
         import plotly.graph_objects as graph_objects
     except ImportError:
         raise missing("plotly", "plot") from None
-    reel = Reel.of(drawing, frames)
-    leaders = reel.leaders()
-    tokens, curves = token_figure(reel, leaders), curve_figure(reel)
-    layout = side_by_side(tokens["layout"], curves["layout"], has_strips(drawing))
+    animation = AnimationFrames.of(drawing, frames)
+    leaders = animation.leaders()
+    tokens, curves = token_figure(animation, leaders), curve_figure(animation)
+    layout = join_layouts(tokens["layout"], curves["layout"], has_strips(drawing))
     layout.update(
         title={"text": escape(drawing.scene.title, quote=False), "x": 0.02},
         height=560,
@@ -76,15 +76,15 @@ def figure(drawing: Drawing, frames: int) -> Figure:
     )
     first_dot = len(tokens["data"]) + len(shown_curves(drawing))
     moving = [len(tokens["data"]) - 1, *range(first_dot, first_dot + len(shown_curves(drawing)))]
-    steps = [frame_of(reel, leaders, number, moving) for number in range(len(reel.indices))]
+    steps = [make_frame(animation, leaders, number, moving) for number in range(len(animation.indices))]
     if len(steps) > 1:
-        layout.update(controls(drawing, reel))
+        layout.update(controls(drawing, animation))
     return graph_objects.Figure(
         data=[*tokens["data"], *curves["data"]], layout=layout, frames=steps if len(steps) > 1 else None
     )
 
 
-def side_by_side(tokens: dict[str, Any], curves: dict[str, Any], both: bool) -> dict[str, Any]:
+def join_layouts(tokens: dict[str, Any], curves: dict[str, Any], both: bool) -> dict[str, Any]:
     """The two layouts in one, each in its half of the width."""
     left, right = ([0.0, 0.56], [0.64, 1.0]) if both else ([0.0, 1.0], [0.99, 1.0])
     layout = {**tokens, **curves}
@@ -98,9 +98,9 @@ def side_by_side(tokens: dict[str, Any], curves: dict[str, Any], both: bool) -> 
     return layout
 
 
-def frame_of(reel: Reel, leaders: np.ndarray, number: int, moving: list[int]) -> dict[str, Any]:
+def make_frame(animation: AnimationFrames, leaders: np.ndarray, number: int, moving: list[int]) -> dict[str, Any]:
     """What changes from one frame to the next: discs, dots and the line that marks the time."""
-    discs = traces.disc_trace(reel, number, leaders[number])
+    discs = traces.disc_trace(animation, number, leaders[number])
     data = [
         {
             **{key: discs[key] for key in ("type", "x", "y", "z") if key in discs},
@@ -109,25 +109,29 @@ def frame_of(reel: Reel, leaders: np.ndarray, number: int, moving: list[int]) ->
     ]
     here = slice(number, number + 1)
     data += [
-        {"type": "scatter", "x": reel.places[here], "y": values_at(reel, label)[here]}
-        for label in shown_curves(reel.drawing)
+        {"type": "scatter", "x": animation.places[here], "y": values_at(animation, label)[here]}
+        for label in shown_curves(animation.drawing)
     ]
-    now = float(reel.places[number])
+    now = float(animation.places[number])
     shapes = (
-        [{**shape, "x0": now, "x1": now} for shape in curve_layout(reel.drawing)["shapes"]]
-        if has_strips(reel.drawing)
+        [{**shape, "x0": now, "x1": now} for shape in curve_layout(animation.drawing)["shapes"]]
+        if has_strips(animation.drawing)
         else []
     )
     return {"name": str(number), "data": data, "traces": moving, "layout": {"shapes": shapes}}
 
 
-def controls(drawing: Drawing, reel: Reel) -> dict[str, Any]:
+def controls(drawing: Drawing, animation: AnimationFrames) -> dict[str, Any]:
     """Plotly's slider and buttons."""
     still = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
     play = {"frame": {"duration": 60, "redraw": True}, "fromcurrent": True, "transition": {"duration": 0}}
     steps = [
-        {"method": "animate", "label": when(drawing, int(index)).removeprefix("t = "), "args": [[str(number)], still]}
-        for number, index in enumerate(reel.indices)
+        {
+            "method": "animate",
+            "label": time_label(drawing, int(index)).removeprefix("t = "),
+            "args": [[str(number)], still],
+        }
+        for number, index in enumerate(animation.indices)
     ]
     buttons = [
         {"label": "Play", "method": "animate", "args": [None, play]},
@@ -151,32 +155,34 @@ def page(drawing: Drawing, frames: int) -> str:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise missing("plotly", "plot") from None
-    reel = Reel.of(drawing, frames)
+    animation = AnimationFrames.of(drawing, frames)
     read = files("attractor.plotting").joinpath
-    shape = shape_of(reel)
+    shape = page_classes(animation)
     # "<" is written as an escape so that no text can close the script element it travels in
-    content = str(to_json_plotly(page_content(reel))).replace("<", "\\u003c")
+    content = str(to_json_plotly(animation_content(animation))).replace("<", "\\u003c")
     return Template(read("page.html").read_text(encoding="utf-8")).substitute(
         title=escape(drawing.scene.title or "Tokens"),
         verdict=escape(drawing.verdict),
-        caption=escape(f"{drawing.caption} {reading(drawing)}"),
+        caption=escape(f"{drawing.caption} {usage_note(drawing)}"),
         shape=shape,
         strips=len(shown_curves(drawing)) + drawing.circle,
         style=read("page.css").read_text(encoding="utf-8"),
-        film_style=read("film.css").read_text(encoding="utf-8"),
-        film=read("film.js").read_text(encoding="utf-8"),
+        animation_style=read("animation.css").read_text(encoding="utf-8"),
+        animation=read("animation.js").read_text(encoding="utf-8"),
         script=read("page.js").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
-        reel=content,
+        data=content,
     )
 
 
-def shape_of(reel: Reel) -> str:
+def page_classes(animation: AnimationFrames) -> str:
     """Classes of the page: without curves, without frames to play."""
-    return " ".join([*([] if has_strips(reel.drawing) else ["lone"]), *([] if len(reel.indices) > 1 else ["still"])])
+    return " ".join(
+        [*([] if has_strips(animation.drawing) else ["lone"]), *([] if len(animation.indices) > 1 else ["still"])]
+    )
 
 
-def reading(drawing: Drawing) -> str:
+def usage_note(drawing: Drawing) -> str:
     """How to handle what only the interactive picture has."""
     turn = (
         "Drag to turn, scroll to come closer, point at a disc to read it."
@@ -187,37 +193,37 @@ def reading(drawing: Drawing) -> str:
     return " ".join(part for part in (turn, jump, drawing.left_out(traces.CURVES)) if part)
 
 
-def page_content(reel: Reel) -> dict[str, Any]:
+def animation_content(animation: AnimationFrames) -> dict[str, Any]:
     """Everything the script needs; places are 16-bit fractions of the box, which is finer than a pixel."""
-    drawing = reel.drawing
-    leaders = reel.leaders()
+    drawing = animation.drawing
+    leaders = animation.leaders()
     centre, half = drawing.box()
-    grid = np.rint((reel.coordinates - centre) / half * 32767).clip(-32767, 32767)
+    grid = np.rint((animation.coordinates - centre) / half * 32767).clip(-32767, 32767)
     return {
         "dim": drawing.dim,
-        "labels": [when(drawing, int(index)) for index in reel.indices],
-        "places": reel.places.tolist(),
+        "labels": [time_label(drawing, int(index)) for index in animation.indices],
+        "places": animation.places.tolist(),
         "masses": drawing.scene.masses.tolist(),
         "tokens": [escape(str(name), quote=False) for name in drawing.names()],
         "centre": centre.tolist(),
         "half": half,
-        "coordinates": packed(grid, "<i2"),
-        "leaders": packed(leaders, "<u2"),
-        "trails": reel.trail_tokens().tolist(),
+        "coordinates": encode_base64(grid, "<i2"),
+        "leaders": encode_base64(leaders, "<u2"),
+        "trails": animation.trail_tokens().tolist(),
         "trail_steps": traces.TRAIL_STEPS,
         "fine": traces.FINE,
         "full": traces.FULL,
         "smallest": traces.SMALLEST,
         "pause": 60,
         "values": [
-            [None if np.isnan(value) else float(value) for value in values_at(reel, label)]
+            [None if np.isnan(value) else float(value) for value in values_at(animation, label)]
             for label in shown_curves(drawing)
         ],
         "on_surface": drawing.projection.on_surface,
         "matrix": None if drawing.projection.surface is None else drawing.projection.surface.tolist(),
         "strips": has_strips(drawing),
         "surface": surface_of(drawing),
-        "figures": {"tokens": with_trails(token_figure(reel, leaders), drawing), "curves": curve_figure(reel)},
+        "figures": {"tokens": add_trails(token_figure(animation, leaders), drawing), "curves": curve_figure(animation)},
     }
 
 
@@ -226,11 +232,11 @@ def surface_of(drawing: Drawing) -> dict[str, Any] | None:
     matrix = drawing.projection.surface
     if matrix is None or drawing.dim != 3:
         return None
-    return {"root": root(matrix, 0.5).tolist(), "inverse": root(matrix, -0.5).tolist(), "lens": globe.lens()[0].round(5).tolist(),
-            "light": (globe.LIGHT / np.linalg.norm(globe.LIGHT)).tolist()}  # fmt: skip
+    return {"root": matrix_power(matrix, 0.5).tolist(), "inverse": matrix_power(matrix, -0.5).tolist(),
+            "lens": globe.lens()[0].round(5).tolist(), "light": (globe.LIGHT / np.linalg.norm(globe.LIGHT)).tolist()}  # fmt: skip
 
 
-def with_trails(figure: dict[str, Any], drawing: Drawing) -> dict[str, Any]:
+def add_trails(figure: dict[str, Any], drawing: Drawing) -> dict[str, Any]:
     """The figure with what only the script can keep up: trails below the discs, and a lens in place of the plain shell."""
     matrix = drawing.projection.surface
     still = [
@@ -242,6 +248,6 @@ def with_trails(figure: dict[str, Any], drawing: Drawing) -> dict[str, Any]:
     return {**figure, "data": [*still, *([traces.trail_trace(drawing)] if drawing.dim > 1 else []), discs]}
 
 
-def packed(values: np.ndarray, dtype: str) -> str:
+def encode_base64(values: np.ndarray, dtype: str) -> str:
     """Little-endian bytes in base 64."""
     return base64.b64encode(np.ascontiguousarray(values.astype(dtype)).tobytes()).decode("ascii")

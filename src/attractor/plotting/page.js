@@ -1,11 +1,11 @@
-// The page of one film.
+// The page of one animation.
 (function () {
   "use strict";
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const reel = JSON.parse(document.getElementById("reel").textContent);
-  const film = window.attractorFilm(document.querySelector("main"), reel, () => dark.matches);
-  film.ready.then(() => {
-    dark.addEventListener("change", film.paint);
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const animation = window.attractorAnimation(document.querySelector("main"), data, () => dark.matches);
+  animation.ready.then(() => {
+    dark.addEventListener("change", animation.paint);
     document.body.dataset.ready = "yes";
   });
 })();

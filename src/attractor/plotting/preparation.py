@@ -9,8 +9,8 @@ import numpy as np
 from attractor.errors import InputError
 from attractor.plotting import scene as selection
 from attractor.plotting import style
-from attractor.plotting.scene import Scene, groups
-from attractor.plotting.time_axis import TimeAxis, quantity
+from attractor.plotting.scene import Scene, group_tokens
+from attractor.plotting.time_axis import TimeAxis, format_quantity
 
 # Beyond this growth of norms a fixed frame would shrink the start to a dot.
 GROWTH = 6.0
@@ -41,48 +41,42 @@ def project(scene: Scene) -> Projection:
     """The first three coordinates, or the first three principal axes in dimension four and more."""
     points, dim = scene.points, scene.points.shape[2]
     scale, notes = np.ones(scene.times.size), []
-    if scene.space_name == "euclidean":
-        # the 99th percentile: one stray token must not shrink the picture
+    if scene.surface is None:
+        # the 99th percentile, so that one outlier does not shrink the figure
         extent = np.quantile(np.linalg.norm(points, axis=2), 0.99, axis=1)
         if extent.max() > GROWTH * extent[0] and extent.min() > 0:
             scale = extent
             notes.append("Norms grow: each time is drawn in units of its own extent.")
         points = points / scale[:, None, None]
-    curved = scene.space_name != "euclidean"
-    bodies = bodies_of(scene, points)
+    curved = scene.surface is not None
+    bodies = scale_points(scene, points)
     if dim <= 3:
         names = tuple("x" + "₁₂₃"[i] for i in range(dim))
-        return Projection(points, bodies, surface_seen(scene, np.eye(dim)), curved, scale, names, tuple(notes))
+        return Projection(points, bodies, project_surface(scene, np.eye(dim)), curved, scale, names, tuple(notes))
     axes, share = principal_axes(points, centred=not curved)
     notes.append(
         f"Dimension {dim}, projected on the first three principal axes of the first and last clouds "
         f"({share:.0%} of their spread)."
     )
     names = ("axis 1", "axis 2", "axis 3")
-    return Projection(points @ axes.T, bodies, surface_seen(scene, axes), False, scale, names, tuple(notes))
+    return Projection(points @ axes.T, bodies, project_surface(scene, axes), False, scale, names, tuple(notes))
 
 
-def surface_seen(scene: Scene, axes: np.ndarray) -> np.ndarray | None:
+def project_surface(scene: Scene, axes: np.ndarray) -> np.ndarray | None:
     """M of {y : y'My = 1}, the outline of the space under y = Ax: M = (A W^-1 A')^-1; None in flat space."""
-    if scene.space_name == "euclidean":
-        return None
-    if scene.space_name == "sphere" or scene.ellipsoid is None:
-        return np.eye(len(axes)) / scene.space_radius**2
-    return np.linalg.inv(axes @ np.linalg.solve(scene.ellipsoid, axes.T))
+    return None if scene.surface is None else np.linalg.inv(axes @ np.linalg.solve(scene.surface, axes.T))
 
 
-def root(matrix: np.ndarray, power: float) -> np.ndarray:
+def matrix_power(matrix: np.ndarray, power: float) -> np.ndarray:
     """A symmetric positive definite matrix to a power."""
     values, vectors = np.linalg.eigh(matrix)
     return (vectors * values**power) @ vectors.T
 
 
-def bodies_of(scene: Scene, points: np.ndarray) -> np.ndarray:
+def scale_points(scene: Scene, points: np.ndarray) -> np.ndarray:
     """Tokens in units of the size of their space: on the unit sphere, or divided by the extent of the whole cloud."""
-    if scene.space_name == "sphere":
-        return points / scene.space_radius
-    if scene.ellipsoid is not None and scene.space_name == "ellipsoid":
-        return points @ root(scene.ellipsoid, 0.5)
+    if scene.surface is not None:
+        return points @ matrix_power(scene.surface, 0.5)
     points = points - points.mean(axis=(0, 1))
     return points / max(float(np.abs(points).max()), np.finfo(float).tiny)
 
@@ -169,7 +163,7 @@ def silhouette(surface: np.ndarray, camera: Camera, count: int = 181) -> np.ndar
     if len(surface) == 3:
         inverse = camera.frame[:2] @ inverse @ camera.frame[:2].T
     angles = np.linspace(0.0, 2 * np.pi, count)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1) @ root(inverse, 0.5)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1) @ matrix_power(inverse, 0.5)
 
 
 def shading(surface: np.ndarray, camera: Camera, reach: float, pixels: int = 220) -> np.ndarray:
@@ -204,16 +198,16 @@ def graticule(surface: np.ndarray, step: int = 30, count: int = 91) -> list[np.n
                 axis=1,
             )
         )
-    stretch = root(surface, -0.5)
+    stretch = matrix_power(surface, -0.5)
     return [line @ stretch for line in lines]
 
 
 def sheet(surface: np.ndarray, meridians: int = 49, parallels: int = 25) -> np.ndarray:
     """The surface as a grid of points (parallels, meridians, 3)."""
     turn, height = np.meshgrid(np.linspace(0, 2 * np.pi, meridians), np.linspace(-np.pi / 2, np.pi / 2, parallels))
-    return np.stack([np.cos(height) * np.cos(turn), np.cos(height) * np.sin(turn), np.sin(height)], axis=2) @ root(
-        surface, -0.5
-    )
+    return np.stack(
+        [np.cos(height) * np.cos(turn), np.cos(height) * np.sin(turn), np.sin(height)], axis=2
+    ) @ matrix_power(surface, -0.5)
 
 
 def lens(rings: int = 12, spokes: int = 64) -> tuple[np.ndarray, np.ndarray]:
@@ -282,7 +276,7 @@ def by_start(projection: Projection) -> Colours:
 
 def final_clusters(bodies: np.ndarray, masses: np.ndarray) -> np.ndarray:
     """Labels (n,) of the clusters of a state, the heaviest first."""
-    labels = groups(bodies, REACH)
+    labels = group_tokens(bodies, REACH)
     weights = np.bincount(labels, weights=masses)
     rank = np.empty(weights.size, dtype=int)
     rank[np.argsort(-weights, kind="stable")] = np.arange(weights.size)
@@ -329,7 +323,7 @@ class Drawing:
 
     def leaders(self, index: int) -> np.ndarray:
         """For each token (n,), the first of those it coincides with at a saved time: the one that is drawn for all."""
-        labels = groups(self.projection.bodies[index], COINCIDENCE)
+        labels = group_tokens(self.projection.bodies[index], COINCIDENCE)
         first = np.unique(labels, return_index=True)[1]
         return first[labels]
 
@@ -384,7 +378,7 @@ class Drawing:
         if not self.scene.outcome:
             return ""
         name, time = self.scene.outcome.replace("_", " "), self.scene.outcome_time
-        return f"Outcome: {name} at time {quantity(time)}." if np.isfinite(time) else f"Outcome: {name}."
+        return f"Outcome: {name} at time {format_quantity(time)}." if np.isfinite(time) else f"Outcome: {name}."
 
 
 def prepare(
@@ -396,17 +390,17 @@ def prepare(
 ) -> Drawing:
     """Drop what cannot be drawn (and say so), choose tokens, coordinates, colours and a point of view."""
     scene, notes = drop_infinite(scene)
-    chosen = selection.some(scene.masses.size, tokens)
+    chosen = selection.subsample(scene.masses.size, tokens)
     if chosen.size < scene.masses.size:
         notes.append(f"{chosen.size:,} of {scene.masses.size:,} tokens are drawn.")
-        scene = with_tokens(scene, chosen)
+        scene = select_tokens(scene, chosen)
     projection = project(scene)
     return Drawing(
         scene=scene,
         projection=projection,
         colours=colour_tokens(projection, scene.masses, colour),
         tokens=chosen,
-        progress=selection.pace(scene.times, projection.coordinates),
+        progress=selection.measure_progress(scene.times, projection.coordinates),
         time_axis=TimeAxis.of(scene.times),
         camera=choose_camera(projection, scene.masses, view),
         notes=(*projection.notes, *notes),
@@ -427,7 +421,7 @@ def drop_infinite(scene: Scene) -> tuple[Scene, list[str]]:
     return replace(scene, times=scene.times[sound], points=scene.points[sound], curves=curves), [note]
 
 
-def with_tokens(scene: Scene, chosen: np.ndarray) -> Scene:
+def select_tokens(scene: Scene, chosen: np.ndarray) -> Scene:
     return replace(
         scene,
         points=scene.points[:, chosen],

@@ -11,7 +11,7 @@ from attractor.errors import InputError
 from attractor.plotting.time_axis import TimeAxis
 
 
-def groups(points: np.ndarray, tolerance: float, grids: int = 6) -> np.ndarray:
+def group_tokens(points: np.ndarray, tolerance: float, grids: int = 6) -> np.ndarray:
     """Labels (n,) of tokens chained by steps of about the tolerance.
 
     Tokens that share a cell in one of several shifted grids are joined, so the cost is linear in n even when thousands
@@ -39,7 +39,7 @@ def groups(points: np.ndarray, tolerance: float, grids: int = 6) -> np.ndarray:
     return np.unique(labels, return_inverse=True)[1]
 
 
-def pace(times: np.ndarray, points: np.ndarray) -> np.ndarray:
+def measure_progress(times: np.ndarray, points: np.ndarray) -> np.ndarray:
     """How far the story has come at each saved time, from 0 to 1: half by distance travelled, half by the time axis."""
     moved = np.sqrt(np.square(np.diff(points, axis=0)).sum(axis=2).mean(axis=1))
     travelled = np.concatenate([[0.0], np.cumsum(moved)])
@@ -51,7 +51,7 @@ def pace(times: np.ndarray, points: np.ndarray) -> np.ndarray:
     return np.mean(parts, axis=0)
 
 
-def frames(progress: np.ndarray, most: int) -> np.ndarray:
+def select_frames(progress: np.ndarray, most: int) -> np.ndarray:
     """Indices of at most ``most`` saved times, evenly paced, first and last among them."""
     if progress.size <= most:
         return np.arange(progress.size)
@@ -62,42 +62,43 @@ def frames(progress: np.ndarray, most: int) -> np.ndarray:
     return np.unique(nearest)
 
 
-def some(count: int, most: int) -> np.ndarray:
+def subsample(count: int, most: int) -> np.ndarray:
     """Indices of at most ``most`` of ``count`` things, the same ones each time."""
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
-SPACES = ("euclidean", "sphere", "ellipsoid")
-
-
 @dataclass(frozen=True, eq=False)
 class Scene:
     """Tokens along time, with observables and events; S saved times, n tokens, dimension d.
 
-    times (S,), points (S, n, d), masses (n,); ``curves`` maps a label to values (S,); ``events`` are (time, label) pairs; ``labels``,
-    if there are any, name the tokens one by one; ``ellipsoid`` is the matrix W of {x : x'Wx = 1} and ``space_radius`` the radius of the
-    sphere.
+    Attributes
+    ----------
+    times, points, masses : (S,), (S, n, d) and (n,).
+    surface : matrix (d, d) of the surface {x : x'Mx = 1} that holds the tokens; None in flat space.
+    curves : observables (S,) by label.
+    title, caption : texts of the figure.
+    events : (time, label) pairs.
+    outcome, outcome_time : how the run ended, and when.
+    labels : names of the tokens, all or none.
     """
 
     times: np.ndarray
     points: np.ndarray
     masses: np.ndarray
-    space_name: str = "euclidean"
-    ellipsoid: np.ndarray | None = None
+    surface: np.ndarray | None = None
     curves: Mapping[str, np.ndarray] = field(default_factory=dict)
     title: str = ""
     caption: str = ""
     events: Sequence[tuple[float, str]] = ()
     outcome: str = ""
     outcome_time: float = float("nan")
-    space_radius: float = 1.0
     labels: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("times", "points", "masses"):
-            object.__setattr__(self, name, numbers(getattr(self, name), name))
+            object.__setattr__(self, name, as_array(getattr(self, name), name))
         saved = self.times.shape[0] if self.times.ndim == 1 else 0
         if self.points.ndim != 3 or saved == 0 or self.points.shape[0] != saved or 0 in self.points.shape:
             raise InputError(
@@ -109,8 +110,8 @@ class Scene:
         if self.labels and len(self.labels) != self.points.shape[1]:
             raise InputError(f"{len(self.labels)} labels do not name {self.points.shape[1]} tokens: give one for each")
         self._check_masses()
-        self._check_space()
-        curves = {str(label): numbers(values, f"curve {label!r}") for label, values in self.curves.items()}
+        self._check_surface()
+        curves = {str(label): as_array(values, f"curve {label!r}") for label, values in self.curves.items()}
         for label, values in curves.items():
             if values.shape != (saved,):
                 raise InputError(
@@ -128,25 +129,21 @@ class Scene:
         if not (np.isfinite(masses).all() and (masses >= 0).all() and masses.sum() > 0):
             raise InputError("masses must be finite, not negative and not all zero")
 
-    def _check_space(self) -> None:
-        dim = self.points.shape[2]
-        if self.space_name not in SPACES:
-            raise InputError(f"space {self.space_name!r} cannot be drawn; give one of {', '.join(SPACES)}")
-        if not (np.isfinite(self.space_radius) and self.space_radius > 0):
-            raise InputError(f"the radius of a sphere must be positive, got {self.space_radius}")
-        if self.space_name != "ellipsoid":
+    def _check_surface(self) -> None:
+        if self.surface is None:
             return
-        if self.ellipsoid is None:
-            raise InputError("an ellipsoid is drawn from its matrix: give ellipsoid=W")
-        matrix = numbers(self.ellipsoid, "the ellipsoid's matrix")
+        dim = self.points.shape[2]
+        matrix = as_array(self.surface, "the matrix of the surface")
         if matrix.shape != (dim, dim) or not np.isfinite(matrix).all():
-            raise InputError(f"the ellipsoid's matrix must be a finite ({dim}, {dim}) array, got shape {matrix.shape}")
+            raise InputError(
+                f"the matrix of the surface must be a finite ({dim}, {dim}) array, got shape {matrix.shape}"
+            )
         if np.linalg.eigvalsh(matrix)[0] <= 0:
-            raise InputError("the ellipsoid's matrix must be positive definite")
-        object.__setattr__(self, "ellipsoid", matrix)
+            raise InputError("the matrix of the surface must be positive definite")
+        object.__setattr__(self, "surface", matrix)
 
 
-def numbers(value: object, name: str) -> np.ndarray:
+def as_array(value: object, name: str) -> np.ndarray:
     """A float64 array, or one clear sentence."""
     try:
         return np.asarray(value, dtype=np.float64)

@@ -14,8 +14,8 @@ from attractor.errors import missing
 from attractor.plotting import preparation as globe
 from attractor.plotting import style
 from attractor.plotting.preparation import Drawing
-from attractor.plotting.scene import frames, some
-from attractor.plotting.time_axis import log_ticks, quantity
+from attractor.plotting.scene import select_frames, subsample
+from attractor.plotting.time_axis import format_quantity, log_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ MANY = 3000
 LETTER = 0.56 * 6.5 / 72  # inches of a letter of a label
 
 
-def backdrop(axes: Axes, drawing: Drawing) -> None:
+def draw_backdrop(axes: Axes, drawing: Drawing) -> None:
     """What stands still: the surface with its grid, the axes of a plane, the box of a space."""
     if drawing.projection.surface is not None:
         paint_surface(axes, drawing)
@@ -113,7 +113,7 @@ def paint_box(axes: Axes, drawing: Drawing) -> None:
         axes.text(right, above, name, ha="center", va="center", color=style.QUIET, fontsize=6.5)
         reach = max(reach, _room(axes, abs(right - across), LETTER * len(name)), _room(axes, abs(above - up), 0.34))
     axes.set(xlim=(across - reach, across + reach), ylim=(up - reach, up + reach), aspect="equal")
-    width = f"box {quantity(2 * half)} wide"
+    width = f"box {format_quantity(2 * half)} wide"
     axes.text(0.5, 0.0, width, transform=axes.transAxes, ha="center", va="bottom", fontsize=6, color=style.QUIET)
 
 
@@ -147,11 +147,11 @@ def discs_at(drawing: Drawing, index: int, full: float) -> tuple[np.ndarray, np.
 
 def trails_at(drawing: Drawing, start: int, index: int) -> tuple[np.ndarray, np.ndarray]:
     """Segments (m, 2, 2) and colours (m, 4) of the paths of some discs from one saved time to another, older parts fainter."""
-    steps = start + frames(drawing.progress[start : index + 1] - drawing.progress[start], TRAIL_STEPS)
+    steps = start + select_frames(drawing.progress[start : index + 1] - drawing.progress[start], TRAIL_STEPS)
     if steps.size < 2:
         return np.zeros((0, 2, 2)), np.zeros((0, 4))
     apart = drawing.discs(start)[0]
-    tokens = apart[some(apart.size, TRAILS)]
+    tokens = apart[subsample(apart.size, TRAILS)]
     paths, age = along_surface(drawing.projection.coordinates[np.ix_(steps, tokens)], drawing)
     pieces = np.stack([paths[:-1], paths[1:]], axis=2)
     alpha = (0.08 + 0.5 * age[1:, None]) * strength(drawing.facing(pieces.mean(axis=2)), drawing.projection.on_surface)
@@ -176,7 +176,7 @@ def along_surface(paths: np.ndarray, drawing: Drawing) -> tuple[np.ndarray, np.n
     return fine / np.maximum(length, 1e-12), np.interp(new, old, age)
 
 
-def snapshot(axes: Axes, drawing: Drawing, index: int, start: int, full: float) -> tuple[Any, Any]:
+def draw_snapshot(axes: Axes, drawing: Drawing, index: int, start: int, full: float) -> tuple[Any, Any]:
     """Trails and discs of the tokens at a saved time; the two collections, so that an animation can move them."""
     from matplotlib.collections import LineCollection
 
@@ -186,32 +186,36 @@ def snapshot(axes: Axes, drawing: Drawing, index: int, start: int, full: float) 
     places, areas, colours = discs_at(drawing, index, full)
     # thousands of vector discs make a heavy file: they become one picture inside it
     discs: Any = axes.scatter(
-        *places.T, s=areas, c=colours, linewidths=rims(areas).tolist(), zorder=4, rasterized=len(places) > MANY
+        *places.T, s=areas, c=colours, linewidths=rim_widths(areas).tolist(), zorder=4, rasterized=len(places) > MANY
     )
-    discs.set_edgecolor(edges_of(colours))
+    discs.set_edgecolor(rim_colours(colours))
     return trails, discs
 
 
-def rims(areas: np.ndarray) -> np.ndarray:
-    """Widths of the rims: thin enough to leave the smallest discs their colour."""
+def rim_widths(areas: np.ndarray) -> np.ndarray:
+    """Widths of the rim_widths: thin enough to leave the smallest discs their colour."""
     return np.minimum(0.4, 0.1 * np.sqrt(areas))
 
 
-def edges_of(colours: np.ndarray) -> np.ndarray:
-    """White rims that fade with their discs."""
+def rim_colours(colours: np.ndarray) -> np.ndarray:
+    """White rim_widths that fade with their discs."""
     return np.column_stack([np.ones((len(colours), 3)), colours[:, 3]])
 
 
-def when(drawing: Drawing, index: int) -> str:
+def time_label(drawing: Drawing, index: int) -> str:
     """The time of a snapshot, and what a unit is worth if norms grow."""
-    words = f"t = {quantity(float(drawing.scene.times[index]))}"
-    return f"{words}, unit {quantity(float(drawing.projection.scale[index]))}" if drawing.projection.rescaled else words
+    words = f"t = {format_quantity(float(drawing.scene.times[index]))}"
+    return (
+        f"{words}, unit {format_quantity(float(drawing.projection.scale[index]))}"
+        if drawing.projection.rescaled
+        else words
+    )
 
 
 LINES = 400
 
 
-def time_ruler(axes: Axes, drawing: Drawing, label: bool = True, most: int = 5) -> None:
+def set_time_axis(axes: Axes, drawing: Drawing, label: bool = True, most: int = 5) -> None:
     """The common time axis of all strips."""
     low, high = drawing.time_axis.limits
     margin = 0.02 * (high - low)
@@ -236,14 +240,14 @@ def mark_times(axes: Axes, drawing: Drawing, snapshots: np.ndarray) -> None:
             )
     times = np.array([time for time, _ in drawing.scene.events if np.isfinite(time)])
     if times.size:
-        places = np.unique(drawing.time_axis.place(times[some(times.size, 1000)]))
+        places = np.unique(drawing.time_axis.place(times[subsample(times.size, 1000)]))
         axes.plot(
             places, np.zeros(places.size), "|", color=style.INK, markersize=4, markeredgewidth=0.6, transform=above,
             clip_on=False, zorder=5,
         )  # fmt: skip
 
 
-def curve(axes: Axes, drawing: Drawing, label: str, colour: str = style.PALETTE[0]) -> None:
+def draw_curve(axes: Axes, drawing: Drawing, label: str, colour: str = style.PALETTE[0]) -> None:
     """One observable against time, on a logarithmic scale when it is positive and spans three decades."""
     values = drawing.scene.curves[label]
     places = drawing.time_axis.place(drawing.scene.times)
@@ -252,45 +256,45 @@ def curve(axes: Axes, drawing: Drawing, label: str, colour: str = style.PALETTE[
     axes.plot(places, np.where(sound, values, np.nan), color=colour, linewidth=1.1, drawstyle="steps-post" if whole else "default",
               marker="o" if places.size == 1 else None, markersize=3)  # fmt: skip
     sound_values = values[sound]
-    if logarithmic(sound_values, 20 if whole else 1e3):
-        log_ruler(axes, float(sound_values.min()), float(sound_values.max()))
+    if needs_log_scale(sound_values, 20 if whole else 1e3):
+        set_log_axis(axes, float(sound_values.min()), float(sound_values.max()))
     else:
         axes.locator_params(axis="y", nbins=4, integer=whole)
     axes.set_title(label, loc="left", pad=9, parse_math=False)
 
 
-def logarithmic(values: np.ndarray, ratio: float) -> bool:
+def needs_log_scale(values: np.ndarray, ratio: float) -> bool:
     """Whether positive values span so much that only a logarithmic scale shows them all."""
     return bool(values.size and values.min() > 0 and values.max() > ratio * values.min())
 
 
-def log_ruler(axes: Axes, low: float, high: float) -> None:
+def set_log_axis(axes: Axes, low: float, high: float) -> None:
     axes.set_yscale("log")
     axes.minorticks_off()
     ticks = log_ticks(low, high)
-    axes.set_yticks(ticks, [quantity(tick) for tick in ticks])
+    axes.set_yticks(ticks, [format_quantity(tick) for tick in ticks])
 
 
-def angles(axes: Axes, drawing: Drawing) -> None:
+def draw_angles(axes: Axes, drawing: Drawing) -> None:
     """Where tokens on a circle are, against time."""
-    threads(axes, drawing, drawing.angles())
+    draw_threads(axes, drawing, drawing.angles())
     axes.set(ylim=(-180, 180), yticks=[-180, -90, 0, 90, 180], yticklabels=["−180°", "−90°", "0°", "90°", "180°"])
     axes.set_title("angle of each token", loc="left", pad=9)
 
 
-def positions(axes: Axes, drawing: Drawing) -> None:
+def draw_positions(axes: Axes, drawing: Drawing) -> None:
     """Where tokens on a line are, against time."""
-    threads(axes, drawing, drawing.projection.coordinates[..., 0])
+    draw_threads(axes, drawing, drawing.projection.coordinates[..., 0])
     axes.locator_params(axis="y", nbins=5)
     name = "x / extent" if drawing.projection.rescaled else "x"
     axes.set_title(f"position {name} of each token", loc="left", pad=4)
 
 
-def threads(axes: Axes, drawing: Drawing, values: np.ndarray) -> None:
+def draw_threads(axes: Axes, drawing: Drawing, values: np.ndarray) -> None:
     from matplotlib.collections import LineCollection
 
     places = drawing.time_axis.place(drawing.scene.times)
-    tokens = some(drawing.tokens.size, LINES)
+    tokens = subsample(drawing.tokens.size, LINES)
     colours = drawing.colours.tokens[tokens]
     if places.size == 1:
         axes.scatter(np.repeat(places, tokens.size), values[0, tokens], s=6, c=colours, linewidths=0)
@@ -310,33 +314,33 @@ def compose(
     drawing: Drawing, *, width: str | float | None = None, snapshots: int | None = None, caption: bool = True
 ) -> Figure:
     """A matplotlib figure that belongs to no global state and leaves the user's settings as they are."""
-    across, figure_class = style.inches(width), picture_class()
-    with style.applied():
-        figure = figure_class()
+    across, make = style.inches(width), figure_class()
+    with style.use_style():
+        figure = make()
         Page(figure, drawing, across, snapshots, caption).fill()
     return figure
 
 
-def picture_class() -> type[Figure]:
+def figure_class() -> type[Figure]:
     """A figure that shows itself in a notebook although pyplot knows nothing of it."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise missing("matplotlib", "plot") from None
 
-    class Picture(Figure):
+    class NotebookFigure(Figure):
         def _repr_png_(self) -> bytes:
             buffer = BytesIO()
             save(self, buffer, 144, "png")
             return buffer.getvalue()
 
-    return Picture
+    return NotebookFigure
 
 
 def save(figure: Figure, place: Path | BytesIO, dpi: int, kind: str) -> None:
     """Write a figure as png, pdf or svg; the same figure gives the same bytes."""
     dateless: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with style.applied():
+    with style.use_style():
         figure.savefig(place, format=kind, dpi=dpi, metadata=dateless.get(kind))
 
 
@@ -346,8 +350,8 @@ class Page:
     def __init__(self, figure: Figure, drawing: Drawing, width: float, snapshots: int | None, caption: bool) -> None:
         self.figure, self.drawing, self.width = figure, drawing, width
         wanted = snapshots if snapshots is not None else (3 if width > 5 else 2)
-        self.indices = frames(drawing.progress, max(1, wanted))
-        self.caption = wrap(f"{drawing.caption} {self.reading()}", width) if caption else []
+        self.indices = select_frames(drawing.progress, max(1, wanted))
+        self.caption = wrap(f"{drawing.caption} {self.usage_note()}", width) if caption else []
         self.title = wrap(drawing.scene.title, width, size=9.5, bold=True)
         self.verdict = wrap(drawing.verdict, width) if caption else []
 
@@ -376,7 +380,7 @@ class Page:
         self.top = head + top_row + (STRIP_GAP if self.drawing.dim == 1 else 0.12)
         self.strips(strip_names, per_row)
 
-    def reading(self) -> str:
+    def usage_note(self) -> str:
         """How to read what only the printed picture has."""
         drawing = self.drawing
         far = "Faded discs are on the far side." if drawing.projection.on_surface and drawing.dim == 3 else ""
@@ -418,8 +422,8 @@ class Page:
         start = 0
         for number, index in enumerate(self.indices):
             axes = self.axes(left + number * (side + pad), self.top, side, tall)
-            backdrop(axes, self.drawing)
-            snapshot(axes, self.drawing, int(index), start, full=side * 13)
+            draw_backdrop(axes, self.drawing)
+            draw_snapshot(axes, self.drawing, int(index), start, full=side * 13)
             if flat and number:
                 axes.set_ylabel("")
             self.heading(axes, number, int(index))
@@ -427,13 +431,13 @@ class Page:
 
     def heading(self, axes: Axes, number: int, index: int) -> None:
         letter = f"{'abcdefghijklmnop'[number % 16]}  " if len(self.indices) > 1 else ""
-        axes.set_title(f"{letter}{when(self.drawing, index)}", pad=3, parse_math=False)
+        axes.set_title(f"{letter}{time_label(self.drawing, index)}", pad=3, parse_math=False)
 
     def long_strip(self) -> None:
         axes = self.axes(LEFT, self.top, self.width - LEFT - RIGHT, 1.7)
-        positions(axes, self.drawing)
+        draw_positions(axes, self.drawing)
         mark_times(axes, self.drawing, np.zeros(0, dtype=int))
-        time_ruler(axes, self.drawing, most=8)
+        set_time_axis(axes, self.drawing, most=8)
 
     def strips(self, names: list[str | None], per_row: int) -> None:
         width = (self.width - LEFT - RIGHT - (per_row - 1) * GAP) / per_row
@@ -443,11 +447,11 @@ class Page:
             top = self.top + HEADING + row * (HEADING + STRIP + STRIP_GAP)
             axes = self.axes(LEFT + column * (width + GAP), top, width, STRIP)
             if name is None:
-                angles(axes, self.drawing)
+                draw_angles(axes, self.drawing)
             else:
-                curve(axes, self.drawing, name)
+                draw_curve(axes, self.drawing, name)
             mark_times(axes, self.drawing, marked)
-            time_ruler(axes, self.drawing, most=max(3, int(width * 3)))
+            set_time_axis(axes, self.drawing, most=max(3, int(width * 3)))
 
 
 def wrap(text: str, width: float, size: float = 6.5, *, bold: bool = False) -> list[str]:

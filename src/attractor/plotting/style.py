@@ -57,7 +57,7 @@ RC: dict[str, Any] = {
 
 
 @contextmanager
-def applied() -> Iterator[None]:
+def use_style() -> Iterator[None]:
     """Our settings while a picture is made, whatever the user's are; theirs come back afterwards."""
     try:
         import matplotlib
@@ -78,7 +78,7 @@ def paper(width: str | float = "two") -> Iterator[tuple[float, float]]:
     told otherwise, and figures of your own made with matplotlib have the same fonts, colours and width. Yields that width and a
     height in the golden section to it. Your settings come back afterwards.
     """
-    with sized(width) as across, applied():
+    with use_width(width) as across, use_style():
         import matplotlib
         from cycler import cycler
 
@@ -88,7 +88,7 @@ def paper(width: str | float = "two") -> Iterator[tuple[float, float]]:
 
 
 @contextmanager
-def sized(width: str | float) -> Iterator[float]:
+def use_width(width: str | float) -> Iterator[float]:
     """Pictures of attractor are so wide inside unless they are told otherwise; the width in inches."""
     token = _width.set(inches(width))
     try:
@@ -119,7 +119,7 @@ def rgb(colour: str) -> np.ndarray:
     return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255.0
 
 
-def hexadecimal(colours: np.ndarray) -> list[str]:
+def to_hex(colours: np.ndarray) -> list[str]:
     """#rrggbb of each row of colours (n, 3)."""
     levels = np.clip(np.rint(colours * 255), 0, 255).astype(int)
     return [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in levels]

@@ -67,7 +67,7 @@ def power_of_ten(power: int) -> str:
     return {0: "1", 1: "10"}.get(power, "10" + str(power).translate(SUPERSCRIPTS))
 
 
-def quantity(value: float) -> str:
+def format_quantity(value: float) -> str:
     """A number as one reads it: 0.25, 12.3, 1.5×10⁶."""
     if not math.isfinite(value):
         return str(value)

@@ -12,9 +12,9 @@ import numpy as np
 from attractor.plotting import preparation as globe
 from attractor.plotting import style
 from attractor.plotting.preparation import Drawing
-from attractor.plotting.scene import frames, some
-from attractor.plotting.static import logarithmic
-from attractor.plotting.time_axis import TimeAxis, log_ticks, quantity
+from attractor.plotting.scene import select_frames, subsample
+from attractor.plotting.static import needs_log_scale
+from attractor.plotting.time_axis import TimeAxis, format_quantity, log_ticks
 
 FULL, SMALLEST = 64.0, 7.0
 TRAIL_TOKENS, TRAIL_STEPS, FINE = 240, 14, 4
@@ -22,15 +22,15 @@ CURVE_POINTS, CURVES, THREADS, EVENTS = 600, 5, 200, 500
 
 
 @dataclass(frozen=True, eq=False)
-class Reel:
+class AnimationFrames:
     """The frames of an interactive picture: which saved times, and what each one shows."""
 
     drawing: Drawing
     indices: np.ndarray
 
     @staticmethod
-    def of(drawing: Drawing, most: int) -> Reel:
-        return Reel(drawing, frames(drawing.progress, most))
+    def of(drawing: Drawing, most: int) -> AnimationFrames:
+        return AnimationFrames(drawing, select_frames(drawing.progress, most))
 
     @property
     def coordinates(self) -> np.ndarray:
@@ -53,7 +53,7 @@ class Reel:
         return np.where(own, np.maximum(FULL * np.sqrt(shares), SMALLEST), 0.0)
 
     def trail_tokens(self) -> np.ndarray:
-        return some(self.drawing.tokens.size, TRAIL_TOKENS) if len(self.indices) > 1 else np.zeros(0, dtype=int)
+        return subsample(self.drawing.tokens.size, TRAIL_TOKENS) if len(self.indices) > 1 else np.zeros(0, dtype=int)
 
 
 def xyz(points: np.ndarray) -> dict[str, np.ndarray]:
@@ -61,7 +61,7 @@ def xyz(points: np.ndarray) -> dict[str, np.ndarray]:
     return {name: points[:, axis].astype(np.float32) for axis, name in zip(range(points.shape[1]), "xyz", strict=False)}
 
 
-def kind(drawing: Drawing) -> dict[str, str]:
+def axes_of(drawing: Drawing) -> dict[str, str]:
     """Tokens live in the 3-D scene, or on a pair of axes that no observable uses."""
     return {"type": "scatter3d"} if drawing.dim == 3 else {"type": "scatter", "xaxis": "x9", "yaxis": "y9"}
 
@@ -74,7 +74,9 @@ def surface_traces(drawing: Drawing) -> list[dict[str, Any]]:
     line = {"color": style.FAINT, "width": 1.5}
     if drawing.dim == 2:
         outline = globe.silhouette(surface, drawing.camera)
-        return [{**kind(drawing), "mode": "lines", **xyz(outline), "line": line, "hoverinfo": "skip", "name": "grid"}]
+        return [
+            {**axes_of(drawing), "mode": "lines", **xyz(outline), "line": line, "hoverinfo": "skip", "name": "grid"}
+        ]
     gaps = [np.concatenate([path, [[np.nan] * 3]]) for path in globe.graticule(surface, count=61)]
     grid = {
         "type": "scatter3d",
@@ -84,10 +86,10 @@ def surface_traces(drawing: Drawing) -> list[dict[str, Any]]:
         "hoverinfo": "skip",
         "name": "grid",
     }
-    return [grid, shell(surface)]
+    return [grid, shell_trace(surface)]
 
 
-def shell(surface: np.ndarray) -> dict[str, Any]:
+def shell_trace(surface: np.ndarray) -> dict[str, Any]:
     """A translucent surface, a little smaller than the true one, so that tokens and grid do not drown in it."""
     sheet = (0.985 * globe.sheet(surface)).astype(np.float32)
     still = {axis: {"highlight": False} for axis in "xyz"}
@@ -117,36 +119,36 @@ def trail_trace(drawing: Drawing) -> dict[str, Any]:
     axes = {letter: [None] for letter in "xyz"[: drawing.dim]}
     width, opacity = (3, 1.0) if drawing.dim == 3 else (1, 0.6)
     look = {"line": {"color": style.FAINT, "width": width}, "opacity": opacity}
-    return {**kind(drawing), "mode": "lines", "hoverinfo": "skip", "name": "trails", **axes, **look}
+    return {**axes_of(drawing), "mode": "lines", "hoverinfo": "skip", "name": "trails", **axes, **look}
 
 
-def disc_trace(reel: Reel, frame: int, leaders: np.ndarray) -> dict[str, Any]:
+def disc_trace(animation: AnimationFrames, frame: int, leaders: np.ndarray) -> dict[str, Any]:
     """The tokens of one frame; hovering tells index and mass."""
-    drawing = reel.drawing
-    points = reel.coordinates[frame]
+    drawing = animation.drawing
+    points = animation.coordinates[frame]
     if drawing.dim == 1:
-        points = np.column_stack([np.full(len(points), reel.places[frame]), points])
-    marker = {"size": reel.sizes(leaders), "color": style.hexadecimal(drawing.colours.tokens), "opacity": 1.0, "sizemode": "diameter",
+        points = np.column_stack([np.full(len(points), animation.places[frame]), points])
+    marker = {"size": animation.sizes(leaders), "color": style.to_hex(drawing.colours.tokens), "opacity": 1.0, "sizemode": "diameter",
               "line": {"width": 0 if drawing.dim == 3 else 0.8, "color": "#ffffff"}}  # fmt: skip
     named = [
         [escape(str(name), quote=False), float(mass)]
         for name, mass in zip(drawing.names(), drawing.scene.masses, strict=True)
     ]
-    return {**kind(drawing), "mode": "markers", "name": "tokens", **xyz(points), "marker": marker, "customdata": named,
+    return {**axes_of(drawing), "mode": "markers", "name": "tokens", **xyz(points), "marker": marker, "customdata": named,
             "hovertemplate": "token %{customdata[0]}<br>mass %{customdata[1]:.3g}<extra></extra>"}  # fmt: skip
 
 
-def thread_traces(reel: Reel, values: np.ndarray, axes: dict[str, str]) -> list[dict[str, Any]]:
+def thread_traces(animation: AnimationFrames, values: np.ndarray, axes: dict[str, str]) -> list[dict[str, Any]]:
     """Paths of some tokens against time, values (F, n); tokens of nearly one colour share a trace, which keeps the page quick."""
-    tokens = some(reel.drawing.tokens.size, THREADS)
-    colours = reel.drawing.colours.tokens[tokens]
+    tokens = subsample(animation.drawing.tokens.size, THREADS)
+    colours = animation.drawing.colours.tokens[tokens]
     _, groups = np.unique(np.rint(colours * 5), axis=0, return_inverse=True)
     gap = np.full((1, tokens.size), np.nan)
-    down, across = np.concatenate([values[:, tokens], gap]).T, np.append(reel.places, np.nan)
+    down, across = np.concatenate([values[:, tokens], gap]).T, np.append(animation.places, np.nan)
     made = []
     for group in range(int(groups.max()) + 1):
         own = groups.ravel() == group
-        hue = style.hexadecimal(colours[own].mean(axis=0, keepdims=True))[0]
+        hue = style.to_hex(colours[own].mean(axis=0, keepdims=True))[0]
         look = {"line": {"color": hue, "width": 1.2}, "opacity": 0.6, "hoverinfo": "skip", "name": "threads"}
         paths = {"x": np.tile(across, int(own.sum())), "y": down[own].ravel()}
         made.append({"type": "scatter", "mode": "lines", **axes, **paths, **look})
@@ -155,7 +157,7 @@ def thread_traces(reel: Reel, values: np.ndarray, axes: dict[str, str]) -> list[
 
 def curve_trace(drawing: Drawing, label: str) -> dict[str, Any]:
     """One observable; times in the hover text, because the axis may be logarithmic by hand."""
-    kept = frames(drawing.progress, CURVE_POINTS)
+    kept = select_frames(drawing.progress, CURVE_POINTS)
     values = drawing.scene.curves[label][kept]
     values = np.where(np.isfinite(values), values, np.nan)
     times = drawing.scene.times[kept]
@@ -169,7 +171,7 @@ def event_trace(drawing: Drawing) -> dict[str, Any] | None:
     events = [(time, label) for time, label in drawing.scene.events if np.isfinite(time)]
     if not events:
         return None
-    events = [events[i] for i in some(len(events), EVENTS)]
+    events = [events[i] for i in subsample(len(events), EVENTS)]
     times = np.array([time for time, _ in events])
     return {"type": "scatter", "mode": "markers", "x": drawing.time_axis.place(times), "y": np.zeros(times.size), "name": "events",
             "marker": {"symbol": "line-ns-open", "size": 9, "color": style.QUIET, "line": {"width": 1.2}},
@@ -185,7 +187,7 @@ FONT = {
 }
 
 
-def plain(**more: Any) -> dict[str, Any]:
+def base_layout(**more: Any) -> dict[str, Any]:
     """What every layout has: no legend, no background of its own, a camera and zoom that survive updates."""
     buttons = {"bgcolor": CLEAR, "color": style.FAINT, "activecolor": style.QUIET}
     return {"showlegend": False, "paper_bgcolor": CLEAR, "plot_bgcolor": CLEAR, "font": FONT, "uirevision": "keep",
@@ -195,12 +197,12 @@ def plain(**more: Any) -> dict[str, Any]:
 def token_layout(drawing: Drawing) -> dict[str, Any]:
     """Axes of the tokens: hidden around a surface, ruled in flat space, time across for tokens on a line."""
     if drawing.dim == 3:
-        return plain(margin=dict.fromkeys("lrtb", 0), scene=scene_layout(drawing))
+        return base_layout(margin=dict.fromkeys("lrtb", 0), scene=scene_layout(drawing))
     rule = {"gridcolor": style.HAIR, "zeroline": False, "showline": False, "ticks": "", "color": style.QUIET}
     if drawing.dim == 1:
-        across = {**rule, **time_ruler(drawing.time_axis), "showgrid": False}
+        across = {**rule, **time_axis_layout(drawing.time_axis), "showgrid": False}
         name = "x / extent" if drawing.projection.rescaled else "x"
-        return plain(xaxis9={**across, "anchor": "y9"}, yaxis9={**rule, "title": {"text": name}, "anchor": "x9"},
+        return base_layout(xaxis9={**across, "anchor": "y9"}, yaxis9={**rule, "title": {"text": name}, "anchor": "x9"},
                      margin={"l": 60, "r": 20, "t": 20, "b": 50})  # fmt: skip
     centre, half = drawing.box()
     hidden = drawing.projection.surface is not None
@@ -211,7 +213,7 @@ def token_layout(drawing: Drawing) -> dict[str, Any]:
         for letter, other, middle, name in zip("xy", "yx", centre, drawing.projection.axes, strict=True)
     }  # fmt: skip
     axes["yaxis9"]["scaleanchor"] = "x9"
-    return plain(
+    return base_layout(
         **axes, margin={"l": 10, "r": 10, "t": 10, "b": 10} if hidden else {"l": 60, "r": 20, "t": 20, "b": 50}
     )
 
@@ -247,7 +249,7 @@ def point(values: Iterable[float]) -> dict[str, float]:
     return {letter: float(value) for letter, value in zip("xyz", values, strict=True)}
 
 
-def time_ruler(axis: TimeAxis) -> dict[str, Any]:
+def time_axis_layout(axis: TimeAxis) -> dict[str, Any]:
     """The time axis; a logarithmic one is placed and labelled by us, because plotly's has no zero."""
     low, high = axis.limits
     margin = 0.02 * (high - low)
@@ -270,7 +272,7 @@ def has_strips(drawing: Drawing) -> bool:
 def curve_layout(drawing: Drawing) -> dict[str, Any]:
     """Observables one above the other (below the angles of tokens on a circle), a thin lane for merges, one time axis."""
     strips = [
-        (label, axis_suffix(number), value_ruler(drawing.scene.curves[label]))
+        (label, axis_suffix(number), value_axis_layout(drawing.scene.curves[label]))
         for number, label in enumerate(shown_curves(drawing))
     ]
     if drawing.circle:
@@ -297,20 +299,25 @@ def curve_layout(drawing: Drawing) -> dict[str, Any]:
         layout["yaxis8"] = {**rule, "domain": [0.0, 0.04], "range": [-1, 1], "fixedrange": True, "showgrid": False, "tickvals": [0],
                             "ticktext": ["merges"]}  # fmt: skip
     layout["xaxis"] = {"gridcolor": style.HAIR, "zeroline": False, "color": style.QUIET, "anchor": "free", "position": 0.0,
-                       **time_ruler(drawing.time_axis)}  # fmt: skip
+                       **time_axis_layout(drawing.time_axis)}  # fmt: skip
     now = float(drawing.time_axis.place(drawing.scene.times[0]))
     layout["shapes"] = [{"type": "line", "xref": "x", "yref": "paper", "x0": now, "x1": now, "y0": 0, "y1": 1 - gap,
                          "line": {"color": style.PALETTE[1], "width": 1.5}}]  # fmt: skip
-    return plain(**layout, annotations=notes, margin={"l": 48, "r": 18, "t": 4, "b": 44}, hovermode="closest")
+    return base_layout(**layout, annotations=notes, margin={"l": 48, "r": 18, "t": 4, "b": 44}, hovermode="closest")
 
 
-def value_ruler(values: np.ndarray) -> dict[str, Any]:
+def value_axis_layout(values: np.ndarray) -> dict[str, Any]:
     """Whole numbers for counts, a logarithmic scale where only that shows everything."""
     sound = values[np.isfinite(values)]
     whole = bool(sound.size) and bool(np.equal(np.mod(sound, 1.0), 0).all())
-    if logarithmic(sound, 20 if whole else 1e3):
+    if needs_log_scale(sound, 20 if whole else 1e3):
         ticks = log_ticks(float(sound.min()), float(sound.max()))
-        return {"type": "log", "tickmode": "array", "tickvals": ticks, "ticktext": [quantity(tick) for tick in ticks]}
+        return {
+            "type": "log",
+            "tickmode": "array",
+            "tickvals": ticks,
+            "ticktext": [format_quantity(tick) for tick in ticks],
+        }
     return {"tickformat": "d", **({"dtick": 1} if np.ptp(sound) < 4 else {})} if whole else {}
 
 

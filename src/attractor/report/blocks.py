@@ -14,7 +14,16 @@ from xml.etree.ElementTree import Element, tostring
 import numpy as np
 
 from attractor.errors import InputError, missing
-from attractor.plotting import Reel, Scene, page_content, prepare, reading, shape_of, shown_curves, style
+from attractor.plotting import (
+    AnimationFrames,
+    Scene,
+    animation_content,
+    page_classes,
+    prepare,
+    shown_curves,
+    style,
+    usage_note,
+)
 from attractor.registry import check_name
 from attractor.report.figures import content_of
 
@@ -173,7 +182,7 @@ class Heatmap:
 
 
 @dataclass(frozen=True)
-class Film:
+class Animation:
     """Tokens that move, with a slider and curves beside them."""
 
     content: dict[str, Any]
@@ -183,7 +192,7 @@ class Film:
     shape: str
     strips: int
     command: str = ""
-    macro: ClassVar[str] = "film"
+    macro: ClassVar[str] = "animation"
 
 
 @dataclass(eq=False)
@@ -340,16 +349,16 @@ def panel(detail: Mapping[str, Any]) -> list[list[str]]:
     return [[str(label), value.text if isinstance(value, Badge) else number(value)] for label, value in detail.items()]
 
 
-def filmed(scene: Scene, caption: str, command: str, frames: int, tokens: int) -> Film:
+def make_animation(scene: Scene, caption: str, command: str, frames: int, tokens: int) -> Animation:
     """At most so many frames of at most so many tokens."""
     drawing = prepare(scene, tokens=tokens, colour="auto", view=None)
-    reel = Reel.of(drawing, frames)
-    return Film(
-        page_content(reel),
+    animation = AnimationFrames.of(drawing, frames)
+    return Animation(
+        animation_content(animation),
         scene.title or "Tokens",
         drawing.verdict,
-        " ".join(part for part in (caption, drawing.caption, reading(drawing)) if part),
-        shape_of(reel),
+        " ".join(part for part in (caption, drawing.caption, usage_note(drawing)) if part),
+        page_classes(animation),
         len(shown_curves(drawing)) + drawing.circle,
         command,
     )

@@ -21,8 +21,8 @@ from attractor.report.blocks import (
     Maths,
     Measure,
     Pictures,
-    filmed,
     grid_content,
+    make_animation,
     mathematics,
     number,
     words,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from attractor.plotting import Scene
 
 TEMPLATES = files("attractor.report") / "templates"
-FILM = files("attractor.plotting")
+ANIMATION = files("attractor.plotting")
 
 
 def check_place(path: str | os.PathLike[str], option: str = "a report") -> Path:
@@ -59,12 +59,12 @@ def write_page(report: Report, path: str | os.PathLike[str]) -> Path:
 
 def render(report: Report) -> str:
     """The whole page; plotly travels in it once, and only if there is something to draw."""
-    from attractor.report.blocks import Figure, Film, Heatmap
+    from attractor.report.blocks import Animation, Figure, Heatmap
 
     found = [block for section in (report, *report.sections) for block in flat(section.blocks)]
     kinds = {type(block) for block in found}
     opens = any(isinstance(block, Heatmap) and "pictures" in block.content for block in found)
-    draws, moves = opens or bool(kinds & {Figure, Film}), Film in kinds
+    draws, moves = opens or bool(kinds & {Figure, Animation}), Animation in kinds
     source = {name: Trusted(TEMPLATES, f"{name}.{end}") for name, end in (("style", "css"), ("script", "js"))}
     return (
         environment()
@@ -73,10 +73,10 @@ def render(report: Report) -> str:
             report=report,
             numbered=list(enumerate(report.sections, start=1)),
             version=__version__,
-            style=source["style"].markup() + (Trusted(FILM, "film.css").markup() if moves else ""),
+            style=source["style"].markup() + (Trusted(ANIMATION, "animation.css").markup() if moves else ""),
             script=source["script"].markup(),
             plotly=plotly() if draws else "",
-            film=None if not moves else Trusted(FILM, "film.js").markup(),
+            animation=None if not moves else Trusted(ANIMATION, "animation.js").markup(),
         )
     )
 
@@ -213,11 +213,11 @@ class Section:
         table = None if numbers is None else tabulated(numbers, columns, "", "")
         return self._add(blocks.Figure(content_of(figure), *said(caption, alt), command, height, table))
 
-    def film(
+    def animation(
         self, scene: Scene, *, caption: str = "", command: str = "", frames: int = 90, tokens: int = 600
     ) -> Section:
         """Tokens that move along time, with a slider and their observables beside them; ``caption`` comes before the scene's own."""
-        return self._add(filmed(scene, caption, command, frames, tokens))
+        return self._add(make_animation(scene, caption, command, frames, tokens))
 
     def heatmap(
         self,

@@ -25,7 +25,7 @@ from attractor.serialization import citations, move_tensors
 from attractor.solvers.merging import Log
 from attractor.solvers.outcome import EventRecord, Outcome, Statistics
 from attractor.solvers.steppers.stepper import stepper_named
-from attractor.spaces import Ellipsoid, Space, Sphere
+from attractor.spaces import Space
 from attractor.states import Gaussian, Tokens
 
 PAIRS = 1 << 22  # pairs of tokens an observable may hold at once
@@ -376,6 +376,7 @@ def scene(run: Trajectory, member: int = 0, curves: Sequence[str] | None = None,
         raise InputError(f"the run has {len(run.outcomes)} members, numbered from 0; there is no member {member}")
     single = run.member(member)
     outcome, space = single.outcome, run.space
+    surface = space.surface(run.dim)
     if curves is None:
         curves = SPHERE_CURVES if space.curved else FLAT_CURVES
         curves = [
@@ -389,9 +390,7 @@ def scene(run: Trajectory, member: int = 0, curves: Sequence[str] | None = None,
         times=single.times.numpy(),
         points=single.points.detach().cpu().double().numpy(),
         masses=single.masses.detach().cpu().double().numpy(),
-        space_name=space.name,
-        ellipsoid=space.W.detach().cpu().double().numpy() if isinstance(space, Ellipsoid) else None,
-        space_radius=space.radius if isinstance(space, Sphere) else 1.0,
+        surface=None if surface is None else surface.detach().cpu().double().numpy(),
         curves={name.replace("_", " "): _curve(single, name) for name in curves},
         title=title or f"{run.n} tokens under {_drawing_law(run)}" + (f" on the {space.name}" if space.curved else ""),
         caption=_caption(single, log.merges),

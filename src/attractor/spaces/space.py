@@ -45,6 +45,10 @@ class Space(Record):
         """Coordinates in which a curved space is the unit sphere."""
         raise NotImplementedError
 
+    def surface(self, dim: int) -> Tensor | None:
+        """Return M (dim, dim) if the space is {x : x'Mx = 1}, None in flat space."""
+        raise NotImplementedError
+
     def random(self, n: int, dim: int, seed: int = 0, ensemble: int | Sequence[int] = ()) -> Tensor:
         """n independent points spread over the space, float64."""
         raise NotImplementedError
@@ -85,6 +89,9 @@ class Euclidean(Space):
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         return v
+
+    def surface(self, dim: int) -> None:
+        return None
 
     def stretch(self, y: Tensor) -> Tensor:
         return torch.ones_like(y[..., :1])
@@ -127,6 +134,9 @@ class Sphere(Space):
         # products with ones: torch sums over a short last axis six times slower than it multiplies matrices
         ones = x.new_ones((x.shape[-1], 1))
         return torch.addcmul(v, x, ((x * v) @ ones) / ((x * x) @ ones), value=-1)
+
+    def surface(self, dim: int) -> Tensor:
+        return torch.eye(dim, dtype=torch.float64) / self.radius**2
 
     def stretch(self, y: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
@@ -178,6 +188,9 @@ class Ellipsoid(Space):
                 f"an ellipsoid needs a positive definite matrix; the smallest eigenvalue is {smallest:.6g}"
             )
         object.__setattr__(self, "W", W)
+
+    def surface(self, dim: int) -> Tensor:
+        return self.W
 
     def _quadratic(self, x: Tensor, v: Tensor) -> Tensor:
         return ((x @ self.W.to(x)) * v).sum(-1, keepdim=True)

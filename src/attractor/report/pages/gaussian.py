@@ -113,7 +113,7 @@ def ellipses(run: Trajectory) -> dict[str, Any]:
     """The sets one standard deviation away from the mean, from early (pale) to late (dark); shapes only, if they blow up."""
     chosen = np.unique(np.linspace(0, len(run.times) - 1, ELLIPSES).round().astype(int))
     circle = np.stack([np.cos(np.linspace(0, 2 * np.pi, 121)), np.sin(np.linspace(0, 2 * np.pi, 121))])
-    colours = style.hexadecimal(style.ramp(np.arange(len(chosen)) / max(len(chosen) - 1, 1)))
+    colours = style.to_hex(style.ramp(np.arange(len(chosen)) / max(len(chosen) - 1, 1)))
     data = []
     for place, index in enumerate(chosen):
         covariance, mean = run.covariances[index].numpy(), run.means[index].numpy()

@@ -40,11 +40,11 @@ def simulation_report(run: Trajectory, command: str, member: int = 0, observe: t
 
 
 def add_run(section: Section, run: Trajectory, member: int = 0, command: str = "") -> Section:
-    """The film of one member; of a run that kept no states, a sentence."""
+    """The animation of one member; of a run that kept no states, a sentence."""
     if len(run.times) == 0:
         return section.text("The run kept no states, so there is nothing to draw: give save times.", tone="warn")
     which = f"Member {member} of the ensemble. " if run.initial.batch_shape else ""
-    return section.film(scene(run, member), caption=which, command=command)
+    return section.animation(scene(run, member), caption=which, command=command)
 
 
 def add_members(section: Section, found: dict[str, Any]) -> Section:

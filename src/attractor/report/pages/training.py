@@ -57,7 +57,7 @@ def _add_curves(report: Report, runs: Sequence[History], measure: str) -> None:
     )
 
 
-def _lines(curves: Sequence[tuple[str, list[float], list[float]]], mode: str, y_title: str) -> dict[str, Any]:
+def _lines(curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], mode: str, y_title: str) -> dict[str, Any]:
     data = [{"type": "scatter", "mode": mode, "x": x, "y": y, "name": name} for name, x, y in curves]
     return {"data": data, "layout": {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": y_title}}}}
 

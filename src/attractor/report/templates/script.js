@@ -84,21 +84,21 @@
     });
     return plot.drawn;
   }
-  const films = all("figure.film").map((figure) => ({ place: figure, drawn: null }));
-  function drawFilm(film) {
-    if (film.drawn) return film.drawn;
-    const moving = window.attractorFilm(film.place, data(film.place), isDark);
-    film.drawn = moving.ready.then(() => { painters.push(moving.paint); film.place.dataset.drawn = "true"; });
-    return film.drawn;
+  const animations = all("figure.animation").map((figure) => ({ place: figure, drawn: null }));
+  function drawAnimation(animation) {
+    if (animation.drawn) return animation.drawn;
+    const moving = window.attractorAnimation(animation.place, data(animation.place), isDark);
+    animation.drawn = moving.ready.then(() => { painters.push(moving.paint); animation.place.dataset.drawn = "true"; });
+    return animation.drawn;
   }
-  const drawAll = () => Promise.all([...plots.map(drawPlot), ...films.map(drawFilm)]);
+  const drawAll = () => Promise.all([...plots.map(drawPlot), ...animations.map(drawAnimation)]);
   // far pictures wait until they are near, hidden ones until they are opened; words come first
   const near = new IntersectionObserver((seen) => seen.filter((entry) => entry.isIntersecting).forEach((entry) => {
     near.unobserve(entry.target);
     const plot = plots.find((one) => one.place === entry.target);
-    window.setTimeout(() => (plot ? drawPlot(plot) : drawFilm(films.find((one) => one.place === entry.target))), 0);
+    window.setTimeout(() => (plot ? drawPlot(plot) : drawAnimation(animations.find((one) => one.place === entry.target))), 0);
   }), { rootMargin: "900px" });
-  window.addEventListener("load", () => [...plots, ...films].forEach((one) => near.observe(one.place)));
+  window.addEventListener("load", () => [...plots, ...animations].forEach((one) => near.observe(one.place)));
 
   // heatmaps
   const sequential = ["#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725"];

@@ -1,12 +1,12 @@
 // Moves the tokens: every frame is decoded from compact arrays, so the page stays small and nothing is fetched.
-// attractorFilm(root, reel, isDark) fills the elements .tokens, .curves, .time, .play and .now of a root, and returns what paints it and a promise.
-window.attractorFilm = function (root, reel, isDark) {
+// attractorAnimation(root, data, isDark) fills the elements .tokens, .curves, .time, .play and .now of a root, and returns what paints it and a promise.
+window.attractorAnimation = function (root, data, isDark) {
   "use strict";
   const [tokens, curves, slider, play, now] = [".tokens", ".curves", ".time", ".play", ".now"].map((name) => root.querySelector(name));
   const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
-  const grid = new Int16Array(bytes(reel.coordinates)), leaders = new Uint16Array(bytes(reel.leaders));
-  const n = reel.masses.length, dim = reel.dim, count = reel.labels.length;
-  const total = reel.masses.reduce((sum, mass) => sum + mass, 0);
+  const grid = new Int16Array(bytes(data.coordinates)), leaders = new Uint16Array(bytes(data.leaders));
+  const n = data.masses.length, dim = data.dim, count = data.labels.length;
+  const total = data.masses.reduce((sum, mass) => sum + mass, 0);
   const looks = {
     light: { ink: "#1b1f24", quiet: "#56606c", hair: "#e3e8ee", rule: "#cdd5de", curve: "#0072b2",
       shell: "#c3cddb", lit: "#ffffff", ground: "#e6ebf2", grid: "#9fadbf", rim: "#ffffff" },
@@ -15,7 +15,7 @@ window.attractorFilm = function (root, reel, isDark) {
   };
   let frame = 0, timer = null;
 
-  const place = (at, token, axis) => reel.centre[axis] + reel.half * grid[(at * n + token) * dim + axis] / 32767;
+  const place = (at, token, axis) => data.centre[axis] + data.half * grid[(at * n + token) * dim + axis] / 32767;
 
   const dot = (a, b) => a.reduce((sum, value, axis) => sum + value * b[axis], 0);
   const times = (matrix, a) => matrix.map((row) => dot(row, a));
@@ -28,33 +28,33 @@ window.attractorFilm = function (root, reel, isDark) {
     const share = new Float64Array(n), company = new Uint32Array(n);
     for (let token = 0; token < n; token++) {
       const leader = leaders[at * n + token];
-      share[leader] += reel.masses[token] / total;
+      share[leader] += data.masses[token] / total;
       company[leader] += 1;
     }
     const size = [], custom = [], axes = Array.from({ length: dim }, () => new Float32Array(n));
     for (let token = 0; token < n; token++) {
       const own = company[token] > 0;
-      size.push(own ? Math.max(reel.full * Math.sqrt(share[token]), reel.smallest) : 0);
+      size.push(own ? Math.max(data.full * Math.sqrt(share[token]), data.smallest) : 0);
       const words = company[token] > 1 ? `disc of ${company[token]} tokens, ${(100 * share[token]).toPrecision(3)}% of the mass` : "on its own";
-      custom.push([reel.tokens[token], reel.masses[token], words]);
+      custom.push([data.tokens[token], data.masses[token], words]);
       for (let axis = 0; axis < dim; axis++) axes[axis][token] = place(at, token, axis);
     }
-    if (dim === 1) axes.unshift(new Float64Array(n).fill(reel.places[at]));
+    if (dim === 1) axes.unshift(new Float64Array(n).fill(data.places[at]));
     return { axes, size, custom };
   }
 
   function trails(at, sizes) {
-    const points = reel.trail_steps * reel.fine + 1, length = points + 1;
-    const axes = Array.from({ length: dim }, () => new Float32Array(reel.trails.length * length));
-    const pixel = reel.half / (0.42 * Math.min(tokens.clientWidth, tokens.clientHeight));
+    const points = data.trail_steps * data.fine + 1, length = points + 1;
+    const axes = Array.from({ length: dim }, () => new Float32Array(data.trails.length * length));
+    const pixel = data.half / (0.42 * Math.min(tokens.clientWidth, tokens.clientHeight));
     for (let step = 0; step < length; step++) {
-      const then = Math.max(0, at - reel.trail_steps + step / reel.fine), below = Math.min(Math.floor(then), Math.max(count - 2, 0));
+      const then = Math.max(0, at - data.trail_steps + step / data.fine), below = Math.min(Math.floor(then), Math.max(count - 2, 0));
       const part = then - below, above = Math.min(below + 1, count - 1);
-      reel.trails.forEach((token, row) => {
-        const middle = reel.centre.map((_, axis) => (1 - part) * place(below, token, axis) + part * place(above, token, axis));
+      data.trails.forEach((token, row) => {
+        const middle = data.centre.map((_, axis) => (1 - part) * place(below, token, axis) + part * place(above, token, axis));
         // between saved times a trail follows the surface instead of cutting through it
-        const stretch = reel.on_surface ? Math.sqrt(Math.max(1e-12, dot(middle, times(reel.matrix, middle)))) : 1;
-        const trail = scaled(middle, 1 / stretch), head = reel.centre.map((_, axis) => place(at, token, axis));
+        const stretch = data.on_surface ? Math.sqrt(Math.max(1e-12, dot(middle, times(data.matrix, middle)))) : 1;
+        const trail = scaled(middle, 1 / stretch), head = data.centre.map((_, axis) => place(at, token, axis));
         // a trail stops at the rim of its disc, or it would be drawn across it
         const covered = Math.hypot(...added(trail, scaled(head, -1))) < pixel * sizes[leaders[at * n + token]] / 2;
         for (let axis = 0; axis < dim; axis++) axes[axis][row * length + step] = step === points || covered ? NaN : trail[axis];
@@ -65,9 +65,9 @@ window.attractorFilm = function (root, reel, isDark) {
 
   // Older parts are nearer to the ground's colour: WebGL would add up the light of translucent lines.
   function trailColours(ground) {
-    const points = reel.trail_steps * reel.fine + 1, channels = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
+    const points = data.trail_steps * data.fine + 1, channels = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
     const base = channels(ground), colours = tokens.data[tokens.data.length - 1].marker.color;
-    return reel.trails.flatMap((token) => {
+    return data.trails.flatMap((token) => {
       const hue = channels(colours[token]);
       return Array.from({ length: points + 1 }, (_, step) => {
         const fresh = Math.min(0.05 + 0.75 * step / (points - 1), 0.8);
@@ -89,7 +89,7 @@ window.attractorFilm = function (root, reel, isDark) {
   // Turns the lens to the eye. On the unit sphere, u = W^(1/2) x, it is the disc across the line of sight; the front of the surface
   // lies above each of its points on the same line of sight, and its normal W x gives the light.
   function turnLens(camera) {
-    const { root, inverse, lens, light } = reel.surface, vector = (place) => [place.x, place.y, place.z];
+    const { root, inverse, lens, light } = data.surface, vector = (place) => [place.x, place.y, place.z];
     const eye = unit(added(vector(camera.eye), scaled(vector(camera.center), -1)));
     const right = unit(cross(vector(camera.up), eye)), up = cross(eye, right);
     const sight = unit(times(root, eye)), spare = Math.abs(sight[2]) < 0.9 ? [0, 0, 1] : [1, 0, 0];
@@ -117,18 +117,18 @@ window.attractorFilm = function (root, reel, isDark) {
   }
 
   function moveMarker(at) {
-    if (!reel.strips) return null;
-    const dots = reel.values.map((_, curve) => reel.values.length + curve);
-    const where = { x: dots.map(() => [reel.places[at]]), y: reel.values.map((values) => [values[at]]) };
-    const line = { "shapes[0].x0": reel.places[at], "shapes[0].x1": reel.places[at] };
+    if (!data.strips) return null;
+    const dots = data.values.map((_, curve) => data.values.length + curve);
+    const where = { x: dots.map(() => [data.places[at]]), y: data.values.map((values) => [values[at]]) };
+    const line = { "shapes[0].x0": data.places[at], "shapes[0].x1": data.places[at] };
     return dots.length ? Plotly.update(curves, where, line, dots) : Plotly.relayout(curves, line);
   }
 
   function show(at) {
     frame = Math.min(Math.max(at, 0), count - 1);
     slider.value = String(frame);
-    slider.setAttribute("aria-valuetext", reel.labels[frame]);
-    now.textContent = reel.labels[frame];
+    slider.setAttribute("aria-valuetext", data.labels[frame]);
+    now.textContent = data.labels[frame];
     return Promise.all([moveTokens(frame), moveMarker(frame)]);
   }
 
@@ -143,7 +143,7 @@ window.attractorFilm = function (root, reel, isDark) {
     if (frame >= count - 1) return stop();
     const began = performance.now();
     // a frame is asked for only when the last one is drawn, so slow machines play slowly instead of choking
-    show(frame + 1).then(() => { if (timer !== null) timer = window.setTimeout(step, Math.max(0, reel.pause - (performance.now() - began))); });
+    show(frame + 1).then(() => { if (timer !== null) timer = window.setTimeout(step, Math.max(0, data.pause - (performance.now() - began))); });
   }
 
   function start() {
@@ -169,16 +169,16 @@ window.attractorFilm = function (root, reel, isDark) {
       if (trace.name === "trails" && dim === 3) Plotly.restyle(tokens, { "line.color": [trailColours(look.ground)] }, [index]);
       if (trace.name === "tokens") Plotly.restyle(tokens, { "marker.line.color": look.rim }, [index]);
     });
-    if (!reel.strips) return;
+    if (!data.strips) return;
     Plotly.relayout(curves, { "font.color": look.ink, ...colours(curves.layout) });
-    const lines = reel.values.map((_, curve) => curve);
+    const lines = data.values.map((_, curve) => curve);
     if (lines.length) Plotly.restyle(curves, { "line.color": look.curve }, lines);
   }
 
   function jump(event) {
     const at = event.points[0].x;
     let best = 0;
-    reel.places.forEach((value, index) => { if (Math.abs(value - at) < Math.abs(reel.places[best] - at)) best = index; });
+    data.places.forEach((value, index) => { if (Math.abs(value - at) < Math.abs(data.places[best] - at)) best = index; });
     stop();
     show(best);
   }
@@ -186,8 +186,8 @@ window.attractorFilm = function (root, reel, isDark) {
   // plotly offers to upload a chart to its cloud unless it is told not to
   const config = { responsive: true, displaylogo: false, scrollZoom: "gl3d", showSendToCloud: false, plotlyServerURL: "",
     modeBarButtons: [dim === 3 ? ["toImage", "orbitRotation", "pan3d", "resetCameraDefault3d"] : ["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
-  const drawn = [Plotly.newPlot(tokens, reel.figures.tokens.data, reel.figures.tokens.layout, config)];
-  if (reel.strips) drawn.push(Plotly.newPlot(curves, reel.figures.curves.data, reel.figures.curves.layout, { ...config, displayModeBar: false }));
+  const drawn = [Plotly.newPlot(tokens, data.figures.tokens.data, data.figures.tokens.layout, config)];
+  if (data.strips) drawn.push(Plotly.newPlot(curves, data.figures.curves.data, data.figures.curves.layout, { ...config, displayModeBar: false }));
   slider.max = String(count - 1);
   const ready = Promise.all(drawn).then(() => {
     paint();
@@ -195,8 +195,8 @@ window.attractorFilm = function (root, reel, isDark) {
     root.querySelectorAll(".main-svg, .gl-container").forEach((part) => part.setAttribute("aria-hidden", "true"));
     slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
     play.addEventListener("click", () => (timer === null ? start() : stop()));
-    if (reel.strips) curves.on("plotly_click", jump);
-    if (reel.surface) {
+    if (data.strips) curves.on("plotly_click", jump);
+    if (data.surface) {
       turnLens(tokens.layout.scene.camera);
       tokens.on("plotly_relayouting", turned);
       tokens.on("plotly_relayout", turned);
