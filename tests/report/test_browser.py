@@ -145,7 +145,7 @@ def test_tokens_move_in_a_report(opened: Callable[..., Any], tmp_path: Path) -> 
     times = np.linspace(0.0, 4.0, 9)
     angles = np.linspace(0.0, 2.0, 5) * np.exp(-times)[:, None]
     scene = Scene(
-        times, np.stack([np.cos(angles), np.sin(angles)], axis=-1), np.full(5, 0.2), np.eye(3), title="Five tokens"
+        times, np.stack([np.cos(angles), np.sin(angles)], axis=-1), np.full(5, 0.2), np.eye(2), title="Five tokens"
     )
     report = Report("Animations")
     report.section("One").animation(scene, caption="They meet.").animation(scene)
