@@ -62,7 +62,7 @@ def test_draws_are_scaled_to_a_head(rng: np.random.Generator) -> None:
     )
     brute = compute_quantities(Factors(query, factors.key, value, factors.output).grams())
     norms = (torch.tensor([[w], [9.0]], dtype=torch.float64), torch.tensor([[v], [5.0]], dtype=torch.float64))
-    for name, column in drawn.scaled(*norms).items():
+    for name, column in drawn.rescale(*norms).items():
         torch.testing.assert_close(column[0], brute[name], rtol=1e-9, atol=1e-12, msg=name)
 
 
@@ -73,7 +73,7 @@ def test_draws_of_narrow_heads_need_only_inner_products() -> None:
     grams = random_factors(d, k, r, 8, np.random.default_rng((3, d, k, r))).grams()
     brute, norms = compute_quantities(grams), [norm.tolist() for norm in grams.norms]
     for head, (w, v) in enumerate(zip(*norms, strict=True)):
-        scaled = drawn.scaled(torch.tensor([[w]], dtype=torch.float64), torch.tensor([[v]], dtype=torch.float64))
+        scaled = drawn.rescale(torch.tensor([[w]], dtype=torch.float64), torch.tensor([[v]], dtype=torch.float64))
         for name in NAMES:
             assert float(scaled[name][0, head]) == pytest.approx(float(brute[name][head]), rel=1e-8, abs=1e-10), name
 

@@ -11,7 +11,7 @@ import torch
 
 import attractor as at
 from attractor.theory.sampling import Rng
-from attractor.weights.factors import list_heads
+from attractor.weights.factors import factorize, separate_heads
 from attractor.weights.layers import Contraction, measure_contraction, metric_form, rotation, shared_metric
 from attractor.weights.spectra import compress_product, form, spectrum
 
@@ -73,18 +73,19 @@ def test_small_matrices_know_what_large_ones_know(seed: int, d: int, h: int, k: 
 def test_a_lone_head_is_its_reduced_system(seed: int) -> None:
     """Tokens in the range of the output move as the reduced law says."""
     law = multi_head(np.random.default_rng(seed), h=1)
-    (head,) = list_heads(law)
+    (factors,) = separate_heads(factorize(law))
+    head, output = factors.grams(), factors.output
     small = at.Tokens.gaussian(6, head.rank, seed=seed)
-    lifted = at.velocity(law, at.Tokens(small.points @ head.output.mT))
+    lifted = at.velocity(law, at.Tokens(small.points @ output.mT))
     reduced = at.Attention(head.reduced_query, head.reduced_key, head.reduced_value)
-    torch.testing.assert_close(lifted, at.velocity(reduced, small) @ head.output.mT, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(lifted, at.velocity(reduced, small) @ output.mT, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("d", "r"), [(9, 2), (9, 9), (6, 4)])
 def test_the_shared_metric_is_the_least_squares_one(seed: int, d: int, r: int) -> None:
     law = multi_head(np.random.default_rng(seed), d, 3, 3, r)
-    shared, (interactions, values) = shared_metric(list_heads(law)), brute(law)
+    shared, (interactions, values) = shared_metric(separate_heads(factorize(law))), brute(law)
     left, right = torch.cat(tuple(values), -1).mT.numpy(), torch.cat(tuple(interactions), -1).mT.numpy()
     best, *_ = np.linalg.lstsq(left, right, rcond=1e-12)
     assert shared.residual == pytest.approx(np.linalg.norm(right - left @ best) / np.linalg.norm(right), abs=1e-9)
@@ -392,3 +393,11 @@ def test_forms_and_spectra_of_known_matrices() -> None:
     assert spectrum(turn).radius == pytest.approx(2.0)
     assert spectrum(turn, zeros=1).stability == "marginal"
     assert compress_product(EYE[:1], EYE[1:2]).shape == (2, 2)
+
+
+def test_a_regime_is_a_table() -> None:
+    pytest.importorskip("pandas")
+    found = at.regime(multi_head(np.random.default_rng(0)))
+    frame = found.frame()
+    assert list(frame["label"]) == [head.label.name for head in found.heads]
+    assert "offsets" not in frame

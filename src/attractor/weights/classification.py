@@ -1,18 +1,19 @@
-"""Regimes of heads and layers: signs, labels, and the theorem that certifies each label."""
+"""Regimes of heads and layers: labels by the signs of forms, and the theorem that proves each label."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from attractor.errors import InputError
 from attractor.laws import Attention, Block, Rotary, Stack, has_kernel, rotary_of
-from attractor.weights.factors import Factors, Head, SmallMatrices, factorize, fold_norm, separate_heads
+from attractor.serialization import to_frame
+from attractor.weights.factors import Factors, SmallMatrices, factorize, fold_norm, separate_heads
 from attractor.weights.layers import (
     OFFSETS,
     Offset,
@@ -27,6 +28,9 @@ from attractor.weights.layers import (
     value_spectrum,
 )
 from attractor.weights.spectra import BANDS, Form, Spectrum, form, forms, spectra
+
+if TYPE_CHECKING:
+    import pandas
 
 LABELS = {
     "convergent": "tokens tend to zero",
@@ -43,7 +47,11 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True)
 class Setting:
-    """What else a law has that matters for the theorems."""
+    """Properties of a law, besides its matrices, on which the theorems depend.
+
+    ``shifted``: positions in queries and keys of every layer; ``related``: positions that add to the scores of pairs;
+    ``moved``: positions in queries, keys and values of every layer, which is the same system around -p.
+    """
 
     softmax: bool
     causal: bool
@@ -51,8 +59,8 @@ class Setting:
     rotary: bool
     shifted: bool
     biased: bool
-    related: bool = False  # positions that add to the scores of pairs
-    moved: bool = False  # positions at every layer, in values too: the same system around -p
+    related: bool = False
+    moved: bool = False
 
     @classmethod
     def of(cls, law: Attention) -> Setting:
@@ -69,12 +77,12 @@ class Setting:
 
     @property
     def common(self) -> bool:
-        """Whether one convex function drives all tokens, as T0 to T4 need."""
+        """Whether all tokens follow the gradient of one convex function, as T0 to T4 need."""
         return self.softmax and not (self.causal or self.masked or self.rotary or self.shifted or self.related)
 
     @property
     def obstacle(self) -> str:
-        """What stands in the way of T0 to T4 whatever the matrices are, or nothing."""
+        """What excludes T0 to T4 for any matrices, or an empty string."""
         names = {
             "masked": "the mask",
             "shifted": "positions in the scores alone",
@@ -85,7 +93,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Label:
-    """``name`` is a key of LABELS; ``certificate`` is the key of the theorem that proves it, None for a heuristic; ``why`` says it."""
+    """``name`` is a key of LABELS, ``certificate`` the key of the theorem that proves it (None for a heuristic), ``why`` the reason."""
 
     name: str
     certificate: str | None
@@ -94,6 +102,10 @@ class Label:
     @property
     def certified(self) -> bool:
         return self.certificate is not None
+
+    def row(self) -> dict[str, Any]:
+        """Return the columns that a label has in a table."""
+        return {"label": self.name, "certificate": self.certificate, "why": self.why}
 
 
 def label(
@@ -106,7 +118,7 @@ def label(
     offsets: tuple[Offset, ...] = (),
     tolerance: float = EQUAL,
 ) -> Label:
-    """The label of a system with these forms (``metric`` may be any form congruent to A)."""
+    """Return the label of a system with these forms (``metric`` may be any form congruent to A)."""
     if not setting.softmax:
         return Label("undefined", None, "the theorems that give labels are about softmax attention")
     if setting.causal:
@@ -153,7 +165,7 @@ def _certify(found: Label, metric: Form, interaction: Form, setting: Setting, he
 
 
 def _label_causal(value: Spectrum, setting: Setting, heads: int) -> Label:
-    """T8; for several heads a stable sum of values makes zero attractive only near it."""
+    """Label a causal system by T8; for several heads a stable sum of values is only a local criterion."""
     name = {"stable": "convergent", "unstable": "divergent"}.get(value.stability, "undetermined")
     why = f"under a causal mask the value decides: largest real part {value.abscissa:.4g}"
     if value.stability == "marginal":
@@ -167,7 +179,7 @@ def _label_causal(value: Spectrum, setting: Setting, heads: int) -> Label:
 
 
 def _label_rotary(value: Spectrum, offsets: tuple[Offset, ...]) -> Label:
-    """No common metric exists: the family may agree, but nothing is proved by that."""
+    """Label a rotary system by the signs at its offsets; no theorem covers it, since no common metric exists."""
     signs = {(row.metric_sign, row.interaction_sign) for row in offsets}
     if len(signs) != 1:
         return Label("position dependent", None, f"{len(signs)} different pairs of signs over {len(offsets)} offsets")
@@ -188,9 +200,9 @@ SINGULAR = 1e12  # condition number beyond which a value has no inverse
 
 @dataclass(frozen=True)
 class HeadRegime:
-    """One head by itself. ``interaction`` and ``metric`` are the forms of W and V'W in all d dimensions, where a head of k < d/2 rows
+    """One head. ``interaction`` and ``metric`` are the forms of W and V'W in all d dimensions, where a head of k < d/2 rows
     is never definite; ``reduced_interaction``, ``reduced_metric`` and ``value`` are those of the system on the range of its output,
-    which the label speaks about. ``metric_asymmetry`` is that of A itself, None where the value is singular."""
+    to which the label refers. ``metric_asymmetry`` is that of A itself, None where the value is singular."""
 
     layer: int | None
     head: int
@@ -207,26 +219,21 @@ class HeadRegime:
 
     @property
     def growing(self) -> float:
-        """The share of positive directions of the reduced metric."""
+        """The share of positive eigenvalues of the reduced metric."""
         return self.reduced_metric.inertia[0] / self.rank
 
     def row(self) -> dict[str, Any]:
-        """Flat but for the offsets, ready for JSON and tables."""
+        """Return a JSON object that is flat but for the offsets."""
         forms = ("interaction", "metric", "reduced_interaction", "reduced_metric", "value")
         parts = [getattr(self, name).row(f"{name}_") for name in forms]
-        head = {"layer": self.layer, "head": self.head, "dim": self.dim, "rank": self.rank, **words(self.label)}
+        head = {"layer": self.layer, "head": self.head, "dim": self.dim, "rank": self.rank, **self.label.row()}
         row = {key: value for part in (head, *parts) for key, value in part.items()}
         own = {"growing": self.growing, "metric_asymmetry": self.metric_asymmetry}
-        return {**row, **own, "offsets": [offset.row() for offset in self.offsets]}
-
-
-def words(found: Label) -> dict[str, Any]:
-    """A label in a row."""
-    return {"label": found.name, "certificate": found.certificate, "why": found.why}
+        return {**row, **own, "offsets": [asdict(offset) for offset in self.offsets]}
 
 
 def metric_asymmetries(grams: SmallMatrices) -> list[float | None]:
-    """The asymmetry of the metric W V^-1 of each reduced system; None where the value is singular."""
+    """Return the asymmetry of the metric W V^-1 of each reduced system; None where the value is singular."""
     value = grams.reduced_value
     inverse, failed = torch.linalg.inv_ex(value)
     condition = _size(value) * _size(inverse)
@@ -249,9 +256,9 @@ def classify_heads(
     single: bool,
     layer: int | None,
 ) -> list[HeadRegime]:
-    """Every head of a group; ``single`` says that weights have the digits of float32 only."""
+    """Classify every head of a group; ``single`` tells that the weights have float32 precision."""
     dim, members = grams.dim, grams.members
-    # under a causal mask the label asks for no offsets
+    # under a causal mask the label does not depend on offsets
     still = positions is None or (setting.causal and not offsets)
     turned = (
         [()] * len(members)
@@ -279,8 +286,8 @@ def classify_heads(
 
 @dataclass(frozen=True)
 class LayerRegime:
-    """All heads together: the sums of W, of V'W and of V, the metric that fits all heads best and the share ``residual`` of the
-    interactions that it leaves (0: one metric serves all; near 1: none does)."""
+    """A layer: the sums of W, of V'W and of V over heads, the metric that fits all heads best, and its relative ``residual``
+    (0: one metric fits all heads; near 1: none does)."""
 
     layer: int | None
     heads: int
@@ -295,24 +302,19 @@ class LayerRegime:
     stacked_condition: float | None = None
 
     def row(self) -> dict[str, Any]:
-        """Flat, ready for JSON and tables."""
+        """Return a flat JSON object."""
         forms = ("interaction", "metric", "shared_metric", "value")
         parts = [getattr(self, name).row(f"{name}_") for name in forms]
         if self.stacked_metric is not None:
             parts.append({**self.stacked_metric.row("stacked_metric_"), "stacked_condition": self.stacked_condition})
-        head = {
-            "layer": self.layer,
-            "heads": self.heads,
-            "dim": self.dim,
-            "residual": self.residual,
-            **words(self.label),
-        }
+        sizes = {"layer": self.layer, "heads": self.heads, "dim": self.dim, "residual": self.residual}
+        head = {**sizes, **self.label.row()}
         return {key: value for part in (head, *parts) for key, value in part.items()}
 
 
 @dataclass(frozen=True)
 class Regime:
-    """What ``regime`` returns: a record for each head and one for the layer (None if it was left out)."""
+    """The result of ``regime``: one record per head and one for the layer (None if it was left out)."""
 
     heads: tuple[HeadRegime, ...]
     layer: LayerRegime | None
@@ -335,8 +337,13 @@ class Regime:
     def _label(self) -> Label:
         return self.heads[0].label if self.layer is None else self.layer.label
 
+    def frame(self) -> pandas.DataFrame:
+        """Return a pandas table with one line per head; rotary offsets are left to :meth:`row`."""
+        rows = [head.row() for head in self.heads]
+        return to_frame({name: value for name, value in row.items() if name != "offsets"} for row in rows)
+
     def row(self) -> dict[str, Any]:
-        """Ready for JSON: the layer's row and those of the heads."""
+        """Return a JSON object with the layer's row and those of the heads."""
         return {"layer": None if self.layer is None else self.layer.row(), "heads": [head.row() for head in self.heads]}
 
     def __repr__(self) -> str:
@@ -373,10 +380,10 @@ def regime(
 
     Parameters
     ----------
-    law : an Attention, a Block (a pre-norm's gain is folded in), or anything with a method law() that gives one.
+    law : an Attention, a Block (a pre-norm's gain is folded in), or an object with a method law() that returns one.
     layer : a number for the records.
     sums : whether to classify the layer too; its matrices are d x d where the heads together span that much.
-    offsets : at which distances to look at rotary positions.
+    offsets : distances at which rotary positions are evaluated.
     tolerance : relative size below which an eigenvalue has no sign; by default 1e-10, for float32 weights 1e-5.
     mode : "stacked" adds the metric as the published code defines it, from all values stacked without their outputs.
     """
@@ -403,7 +410,7 @@ def regime(
 
 
 def _drop_certificates(found: Regime, block: Block) -> Regime:
-    """The labels of a block are those of its attention; what else the block does is in no theorem."""
+    """Return the labels without certificates, because no theorem covers the other parts of a block."""
     parts = ["its norms"] * (block.placement != "none") + ["its feed-forward part"] * (block.feedforward is not None)
     if not parts:
         return found
@@ -420,7 +427,7 @@ def _drop_certificates(found: Regime, block: Block) -> Regime:
 def classify_factors(
     law: Attention, factors: list[Factors], *, layer: int | None, sums: bool, offsets: Sequence[int], band: float
 ) -> Regime:
-    """The same for a law whose factors are at hand."""
+    """Classify a law from its factored heads."""
     setting, single = Setting.of(law), law.query.dtype != torch.float64
     turns = rotary_of(law.positions)
     options = setting, turns, offsets, band, single, layer
@@ -431,16 +438,16 @@ def classify_factors(
 
 
 def regimes(laws: Any, **options: Any) -> tuple[Regime, ...]:
-    """The regime of every layer of a Stack, of an iterable of laws, or of anything with a method laws()."""
+    """Return the regime of every layer of a Stack, of an iterable of laws, or of an object with a method laws()."""
     found = laws.laws if isinstance(laws, Stack) else getattr(laws, "laws", laws)
     found = found() if callable(found) else found
     if isinstance(found, Attention) or not isinstance(found, Iterable):
-        raise InputError(f"regimes takes a Stack or several laws, got {type(laws).__name__}: ask regime about one law")
+        raise InputError(f"regimes takes a Stack or several laws, got {type(laws).__name__}: use regime for one law")
     return tuple(regime(law, layer=index, **options) for index, law in enumerate(found))
 
 
 def extract_attention(law: Any) -> Attention:
-    """The attention inside a law, with a pre-norm folded in."""
+    """Return the attention of a law, with a pre-norm folded in."""
     if isinstance(law, Block) and isinstance(law.attention, Attention):
         norms = law.norms
         assert isinstance(norms, tuple)
@@ -453,7 +460,7 @@ def extract_attention(law: Any) -> Attention:
 
 
 def _classify_layer(
-    heads: list[Head], rows: list[HeadRegime], setting: Setting, band: float, single: bool, layer: int | None
+    heads: list[Factors], rows: list[HeadRegime], setting: Setting, band: float, single: bool, layer: int | None
 ) -> LayerRegime:
     value, interaction = value_spectrum(heads, band), interaction_sum(heads, band)
     metric, shared = metric_sum(heads, band), shared_metric(heads)
@@ -476,14 +483,14 @@ def _classify_layer(
 
 
 def _collect_offsets(rows: list[HeadRegime]) -> tuple[Offset, ...]:
-    """Rotary offsets of all heads: the layer's signs agree only where those of every head do."""
+    """Return the rotary offsets of all heads: the signs of a layer agree only where those of every head do."""
     return tuple(offset for row in rows for offset in row.offsets)
 
 
 def _label_causal_layer(
-    heads: list[Head], value: Spectrum, shared: SharedMetric, setting: Setting, tolerance: float
+    heads: list[Factors], value: Spectrum, shared: SharedMetric, setting: Setting, tolerance: float
 ) -> Label:
-    """Several heads under a causal mask: T8 where one norm is known that no head lets grow."""
+    """Label several heads under a causal mask: T8 applies where no head increases one known norm."""
     named = label(*_empty_forms(heads), value, setting, heads=len(heads))
     if named.name != "convergent" or value.stability != "stable" or setting.biased or len(heads) == 1:
         return named
@@ -497,7 +504,7 @@ def _label_causal_layer(
     return Label(named.name, None, f"{named.why}; near zero only: for several heads T8 needs {missing}")
 
 
-def _empty_forms(heads: list[Head]) -> tuple[Form, Form]:
-    """Forms where the label looks at the value alone."""
+def _empty_forms(heads: list[Factors]) -> tuple[Form, Form]:
+    """Return placeholder forms for labels that depend on the value alone."""
     empty = form(torch.zeros(1, 1, dtype=heads[0].query.dtype))
     return empty, empty

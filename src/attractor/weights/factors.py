@@ -16,8 +16,8 @@ from attractor.weights.spectra import PIVOT, compress_product, triangles_from_gr
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Query and key (n, k, d), scale in the query, value (n, r, d) and output (n, d, r) with orthonormal columns, of the heads
-    ``members`` of a law."""
+    """The heads ``members`` of a law: query and key (n, k, d), scale in the query, value (n, r, d) and output (n, d, r) with
+    orthonormal columns. The tensors of a single head may lack the head axis."""
 
     query: Tensor
     key: Tensor
@@ -34,18 +34,18 @@ class Factors:
         return self.value.shape[-2]
 
     def grams(self) -> Grams:
-        """The small matrices of every head."""
+        """Return the small matrices of every head."""
         return Grams(self, self)
 
     def mismatched(self, shift: int) -> Grams:
-        """The queries and keys of each head with the values and outputs of the one ``shift`` further."""
+        """Return the matrices of heads with the queries and keys of one head and the values and outputs of the one ``shift`` later."""
         rolled = {name: getattr(self, name).roll(-shift, 0) for name in ("value", "output")}
         return Grams(self, replace(self, **rolled))
 
 
 @dataclass(frozen=True, eq=False)
 class Grams:
-    """Queries and keys of ``scores`` with values and outputs of ``moves``; every matrix is (n, size of a head, size of a head)."""
+    """Matrices of the size of a head, (n, size, size), from queries and keys of ``scores`` and values and outputs of ``moves``."""
 
     scores: Factors
     moves: Factors
@@ -86,12 +86,12 @@ class Grams:
 
     @cached_property
     def reduced_value(self) -> Tensor:
-        """(n, r, r): what the value does on the range of its output."""
+        """(n, r, r): the value map restricted to the range of its output."""
         return self.moves.value @ self.moves.output
 
     @cached_property
     def reduced_interaction(self) -> Tensor:
-        """(n, r, r): what the interaction does there."""
+        """(n, r, r): the interaction restricted to that range."""
         return self.reduced_query.mT @ self.reduced_key
 
     @cached_property
@@ -110,7 +110,7 @@ class Grams:
 
     @cached_property
     def interaction(self) -> Tensor:
-        """(n, s, s), s = min(2k, d): W but for a rotation and zeros."""
+        """(n, s, s), s = min(2k, d): W up to a rotation and zeros."""
         left, right = self.triangles
         return left @ right.mT
 
@@ -131,7 +131,7 @@ class Grams:
         return self.scores.key @ self.scores.key.mT
 
 
-# the smallest distance of a row of length one from the span of those before it: nearer, digits are lost and factors are used instead
+# smallest distance of a unit row from the span of the earlier ones: below it digits are lost and factors are used instead
 NEAREST = {torch.float64: 1e-4, torch.float32: 3e-2}
 
 
@@ -176,7 +176,7 @@ class Products:
 
 @dataclass(frozen=True, eq=False)
 class WideHeads:
-    """The small matrices of heads of width ``dim``, by the names that ``Grams`` gives them."""
+    """The matrices of ``Grams``, computed from inner products, for heads much narrower than ``dim``."""
 
     products: Products
     scale: float
@@ -239,7 +239,7 @@ class WideHeads:
         return self._times_keys(parts)
 
     def _times_keys(self, parts: Tensor) -> Tensor:
-        """What has these coordinates, times the keys: (n, s, s) in the precision in which eigenvalues are found."""
+        """Return scale * parts @ T' padded with zeros to (n, s, s), in the precision of the eigenvalue computation."""
         size, k = parts.shape[-2:]
         whole = torch.zeros(len(parts), size, size, dtype=self.products.exact)
         whole[..., :k] = self.scale * (parts @ self.key_factor.mT)
@@ -257,7 +257,7 @@ def _pad_rows(factor: Tensor, rows: int) -> Tensor:
 
 
 def reduce_products(products: Products, scale: float, dim: int, members: Sequence[int]) -> WideHeads | None:
-    """The small matrices of heads; None where rows are so nearly dependent that their inner products have lost digits."""
+    """Return the small matrices of heads from their inner products; None where nearly dependent rows have lost digits."""
     n, g, k = len(products.queries), len(products.keys), products.queries.shape[-1]
     near = NEAREST[products.exact]
     joint = _join_grams(products.keys, products.mixed, products.values)
@@ -280,8 +280,8 @@ def _join_grams(first: Tensor, cross: Tensor, second: Tensor) -> Tensor:
 
 
 def _cholesky(gram: Tensor, near: float, lengths: Tensor | None = None) -> Tensor | None:
-    """The upper Cholesky factor of Gram matrices of rows; None if a row is too near to the span of those before it, measured by its own
-    length or by that in ``lengths``."""
+    """Return the upper Cholesky factor of Gram matrices of rows; None if a row is too close to the span of the earlier ones,
+    relative to its length or to that in ``lengths``."""
     sizes = (gram if lengths is None else lengths).diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
     if not bool((sizes > 0).all()):
         return None
@@ -292,12 +292,12 @@ def _cholesky(gram: Tensor, near: float, lengths: Tensor | None = None) -> Tenso
 
 
 def is_narrow(key: int, rank: int, dim: int) -> bool:
-    """Whether heads are so much narrower than their tokens that inner products are the shorter way."""
+    """Return whether heads are so much narrower than the tokens that inner products are cheaper than factors."""
     return 4 * (key + rank) <= dim
 
 
 def reduce_law(law: Attention) -> WideHeads | None:
-    """The heads of a law from their inner products; None where that gains or keeps too little."""
+    """Return the small matrices of a law from inner products; None where heads are wide or digits are lost."""
     if law.output is None or law.query.ndim != 3 or law.query.dtype not in NEAREST:
         return None
     query, key, value = (getattr(law, name).detach() for name in ("query", "key", "value"))
@@ -310,53 +310,10 @@ def reduce_law(law: Attention) -> WideHeads | None:
 RANK = 1e-12  # singular values below this share of the largest count as zero
 
 
-@dataclass(frozen=True, eq=False)
-class Head:
-    """Query and key (k, d), scale in the query, value (r, d) and output (d, r) with orthonormal columns; r is the value's rank."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    output: Tensor
-
-    @property
-    def dim(self) -> int:
-        return self.query.shape[-1]
-
-    @property
-    def rank(self) -> int:
-        return self.value.shape[-2]
-
-    @property
-    def reduced_query(self) -> Tensor:
-        """(k, r)"""
-        return self.query @ self.output
-
-    @property
-    def reduced_key(self) -> Tensor:
-        """(k, r)"""
-        return self.key @ self.output
-
-    @property
-    def reduced_interaction(self) -> Tensor:
-        """(r, r)"""
-        return self.reduced_query.mT @ self.reduced_key
-
-    @property
-    def reduced_value(self) -> Tensor:
-        """(r, r)"""
-        return self.value @ self.output
-
-
-def list_heads(law: Attention) -> list[Head]:
-    """Every head of a law in float64, the value map as a product through its rank."""
-    return separate_heads(factorize(law))
-
-
-def separate_heads(groups: list[Factors]) -> list[Head]:
-    """The heads of several groups, in order."""
+def separate_heads(groups: list[Factors]) -> list[Factors]:
+    """Return the heads of several groups one by one, in order; their tensors have no head axis."""
     found = {
-        member: Head(group.query[index], group.key[index], group.value[index], group.output[index])
+        member: Factors(group.query[index], group.key[index], group.value[index], group.output[index], (member,))
         for group in groups
         for index, member in enumerate(group.members)
     }
@@ -364,9 +321,9 @@ def separate_heads(groups: list[Factors]) -> list[Head]:
 
 
 def factorize(law: Attention) -> list[Factors]:
-    """The heads of a law in float64, those whose values have the same rank together."""
+    """Return the heads of a law in float64, grouped by the rank of their values."""
     if law.query.ndim > 3:
-        raise UnsupportedError("the law has parameters for several ensemble members: ask about law.member(...) of one")
+        raise UnsupportedError("the law has parameters for several ensemble members: use law.member(...) for one")
     query, key, value = (getattr(law, name).detach().double().cpu() for name in ("query", "key", "value"))
     d = law.dim
     query, key = (law.scale * query).reshape(-1, *query.shape[-2:]), key.reshape(-1, *key.shape[-2:])
@@ -392,8 +349,8 @@ def _group_by_rank(query: Tensor, key: Tensor, parts: list[tuple[Tensor, Tensor]
 
 
 def orthonormalize(value: Tensor, output: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The same maps with outputs (n, d, r) whose columns are orthonormal, by Cholesky factors of their Gram matrices, twice, which is as
-    good as a QR where columns are far from dependent; None where some are not."""
+    """Return the same maps with orthonormal output columns (n, d, r), by two rounds of Cholesky QR, which is as accurate as a
+    QR while columns are far from dependent; None where some are not."""
     for _ in range(2):
         triangle, failed = torch.linalg.cholesky_ex(output.mT @ output, upper=True)
         pivots = triangle.diagonal(dim1=-2, dim2=-1)
@@ -405,7 +362,7 @@ def orthonormalize(value: Tensor, output: Tensor) -> tuple[Tensor, Tensor] | Non
 
 
 def _factor_dense(value: Tensor) -> tuple[Tensor, Tensor]:
-    """A (d, d) value of full rank stays as it is; else it is a product through its range."""
+    """Factor a (d, d) value through its range; a value of full rank stays unchanged."""
     left, sizes, _ = torch.linalg.svd(value)
     rank = max(1, int((sizes > RANK * sizes[0]).sum()))
     if rank == len(value):
@@ -415,19 +372,19 @@ def _factor_dense(value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _factor_product(value: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-    """The same map with an output whose columns are orthonormal and span its range."""
+    """Factor output @ value so that the columns of the output are orthonormal and span its range."""
     left, sizes, right = torch.linalg.svd(output, full_matrices=False)
     rank = max(1, int((sizes > RANK * sizes[0]).sum()))
     return sizes[:rank, None] * (right[:rank] @ value), left[:, :rank]
 
 
 def fold_norm(law: Attention, norm: Norm) -> Attention:
-    """The law that acts on tokens before a norm's gain, centring and bias, as it does after them (pre-norm blocks).
+    """Return the law with the gain, centring and bias of a preceding norm folded into its weights (pre-norm blocks).
 
-    The division by the length of a token is not linear and stays outside: what is said of the folded law concerns directions.
+    The division by the token norm is not linear and is left out: regimes of the folded law concern directions.
     """
     if not isinstance(law, Attention) or not isinstance(norm, Norm):
-        raise InputError(f"fold takes an Attention and a norm, got {type(law).__name__} and {type(norm).__name__}")
+        raise InputError(f"fold_norm takes an Attention and a norm, got {type(law).__name__} and {type(norm).__name__}")
     changed: dict[str, Tensor] = {}
     for name, bias_name in (("query", "query_bias"), ("key", "key_bias"), ("value", "value_bias")):
         if name == "value" and law.output is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -12,21 +12,22 @@ from torch import Tensor
 
 from attractor.errors import UnsupportedError
 from attractor.laws import Attention, Rotary
-from attractor.weights.factors import RANK, Head, SmallMatrices
+from attractor.weights.factors import RANK, Factors, SmallMatrices
 from attractor.weights.spectra import BANDS, Form, Spectrum, compress_product, extremes, form, forms, spectrum
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """Relative to the norms of the matrices, where L is the identity: ``excess`` is the largest growth that a head has in any
-    direction, ``strength`` the smallest contraction by the sum."""
+    """In the norm of a metric, relative to the norms of the matrices: ``excess`` is the largest growth of any head in any
+    direction, ``strength`` the smallest contraction by the sum of heads."""
 
     excess: float
     strength: float
 
 
 def measure_contraction(values: Tensor, metric: Tensor | None = None) -> Contraction | None:
-    """What value maps (h, d, d) do in the norm of a ``metric``, of either sign, or in the usual one; None if it is not definite."""
+    """Measure growth and contraction of value maps (h, d, d) in the norm of a ``metric`` of either sign, by default the
+    Euclidean one; None if the metric is not definite."""
     if metric is not None:
         form = (metric + metric.mT) / 2
         form = form if float(form.diagonal().sum()) > 0 else -form
@@ -45,35 +46,35 @@ NEAR = 0.5  # residuals below this may be those of a shared metric whose smalles
 
 @dataclass(frozen=True, eq=False)
 class SharedMetric:
-    """The A that comes closest to W_h = A V_h, as a product left' right, and the share of the interactions it leaves."""
+    """The least-squares A of W_h = A V_h as a product left' right, and the relative ``residual`` of the interactions."""
 
     left: Tensor
     right: Tensor
     residual: float
 
 
-def value_spectrum(heads: list[Head], band: float = BANDS[torch.float64]) -> Spectrum:
-    """Eigenvalues of the sum of value maps, through the product in the other order where that is smaller."""
+def value_spectrum(heads: list[Factors], band: float = BANDS[torch.float64]) -> Spectrum:
+    """Return the eigenvalues of the sum of value maps, from the product in the other order where that is smaller."""
     inner, outer = torch.cat([head.value for head in heads]), torch.cat([head.output for head in heads], -1)
     d, r = outer.shape
     return spectrum(inner @ outer, d - r, band) if r < d else spectrum(outer @ inner, 0, band)
 
 
-def interaction_sum(heads: list[Head], band: float = BANDS[torch.float64]) -> Form:
-    """The symmetric part of the sum of interactions."""
+def interaction_sum(heads: list[Factors], band: float = BANDS[torch.float64]) -> Form:
+    """Return the symmetric part of the sum of interactions."""
     small = compress_product(torch.cat([head.query for head in heads]), torch.cat([head.key for head in heads]))
     return form(small, heads[0].dim - len(small), band)
 
 
-def metric_sum(heads: list[Head], band: float = BANDS[torch.float64]) -> Form:
-    """The symmetric part of the sum of V'W over heads (not of the product of the sums, which mixes heads)."""
-    left = torch.cat([head.reduced_query @ head.value for head in heads])
+def metric_sum(heads: list[Factors], band: float = BANDS[torch.float64]) -> Form:
+    """Return the symmetric part of the sum of V'W over heads (not of the product of the sums, which mixes heads)."""
+    left = torch.cat([head.query @ head.output @ head.value for head in heads])
     small = compress_product(left, torch.cat([head.key for head in heads]))
     return form(small, heads[0].dim - len(small), band)
 
 
-def shared_metric(heads: list[Head]) -> SharedMetric:
-    """The least-squares metric of all heads, in factors of the size of the heads."""
+def shared_metric(heads: list[Factors]) -> SharedMetric:
+    """Return the least-squares metric of all heads, in factors of the size of the heads."""
     queries, outputs = torch.cat([head.query for head in heads]), torch.cat([head.output for head in heads], -1)
     basis, triangle = torch.linalg.qr(outputs)  # (d, s), (s, sum of ranks)
     blocks = triangle.split([head.rank for head in heads], -1)
@@ -92,8 +93,8 @@ def shared_metric(heads: list[Head]) -> SharedMetric:
 
 
 def _divide(cross: Tensor, gram: Tensor) -> tuple[Tensor, bool]:
-    """cross times the pseudo-inverse of a positive semi-definite matrix, by a Cholesky factor where it is far from singular, and whether
-    it is: otherwise values below 1e-6 of the largest are lost with the square root of the precision."""
+    """Return cross times the pseudo-inverse of a positive semi-definite matrix, and whether that matrix is far from singular;
+    if not, singular values below 1e-6 of the largest are lost."""
     triangle, failed = torch.linalg.cholesky_ex(gram)
     pivots = triangle.diagonal()
     if int(failed) == 0 and bool(pivots.amin() > 1e-3 * pivots.amax()):
@@ -101,7 +102,7 @@ def _divide(cross: Tensor, gram: Tensor) -> tuple[Tensor, bool]:
     return cross @ torch.linalg.pinv(gram, rtol=RANK, hermitian=True), False
 
 
-def _solve_by_qr(heads: list[Head], blocks: tuple[Tensor, ...]) -> Tensor:
+def _solve_by_qr(heads: list[Factors], blocks: tuple[Tensor, ...]) -> Tensor:
     r"""The same weights without a Gram matrix: with the thin QR :math:`V_h^\top = Z_h R_h` of every value they solve
     :math:`X [b_h R_h^\top]_h = \mathrm{diag}(K_h Z_h)` in the least-squares sense."""
     bases = [torch.linalg.qr(head.value.mT) for head in heads]
@@ -113,9 +114,9 @@ def _solve_by_qr(heads: list[Head], blocks: tuple[Tensor, ...]) -> Tensor:
 
 
 def _exact_residual(
-    heads: list[Head], queries: Tensor, blocks: tuple[Tensor, ...], weights: Tensor, total: float
+    heads: list[Factors], queries: Tensor, blocks: tuple[Tensor, ...], weights: Tensor, total: float
 ) -> float:
-    """The residual from the differences themselves, where one minus almost one would be noise."""
+    """Return the residual from the differences, without the cancellation of 1 - (almost 1)."""
     triangle = torch.linalg.qr(queries.mT, mode="r").R
     missed, row = 0.0, 0
     for block, head in zip(blocks, heads, strict=True):
@@ -127,14 +128,14 @@ def _exact_residual(
 
 
 def metric_form(shared: SharedMetric, band: float = BANDS[torch.float64]) -> Form:
-    """The symmetric part of the shared metric."""
+    """Return the symmetric part of the shared metric."""
     small = compress_product(shared.left, shared.right)
     return form(small, shared.left.shape[-1] - len(small), band)
 
 
 def stacked_metric(law: Attention, band: float = BANDS[torch.float64]) -> tuple[Form, float]:
-    """The published code's A: the sum of interactions times the inverse of all values stacked, outputs ignored; and the
-    condition number of that stack."""
+    """Return A as the published code defines it, the sum of interactions times the inverse of all values stacked without
+    their outputs, and the condition number of that stack."""
     rows = law.value.detach().double().cpu().reshape(-1, law.dim)
     if law.output is None or rows.shape[0] != law.dim:
         raise UnsupportedError(
@@ -154,8 +155,8 @@ OFFSETS = tuple(2**power for power in range(12))  # 1 to 2048
 
 @dataclass(frozen=True)
 class Offset:
-    """The interaction at one offset (key minus query): index and extremes of its symmetric part, how far it is from W(0), trace,
-    and the signs of the reduced forms."""
+    """The interaction at one rotary offset (key minus query): index and extremes of its symmetric part, its relative distance
+    ``change`` from W(0), its trace, and the signs of the reduced forms."""
 
     offset: int
     index: float
@@ -166,13 +167,9 @@ class Offset:
     interaction_sign: str
     metric_sign: str
 
-    def row(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
-
 
 def rotation(positions: Rotary, size: int, offset: float) -> Tensor:
-    """R of one offset, (k, k)."""
+    """Return the rotation matrix R of one offset, (k, k)."""
     angles = offset * positions.frequencies(size)
     turned = torch.eye(size, dtype=torch.float64)
     even, odd = torch.arange(0, 2 * len(angles), 2), torch.arange(1, 2 * len(angles), 2)
@@ -188,7 +185,7 @@ def classify_offsets(
     offsets: Sequence[int] = OFFSETS,
     band: float = BANDS[torch.float64],
 ) -> list[tuple[Offset, ...]]:
-    """For every head one row for each offset, zero included; under a causal mask keys stand at or before their query."""
+    """Return for every head one row per offset, zero included; under a causal mask keys are at or before their query."""
     (k, _), d = grams.sizes, grams.dim
     left, right = grams.triangles
     still = grams.interaction
@@ -216,8 +213,9 @@ EXACT, PROBES = 1024, 64
 
 @dataclass(frozen=True)
 class Growth:
-    """``consensus`` and ``diffuse`` are factors of the root mean square of a stream of unit size; ``written`` is the root mean
-    square of what attention adds to it at consensus, ``drift`` that of its constant part; ``estimated`` says that probes were used."""
+    """Predicted growth factors of the root mean square of a residual stream of unit size, at ``consensus`` and for ``diffuse``
+    attention; ``written`` is the root mean square that attention adds at consensus, ``drift`` that of its constant part;
+    ``estimated`` tells whether random probes were used."""
 
     consensus: float
     diffuse: float
@@ -226,26 +224,26 @@ class Growth:
     estimated: bool
 
     def row(self) -> dict[str, Any]:
-        """Flat, ready for JSON and tables."""
+        """Return a flat JSON object."""
         return {f"growth_{name}": value for name, value in vars(self).items()}
 
 
 class GrowthAccumulator:
-    """The predicted growth of a layer whose heads may come in several laws, one after the other."""
+    """Accumulates the predicted growth of a layer whose heads come in several laws."""
 
     def __init__(self, dim: int, seed: int = 0) -> None:
         self._dim, self._trace = dim, 0.0
         self.probes = _probes(dim, seed)
         self._moved = torch.zeros_like(self.probes)
         self._drift = torch.zeros(dim, dtype=torch.float64)
-        self._adding = Lock()  # heads are looked at in several threads
+        self._adding = Lock()  # heads are processed in several threads
 
     def add(self, law: Attention) -> None:
-        """Some of the heads; the bias of their outputs is counted at the end."""
+        """Add some of the heads; the bias of the outputs is added by :meth:`result`."""
         self.count(_trace(law), _apply_values(law, self.probes), _constant_part(law))
 
     def count(self, trace: float, moved: Tensor, drift: Tensor | None) -> None:
-        """The same of heads whose trace, moved probes and constant part are known."""
+        """Add heads whose trace, image of the probes and constant part are known."""
         with self._adding:
             self._trace += trace
             self._moved += moved
@@ -253,7 +251,7 @@ class GrowthAccumulator:
                 self._drift += drift
 
     def result(self, output_bias: Tensor | None = None) -> Growth:
-        """For all heads that were added."""
+        """Return the growth for all heads that were added."""
         drift, dim = self._drift, self._dim
         if output_bias is not None:
             drift = drift + output_bias.detach().double().cpu().reshape(-1, dim).sum(0)
@@ -266,7 +264,7 @@ class GrowthAccumulator:
 
 
 def growth(law: Attention, seed: int = 0) -> Growth:
-    """The predicted growth of a layer."""
+    """Return the predicted growth of a layer."""
     growing = GrowthAccumulator(law.dim, seed)
     growing.add(law)
     return growing.result(law.output_bias)
@@ -279,7 +277,7 @@ def _probes(dim: int, seed: int) -> Tensor:
 
 
 def _maps(law: Attention) -> tuple[Tensor, Tensor | None]:
-    """Value and output with an axis of heads, in the precision of the law."""
+    """Return value and output with a head axis, in the precision of the law."""
     value = law.value.detach().cpu().reshape(-1, *law.value.shape[-2:])
     output = None if law.output is None else law.output.detach().cpu().reshape(-1, *law.output.shape[-2:])
     return value, output
@@ -298,7 +296,7 @@ def _apply_values(law: Attention, probes: Tensor) -> Tensor:
 
 
 def _constant_part(law: Attention) -> Tensor:
-    """What is written whatever is read: biases of values through their outputs."""
+    """Return the constant part of the output: value biases through the output projections."""
     if law.value_bias is None:
         return torch.zeros(law.dim, dtype=torch.float64)
     bias = law.value_bias.detach().cpu().expand(law.value.shape[:-1]).reshape(-1, law.value.shape[-2])

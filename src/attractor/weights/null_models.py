@@ -45,8 +45,8 @@ class RandomHeads:
     columns: dict[str, Tensor]
     eigenvalues: Tensor
 
-    def scaled(self, interaction: Tensor, value: Tensor) -> dict[str, Tensor]:
-        """The quantities for heads whose W and V have these norms, (n, 1) each: (n, draws)."""
+    def rescale(self, interaction: Tensor, value: Tensor) -> dict[str, Tensor]:
+        """Return the quantities for heads whose W and V have these norms, (n, 1) each: (n, draws)."""
         found = {
             quantity.name: self.columns[quantity.name] * (interaction if quantity.scale == "interaction" else 1.0)
             for quantity in QUANTITIES
@@ -57,12 +57,12 @@ class RandomHeads:
 
 
 BATCH = 16  # random heads in memory at a time
-DRAWING = Lock()  # threads that look at heads of one shape wait for one of them to draw
+DRAWING = Lock()  # threads with heads of one shape wait for one of them to draw
 
 
 @cache
 def random_heads(dim: int, key: int, rank: int, draws: int = DRAWS, seed: int = 0) -> RandomHeads:
-    """Random heads with (key, dim) queries and keys and values of this rank."""
+    """Draw random heads with (key, dim) queries and keys, and values of rank ``rank``."""
     rng = np.random.default_rng((seed, dim, key, rank))
     batches = [min(BATCH, draws - start) for start in range(0, draws, BATCH)]
     found = [_measure_random(_reduce(dim, *_draw_rows(dim, key, rank, count, rng))) for count in batches]
@@ -71,7 +71,7 @@ def random_heads(dim: int, key: int, rank: int, draws: int = DRAWS, seed: int = 
 
 
 def _reduce(dim: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> SmallMatrices:
-    """From inner products where heads are narrow, which is the shorter way, else from factors."""
+    """Return the small matrices from inner products where heads are narrow, which is cheaper, else from factors."""
     if is_narrow(key.shape[-2], value.shape[-2], dim):
         found = reduce_products(Products.of(query, key, value, output.mT[:, :, None]), 1.0, dim, range(len(query)))
         if found is not None:
@@ -80,7 +80,7 @@ def _reduce(dim: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor)
 
 
 def _measure_random(heads: SmallMatrices) -> tuple[dict[str, Tensor], Tensor]:
-    """The quantities of random heads and the eigenvalues of their values, for interactions and values of norm one."""
+    """Return the quantities of random heads and the eigenvalues of their values, for W and V of norm one."""
     interaction, value = heads.norms
     eigenvalues = torch.linalg.eigvals(heads.reduced_value)
     columns = compute_quantities(heads, ("scores", "both"))
@@ -91,7 +91,7 @@ def _measure_random(heads: SmallMatrices) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def _draw_rows(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -> tuple[Tensor, ...]:
-    """The rows of random heads, one for each of their vectors, in the space that they span."""
+    """Draw the rows of random heads in coordinates of the space that they span."""
     size = 2 * key + 2 * rank
     if size < dim:
         rows = np.triu(rng.standard_normal((draws, size, size)), 1)
@@ -108,14 +108,14 @@ def _factorize_rows(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -
 
 
 def random_factors(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -> Factors:
-    """Random heads in the space that their own rows span."""
+    """Draw random heads in coordinates of the space that their rows span."""
     return _factorize_rows(*_draw_rows(dim, key, rank, draws, rng))
 
 
 def compute_nulls(
     factors: Factors, own: dict[str, Tensor], *, draws: int = DRAWS, shifts: int = SHIFTS, seed: int = 0
 ) -> list[dict[str, Nulls]]:
-    """For every head and quantity the two nulls, ``random`` and ``mismatched``."""
+    """Return for every head and quantity its scores under the two null models."""
     grams = factors.grams()
     return compare_with_nulls(
         draw_random_heads(grams.dim, grams.sizes, draws, seed), grams.norms, own, mismatched(factors, own, shifts)
@@ -123,27 +123,26 @@ def compute_nulls(
 
 
 def draw_random_heads(dim: int, sizes: tuple[int, int], draws: int = DRAWS, seed: int = 0) -> RandomHeads:
-    """Random heads of a width and of these rows of queries and values."""
+    """Draw random heads of a width, with these numbers of rows of queries and values."""
     with DRAWING:
         return random_heads(dim, *sizes, draws, seed)
 
 
 def compare_with_nulls(
-    drawn: RandomHeads, norms: tuple[Tensor, Tensor], own: dict[str, Tensor], pairs: dict[str, Tensor]
+    random: RandomHeads, norms: tuple[Tensor, Tensor], own: dict[str, Tensor], pairs: dict[str, Tensor]
 ) -> list[dict[str, Nulls]]:
-    """Heads whose W and V have these norms beside random ones and beside ``pairs`` (n, number) of every quantity."""
-    scaled = drawn.scaled(*(norm[:, None] for norm in norms))
+    """Score heads whose W and V have these norms against random heads and against ``pairs`` (n, number) of every quantity."""
+    scaled = random.rescale(*(norm[:, None] for norm in norms))
     rows: list[dict[str, Nulls]] = [{} for _ in norms[0]]
     for name in NAMES:
-        placed = score_against(own[name], scaled[name]), score_against(own[name], pairs[name])
-        for row, random, mixed in zip(rows, *placed, strict=True):
-            row[name] = Nulls(random, mixed)
+        scored = score_against(own[name], scaled[name]), score_against(own[name], pairs[name])
+        for row, *scores in zip(rows, *scored, strict=True):
+            row[name] = Nulls(*scores)
     return rows
 
 
 def score_against(values: Tensor, others: Tensor) -> list[NullScore | None]:
-    """The place of every value (n,) among others (n, number): their mean and standard deviation and how many of these it is away, None
-    where there is no spread. No place where they are too few, or some of them do not exist."""
+    """Score every value (n,) against a sample (n, number); None for fewer than three samples or values that are not finite."""
     count = others.shape[-1]
     if count < 3:
         return [None] * len(values)
@@ -159,7 +158,7 @@ def score_against(values: Tensor, others: Tensor) -> list[NullScore | None]:
 
 
 def collect_other_heads(own: dict[str, Tensor]) -> dict[str, Tensor]:
-    """For every quantity that one half decides the values of the other heads, (n, n - 1); nothing for those of both."""
+    """Return for every quantity of one half the values of the other heads, (n, n - 1); (n, 0) for quantities of both halves."""
     n = len(next(iter(own.values())))
     rest = torch.tensor([[other for other in range(n) if other != head] for head in range(n)], dtype=torch.long)
     none = torch.zeros(n, 0, dtype=torch.float64)
@@ -167,7 +166,7 @@ def collect_other_heads(own: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def mismatched(factors: Factors, own: dict[str, Tensor], shifts: int = SHIFTS) -> dict[str, Tensor]:
-    """For every quantity and head the values of mismatched heads that hold one half of it, or of the other heads; (n, number) each."""
+    """Return for every quantity the values of mismatched heads that share one half with a head, or of the other heads; (n, number) each."""
     n = len(factors.query)
     chosen = range(1, n) if n - 1 <= shifts else sorted(_even_shifts(n, shifts))
     pairs: dict[str, list[Tensor]] = {}
@@ -179,5 +178,5 @@ def mismatched(factors: Factors, own: dict[str, Tensor], shifts: int = SHIFTS) -
 
 
 def _even_shifts(n: int, shifts: int) -> set[int]:
-    """Shifts that lie evenly between one and n - 1."""
+    """Return shifts spread evenly between 1 and n - 1."""
     return {1 + round(step * (n - 2) / max(shifts - 1, 1)) for step in range(shifts)}

@@ -1,7 +1,4 @@
-"""The numbers that describe a head, as columns over many heads: what is compared with nulls and carries error bars.
-
-All are spectra of weights alone; none depends on data.
-"""
+"""The numbers that describe a head, as columns over many heads; all depend on the weights alone."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ Half = Literal["scores", "moves", "both"]
 
 @dataclass(frozen=True)
 class Quantity:
-    """One number of a head: the name of its column, a title, what it means, and which half of a head it is made of: the scores (query
-    and key), the moves (value and output) or both. ``scale`` says by which norm it grows: of the interaction, of the value, or none."""
+    """One number of a head: the name of its column, a title, its meaning, and the half of a head that it depends on: the scores
+    (query and key), the moves (value and output) or both. It is proportional to the norm that ``scale`` names."""
 
     name: str
     title: str
@@ -131,7 +128,7 @@ NAMES = tuple(quantity.name for quantity in QUANTITIES)
 def compute_quantities(
     grams: SmallMatrices, halves: Collection[Half] = ("scores", "moves", "both")
 ) -> dict[str, Tensor]:
-    """The quantities of every head of a group, (n,) each; those made of certain halves alone if asked. NaN where there is none."""
+    """Compute the quantities of every head of a group that depend on these halves, (n,) each; NaN where one is undefined."""
     found: dict[str, Tensor] = {}
     if "scores" in halves:
         found |= measure_scores(grams)
@@ -143,7 +140,7 @@ def compute_quantities(
 
 
 def measure_scores(grams: SmallMatrices) -> dict[str, Tensor]:
-    """What queries and keys alone say."""
+    """Compute the quantities of queries and keys."""
     index, low, high, _ = _form(grams.interaction)
     if grams.interaction.shape[-1] < grams.dim:
         low, high = low.clamp_max(0.0), high.clamp_min(0.0)
@@ -152,14 +149,14 @@ def measure_scores(grams: SmallMatrices) -> dict[str, Tensor]:
 
 
 def measure_values(eigenvalues: Tensor) -> dict[str, Tensor]:
-    """What the eigenvalues (n, r) of values say."""
+    """Compute the quantities of values from their eigenvalues (n, r)."""
     real = eigenvalues.real
     radius = (1 + eigenvalues).abs().amax(-1)
     return {"value_abscissa": real.amax(-1), "value_lowest": real.amin(-1), "value_radius": radius}
 
 
 def measure_pairs(grams: SmallMatrices) -> dict[str, Tensor]:
-    """What both halves say together."""
+    """Compute the quantities of both halves."""
     small_index = _form(grams.reduced_interaction)[0]
     metric_index, *_, growing = _form(grams.reduced_metric)
     asymmetries = [float("nan") if one is None else one for one in metric_asymmetries(grams)]
@@ -175,7 +172,7 @@ def measure_pairs(grams: SmallMatrices) -> dict[str, Tensor]:
 
 
 def _form(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Index, extremes and the share of positive eigenvalues of symmetric parts."""
+    """Return index, extremes and share of positive eigenvalues of symmetric parts."""
     values = torch.linalg.eigvalsh((matrices + matrices.mT) / 2)
     index = values.sum(-1) / values.abs().sum(-1).clamp_min(1e-300)
     return index, values[:, 0], values[:, -1], (values > 0).double().mean(-1)

@@ -38,12 +38,12 @@ class Form:
 
     @property
     def margin(self) -> float:
-        """How definite it is: positive for definite forms, relative to the norm."""
+        """Smallest eigenvalue modulus of a definite form over the norm; negative for indefinite forms."""
         return max(self.low, -self.high) / max(self.norm, 1e-300)
 
     def row(self, prefix: str = "") -> dict[str, Any]:
-        """Flat, ready for JSON and tables."""
-        row = numbers(self)
+        """Return a flat JSON object with prefixed names."""
+        row = _plain_fields(self)
         counts = dict(zip(("positive", "negative", "zero"), row.pop("inertia"), strict=True))
         return {f"{prefix}{name}": value for name, value in {**counts, **row}.items()}
 
@@ -66,17 +66,17 @@ class Spectrum:
     eigenvalues: Tensor = field(default=EMPTY, repr=False, compare=False)
 
     def row(self, prefix: str = "") -> dict[str, Any]:
-        """Flat, ready for JSON and tables."""
-        return {f"{prefix}{name}": value for name, value in numbers(self).items()}
+        """Return a flat JSON object with prefixed names."""
+        return {f"{prefix}{name}": value for name, value in _plain_fields(self).items()}
 
 
-def numbers(record: Form | Spectrum) -> dict[str, Any]:
-    """The fields of a record but its eigenvalues."""
+def _plain_fields(record: Form | Spectrum) -> dict[str, Any]:
+    """Return the fields of a record except its eigenvalues."""
     return {item.name: getattr(record, item.name) for item in fields(record) if item.name != "eigenvalues"}
 
 
 def compress_product(left: Tensor, right: Tensor) -> Tensor:
-    """A small matrix (..., s, s), s = min(2m, d), orthogonally equivalent to left' right (..., m, d) but for zeros."""
+    """Return a small matrix (..., s, s), s = min(2m, d), orthogonally equivalent to left' right (..., m, d) up to zeros."""
     m, d = left.shape[-2:]
     if 2 * m >= d:
         return left.mT @ right
@@ -85,7 +85,7 @@ def compress_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def triangles(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """R_1 and R_2, (..., 2m, m) each, of the thin QR of [left' right'] for (..., m, d) factors with 2m <= d."""
+    """Return R_1 and R_2, (..., 2m, m) each, of the thin QR of [left' right'] for (..., m, d) factors with 2m <= d."""
     grams = (left @ left.mT, left @ right.mT, right @ right.mT)
     return triangles_from_grams(
         *grams, lambda rows: torch.cat((left, right), -2).reshape(-1, *_joint_shape(left))[rows]
@@ -95,7 +95,7 @@ def triangles(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 def triangles_from_grams(
     inner: Tensor, cross: Tensor, outer: Tensor, rows: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The same from L L', L R' and R R' (..., m, m); ``rows`` gives the factors [L; R] of chosen matrices where they are needed."""
+    """Return the triangles from L L', L R' and R R' (..., m, m); ``rows`` returns the factors [L; R] of chosen matrices."""
     m = inner.shape[-1]
     sizes = [
         gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(1e-300).sqrt() for gram in (inner, outer)
@@ -120,12 +120,12 @@ def _joint_shape(left: Tensor) -> tuple[int, int]:
 
 
 def form(matrix: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> Form:
-    """The symmetric part of a square matrix that has ``zeros`` more dimensions in its kernel."""
+    """Describe the symmetric part of a square matrix with ``zeros`` more dimensions in its kernel."""
     return forms(matrix[None], zeros, band)[0]
 
 
 def forms(matrices: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> list[Form]:
-    """The symmetric parts of many matrices (n, m, m), each with ``zeros`` more dimensions in its kernel."""
+    """Describe the symmetric parts of matrices (n, m, m), each with ``zeros`` more dimensions in its kernel."""
     values = torch.linalg.eigvalsh((matrices + matrices.mT) / 2)
     norms = torch.linalg.vector_norm(matrices, dim=(-2, -1))
     skew = torch.linalg.vector_norm(matrices - matrices.mT, dim=(-2, -1)) / 2
@@ -175,19 +175,19 @@ def _sign(positive: int, negative: int, unclear: int, zeros: int) -> str:
 
 
 def spectrum(matrix: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> Spectrum:
-    """Eigenvalues of a square matrix that has ``zeros`` more dimensions in its kernel."""
+    """Describe the eigenvalues of a square matrix with ``zeros`` more dimensions in its kernel."""
     return spectra(matrix[None], zeros, band)[0]
 
 
 def spectra(matrices: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> list[Spectrum]:
-    """Eigenvalues of many matrices (n, m, m), each with ``zeros`` more dimensions in its kernel."""
+    """Describe the eigenvalues of matrices (n, m, m), each with ``zeros`` more dimensions in its kernel."""
     values = torch.linalg.eigvals(matrices)
     norms = spectral_norms(matrices)
     return [_spectrum(one, norm, zeros, band) for one, norm in zip(values, norms.tolist(), strict=True)]
 
 
 def spectral_norms(matrices: Tensor) -> Tensor:
-    """The largest singular values, (n,)."""
+    """Return the largest singular values, (n,)."""
     sizes = torch.linalg.vector_norm(matrices, dim=(-2, -1)).clamp_min(1e-300)
     scaled = matrices / sizes[:, None, None]
     return sizes * torch.linalg.eigvalsh(scaled @ scaled.mT)[:, -1].clamp_min(0.0).sqrt()
@@ -213,18 +213,18 @@ def _spectrum(values: Tensor, norm: float, zeros: int, band: float) -> Spectrum:
 
 
 def symmetrize(matrix: Tensor) -> Tensor:
-    """(M + M') / 2."""
+    """Return (M + M') / 2."""
     return (matrix + matrix.mT) / 2
 
 
 def asymmetry(matrix: Tensor) -> float:
-    """The skew part over the whole, in the Frobenius norm: 0 for symmetric, 1 for skew matrices."""
+    """Return |M - M'| / (2 |M|) in the Frobenius norm: 0 for symmetric, 1 for skew matrices."""
     whole = torch.linalg.vector_norm(matrix)
     return float(torch.linalg.vector_norm(matrix - matrix.mT) / 2 / whole.clamp_min(1e-300))
 
 
 def extremes(matrix: Tensor) -> tuple[float, float]:
-    """Smallest and largest eigenvalue of the symmetric part, relative to the spectral norm of the matrix."""
+    """Return the smallest and largest eigenvalue of the symmetric part over the spectral norm of the matrix."""
     values = torch.linalg.eigvalsh(symmetrize(matrix))
     size = torch.linalg.matrix_norm(matrix, 2).clamp_min(1e-300)
     return float(values[0] / size), float(values[-1] / size)
