@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import attractor as at
-from attractor.meanfield import perturbed, rates, stability
+from attractor.meanfield import measure_rates, measure_stability, perturb
 
 Command = Callable[[str], Any]
 SMALL = "--sizes 10,20 --repeats 2"
@@ -20,7 +20,7 @@ SMALL = "--sizes 10,20 --repeats 2"
 def test_rates_are_those_of_python(command: Command) -> None:
     report = command(f"meanfield {SMALL} --until 0.5 --start box --spread 0.5 --random-law 3 --json").json
     law = at.Attention.random(2, seed=3)
-    wanted = rates(
+    wanted = measure_rates(
         law,
         lambda n, seed, ensemble: at.Tokens.drawn("box", n, 2, seed, 0.5, ensemble),
         until=0.5,
@@ -95,7 +95,7 @@ def test_stability_is_that_of_python(command: Command, folder: Path) -> None:
     report = command(f"{line} --json").json
     first = at.Tokens.drawn("ball", 10, 2, 4, ensemble=2)
     law = at.Attention.random(2, seed=1)
-    wanted = stability(law, first, perturbed(first, 0.2, 4), until=0.5, p=1.5, rtol=1e-6)
+    wanted = measure_stability(law, first, perturb(first, 0.2, 4), until=0.5, p=1.5, rtol=1e-6)
     np.testing.assert_array_equal(report["ratio"], wanted.ratio)
     np.testing.assert_array_equal(report["log_bound"], wanted.log_bound)
     assert report["holds"] is True

@@ -177,7 +177,7 @@ def test_what_is_not_defined() -> None:
     with pytest.raises(UnsupportedError, match="no largest score"):
         at.flow(law, at.Gaussian([0.0, 0.0], np.eye(2)), until=1.0)
     with pytest.raises(UnsupportedError, match="not for hardmax"):
-        at.meanfield.dobrushin(law, 1.0)
+        at.meanfield.dobrushin_constants(law, 1.0)
     with pytest.raises(UnsupportedError, match="no such sum"):
         at.partition(tokens, law)
     assert float(at.attention_entropy(tokens, law)) == 0.0

@@ -9,8 +9,8 @@ import pytest
 
 from attractor import Attention, Gaussian, Tokens, flow
 from attractor.errors import InputError, UnsupportedError
-from attractor.meanfield import past_blow_up, plot_densities
-from attractor.meanfield.perturbations import radius, support_bound
+from attractor.meanfield import plot_densities, simulate_past_blow_up
+from attractor.meanfield.perturbations import support_bound, support_radius
 from attractor.plotting.covariances import kernel_estimate
 
 
@@ -20,7 +20,7 @@ def half(dim: int = 1) -> Gaussian:
 
 def test_tokens_survive_the_blow_up() -> None:
     """d = 1, v = a = 1, variance 1/2: T* = 1 and the Gaussian has variance 0.5 / (1 - t)."""
-    found = past_blow_up(Attention.isotropic(1, 1.0), half(), sizes=(50, 200), repeats=3)
+    found = simulate_past_blow_up(Attention.isotropic(1, 1.0), half(), sizes=(50, 200), repeats=3)
     assert found.blow_up == pytest.approx(1.0, rel=1e-7)
     before = found.times < 1 - 1e-6
     np.testing.assert_allclose(found.gaussian[before], 0.5 / (1 - found.times[before]), rtol=1e-5)
@@ -29,30 +29,30 @@ def test_tokens_survive_the_blow_up() -> None:
     at = int(np.abs(found.times - 1.0).argmin())
     assert ((found.variance[:, :, at] > 0.5) & (found.variance[:, :, at] < 20)).all()
     # T12: no token outruns the growth of the support
-    reached = [float(radius(found.run.state(k))) for k in range(len(found.times))]  # type: ignore[arg-type]
+    reached = [float(support_radius(found.run.state(k))) for k in range(len(found.times))]  # type: ignore[arg-type]
     assert np.all(np.array(reached) <= support_bound(Attention.isotropic(1, 1.0), reached[0], found.times) * (1 + 1e-6))
 
 
 def test_early_on_tokens_are_the_gaussian() -> None:
-    found = past_blow_up(Attention.isotropic(1, 1.0), half(), sizes=(1500,), repeats=4, shares=(0.1, 0.3, 1.1))
+    found = simulate_past_blow_up(Attention.isotropic(1, 1.0), half(), sizes=(1500,), repeats=4, shares=(0.1, 0.3, 1.1))
     np.testing.assert_allclose(found.median[0, :2], found.gaussian[:2], rtol=0.1)
 
 
 def test_refusals() -> None:
     law = Attention.isotropic(1, 1.0)
     with pytest.raises(InputError, match="does not blow up"):
-        past_blow_up(Attention.isotropic(1, -1.0), half(), sizes=(10,))
+        simulate_past_blow_up(Attention.isotropic(1, -1.0), half(), sizes=(10,))
     with pytest.raises(InputError, match="between 0 and 1"):
-        past_blow_up(law, half(), sizes=(10,), shares=(1.1,))
+        simulate_past_blow_up(law, half(), sizes=(10,), shares=(1.1,))
     with pytest.raises(InputError, match="at least 2"):
-        past_blow_up(law, half(), sizes=(1,))
+        simulate_past_blow_up(law, half(), sizes=(1,))
     with pytest.raises(InputError, match="one Gaussian"):
-        past_blow_up(law, Tokens.gaussian(5, 1))  # type: ignore[arg-type]
+        simulate_past_blow_up(law, Tokens.gaussian(5, 1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_the_picture_of_the_blow_up(dim: int, tmp_path: Path) -> None:
-    found = past_blow_up(
+    found = simulate_past_blow_up(
         Attention.isotropic(dim, 1.0), half(dim), sizes=(20, 40), repeats=2, shares=(0, 0.5, 0.9, 1.0, 1.1)
     )
     figure = found.plot()

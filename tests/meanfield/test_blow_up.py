@@ -25,7 +25,7 @@ def test_the_blow_up_time_lies_between_its_bounds(seed: int) -> None:
     skew = rng.standard_normal((d, d))
     law = at.Attention(definite(rng, d) + 0.5 * (skew - skew.T), np.eye(d), definite(rng, d))
     start = at.Gaussian(np.zeros(d), definite(rng, d))
-    bounds, found = mf.blow_up_bounds(law, start), mf.blow_up(law, start)
+    bounds, found = mf.blow_up_bounds(law, start), mf.find_blow_up(law, start)
     assert found.outcome == "blow_up"
     assert bounds.lower <= found.time <= bounds.upper < np.inf
     run = at.flow(law, start, until=10.0 * bounds.upper)
@@ -55,7 +55,7 @@ def test_bounds_say_what_they_need() -> None:
 def test_l2_with_singular_keys_blows_up(s: float, w: float) -> None:
     """T9: w' = c (s + w)^2 with s constant."""
     law = at.Attention([[1.0, 1.0]], [[1.0, 0.0]], [[0.0, 0.0], [1.0, 1.0]], kernel="l2")
-    found = mf.blow_up(law, at.Gaussian([0.0, 0.0], [[s, w], [w, 2.0]]))
+    found = mf.find_blow_up(law, at.Gaussian([0.0, 0.0], [[s, w], [w, 2.0]]))
     c = 2 / (1 + 2 * s)
     assert found.time == pytest.approx(1 / (c * (s + w)), rel=1e-8)
     assert found.direction is not None
@@ -94,9 +94,9 @@ def test_linear_attention_blows_up_with_its_second_moment() -> None:
     mean, covariance = rng.standard_normal(3), root @ root.T
     time, _ = mf.identity_value_blow_up(key.T @ query, covariance + np.outer(mean, mean))
     law = at.Attention(query, key, np.eye(3), kernel="linear")
-    assert mf.blow_up(law, at.Gaussian(mean, covariance)).time == pytest.approx(time, rel=1e-9)
+    assert mf.find_blow_up(law, at.Gaussian(mean, covariance)).time == pytest.approx(time, rel=1e-9)
     point, _ = mf.identity_value_blow_up(key.T @ query, np.outer(mean, mean))
-    dirac = mf.blow_up(law, at.Gaussian(mean, np.zeros((3, 3))), until=10 * min(point, 10.0))
+    dirac = mf.find_blow_up(law, at.Gaussian(mean, np.zeros((3, 3))), until=10 * min(point, 10.0))
     assert dirac.time == pytest.approx(point, rel=1e-9)
 
 
@@ -106,12 +106,12 @@ def test_multi_head_and_feed_forward_blow_up_too() -> None:
     rng = np.random.default_rng(5)
     query, root = rng.standard_normal((2, 2, 2))
     covariance = root @ root.T
-    one = mf.blow_up(at.Attention(query, query, np.eye(2)), at.Gaussian(np.zeros(2), covariance))
+    one = mf.find_blow_up(at.Attention(query, query, np.eye(2)), at.Gaussian(np.zeros(2), covariance))
     twice = at.Attention(np.stack([query] * 2), np.stack([query] * 2), np.stack([0.5 * np.eye(2)] * 2))
-    assert mf.blow_up(twice, at.Gaussian(np.zeros(2), covariance)).time == pytest.approx(one.time, rel=1e-9)
+    assert mf.find_blow_up(twice, at.Gaussian(np.zeros(2), covariance)).time == pytest.approx(one.time, rel=1e-9)
     fed = at.Block(at.Attention(query, query, np.eye(2)), at.Affine(0.3 * np.eye(2), [1.0, 2.0]))
     expected = np.log1p(0.6 * one.time) / 0.6  # exp(2 w t) - 1 over 2 w is the time of the flow without W
-    assert mf.blow_up(fed, at.Gaussian([0.1, 0.2], covariance)).time == pytest.approx(expected, rel=1e-9)
+    assert mf.find_blow_up(fed, at.Gaussian([0.1, 0.2], covariance)).time == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_mean_that_grows_is_told_apart_from_its_covariance() -> None:

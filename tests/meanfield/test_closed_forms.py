@@ -34,14 +34,14 @@ def test_identity_value(seed: int, d: int) -> None:
     time, direction = mf.identity_value_blow_up(A, covariance)
     assert direction is not None
     _, found = followed(law, np.zeros(d), covariance, 0.9 * time)
-    assert close(found, mf.identity_value(A, covariance, 0.9 * time))
-    end = mf.blow_up(law, at.Gaussian(np.zeros(d), covariance))
+    assert close(found, mf.identity_value_covariance(A, covariance, 0.9 * time))
+    end = mf.find_blow_up(law, at.Gaussian(np.zeros(d), covariance))
     assert end.outcome == "blow_up"
     assert end.direction is not None
     assert abs(end.time / time - 1) < 1e-9
     assert abs(np.dot(end.direction, direction)) > 1 - 1e-8
     with pytest.raises(InputError, match="blows up at t ="):
-        mf.identity_value(A, covariance, 1.01 * time)
+        mf.identity_value_covariance(A, covariance, 1.01 * time)
 
 
 @pytest.mark.theorem
@@ -69,7 +69,7 @@ def test_mean_of_identity_value_with_a_symmetric_interaction() -> None:
 def test_one_dimension(v: float, a: float) -> None:
     time = 0.9 / (2 * v * a * 1.7) if v * a > 0 else 4.0
     mean, covariance = followed(at.Attention([[a]], [[1.0]], [[v]]), np.array([0.4]), np.array([[1.7]]), time)
-    expected = mf.one_dimension(v, a, 0.4, 1.7, time)
+    expected = mf.one_dimension_moments(v, a, 0.4, 1.7, time)
     assert close(mean, np.array([expected[0]]))
     assert close(covariance, np.array([[expected[1]]]))
 
@@ -84,10 +84,10 @@ def test_commuting_matrices() -> None:
     time = mf.commuting_blow_up(value, interaction, covariance)
     assert time == pytest.approx(1 / (2 * max(1.0 * 0.3 * 1, 0.5 * 1.0 * 2, -0.8 * 3)), rel=1e-12)
     _, found = followed(law, np.zeros(3), covariance, 0.9 * time)
-    assert close(found, mf.commuting(value, interaction, covariance, 0.9 * time))
-    assert mf.blow_up(law, at.Gaussian(np.zeros(3), covariance)).time == pytest.approx(time, rel=1e-9)
+    assert close(found, mf.commuting_covariance(value, interaction, covariance, 0.9 * time))
+    assert mf.find_blow_up(law, at.Gaussian(np.zeros(3), covariance)).time == pytest.approx(time, rel=1e-9)
     with pytest.raises(InputError, match="commute"):
-        mf.commuting(np.array([[1.0, 1.0], [0.0, 1.0]]), np.eye(2), np.eye(2), 0.1)
+        mf.commuting_covariance(np.array([[1.0, 1.0], [0.0, 1.0]]), np.eye(2), np.eye(2), 0.1)
 
 
 @pytest.mark.theorem
@@ -96,7 +96,7 @@ def test_affine_feedforward_is_a_linear_equation_of_the_precision() -> None:
     W, c = 0.3 * np.random.default_rng(8).standard_normal((3, 3)), np.array([0.1, 0.2, -0.3])
     block = at.Block(at.Attention(query, key, np.eye(3), scale=-0.2), at.Affine(W, c))
     _, found = followed(block, np.zeros(3), covariance, 0.3)
-    assert close(found, mf.affine_feedforward(-0.2 * key.T @ query, W, covariance, 0.3), 1e-10)
+    assert close(found, mf.affine_feedforward_covariance(-0.2 * key.T @ query, W, covariance, 0.3), 1e-10)
     summed = at.Attention(query, key, np.eye(3), scale=-0.2) + at.Affine(W, c)
     assert close(found, followed(summed, np.zeros(3), covariance, 0.3)[1], 1e-12)
 
@@ -106,14 +106,14 @@ def test_affine_feedforward_is_a_linear_equation_of_the_precision() -> None:
 def test_one_dimension_of_sinkhorn(v: float, a: float, time: float) -> None:
     law = at.Attention([[a]], [[1.0]], [[v]], kernel=at.Sinkhorn(eps=0.8))
     _, found = followed(law, np.zeros(1), np.array([[0.9]]), time)
-    assert close(found, np.array([[mf.one_dimension_sinkhorn(v, a, 0.9, time, 0.8)]]))
+    assert close(found, np.array([[mf.one_dimension_sinkhorn_variance(v, a, 0.9, time, 0.8)]]))
 
 
 @pytest.mark.theorem
 @pytest.mark.parametrize(("v", "time"), [(0.7, 2.0), (-0.7, 2.0), (1.0, 20.0), (-1.0, 50.0)])
 def test_one_dimension_of_l2(v: float, time: float) -> None:
     _, found = followed(at.Attention([[1.2]], [[1.2]], [[v]], kernel="l2"), np.zeros(1), np.array([[0.9]]), time)
-    assert close(found, np.array([[mf.one_dimension_l2(v, 1.2, 0.9, time)]]))
+    assert close(found, np.array([[mf.one_dimension_l2_variance(v, 1.2, 0.9, time)]]))
 
 
 @pytest.mark.theorem
@@ -123,7 +123,7 @@ def test_limit_of_identity_value_has_the_rank_of_the_kernel() -> None:
     query, root = rng.standard_normal((2, 4)), rng.standard_normal((4, 4))
     law, A, covariance = at.Attention(query, -query, np.eye(4)), -query.T @ query, root @ root.T
     expected = mf.identity_value_limit(A, covariance)
-    found = mf.limit(law, covariance)
+    found = mf.find_limit(law, covariance)
     assert (found.kind, found.rank) == ("low_rank", 2)
     assert np.linalg.matrix_rank(expected) == 2
     assert close(found.covariance, expected, 1e-5)

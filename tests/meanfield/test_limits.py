@@ -10,7 +10,7 @@ import pytest
 import attractor as at
 from attractor import meanfield as mf
 from attractor.errors import InputError
-from attractor.meanfield.limits import cone, disc, phase, same_lines
+from attractor.meanfield.limits import are_same_lines, cone_coordinates, disc_grid, phase_portrait
 from attractor.papers.gaussian_cases import CASES, case
 
 
@@ -28,7 +28,7 @@ def test_generic_limits_of_softmax_are_isotropic_and_of_low_rank(seed: int) -> N
     """T6: V = I rests iff S vanishes on the image; with a generic V limits have U'AU = 0 and rank at most d/2."""
     law = case("two-lines").law("softmax")
     root = np.random.default_rng(seed).standard_normal((2, 2))
-    found = mf.limit(law, root @ root.T)
+    found = mf.find_limit(law, root @ root.T)
     A = (law.key.mT @ law.query).numpy()
     assert found.rank == 1
     assert found.rank <= (mf.rank_bound(law) or 0)
@@ -46,17 +46,17 @@ def test_isotropic_images_rest_for_identity_value() -> None:
     assert mf.stationary_residual(law, at.Gaussian(np.zeros(4), U @ U.T)) < 1e-15
     assert mf.rank_bound(law) == 2  # n_0 + min(n_+, n_-)
     assert mf.stationary_residual(law, at.Gaussian(np.zeros(4), np.eye(4))) > 0.4
-    assert mf.limit(law, np.eye(4) + 0.1).kind == "blow_up"  # S is not negative semi-definite
+    assert mf.find_limit(law, np.eye(4) + 0.1).kind == "blow_up"  # S is not negative semi-definite
 
 
 def test_kinds_of_limits() -> None:
     eye, start = np.eye(2), np.array([[0.7, 0.1], [0.1, 0.3]])
-    assert mf.limit(at.Attention(eye, -eye, eye), start).kind == "collapse"
-    blown = mf.limit(at.Attention(eye, eye, eye), start)
+    assert mf.find_limit(at.Attention(eye, -eye, eye), start).kind == "collapse"
+    blown = mf.find_limit(at.Attention(eye, eye, eye), start)
     assert blown.kind == "blow_up"
     assert blown.time == pytest.approx(1 / (2 * np.linalg.eigvalsh(start)[-1]), rel=1e-9)
-    assert mf.limit(at.Attention(eye, eye, eye, kernel="sinkhorn"), start).kind == "diverged"
-    resting = mf.limit(at.Attention([[0.0, 1.0], [-1.0, 0.0]], eye, eye), start)
+    assert mf.find_limit(at.Attention(eye, eye, eye, kernel="sinkhorn"), start).kind == "diverged"
+    resting = mf.find_limit(at.Attention([[0.0, 1.0], [-1.0, 0.0]], eye, eye), start)
     assert (resting.kind, resting.rank) == ("full_rank", 2)  # S = 0: the covariance rests while tokens turn
 
 
@@ -72,28 +72,28 @@ def test_kinds_of_limits() -> None:
     ],
 )
 def test_the_six_cases(name: str, kernel: str, kinds: set[str], lines: int | None) -> None:
-    starts = disc(3)[[0, 3, 8]]
-    found = phase(case(name).law(kernel), starts)
+    starts = disc_grid(3)[[0, 3, 8]]
+    found = phase_portrait(case(name).law(kernel), starts)
     assert set(found.summary()["kinds"]) <= kinds
     assert lines is None or len(found.angles()) == lines
     if name == "line":
         q = case(name).query[0]
-        assert same_lines(found.angles(), [[-q[1], q[0]]])
+        assert are_same_lines(found.angles(), [[-q[1], q[0]]])
     if name == "two-lines":  # the isotropic directions of A
         S = (lambda A: A + A.T)(case(name).key.T @ case(name).query)
         a, b, c = S[0, 0], S[0, 1], S[1, 1]
         slopes = [(-b + sign * math.sqrt(b * b - a * c)) / c for sign in (1, -1)]
-        assert same_lines(found.angles(), [[1.0, slope] for slope in slopes])
+        assert are_same_lines(found.angles(), [[1.0, slope] for slope in slopes])
 
 
 def test_coordinates_of_the_cone_and_the_grid() -> None:
-    starts = disc(5)
-    places = cone(starts)
+    starts = disc_grid(5)
+    places = cone_coordinates(starts)
     assert np.allclose(places[:, 2], 1.0)
     assert (np.linalg.norm(places[:, :2], axis=1) < 1.0).all()
     assert (np.linalg.eigvalsh(starts) > 0).all()
     with pytest.raises(InputError, match="in the plane"):
-        phase(at.Attention(np.eye(3), np.eye(3), np.eye(3)))
+        phase_portrait(at.Attention(np.eye(3), np.eye(3), np.eye(3)))
     with pytest.raises(InputError, match="there is no case"):
         case("circle")
     assert len(CASES) == 6

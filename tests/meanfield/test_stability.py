@@ -15,11 +15,11 @@ from attractor import L2, Attention, Gaussian, Sigmoid, Sinkhorn, Tokens, flow, 
 from attractor.errors import InputError, UnsupportedError
 from attractor.meanfield import (
     conditional_wasserstein,
-    dobrushin,
+    dobrushin_constants,
     local_constants,
-    log_bound,
-    perturbed,
-    stability,
+    log_stability_bound,
+    measure_stability,
+    perturb,
     support_bound,
     support_rate,
     wasserstein,
@@ -41,7 +41,7 @@ def test_measured_is_below_the_bound(kernel: object, seed: int) -> None:
     """T12 and T13 on random laws of two heads, weighted tokens, W_1 and W_2."""
     law = Attention.random(2, heads=2, head_dim=2, seed=seed, kernel=kernel, scale=1.2)
     first = cloud(seed)
-    found = stability(law, first, perturbed(first, 0.3, seed), until=0.8, p=1.0 + seed % 2, save=5, rtol=1e-6)
+    found = measure_stability(law, first, perturb(first, 0.3, seed), until=0.8, p=1.0 + seed % 2, save=5, rtol=1e-6)
     assert found.holds
     assert found.explicit is not isinstance(kernel, Sinkhorn)
     assert found.ratio[0] == 1.0
@@ -54,7 +54,7 @@ def test_the_field_is_lipschitz_with_the_constants(kernel: object) -> None:
     law = Attention.random(2, heads=2, head_dim=2, seed=4, kernel=kernel, scale=0.9)
     first, second = (Tokens(cloud(seed).points, 1.7 * cloud(seed).weights) for seed in (1, 2))
     probes = Tokens.drawn("ball", 9, 2, 5).points
-    constants = dobrushin(law, 1.0, mass=1.7)
+    constants = dobrushin_constants(law, 1.0, mass=1.7)
 
     def field(tokens: Tokens) -> torch.Tensor:
         masses = torch.cat((torch.zeros(9, dtype=torch.float64), tokens.weights))
@@ -73,7 +73,7 @@ def test_local_constants_are_derivatives(kernel: object) -> None:
     """Against finite differences of the field, and below the bounds."""
     law = Attention.random(2, seed=3, kernel=kernel)
     tokens = cloud(3, n=5)
-    constants = dobrushin(law, 1.0)
+    constants = dobrushin_constants(law, 1.0)
     point, influence = local_constants(law, tokens)
     assert point <= constants.point
     assert constants.influence is None or influence <= local_constants(law, tokens, 1.0)[1] <= constants.influence
@@ -114,37 +114,39 @@ def test_the_sinkhorn_derivative_in_the_point() -> None:
 def test_constants_by_hand() -> None:
     """One head, Q = diag(2, 1), K = I, V = 3 I, scale 1/2, R = 0.7."""
     Q, K, V, R = np.diag([2.0, 1.0]), np.eye(2), 3 * np.eye(2), 0.7
-    softmax = dobrushin(Attention(Q, K, V, scale=-0.5), R)
+    softmax = dobrushin_constants(Attention(Q, K, V, scale=-0.5), R)
     assert softmax.point == pytest.approx(3 * R**2)
     assert softmax.influence == pytest.approx(3 * (1 + 2 * R**2) * math.exp(2 * R**2))
-    l2 = dobrushin(Attention(Q, K, V, kernel=L2(), scale=0.5), R)
+    l2 = dobrushin_constants(Attention(Q, K, V, kernel=L2(), scale=0.5), R)
     rho = math.sqrt(0.5) * 3 * R
     assert l2.point == pytest.approx(6 * R**2)
     assert l2.influence == pytest.approx(3 * math.exp(rho**2) * (1 + 2 * math.sqrt(2 / math.e) * math.sqrt(0.5) * R))
-    sigmoid = dobrushin(Attention(Q, K, V, kernel="sigmoid", scale=0.5), R, mass=2.0)
+    sigmoid = dobrushin_constants(Attention(Q, K, V, kernel="sigmoid", scale=0.5), R, mass=2.0)
     assert sigmoid.point == pytest.approx(2 * 3 * R**2 / 4)
     assert sigmoid.influence == pytest.approx(2 * 3 * (1 + R**2 / 4))
-    sinkhorn = dobrushin(Attention(Q, K, V, kernel=Sinkhorn(0.25), scale=0.5), R)
+    sinkhorn = dobrushin_constants(Attention(Q, K, V, kernel=Sinkhorn(0.25), scale=0.5), R)
     assert sinkhorn.point == pytest.approx(3 * R**2 / 0.25)
     assert sinkhorn.influence is None
     assert sinkhorn.total == math.inf
     two = Attention(np.stack((Q, Q)), np.stack((K, K)), np.stack((V, -V)), scale=0.5)
-    assert dobrushin(two, R).point == pytest.approx(2 * softmax.point)
+    assert dobrushin_constants(two, R).point == pytest.approx(2 * softmax.point)
     assert support_rate(two) == pytest.approx(6.0)
-    causal = dobrushin(Attention(Q, K, V, scale=0.5, mask="causal"), R, p=3.0)
+    causal = dobrushin_constants(Attention(Q, K, V, scale=0.5, mask="causal"), R, p=3.0)
     assert causal.total == pytest.approx(softmax.point + 1.5 * float(softmax.influence or 0))
 
 
 def test_the_bound_over_time_is_the_integral() -> None:
     law = Attention.random(2, heads=2, head_dim=2, seed=1)
     times, radii = np.array([0.0, 0.4, 1.0]), np.array([0.5, 0.9])
-    found, rate = log_bound(law, radii, times), support_rate(law)
+    found, rate = log_stability_bound(law, radii, times), support_rate(law)
     for k, t in enumerate(times):
         for j, R in enumerate(radii):
-            wanted, _ = integrate.quad(lambda s, R=R: dobrushin(law, R * math.exp(rate * s)).total, 0, t, epsabs=1e-12)
+            wanted, _ = integrate.quad(
+                lambda s, R=R: dobrushin_constants(law, R * math.exp(rate * s)).total, 0, t, epsabs=1e-12
+            )
             assert found[k, j] == pytest.approx(wanted, rel=1e-9)
     np.testing.assert_allclose(support_bound(law, radii, times)[2], radii * math.exp(rate), rtol=1e-14)
-    assert log_bound(law, 50.0, np.array([1.0]))[0] == math.inf
+    assert log_stability_bound(law, 50.0, np.array([1.0]))[0] == math.inf
 
 
 @pytest.mark.theorem
@@ -168,8 +170,8 @@ def test_causal_attention_is_stable_position_by_position(kernel: object) -> None
     """T14: d_2 below the bound with Hardy's factor; positions do not move."""
     law = Attention.random(2, seed=2, kernel=kernel, mask="causal")
     first = Tokens.drawn("ball", 40, 2, 1)
-    second = perturbed(first, 0.2)
-    found = stability(law, first, second, until=0.6, save=4, rtol=1e-6)
+    second = perturb(first, 0.2)
+    found = measure_stability(law, first, second, until=0.6, save=4, rtol=1e-6)
     assert found.holds
     assert found.constants.hardy == (1.0 if isinstance(kernel, Sigmoid) else 2.0)
     assert float(found.distance[0]) == pytest.approx(float(conditional_wasserstein(first, second)), rel=1e-12)
@@ -202,37 +204,37 @@ def test_product_data_do_not_see_the_mask() -> None:
 
 def test_ratios_are_to_the_start() -> None:
     first, law = Tokens.drawn("ball", 6, 2), Attention.random(2, seed=1)
-    found = stability(law, first, perturbed(first, 0.1), until=1.0, save=[0.5, 1.0])
+    found = measure_stability(law, first, perturb(first, 0.1), until=1.0, save=[0.5, 1.0])
     assert found.times.tolist() == [0.0, 0.5, 1.0]
-    assert found.distance[0] == pytest.approx(float(wasserstein(first, perturbed(first, 0.1))), rel=1e-12)
+    assert found.distance[0] == pytest.approx(float(wasserstein(first, perturb(first, 0.1))), rel=1e-12)
 
 
 def test_refusals() -> None:
     first = Tokens.drawn("ball", 6, 2)
-    second, law = perturbed(first, 0.1), Attention.random(2)
+    second, law = perturb(first, 0.1), Attention.random(2)
     with pytest.raises(UnsupportedError, match="infinity in finite time"):
-        stability(Attention.random(2, kernel="exponential"), first, second, until=1.0)
+        measure_stability(Attention.random(2, kernel="exponential"), first, second, until=1.0)
     with pytest.raises(InputError, match="orders p > 1"):
-        stability(Attention.random(2, mask="causal"), first, second, until=1.0, p=1.0)
+        measure_stability(Attention.random(2, mask="causal"), first, second, until=1.0, p=1.0)
     with pytest.raises(UnsupportedError, match="causal masks"):
-        stability(Attention.random(2, mask="window:2"), first, second, until=1.0)
+        measure_stability(Attention.random(2, mask="window:2"), first, second, until=1.0)
     with pytest.raises(InputError, match="must differ"):
-        stability(law, first, first, until=0.1)
+        measure_stability(law, first, first, until=0.1)
     with pytest.raises(InputError, match="clouds of tokens"):
-        stability(law, *([Gaussian(np.zeros(2), np.eye(2))] * 2), until=0.1)  # type: ignore[arg-type]
+        measure_stability(law, *([Gaussian(np.zeros(2), np.eye(2))] * 2), until=0.1)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="same total mass"):
-        stability(law, first, Tokens(second.points, np.ones(6)), until=0.1)
+        measure_stability(law, first, Tokens(second.points, np.ones(6)), until=0.1)
     with pytest.raises(UnsupportedError, match="influence"):
-        log_bound(Attention.random(2, kernel="sinkhorn"), 1.0, np.ones(1))
+        log_stability_bound(Attention.random(2, kernel="sinkhorn"), 1.0, np.ones(1))
     with pytest.raises(InputError, match="radius"):
-        dobrushin(law, math.nan)
+        dobrushin_constants(law, math.nan)
     with pytest.raises(InputError, match="positive share"):
-        perturbed(first, 0.0)
+        perturb(first, 0.0)
 
 
 def test_the_picture(tmp_path: Path) -> None:
     first = Tokens.drawn("ball", 8, 2, ensemble=2)
-    found = stability(Attention.random(2, seed=1), first, perturbed(first, 0.1), until=1.0, save=6)
+    found = measure_stability(Attention.random(2, seed=1), first, perturb(first, 0.1), until=1.0, save=6)
     figure = found.plot()
     assert [axes.get_title() for axes in figure.axes] == ["how far two measures part", "how far tokens get"]
     assert found.plot(tmp_path / "stability.pdf").stat().st_size > 5000

@@ -8,7 +8,7 @@ import torch
 
 from attractor import L2, Affine, Attention, Gaussian, Sigmoid, Sinkhorn, Tokens, energy, flow
 from attractor.errors import UnsupportedError
-from attractor.meanfield import energy_along, sample, structures
+from attractor.meanfield import energy_and_rate, gradient_structures, sample
 from attractor.observables.energies import gaussian_energy
 from attractor.states.arrays import floating
 
@@ -63,12 +63,12 @@ CASES = cases()
 def test_the_energy_changes_by_the_squared_speed(name: str) -> None:
     """The identity at one state to rounding, and along the flow by finite differences of the energy to 1e-8."""
     law, state, wanted = CASES[name]
-    found = structures(law, state)
+    found = gradient_structures(law, state)
     assert [structure.metric for structure in found] == wanted
     run = flow(law, state, save=[0.0, 0.1, 0.299, 0.2995, 0.3, 0.3005, 0.301, 0.4], rtol=1e-12, atol=1e-14, stop=())
     for structure in found:
         assert structure.defect(state) < 1e-11
-        energies, rates = energy_along(structure, run)
+        energies, rates = energy_and_rate(structure, run)
         assert bool((energies.diff() * structure.factor > 0).all())
         a, b, _, c, d = energies[2:7]
         difference = (a - 8 * b + 8 * c - d) / (6 * 0.001)  # fourth order, steps of 0.0005
@@ -122,7 +122,7 @@ def test_the_softmax_energy_is_the_quadratic_form_of_the_field() -> None:
 def test_a_law_without_the_structure_says_why(law: Attention, gaussian: bool, message: str) -> None:
     state = Gaussian(np.zeros(3), SHAPE) if gaussian else Tokens.gaussian(5, 3)
     with pytest.raises(UnsupportedError, match=message):
-        structures(law, state)
+        gradient_structures(law, state)
 
 
 def test_the_hypothesis_is_needed() -> None:
@@ -134,4 +134,4 @@ def test_the_hypothesis_is_needed() -> None:
     rate = torch.trace((A.T @ shape @ A + A @ shape @ A.T) / 4 @ (B @ shape + shape @ B.T))
     assert abs(float(rate / torch.trace(B @ shape @ B.T)) - 1) > 1e-2
     with pytest.raises(UnsupportedError):
-        structures(law, gaussian)
+        gradient_structures(law, gaussian)

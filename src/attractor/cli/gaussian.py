@@ -251,7 +251,7 @@ def _plot_run(run: Any, results: ResultOptions) -> None:
 
 def phase(start: StartOptions, law: LawOptions, many: ManyOptions, results: ResultOptions) -> dict[str, Any]:
     """Where covariances of trace one go."""
-    from attractor.meanfield import phase as follow
+    from attractor.meanfield import phase_portrait as follow
 
     moved, _ = read_start(start, law)
     with progress_bar("phase", results.progress, results.quiet) as show:
@@ -275,10 +275,10 @@ def _plot_phase(found: Any, results: ResultOptions, title: str, caption: str) ->
 
 def _ways(found: Any) -> list[np.ndarray]:
     """Paths in the disc of covariances of trace one."""
-    from attractor.meanfield import cone
+    from attractor.meanfield import cone_coordinates
 
     pairs = zip(found.starts, found.limits, strict=True)
-    return [cone(np.concatenate((start[None], one.path))) for start, one in pairs]
+    return [cone_coordinates(np.concatenate((start[None], one.path))) for start, one in pairs]
 
 
 def _phase_view(section: Any, found: Any, words: str) -> None:
@@ -306,7 +306,7 @@ def _rows(summary: dict[str, Any]) -> dict[str, str]:
 def blow_up_map(start: StartOptions, law: LawOptions, many: ManyOptions, results: ResultOptions) -> dict[str, Any]:
     """When covariances of trace one blow up."""
     from attractor.files import to_json
-    from attractor.meanfield import blow_up, cone, disc
+    from attractor.meanfield import cone_coordinates, disc_grid, find_blow_up
     from attractor.plotting import draw_map
     from attractor.report import add_blow_up_map
     from attractor.states import Gaussian
@@ -314,10 +314,10 @@ def blow_up_map(start: StartOptions, law: LawOptions, many: ManyOptions, results
     moved, _ = read_start(start, law)
     if moved.dim != 2:
         raise InputError(f"a blow-up map is one of covariances in the plane, the law has dimension {moved.dim}")
-    starts, found = disc(many.grid), []
+    starts, found = disc_grid(many.grid), []
     with progress_bar("blow-up", results.progress, results.quiet) as show:
         for index, covariance in enumerate(starts):
-            found.append(blow_up(moved, Gaussian(np.zeros(2), covariance), max_evaluations=20_000))  # type: ignore[arg-type]
+            found.append(find_blow_up(moved, Gaussian(np.zeros(2), covariance), max_evaluations=20_000))  # type: ignore[arg-type]
             show(index + 1, len(starts))
     times = np.array([one.time for one in found])
     finite = times[np.isfinite(times)]
@@ -328,7 +328,11 @@ def blow_up_map(start: StartOptions, law: LawOptions, many: ManyOptions, results
     if results.plot is not None:
         title = "Blow-up times from trace one"
         draw_map(
-            cone(starts)[:, :2], times, results.plot, title=title, caption=f"{moved!r}. Grey: no blow-up by t = 10000."
+            cone_coordinates(starts)[:, :2],
+            times,
+            results.plot,
+            title=title,
+            caption=f"{moved!r}. Grey: no blow-up by t = 10000.",
         )
     rows = {"blow up": f"{len(finite)} of {len(times)}"}
     if len(finite):
@@ -337,7 +341,7 @@ def blow_up_map(start: StartOptions, law: LawOptions, many: ManyOptions, results
             "last": f"t = {format_number(float(finite.max()))}",
         }
     lines = [(f"{len(times)} starts of trace one", rows)]
-    places = cone(starts)[:, :2]
+    places = cone_coordinates(starts)[:, :2]
     return {
         **to_json({"map": entries}),
         "lines_for_people": lines,

@@ -16,7 +16,7 @@ from attractor.cli.inputs import check_picture
 from attractor.cli.options import PictureOptions, check_numbers, given, grouped, numbers, panel, replay
 from attractor.cli.system_options import LawOptions, build_law, read_law, read_matrix, read_vector
 from attractor.errors import InputError
-from attractor.meanfield import LABELS, Beyond, Rates, Stability
+from attractor.meanfield import LABELS, PastBlowUp, Rates, Stability
 from attractor.progress import progress_bar
 from attractor.registry import check_name
 
@@ -70,8 +70,8 @@ def _stability_document(found: Stability) -> dict[str, Any]:
     }
 
 
-@document.register(Beyond)
-def _beyond_document(found: Beyond) -> dict[str, Any]:
+@document.register(PastBlowUp)
+def _beyond_document(found: PastBlowUp) -> dict[str, Any]:
     return {
         "blow_up": found.blow_up,
         "times": found.times.tolist(),
@@ -134,8 +134,8 @@ def _stability_table(found: Stability, question: Question) -> None:
     print_rows(below if found.holds else "A distance or a radius is ABOVE its bound.", rows)
 
 
-@table.register(Beyond)
-def _beyond_table(found: Beyond, question: Question) -> None:
+@table.register(PastBlowUp)
+def _beyond_table(found: PastBlowUp, question: Question) -> None:
     shown = [int(np.abs(found.times / found.blow_up - share).argmin()) for share in (0.0, 0.5, 0.9, 1.0, 1.2)]
     shown = list(dict.fromkeys(shown))
     rows = {
@@ -374,7 +374,7 @@ def _draw(question: Question, n: int, seed: int, ensemble: int) -> Tokens:
 
 def _rates(question: Question, progress: Any) -> Any:
     from attractor.laws import obstacle
-    from attractor.meanfield import rates
+    from attractor.meanfield import measure_rates
 
     options = question.study
     closed = question.gaussian is not None and not obstacle(question.law)
@@ -383,7 +383,7 @@ def _rates(question: Question, progress: Any) -> Any:
         if not against.isdigit():
             raise InputError(f"--against must be closure, pair or a number of tokens, got {against!r}")
         against = int(against)
-    return rates(
+    return measure_rates(
         question.law,
         partial(_draw, question) if question.gaussian is None else question.gaussian,
         until=1.0 if options.until is None else options.until,
@@ -399,20 +399,20 @@ def _rates(question: Question, progress: Any) -> Any:
 
 
 def _stability(question: Question, progress: Any) -> Any:
-    from attractor.meanfield import perturbed, stability
+    from attractor.meanfield import measure_stability, perturb
 
     options = question.study
     if len(question.sizes) > 1:
         raise InputError(f"--study stability takes one number of tokens, got --sizes {options.sizes}")
     progress(0.0, f"{question.repeats} pairs of {question.sizes[0]:,} tokens")
     first = _draw(question, question.sizes[0], question.seed, question.repeats)
-    second = perturbed(first, options.apart, question.seed)
+    second = perturb(first, options.apart, question.seed)
     until = 1.0 if options.until is None else options.until
-    return stability(question.law, first, second, until=until, p=options.order, rtol=options.rtol)
+    return measure_stability(question.law, first, second, until=until, p=options.order, rtol=options.rtol)
 
 
 def _blow_up(question: Question, progress: Any) -> Any:
-    from attractor.meanfield import SHARES, past_blow_up
+    from attractor.meanfield import SHARES, simulate_past_blow_up
 
     if question.gaussian is None:
         raise InputError(
@@ -421,7 +421,9 @@ def _blow_up(question: Question, progress: Any) -> Any:
     end = 1.2 if question.study.until is None else question.study.until
     shares = [share for share in SHARES if share < end] + [end]
     options = {"sizes": question.sizes, "repeats": question.repeats, "shares": shares, "seed": question.seed}
-    return past_blow_up(question.law, question.gaussian, progress=progress, rtol=question.study.rtol, **options)
+    return simulate_past_blow_up(
+        question.law, question.gaussian, progress=progress, rtol=question.study.rtol, **options
+    )
 
 
 def tell(found: Any, question: Question, arguments: dict[str, Any], report: ReportOptions, command: str) -> None:

@@ -29,7 +29,7 @@ class BlowUp:
     message: str
 
 
-def blow_up(law: Law, start: Gaussian, until: float = 1e4, **options: object) -> BlowUp:
+def find_blow_up(law: Law, start: Gaussian, until: float = 1e4, **options: object) -> BlowUp:
     """The blow-up time of one Gaussian, to about 1e-11 of itself, and the direction in which the covariance goes to infinity."""
     end = flow(law, start, until=until, save=[], **options).outcome  # type: ignore[arg-type]
     time = end.time if end.name == "blow_up" else math.inf
@@ -39,7 +39,7 @@ def blow_up(law: Law, start: Gaussian, until: float = 1e4, **options: object) ->
 def blow_up_map(law: Law, covariances: np.ndarray, until: float = 1e4, **options: object) -> list[BlowUp]:
     """The same from each of several covariances (n, d, d), means zero."""
     zero = np.zeros(covariances.shape[-1])
-    return [blow_up(law, Gaussian(zero, covariance), until, **options) for covariance in covariances]  # type: ignore[arg-type]
+    return [find_blow_up(law, Gaussian(zero, covariance), until, **options) for covariance in covariances]  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ SHARES = (*np.linspace(0.0, 0.8, 9), 0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1
 
 
 @dataclass(frozen=True)
-class Beyond:
-    """Total variance of the tokens, (sizes, repeats, times), and of the Gaussian, (times), infinite from ``blow_up`` on.
+class PastBlowUp:
+    """Total variance of the tokens, (sizes, repeats, times), and of the Gaussian, (times), infinite from ``find_blow_up`` on.
 
     ``run`` and ``gaussian_run`` are one run of the largest system and that of the Gaussian, for pictures of densities.
     """
@@ -131,12 +131,12 @@ class Beyond:
 
     def plot(self, path: Any = None) -> Any:
         """Variance along time for every n beside the Gaussian's: .png, .pdf or .svg, or the figure itself."""
-        from attractor.meanfield.plots import draw_beyond
+        from attractor.meanfield.plots import draw_past_blow_up
 
-        return draw_beyond(self, path)
+        return draw_past_blow_up(self, path)
 
 
-def past_blow_up(
+def simulate_past_blow_up(
     law: Law,
     gaussian: Gaussian,
     *,
@@ -146,17 +146,17 @@ def past_blow_up(
     seed: int = 0,
     progress: Callable[[float, str], None] = lambda share, text: None,
     **options: Any,
-) -> Beyond:
+) -> PastBlowUp:
     """Follow tokens drawn from a Gaussian to and past the time at which the Gaussian itself blows up.
 
     ``shares`` are the saved times in units of the blow-up time. Draws are raw, not whitened: their longest tokens matter.
     """
     if not isinstance(gaussian, Gaussian) or gaussian.batch_shape:
-        raise InputError("past_blow_up starts from one Gaussian(mean, covariance)")
+        raise InputError("simulate_past_blow_up starts from one Gaussian(mean, covariance)")
     sizes = tuple(int(n) for n in sizes)
     if not sizes or min(sizes) < 2 or repeats < 1:
         raise InputError(
-            f"past_blow_up needs numbers of tokens of at least 2 and a repeat, got {list(sizes)} and {repeats}"
+            f"simulate_past_blow_up needs numbers of tokens of at least 2 and a repeat, got {list(sizes)} and {repeats}"
         )
     blow_up = blow_up_time(law, gaussian)
     times = blow_up * np.unique(np.asarray(shares, dtype=float))
@@ -176,7 +176,7 @@ def past_blow_up(
         run = flow(law, tokens, save=times.tolist(), **{"rtol": 1e-6, "atol": 1e-8, "stop": (), **options})
         variance.append(_variance(run, len(times)))
     assert run is not None
-    return Beyond(blow_up, times, sizes, np.stack(variance), curve, run.member(0), limit)
+    return PastBlowUp(blow_up, times, sizes, np.stack(variance), curve, run.member(0), limit)
 
 
 def blow_up_time(law: Law, gaussian: Gaussian) -> float:
@@ -198,7 +198,7 @@ def _variance(run: Trajectory, times: int) -> np.ndarray:
     return values.T.numpy()
 
 
-def median_at(found: Beyond, share: float) -> dict[int, float]:
+def median_at(found: PastBlowUp, share: float) -> dict[int, float]:
     """Median variance for every n at a saved share of the blow-up time."""
     index = int(np.abs(found.times - share * found.blow_up).argmin())
     return {n: float(value) for n, value in zip(found.sizes, found.median[:, index], strict=True)}

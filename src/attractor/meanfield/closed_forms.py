@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from attractor.errors import InputError
 
 
-def identity_value(interaction: ArrayLike, covariance: ArrayLike, time: float) -> np.ndarray:
+def identity_value_covariance(interaction: ArrayLike, covariance: ArrayLike, time: float) -> np.ndarray:
     """The covariance at a time under softmax attention with V = I; ``interaction`` is A (d, d)."""
     S, L = _symmetric(interaction), _factor(covariance)
     values, vectors = np.linalg.eigh(L.T @ S @ L)
@@ -74,14 +74,16 @@ def identity_value_limit(interaction: ArrayLike, covariance: ArrayLike, toleranc
     return kept @ kept.T
 
 
-def one_dimension(value: float, interaction: float, mean: float, variance: float, time: float) -> tuple[float, float]:
+def one_dimension_moments(
+    value: float, interaction: float, mean: float, variance: float, time: float
+) -> tuple[float, float]:
     """Mean and variance at a time under softmax attention in one dimension."""
     left = 1.0 - 2.0 * value * interaction * variance * time
     _before_blow_up(left, np.array([value * interaction * variance]), time)
     return mean * math.exp(value * time) / math.sqrt(left), variance / left
 
 
-def commuting(value: ArrayLike, interaction: ArrayLike, covariance: ArrayLike, time: float) -> np.ndarray:
+def commuting_covariance(value: ArrayLike, interaction: ArrayLike, covariance: ArrayLike, time: float) -> np.ndarray:
     """The covariance at a time under softmax attention where V, A and the covariance are symmetric and commute."""
     rates, vectors, values = _common(value, interaction, covariance)
     left = 1.0 - 2.0 * time * rates * values
@@ -96,7 +98,9 @@ def commuting_blow_up(value: ArrayLike, interaction: ArrayLike, covariance: Arra
     return 1.0 / (2.0 * top) if top > 0 else math.inf
 
 
-def affine_feedforward(interaction: ArrayLike, matrix: ArrayLike, covariance: ArrayLike, time: float) -> np.ndarray:
+def affine_feedforward_covariance(
+    interaction: ArrayLike, matrix: ArrayLike, covariance: ArrayLike, time: float
+) -> np.ndarray:
     r"""The covariance at a time under softmax attention with V = I plus :math:`Wx + c`, for an invertible covariance.
 
     :math:`P_t = e^{-W^\top t}P_0e^{-Wt} - 2\int_0^t e^{-W^\top u}Se^{-Wu}\,du`; the integral is a block of one matrix exponential.
@@ -113,7 +117,9 @@ def affine_feedforward(interaction: ArrayLike, matrix: ArrayLike, covariance: Ar
     return np.linalg.inv((precision + precision.T) / 2)
 
 
-def one_dimension_sinkhorn(value: float, interaction: float, variance: float, time: float, eps: float = 1.0) -> float:
+def one_dimension_sinkhorn_variance(
+    value: float, interaction: float, variance: float, time: float, eps: float = 1.0
+) -> float:
     """The variance at a time under sinkhorn attention in one dimension: it never blows up."""
     if value == 0 or interaction == 0 or variance == 0:
         return variance
@@ -127,7 +133,7 @@ def one_dimension_sinkhorn(value: float, interaction: float, variance: float, ti
     return math.sinh(_increasing(conserved, goal, start)) / size
 
 
-def one_dimension_l2(value: float, key: float, variance: float, time: float) -> float:
+def one_dimension_l2_variance(value: float, key: float, variance: float, time: float) -> float:
     """The variance at a time under l2 attention with Q = K = k in one dimension."""
     w = key * key
     if value == 0 or w == 0 or variance == 0:

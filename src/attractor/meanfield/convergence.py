@@ -66,7 +66,7 @@ def root_mean_square(errors: np.ndarray) -> np.ndarray:
     return np.sqrt(np.mean(np.square(errors), axis=-1))
 
 
-def fitted_slope(sizes: np.ndarray, errors: np.ndarray, level: float = 0.95) -> Slope:
+def fit_slope(sizes: np.ndarray, errors: np.ndarray, level: float = 0.95) -> Slope:
     r"""Least squares of log rms error (sizes, repeats) on log n.
 
     The interval comes from the scatter of the repeats: with r of them, :math:`\log\text{rms}` has the variance
@@ -127,7 +127,7 @@ class Rates:
         return draw_rates(self, path)
 
 
-def rates(
+def measure_rates(
     law: Law,
     start: Gaussian | Start,
     *,
@@ -161,7 +161,7 @@ def rates(
         for name, values in found.items():
             errors[name].append(values)
     table = {name: np.stack(rows) for name, rows in errors.items()}
-    slopes = {name: fitted_slope(np.array(sizes, dtype=float), values) for name, values in table.items()}
+    slopes = {name: fit_slope(np.array(sizes, dtype=float), values) for name, values in table.items()}
     progress(1.0, "tilt along the path")
     times, path, notes = _tilt_along(problem, sizes[-1], seed)
     if repeats < 6:

@@ -42,7 +42,7 @@ class Cloud:
         return self.points.squeeze(-1)
 
 
-def cloud(tokens: Tokens) -> Cloud:
+def to_cloud(tokens: Tokens) -> Cloud:
     """Tokens as a probability measure: masses are divided by their sum, those of no mass stay with weight zero."""
     weights = None if tokens.masses is None else tokens.masses.detach().double()
     points = tokens.points.detach().double()
@@ -154,7 +154,7 @@ def sinkhorn_distance(
     check_pair(first, second, "sinkhorn_distance")
     if not isinstance(first, Tokens) or not isinstance(second, Tokens):
         raise UnsupportedError("sinkhorn_distance compares tokens; draw some from the Gaussian by meanfield.sample")
-    here, there = cloud(first), cloud(second)
+    here, there = to_cloud(first), to_cloud(second)
     centre = (here.explicit.unsqueeze(-1) * here.points).sum(-2, keepdim=True)
     here, there = (Cloud(side.points - centre, side.weights) for side in (here, there))
     if eps is None:
@@ -204,7 +204,7 @@ def wasserstein(first: Tokens, second: Tokens, p: float = 2.0) -> Tensor:
     p = check_order(p, "wasserstein")
     if isinstance(first, Gaussian) or isinstance(second, Gaussian):
         return _with_gaussian(first, second, p)
-    here, there = cloud(first), cloud(second)
+    here, there = to_cloud(first), to_cloud(second)
     if first.dim == 1:
         return quantile_distance(here.line, here.weights, there.line, there.weights, p) ** (1.0 / p)
     if here.n * there.n > REACH:
@@ -227,7 +227,7 @@ def _with_gaussian(first: Measure, second: Measure, p: float) -> Tensor:
             "the exact distance to a Gaussian is known for p = 2 and tokens in one dimension (or another Gaussian); "
             "use sliced_wasserstein, bures_wasserstein (a lower bound), or tokens drawn by meanfield.sample"
         )
-    here = cloud(tokens)
+    here = to_cloud(tokens)
     mean, deviation = gaussian.mean.squeeze(-1), gaussian.covariance.squeeze(-1).squeeze(-1).clamp_min(0.0).sqrt()
     return normal_distance(here.line, here.weights, mean, deviation).clamp_min(0.0).sqrt()
 
@@ -299,12 +299,12 @@ def sliced_wasserstein(first: Measure, second: Measure, p: float = 2.0, directio
         (m1, s1), (m2, s2) = (_slices(side, axes) for side in gaussians)
         powers = (m1 - m2) ** 2 + (s1 - s2) ** 2
     elif gaussians:
-        side = cloud(first if isinstance(first, Tokens) else second)  # type: ignore[arg-type]
+        side = to_cloud(first if isinstance(first, Tokens) else second)  # type: ignore[arg-type]
         powers = normal_distance(*_shadows(side, axes), *_slices(gaussians[0], axes))
     else:
         assert isinstance(first, Tokens)
         assert isinstance(second, Tokens)
-        powers = quantile_distance(*_shadows(cloud(first), axes), *_shadows(cloud(second), axes), p)
+        powers = quantile_distance(*_shadows(to_cloud(first), axes), *_shadows(to_cloud(second), axes), p)
     return powers.mean(-1).clamp_min(0.0) ** (1.0 / p)
 
 
@@ -335,7 +335,7 @@ def energy_distance(first: Tokens, second: Tokens) -> Tensor:
     check_pair(first, second, "energy_distance")
     if not isinstance(first, Tokens) or not isinstance(second, Tokens):
         raise UnsupportedError("energy_distance compares tokens; draw some from the Gaussian by meanfield.sample")
-    here, there = cloud(first), cloud(second)
+    here, there = to_cloud(first), to_cloud(second)
     if first.dim == 1:
         return line_energy(here.line, here.weights, there.line, there.weights).clamp_min(0.0).sqrt()
     squares = [
@@ -381,7 +381,7 @@ def conditional_wasserstein(first: Tokens, second: Tokens, p: float = 2.0) -> Te
     p = check_order(p, "conditional_wasserstein")
     if not isinstance(first, Tokens) or not isinstance(second, Tokens):
         raise UnsupportedError("conditional_wasserstein compares tokens with positions; a Gaussian has none")
-    here, there = cloud(first), cloud(second)
+    here, there = to_cloud(first), to_cloud(second)
     if first.positions is None and second.positions is None and first.n == second.n:
         return _one_by_one(here, there, p)
     members = range(max(1, first.batch_shape.numel()))

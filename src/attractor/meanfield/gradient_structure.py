@@ -40,7 +40,7 @@ ROUNDING = 1e-10  # relative size of what counts as zero in a hypothesis
 
 
 @dataclass(frozen=True)
-class Structure:
+class GradientStructure:
     """A metric and an energy: along the flow dE/dt = ``speed`` / ``factor``."""
 
     metric: str
@@ -80,7 +80,7 @@ def _velocity(law: Law, state: Measure) -> Tensor:
     return Closure(law).velocity(Tokens.trusted(state.rows())).detach()
 
 
-def structures(law: Law, state: Measure) -> tuple[Structure, ...]:
+def gradient_structures(law: Law, state: Measure) -> tuple[GradientStructure, ...]:
     """Every gradient-flow structure that a law has on tokens or on Gaussians; none is an error that says why."""
     if not isinstance(state, (Tokens, Gaussian)):
         raise InputError(f"gradient flows move Tokens(...) or a Gaussian(...), got {type(state).__name__}")
@@ -117,14 +117,14 @@ def _near(first: Tensor, second: Tensor) -> bool:
     return float((first - second).abs().max()) <= ROUNDING * size
 
 
-def multiple(V: Tensor, A: Tensor) -> float | None:
+def common_multiple(V: Tensor, A: Tensor) -> float | None:
     """c with V = c A for every head, or None."""
     size = float((A * A).sum())
     c = float((V * A).sum()) / size if size > 0 else 0.0
     return c if c != 0 and _near(V, c * A) else None
 
 
-def _of_tokens(law: Attention, tokens: Tokens) -> tuple[Structure, ...] | str:
+def _of_tokens(law: Attention, tokens: Tokens) -> tuple[GradientStructure, ...] | str:
     A, V = _matrices(law)
     assert isinstance(law.kernel, Kernel)
     metric = law.kernel.token_metric
@@ -132,7 +132,7 @@ def _of_tokens(law: Attention, tokens: Tokens) -> tuple[Structure, ...] | str:
         return law.kernel.token_obstacle
     if not _near(A, A.mT):
         return "K'Q is not symmetric"
-    c = multiple(V, A)
+    c = common_multiple(V, A)
     if c is None:
         return "the value is not one multiple of K'Q in every head"
     twisted = metric == "twisted"
@@ -145,24 +145,26 @@ def _of_tokens(law: Attention, tokens: Tokens) -> tuple[Structure, ...] | str:
         weight = partition(state, law).squeeze(-2) if twisted else torch.ones_like(squares)
         return (state.weights * weight * squares).sum(-1)
 
-    return (Structure(metric, c, law, lambda points: energy(tokens.moved(points), law), speed),)
+    return (GradientStructure(metric, c, law, lambda points: energy(tokens.moved(points), law), speed),)
 
 
-def _of_gaussians(law: Attention) -> tuple[Structure, ...] | str:
+def _of_gaussians(law: Attention) -> tuple[GradientStructure, ...] | str:
     Closure(law)  # which says why a Gaussian may not stay one
     A, V = _matrices(law)
     kernel = law.kernel
     assert isinstance(kernel, Kernel)
     found = []
-    c = multiple(V, A.mT)
+    c = common_multiple(V, A.mT)
     symmetry = Symmetry(_near(A, A.mT), all(_near(head, head.mT) or _near(head, -head.mT) for head in A))
     reason = kernel.gaussian_gradient_obstacle(law.query, law.key, float(law.scale), symmetry)
     if not reason and c is not None:
-        found.append(Structure("bures", c, law, _bures_energy(law), _bures_speed(law, kernel.covariance_gradient)))
+        found.append(
+            GradientStructure("bures", c, law, _bures_energy(law), _bures_speed(law, kernel.covariance_gradient))
+        )
     identity = torch.eye(A.shape[-1], dtype=V.dtype, device=V.device)
     scalars = V.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
     if kernel.covariance_gradient and _near(V, scalars * identity) and bool((scalars != 0).any()):
-        found.append(Structure("affine-invariant", 1.0, law, _linear_energy(scalars, A), _affine_speed(law)))
+        found.append(GradientStructure("affine-invariant", 1.0, law, _linear_energy(scalars, A), _affine_speed(law)))
     if found:
         return tuple(found)
     if c is None:
@@ -205,7 +207,7 @@ def _affine_speed(law: Attention) -> Callable[[Tensor], Tensor]:
     return speed
 
 
-def energy_along(structure: Structure, run: Any) -> tuple[Tensor, Tensor]:
+def energy_and_rate(structure: GradientStructure, run: Any) -> tuple[Tensor, Tensor]:
     """E and speed / factor at the saved times of a run: the second is the derivative of the first."""
     states = [run.state(index) for index in range(len(run.times))]
     energies = torch.stack([structure.energy(state) for state in states])

@@ -85,7 +85,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Grown(Rule):
+class Growth(Rule):
     """Standard deviations are ``times`` what they were: the run is not going to a limit near by."""
 
     times: float = GROWN
@@ -122,7 +122,7 @@ class Limit:
         return vector * np.sign(vector[np.abs(vector).argmax()])
 
 
-def limit(
+def find_limit(
     law: Law,
     covariance: np.ndarray | Gaussian,
     *,
@@ -141,7 +141,7 @@ def limit(
     if horizon is None:
         horizon = _horizon(law, start)
     save = _times(horizon) if path else [horizon, 10.0 * horizon]
-    run = flow(law, start, save=save, rtol=rtol, stop=[Steady(), Grown()], max_evaluations=evaluations)
+    run = flow(law, start, save=save, rtol=rtol, stop=[Steady(), Growth()], max_evaluations=evaluations)
     way, spent, end = run.covariances.numpy() if path else None, run.stats.evaluations, run.outcome
     early, late = (
         _spectrum(run.points[-2:-1]) if len(run.points) > 1 else _spectrum(run.points),
@@ -151,7 +151,7 @@ def limit(
         if path:  # the way is in its last moments, between the times that were saved
             times = end.time * (1.0 - np.geomspace(1.0, 1e-9, 160)[1:])
             way = flow(law, start, save=times.tolist(), rtol=rtol, stop=()).covariances.numpy()
-        run = flow(law, start, until=10.0 * horizon, save=[], stop=[Grown(1e9)], max_evaluations=evaluations)
+        run = flow(law, start, until=10.0 * horizon, save=[], stop=[Growth(1e9)], max_evaluations=evaluations)
         spent, end = spent + run.stats.evaluations, run.outcome
     assert isinstance(run.final, Gaussian)
     kind, rank = _kind(end.name, start, early, late)
@@ -192,7 +192,7 @@ APART = 1e-2  # radians between lines that are counted as different
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhasePortrait:
     """Starts (n, 2, 2) and what became of each."""
 
     starts: np.ndarray
@@ -220,7 +220,7 @@ class Phase:
         return found
 
 
-def disc(count: int) -> np.ndarray:
+def disc_grid(count: int) -> np.ndarray:
     """Covariances of trace one on a square grid of the open unit disc, ``count`` across, (n, 2, 2)."""
     if count < 1:
         raise InputError(f"a grid needs at least one start across, got {count}")
@@ -230,28 +230,28 @@ def disc(count: int) -> np.ndarray:
     return np.stack((np.stack(((u + 1) / 2, w / 2), -1), np.stack((w / 2, (1 - u) / 2), -1)), -2)
 
 
-def cone(covariances: np.ndarray) -> np.ndarray:
+def cone_coordinates(covariances: np.ndarray) -> np.ndarray:
     """Coordinates (..., 3) of covariances (..., 2, 2) in the cone."""
     one, other, mixed = covariances[..., 0, 0], covariances[..., 1, 1], covariances[..., 0, 1]
     return np.stack((one - other, 2.0 * mixed, one + other), axis=-1)
 
 
-def phase(
+def phase_portrait(
     law: Law, starts: np.ndarray | int = 7, *, progress: Callable[[int, int], None] | None = None, **options: Any
-) -> Phase:
+) -> PhasePortrait:
     """Follow every start (or a grid so many across) to its limit, and keep its way."""
     if law.dim != 2:
         raise InputError(f"a phase picture is one of covariances in the plane, the law has dimension {law.dim}")
-    given = disc(starts) if isinstance(starts, (int, np.integer)) else np.asarray(starts, dtype=np.float64)
+    given = disc_grid(starts) if isinstance(starts, (int, np.integer)) else np.asarray(starts, dtype=np.float64)
     found: list[Limit] = []
     for number, start in enumerate(given):
-        found.append(limit(law, start, path=True, **options))
+        found.append(find_limit(law, start, path=True, **options))
         if progress is not None:
             progress(number + 1, len(given))
-    return Phase(given, tuple(found))
+    return PhasePortrait(given, tuple(found))
 
 
-def same_lines(angles: Sequence[float], directions: Sequence[Sequence[float]], tolerance: float = 1e-3) -> bool:
+def are_same_lines(angles: Sequence[float], directions: Sequence[Sequence[float]], tolerance: float = 1e-3) -> bool:
     """Whether lines at some angles are those with some directions, in any order."""
     wanted = [math.atan2(direction[1], direction[0]) % math.pi for direction in directions]
     near = [min(min(abs(a - b), math.pi - abs(a - b)) for b in wanted) < tolerance for a in angles] if wanted else []

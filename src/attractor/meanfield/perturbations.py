@@ -17,7 +17,7 @@ from attractor.solvers import flow
 from attractor.states import Tokens
 
 
-def checked(law: Law, what: str) -> Attention:
+def require_bounded_attention(law: Law, what: str) -> Attention:
     """The attention of which a bound is known."""
     if not isinstance(law, Attention):
         raise UnsupportedError(f"{what} is known for one attention, not for {type(law).__name__}")
@@ -35,14 +35,14 @@ def checked(law: Law, what: str) -> Attention:
 
 def support_rate(law: Law, mass: float = 1.0) -> float:
     r""":math:`\rho = \sum_h\|V_h\|`, times the total mass where rows are not normalised."""
-    attention = checked(law, "a bound on the support")
+    attention = require_bounded_attention(law, "a bound on the support")
     assert isinstance(attention.kernel, Kernel)
     value = attention.value_map if attention.value_map.ndim == 3 else attention.value_map.unsqueeze(0)
     total = float(torch.linalg.matrix_norm(value.double(), ord=2).sum())
     return total if attention.kernel.normalised else total * mass
 
 
-def radius(tokens: Tokens) -> Tensor:
+def support_radius(tokens: Tokens) -> Tensor:
     """Largest length (...) of a token that carries mass."""
     lengths = tokens.points.norm(dim=-1)
     return torch.where(tokens.weights > 0, lengths, 0.0).amax(-1)
@@ -63,10 +63,10 @@ NODES = 200  # of the quadrature in time
 
 
 @dataclass(frozen=True)
-class Constants:
+class StabilityConstants:
     """Lipschitz constants in the point and in the measure; ``influence`` is None where no formula is known.
 
-    ``hardy`` multiplies the influence under a causal mask.
+    ``hardy_factor`` multiplies the influence under a causal mask.
     """
 
     radius: float
@@ -80,17 +80,19 @@ class Constants:
         return math.inf if self.influence is None else self.point + self.hardy * self.influence
 
 
-def dobrushin(law: Law, radius: float, p: float = 2.0, mass: float = 1.0) -> Constants:
+def dobrushin_constants(law: Law, radius: float, p: float = 2.0, mass: float = 1.0) -> StabilityConstants:
     """The constants of a law on measures in the ball of a radius."""
     if not 0 <= radius < math.inf:
         raise InputError(f"the constants need a radius that is finite and not negative, got {radius}")
-    attention = checked(law, "a stability constant")
+    attention = require_bounded_attention(law, "a stability constant")
     with np.errstate(over="ignore"):
         point, influence = _constants(attention, np.array(radius, dtype=float), mass)
-    return Constants(float(radius), float(point), None if influence is None else float(influence), hardy(attention, p))
+    return StabilityConstants(
+        float(radius), float(point), None if influence is None else float(influence), hardy_factor(attention, p)
+    )
 
 
-def hardy(law: Attention, p: float) -> float:
+def hardy_factor(law: Attention, p: float) -> float:
     """p / (p - 1) under a causal mask with normalised rows, 1 without a mask."""
     if law.mask is None:
         return 1.0
@@ -115,7 +117,7 @@ def _constants(law: Attention, R: np.ndarray, mass: float) -> tuple[np.ndarray, 
     return law.kernel.lipschitz(norms, R[..., None], mass)
 
 
-def log_bound(
+def log_stability_bound(
     law: Law,
     radius: np.ndarray | float,
     times: np.ndarray | Tensor,
@@ -125,8 +127,8 @@ def log_bound(
 ) -> np.ndarray:
     r""":math:`\int_0^t(L_x + L_\mu)(R_s)\,ds` for every time (first axis) and initial radius (other axes): W_p grows at most by its
     exponential. ``influence`` stands in for :math:`L_\mu` where there is no formula. Infinite where it overflows."""
-    attention = checked(law, "a stability bound")
-    factor, rate = hardy(attention, p), support_rate(law, mass)
+    attention = require_bounded_attention(law, "a stability bound")
+    factor, rate = hardy_factor(attention, p), support_rate(law, mass)
     start, moments = np.asarray(radius, dtype=float), np.asarray(times, dtype=float)
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     # s = t (1 + node) / 2, on the first axis; times on the second; radii on the others
@@ -151,7 +153,7 @@ def local_constants(law: Law, tokens: Tokens, p: float = 2.0) -> tuple[float, fl
     :math:`\max_i\|\partial_x\Gamma_\mu(x_i)\|`, and the largest change of :math:`\Gamma_\mu(x_i)` when :math:`\mu` moves by one in W_2
     (p = 2) or in W_1. Queries are tokens of no mass beside the measure, so the two derivatives part.
     """
-    attention = checked(law, "a stability constant")
+    attention = require_bounded_attention(law, "a stability constant")
     if attention.mask is not None or tokens.batch_shape:
         raise UnsupportedError("local constants are those of one state without a mask")
     carrying = tokens.weights > 0
@@ -182,7 +184,7 @@ class Stability:
     """Distances, radii and their bounds at the saved times (S, ...), the other axes those of the ensemble.
 
     ``constants`` are those of the largest initial ball. ``explicit`` is False where the influence of the measure has no formula
-    and was measured along the runs: then ``log_bound`` is an estimate, not a theorem.
+    and was measured along the runs: then ``log_stability_bound`` is an estimate, not a theorem.
     """
 
     times: np.ndarray
@@ -191,7 +193,7 @@ class Stability:
     log_bound: np.ndarray
     radius: np.ndarray
     radius_bound: np.ndarray
-    constants: Constants
+    constants: StabilityConstants
     explicit: bool
     notes: tuple[str, ...] = ()
 
@@ -213,7 +215,9 @@ class Stability:
         return draw_stability(self, path)
 
 
-def stability(law: Law, first: Tokens, second: Tokens, *, until: float, p: float = 2.0, **options: Any) -> Stability:
+def measure_stability(
+    law: Law, first: Tokens, second: Tokens, *, until: float, p: float = 2.0, **options: Any
+) -> Stability:
     """Move two clouds of tokens (ensembles of pairs, too) and compare W_p between them with its bound.
 
     Under a causal mask the distance is the conditional one, position by position. ``options`` go to ``flow``.
@@ -222,8 +226,8 @@ def stability(law: Law, first: Tokens, second: Tokens, *, until: float, p: float
     if not isinstance(first, Tokens) or not isinstance(second, Tokens):
         raise InputError("stability compares two clouds of tokens; draw them from Gaussians by meanfield.sample")
     p = check_order(p, "stability")
-    attention = checked(law, "a stability bound")
-    hardy(attention, p)
+    attention = require_bounded_attention(law, "a stability bound")
+    hardy_factor(attention, p)
     mass = _mass(first, second)
     settings = {"save": TIMES, "stop": (), **options}
     if not isinstance(settings["save"], int):
@@ -233,14 +237,14 @@ def stability(law: Law, first: Tokens, second: Tokens, *, until: float, p: float
     distance = np.stack([_distance(attention, *(run.state(k) for run in runs), p) for k in range(len(times))])  # type: ignore[arg-type]
     if not np.all(distance[0] > 0) or not np.all(np.isfinite(distance[0])):
         raise InputError("the two measures must differ, by a finite distance; give two that do")
-    reached = np.stack([[radius(run.state(k)).numpy() for k in range(len(times))] for run in runs]).max(0)  # type: ignore[arg-type]
-    constants = dobrushin(law, float(reached[0].max()), p, mass)
+    reached = np.stack([[support_radius(run.state(k)).numpy() for k in range(len(times))] for run in runs]).max(0)  # type: ignore[arg-type]
+    constants = dobrushin_constants(law, float(reached[0].max()), p, mass)
     influence, notes = (None, ()) if constants.influence is not None else _measured(attention, runs, p)
     return Stability(
         times,
         p,
         distance,
-        log_bound(law, reached[0], times, p, mass, influence),
+        log_stability_bound(law, reached[0], times, p, mass, influence),
         reached,
         support_bound(law, reached[0], times, mass),
         constants,
@@ -278,10 +282,10 @@ def _measured(law: Attention, runs: list[Any], p: float) -> tuple[float, tuple[s
     )
 
 
-def perturbed(tokens: Tokens, share: float, seed: int = 0) -> Tokens:
+def perturb(tokens: Tokens, share: float, seed: int = 0) -> Tokens:
     """Tokens moved by independent normal steps of rms length ``share`` times the radius of the cloud."""
     if not 0 < share < float("inf"):
         raise InputError(f"tokens are moved apart by a positive share of their radius, got {share}")
     noise = torch.from_numpy(np.random.default_rng([seed, 1]).standard_normal(tuple(tokens.points.shape)))
-    step = share * radius(tokens).reshape(*tokens.batch_shape, 1, 1) / tokens.dim**0.5
+    step = share * support_radius(tokens).reshape(*tokens.batch_shape, 1, 1) / tokens.dim**0.5
     return Tokens(tokens.points + step * noise.to(tokens.points), tokens.masses, tokens.positions)

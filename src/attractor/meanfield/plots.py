@@ -25,7 +25,7 @@ from attractor.solvers import Trajectory
 from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
-    from attractor.meanfield.blowup import Beyond
+    from attractor.meanfield.blowup import PastBlowUp
     from attractor.meanfield.convergence import Rates
     from attractor.meanfield.perturbations import Stability
 
@@ -89,7 +89,7 @@ def normal_densities(beside: Trajectory, times: np.ndarray) -> Any:
 SHOWN = (0.0, 0.5, 0.9, 1.0, 1.2)  # shares of the blow-up time whose densities are drawn
 
 
-def draw_beyond(found: Beyond, path: Any = None) -> Any:
+def draw_past_blow_up(found: PastBlowUp, path: Any = None) -> Any:
     """Variance along time above, densities of the largest system below (in one or two dimensions)."""
     drawn = found.run.dim <= 2
     last = f"{found.sizes[-1]:,}"
@@ -108,7 +108,7 @@ def draw_beyond(found: Beyond, path: Any = None) -> Any:
         return write_chart(page.figure, path)
 
 
-def _curves(axes: Any, found: Beyond) -> None:
+def _curves(axes: Any, found: PastBlowUp) -> None:
     shares = found.times / found.blow_up
     finite = np.isfinite(found.gaussian)
     top = 3.0 * float(found.variance.max())
@@ -128,13 +128,13 @@ def _curves(axes: Any, found: Beyond) -> None:
     axes.legend(frameon=False, fontsize=6.5, loc="upper left")
 
 
-def _times(found: Beyond) -> list[int]:
+def _times(found: PastBlowUp) -> list[int]:
     """The saved times whose densities are drawn."""
     saved = found.run.times.numpy()
     return list(dict.fromkeys(int(np.abs(saved - share * found.blow_up).argmin()) for share in SHOWN))
 
 
-def _densities(page: StaticFigure, found: Beyond, chosen: list[int], grid: Grid) -> None:
+def _densities(page: StaticFigure, found: PastBlowUp, chosen: list[int], grid: Grid) -> None:
     saved = found.run.times.numpy()
     reference = normal_densities(found.gaussian_run, saved[chosen])
     weights = np.full(found.run.n, 1.0 / found.run.n)

@@ -12,7 +12,7 @@ import torch
 
 from attractor.errors import AttractorError, InputError
 from attractor.laws import Attention, Closure, Law, numeric
-from attractor.meanfield import Limit, Phase, disc, limit, phase, stationary_residual
+from attractor.meanfield import Limit, PhasePortrait, disc_grid, find_limit, phase_portrait, stationary_residual
 from attractor.states import Gaussian
 
 Matrices = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -167,7 +167,7 @@ class Study:
 
     case: Case
     official_scaling: bool
-    found: dict[str, tuple[Phase, dict[str, Any] | None]]
+    found: dict[str, tuple[PhasePortrait, dict[str, Any] | None]]
 
     def summary(self) -> dict[str, Any]:
         kernels = {
@@ -187,8 +187,8 @@ def study(
     progress: Callable[[int, int], None] | None = None,
 ) -> Study:
     """Follow a grid of covariances of trace one under each kernel of a case."""
-    chosen, starts = case(name), disc(grid)
-    found: dict[str, tuple[Phase, dict[str, Any] | None]] = {}
+    chosen, starts = case(name), disc_grid(grid)
+    found: dict[str, tuple[PhasePortrait, dict[str, Any] | None]] = {}
     for number, kernel in enumerate(chosen.kernels):
         law = chosen.law(kernel, official_scaling)
         done = number * len(starts)
@@ -197,7 +197,7 @@ def study(
             if progress is not None:
                 progress(done + count, len(chosen.kernels) * len(starts))
 
-        one = phase(law, starts, progress=show)
+        one = phase_portrait(law, starts, progress=show)
         emulated = _compared(one.limits, [published_procedure(law, s, steps=3000) for s in starts]) if emulate else None
         found[kernel] = (one, emulated)
     return Study(chosen, official_scaling, found)
@@ -245,7 +245,7 @@ def counterexample(first: int = 0, seeds: int = 20_000, starts: int = 3) -> Coun
         law = Attention(query, key, value, kernel="l2")  # type: ignore[arg-type]
         for _ in range(starts):
             root = draw.randn(4, 4)
-            found = limit(law, root @ root.T, evaluations=4000)
+            found = find_limit(law, root @ root.T, evaluations=4000)
             resting = stationary_residual(law, Gaussian(np.zeros(4), found.covariance)) < RESTS  # type: ignore[arg-type]
             if found.rank == 3 and resting:
                 return Counterexample(seed, law, root @ root.T, found, stationary, tuple(rates))

@@ -15,7 +15,7 @@ import numpy as np
 
 from attractor.errors import InputError
 from attractor.laws import Attention
-from attractor.meanfield import limit
+from attractor.meanfield import find_limit
 from attractor.papers.gaussian_cases import published_procedure
 
 VALUES = ("identity", "definite", "generic")
@@ -75,7 +75,7 @@ def rank_histogram(
         ours, theirs = Counter[str](), Counter[str]()
         for query, key, matrix, covariance in draws(dim, count, value, seed):
             law = Attention(query, key, matrix, kernel=kernel, scale=dim**-0.5)  # type: ignore[arg-type]
-            found = limit(law, covariance)
+            found = find_limit(law, covariance)
             ours[str(found.rank) if found.rank is not None else found.kind.replace("_", "-")] += 1
             if emulate:
                 theirs[_published(law, covariance)] += 1

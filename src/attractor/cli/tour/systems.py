@@ -10,7 +10,7 @@ import torch
 
 from attractor.cli.tour.stop import Say, Settings
 from attractor.laws import Attention
-from attractor.meanfield import identity_value, identity_value_blow_up, identity_value_limit
+from attractor.meanfield import identity_value_blow_up, identity_value_covariance, identity_value_limit
 from attractor.observables import hemisphere_margin
 from attractor.plotting import style
 from attractor.report import Badge, Section, add_check, add_gaussian, add_run, add_sharpness, add_statement, add_theory
@@ -191,7 +191,7 @@ def collapse(section: Section, say: Say) -> dict[str, Any]:
     until = 200.0
     run = flow(law, Gaussian(torch.zeros(2), torch.from_numpy(START)), until=until)
     last = run.covariances[-1].numpy()
-    promised = identity_value(COLLAPSE, START, float(run.times[-1]))
+    promised = identity_value_covariance(COLLAPSE, START, float(run.times[-1]))
     values, limit = np.linalg.eigvalsh(last), identity_value_limit(COLLAPSE, START)
     error = float(np.abs(last - promised).max())
     section.text(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from attractor.meanfield import BlowUp, blow_up, identity_value_blow_up
+from attractor.meanfield import BlowUp, find_blow_up, identity_value_blow_up
 from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng
@@ -19,7 +19,7 @@ from attractor.weights import extremes
 
 
 def found(case: Case) -> BlowUp:
-    return blow_up(case.law, case.gaussian, until=100.0)
+    return find_blow_up(case.law, case.gaussian, until=100.0)
 
 
 def conclude(case: Case, seen: BlowUp) -> tuple[Measurement, ...]:

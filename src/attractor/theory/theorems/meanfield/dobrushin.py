@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from attractor.laws import Sigmoid
-from attractor.meanfield import conditional_wasserstein, log_bound, perturbed, radius, wasserstein
+from attractor.meanfield import conditional_wasserstein, log_stability_bound, perturb, support_radius, wasserstein
 from attractor.solvers import flow
 from attractor.theory import gaussians, hypotheses
 from attractor.theory.sampling import Rng
@@ -24,7 +24,7 @@ LONGEST = 0.5  # later the bound says nothing, and tokens may have run away
 
 def measure_log_distances(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Times and logarithms of the ratio of distances between the tokens and a perturbation of them."""
-    other = perturbed(case.tokens, 0.1)
+    other = perturb(case.tokens, 0.1)
     runs = [
         flow(case.law, state, until=min(case.horizon, LONGEST), save=TIMES, stop=(), merge=False)
         for state in (case.tokens, other)
@@ -36,8 +36,8 @@ def measure_log_distances(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 def conclude(case: Case, seen: tuple[np.ndarray, np.ndarray]) -> tuple[Measurement, ...]:
     times, logarithms = seen
-    largest = max(float(radius(state)) for state in (case.tokens, perturbed(case.tokens, 0.1)))
-    bound = log_bound(case.law, largest, times, mass=float(case.tokens.weights.sum()))
+    largest = max(float(support_radius(state)) for state in (case.tokens, perturb(case.tokens, 0.1)))
+    bound = log_stability_bound(case.law, largest, times, mass=float(case.tokens.weights.sum()))
     return (Measurement("measures part at most as fast as promised", float((bound - logarithms).min()), 1e-7),)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from attractor.errors import AttractorError
 from attractor.laws import Attention, Sigmoid, Sinkhorn
-from attractor.meanfield import Structure, structures
+from attractor.meanfield import GradientStructure, gradient_structures
 from attractor.solvers import Trajectory, flow
 from attractor.theory import gaussians, hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
@@ -42,8 +42,8 @@ def gather(cases: Sequence[Case]) -> list[Trajectory]:
     return [short(case) for case in cases]
 
 
-def found(case: Case) -> tuple[Structure, ...]:
-    return structures(case.law, case.state)  # type: ignore[arg-type]
+def found(case: Case) -> tuple[GradientStructure, ...]:
+    return gradient_structures(case.law, case.state)  # type: ignore[arg-type]
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:

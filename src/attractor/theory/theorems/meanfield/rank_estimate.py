@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from attractor.meanfield import identity_value, limit_rank
+from attractor.meanfield import identity_value_covariance, limit_rank
 from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng
@@ -24,7 +24,7 @@ def looks(case: Case) -> int:
     """The estimate from T and 10 T."""
     form, start = gaussians.transposed_interaction(case).numpy(), case.gaussian.covariance.numpy()
     size = max(float(np.abs(np.linalg.eigvalsh(form + form.T)).max()), 1e-300)
-    return limit_rank(*(identity_value(form, start, scale * LATE / size) for scale in (1.0, 10.0)))
+    return limit_rank(*(identity_value_covariance(form, start, scale * LATE / size) for scale in (1.0, 10.0)))
 
 
 def conclude(case: Case, rank: int) -> tuple[Measurement, ...]:

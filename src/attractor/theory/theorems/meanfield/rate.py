@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from attractor.laws import Sigmoid
-from attractor.meanfield import Rates, radius, rates
+from attractor.meanfield import Rates, measure_rates, support_radius
 from attractor.states import Tokens
 from attractor.theory import gaussians, hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
@@ -35,8 +35,8 @@ def disc(n: int, seed: int, members: int, size: float, atoms: int | None) -> Tok
 
 
 def measured(case: Case) -> Rates:
-    size, atoms = float(radius(case.tokens)), case.facts.get("atoms")
-    return rates(
+    size, atoms = float(support_radius(case.tokens)), case.facts.get("atoms")
+    return measure_rates(
         case.law,
         lambda n, seed, members: disc(n, seed, members, size, atoms),
         until=min(case.horizon, LATEST),
@@ -61,7 +61,7 @@ def sample(rng: Rng) -> Case:
     kernel = Sigmoid(bias=0.0) if name == "sigmoid" else name
     law = rng.law(rng.matrix(2, 0.5), rng.matrix(2, 0.7), kernel=kernel)
     tokens = rng.tokens(8, 2)
-    tokens = Tokens(tokens.points / float(radius(tokens)))
+    tokens = Tokens(tokens.points / float(support_radius(tokens)))
     return Case(law, tokens, horizon=LATEST, facts={"seed": rng.seed()})
 
 

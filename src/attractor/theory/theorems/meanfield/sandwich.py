@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from attractor.meanfield import BlowUp, blow_up, blow_up_bounds
+from attractor.meanfield import BlowUp, blow_up_bounds, find_blow_up
 from attractor.theory import gaussians
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
@@ -17,7 +17,7 @@ from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_
 
 def found(case: Case) -> BlowUp:
     upper = blow_up_bounds(case.attention, case.gaussian).upper
-    return blow_up(case.law, case.gaussian, until=5.0 if math.isinf(upper) else 1.1 * upper)
+    return find_blow_up(case.law, case.gaussian, until=5.0 if math.isinf(upper) else 1.1 * upper)
 
 
 def conclude(case: Case, seen: BlowUp) -> tuple[Measurement, ...]:
