@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.html_repr import curve, dots, ellipse, html_card, written
+from attractor.html_repr import curve, dots, ellipse, format_array, html_card
 from attractor.report import Report
 
 EYE = torch.eye(2, dtype=torch.float64)
@@ -53,10 +53,10 @@ def test_text_is_escaped() -> None:
 
 
 def test_arrays_are_written_or_measured() -> None:
-    assert written(np.arange(3.0)) == "(0, 1, 2)"
-    assert written(np.eye(9)) == "9x9"
-    assert written(np.array(0.5)) == "0.5"
-    assert written(np.eye(2)).count("<tr>") == 2
+    assert format_array(np.arange(3.0)) == "(0, 1, 2)"
+    assert format_array(np.eye(9)) == "9x9"
+    assert format_array(np.array(0.5)) == "0.5"
+    assert format_array(np.eye(2)).count("<tr>") == 2
 
 
 def test_the_ellipse_is_turned_as_the_covariance_is() -> None:

@@ -11,7 +11,6 @@ import torch
 
 import attractor as at
 from attractor import memory
-from attractor import memory as control_groups
 from attractor.engines import attend
 from attractor.errors import MemoryShortageError
 
@@ -34,7 +33,7 @@ def test_what_is_available(poor: None) -> None:
 def test_the_limit_of_a_container(unified: bool, poor: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The nearest limit of the groups above a process counts, and page cache in them is as good as free."""
     root = tmp_path if unified else tmp_path / "memory"
-    limit, used, cached = control_groups.UNIFIED if unified else control_groups.SPLIT
+    limit, used, cached = memory.UNIFIED if unified else memory.SPLIT
     for folder, bound, held in (("", GIB // 2, GIB // 4), ("a", GIB, 0), ("a/b", None, 0)):
         (root / folder).mkdir(parents=True, exist_ok=True)
         (root / folder / limit).write_text(str(bound) if bound else "max" if unified else str((1 << 63) - 4096))
@@ -43,16 +42,16 @@ def test_the_limit_of_a_container(unified: bool, poor: None, monkeypatch: pytest
             "anon 5\n" + "".join(f"{name} {GIB // 8 // len(cached) if held else 0}\n" for name in cached)
         )
     (tmp_path / "self").write_text("0::/a/b\n" if unified else "4:cpu,memory:/a/b\n3:cpuset:/\n")
-    monkeypatch.setattr(control_groups, "ROOT", tmp_path)
-    monkeypatch.setattr(control_groups, "SELF", tmp_path / "self")
-    control_groups._groups.cache_clear()
+    monkeypatch.setattr(memory, "ROOT", tmp_path)
+    monkeypatch.setattr(memory, "SELF", tmp_path / "self")
+    memory._groups.cache_clear()
     try:
-        assert control_groups.memory_left() == GIB // 2 - GIB // 4 + GIB // 8 // len(cached) * len(cached)
-        assert memory.available() == control_groups.memory_left()
+        assert memory.cgroup_memory_left() == GIB // 2 - GIB // 4 + GIB // 8 // len(cached) * len(cached)
+        assert memory.available() == memory.cgroup_memory_left()
         (root / used).write_text("not a number")
         assert memory.available() == GIB
     finally:
-        control_groups._groups.cache_clear()
+        memory._groups.cache_clear()
 
 
 def test_without_that_file_the_system_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -126,12 +125,12 @@ def test_all_pairs_at_once_are_refused(poor: None) -> None:
 def test_freed_memory_is_handed_back() -> None:
     """Blocks that the C library keeps below one that is still in use."""
     held = lambda: int(Path("/proc/self/statm").read_text().split()[1])  # noqa: E731
-    memory.hand_back()
+    memory.trim()
     before = held()
     blocks = [bytearray(b"x" * 60_000) for _ in range(1000)]
     last, kept = blocks[-1], held()
     blocks.clear()
-    assert memory.hand_back()
+    assert memory.trim()
     assert len(last) == 60_000
     assert held() - before < (kept - before) / 4
 
@@ -140,6 +139,6 @@ def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     import ctypes
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    memory._trim.cache_clear()
-    assert not memory.hand_back()
-    memory._trim.cache_clear()
+    memory._malloc_trim.cache_clear()
+    assert not memory.trim()
+    memory._malloc_trim.cache_clear()

@@ -203,7 +203,7 @@ def test_functions_are_refused() -> None:
 
 
 def test_unknown_records_are_refused() -> None:
-    with pytest.raises(StoreError, match="the store holds a 'Teapot', which this version of attractor does not know"):
+    with pytest.raises(StoreError, match="the store holds a 'Teapot', which this version of attractor does not have"):
         decode({"record": "Teapot", "fields": {}}, {})
     with pytest.raises(StoreError, match="the store holds a None"):
         decode({"fields": {}}, {})

@@ -1,18 +1,18 @@
-"""One family of errors: each says what was given, what was expected and what to do."""
+"""Exceptions of attractor. Messages state what was given, what was expected and what to do."""
 
 from __future__ import annotations
 
 
 class AttractorError(Exception):
-    """Any error that attractor raises on purpose."""
+    """Base class of all errors that attractor raises."""
 
 
 class InputError(AttractorError, ValueError):
-    """An argument is wrong: a shape, a value, a name."""
+    """An argument has a wrong shape, value or name."""
 
 
 class UnsupportedError(AttractorError):
-    """A sound request that this law, state or space cannot serve; the message says why."""
+    """A valid request that this law, state or space does not support; the message gives the reason."""
 
 
 class StoreError(AttractorError, OSError):
@@ -24,15 +24,15 @@ class CheckpointError(AttractorError, OSError):
 
 
 class FetchError(AttractorError, OSError):
-    """Something could not be downloaded, verified, unpacked or kept."""
+    """An asset could not be downloaded, verified, unpacked or stored."""
 
 
 class MemoryShortageError(AttractorError, MemoryError):
-    """What was asked for needs more memory than there is; the message says how many tokens would fit."""
+    """A computation needs more memory than is free; the message gives the number of tokens that would fit."""
 
 
 class RankError(AttractorError, RuntimeError):
-    """A run on several processes lost one of them; ``told`` if that one said itself what was wrong."""
+    """A run on several processes lost one of them; ``told`` is True if that process reported its error."""
 
     def __init__(self, message: str, told: bool = False) -> None:
         super().__init__(message)
@@ -44,5 +44,5 @@ class MissingExtraError(AttractorError, ImportError):
 
 
 def missing(package: str, extra: str) -> MissingExtraError:
-    """The error for an optional ``package`` that comes with ``attractor[extra]``."""
+    """Return the error for an optional ``package`` of ``attractor[extra]``."""
     return MissingExtraError(f"this needs {package}, which is not installed: pip install 'attractor[{extra}]'")

@@ -1,4 +1,4 @@
-"""Atomic file output and JSON that every parser accepts."""
+"""Atomic file output and strict JSON."""
 
 from __future__ import annotations
 

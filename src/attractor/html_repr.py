@@ -1,4 +1,4 @@
-"""HTML summaries for notebooks: a title, rows and a small SVG."""
+"""HTML representations for notebooks: a title, a table and a small SVG figure."""
 
 from __future__ import annotations
 
@@ -13,42 +13,40 @@ import torch
 from attractor.serialization import Record
 
 SIDE, LONG = 132, 220
-DRAWN = 400  # dots in a drawing
-SHOWN = 4  # the largest matrix that is written out
+MAX_POINTS = 400  # in a figure
+SHOWN = 4  # size of the largest matrix that is displayed in full
 BLUE, ORANGE = "#2f86c5", "#e0711a"
 BOX = (
     "display:inline-flex;gap:18px;align-items:center;padding:10px 16px;border-radius:10px;font-size:13px;line-height:1.45;"
     "border:1px solid color-mix(in srgb,currentColor 22%,transparent)"
 )
-
-
 TABLE = "border:0;margin:0;color:inherit;font-size:inherit"
 
 
 def html_card(title: str, rows: Mapping[str, Any], drawing: str = "") -> str:
-    """The card; titles, labels and texts are escaped, tensors of few numbers are written out."""
+    """Return a title, a table of labels and values, and a figure as HTML; all texts are escaped."""
     cells = "".join(
         f"<tr><td style='padding:0 14px 0 0;text-align:left;opacity:.7;vertical-align:top'>{escape(label)}</td>"
-        f"<td style='padding:0;text-align:left'>{cell(value)}</td></tr>"
+        f"<td style='padding:0;text-align:left'>{format_cell(value)}</td></tr>"
         for label, value in rows.items()
     )
     table = f"<table style='{TABLE};margin:4px 0 0'>{cells}</table>"
     return f"<div style='{BOX}'><div><b>{escape(title)}</b>{table}</div>{drawing}</div>"
 
 
-def cell(value: Any) -> str:
-    """A number in few digits, a small array as a table, anything else as text."""
+def format_cell(value: Any) -> str:
+    """Format a number with few digits, a small array as a table, anything else as text."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):
-        return written(value)
+        return format_array(value)
     return escape(f"{value:.6g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value))
 
 
-def written(values: np.ndarray) -> str:
-    """A vector or a matrix in full if it is small, otherwise its shape."""
+def format_array(values: np.ndarray) -> str:
+    """Format a vector or matrix in full if it is small, otherwise its shape."""
     if values.ndim == 0:
-        return cell(values.item())
+        return format_cell(values.item())
     if values.ndim > 2 or max(values.shape) > SHOWN or values.size == 0:
         return escape("x".join(map(str, values.shape)))
     if values.ndim == 1:
@@ -56,22 +54,18 @@ def written(values: np.ndarray) -> str:
     lines = (
         "".join(f"<td style='padding:0 8px 0 0;text-align:right'>{number:.4g}</td>" for number in row) for row in values
     )
-    return (
-        "<table style='border:0;margin:0;color:inherit;font-size:inherit'>"
-        + "".join(f"<tr>{line}</tr>" for line in lines)
-        + "</table>"
-    )
+    return f"<table style='{TABLE}'>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
-def of_record(record: Record) -> str:
-    """Any record: its fields that are set."""
+def record_html(record: Record) -> str:
+    """Return the fields of a record that are not None as HTML."""
     fields = [(field.name, getattr(record, field.name)) for field in dataclasses.fields(record) if field.init]  # type: ignore[arg-type]
-    rows = {name.replace("_", " "): short(value) for name, value in fields if value is not None}
+    rows = {name.replace("_", " "): abbreviate(value) for name, value in fields if value is not None}
     return html_card(type(record).__name__, rows)
 
 
-def short(value: Any) -> Any:
-    """Lists of records by how many there are."""
+def abbreviate(value: Any) -> Any:
+    """Shorten long texts; replace a list of records by their number and types."""
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], Record):
         return f"{len(value)}: {', '.join(dict.fromkeys(type(one).__name__ for one in value))}"
     text = value if isinstance(value, (torch.Tensor, np.ndarray, float, int)) else repr(value)
@@ -79,14 +73,14 @@ def short(value: Any) -> Any:
 
 
 def svg(width: int, height: int, inside: str, words: str) -> str:
-    """A drawing that says what it shows."""
+    """Return an SVG element with ``words`` as its label."""
     size = f"width='{width}' height='{height}' viewBox='0 0 {width} {height}'"
     return f"<svg style='flex:none' role='img' aria-label='{escape(words)}' {size}>{inside}</svg>"
 
 
 def dots(points: Any, words: str) -> str:
-    """Tokens on their first two coordinates; on a line, one."""
-    places = np.asarray(points, dtype=float)[:DRAWN, :2]
+    """Plot tokens in their first two coordinates."""
+    places = np.asarray(points, dtype=float)[:MAX_POINTS, :2]
     if places.shape[1] < 2:
         places = np.column_stack([places, np.zeros(len(places))])
     middle = (places.max(0) + places.min(0)) / 2
@@ -99,7 +93,7 @@ def dots(points: Any, words: str) -> str:
 
 
 def ellipse(covariance: Any, words: str) -> str:
-    """The shape of a covariance on its first two coordinates, with its axes."""
+    """Plot the ellipse of a covariance in its first two coordinates."""
     matrix = np.asarray(covariance, dtype=float)[:2, :2]
     if matrix.shape != (2, 2) or not np.isfinite(matrix).all() or not np.trace(matrix) > 0:
         return ""
@@ -112,7 +106,7 @@ def ellipse(covariance: Any, words: str) -> str:
 
 
 def curve(values: Any, words: str) -> str:
-    """One number along time, over the index of the saved time."""
+    """Plot one number per saved time, over the index of the time."""
     numbers = np.asarray(values, dtype=float)
     if numbers.ndim != 1 or len(numbers) < 2 or not np.isfinite(numbers).all():
         return ""

@@ -1,4 +1,4 @@
-"""What the control groups of Linux leave a process: a container's limit of memory, which /proc/meminfo does not know."""
+"""Free and used memory of the machine and its containers, and checks before large allocations."""
 
 from __future__ import annotations
 
@@ -11,24 +11,73 @@ from typing import Any
 
 from attractor.errors import MemoryShortageError
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+MEMINFO = Path("/proc/meminfo")
 SELF = Path("/proc/self/cgroup")
 ROOT = Path("/sys/fs/cgroup")
-# limit, what is used, and of that what is given up when memory is short: pages of files and what the kernel keeps of them
+# files with the limit and the usage of a control group, and the parts of the usage that the kernel can reclaim
 UNIFIED = "memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")
 SPLIT = "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
 Names = tuple[str, str, tuple[str, ...]]
 Group = tuple[Path, Names]
 
 
-def memory_left() -> int | None:
-    """Bytes until the nearest limit of this process's groups, or None where there is none."""
+def check(needed: float, tokens: int, what: str, *, power: int = 1, device: Any = None, advice: str = "") -> None:
+    """Raise ``MemoryShortageError`` if fewer than ``needed`` bytes are free.
+
+    The message gives the number of tokens that would fit, if the memory needed grows as tokens^power.
+    """
+    free = available(device)
+    if free is None or needed <= free:
+        return
+    fit = int(tokens * (free / needed) ** (1.0 / power))
+    digits = max(0, len(str(fit)) - 2)  # two digits, rounded down, since free memory varies
+    fit = fit // 10**digits * 10**digits
+    room = f"{fit:,} tokens would fit" if fit else "not even one token would fit"
+    raise MemoryShortageError(
+        f"there is not enough memory for {what}: about {format_size(needed)} are needed and {format_size(free)} are free; {room}{advice}"
+    )
+
+
+def available(device: Any = None) -> int | None:
+    """Return the free bytes of a torch device (None: main memory), or None if they are not known.
+
+    For main memory it is the smaller of the machine's free memory and what the limits of a container leave.
+    """
+    if device is not None and getattr(device, "type", "cpu") == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    known = [free for free in (_machine(), cgroup_memory_left()) if free is not None]
+    return min(known, default=None)
+
+
+def _machine() -> int | None:
+    try:
+        for line in MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def cgroup_memory_left() -> int | None:
+    """Return the bytes below the tightest memory limit of this process's control groups, or None without a limit."""
     left = [found for folder, names in _groups() if (found := _left(folder, names)) is not None]
     return min(left, default=None)
 
 
 @cache
 def _groups() -> tuple[Group, ...]:
-    """The groups of this process and all above them that count memory."""
+    """Return the control groups of this process, and their parents, that account for memory."""
     try:
         lines = SELF.read_text().splitlines()
     except OSError:
@@ -49,7 +98,7 @@ def _left(folder: Path, names: Names) -> int | None:
     limit_name, used_name, cached = names
     try:
         limit = (folder / limit_name).read_text().strip()
-        if limit == "max" or int(limit) >= 1 << 60:  # version 1 writes no limit as a very large one
+        if limit == "max" or int(limit) >= 1 << 60:  # version 1 stores "no limit" as a very large number
             return None
         used = int((folder / used_name).read_text())
         stats = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -58,81 +107,32 @@ def _left(folder: Path, names: Names) -> int | None:
         return None
 
 
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None
-
-
-MEMINFO = Path("/proc/meminfo")
-
-
-def available(device: Any = None) -> int | None:
-    """Bytes that can still be had on a device of torch (None: the main memory), or None where nobody says.
-
-    Of the main memory the least of what the machine has and what the limits of a container leave.
-    """
-    if device is not None and getattr(device, "type", "cpu") == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    known = [free for free in (_machine(), memory_left()) if free is not None]
-    return min(known, default=None)
-
-
-def _machine() -> int | None:
-    try:
-        for line in MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
 def peak() -> int | None:
-    """Most bytes of main memory that this process has held so far, or None where nobody says."""
+    """Return the peak main memory of this process in bytes, or None if it is not known."""
     if resource is None:
         return None
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else 1024 * largest
 
 
-def hand_back() -> bool:
-    """Give memory that was freed back to the system, which the C library of Linux else keeps; False where there is no way to ask."""
-    trim = _trim()
-    return trim is not None and bool(trim(0))
+def trim() -> bool:
+    """Return freed memory to the system (glibc otherwise keeps it); False if this is not possible."""
+    function = _malloc_trim()
+    return function is not None and bool(function(0))
 
 
 @cache
-def _trim() -> Callable[[int], int] | None:
+def _malloc_trim() -> Callable[[int], int] | None:
     import ctypes
 
     try:
         return ctypes.CDLL(None).malloc_trim
-    except (OSError, TypeError, AttributeError):  # another system, or another C library
+    except (OSError, TypeError, AttributeError):  # not glibc
         return None
 
 
-def check(needed: float, tokens: int, what: str, *, power: int = 1, device: Any = None, advice: str = "") -> None:
-    """Refuse what needs more bytes than there are, and say how many tokens would fit if the need grows as tokens^power."""
-    free = available(device)
-    if free is None or needed <= free:
-        return
-    fit = int(tokens * (free / needed) ** (1.0 / power))
-    digits = max(0, len(str(fit)) - 2)  # two digits, rounded down: what is free changes
-    fit = fit // 10**digits * 10**digits
-    room = f"{fit:,} tokens would fit" if fit else "not even one token would fit"
-    raise MemoryShortageError(
-        f"there is not enough memory for {what}: about {size(needed)} are needed and {size(free)} are free; {room}{advice}"
-    )
-
-
-def size(count: float) -> str:
-    """A number of bytes in words."""
+def format_size(count: float) -> str:
+    """Format a number of bytes, such as "1.5 GiB"."""
     units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
     step = 0
     while count >= 1024 and step < len(units) - 1:

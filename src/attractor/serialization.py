@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import pandas
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_BARE = frozenset((type(None), bool, int, float, str, torch.dtype))  # types of which no value holds a tensor
+_BARE = frozenset((type(None), bool, int, float, str, torch.dtype))  # types without tensors
 _registry: dict[str, type[Record]] = {}
 
 
 class Record:
-    """A dataclass that ``encode`` and ``decode`` understand; subclasses register themselves by name."""
+    """Base class of dataclasses that ``encode`` and ``decode`` support; subclasses are registered by name."""
 
     kind: ClassVar[str] = "Record"
 
@@ -83,12 +83,12 @@ def _decode(data: Any, arrays: dict[str, np.ndarray]) -> Any:
         return {key: _decode(item, arrays) for key, item in data["dict"].items()}
     name = data.get("record")
     if name not in _registry:
-        raise StoreError(f"the store holds a {name!r}, which this version of attractor does not know")
+        raise StoreError(f"the store holds a {name!r}, which this version of attractor does not have")
     return _registry[name](**{key: _decode(item, arrays) for key, item in data["fields"].items()})
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """Every tensor a record holds, nested records included."""
+    """Return all tensors of a record, nested records included."""
     found: list[torch.Tensor] = []
     _collect(value, found)
     return found
@@ -111,7 +111,7 @@ def _collect(value: Any, found: list[torch.Tensor]) -> None:
 
 
 def move_tensors(value: Any, device: torch.device) -> Any:
-    """The same record with every tensor on a device; what holds none elsewhere stays the object it is."""
+    """Return the record with every tensor on a device; the same object if they are there already."""
     if all(tensor.device == device for tensor in tensors(value)):
         return value
     if isinstance(value, torch.Tensor):

@@ -23,7 +23,7 @@ from rich.text import Text
 from attractor.errors import AttractorError, InputError, RankError, UnsupportedError
 from attractor.files import dump_json
 from attractor.html_repr import format_number
-from attractor.memory import size
+from attractor.memory import format_size
 
 FAILED, BAD_ARGUMENT, INTERRUPTED = 1, 2, 130
 
@@ -165,7 +165,7 @@ def _costs(report: dict[str, Any]) -> dict[str, str]:
         "evaluations": f"{stats['evaluations']:,}",
         "steps": f"{stats['accepted']:,} accepted, {stats['rejected']:,} rejected ({stats['method']})",
         "seconds": f"{stats['seconds']:.3g} (engine {stats['engine'] or 'none'}{_processes(stats['processes'])})",
-        "memory": f"{size(stats['peak_memory'])} at most" if stats["peak_memory"] else "not known",
+        "memory": f"{format_size(stats['peak_memory'])} at most" if stats["peak_memory"] else "not known",
         "saved": f"{sizes['saved']:,} times",
     }
     merges = [event["time"] for event in report["events"] if event["kind"] == "merge"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attractor.errors import InputError
-from attractor.html_repr import of_record
+from attractor.html_repr import record_html
 from attractor.serialization import Record
 from attractor.spaces import Space
 from attractor.states import Tokens
@@ -29,7 +29,7 @@ class Law(Record):
 
     def _repr_html_(self) -> str:
         """A card for notebooks."""
-        return of_record(self)
+        return record_html(self)
 
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         """Velocity of every token, (..., n, d).

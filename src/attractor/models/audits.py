@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from attractor import memory
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Attention, rotary_of
-from attractor.memory import hand_back
 from attractor.models.attention_layers import Heads, Layer
 from attractor.models.audit_results import (
     Audit,
@@ -168,7 +168,7 @@ def map_layers(found: Checkpoint, chosen: Sequence[int], function: Callable[[int
     try:
         if found.dim > WIDE:
             for result in map(function, chosen, found.layers.prefetch(chosen)):
-                hand_back()  # the allocator would keep what a layer leaves behind, and it adds up over layers
+                memory.trim()  # the allocator would otherwise keep the memory of every layer
                 yield result
             return
         torch.set_num_threads(1)

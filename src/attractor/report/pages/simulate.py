@@ -6,7 +6,7 @@ from typing import Any
 
 from attractor.errors import AttractorError
 from attractor.html_repr import format_number
-from attractor.memory import size
+from attractor.memory import format_size
 from attractor.plotting import style
 from attractor.report.blocks import Badge
 from attractor.report.pages.theory import add_fates, add_theorem
@@ -127,6 +127,6 @@ def add_costs(section: Section, found: dict[str, Any]) -> Section:
             "steps": f"{stats['accepted']:,} accepted, {stats['rejected']:,} rejected",
         }
     )
-    memory = size(stats["peak_memory"]) if stats["peak_memory"] else "not known"
+    memory = format_size(stats["peak_memory"]) if stats["peak_memory"] else "not known"
     section.card({"seconds": stats["seconds"], "memory": memory})
     return section.card({"stepper": stats["method"], "engine": stats["engine"] or "none", "merges": stats["merges"]})
