@@ -13,7 +13,6 @@ import torch
 
 from attractor.errors import MissingExtraError, StoreError, UnsupportedError
 from attractor.laws import (
-    L2,
     MLP,
     Absolute,
     Affine,
@@ -22,11 +21,9 @@ from attractor.laws import (
     Block,
     Capped,
     Causal,
-    Exponential,
     Feature,
     LatentAttention,
     LayerNorm,
-    Linear,
     NormedAttention,
     Relative,
     RMSNorm,
@@ -35,11 +32,11 @@ from attractor.laws import (
     Schedule,
     Sigmoid,
     Sinkhorn,
-    Softmax,
     Stack,
     Total,
     Visible,
     Window,
+    list_kernels,
 )
 from attractor.laws.closure import Closure
 from attractor.serialization import Record, citations, decode, encode, tensors, to_frame
@@ -66,10 +63,9 @@ BLOCK = Block(
     (LayerNorm(draw(4), draw(4), 1e-5), RMSNorm(), RMSNorm(draw(4)), LayerNorm()),
 )
 RECORDS: dict[str, Record] = {
-    **{
-        kernel.name: kernel
-        for kernel in (Softmax(), L2(), Sinkhorn(0.3, 1e-9, 77), Sigmoid(-2.0), Exponential(), Linear())
-    },
+    **{kernel.name: kernel() for kernel in list_kernels()},
+    "sinkhorn with options": Sinkhorn(0.3, 1e-9, 77),
+    "sigmoid with a bias": Sigmoid(-2.0),
     "causal": Causal(),
     "window": Window(5, causal=False),
     "visible": Visible(torch.tensor([[True, False], [True, True]])),
@@ -78,7 +74,7 @@ RECORDS: dict[str, Record] = {
     "scaled rotary": ScaledRotary(angles=(1.0, 0.25)),
     "alibi": Alibi(draw(2)),
     "relative": Relative(draw(8, 2), reach=20),
-    "capped": Capped(30.0),
+    "capped at 30": Capped(30.0),
     "feature": Feature(draw(3, 4), draw(3), RMSNorm(draw(3))),
     "normed attention": NormedAttention(attention(), RMSNorm(draw(2)), RMSNorm()),
     "latent attention": LatentAttention(
@@ -145,7 +141,7 @@ def test_what_is_written_is_read(name: str) -> None:
 
 
 def test_every_concrete_record_is_in_the_table() -> None:
-    """A new law, kernel, mask, encoding, norm, space or state must be added above."""
+    """A new law, mask, encoding, norm, space or state must be added above."""
 
     def below(kind: type) -> set[type]:
         return {kind}.union(*(below(child) for child in kind.__subclasses__()))
