@@ -18,6 +18,7 @@ from attractor.cli.options import PictureOptions, grouped, panel, paragraphs, re
 from attractor.errors import InputError
 from attractor.progress import progress_bar
 
+NAME = "python -m benchmarks"
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -126,7 +127,7 @@ def bench(context: typer.Context, rows: RowOptions, report: ReportOptions, pictu
     Rows: evaluation, solves, small, merging, spectral, ensembles, processes, growth; gpu with --gpu. Peers that are not installed
     (the extra peers) are reported as skipped. Exit code 0 if it ran; 1 with --check if a target is missed.
     """
-    with ending("attractor bench", report.debug), pictures.sized():
+    with ending(NAME, report.debug), pictures.sized():
         groups, settings = asked(rows)
         check_places(report)
         from benchmarks import benchmark
@@ -137,7 +138,7 @@ def bench(context: typer.Context, rows: RowOptions, report: ReportOptions, pictu
             found = benchmark(groups, settings, progress, keeper(report.out), command)
         tell(found, report, command)
         if report.check and found["summary"]["missed"]:
-            complain(f"{found['summary']['missed']} of the measured targets missed", "attractor bench")
+            complain(f"{found['summary']['missed']} of the measured targets missed", NAME)
             raise typer.Exit(FAILED)
 
 
@@ -172,11 +173,11 @@ def check_places(options: ReportOptions) -> None:
 
 def keeper(place: Path | None) -> Callable[[dict[str, Any]], None]:
     """A benchmark takes long: what is measured is in the file at once, so that a run that is stopped leaves it."""
-    from attractor.cli.console import write_json
+    from attractor.files import write_json
 
     if place is None:
         return lambda report: None
-    return lambda report: write_json(report, place)
+    return lambda report: write_json(place, report)
 
 
 def tell(found: dict[str, Any], options: ReportOptions, command: str) -> None:
@@ -221,7 +222,7 @@ app.command(help=paragraphs(bench.__doc__ or ""))(quietable(bench))
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark program and return its exit code."""
-    return run(sys.argv[1:] if arguments is None else arguments, app, "python -m benchmarks")
+    return run(sys.argv[1:] if arguments is None else arguments, app, NAME)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ def draw(report: dict[str, Any], path: Path | None = None) -> Any:
         tall = rows + AXIS if groups else 0.0
         grid = Grid.of(len(variables) or 1, 1.5, left=0.55, gap=0.6)
         step = 2.1 + 0.19 * max((len([c for c in grown if c["variable"] == name]) for name in variables), default=0)
-        page = StaticFigure(_title(report), CAPTION if groups else "", tall + 0.15 + (step * grid.rows if variables else 0.0))
+        page = StaticFigure(
+            _title(report), CAPTION if groups else "", tall + 0.15 + (step * grid.rows if variables else 0.0)
+        )
         if groups:
             _ratios(page, groups, names, rows)
         for number, variable in enumerate(variables):
@@ -78,7 +80,9 @@ def _title(report: dict[str, Any]) -> str:
     return ", ".join(str(part) for part in (*parts, kind) if part)
 
 
-def _ratios(page: StaticFigure, groups: dict[str, list[dict[str, Any]]], names: dict[str, list[str]], rows: float) -> None:
+def _ratios(
+    page: StaticFigure, groups: dict[str, list[dict[str, Any]]], names: dict[str, list[str]], rows: float
+) -> None:
     from attractor.plotting import style
 
     contenders = [entry["name"] for entries in groups.values() for entry in entries]

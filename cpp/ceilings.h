@@ -1,6 +1,6 @@
 // What this processor can do at most: loops of nothing but multiply-adds, or of nothing but powers of two.
 //
-// `attractor bench` reports speed as a share of the limit that follows from the two rates.
+// `python -m benchmarks` reports speed as a share of the limit that follows from the two rates.
 #pragma once
 
 #include "exp2.h"

@@ -70,7 +70,7 @@ def large(name: str, report: dict[str, Any]) -> str:
 
 
 def bench(name: str, report: dict[str, Any]) -> str:
-    """One report of ``attractor bench``."""
+    """One report of ``python -m benchmarks``."""
     machine, settings, summary = report["machine"], report["settings"], report["summary"]
     where = ", ".join(str(part) for part in (machine["gpu"], machine["processor"], machine["instruction_set"]) if part)
     lines = [

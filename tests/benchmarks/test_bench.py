@@ -98,7 +98,7 @@ def test_a_quick_run_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert set(report) == KEYS
     assert report["schema"] == "benchmarks/1"
     assert report["finished"] is True
-    assert report["command"].startswith("attractor bench --rows evaluation,ensembles,merging")
+    assert report["command"].startswith("python -m benchmarks --rows evaluation,ensembles,merging")
     assert report["settings"] | {"rounds": 2, "threads": 1, "quick": True, "seed": 0} == report["settings"]
     assert {contest["group"] for contest in report["contests"]} == {"evaluation", "ensembles", "merging"}
     assert report["versions"]["torch"]
@@ -146,7 +146,7 @@ def test_check_turns_a_missed_target_into_exit_code_1(monkeypatch: pytest.Monkey
     monkeypatch.setitem(program.CONTESTS, "merging", lambda settings: [])
     assert run([*QUICK, "--rows", "merging"]) == 0
     assert run([*QUICK, "--rows", "merging", "--check"]) == 1
-    assert capsys.readouterr().err == "attractor bench: error: 2 of the measured targets missed\n"
+    assert capsys.readouterr().err == "python -m benchmarks: error: 2 of the measured targets missed\n"
     counts["missed"] = 0
     assert run([*QUICK, "--rows", "merging", "--check"]) == 0
 

@@ -74,7 +74,7 @@ def given(context: typer.Context) -> dict[str, str]:
 
 def replay(context: typer.Context, without: tuple[str, ...] = ()) -> str:
     """The command line again, in the words of the shell; how much of it is said is no part of it."""
-    words = ["attractor", str(context.info_name)]
+    words = context.command_path.split()
     for name, option in given(context).items():
         value = context.params[name]
         if name in without or name == "quiet":

@@ -60,7 +60,7 @@ class Plan:
         return truncation_error(self.dim, self.beta, self.order) + ROUNDING
 
     def cost(self, columns: int) -> tuple[float, float]:
-        """Nanoseconds on one thread, and those that more threads do not share; measured, see benchmarks/spectral.py."""
+        """Nanoseconds on one thread, and those that more threads do not share; measured by the row `spectral` of the benchmarks."""
         each = 1.0 if kernels.instruction_set() in WIDE else 2.2  # of a harmonic
         harmonics = (self.order + 1) * (self.order + 2) / 2 if self.dim == 3 else self.order + 1
         # values of as many columns as the keys are most often multiples of them, and need no channels of their own
