@@ -157,7 +157,7 @@ def test_every_concrete_record_is_in_the_table() -> None:
 
 
 def test_moved_tokens_keep_their_precision() -> None:
-    moved = Tokens(draw(3, 4), dtype=torch.float32).moved(torch.ones(3, 4))
+    moved = Tokens(draw(3, 4), dtype=torch.float32).with_points(torch.ones(3, 4))
     assert equal(through_json(moved), moved)
 
 

@@ -92,7 +92,7 @@ def test_energy_rate_with_biased_scores(law: at.Attention, x: torch.Tensor) -> N
     biased = with_positions(law, at.Alibi([0.5, 0.25, 0.1]))
     tokens, h = at.Tokens(x), 1e-6
     v = at.velocity(biased, tokens)
-    up, down = (at.energy(tokens.moved(x + s * h * v), biased) for s in (1, -1))
+    up, down = (at.energy(tokens.with_points(x + s * h * v), biased) for s in (1, -1))
     torch.testing.assert_close(at.energy_rate(tokens, biased), (up - down) / (2 * h), rtol=1e-6, atol=0)
 
 

@@ -77,7 +77,7 @@ def test_local_constants_are_derivatives(kernel: object) -> None:
     point, influence = local_constants(law, tokens)
     assert point <= constants.point
     assert constants.influence is None or influence <= local_constants(law, tokens, 1.0)[1] <= constants.influence
-    whole = torch.autograd.functional.jacobian(lambda x: velocity(law, tokens.moved(x)), tokens.points)
+    whole = torch.autograd.functional.jacobian(lambda x: velocity(law, tokens.with_points(x)), tokens.points)
     masses = torch.cat((torch.zeros(5, dtype=torch.float64), tokens.weights))
     step = 1e-6 * torch.from_numpy(np.random.default_rng(0).standard_normal((5, 2)))
 

@@ -25,7 +25,7 @@ def law_of(rng: np.random.Generator, **options: object) -> Attention:
 def chain_rule(tokens: Tokens, law: Attention, space: Space, **options: bool) -> torch.Tensor:
     """Gradient of the energy by autograd, times the velocity."""
     points = tokens.points.clone().requires_grad_()
-    energy(tokens.moved(points), law, **options).sum().backward()
+    energy(tokens.with_points(points), law, **options).sum().backward()
     assert points.grad is not None
     return (points.grad * space.tangent(tokens.points, law.velocity(tokens))).sum((-2, -1))
 

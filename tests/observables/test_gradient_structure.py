@@ -83,7 +83,7 @@ def test_check_b_the_gradient_is_the_velocity_up_to_the_normal(name: str, seed: 
     space, law = space_of(W), law_of(P, U)
     tokens = Tokens(space.random(7, 4, seed=seed))
     points = tokens.points.clone().requires_grad_()
-    energy(tokens.moved(points), law, total=True).backward()
+    energy(tokens.with_points(points), law, total=True).backward()
     assert points.grad is not None
     matrix = torch.from_numpy(W)
     Z = partition(tokens, law, total=True).squeeze(-2).unsqueeze(-1)

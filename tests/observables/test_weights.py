@@ -99,4 +99,4 @@ def test_gradient(rng: np.random.Generator) -> None:
     law = heads(rng)
     points = torch.tensor(rng.standard_normal((4, 4)), requires_grad=True)
     for function in (attention_entropy, self_weight):
-        assert torch.autograd.gradcheck(lambda x, f=function: f(Tokens.trusted(x), law), (points,))
+        assert torch.autograd.gradcheck(lambda x, f=function: f(Tokens.unchecked(x), law), (points,))

@@ -1,4 +1,4 @@
-"""Started by torchrun from test_spread.py: the command line, with a checkpoint after every step and rank 1 killed in mid-run.
+"""Started by torchrun from test_process_group.py: the command line, with a checkpoint after every step and rank 1 killed in mid-run.
 
 The variable WHEN says when: before or among the pairs that ranks compute in shared memory; without it, after a step.
 """
@@ -14,13 +14,13 @@ from typing import Any
 
 from attractor.cli import main as cli
 from attractor.engines import distributed
-from attractor.solvers.process_group import Ranks
+from attractor.solvers.process_group import ProcessGroup
 
 WHEN, CALLS = os.environ.get("WHEN"), []
-beat, board = Ranks.beat, Ranks.shared_memory
+beat, board = ProcessGroup.synchronise, ProcessGroup.shared_memory
 
 
-def deadly(self: Ranks, run: Any) -> float:
+def deadly(self: ProcessGroup, run: Any) -> float:
     if self.rank == 1 and run.accepted == 4 and not WHEN:
         end()
     return beat(self, run)
@@ -30,7 +30,7 @@ def end() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def shared(self: Ranks, bytes: int) -> Any:
+def shared(self: ProcessGroup, bytes: int) -> Any:
     found = board(self, bytes)
     assert found is not None
     CALLS.append(1)
@@ -42,7 +42,7 @@ def shared(self: Ranks, bytes: int) -> Any:
 
 
 distributed.MIN_PAIRS["cpu"] = 1
-Ranks.beat, Ranks.shared_memory = deadly, shared  # type: ignore[method-assign]
+ProcessGroup.synchronise, ProcessGroup.shared_memory = deadly, shared  # type: ignore[method-assign]
 store = importlib.import_module("attractor.solvers.store")
 store.INTERVAL, store.SHARE = 0.0, 1e9  # type: ignore[attr-defined]
 cli.main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Started by torchrun from test_spread.py: several commands one after the other, each by all processes."""
+"""Started by torchrun from test_process_group.py: several commands one after the other, each by all processes."""
 
 from __future__ import annotations
 

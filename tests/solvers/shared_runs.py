@@ -1,4 +1,4 @@
-"""Started by torchrun from test_spread.py: runs on two processes, and what came of them as one JSON file for each rank."""
+"""Started by torchrun from test_process_group.py: runs on two processes, and what came of them as one JSON file for each rank."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def digest(run: at.Trajectory) -> str:
 def compared(make: Callable[[], tuple[at.Law, Any, dict[str, Any]]]) -> dict[str, Any]:
     """The run of this rank alone beside the shared one."""
     (law, state, options), GATHERED[:], BOARDS[:] = make(), [], []
-    alone, shared = (at.flow(law, state, spread=wanted, **options) for wanted in (False, None))
+    alone, shared = (at.flow(law, state, distributed=wanted, **options) for wanted in (False, None))
     return {
         "difference": float((alone.points - shared.points).abs().max()) if alone.points.shape == shared.points.shape else None,
         "outcomes": [[str(outcome) for outcome in run.outcomes] for run in (alone, shared)],
@@ -158,7 +158,7 @@ def failures() -> None:
     FOUND["bad everywhere"] = failing(lambda: at.flow(law, state, until=-1.0))
     FOUND["other law"] = failing(lambda: at.flow(Drift(), state, until=1.0))
     leaf = at.Attention(torch.eye(3), torch.eye(3), torch.eye(3).requires_grad_())
-    FOUND["gradient"] = failing(lambda: at.flow(leaf, state, spread=True, until=1.0))
+    FOUND["gradient"] = failing(lambda: at.flow(leaf, state, distributed=True, until=1.0))
     own = at.flow(leaf, at.Tokens.uniform(4 + RANK, 3, seed=0), until=0.1)  # as in data-parallel training
     FOUND["own gradient"] = [own.stats.processes, own.n, own.final.points.requires_grad]
     os.environ[together.VARIABLE] = "1"  # from the next meeting on
@@ -183,19 +183,19 @@ def before_the_board(rank: int, act: Callable[[], Any], when: int = 4) -> list[s
     """Something that happens on one rank while the others compute in shared memory; the first time, while they make it."""
     law, state, options = CASES["large"]()
     calls: list[int] = []
-    plain = ranks_module.Ranks.shared_memory
+    plain = ranks_module.ProcessGroup.shared_memory
 
-    def board(self: ranks_module.Ranks, bytes: int) -> Any:
+    def board(self: ranks_module.ProcessGroup, bytes: int) -> Any:
         calls.append(1)
         if self.rank == rank and len(calls) == when:
             act()
         return plain(self, bytes)
 
-    ranks_module.Ranks.shared_memory = board  # type: ignore[method-assign]
+    ranks_module.ProcessGroup.shared_memory = board  # type: ignore[method-assign]
     try:
         return failing(lambda: at.flow(law, state, **options))
     finally:
-        ranks_module.Ranks.shared_memory = plain  # type: ignore[method-assign]
+        ranks_module.ProcessGroup.shared_memory = plain  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -209,16 +209,16 @@ class Drift(at.Law):
 def main() -> None:
     torch.set_num_threads(1)
     distributed.MIN_PAIRS["cpu"] = 1
-    gather = ranks_module.Ranks.gather
-    ranks_module.Ranks.gather = lambda self, part: (GATHERED.append(1), gather(self, part))[1]  # type: ignore[method-assign]
-    board = ranks_module.Ranks.shared_memory
+    gather = ranks_module.ProcessGroup.gather
+    ranks_module.ProcessGroup.gather = lambda self, part: (GATHERED.append(1), gather(self, part))[1]  # type: ignore[method-assign]
+    board = ranks_module.ProcessGroup.shared_memory
 
-    def counted(self: ranks_module.Ranks, bytes: int) -> Any:
+    def counted(self: ranks_module.ProcessGroup, bytes: int) -> Any:
         found = None if CURRENT == ["large, apart"] else board(self, bytes)
         BOARDS.extend([1] * (found is not None))
         return found
 
-    ranks_module.Ranks.shared_memory = counted  # type: ignore[method-assign]
+    ranks_module.ProcessGroup.shared_memory = counted  # type: ignore[method-assign]
     FOUND["cases"] = {}
     for name, make in CASES.items():
         CURRENT[:] = [name]

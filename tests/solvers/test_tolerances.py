@@ -30,7 +30,7 @@ class Problem:
         rng = np.random.default_rng(len(self.kernel))
         query, key = rng.standard_normal((2, 3, 3))
         turning = rng.standard_normal((3, 3))
-        value = 0.5 * (turning - turning.T) + (0.5 if self.space.curved else -0.3) * np.eye(3)
+        value = 0.5 * (turning - turning.T) + (0.5 if self.space.is_curved else -0.3) * np.eye(3)
         if self.isotropic:
             query = key = value = np.eye(3)
         return at.Attention(query, key, value, kernel=self.kernel, mask=self.mask, scale=self.beta)

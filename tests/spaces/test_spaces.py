@@ -49,7 +49,7 @@ def test_projections_project(space: Space) -> None:
     torch.testing.assert_close(space.retract(x), x, rtol=0, atol=1e-15)
     assert bool(space.contains(x, 1e-14).all())
     assert space.contains(x).shape == (5,)
-    assert bool(space.contains(2.0 * x).any()) != space.curved
+    assert bool(space.contains(2.0 * x).any()) != space.is_curved
     torch.testing.assert_close(x * space.stretch(y), y, rtol=0, atol=1e-14)
 
 

@@ -72,7 +72,7 @@ def test_numpy_input_is_copied() -> None:
 
 def test_precision_stays_through_moves_and_replacements() -> None:
     tokens = Tokens(POINTS, masses=[1.0, 2.0, 3.0], positions=[0, 1, 2], dtype=torch.float32)
-    moved = tokens.moved(2 * tokens.points)
+    moved = tokens.with_points(2 * tokens.points)
     for one in (tokens, moved, replace(tokens, masses=None), replace(moved, positions=None)):
         assert one.points.dtype == one.weights.dtype == torch.float32
     assert moved.masses is tokens.masses

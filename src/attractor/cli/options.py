@@ -174,7 +174,8 @@ class OutputOptions:
         Path | None, output_option("FILE", "Draw the density of tokens on a line or in a plane: .png, .pdf or .svg.")
     ] = None
     report: Annotated[
-        Path | None, output_option("FILE.html", "Write a page: the animation, the theory beside it, observables and costs.")
+        Path | None,
+        output_option("FILE.html", "Write a page: the animation, the theory beside it, observables and costs."),
     ] = None
     member: Annotated[int, output_option("I", "Which member of an ensemble is drawn.", min=0)] = 0
     observe: Annotated[

@@ -247,7 +247,7 @@ class Attention(Law):
         return points if ones else points * scalars.to(points)[..., None, None]
 
     def enter(self, tokens: Tokens) -> Tokens:
-        return tokens if self.positions is None else tokens.moved(self.positions.enter(tokens))
+        return tokens if self.positions is None else tokens.with_points(self.positions.enter(tokens))
 
     def merge_obstacle(self) -> str | None:
         if self.mask is not None:

@@ -229,7 +229,7 @@ class Block(Law):
         law = self._parts[index]
         if self.placement in ("none", "post"):
             return law.velocity(tokens, time, skip_self=skip_self)
-        moved = law.velocity(tokens.moved(norms[index](tokens.points)), time)
+        moved = law.velocity(tokens.with_points(norms[index](tokens.points)), time)
         return norms[2 + index](moved) if self.placement == "peri" else moved
 
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
@@ -253,7 +253,7 @@ class Block(Law):
             if self.placement == "post":
                 assert isinstance(self.norms, tuple)
                 points = self.norms[index](points)
-            tokens = tokens.moved(space.retract(points))
+            tokens = tokens.with_points(space.retract(points))
         return tokens.points
 
     def enter(self, tokens: Tokens) -> Tokens:

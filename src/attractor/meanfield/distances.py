@@ -420,7 +420,7 @@ def _member(first: Placed, second: Placed, p: float) -> float:
         mass, other = float(a.sum()), float(b.sum())
         if abs(mass - other) > SAME * mass:
             return float("inf")
-        total += mass * float(wasserstein(Tokens.trusted(x, _unequal(a)), Tokens.trusted(y, _unequal(b)), p)) ** p
+        total += mass * float(wasserstein(Tokens.unchecked(x, _unequal(a)), Tokens.unchecked(y, _unequal(b)), p)) ** p
     return total ** (1.0 / p)
 
 

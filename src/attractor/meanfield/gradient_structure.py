@@ -77,7 +77,7 @@ def _rows(state: Measure) -> Tensor:
 def _velocity(law: Law, state: Measure) -> Tensor:
     if isinstance(state, Tokens):
         return law.velocity(state).detach()
-    return Closure(law).velocity(Tokens.trusted(state.rows())).detach()
+    return Closure(law).velocity(Tokens.unchecked(state.rows())).detach()
 
 
 def gradient_structures(law: Law, state: Measure) -> tuple[GradientStructure, ...]:
@@ -140,12 +140,12 @@ def _of_tokens(law: Attention, tokens: Tokens) -> tuple[GradientStructure, ...] 
         return f"each {law.kernel.name} head has a weight of its own, and their sum is no metric"
 
     def speed(points: Tensor) -> Tensor:
-        state = tokens.moved(points)
+        state = tokens.with_points(points)
         squares = (law.velocity(state) ** 2).sum(-1)
         weight = partition(state, law).squeeze(-2) if twisted else torch.ones_like(squares)
         return (state.weights * weight * squares).sum(-1)
 
-    return (GradientStructure(metric, c, law, lambda points: energy(tokens.moved(points), law), speed),)
+    return (GradientStructure(metric, c, law, lambda points: energy(tokens.with_points(points), law), speed),)
 
 
 def _of_gaussians(law: Attention) -> tuple[GradientStructure, ...] | str:
@@ -181,7 +181,7 @@ def _bures_speed(law: Attention, covariance_only: bool) -> Callable[[Tensor], Te
     """|mean'|^2 + tr(BLL'B'), the squares of all rows of the velocity, or the second term alone."""
 
     def speed(rows: Tensor) -> Tensor:
-        velocity = Closure(law).velocity(Tokens.trusted(rows))
+        velocity = Closure(law).velocity(Tokens.unchecked(rows))
         return (velocity[..., int(covariance_only) :, :] ** 2).sum((-2, -1))
 
     return speed
@@ -200,7 +200,7 @@ def _linear_energy(scalars: Tensor, A: Tensor) -> Callable[[Tensor], Tensor]:
 def _affine_speed(law: Attention) -> Callable[[Tensor], Tensor]:
     def speed(rows: Tensor) -> Tensor:
         factor = rows[..., 1:, :].mT
-        drift = torch.linalg.pinv(factor, rtol=1e-12) @ Closure(law).velocity(Tokens.trusted(rows))[..., 1:, :].mT
+        drift = torch.linalg.pinv(factor, rtol=1e-12) @ Closure(law).velocity(Tokens.unchecked(rows))[..., 1:, :].mT
         # inv(L) (L'L^T + LL'^T) inv(L)^T = X + X^T with X = inv(L) L', on the range of Sigma
         return ((drift + drift.mT) ** 2).sum((-2, -1))
 

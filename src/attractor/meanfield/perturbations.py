@@ -157,12 +157,12 @@ def local_constants(law: Law, tokens: Tokens, p: float = 2.0) -> tuple[float, fl
     if attention.mask is not None or tokens.batch_shape:
         raise UnsupportedError("local constants are those of one state without a mask")
     carrying = tokens.weights > 0
-    tokens = Tokens.trusted(tokens.points[carrying], tokens.weights[carrying])
+    tokens = Tokens.unchecked(tokens.points[carrying], tokens.weights[carrying])
     n, d = tokens.n, tokens.dim
     masses = torch.cat((torch.zeros(n, dtype=torch.float64), tokens.weights.double()))
 
     def field(queries: Tensor, points: Tensor) -> Tensor:
-        return attention.velocity(Tokens.trusted(torch.cat((queries, points)), masses))[:n]
+        return attention.velocity(Tokens.unchecked(torch.cat((queries, points)), masses))[:n]
 
     points = tokens.points.detach().double()
     by_point, by_measure = torch.autograd.functional.jacobian(field, (points, points))
@@ -275,7 +275,7 @@ def _measured(law: Attention, runs: list[Any], p: float) -> tuple[float, tuple[s
             masses = tokens.masses
             for index, points in enumerate(tokens.points.reshape(-1, tokens.n, tokens.dim)):
                 row = masses if masses is None or masses.ndim == 1 else masses.reshape(-1, tokens.n)[index]
-                found.append(local_constants(law, Tokens.trusted(points, row), p)[1])
+                found.append(local_constants(law, Tokens.unchecked(points, row), p)[1])
     return max(found), (
         f"the influence of the measure on {law.kernel.name} attention has no formula: it was measured at both ends of the runs, "  # type: ignore[union-attr]
         f"{max(found):.3g} at most, and the bound that uses it is an estimate",

@@ -102,7 +102,9 @@ def draw_past_blow_up(found: PastBlowUp, path: Any = None) -> Any:
     with style.use_style():
         chosen = _times(found) if drawn else []
         grid = Grid.of(len(chosen) or 1, 0.9, left=0.25, gap=0.15, right=0.1, most=5)
-        page = StaticFigure("Tokens past the blow-up of their Gaussian", caption, 2.9 + (1.6 * grid.rows + 0.25) * drawn)
+        page = StaticFigure(
+            "Tokens past the blow-up of their Gaussian", caption, 2.9 + (1.6 * grid.rows + 0.25) * drawn
+        )
         _curves(page.panel(0.6, 0.15, page.width - 0.85, 2.2), found)
         _densities(page, found, chosen, grid)
         return write_chart(page.figure, path)

@@ -197,7 +197,7 @@ def _roots(tokens: Tokens, space: Space | None, radius: float | None) -> np.ndar
     """The first token of every token's cluster, (states, n), states flattened."""
     if radius is not None and not 0 <= radius < float("inf"):
         raise InputError(f"the radius of clusters must be a number that is not negative, got {radius}")
-    still = tokens.moved(tokens.points.detach())
+    still = tokens.with_points(tokens.points.detach())
     points = about_mean(still, space).double().reshape(-1, tokens.n, tokens.dim).cpu()
     if radius is None:
         reach = SHARE * token_norm(still, space=space, reduce="max").double().reshape(-1).cpu().numpy()

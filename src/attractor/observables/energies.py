@@ -137,7 +137,7 @@ def energy_rate(
 def _rate(tokens: Tokens, law: Attention, space: Space, total: bool, log: bool) -> Tensor:
     kernel, weights = _with_energy(law, total, log), masses(tokens, total)
     pairing = replace(pairing_of(law, tokens), masses=weights)
-    velocity = space.tangent(tokens.points, law.velocity(tokens, skip_self=space.curved))
+    velocity = space.tangent(tokens.points, law.velocity(tokens, skip_self=space.is_curved))
     q_rate, k_rate = (_carried(law, matrix, velocity, tokens, pairing.q.shape[-1]) for matrix in (law.query, law.key))
     outputs, log_partition = kernel.energy_sums(pairing, torch.cat((pairing.k, k_rate), dim=-1), weights)
     # sum_ij w_ij ds_ij/dt, read by rows: the columns' share rides along as a second value

@@ -156,7 +156,7 @@ def diameter(tokens: Tokens, law: Law | None = None, space: Space | None = None,
     two tokens, which on a sphere or an ellipsoid are also the two that are farthest apart along it. It is no Lyapunov
     function: it can grow while it exceeds a right angle (consensus T2).
     """
-    first, second = farthest_pair(about_mean(tokens.moved(tokens.points.detach()), space), present(tokens))
+    first, second = farthest_pair(about_mean(tokens.with_points(tokens.points.detach()), space), present(tokens))
     space = Euclidean() if space is None else space
     x, y = (tokens.points.take_along_dim(index[..., None, None], -2).squeeze(-2) for index in (first, second))
     return space.distance(x, y) if geodesic else space.norm(x - y)

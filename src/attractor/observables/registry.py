@@ -94,4 +94,4 @@ def states(tokens: Tokens) -> Iterator[Tokens]:
     """The entries of the first ensemble axis."""
     for index, points in enumerate(tokens.points):
         rows = [row[index] if row is not None and row.ndim > 1 else row for row in (tokens.masses, tokens.positions)]
-        yield Tokens.trusted(points, *rows)
+        yield Tokens.unchecked(points, *rows)

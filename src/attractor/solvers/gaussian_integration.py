@@ -10,32 +10,35 @@ import numpy as np
 import torch
 
 from attractor.laws import Closure, numeric
-from attractor.solvers.integration import Integration, Plan
+from attractor.solvers.integration import Integration
 from attractor.solvers.outcome import Outcome
-from attractor.solvers.saving import Recorder
 from attractor.solvers.termination import PATIENCE, ROUNDING, STILL, Rule, Steady, View
-from attractor.states import Tokens
 
 Field = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 TINY = 1e-300
-LARGEST = 300.0  # logarithm of a size that is still computed with
-DIFFERENCE = 1e-5
-STIFF = 1e-3  # change of a step below which accuracy cannot be what limits it
+LARGEST = 300.0  # largest logarithm of a size
+DIFFERENCE = 1e-5  # step of the differences in the Jacobian
+STIFF = 1e-3  # change in a step below which accuracy does not limit it
 PARALLEL = 0.9  # cosine of columns above which they are made orthogonal
-CALM = 20  # steps in a row that must look so
+CALM = 20  # consecutive steps for stiffness to be detected
 
 
-class Rescaled:
-    """The vector (l, s, a, m, theta) of a Gaussian and its derivative along tau; all of it wants the same absolute accuracy."""
+class RescaledGaussian:
+    r"""A Gaussian in rescaled variables, in which blow-up takes infinite time.
+
+    The vector is :math:`z = (l, s, a, m, \theta)` with factor :math:`L = e^s l` (d x rank), mean :math:`\alpha = e^m a` and time
+    :math:`t = t_0 + u(e^\theta - 1)`, u the unit of time. The independent variable is :math:`\tau` with :math:`d\tau/dt` the rate
+    at which the factor changes; all components then need the same absolute accuracy.
+    """
 
     def __init__(self, field: Field, rank: int, dim: int, start: float, until: float) -> None:
         self.field, self.rank, self.dim = field, rank, dim
         self.start, self.slowest, self.unit = start, 1.0 / (until - start), until - start
-        self.evaluations, self.strength = 0, 0.0  # strength is |B| at the last rest
+        self.evaluations, self.strength = 0, 0.0  # strength is |B| at the last call of rest
         self.lifted = self.implicit = False
 
     def pack(self, mean: np.ndarray, factor: np.ndarray) -> np.ndarray:
-        """The vector of a Gaussian at the start; its own rate there is the unit of time."""
+        """The vector of a Gaussian at the start, whose rate there sets the unit of time."""
         self.unit = 1.0 / self.velocity(mean, factor)[2]
         size, length = max(float(np.linalg.norm(factor)), TINY), float(np.linalg.norm(mean))
         size, length = (size if size > TINY else 1.0), (length if length > 0 else 1.0)
@@ -52,7 +55,7 @@ class Rescaled:
         return self.start + self.unit * math.expm1(z[-1])
 
     def clock(self, time: float) -> float:
-        """theta at a time."""
+        """theta at time t."""
         return math.log1p((time - self.start) / self.unit)
 
     def rate(self, slope: np.ndarray, factor: np.ndarray, pushed: np.ndarray) -> float:
@@ -70,7 +73,7 @@ class Rescaled:
         return drift, horizontal(slope, factor) if self.lifted else pushed, self.rate(slope, factor, pushed)
 
     def rest(self, mean: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        """The same, with the least velocity of the factor: it is zero where the covariance rests."""
+        """``velocity`` with the shortest velocity of the factor, which is zero where the covariance is at rest."""
         self.evaluations += 1
         slope, drift = self.field(mean, factor)
         self.strength = float(np.linalg.norm(slope))
@@ -79,20 +82,20 @@ class Rescaled:
     def __call__(self, tau: float, z: np.ndarray) -> np.ndarray:
         cut = self.rank * self.dim
         if not (z[cut] < LARGEST and z[-2] < LARGEST and np.isfinite(z).all()):
-            return np.full(len(z), np.nan)  # a trial far off; the solver tries a shorter step
+            return np.full(len(z), np.nan)  # the solver then tries a shorter step
         shape, a = z[:cut], z[cut + 1 : -2]
         mean, factor = self.unpack(z)
         drift, turned, rate = self.velocity(mean, factor)
         y = (math.exp(-z[cut]) / rate) * turned.ravel()
         growth = float(shape @ y) / max(float(shape @ shape), TINY)
         b = (math.exp(-z[-2]) / rate) * drift
-        # the part of the growth of the mean that its logarithm takes over: all of it where the mean is large
+        # part of the growth of the mean that its logarithm represents: all of it where the mean is large
         lift = float(a @ b) / (1.0 + float(a @ a))
         tick = math.exp(-z[-1]) / (rate * self.unit)
         return np.concatenate((y - growth * shape, [growth], b - lift * a, [lift, tick]))
 
     def jacobian(self, tau: float, z: np.ndarray) -> np.ndarray:
-        """Derivatives of the derivative, by central differences; components are of order one, so one step serves all."""
+        """Jacobian of the vector field, by central differences; components are of order one, so all have the same step."""
         cut, columns = self.rank * self.dim, np.zeros((len(z), len(z)))
         still = not z[cut + 1 : -2].any() and not self(tau, z)[cut + 1 : -2].any()
         for index in range(cut + 1) if still else range(len(z)):
@@ -113,89 +116,90 @@ def horizontal(slope: np.ndarray, factor: np.ndarray) -> np.ndarray:
     return slope @ factor + (U * s) @ omega @ Wt
 
 
-class Stiffness:
-    """Notices steps that stability limits: they change next to nothing, and still do not grow. And that this is over."""
+class StiffnessDetector:
+    """Detects steps that are limited by stability: they change almost nothing and still do not grow."""
 
     def __init__(self) -> None:
         self.calm = self.brisk = 0
 
-    def seen(self, change: np.ndarray, step: float, ahead: float) -> bool:
-        """After a step that changed all but time by ``change``, with ``ahead`` of tau left."""
+    def is_stiff(self, change: np.ndarray, step: float, ahead: float) -> bool:
+        """Whether explicit steps are limited by stability, after a step that changed z by ``change`` with ``ahead`` of tau left."""
         small = float(np.abs(change).max(initial=0.0)) < STIFF and ahead > 50.0 * step
         self.calm = self.calm + 1 if small else 0
         return self.calm >= CALM
 
-    def over(self, change: np.ndarray, step: float) -> bool:
-        """After a step of the implicit method: whether an explicit one would take longer steps."""
+    def is_over(self, change: np.ndarray, step: float) -> bool:
+        """Whether an explicit method would take longer steps, after a step of the implicit one."""
         large = float(np.abs(change).max(initial=0.0)) > 10.0 * STIFF and step < 1.0
         self.brisk = self.brisk + 1 if large else 0
         return self.brisk >= CALM
 
 
-def parallel(factor: np.ndarray) -> bool:
-    """Whether columns of a factor point in nearly the same direction, where small eigenvalues would drown."""
+def has_parallel_columns(factor: np.ndarray) -> bool:
+    """Whether columns of a factor are nearly parallel, so that small eigenvalues lose their digits."""
     lengths = np.linalg.norm(factor, axis=0)
-    # a column far below the rounding of another has no direction that could be told
+    # the direction of a column far below the rounding of another has no digits
     unit = (factor / np.maximum(lengths, TINY))[:, lengths > 1e-10 * lengths.max(initial=0.0)]
     gram = np.abs(unit.T @ unit)
     np.fill_diagonal(gram, 0.0)
     return bool(gram.max(initial=0.0) > PARALLEL)
 
 
-def straightened(factor: np.ndarray) -> np.ndarray:
-    """Another factor of the same covariance, with orthogonal columns."""
+def orthogonalise(factor: np.ndarray) -> np.ndarray:
+    """A factor of the same covariance with orthogonal columns."""
     U, s, _ = np.linalg.svd(factor, full_matrices=False)
     return U * s
 
 
-TAIL = 1e-13  # of the time so far that may be left at blow-up
-SETTLED = 1e-11  # speed of the shape, along tau, at blow-up
-RELATIVE = 3e-14  # beside an absolute tolerance that is larger; the least that scipy takes
-NOISE = 2e-14  # speed of a factor, relative to B L, that cannot be told from rest
-FAR = 1e5  # growth of standard deviations that is called divergence where it can no longer be told from rest
-LOOSER = (
-    30.0  # tolerance of the implicit method, of order five, in parts of the other: what is stiff forgets its errors
-)
-FAINTEST = -14.0  # logarithm of what is left of a mean whose digits are still kept
-LONG = 150  # steps after which the factor is kept from turning where the covariance rests
-UNSETTLED = 1e40  # growth of the rate after which a shape that still turns is left to turn
+TAIL = 1e-13  # time left at blow-up, relative to the time so far
+SETTLED = 1e-11  # speed of the shape along tau below which it has converged at blow-up
+RELATIVE = 3e-14  # relative tolerance, below the absolute one; the least that scipy accepts
+NOISE = 2e-14  # speed of a factor, relative to B L, below which it is rounding
+FAR = 1e5  # growth of standard deviations above which a run that has come to rest has diverged
+LOOSER = 30.0  # tolerance of the implicit method relative to the explicit one: stiff components damp their errors
+FAINTEST = -14.0  # logarithm of the smallest mean, relative to the first, that is renormalised
+LONG = 150  # steps after which the factor is kept from rotating where the covariance is at rest
+UNSETTLED = 1e40  # growth of the rate at which a blow-up is reported although the shape still changes
 
 
 class GaussianIntegration(Integration):
-    """A run of Gaussians in progress. A run that was stopped begins anew when it is resumed: that takes seconds, and the same bits."""
+    """A run of Gaussians in progress, one member after the other.
 
-    def __init__(self, plan: Plan, tokens: Tokens, recorder: Recorder, merger: None = None) -> None:
-        super().__init__(plan, tokens, recorder, merger)
-        self.method = "rescaled"
+    A run that was interrupted starts again when it is resumed: that takes seconds, and gives identical numbers.
+    """
 
-    def march(self, after_step: Callable[[Integration], None]) -> None:
-        self.now = self.beat(self)
-        began = self.now
-        if len(self.who) and self.accepted:
-            self._begin_again()
-        self.watch.open_budget(self.now, self.field.evaluations)
-        while len(self.who):
-            member = Member(self, int(self.who[0]))
+    resumable = False
+
+    @property
+    def method(self) -> str:
+        return "rescaled"
+
+    def advance(self, after_step: Callable[[Integration], None]) -> None:
+        self.now = self.execution.clock(self)
+        began = self.now - self.seconds
+        self.termination.start_budget(self.now, self.field.evaluations)
+        while len(self.members):
+            member = GaussianMember(self, int(self.members[0]))
             while not self.ended[0]:
                 member.step()
                 after_step(self)
-                self.now = self.beat(self)
+                self.now = self.execution.clock(self)
                 self.seconds = self.now - began
-                if self.watch.spent():
+                if self.termination.spent_budget():
                     return
-            self._drop_ended()
+            self._remove_ended()
 
-    def _begin_again(self) -> None:
-        """Back to the start, whatever a store knew of the way."""
-        recorder = Recorder(self.recorder.times, self.recorder.explicit, len(self.outcomes), self.tokens.points)
-        kept = {name: getattr(self, name) for name in ("beat", "engines", "processes", "now")}
-        self.__init__(self.plan, self.tokens, recorder)
-        for name, value in kept.items():
-            setattr(self, name, value)
+    def set_first(self, time: float, rows: torch.Tensor, accepted: int, rejected: int, evaluations: int) -> None:
+        """Set time and state of the first row after a step, and add its costs."""
+        self.t[0] = time
+        self.y = self.y.clone()
+        self.y[0] = rows
+        self.accepted, self.rejected = self.accepted + accepted, self.rejected + rejected
+        self.field.evaluations += evaluations
 
 
-class Member:
-    """One Gaussian on its way; always the first row of the run."""
+class GaussianMember:
+    """Integration of one Gaussian, which is the first row of the run."""
 
     def __init__(self, run: GaussianIntegration, member: int) -> None:
         assert isinstance(run.plan.law, Closure)
@@ -204,21 +208,21 @@ class Member:
         self.columns = np.flatnonzero(np.abs(rows[1:]).max(axis=1) > 0)
         mean, factor = rows[0], rows[1:][self.columns].T if len(self.columns) else np.zeros((rows.shape[1], 1))
         law = run.plan.law.law.member(torch.tensor([member]))
-        self.problem = Rescaled(numeric(law), factor.shape[1], len(mean), self.plan.start, self.plan.until)
+        self.problem = RescaledGaussian(numeric(law), factor.shape[1], len(mean), self.plan.start, self.plan.until)
         self.z = self.problem.pack(mean, factor)
-        self.spread = float(self.z[self.problem.rank * self.problem.dim])
+        self.log_size = float(self.z[self.problem.rank * self.problem.dim])
         self.speed = self.problem.rest(mean, factor)
         self.offset = float(np.linalg.norm(self.problem.field(0.0 * mean, 0.0 * factor)[1]))
         self.size = float(np.linalg.norm(rows, axis=1).max())
         self.streak, self.last, self.first_rate = 0, np.inf, self.speed[2]
         self.growth, self.steps, self.asleep = 0.0, 0, 0
         self.strongest, self.first_length = self.problem.strength, float(self.z[-2])
-        self.stiffness = Stiffness()
+        self.stiffness = StiffnessDetector()
         self.solver = self._solver("DOP853")
         self._save_until(self.plan.start, None)
 
     def _solver(self, name: str, step: float | None = None) -> Any:
-        """A solver from here on; ``step`` is a length to begin with."""
+        """A new solver from the present state; ``step`` is its first step."""
         from scipy import integrate
 
         tau = self.solver.t if self.steps else 0.0
@@ -231,7 +235,7 @@ class Member:
         return integrate.DOP853(self.problem, tau, self.z, np.inf, **options)
 
     def step(self) -> None:
-        """One step, and all that is to be seen after it."""
+        """Take one step, save what is due, check the rules and choose the method of the next step."""
         run, solver, before = self.run, self.solver, self.problem.evaluations
         old, rate = self.z, self.speed[2]
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -240,66 +244,62 @@ class Member:
             return self._finish(
                 Outcome("stalled", self.time, "the step size fell to rounding before the tolerance was met")
             )
-        self.z = solver.y
-        run.accepted += 1
-        if type(solver).__name__ == "DOP853":
-            run.rejected += max(0, (self.problem.evaluations - before) // 12 - 1)
+        self.z, stepped = solver.y, self.problem.evaluations
         self.speed = self.problem.rest(*self.problem.unpack(self.z))
         tau = solver.t - solver.t_old
         self.growth = np.log(self.speed[2] / rate) / tau
-        run.field.evaluations += self.problem.evaluations - before
-        self._show()
+        used = self.problem.evaluations - before
+        rejected = max(0, (stepped - before) // 12 - 1) if type(solver).__name__ == "DOP853" else 0
+        run.set_first(min(self.time, self.plan.until), self._rows(self.z), 1, rejected, used)
         if self.time >= self.plan.until:
             return self._reach()
         self._save_until(self.time, solver)
-        self._look()
+        self._check_rules()
         self._change_method(old, tau)
         return None
 
     def _change_method(self, old: np.ndarray, tau: float) -> None:
-        """A long run rests where the covariance does, an implicit method follows what is stiff, and columns stay apart."""
+        """Choose the method and the variables of the next step.
+
+        In a long run the factor is at rest where the covariance is; a stiff problem takes an implicit method; columns are made
+        orthogonal when they become parallel.
+        """
         self.steps += 1
         self.strongest = max(self.strongest, self.problem.strength)
         explicit, change = type(self.solver).__name__ == "DOP853", self.z[:-1] - old[:-1]
         ahead = self.speed[2] * (self.plan.until - self.time)
-        stiff = self.stiffness.seen(change, tau, ahead) if explicit else not self.stiffness.over(change, tau)
-        crowded = parallel(self.problem.unpack(self.z)[1])
+        stiff = self.stiffness.is_stiff(change, tau, ahead) if explicit else not self.stiffness.is_over(change, tau)
+        parallel = has_parallel_columns(self.problem.unpack(self.z)[1])
         lifted = self.problem.lifted or stiff or self.steps >= LONG
-        faint = self._faint()
-        if explicit != stiff and not crowded and not faint and lifted == self.problem.lifted:
+        short = self._is_mean_short()
+        if explicit != stiff and not parallel and not short and lifted == self.problem.lifted:
             return
-        if faint:
+        if short:
             cut, length = (
                 self.problem.rank * self.problem.dim + 1,
                 float(np.linalg.norm(self.z[self.problem.rank * self.problem.dim + 1 : -2])),
             )
             self.z = np.concatenate((self.z[:cut], self.z[cut:-2] / length, [self.z[-2] + np.log(length), self.z[-1]]))
-        if crowded:
+        if parallel:
             cut = self.problem.rank * self.problem.dim
             shape = self.z[:cut].reshape(self.problem.dim, self.problem.rank)
-            self.z = np.concatenate((straightened(shape).ravel(), self.z[cut:]))
+            self.z = np.concatenate((orthogonalise(shape).ravel(), self.z[cut:]))
         self.problem.lifted, self.problem.implicit, rate = lifted, stiff, self.speed[2]
         # differences need a rate that does not bend within their step
         self.problem.slowest = max(1.0 / (self.plan.until - self.plan.start), self.strongest if stiff else 0.0)
         self.speed = self.problem.rest(*self.problem.unpack(self.z))
         tau *= self.speed[2] / rate
-        self.stiffness = Stiffness() if explicit == stiff else self.stiffness
+        self.stiffness = StiffnessDetector() if explicit == stiff else self.stiffness
         self.solver = self._solver("Radau" if stiff else "DOP853", tau)
 
-    def _faint(self) -> bool:
-        """Whether the mean has become short for its logarithm; one that is about to vanish is left alone."""
+    def _is_mean_short(self) -> bool:
+        """Whether the mean must be renormalised; a mean that tends to zero is not."""
         cut = self.problem.rank * self.problem.dim + 1
         return 0.0 < float(np.linalg.norm(self.z[cut:-2])) < 0.3 and self.z[-2] - self.first_length > FAINTEST
 
     @property
     def time(self) -> float:
         return self.problem.time(self.z)
-
-    def _show(self) -> None:
-        """Where the run is, for whoever looks."""
-        self.run.t[0] = min(self.time, self.plan.until)
-        self.run.y = self.run.y.clone()
-        self.run.y[0] = self._rows(self.z)
 
     def _rows(self, z: np.ndarray) -> torch.Tensor:
         mean, factor = self.problem.unpack(z)
@@ -312,19 +312,19 @@ class Member:
     # ------------------------------------------------------------------ saved times
 
     def _save_until(self, time: float, solver: Any) -> None:
-        run, who = self.run, np.array([self.member])
+        run, members = self.run, np.array([self.member])
         inside: Any = None
-        while run.recorder.due(who, np.array([time]))[0]:
+        while run.recorder.due(members, np.array([time]))[0]:
             when = float(run.recorder.times[run.recorder.next[self.member]])
             if solver is None or when == self.time:
                 z = self.z
             else:
                 inside = inside or solver.dense_output()
                 z = self._at(when, solver, inside)
-            run.recorder.write(who, self._rows(z)[None])
+            run.recorder.write(members, self._rows(z)[None])
 
     def _at(self, when: float, solver: Any, inside: Any) -> np.ndarray:
-        """The vector at a time inside the last step: theta(tau) is found on the interpolant."""
+        """The vector at a time inside the last step, where theta(tau) is solved on the interpolant."""
         from scipy.optimize import brentq
 
         low, high, theta = solver.t_old, solver.t, self.problem.clock(when)
@@ -337,7 +337,7 @@ class Member:
         return z + ((theta - z[-1]) / slope[-1]) * slope
 
     def _reach(self) -> None:
-        """The requested time lies inside the last step."""
+        """End the member at the requested time, which lies inside the last step."""
         z = self._at(self.plan.until, self.solver, self.solver.dense_output())
         self._save_until(self.plan.until, self.solver)
         message = f"the requested time {self.plan.until:g} was reached"
@@ -346,8 +346,8 @@ class Member:
 
     # ------------------------------------------------------------------ ends
 
-    def _look(self) -> None:
-        """Blow-up, divergence and the rules of the run, in this order."""
+    def _check_rules(self) -> None:
+        """Check for blow-up, divergence and the rules of the run, in this order."""
         rate = self.speed[2]
         tail = 1.0 / max(rate * self.growth, TINY)
         if self.growth > 0 and tail <= TAIL * max(abs(self.time), 1.0 / self.first_rate):
@@ -359,16 +359,16 @@ class Member:
         largest = max(float(np.linalg.norm(mean)), float(np.linalg.norm(factor, axis=0).max()))
         if largest > self.plan.bound:
             return self._finish(self._diverged(mean, factor))
-        if self._noise(mean, factor):
+        if self._is_noise(mean, factor):
             return None
         for rule in self.plan.rules:
-            self._ask(rule)
+            self._check_rule(rule)
             if self.run.ended[0]:
                 return None
         return None
 
-    def _noise(self, mean: np.ndarray, factor: np.ndarray) -> bool:
-        """Whether what still moves can no longer be told from rounding; tokens may turn fast while the covariance rests."""
+    def _is_noise(self, mean: np.ndarray, factor: np.ndarray) -> bool:
+        """Whether the velocity is below rounding; if so for several steps, end the member."""
         drift, moved, _ = self.speed
         floor = NOISE * self.problem.strength
         asleep = float(np.linalg.norm(moved)) <= floor * float(np.linalg.norm(factor))
@@ -376,7 +376,7 @@ class Member:
         self.asleep = self.asleep + 1 if asleep else 0
         if self.asleep < PATIENCE:
             return False
-        grown = float(np.exp(self.z[self.problem.rank * self.problem.dim] - self.spread))
+        grown = float(np.exp(self.z[self.problem.rank * self.problem.dim] - self.log_size))
         if grown > FAR:
             message = f"standard deviations grew {grown:.3g}-fold, past what can be told from rest: they grow on, without a sign of blow-up"
             self._finish(Outcome("diverged", self.time, message))
@@ -386,10 +386,10 @@ class Member:
         return bool(self.run.ended[0])
 
     def _rest(self, message: str) -> None:
-        """The rest of the run is the state it has: saved times that are owed hold it."""
-        run, who = self.run, np.array([self.member])
-        while run.recorder.due(who, np.array([self.plan.until]))[0]:
-            run.recorder.write(who, self._rows(self.z)[None])
+        """End the member at rest: its state fills the saved times that are left."""
+        run, members = self.run, np.array([self.member])
+        while run.recorder.due(members, np.array([self.plan.until]))[0]:
+            run.recorder.write(members, self._rows(self.z)[None])
         self._finish(Outcome("steady", self.time, message))
 
     def _shape_speed(self) -> np.ndarray:
@@ -401,12 +401,12 @@ class Member:
 
     def _blow_up(self, time: float, turning: float) -> Outcome:
         mean, factor = self.problem.unpack(self.z)
-        lone = float(mean @ mean) > float(np.sum(factor * factor))
-        direction = mean / np.linalg.norm(mean) if lone else np.linalg.svd(factor)[0][:, 0]
+        mean_only = float(mean @ mean) > float(np.sum(factor * factor))
+        direction = mean / np.linalg.norm(mean) if mean_only else np.linalg.svd(factor)[0][:, 0]
         direction = direction * np.sign(direction[np.abs(direction).argmax()])
         entries = ", ".join(f"{entry:.6g}" for entry in direction)
         sizes = np.linalg.svd(factor, compute_uv=False)
-        several = int(np.sum(sizes > 1e-4 * sizes[0])) if not lone else 1
+        several = int(np.sum(sizes > 1e-4 * sizes[0])) if not mean_only else 1
         moving = f" and {several - 1} more direction{'s' if several > 2 else ''}" if several > 1 else ""
         moving += "; the shape still turns there" if turning >= SETTLED else ""
         return Outcome(
@@ -426,7 +426,7 @@ class Member:
             what = f"the mean grew past {bound:.3g} while the covariance has trace {size:.6g}; a mean of zero lets it be followed on"
         return Outcome("diverged", self.time, what)
 
-    def _ask(self, rule: Rule) -> None:
+    def _check_rule(self, rule: Rule) -> None:
         drift, turned, _ = self.speed
         mean, factor = self.problem.unpack(self.z)
         points = torch.from_numpy(np.vstack((mean[None], factor.T)))[None]
@@ -443,16 +443,16 @@ class Member:
             left = self.plan.until - self.time
             met = met and (self.offset <= ROUNDING or self.offset * left <= STILL * self.size)
         if met and isinstance(rule, Steady):
-            self._rest(words(rule, view))
-        elif met and (rule.urgent or not self.run.recorder.pending(self.run.who[:1])[0]):
-            self._finish(Outcome(rule.name, self.time, words(rule, view)))
+            self._rest(message_of(rule, view))
+        elif met and (rule.urgent or not self.run.recorder.pending(self.run.members[:1])[0]):
+            self._finish(Outcome(rule.name, self.time, message_of(rule, view)))
 
     def _finish(self, outcome: Outcome, end: float | None = None) -> None:
         self.run.finish(0, outcome, self._rows(self.z), outcome.time if end is None else end)
 
 
-def words(rule: Rule, view: View) -> str:
-    """The message of a rule, said of a Gaussian."""
+def message_of(rule: Rule, view: View) -> str:
+    """The message of a rule, worded for a Gaussian."""
     return (
         rule.message(view, 0).replace("all tokens went", "the Gaussian went").replace("no token moves", "nothing moves")
     )

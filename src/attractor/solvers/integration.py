@@ -1,10 +1,11 @@
-"""Time integration of an ensemble: plan, step loop and progress."""
+"""Time integration of an ensemble: what a run consists of, and its step loop."""
 
 from __future__ import annotations
 
-import time as clock
+import json
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 import numpy as np
@@ -13,21 +14,24 @@ from torch import Tensor
 
 from attractor.laws import Law
 from attractor.solvers.cuda_graph import StepGraph
-from attractor.solvers.merging import Merger, Shrink
-from attractor.solvers.native_loop import SECONDS, Burst, burst_of
-from attractor.solvers.outcome import Outcome
-from attractor.solvers.saving import History, Recorder
-from attractor.solvers.step_control import Control
-from attractor.solvers.steppers.stepper import Field, Inside, Step, Stepper
+from attractor.solvers.merging import Merger, MergeTree, RowMap
+from attractor.solvers.native_loop import LOOP_SECONDS, NativeLoop, make_native_loop
+from attractor.solvers.outcome import EventRecord, Outcome
+from attractor.solvers.saving import History, Recorder, to_numpy, to_tensor
+from attractor.solvers.step_control import StepControl
+from attractor.solvers.steppers.stepper import Field, Step, Stepper, StepPolynomial
+from attractor.solvers.store import RunRecord
 from attractor.solvers.termination import Event as UserEvent
 from attractor.solvers.termination import Rule, Termination
 from attractor.spaces import Space
 from attractor.states import Tokens
 
+ROWS = ("members", "t", "t_low", "h", "retried", "ended")  # arrays with one entry for each row of ``y``
+
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a run that does not change while it runs."""
+    """What a run computes; nothing of it changes while it runs."""
 
     law: Law
     space: Space
@@ -43,144 +47,168 @@ class Plan:
     events: tuple[UserEvent, ...] = ()
     max_seconds: float = float("inf")
     max_evaluations: float = float("inf")
-    native: bool = False  # whether the native loop may take the steps that it knows
+    native: bool = False  # whether the native loop may be used
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is carried out: by which clock, on how many processes, by which engines.
+
+    ``clock(run)`` returns the time in seconds and is called after every step. ``engines`` collects the names of the engines
+    that are used. The native loop returns to Python after ``loop_seconds``, or after every step if that is 0.
+    """
+
+    clock: Callable[[Integration], float] = lambda run: time.perf_counter()
+    processes: int = 1
+    engines: set[str] = field(default_factory=set)
+    loop_seconds: float = LOOP_SECONDS
 
 
 class Integration:
     """A run in progress.
 
-    Arrays hold the members that still march; ``who`` maps their rows to members of the ensemble. A member that ends leaves
-    its outcome, end time and last state behind.
+    Rows of ``y`` and ``f`` (rows, n, d) are the members of the ensemble that have not ended; ``members`` has the index of
+    each. A member that ends leaves its outcome, its end time and its last state behind.
     """
 
-    def __init__(self, plan: Plan, tokens: Tokens, recorder: Recorder, merger: Merger | None) -> None:
+    resumable = True  # whether a run that was interrupted continues from its checkpoint; otherwise it starts again
+
+    def __init__(
+        self, plan: Plan, tokens: Tokens, recorder: Recorder, merger: Merger | None, execution: Execution
+    ) -> None:
         self.plan, self.recorder, self.merger, self.tokens = plan, recorder, merger, tokens
-        self.field = Field(plan.law, plan.space, tokens, skip_self=merger is not None and plan.space.curved)
-        self.control = Control(plan.stepper, plan.rtol, plan.atol)
+        self.execution = execution
+        self.field = Field(plan.law, plan.space, tokens, skip_self=merger is not None and plan.space.is_curved)
+        self.control = StepControl(plan.stepper, plan.rtol, plan.atol)
         self.attempt = plan.stepper.attempt if tokens.points.device.type == "cpu" else StepGraph(plan.stepper)
-        members = tokens.points.shape[0]
-        self.who = np.arange(members)
-        self.t = np.full(members, plan.start)
-        self.t_low = np.zeros(
-            members
-        )  # what the sum of steps exceeds t by: late times need more digits than one number has
-        self.h = np.zeros(members)
+        count = tokens.points.shape[0]
+        self.members = np.arange(count)
+        self.t = np.full(count, plan.start)
+        self.t_low = np.zeros(count)  # low-order part of t (compensated summation)
+        self.h = np.zeros(count)
         self.y, self.f = tokens.points, torch.zeros_like(tokens.points)
-        self.retried = np.zeros(members, dtype=bool)
-        self.ended = np.zeros(members, dtype=bool)
-        self.interpolant: Callable[[], Inside] | None = None  # of the last step, if the method has its own
+        self.retried = np.zeros(count, dtype=bool)
+        self.ended = np.zeros(count, dtype=bool)
+        self.interpolant: Callable[[], StepPolynomial] | None = None  # of the last step, if the method has one
         self.history = History(plan.stepper.nodes, self.y, self.f)
-        self.watch = Termination(plan.rules, plan.events, plan.bound, self)
-        self.outcomes: list[Outcome | None] = [None] * members
-        self.finals: list[Tensor | None] = [None] * members
-        self.segment = 0
+        self.termination = Termination(plan.rules, plan.events, plan.bound, self)
+        self.outcomes: list[Outcome | None] = [None] * count
+        self.finals: list[Tensor | None] = [None] * count
+        self.segment = 0  # index of the interval between two breaks of the law
         self.accepted = self.rejected = 0
         self.seconds = self.now = 0.0
-        self.beat: Callable[[Integration], float] = lambda run: clock.perf_counter()  # the time, asked after every step
-        self.method = plan.stepper.name
-        self.engines: set[str] = set()
-        self.pause = SECONDS  # at most between two looks at the run; 0 to look after every step
-        self.processes = 1
         if merger is not None:
             self.field.masses = merger.masses
+
+    @property
+    def method(self) -> str:
+        """Name of the method, for the statistics."""
+        return self.plan.stepper.name
 
     # ------------------------------------------------------------------ the loop
 
     def run(self, after_step: Callable[[Integration], None] = lambda run: None) -> None:
-        """March until every member has ended or the budget is spent."""
-        self.march(after_step)
-        self.conclude()
+        """Integrate until every member has ended or the budget is spent."""
+        self.advance(after_step)
+        self.end_remaining()
 
-    def march(self, after_step: Callable[[Integration], None]) -> None:
-        """Step after step; ``after_step`` may look at the run and take a snapshot."""
-        self.now = self.beat(self)
+    def advance(self, after_step: Callable[[Integration], None]) -> None:
+        """Take steps; ``after_step`` is called after each and may take a snapshot."""
+        self.now = self.execution.clock(self)
         began = self.now - self.seconds
-        self.watch.open_budget(self.now, self.field.evaluations)
+        self.termination.start_budget(self.now, self.field.evaluations)
         edges = [self.plan.start, *self.plan.law.breaks(self.plan.start, self.plan.until), self.plan.until]
-        while self.segment < len(edges) - 1 and len(self.who):
+        while self.segment < len(edges) - 1 and len(self.members):
             begin, end = edges[self.segment], edges[self.segment + 1]
-            self.field.law = self.plan.law.between(begin, end).member(torch.from_numpy(self.who))
-            burst = burst_of(self)
-            if burst is None and not self.h.any():
+            self.field.law = self.plan.law.between(begin, end).member(torch.from_numpy(self.members))
+            loop = make_native_loop(self)
+            if loop is None and not self.h.any():
                 self._enter_segment(begin, end)
-            while len(self.who) and ((end - self.t) - self.t_low > 0).any():
-                if burst is None:
-                    self._advance(begin, end)
-                    burst = self._smaller()
+            while len(self.members) and ((end - self.t) - self.t_low > 0).any():
+                if loop is None:
+                    self._step(begin, end)
+                    # merging may leave few enough tokens for the native loop
+                    loop = make_native_loop(self) if self.merger is not None and len(self.members) else None
                 else:
-                    self._burst(burst)
+                    self._advance_natively(loop)
                 after_step(self)
-                self.now = self.beat(self)
+                self.now = self.execution.clock(self)
                 self.seconds = self.now - began
-                if self.watch.spent():
+                if self.termination.spent_budget():
                     return
-            if len(self.who):
-                self._emit(flush=True)
-            self.h = np.zeros(len(self.who))
+            if len(self.members):
+                self._save_due(flush=True)
+            self.h = np.zeros(len(self.members))
             self.segment += 1
 
-    def conclude(self) -> None:
-        """Members that still march when the budget is spent end where they are."""
-        for row in range(len(self.who)):
-            outcome = Outcome("budget", float(self.t[row]), f"the budget of {self.watch.spent()} was spent")
-            self.finish(row, outcome, self.y[row], float(self.t[row]))
-        self._drop_ended()
+    def end_remaining(self) -> None:
+        """End the members that are left when the budget is spent, where they are."""
+        for row in range(len(self.members)):
+            message = f"the budget of {self.termination.spent_budget()} was spent"
+            self.finish(row, Outcome("budget", float(self.t[row]), message), self.y[row], float(self.t[row]))
+        self._remove_ended()
 
-    def _smaller(self) -> Burst | None:
-        """The native loop takes over once merging has left few enough tokens."""
-        return burst_of(self) if self.merger is not None and len(self.who) else None
-
-    def _burst(self, burst: Burst) -> None:
-        """Many steps outside Python, and what they could not settle."""
-        stops = burst.advance(self.pause)
-        if stops.entered.any():
-            self.watch.consider(stops.entered, stops.taken, first=True)
-        if stops.look.any():
-            self.watch.consider(stops.look, stops.taken)
-        self.watch.fail(stops.failed)
-        self._finish_reached(stops.arrived)
-        self._drop_ended()
+    def _advance_natively(self, loop: NativeLoop) -> None:
+        """Take many steps in the native loop, then check the members that it stopped for."""
+        result = loop.advance(self.execution.loop_seconds)
+        self.t, self.t_low, self.h, self.retried = result.t, result.t_low, result.h, result.retried
+        self.y, self.f, self.interpolant = result.y, result.f, result.interpolant
+        self.recorder.next[self.members] = self.recorder.reached[self.members] = result.next_rows
+        self.field.evaluations += result.evaluations
+        self.accepted, self.rejected = self.accepted + result.accepted, self.rejected + result.rejected
+        self.execution.engines.add("native")
+        if self.merger is not None:
+            self.field.masses = self.merger.masses
+        self.history.restart(self.y, self.f)
+        if result.entered.any():
+            self.termination.check(result.entered, result.taken, first=True)
+        if result.look.any():
+            self.termination.check(result.look, result.taken)
+        self.termination.check_rejected(result.failed)
+        self._finish_reached(result.arrived)
+        self._remove_ended()
 
     def _enter_segment(self, begin: float, end: float) -> None:
         first = self.segment == 0
-        everyone = np.ones(len(self.who), dtype=bool)
+        everyone = np.ones(len(self.members), dtype=bool)
         if self.merger is not None and first:
             self._merge(everyone)
-        # the field jumps at a break, so slopes are taken anew and dense output does not look across
-        if self.plan.stepper.name != "layers":
-            self.f = self.field.lifted(self.t, self.y)
+        # the field is discontinuous at a break: evaluate it again, and do not interpolate across
+        if not self.plan.stepper.discrete:
+            self.f = self.field.lifted_velocity(self.t, self.y)
         self.history.restart(self.y, self.f)
-        longest = np.full(len(self.who), self._longest(begin, end))
+        longest = np.full(len(self.members), self._longest_step(begin, end))
         if self.plan.step is not None:
             self.h = np.minimum(self.plan.step, longest)
         else:
-            self.h = self.control.first(self.field, self.t, self.y, self.f, longest)
-        self._emit(flush=False)
+            self.h = self.control.first_step(self.field, self.t, self.y, self.f, longest)
+        self._save_due(flush=False)
         if first:
-            self.watch.consider(everyone, np.zeros(len(self.who)), first=True)
-            self._drop_ended()
+            self.termination.check(everyone, np.zeros(len(self.members)), first=True)
+            self._remove_ended()
 
-    def _longest(self, begin: float, end: float) -> float:
-        """Interpolation through step ends wants as many steps as it has nodes, if a save time lies inside."""
+    def _longest_step(self, begin: float, end: float) -> float:
+        """Interpolation through step ends needs as many steps as it has nodes, if a save time lies inside."""
         if not self.plan.adaptive or self.plan.stepper.interpolates:
             return end - begin
         inside = ((self.recorder.times > begin) & (self.recorder.times < end)).any()
         return (end - begin) / (self.plan.stepper.nodes if inside else 1)
 
-    def _advance(self, begin: float, end: float) -> None:
+    def _step(self, begin: float, end: float) -> None:
+        """Try one step of every member; accept or reject it."""
         left = (end - self.t) - self.t_low
         moving = left > 0  # members at the end of a segment wait there for the others
         h = np.minimum(self.h, left)
         h = np.where(left < 1.000001 * h, left, h)
-        self.interpolant = None  # all that was due is written, and it holds every slope of the last step
+        self.interpolant = None  # everything due has been saved, and it holds all slopes of the last step
         step = self.attempt(self.field, self.t, h, self.y, self.f)
         if self.plan.adaptive:
             error = self.control.error(step, self.y, self.alive)
             accepted = (error <= 1.0) & moving
             grown = h * self.control.factor(error, accepted, self.retried)
-            # a step cut short by the end says nothing about the step to use next
+            # a step cut short by the end does not limit the next one
             grown = np.where(accepted & (h < self.h), np.maximum(grown, self.h), grown)
-            self.h = np.where(moving, np.minimum(grown, self._longest(begin, end)), self.h)
+            self.h = np.where(moving, np.minimum(grown, self._longest_step(begin, end)), self.h)
         else:
             accepted = moving & torch.isfinite(step.y.detach()).flatten(1).all(-1).cpu().numpy()
         rejected = moving & ~accepted
@@ -188,25 +216,25 @@ class Integration:
         self.accepted += int(accepted.sum())
         self.rejected += int(rejected.sum())
         if accepted.any():
-            self.interpolant = self._interpolant(h, step)
-            self._tick(accepted, h, h == left, end)
+            self.interpolant = self._make_interpolant(h, step)
+            self._advance_time(accepted, h, h == left, end)
             self._accept(accepted, h, step.y, step.f)
-        self.watch.fail(rejected)
+        self.termination.check_rejected(rejected)
         if end == self.plan.until:
             self._finish_reached(accepted)
-        self._drop_ended()
+        self._remove_ended()
 
-    def _interpolant(self, h: np.ndarray, step: Step) -> Callable[[], Inside] | None:
-        """The method's own interpolant of the step, evaluated when it is first asked for."""
+    def _make_interpolant(self, h: np.ndarray, step: Step) -> Callable[[], StepPolynomial] | None:
+        """The method's own interpolant of the step, computed on first use."""
         if step.slopes is None:
             return None
         t, y, f, masses = self.t, self.y, self.f, self.field.masses
 
-        def evaluate() -> Inside:
+        def evaluate() -> StepPolynomial:
             # tokens may have merged at the end of the step; inside it they had not
             now, self.field.masses = self.field.masses, masses
             try:
-                inside = self.plan.stepper.inside(self.field, t, h, y, f, step)
+                inside = self.plan.stepper.interpolate(self.field, t, h, y, f, step)
             finally:
                 self.field.masses = now
             assert inside is not None
@@ -214,8 +242,8 @@ class Integration:
 
         return cache(evaluate)
 
-    def _tick(self, accepted: np.ndarray, h: np.ndarray, arrived: np.ndarray, end: float) -> None:
-        """The clock, with the rounding of every sum carried on; it shows the end exactly."""
+    def _advance_time(self, accepted: np.ndarray, h: np.ndarray, arrived: np.ndarray, end: float) -> None:
+        """Add steps to the times by compensated summation; members that arrived have exactly the time ``end``."""
         move = h + self.t_low
         total = self.t + move
         low = (self.t - (total - (total - self.t))) + (move - (total - self.t))
@@ -223,7 +251,7 @@ class Integration:
         self.t_low = np.where(accepted, np.where(arrived, 0.0, low), self.t_low)
 
     def _accept(self, accepted: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> None:
-        if self.plan.space.curved and self.plan.stepper.name != "layers":
+        if self.plan.space.is_curved and not self.plan.stepper.discrete:
             stretch = self.plan.space.stretch(y)
             y, f = y / stretch, f / stretch
         if not accepted.all():
@@ -231,111 +259,165 @@ class Integration:
             y, f = torch.where(chosen, y, self.y), torch.where(chosen, f, self.f)
         self.y, self.f = y, f
         self.history.push(accepted, h, y, f)
-        self._emit(flush=False)
+        self._save_due(flush=False)
         if self.merger is not None:
             self._merge(accepted)
-        self.watch.consider(accepted, h)
+        self.termination.check(accepted, h)
 
     # ------------------------------------------------------------------ saving and merging
 
     @property
     def alive(self) -> Tensor | None:
-        """Which rows stand for tokens; None if all do."""
+        """Which points stand for tokens, (rows, n); None if all do."""
         return None if self.merger is None else self.merger.alive
 
-    def dense(self, rows: np.ndarray, times: np.ndarray) -> Tensor:
-        """Points of some rows at times of their last steps, on the space."""
-        return self.back(rows, (times - self.t[rows]) - self.t_low[rows])
+    def points_at(self, rows: np.ndarray, times: np.ndarray) -> Tensor:
+        """Points of some rows at times inside their last steps, on the space."""
+        return self.points_before(rows, (times - self.t[rows]) - self.t_low[rows])
 
-    def back(self, rows: np.ndarray, lag: np.ndarray) -> Tensor:
-        """Points of some rows a (negative) time before their last step ended, on the space."""
+    def points_before(self, rows: np.ndarray, lag: np.ndarray) -> Tensor:
+        """Points of some rows at ``lag`` (<= 0) relative to the end of their last step, on the space."""
         source = self.history if self.interpolant is None or not lag.any() else self.interpolant()
         return self.plan.space.retract(source.at(rows, lag))
 
-    def original(self, points: Tensor, rows: np.ndarray) -> Tensor:
-        """Points of all original tokens, merged ones at the point they share."""
+    def expand(self, points: Tensor, rows: np.ndarray) -> Tensor:
+        """Points of all original tokens; merged tokens share one."""
         return points if self.merger is None else self.merger.expand(points, rows)
 
-    def original_tokens(self, points: Tensor, row: int) -> Tokens:
-        """The state of one row as the user knows it."""
-        member = int(self.who[row])
+    def expand_tokens(self, points: Tensor, row: int) -> Tokens:
+        """Original tokens of one row, with the masses and positions that the user gave."""
+        member = int(self.members[row])
         given = (self.tokens.masses, self.tokens.positions)
-        rows = (part if part is None or part.ndim == 1 else part[member] for part in given)
-        return Tokens.trusted(self.original(points[None], np.array([row]))[0], *rows)
+        parts = (part if part is None or part.ndim == 1 else part[member] for part in given)
+        return Tokens.unchecked(self.expand(points[None], np.array([row]))[0], *parts)
 
-    def _emit(self, flush: bool) -> None:
-        """Write the saved states that dense output can give by now."""
-        own = self.interpolant is not None
-        ready = self.history.full | flush | own | (self.t == self.plan.start)
-        while (due := self.recorder.due(self.who, self.t) & ready).any():
+    def _save_due(self, flush: bool) -> None:
+        """Save the states that dense output can compute; with ``flush`` all that are due."""
+        ready = self.history.full | flush | (self.interpolant is not None) | (self.t == self.plan.start)
+        while (due := self.recorder.due(self.members, self.t) & ready).any():
             rows = np.flatnonzero(due)
-            times = self.recorder.times[self.recorder.next[self.who[rows]]]
-            self.recorder.write(self.who[rows], self.original(self.dense(rows, times), rows))
+            times = self.recorder.times[self.recorder.next[self.members[rows]]]
+            self.recorder.write(self.members[rows], self.expand(self.points_at(rows, times), rows))
 
     def _merge(self, accepted: np.ndarray) -> None:
-        """Let coinciding tokens become one, round after round; past steps are averaged alike, so dense output goes on."""
+        """Merge coinciding tokens until none is left; past steps are averaged alike, so that dense output remains valid."""
         assert self.merger is not None
         found = self.merger.find(self.y, np.flatnonzero(accepted))
         if not found:
             return
-        self._emit(flush=True)
-        whole: Shrink | None = None
+        self._save_due(flush=True)
+        total: RowMap | None = None
         while found:
-            shrink = self.merger.apply(found, self.t)
-            self.y = self.plan.space.retract(shrink(self.y))
-            whole = shrink if whole is None else whole.then(shrink)
+            change = self.merger.apply(found, self.t)
+            self.y = self.plan.space.retract(change(self.y))
+            total = change if total is None else total.then(change)
             found = self.merger.find(self.y, np.flatnonzero(accepted))
-        assert whole is not None
+        assert total is not None
         self.field.masses = self.merger.masses
-        self.f = self.field.lifted(self.t, self.y)
-        self.history.merge(whole, self.plan.space.retract, self.y, self.f)
+        self.f = self.field.lifted_velocity(self.t, self.y)
+        self.history.merge(total, self.plan.space.retract, self.y, self.f)
         if self.interpolant is not None:
-            self.interpolant = cache(partial(_merged, self.interpolant, whole))
+            self.interpolant = cache(partial(_merge_polynomial, self.interpolant, total))
 
-    # ------------------------------------------------------------------ ending
+    # ------------------------------------------------------------------ members that end
 
     def _finish_reached(self, accepted: np.ndarray) -> None:
         reached = Outcome("reached", self.plan.until, f"the requested time {self.plan.until:g} was reached")
         rows = np.flatnonzero(accepted & ((self.plan.until - self.t) - self.t_low <= 0) & ~self.ended)
         if not len(rows):
             return
-        finals = self.original(self.y if len(rows) == len(self.y) else self.y[torch.from_numpy(rows)], rows)
+        finals = self.expand(self.y if len(rows) == len(self.y) else self.y[torch.from_numpy(rows)], rows)
         for row, final in zip(rows.tolist(), finals, strict=True):
-            outcome = self.watch.noted.get(int(self.who[row]), reached)
+            outcome = self.termination.deferred.get(int(self.members[row]), reached)
             self._end(row, outcome, final, self.plan.until)
 
     def finish(self, row: int, outcome: Outcome, points: Tensor, end: float) -> None:
-        """A member ends at some points: its tokens as the user knows them are its last state."""
-        self._end(row, outcome, self.original(points[None], np.array([row]))[0], end)
+        """End a member at some points."""
+        self._end(row, outcome, self.expand(points[None], np.array([row]))[0], end)
 
     def _end(self, row: int, outcome: Outcome, final: Tensor, end: float) -> None:
-        """Write what is due by the end of a member, and keep its last state."""
-        member, rows, times = int(self.who[row]), np.array([row]), self.recorder.times
-        while (place := int(self.recorder.next[member])) < len(times) and (time := times[place]) <= end:
-            self.recorder.write(self.who[rows], self.original(self.dense(rows, np.array([time])), rows))
+        """Save what is due by the end of a member, and keep its last state."""
+        member, rows, times = int(self.members[row]), np.array([row]), self.recorder.times
+        while (place := int(self.recorder.next[member])) < len(times) and (due := times[place]) <= end:
+            self.recorder.write(self.members[rows], self.expand(self.points_at(rows, np.array([due])), rows))
         self.outcomes[member] = outcome
         self.finals[member] = final
         self.recorder.end(member, end, final)
         self.ended[row] = True
 
-    def _drop_ended(self) -> None:
-        """Go on with the members that have not ended."""
+    def _remove_ended(self) -> None:
+        """Remove the rows of members that have ended."""
         if not self.ended.any():
             return
-        # a slice costs little, and the last to end is the end of most runs
-        going = slice(0, 0) if self.ended.all() else np.flatnonzero(~self.ended)
-        index = going if isinstance(going, slice) else torch.from_numpy(going).to(self.y.device)
-        for name in ("who", "t", "t_low", "h", "retried", "ended"):
-            setattr(self, name, getattr(self, name)[going])
+        # slicing is cheap, and in most runs the last members end together
+        left = slice(0, 0) if self.ended.all() else np.flatnonzero(~self.ended)
+        index = left if isinstance(left, slice) else torch.from_numpy(left).to(self.y.device)
+        for name in ROWS:
+            setattr(self, name, getattr(self, name)[left])
         self.y, self.f, self.interpolant = self.y[index], self.f[index], None
-        self.history.keep(index)
-        self.field.keep(index)
-        self.watch.keep(index)
+        self.history.select(index)
+        self.field.select(index)
+        self.termination.select(index)
         if self.merger is not None:
-            self.merger.keep(index)
+            self.merger.select(index)
+            self.field.masses = self.merger.masses
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def record(self) -> RunRecord:
+        """What the run has produced so far."""
+        return RunRecord(
+            recorder=self.recorder,
+            outcomes=tuple(self.outcomes),
+            finals=tuple(self.finals),
+            events=tuple(self.termination.log),
+            merge_trees=() if self.merger is None else tuple(self.merger.trees),
+            segment=self.segment,
+            accepted=self.accepted,
+            rejected=self.rejected,
+            seconds=self.seconds,
+            evaluations=self.field.evaluations,
+            engines=tuple(sorted(self.execution.engines)),
+        )
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Everything that changes during a run as arrays, apart from saved rows that are complete."""
+        arrays = self.record().to_arrays()
+        if len(self.members):
+            arrays |= {name: np.array(getattr(self, name)) for name in ROWS}
+            arrays |= {"y": to_numpy(self.y), "f": to_numpy(self.f)}
+            arrays |= self.history.snapshot() | self.termination.snapshot()
+            arrays |= {} if self.merger is None else self.merger.snapshot()
+        return arrays
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        """Set a new run of the same plan to a snapshot; ``arrays["complete"]`` are the saved rows that were complete."""
+        device, words = self.y.device, json.loads(str(arrays["json"]))
+        self.outcomes = [None if outcome is None else Outcome(**outcome) for outcome in words["outcomes"]]
+        finals = (arrays.get(f"final{member}") for member in range(len(self.outcomes)))
+        self.finals = [None if final is None else to_tensor(final, device) for final in finals]
+        self.recorder.restore(arrays, self.finals)
+        self.termination.log = [EventRecord(kind, time, member=member) for kind, time, member in words["events"]]
+        self.segment, self.accepted, self.rejected = words["segment"], words["accepted"], words["rejected"]
+        self.seconds, self.field.evaluations = words["seconds"], words["evaluations"]
+        self.execution.engines.update(words["engines"])
+        if self.merger is not None:
+            self.merger.trees = [MergeTree(tree.n, arrays[f"tree{k}"]) for k, tree in enumerate(self.merger.trees)]
+        if "members" not in arrays:
+            self.ended[:] = True
+            self._remove_ended()
+            return
+        for name in ROWS:
+            setattr(self, name, arrays[name])
+        self.y, self.f = to_tensor(arrays["y"], device), to_tensor(arrays["f"], device)
+        self.history.restore(arrays, device)
+        self.termination.restore(arrays, device)
+        self.field.select(torch.from_numpy(self.members))
+        if self.merger is not None:
+            self.merger.restore(arrays, device)
             self.field.masses = self.merger.masses
 
 
-def _merged(interpolant: Callable[[], Inside], shrink: Shrink) -> Inside:
+def _merge_polynomial(interpolant: Callable[[], StepPolynomial], change: RowMap) -> StepPolynomial:
     """The interpolant of a step after tokens have merged at its end."""
-    return interpolant().mapped(shrink)
+    return interpolant().map_rows(change)

@@ -28,6 +28,7 @@ from attractor.engines import distributed
 from attractor.errors import InputError, RankError
 from attractor.serialization import tensors
 from attractor.solvers.shared_memory import SharedMemory, create_shared_memory
+from attractor.solvers.store import describe
 
 if TYPE_CHECKING:
     from attractor.solvers.integration import Integration
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 POLL = 1.0  # seconds between looks at the notes of other ranks
 
 
-class Ranks:
+class ProcessGroup:
     """All processes: ``control`` carries small messages between the CPUs, ``data`` rows of tokens, between the devices or,
     ``staged``, through the memory of the CPUs. A rank that fails leaves a note in ``store`` under ``key``."""
 
@@ -96,8 +97,8 @@ class Ranks:
             self._shared.monitor.leave()
         self._shared = None
 
-    def share(self, arrays: dict[str, np.ndarray] | None) -> dict[str, np.ndarray] | None:
-        """The arrays of rank 0, for everyone."""
+    def broadcast(self, arrays: dict[str, np.ndarray] | None) -> dict[str, np.ndarray] | None:
+        """Send the arrays of rank 0 to all ranks."""
         file = io.BytesIO()
         if self.rank == 0 and arrays is not None:
             np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -114,10 +115,8 @@ class Ranks:
 
     # ------------------------------------------------------------------ agreement
 
-    def begin(self, run: Integration, definition: dict[str, Any], more: dict[str, Any]) -> None:
-        """Refuse to start when the ranks were given different things; from here on they go in step."""
-        from attractor.solvers.store import describe
-
+    def check_agreement(self, definition: dict[str, Any], more: dict[str, Any]) -> None:
+        """Raise if the ranks were given different definitions."""
         words = describe(definition)[0]
         prints = {**words["fingerprints"], "versions": words["versions"], "attractor": words["attractor"], **more}
         seen = self.numbers(*(zlib.crc32(repr(item).encode()) for item in prints.values()))
@@ -126,15 +125,14 @@ class Ranks:
             if names:
                 raise InputError(
                     f"the processes of a run must be given the same, but the {', '.join(names)} of rank {rank} and of rank 0 differ; "
-                    "for a run of its own on every rank give spread=False"
+                    "for a run of its own on every rank give distributed=False"
                 )
-        run.beat, run.processes = self.beat, self.size
 
-    def beat(self, run: Integration) -> float:
-        """The time by the clock of rank 0; and the ranks make sure that they are still in the same state."""
+    def synchronise(self, run: Integration) -> float:
+        """Return the time by the clock of rank 0, and raise if the ranks do not have the same state."""
         points = run.y.detach()
         bits = points.view(torch.int64 if points.element_size() == 8 else torch.int32).sum(dtype=torch.int64)
-        steps = zlib.crc32(run.t.tobytes() + run.h.tobytes() + run.who.tobytes())
+        steps = zlib.crc32(run.t.tobytes() + run.h.tobytes() + run.members.tobytes())
         (now,) = struct.unpack("q", struct.pack("d", clock.perf_counter()))
         seen = self.numbers(int(bits), steps, now)
         if bool((seen[:, :2] != seen[0, :2]).any()):
@@ -144,8 +142,8 @@ class Ranks:
             )
         return struct.unpack("d", struct.pack("q", int(seen[0, 2])))[0]
 
-    def end(self) -> None:
-        """Return only if all came to the end."""
+    def wait_for_all(self) -> None:
+        """Return once all ranks have reached the end."""
         self.numbers(1)
 
     # ------------------------------------------------------------------ failure
@@ -191,12 +189,12 @@ TIMEOUT = 300.0  # seconds without a sign of life after which a rank counts as l
 GRACE = 5.0  # seconds to say what happened, when told to end
 PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells a process
 
-_joined: dict[str, Ranks] = {}  # by kind of device
+_joined: dict[str, ProcessGroup] = {}  # by kind of device
 _serial = 0  # of the next meeting: the ranks count alike
 
 
 @contextmanager
-def together(shared: bool, definition: dict[str, Any], store: str | Path | None) -> Iterator[Ranks | None]:
+def join_processes(shared: bool, definition: dict[str, Any], store: str | Path | None) -> Iterator[ProcessGroup | None]:
     """The processes that share a run, or None if this one is alone. Either all leave the block well, or all by an error."""
     if launched() == 1:
         yield None
@@ -235,14 +233,14 @@ def leads() -> bool:
     return (processes.get_rank() if processes.is_initialized() else int(os.environ["RANK"])) == 0
 
 
-def join(device: torch.device) -> Ranks:
+def join(device: torch.device) -> ProcessGroup:
     """Meet the other processes; they stay together until one fails or the program ends."""
     if device.type not in _joined:
         _joined[device.type] = _meet(device)
     return _joined[device.type]
 
 
-def _meet(device: torch.device) -> Ranks:
+def _meet(device: torch.device) -> ProcessGroup:
     global _serial
     _serial += 1
     timeout = _timeout()
@@ -256,7 +254,7 @@ def _meet(device: torch.device) -> Ranks:
         words = " ".join(str(error).split())
         raise RankError(f"the processes of this run did not meet within {timeout:g} seconds: {words}") from None
     store = processes.distributed_c10d._get_default_store()
-    ranks = Ranks(store, group, group, device.type != "cpu", f"attractor/failed/{_serial}", timeout)
+    ranks = ProcessGroup(store, group, group, device.type != "cpu", f"attractor/failed/{_serial}", timeout)
     if device.type == "cuda" and processes.is_nccl_available() and _own_devices(ranks, device):
         # its own watchdog ends the whole program: it must not come before our timeout
         ranks.data, ranks.staged = processes.new_group(backend="nccl", timeout=2 * patience), False
@@ -274,13 +272,13 @@ def _timeout() -> float:
     return seconds
 
 
-def _own_devices(ranks: Ranks, device: torch.device) -> bool:
+def _own_devices(ranks: ProcessGroup, device: torch.device) -> bool:
     """Whether no two ranks share a device."""
     name = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
     return len(set(ranks.numbers(zlib.crc32(name.encode())).flatten().tolist())) == ranks.size
 
 
-def _leave(ranks: Ranks) -> None:
+def _leave(ranks: ProcessGroup) -> None:
     for kind in [kind for kind, joined in _joined.items() if joined is ranks]:
         del _joined[kind]
     if ranks.control is not None:
@@ -293,7 +291,7 @@ def _leave_all() -> None:
 
 
 @contextmanager
-def _told_to_end(ranks: Ranks) -> Iterator[Callable[[], object]]:
+def _told_to_end(ranks: ProcessGroup) -> Iterator[Callable[[], object]]:
     """When one process is lost torchrun sends the others SIGTERM: make that an error like any other, with time to say so. Yields what
     to call when there is an error already."""
     mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) in (

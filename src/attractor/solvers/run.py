@@ -6,8 +6,9 @@ import math
 import time as clock
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,28 +20,29 @@ from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Closure, Law, Stack
 from attractor.progress import progress_bar
 from attractor.serialization import move_tensors, tensors
+from attractor.solvers import store as checkpoints
 from attractor.solvers.gaussian_integration import GaussianIntegration
-from attractor.solvers.integration import Integration, Plan
-from attractor.solvers.merging import Log, Merger
-from attractor.solvers.native_loop import suits
+from attractor.solvers.integration import Execution, Integration, Plan
+from attractor.solvers.merging import EventLog, Merger
+from attractor.solvers.native_loop import LOOP_SECONDS, is_supported
 from attractor.solvers.outcome import Statistics
-from attractor.solvers.process_group import together
+from attractor.solvers.process_group import join_processes
 from attractor.solvers.saving import Recorder, save_times
 from attractor.solvers.steppers.stepper import Stepper, default_method, stepper_named
 from attractor.solvers.termination import Event as UserEvent
-from attractor.solvers.termination import Rule, rules_from
+from attractor.solvers.termination import Rule, select_rules
 from attractor.solvers.trajectory import Trajectory
 from attractor.spaces import Euclidean, Space, space_named
 from attractor.states import Gaussian, Tokens
 
-SMALL = 1 << 20  # bytes of a state below which nobody asks how much memory there is
+SMALL = 1 << 20  # bytes of a state below which memory is not checked
 
 
 def check_footprint(shape: tuple[int, ...], stepper: Stepper, saved: int, bytes_each: int, device: Any = None) -> None:
-    """Refuse a run of points (..., n, d) whose arrays cannot be had, before any of them is made.
+    """Raise if there is not enough memory for a run of points (..., n, d), before any array is allocated.
 
-    Saved states count twice: they are put together at the end. What an engine needs is not counted; those chosen for many
-    tokens need little.
+    Saved states count twice, since they are concatenated at the end. Engines are not counted: those chosen for many tokens
+    need little.
     """
     state, (n, d) = bytes_each * math.prod(shape), shape[-2:]
     if state < SMALL:
@@ -51,11 +53,24 @@ def check_footprint(shape: tuple[int, ...], stepper: Stepper, saved: int, bytes_
 
 
 UPDATE_SECONDS = 0.1  # between updates of the progress bar
-GAUSSIAN_RTOL = 2e-12  # a few numbers move, so digits are cheap; blow-up times want them
+GAUSSIAN_RTOL = 2e-12  # the state is small, so accuracy is cheap, and blow-up times need it
 
 
 def velocity(law: Law, state: Tokens, space: Space | str | None = None, time: float = 0.0) -> Tensor:
-    """One evaluation: the velocity of every token (..., n, d), tangent to the space at the token."""
+    r"""Evaluate a law once.
+
+    Parameters
+    ----------
+    law : gives every token its velocity.
+    state : Tokens with points (..., n, d).
+    space : Euclidean() (default), Sphere(), Ellipsoid(W), or a name.
+    time : for laws that depend on time.
+
+    Returns
+    -------
+    Tensor
+        Velocities :math:`\Pi_{x_i} v_i(x)` (..., n, d), tangent to the space at each token.
+    """
     space = _space(space)
     if not isinstance(law, Law):
         raise InputError(f"velocity needs a law such as Attention(...), got {type(law).__name__}")
@@ -88,47 +103,63 @@ def flow(
     resume: bool = False,
     progress: Any = False,
     engine: str | None = None,
-    spread: bool | None = None,
+    distributed: bool | None = None,
 ) -> Trajectory:
-    """Move tokens by a law over a space, from ``start`` to ``until``.
+    r"""Integrate a law from ``start`` to ``until``.
+
+    Tokens solve :math:`\dot x_i = \Pi_{x_i} v_i(x)` with the velocity v of the law and the projection :math:`\Pi` on the tangent
+    space. A Gaussian follows the closure of the same equation for its mean and covariance.
 
     Parameters
     ----------
-    law, state, space : what moves what where; the space defaults to R^d.
-    until : the time to reach; may be left out for a Stack (its depth) or with explicit save times (the last).
-    save : times to keep; None for a grid chosen for you, a number of equal intervals, or a list. Named times are always
-        served by dense output, without further steps (and without further evaluations, but for three in a step of DOP853 that holds
-        any); consensus, collapse and rest then end the run after the last.
-    method : "dop853", "dopri5" (adaptive), "rk4", "euler" (fixed ``step``), "layers" (the discrete layer of size ``step``). A
-        Gaussian for which none is named is followed in rescaled time, which resolves blow-up, and by an implicit method where it is stiff.
-    rtol, atol : error allowed for each token and step; defaults 1e-8 and 1e-10 (float32: 1e-5 and 1e-7; a Gaussian: 2e-12, relative alone).
-    step, adaptive : the step of a fixed method, or the first step of an adaptive one; ``adaptive=False`` keeps it.
-    merge : tokens closer than this become one weighted token. None merges at a tenth of ``rtol`` where close tokens are
-        known to come closer (full attention with value c I, c > 0, on a curved space, an adaptive method); False never merges.
-    stop : rules that may end the run early: names ("consensus", "collapsed", "steady"), Rule objects, () for none.
+    law : gives every token its velocity.
+    state : Tokens with points (..., n, d), or a Gaussian; leading axes are an ensemble, whose members are independent.
+    space : Euclidean() (default), Sphere(), Ellipsoid(W), or a name.
+    until : final time; may be omitted for a Stack (its depth) or with explicit save times (the last of them).
+    start : initial time.
+    save : times to save: None for a default grid, an integer for that many equal intervals, or a list. Saved states come from
+        dense output and need no additional steps; only a step of DOP853 that contains one needs three more evaluations. Rules
+        end the run only after the last time of a list.
+    method : "dop853", "dopri5" (adaptive), "rk4", "euler" (fixed ``step``), "layers" (discrete layers of size ``step``). The
+        default depends on ``rtol``; a Gaussian is by default integrated in rescaled time, which resolves blow-up, and by an
+        implicit method where it is stiff.
+    rtol, atol : tolerated error of each token and step, atol + rtol |x_i|; defaults 1e-8 and 1e-10 (float32: 1e-5 and 1e-7; a
+        Gaussian: rtol 2e-12 only).
+    step : step of a fixed-step method, or first step of an adaptive one.
+    adaptive : False keeps the step of an adaptive method fixed.
+    merge : distance below which tokens are merged to one weighted token. None merges at 0.1 ``rtol`` where close tokens are
+        known to approach (full attention with value c I, c > 0, on a curved space, adaptive method); False never merges.
+    stop : rules that end the run early: names ("consensus", "collapsed", "steady"), Rule objects, () for none.
     events : ``Event(function)`` objects, logged or terminal.
     max_seconds, max_evaluations : budgets.
-    store, resume : a folder that receives the run while it runs, from which a killed run resumes.
-    progress : True for a bar on stderr.
-    engine : the name of an engine to use for attention, by the loop in Python; None chooses, and takes the steps of small
-        systems in C++ where it can (then ``stats.engine`` is "native").
-    spread : whether the processes that torchrun started share the run: each then computes the attention of some of the tokens, rank 0
-        alone writes and draws the bar, and all return the same. None: where there are several and no gradient is asked for; False:
-        a run of its own on every one.
+    store : folder of a Zarr store that is written during the run.
+    resume : whether to continue the run in ``store`` from its last checkpoint.
+    progress : True for a progress bar on stderr, or a function that is called with the integration after every step.
+    engine : name of an engine for attention. None chooses one, and integrates small systems in C++ where possible
+        (``stats.engine`` is then "native").
+    distributed : whether the processes started by torchrun share the run: each computes the attention of some of the tokens, rank
+        0 writes the store and draws the bar, and all return the same. None: if there are several processes and no
+        gradient is needed; False: an independent run on every process.
 
-    Returns a :class:`Trajectory`.
+    Returns
+    -------
+    Trajectory
+
+    References
+    ----------
+    [abella2024asymptotic]_, [castin2025unified]_; ``Trajectory.cite`` lists what a run used.
     """
     options = {
         "until": until,
         "start": start,
-        "save": _plain(save),
+        "save": _to_plain(save),
         "method": method,
         "rtol": rtol,
         "atol": atol,
         "step": step,
         "adaptive": adaptive,
         "merge": merge,
-        "stop": _plain(stop),
+        "stop": _to_plain(stop),
         "engine": engine,
     }
     budget = (max_seconds, max_evaluations)
@@ -137,37 +168,35 @@ def flow(
     if differentiable and store is not None:
         raise UnsupportedError("gradients do not flow through a store; detach the law and the tokens first")
     with (
-        together(_shared(spread, differentiable), definition, store) as ranks,
+        join_processes(_is_distributed(distributed, differentiable), definition, store) as group,
         engines.using(engine) as used,
         nullcontext() if differentiable else torch.no_grad(),
     ):
-        run = prepare(definition, budget, differentiable, doubled=store is None)
-        run.engines = used
-        if ranks is not None:
-            ranks.begin(run, definition, {"budget": budget, "store": (store is None, resume)})
-        with show_progress(progress, run.plan, ranks is None or ranks.rank == 0) as after_step:
-            run.pause = 0.0 if callable(progress) else run.pause
+        longest = LOOP_SECONDS if store is None else min(LOOP_SECONDS, checkpoints.INTERVAL)
+        execution = Execution(engines=used, loop_seconds=0.0 if callable(progress) else longest)
+        if group is not None:
+            execution = replace(execution, clock=group.synchronise, processes=group.size)
+        run = prepare(definition, budget, execution, differentiable, widen=store is None)
+        if group is not None:
+            group.check_agreement(definition, {"budget": budget, "store": (store is None, resume)})
+        with show_progress(progress, run.plan, group is None or group.rank == 0) as after_step:
             if store is None:
                 run.run(after_step)
             else:
-                from attractor.solvers.store import keep
-
-                keep(run, store, definition, resume, after_step, ranks)
-        if ranks is not None:
-            ranks.end()
-        return finished(run, definition)
+                checkpoints.run_with_store(run, store, definition, resume, after_step, group)
+        if group is not None:
+            group.wait_for_all()
+        return make_trajectory(run, definition)
 
 
 @contextmanager
-def show_progress(
-    progress: bool | Callable[[Integration], None], plan: Plan, first: bool
-) -> Iterator[Callable[[Integration], None]]:
+def show_progress(progress: Any, plan: Plan, first: bool) -> Iterator[Callable[[Integration], None]]:
     """Yield what to call after every step: the user's function, or one that moves a bar (drawn by the first process only).
 
     The bar moves with asinh of time, as the default save times do: half of a metastable run is its last decade.
     """
     if callable(progress):
-        yield progress
+        yield cast(Callable[[Integration], None], progress)
         return
     unit, next_update = min(0.1, (plan.until - plan.start) / 10), 0.0
     total = math.asinh((plan.until - plan.start) / unit)
@@ -187,22 +216,23 @@ def show_progress(
 
 def prepare(
     definition: dict[str, Any],
-    budget: tuple[float | None, float | None],
+    budget: tuple[float | None, float | None] = (None, None),
+    execution: Execution | None = None,
     differentiable: bool = False,
-    doubled: bool = False,
+    widen: bool = False,
 ) -> Integration:
-    """A run that is checked and ready to march.
+    """Check the definition of a run and return its integration.
 
-    If ``doubled``, small systems in float32 are marched in float64, which the native loop knows: that is faster.
+    With ``widen`` small systems in float32 are integrated in float64: the native loop needs that, and is faster.
     """
     law, state, space, options = (definition[name] for name in ("law", "state", "space", "options"))
     if not isinstance(law, Law):
         raise InputError(f"flow needs a law such as Attention(...), got {type(law).__name__}")
     gaussian = isinstance(state, Gaussian)
     if isinstance(state, Gaussian):
-        if space.curved:
+        if space.is_curved:
             raise UnsupportedError(f"a Gaussian lives in flat space, not on the {space.name}")
-        law, state = law if type(law) is Law else Closure(law), Tokens.trusted(state.rows())
+        law, state = law if type(law) is Law else Closure(law), Tokens.unchecked(state.rows())
     elif not isinstance(state, Tokens):
         raise InputError(f"flow moves Tokens(...) or a Gaussian(...), got {type(state).__name__}")
     law, space = move_tensors(law, state.points.device), move_tensors(space, state.points.device)
@@ -210,45 +240,41 @@ def prepare(
     space.check_dimension(state.dim)
     plan = _plan(law, state, space, options, definition["events"] or (), budget, differentiable, gaussian)
     tolerance = _merge_tolerance(law, plan, options["merge"], differentiable)
-    doubled = doubled and plan.native and not gaussian and suits(plan, state.points)
-    size = 8 if doubled else state.points.element_size()
+    widen = widen and plan.native and not gaussian and is_supported(plan, state.points)
+    size = 8 if widen else state.points.element_size()
     times, explicit = save_times(options["save"], plan.start, plan.until, state.points.numel() * size)
-    times = _layer_times(times, explicit, plan) if plan.stepper.name == "layers" else times
+    times = _layer_times(times, explicit, plan) if plan.stepper.discrete else times
     check_footprint(tuple(state.points.shape), plan.stepper, len(times), size, state.points.device)
-    entered = _entered(law, state, space)
-    if doubled:
-        entered = _in_float64(entered)
-    recorder = Recorder(times, explicit, entered.points.shape[0], entered.points)
-    merger = None if tolerance is None else Merger(tolerance, _explicit_masses(entered))
-    if gaussian and _rescalable(law, options, plan, differentiable):
-        return GaussianIntegration(plan, entered, recorder, None)
-    return Integration(plan, entered, recorder, merger)
+    tokens = _enter_space(law, state, space)
+    if widen:
+        masses, positions = (None if part is None else part.double() for part in (tokens.masses, tokens.positions))
+        tokens = Tokens.unchecked(tokens.points.double(), masses, positions)
+    recorder = Recorder(times, explicit, tokens.points.shape[0], tokens.points)
+    merger = None if tolerance is None else Merger(tolerance, _explicit_masses(tokens))
+    rescaled = gaussian and _is_rescaled(law, options, plan, differentiable)
+    kind = GaussianIntegration if rescaled else Integration
+    return kind(plan, tokens, recorder, merger, execution or Execution())
 
 
-def _in_float64(tokens: Tokens) -> Tokens:
-    masses, positions = (None if part is None else part.double() for part in (tokens.masses, tokens.positions))
-    return Tokens.trusted(tokens.points.double(), masses, positions)
-
-
-def _rescalable(law: Law, options: dict[str, Any], plan: Plan, differentiable: bool) -> bool:
-    """Whether a Gaussian is followed in rescaled time: unless a method, its steps, events or gradients are asked for."""
+def _is_rescaled(law: Law, options: dict[str, Any], plan: Plan, differentiable: bool) -> bool:
+    """Whether a Gaussian is integrated in rescaled time: unless a method, its steps, events or gradients are requested."""
     plain = options["method"] is None and options["step"] is None and options["adaptive"] and not plan.events
     return plain and law.autonomous and isinstance(law, Closure) and not differentiable
 
 
-def _shared(spread: bool | None, differentiable: bool) -> bool:
-    """Whether other processes have a share in the run."""
-    if spread not in (None, True, False):
-        raise InputError(f"spread must be True, False or None, got {spread!r}")
-    if spread and differentiable:
+def _is_distributed(wanted: bool | None, differentiable: bool) -> bool:
+    """Whether several processes share the run."""
+    if wanted not in (None, True, False):
+        raise InputError(f"distributed must be True, False or None, got {wanted!r}")
+    if wanted and differentiable:
         raise UnsupportedError(
-            "gradients do not flow between processes; detach the law and the tokens, or give spread=False"
+            "gradients do not flow between processes; detach the law and the tokens, or give distributed=False"
         )
-    return not differentiable if spread is None else bool(spread)
+    return not differentiable if wanted is None else bool(wanted)
 
 
-def _plain(value: Any) -> Any:
-    """Arrays of times, and single rules, as plain lists."""
+def _to_plain(value: Any) -> Any:
+    """Return arrays of times, tuples and single rules as lists."""
     if isinstance(value, (Tensor, np.ndarray)):
         return [float(item) for item in np.asarray(value, dtype=np.float64).reshape(-1)]
     if isinstance(value, np.integer):
@@ -306,7 +332,7 @@ def _plan(
     step, adaptive = options["step"], stepper.adaptive and options["adaptive"]
     if step is not None and not (math.isfinite(step) and step > 0):
         raise InputError(f"step must be positive, got {step:g}")
-    if stepper.name == "layers" and step is None:
+    if stepper.discrete and step is None:
         step = law.duration if isinstance(law, Stack) else 1.0
     if step is None and not adaptive:
         raise InputError(f"method {stepper.name!r} takes steps of one size: give step=...")
@@ -320,7 +346,7 @@ def _plan(
         atol=atol,
         step=None if step is None else float(step),
         adaptive=adaptive,
-        rules=tuple(rules_from(options["stop"], space, law.autonomous, rtol, atol, state.n)),
+        rules=tuple(select_rules(options["stop"], space, law.autonomous, rtol, atol, state.n)),
         bound=1e15 if state.points.dtype == torch.float32 else 1e100,
         events=tuple(events),
         max_seconds=math.inf if budget[0] is None else float(budget[0]),
@@ -345,10 +371,10 @@ def _tolerances(
 
 
 def _merge_tolerance(law: Law, plan: Plan, merge: float | bool | None, differentiable: bool) -> float | None:
-    """The distance below which tokens are one, or None for no merging."""
+    """The distance below which tokens are merged, or None for no merging."""
     obstacle = law.merge_obstacle()
     if merge is None:
-        fits = obstacle is None and law.gathers() and plan.space.curved and plan.adaptive and not differentiable
+        fits = obstacle is None and law.gathers() and plan.space.is_curved and plan.adaptive and not differentiable
         return 0.1 * plan.rtol if fits else None
     if merge is False:
         return None
@@ -356,7 +382,7 @@ def _merge_tolerance(law: Law, plan: Plan, merge: float | bool | None, different
         raise InputError(f"merge must be a positive distance, None or False, got {merge}")
     if obstacle is not None:
         raise UnsupportedError(f"tokens cannot be merged here: {obstacle}")
-    if plan.stepper.name == "layers":
+    if plan.stepper.discrete:
         raise UnsupportedError("tokens cannot be merged along discrete layers; use a continuous method")
     if differentiable:
         raise UnsupportedError("gradients do not flow through merging; detach the law and the tokens first")
@@ -364,7 +390,7 @@ def _merge_tolerance(law: Law, plan: Plan, merge: float | bool | None, different
 
 
 def _layer_times(times: np.ndarray, explicit: bool, plan: Plan) -> np.ndarray:
-    """Save times of discrete layers are ends of layers."""
+    """Round save times to ends of layers."""
     assert plan.step is not None
     layers = np.round((times - plan.start) / plan.step)
     snapped = np.minimum(plan.start + layers * plan.step, plan.until)
@@ -375,15 +401,15 @@ def _layer_times(times: np.ndarray, explicit: bool, plan: Plan) -> np.ndarray:
     return np.unique(snapped)
 
 
-def _entered(law: Law, state: Tokens, space: Space) -> Tokens:
-    """Tokens on the space, ensemble axes flattened to one."""
+def _enter_space(law: Law, state: Tokens, space: Space) -> Tokens:
+    """Put tokens on the space, with ensemble axes flattened to one."""
     state = law.enter(state)
     points = space.enter(state.points.reshape(-1, state.n, state.dim))
     flat = [
         None if row is None else row.reshape(-1, state.n) if row.ndim > 1 else row
         for row in (state.masses, state.positions)
     ]
-    return Tokens.trusted(points, *flat)
+    return Tokens.unchecked(points, *flat)
 
 
 def _explicit_masses(tokens: Tokens) -> Tensor:
@@ -393,41 +419,39 @@ def _explicit_masses(tokens: Tokens) -> Tensor:
     return tokens.masses.expand(shape).clone()
 
 
-def finished(run: Integration, definition: dict[str, Any]) -> Trajectory:
-    """The run as the user sees it, with the ensemble axes restored."""
+def make_trajectory(run: Integration, definition: dict[str, Any]) -> Trajectory:
+    """Return the trajectory of a run that has ended, with the ensemble axes restored."""
     recorder, plan, state = run.recorder, run.plan, definition["state"]
     finals = torch.stack([final for final in run.finals if final is not None])
     times, points = recorder.times[: recorder.rows], recorder.points[: recorder.rows]
     last = float(recorder.ends.max())
     if not recorder.explicit and (len(times) == 0 or times[-1] < last):
         times, points = np.append(times, last), torch.cat([points, finals[None]])
-    forests = [] if run.merger is None else run.merger.forest
-    if isinstance(state, Tokens):  # some runs in float32 are marched in float64
+    trees = [] if run.merger is None else run.merger.trees
+    if isinstance(state, Tokens):  # some runs in float32 are integrated in float64
         points, finals = points.to(state.points.dtype), finals.to(state.points.dtype)
     shape = (*state.batch_shape, *finals.shape[1:])
-    engine = "+".join(sorted(run.engines))
-    merges = sum(map(len, forests))
     stats = Statistics(
-        run.field.evaluations,
-        run.accepted,
-        run.rejected,
-        run.seconds,
-        run.method,
-        engine,
-        merges,
-        run.processes,
-        memory.peak(),
+        evaluations=run.field.evaluations,
+        accepted=run.accepted,
+        rejected=run.rejected,
+        seconds=run.seconds,
+        method=run.method,
+        engine="+".join(sorted(run.execution.engines)),
+        merges=sum(map(len, trees)),
+        processes=run.execution.processes,
+        peak_memory=memory.peak(),
     )
     return Trajectory(
         times=torch.from_numpy(np.array(times)),
         points=points.reshape(len(times), *shape),
-        final=state.moved(finals.reshape(shape)),
+        final=state.with_points(finals.reshape(shape)),
         outcomes=tuple(outcome for outcome in run.outcomes if outcome is not None),
         stats=stats,
         law=None if type(definition["law"]) is Law else definition["law"],
         space=plan.space,
         initial=state,
-        events=Log(run.watch.log, forests),
+        events=EventLog(run.termination.log, trees),
         definition=definition,
-        integration=run,
+        record=run.record(),
     )

@@ -14,6 +14,16 @@ from torch import Tensor
 from attractor.errors import InputError
 
 
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """A copy of a tensor as an array."""
+    return tensor.detach().cpu().numpy().copy()
+
+
+def to_tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    """A copy of an array as a tensor."""
+    return torch.from_numpy(np.array(array)).to(device)
+
+
 def hermite_weights(nodes: np.ndarray, valid: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     r"""Weights of values and of slopes at time t, for each member: nodes, valid (k, members), t (members,).
 
@@ -36,10 +46,10 @@ def hermite_weights(nodes: np.ndarray, valid: np.ndarray, t: np.ndarray) -> tupl
 
 
 class History:
-    """The last step ends of every member: times (k, members), points and slopes (k, members, n, d), newest last.
+    """The last step ends of every row: times (k, rows), points and slopes (k, rows, n, d), newest last.
 
-    Times are counted back from the newest end, so that steps far below the spacing of floating numbers at a late time (1 at
-    1e16) are still told apart.
+    Times are relative to the newest end, so that steps far below the spacing of floating-point numbers at a late time
+    (2 at 1e16) remain distinct.
     """
 
     _fold: tuple[Tensor, Tensor] | None = None
@@ -49,7 +59,7 @@ class History:
         self.restart(y, f)
 
     def restart(self, y: Tensor, f: Tensor) -> None:
-        """Forget the past: the field is not smooth across this time."""
+        """Discard the past: the field is not smooth across this time."""
         self.times = np.zeros((self.size, len(y)))
         self.count = np.ones(len(y), dtype=np.int64)
         self._fold = (y, f)
@@ -57,7 +67,7 @@ class History:
             self.__dict__.pop(name, None)
 
     def __getattr__(self, name: str) -> Tensor:
-        """Points and slopes unfold when first asked for: a run of the native loop may end before anyone asks."""
+        """Expand points and slopes on first use: most runs of the native loop never need them."""
         if name not in ("points", "slopes") or self._fold is None:
             raise AttributeError(name)
         shape, (y, f) = (self.size, *self._fold[0].shape), self._fold
@@ -65,7 +75,7 @@ class History:
         return self.__dict__[name]
 
     def push(self, accepted: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> None:
-        """A new step end for the members that accepted a step of length h."""
+        """Append a step end for the rows that accepted a step of length h."""
         times = np.concatenate([self.times[1:] - h, np.zeros((1, len(h)))])
         points, slopes = torch.cat([self.points[1:], y[None]]), torch.cat([self.slopes[1:], f[None]])
         if accepted.all():
@@ -80,31 +90,31 @@ class History:
         self.count = np.minimum(self.count + accepted, self.size)
 
     def merge(
-        self, shrink: Callable[[Tensor], Tensor], retract: Callable[[Tensor], Tensor], y: Tensor, f: Tensor
+        self, change: Callable[[Tensor], Tensor], retract: Callable[[Tensor], Tensor], y: Tensor, f: Tensor
     ) -> None:
-        """The same after a merge of rows at the newest end, which is now y with slope f."""
-        self.points = torch.stack([*(retract(shrink(points)) for points in self.points[:-1]), y])
-        self.slopes = torch.stack([*(shrink(slopes) for slopes in self.slopes[:-1]), f])
+        """Apply a merge of tokens at the newest end, which becomes y with slope f."""
+        self.points = torch.stack([*(retract(change(points)) for points in self.points[:-1]), y])
+        self.slopes = torch.stack([*(change(slopes) for slopes in self.slopes[:-1]), f])
 
     @property
     def full(self) -> np.ndarray:
-        """Which members have as many ends as the method wants."""
+        """Which rows have as many ends as the interpolation uses."""
         return self.count >= self.size
 
-    def at(self, members: np.ndarray, t: np.ndarray) -> Tensor:
-        """Points of some members at times (<= 0) before their newest end, (len(members), n, d), not retracted."""
-        nodes = self.times[:, members]
-        valid = np.arange(self.size)[:, None] >= self.size - self.count[members]
+    def at(self, rows: np.ndarray, t: np.ndarray) -> Tensor:
+        """Points of some rows at times t (<= 0) relative to their newest end, (len(rows), n, d), not retracted."""
+        nodes = self.times[:, rows]
+        valid = np.arange(self.size)[:, None] >= self.size - self.count[rows]
         values, slopes = hermite_weights(nodes, valid, t)
-        index = torch.from_numpy(members).to(self.points.device)
+        index = torch.from_numpy(rows).to(self.points.device)
         column = torch.from_numpy(values).to(self.points)[..., None, None]
         slope_column = torch.from_numpy(slopes).to(self.points)[..., None, None]
-        newest = self.points[-1, index]  # weights of values add up to one: a token at rest stays, to the bit
+        newest = self.points[-1, index]  # the weights of values add up to one: a token at rest stays exactly
         moved = (column * (self.points[:, index] - newest)).sum(0) + (slope_column * self.slopes[:, index]).sum(0)
         return newest + moved
 
-    def keep(self, index: Tensor | slice) -> None:
-        """Go on with some members only."""
+    def select(self, index: Tensor | slice) -> None:
+        """Keep some rows only."""
         chosen = index if isinstance(index, slice) else index.cpu().numpy()
         self.times, self.count = self.times[:, chosen], self.count[chosen]
         if "points" in self.__dict__:
@@ -112,19 +122,33 @@ class History:
         elif self._fold is not None:
             self._fold = (self._fold[0][index], self._fold[1][index])
 
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Return the arrays of a checkpoint."""
+        arrays = {"history_times": self.times, "history_count": self.count}
+        return arrays | {"history_points": to_numpy(self.points), "history_slopes": to_numpy(self.slopes)}
 
-MOST = 201  # states kept when the user does not say
-MEMORY = 1 << 28  # bytes those may take
+    def restore(self, arrays: dict[str, np.ndarray], device: torch.device) -> None:
+        """Set the history to that of a checkpoint."""
+        self.times, self.count = arrays["history_times"], arrays["history_count"]
+        self.points, self.slopes = (to_tensor(arrays[f"history_{name}"], device) for name in ("points", "slopes"))
+
+
+MAX_STATES = 201  # number of states saved by default
+MAX_BYTES = 1 << 28  # memory that those may take
 
 
 def save_times(save: Any, start: float, until: float, row_bytes: int) -> tuple[np.ndarray, bool]:
-    """Times to keep, and whether the user named them.
+    """Return the times to save, and whether the user chose them.
 
-    None gives a grid that is linear near the start and logarithmic later (0.1 sinh), thinned to 256 MiB; a whole number
-    gives that many equal intervals; a sequence gives those times.
+    Parameters
+    ----------
+    save : None for a grid that is linear near the start and logarithmic later (0.1 sinh), thinned to 256 MiB; an integer for
+        that many equal intervals; a sequence for those times.
+    start, until : the interval of the run.
+    row_bytes : bytes of one state.
     """
     if save is None:
-        return _grid(start, until, int(min(MOST, max(2, MEMORY // max(1, row_bytes))))).copy(), False
+        return _grid(start, until, int(min(MAX_STATES, max(2, MAX_BYTES // max(1, row_bytes))))).copy(), False
     if isinstance(save, (int, np.integer)) and not isinstance(save, bool):
         if save < 1:
             raise InputError(f"save must be at least one interval, got {save}")
@@ -155,10 +179,10 @@ def _grid(start: float, until: float, count: int) -> np.ndarray:
 
 
 class Recorder:
-    """States kept so far: points (saved times, members, n, d).
+    """Saved states: points (saved times, members, n, d).
 
-    ``next`` is each member's next row, ``reached`` how many it came to before it ended and ``ends`` when that was; the rest of
-    its rows hold its last state.
+    ``next`` is the index of each member's next saved time, ``reached`` how many it reached before it ended and ``ends`` its
+    end time; later entries hold its last state. ``explicit`` says whether the user chose the times.
     """
 
     def __init__(self, times: np.ndarray, explicit: bool, members: int, like: Tensor) -> None:
@@ -169,28 +193,28 @@ class Recorder:
         self.ends = np.full(members, np.nan)
         self.points = like.new_zeros((len(times), members, *like.shape[1:]))
 
-    def due(self, who: np.ndarray, t: np.ndarray) -> np.ndarray:
-        """Which members have a row to write at or before their time."""
+    def due(self, members: np.ndarray, t: np.ndarray) -> np.ndarray:
+        """Which members have a state to save at or before their time."""
         if len(self.times) == 0:
-            return np.zeros(len(who), dtype=bool)
-        following = self.times[np.minimum(self.next[who], len(self.times) - 1)]
-        return (self.next[who] < len(self.times)) & (following <= t)
+            return np.zeros(len(members), dtype=bool)
+        following = self.times[np.minimum(self.next[members], len(self.times) - 1)]
+        return (self.next[members] < len(self.times)) & (following <= t)
 
-    def pending(self, who: np.ndarray) -> np.ndarray:
-        """Which members still owe a time that the user named."""
-        return (self.next[who] < len(self.times)) & self.explicit
+    def pending(self, members: np.ndarray) -> np.ndarray:
+        """Which members have not reached all the times that the user chose."""
+        return (self.next[members] < len(self.times)) & self.explicit
 
-    def write(self, who: np.ndarray, points: Tensor) -> None:
-        """The next row of each of some members."""
-        rows = torch.from_numpy(self.next[who])
-        self.points[rows.to(points.device), torch.from_numpy(who).to(points.device)] = points
-        self.next[who] += 1
-        self.reached[who] = self.next[who]
+    def write(self, members: np.ndarray, points: Tensor) -> None:
+        """Save the next state of each of some members."""
+        rows = torch.from_numpy(self.next[members])
+        self.points[rows.to(points.device), torch.from_numpy(members).to(points.device)] = points
+        self.next[members] += 1
+        self.reached[members] = self.next[members]
 
     def end(self, member: int, time: float, points: Tensor) -> None:
-        """A member ends; its last state stands for the rest of its rows."""
+        """End a member: its last state fills the rest of its entries."""
         self.ends[member] = time
-        if not self.explicit:  # its end was found inside a step, after rows up to the end of the step were written
+        if not self.explicit:  # its end was found inside a step, after states up to the end of the step were saved
             self.next[member] = min(int(self.next[member]), int(np.searchsorted(self.times, time, side="right")))
             self.reached[member] = self.next[member]
         if self.next[member] < len(self.times):
@@ -199,10 +223,21 @@ class Recorder:
 
     @property
     def rows(self) -> int:
-        """Rows that some member came to."""
+        """Number of saved times that some member reached."""
         return int(self.reached.max(initial=0))
 
     @property
     def complete(self) -> int:
-        """Rows that are final for every member."""
+        """Number of saved times whose states are final for every member."""
         return min(int(self.next.min(initial=len(self.times))), self.rows)
+
+    def restore(self, arrays: dict[str, np.ndarray], finals: Sequence[Tensor | None]) -> None:
+        """Set the states to those of a checkpoint; ``finals`` are the last states of members that have ended."""
+        self.next, self.reached, self.ends = arrays["next"], arrays["reached"], arrays["ends"]
+        complete = len(arrays["complete"])
+        for first, name in ((0, "complete"), (complete, "rows")):
+            target = self.points[first : first + len(arrays[name])]
+            target[:] = torch.from_numpy(arrays[name]).reshape(target.shape).to(target)
+        for member, final in enumerate(finals):
+            if final is not None:
+                self.points[int(self.reached[member]) :, member] = final

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from attractor.solvers.process_group import Ranks
+    from attractor.solvers.process_group import ProcessGroup
 
 MEMORY = Path("/dev/shm")  # where Linux keeps files in memory: no other folder will do, for machines may share those
 SIGN = 64  # bytes by which a rank knows that it has opened the file of rank 0 and not one of the same name elsewhere
@@ -64,14 +64,14 @@ class ProcessMonitor:
         self.file = -1
 
 
-def create_shared_memory(ranks: Ranks, bytes: int) -> SharedMemory | None:
+def create_shared_memory(ranks: ProcessGroup, bytes: int) -> SharedMemory | None:
     """Memory shared by all ranks, which must call this together; None if they are on several machines or there is too little."""
     made, memory, file, everyone = None, None, -1, False
     try:
         if ranks.rank == 0 and hasattr(os, "posix_fallocate") and MEMORY.is_dir():
             with contextlib.suppress(OSError):
                 made = _file(bytes)
-        words = ranks.share(None if made is None else {"path": np.array(made[0]), "sign": np.array(made[1])})
+        words = ranks.broadcast(None if made is None else {"path": np.array(made[0]), "sign": np.array(made[1])})
         with contextlib.suppress(OSError, ValueError):
             file = -1 if words is None else _opened(str(words["path"]), str(words["sign"]))
             if file >= 0:

@@ -1,4 +1,4 @@
-"""Runs on disk: a Zarr group that is written during the run."""
+"""Runs on disk: a Zarr group that is written during the run, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import io
 import json
 import os
 import platform
-import time as clock
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -18,132 +19,57 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attractor._version import __version__
 from attractor.errors import StoreError, UnsupportedError, missing
 from attractor.files import replace_on_success
 from attractor.serialization import decode, encode
-from attractor.solvers.integration import Integration
 from attractor.solvers.merging import MergeTree
 from attractor.solvers.outcome import EventRecord, Outcome
+from attractor.solvers.saving import Recorder, to_numpy
 
 if TYPE_CHECKING:
-    from attractor.solvers.process_group import Ranks
-
-ROWS = ("who", "t", "t_low", "h", "retried", "ended")
-
-
-def take(run: Integration) -> dict[str, np.ndarray]:
-    """Everything that changes while a run marches, except saved rows that are complete."""
-    arrays = {name: np.array(getattr(run, name)) for name in ROWS}
-    arrays |= {"y": _numpy(run.y), "f": _numpy(run.f)}
-    history, recorder, watch = run.history, run.recorder, run.watch
-    arrays |= {"history_times": history.times, "history_count": history.count}
-    arrays |= {"history_points": _numpy(history.points), "history_slopes": _numpy(history.slopes)}
-    arrays |= {
-        "next": recorder.next,
-        "reached": recorder.reached,
-        "ends": recorder.ends,
-        "streak": watch.streak,
-        "last": watch.last,
-        "size": watch.size,
-    }
-    arrays |= {"anchor_points": _numpy(watch.anchor), "anchor_t": watch.anchor_t, "rest": watch.rest}
-    arrays["rows"] = _numpy(recorder.points[recorder.complete : recorder.rows])
-    arrays |= {f"final{member}": _numpy(final) for member, final in enumerate(run.finals) if final is not None}
-    if run.merger is not None:
-        arrays |= _take_merger(run)
-    arrays["json"] = np.array(json.dumps(_words(run)))
-    return arrays
-
-
-def put(run: Integration, arrays: dict[str, np.ndarray]) -> None:
-    """Set a fresh run of the same plan to a snapshot; complete saved rows are put back by the store."""
-    device = run.y.device
-    for name in ROWS:
-        setattr(run, name, arrays[name])
-    run.y, run.f = _tensor(arrays["y"], device), _tensor(arrays["f"], device)
-    history, recorder, watch = run.history, run.recorder, run.watch
-    history.times, history.count = arrays["history_times"], arrays["history_count"]
-    history.points, history.slopes = (
-        _tensor(arrays["history_points"], device),
-        _tensor(arrays["history_slopes"], device),
-    )
-    recorder.next, recorder.reached, recorder.ends = arrays["next"], arrays["reached"], arrays["ends"]
-    watch.streak, watch.last, watch.size = arrays["streak"], arrays["last"], arrays["size"]
-    watch.anchor, watch.anchor_t, watch.rest = (
-        _tensor(arrays["anchor_points"], device),
-        arrays["anchor_t"],
-        arrays["rest"],
-    )
-    rows = _tensor(arrays["rows"], device)
-    recorder.points[recorder.complete : recorder.complete + len(rows)] = rows
-    words = json.loads(str(arrays["json"]))
-    run.outcomes = [None if outcome is None else Outcome(**outcome) for outcome in words["outcomes"]]
-    run.finals = [
-        _tensor(arrays[f"final{k}"], device) if f"final{k}" in arrays else None for k in range(len(run.outcomes))
-    ]
-    for member, final in enumerate(run.finals):
-        if final is not None:
-            recorder.points[int(recorder.reached[member]) :, member] = final
-    watch.noted = {int(member): Outcome(**outcome) for member, outcome in words["noted"].items()}
-    watch.values = {(number, member): value for number, member, value in words["values"]}
-    watch.log = [EventRecord(kind, time, member=member) for kind, time, member in words["log"]]
-    run.segment, run.accepted, run.rejected = words["segment"], words["accepted"], words["rejected"]
-    run.seconds, run.field.evaluations = words["seconds"], words["evaluations"]
-    run.engines |= set(words["engines"])
-    run.field.keep(torch.from_numpy(run.who))
-    if run.merger is not None:
-        _put_merger(run, arrays)
-
-
-def _words(run: Integration) -> dict[str, Any]:
-    watch = run.watch
-    return {
-        "outcomes": [None if outcome is None else vars(outcome) for outcome in run.outcomes],
-        "noted": {str(member): vars(outcome) for member, outcome in watch.noted.items()},
-        "values": [[number, member, value] for (number, member), value in watch.values.items()],
-        "log": [[event.kind, event.time, event.member] for event in watch.log],
-        "segment": run.segment,
-        "accepted": run.accepted,
-        "rejected": run.rejected,
-        "seconds": run.seconds,
-        "evaluations": run.field.evaluations,
-        "engines": sorted(run.engines),
-    }
-
-
-def _take_merger(run: Integration) -> dict[str, np.ndarray]:
-    merger = run.merger
-    assert merger is not None
-    anchor = np.zeros(0) if merger.anchor is None else _numpy(merger.anchor)
-    arrays = {"masses": _numpy(merger.masses), "alive": _numpy(merger.alive), "anchor": anchor, "slack": merger.slack}
-    arrays |= {"row_of": merger.row_of, "node_of": merger.node_of, "merging": merger.who}
-    return arrays | {f"forest{k}": forest.rows for k, forest in enumerate(merger.forest)}
-
-
-def _put_merger(run: Integration, arrays: dict[str, np.ndarray]) -> None:
-    merger, device = run.merger, run.y.device
-    assert merger is not None
-    merger.masses, merger.alive = _tensor(arrays["masses"], device), _tensor(arrays["alive"], device)
-    merger.anchor = _tensor(arrays["anchor"], device) if arrays["anchor"].size else None
-    merger.slack = arrays["slack"]
-    merger.row_of, merger.node_of, merger.who = arrays["row_of"], arrays["node_of"], arrays["merging"]
-    merger.forest = [MergeTree(merger.n, arrays[f"forest{k}"]) for k in range(len(merger.forest))]
-    run.field.masses = merger.masses
-
-
-def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy().copy()
-
-
-def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.array(array)).to(device)
-
+    from attractor.solvers.integration import Integration
+    from attractor.solvers.process_group import ProcessGroup
 
 SCHEMA = "attractor.run/1"
 INTERVAL = 1.0  # seconds between checkpoints
 SHARE = 0.05  # of the time that checkpoints may take
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run has produced so far: saved and last states, outcomes, events and costs.
+
+    Together with the definition of the run this is what a store holds of a run that has ended.
+    """
+
+    recorder: Recorder
+    outcomes: tuple[Outcome | None, ...]
+    finals: tuple[Tensor | None, ...]  # last state of each member that has ended, (n, d)
+    events: tuple[EventRecord, ...]  # of the user
+    merge_trees: tuple[MergeTree, ...]
+    segment: int
+    accepted: int
+    rejected: int
+    seconds: float
+    evaluations: int
+    engines: tuple[str, ...]
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """The record as named arrays, apart from saved states that are complete."""
+        recorder = self.recorder
+        words = {name: getattr(self, name) for name in ("segment", "accepted", "rejected", "seconds", "evaluations")}
+        words["engines"] = list(self.engines)
+        words["outcomes"] = [None if outcome is None else vars(outcome) for outcome in self.outcomes]
+        words["events"] = [[event.kind, event.time, event.member] for event in self.events]
+        arrays = {"next": recorder.next, "reached": recorder.reached, "ends": recorder.ends}
+        arrays |= {"complete_rows": np.array(recorder.complete)}
+        arrays |= {"rows": to_numpy(recorder.points[recorder.complete : recorder.rows])}
+        arrays |= {f"final{k}": to_numpy(final) for k, final in enumerate(self.finals) if final is not None}
+        arrays |= {f"tree{k}": tree.rows for k, tree in enumerate(self.merge_trees)}
+        return arrays | {"json": np.array(json.dumps(words))}
 
 
 class Store:
@@ -159,14 +85,14 @@ class Store:
     def create(
         self, definition: Any, arrays: dict[str, np.ndarray], times: np.ndarray, shape: tuple[int, ...], dtype: Any
     ) -> None:
-        """Make an empty store: beside its place first, then moved there whole."""
+        """Create an empty store: under a temporary name first, then moved into place."""
         zarr = _zarr()
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             kind = (
                 "holds a run already: resume it or choose another path" if self.exists else "exists and is not a store"
             )
             raise StoreError(f"{self.path} {kind}")
-        with _explained(self.path, "created"), replace_on_success(self.path, folder=True) as draft:
+        with _store_errors(self.path, "created"), replace_on_success(self.path, folder=True) as draft:
             group = zarr.create_group(store=str(draft), attributes=definition)
             for name, array in arrays.items():
                 group.create_array(f"definition/{name}", data=array)
@@ -174,7 +100,7 @@ class Store:
             group.create_array("points", shape=(len(times), *shape), chunks=(1, *shape), dtype=dtype, fill_value=np.nan)
 
     def open(self, mode: str = "r") -> Any:
-        """The Zarr group, known to be a run of ours."""
+        """Open the Zarr group and check that it holds a run."""
         zarr = _zarr()
         if not self.exists:
             raise StoreError(f"{self.path} is not a run of attractor: there is no zarr.json in it")
@@ -188,7 +114,7 @@ class Store:
         return group
 
     def write_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
-        """Replace the checkpoint as a whole."""
+        """Replace the checkpoint atomically."""
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
         with replace_on_success(self.path / "checkpoint.npz") as draft, open(draft, "wb") as file:
@@ -197,7 +123,7 @@ class Store:
             os.fsync(file.fileno())
 
     def read_checkpoint(self) -> dict[str, np.ndarray] | None:
-        """The checkpoint, or None if the run was killed before its first."""
+        """Return the checkpoint, or None if the run was interrupted before its first."""
         path = self.path / "checkpoint.npz"
         if not path.exists():
             return None
@@ -207,103 +133,106 @@ class Store:
         except Exception as error:
             raise StoreError(f"the checkpoint {path} is damaged: {_one_line(error)}") from None
 
+    def write_record(self, record: RunRecord, arrays: dict[str, np.ndarray], written: int) -> int:
+        """Write saved states from index ``written`` on that are complete, then a checkpoint; return how many are written."""
+        recorder = record.recorder
+        if recorder.complete > written:
+            rows = recorder.points[written : recorder.complete].detach().cpu().numpy()
+            target = self.open("r+")["points"]
+            target[written : recorder.complete] = rows.reshape(len(rows), *target.shape[1:])
+        self.write_checkpoint(arrays)
+        return recorder.complete
 
-class Keeper:
+
+class Checkpointer:
     """Writes a run to its store from time to time."""
 
-    def __init__(self, store: Store, run: Integration, show: Callable[[Integration], None]) -> None:
-        self.store, self.run, self.show = store, run, show
-        self.group = store.open("r+")
-        self.written = 0
-        self.next = clock.perf_counter() + INTERVAL
-
-    def restore(self) -> dict[str, np.ndarray] | None:
-        """Set the run to the last checkpoint, if there is one; what it took is returned for other processes."""
-        arrays = self.store.read_checkpoint()
-        if arrays is None:
-            return None
-        put(self.run, arrays)
-        self.written = self.run.recorder.complete
-        arrays["complete"] = np.asarray(self.group["points"][: self.written])
-        if np.isnan(arrays["complete"]).any():
-            raise StoreError(f"{self.store.path} is damaged: saved states are missing from it")
-        _put_rows(self.run, arrays)
-        return arrays
+    def __init__(self, store: Store, run: Integration, after_step: Callable[[Integration], None], written: int) -> None:
+        self.store, self.run, self.show = store, run, after_step
+        self.written = written  # number of saved states in the store
+        self.next = time.perf_counter() + INTERVAL
 
     def after_step(self, run: Integration) -> None:
+        """Show progress, and write a checkpoint if it is time for one."""
         self.show(run)
-        if clock.perf_counter() >= self.next:
+        if time.perf_counter() >= self.next:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Complete rows first, then the checkpoint that counts them."""
-        began = clock.perf_counter()
-        recorder = self.run.recorder
-        with _explained(
-            self.store.path, "written", f"the run is kept up to its last checkpoint (now at t = {self._time():.6g})"
-        ):
-            if recorder.complete > self.written:
-                rows = recorder.points[self.written : recorder.complete].detach().cpu().numpy()
-                target = self.group["points"]
-                target[self.written : recorder.complete] = rows.reshape(len(rows), *target.shape[1:])
-                self.written = recorder.complete
-            self.store.write_checkpoint(take(self.run))
-        now = clock.perf_counter()
+        """Write saved states that are complete, then the checkpoint that refers to them."""
+        began = time.perf_counter()
+        reached = float(self.run.t.min()) if len(self.run.t) else self.run.plan.until
+        advice = f"the run is kept up to its last checkpoint (now at t = {reached:.6g})"
+        with _store_errors(self.store.path, "written", advice):
+            self.written = self.store.write_record(self.run.record(), self.run.snapshot(), self.written)
+        now = time.perf_counter()
         self.next = now + max(INTERVAL, (now - began) / SHARE)
 
-    def _time(self) -> float:
-        return float(self.run.t.min()) if len(self.run.t) else self.run.plan.until
+
+def read_snapshot(store: Store) -> dict[str, np.ndarray] | None:
+    """Return the last checkpoint of a store with the saved states it refers to, or None if there is none."""
+    group, arrays = store.open(), store.read_checkpoint()
+    if arrays is None:
+        return None
+    arrays["complete"] = np.asarray(group["points"][: int(arrays["complete_rows"])])
+    if np.isnan(arrays["complete"]).any():
+        raise StoreError(f"{store.path} is damaged: saved states are missing from it")
+    return arrays
 
 
-def keep(
+def run_with_store(
     run: Integration,
     path: str | Path,
     definition: dict[str, Any],
     resume: bool,
-    show: Callable[[Integration], None],
-    ranks: Ranks | None = None,
+    after_step: Callable[[Integration], None],
+    group: ProcessGroup | None = None,
 ) -> None:
-    """March with a store beside; with ``resume`` go on from its last checkpoint. Of several processes the first one writes."""
-    if ranks is not None and ranks.rank > 0:
-        arrays = ranks.share(None)
+    """Integrate and write to a store; with ``resume`` continue from its last checkpoint.
+
+    Of several processes the first reads and writes; it sends the checkpoint to the others.
+    """
+    if group is not None and group.rank > 0:
+        arrays = group.broadcast(None)
         if arrays is not None:
-            put(run, arrays)
-            _put_rows(run, arrays)
-        run.run(show)
+            run.restore(arrays)
+        run.run(after_step)
         return
     store = Store(path)
     if resume and store.exists:
         _check_same(store, describe(definition)[0])
     else:
-        make(store, run, definition)
-    keeper = Keeper(store, run, show)
-    run.pause = min(run.pause, INTERVAL)
-    arrays = keeper.restore()
-    if ranks is not None:
-        ranks.share(arrays)
-    run.march(keeper.after_step)
-    keeper.checkpoint()
-    run.conclude()
+        create_store(store, run.recorder, definition)
+    arrays = read_snapshot(store)
+    if arrays is not None and not run.resumable and "members" in arrays:
+        arrays = None
+    if arrays is not None:
+        run.restore(arrays)
+    if group is not None:
+        group.broadcast(arrays)
+    checkpointer = Checkpointer(store, run, after_step, 0 if arrays is None else len(arrays["complete"]))
+    run.advance(checkpointer.after_step)
+    checkpointer.checkpoint()
+    run.end_remaining()
 
 
-def _put_rows(run: Integration, arrays: dict[str, np.ndarray]) -> None:
-    """Saved states that were complete at the checkpoint."""
-    points = run.recorder.points[: len(arrays["complete"])]
-    points[:] = torch.from_numpy(arrays["complete"]).reshape(points.shape).to(points)
-
-
-def make(store: Store, run: Integration, definition: dict[str, Any]) -> None:
-    """An empty store for a run."""
+def create_store(store: Store, recorder: Recorder, definition: dict[str, Any]) -> None:
+    """Create an empty store for a run."""
     words, arrays = describe(definition)
-    shape, dtype = (
-        (*definition["state"].batch_shape, *run.recorder.points.shape[2:]),
-        str(run.y.dtype).removeprefix("torch."),
-    )
-    store.create(words, arrays, run.recorder.times, shape, dtype)
+    shape = (*definition["state"].batch_shape, *recorder.points.shape[2:])
+    store.create(words, arrays, recorder.times, shape, str(recorder.points.dtype).removeprefix("torch."))
+
+
+def write_run(record: RunRecord, definition: dict[str, Any], path: str | Path) -> None:
+    """Write a run that has ended to a new store."""
+    store = Store(path)
+    create_store(store, record.recorder, definition)
+    with _store_errors(store.path, "written"):
+        store.write_record(record, record.to_arrays(), 0)
 
 
 def describe(definition: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The definition of a run as attributes and arrays, with a fingerprint of all of it."""
+    """Return the definition of a run as attributes and arrays, with a fingerprint of each part."""
     arrays: dict[str, np.ndarray] = {}
     words: dict[str, Any] = {}
     prints: dict[str, str] = {}
@@ -316,13 +245,13 @@ def describe(definition: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.n
         digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode())
         for key in sorted(own):
             digest.update(str(own[key].dtype).encode() + str(own[key].shape).encode() + own[key].tobytes())
-        words[name], prints[name] = _renamed(data, name), digest.hexdigest()
+        words[name], prints[name] = _prefix_arrays(data, name), digest.hexdigest()
         arrays |= {f"{name}_{key}": array for key, array in own.items()}
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "scipy": _scipy(),
+        "scipy": _scipy_version(),
     }
     attributes = {
         "schema": SCHEMA,
@@ -335,32 +264,32 @@ def describe(definition: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.n
 
 
 @cache
-def _scipy() -> str:
+def _scipy_version() -> str:
     return version("scipy")  # read from files, which takes some milliseconds
 
 
 def read_definition(group: Any) -> dict[str, Any]:
-    """Law, state, space and options of a stored run; what was a Python function comes back as None."""
+    """Return law, state, space and options of a stored run; Python functions are None."""
     arrays = {name: np.asarray(array) for name, array in group["definition"].arrays()} if "definition" in group else {}
     words = group.attrs["definition"]
-    return {name: None if _opaque(data) else decode(data, arrays) for name, data in words.items()}
+    return {name: None if _is_opaque(data) else decode(data, arrays) for name, data in words.items()}
 
 
-def _opaque(data: Any) -> bool:
+def _is_opaque(data: Any) -> bool:
     return isinstance(data, dict) and "opaque" in data
 
 
-def _renamed(data: Any, prefix: str) -> Any:
-    """Array names made unique to their part of the definition."""
+def _prefix_arrays(data: Any, prefix: str) -> Any:
+    """Prefix the names of arrays with their part of the definition."""
     if isinstance(data, dict):
         if set(data) == {"array"}:
             return {"array": f"{prefix}_{data['array']}"}
-        return {key: _renamed(value, prefix) for key, value in data.items()}
-    return [_renamed(item, prefix) for item in data] if isinstance(data, list) else data
+        return {key: _prefix_arrays(value, prefix) for key, value in data.items()}
+    return [_prefix_arrays(item, prefix) for item in data] if isinstance(data, list) else data
 
 
 def _check_same(store: Store, words: dict[str, Any]) -> None:
-    """A store may only be resumed by the run that made it."""
+    """Raise if a store was made by a run with another definition."""
     stored = store.open().attrs["fingerprints"]
     different = sorted(
         name for name in {*stored, *words["fingerprints"]} if stored.get(name) != words["fingerprints"].get(name)
@@ -380,8 +309,8 @@ def _zarr() -> Any:
 
 
 @contextmanager
-def _explained(path: Path, verb: str, more: str = "") -> Iterator[None]:
-    """Errors of the file system as one sentence."""
+def _store_errors(path: Path, verb: str, more: str = "") -> Iterator[None]:
+    """Raise errors of the file system as ``StoreError``."""
     try:
         yield
     except OSError as error:

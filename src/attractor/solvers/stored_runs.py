@@ -1,4 +1,4 @@
-"""Load, resume and save runs."""
+"""Load and resume stored runs."""
 
 from __future__ import annotations
 
@@ -7,27 +7,39 @@ from typing import Any
 
 import torch
 
-from attractor.errors import StoreError, UnsupportedError
+from attractor.errors import StoreError
 from attractor.laws import Law
 from attractor.solvers.outcome import Outcome
-from attractor.solvers.run import finished, flow, prepare
-from attractor.solvers.store import Keeper, Store, make, read_definition
+from attractor.solvers.run import flow, make_trajectory, prepare
+from attractor.solvers.store import Store, read_definition, read_snapshot
 from attractor.solvers.trajectory import Trajectory
 
 
 def load(path: str | Path) -> Trajectory:
-    """A stored run: law, state, space, times, points, outcome. One that has not ended has the outcome "unfinished"."""
+    """Read a stored run.
+
+    Parameters
+    ----------
+    path : folder of the store.
+
+    Returns
+    -------
+    Trajectory
+        The run with its law, state and space. If it has not ended its outcome is "unfinished".
+    """
     store = Store(path)
     definition = _definition(store, None, ())
     if definition["law"] is None:
         definition["law"] = Law()
     with torch.no_grad():
         run = prepare(definition, (None, None))
-        Keeper(store, run, lambda run: None).restore()
-        for row in range(len(run.who)):
-            message = "the stored run has not ended: resume it to go on"
+        arrays = read_snapshot(store)
+        if arrays is not None:
+            run.restore(arrays)
+        for row in range(len(run.members)):
+            message = "the stored run has not ended: resume it to continue"
             run.finish(row, Outcome("unfinished", float(run.t[row]), message), run.y[row], float(run.t[row]))
-        return finished(run, definition)
+        return make_trajectory(run, definition)
 
 
 def resume(
@@ -38,11 +50,19 @@ def resume(
     max_seconds: float | None = None,
     max_evaluations: int | None = None,
     progress: Any = False,
-    spread: bool | None = None,
+    distributed: bool | None = None,
 ) -> Trajectory:
-    """Go on with a stored run from its last checkpoint; one that has ended is returned as it is.
+    """Continue a stored run from its last checkpoint; a run that has ended is returned unchanged.
 
-    A law or events that are Python functions are not in the store and must be given again.
+    Parameters
+    ----------
+    path : folder of the store.
+    law, events : must be given again if they are Python functions, which a store cannot hold.
+    max_seconds, max_evaluations, progress, distributed : see :func:`flow`.
+
+    Returns
+    -------
+    Trajectory
     """
     store = Store(path)
     definition = _definition(store, law, events)
@@ -62,18 +82,9 @@ def resume(
         max_seconds=max_seconds,
         max_evaluations=max_evaluations,
         progress=progress,
-        spread=spread,
+        distributed=distributed,
         **definition["options"],
     )
-
-
-def write(run: Trajectory, path: str | Path) -> None:
-    """Write a finished run to a store."""
-    if run.integration is None:
-        raise UnsupportedError("this trajectory did not come from a flow, so there is no run to store")
-    store = Store(path)
-    make(store, run.integration, run.definition)
-    Keeper(store, run.integration, lambda run: None).checkpoint()
 
 
 def _definition(store: Store, law: Law | None, events: Any) -> dict[str, Any]:

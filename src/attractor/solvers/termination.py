@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +16,7 @@ from attractor.errors import InputError
 from attractor.registry import find
 from attractor.serialization import Record
 from attractor.solvers.outcome import EventRecord, Outcome
+from attractor.solvers.saving import to_numpy, to_tensor
 from attractor.spaces import Space
 from attractor.states import Tokens
 
@@ -24,9 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """What a rule looks at after a step: times (members,), points and velocities (members, n, d).
+    """State of some members after a step, as a stopping rule receives it.
 
-    ``alive`` marks rows that are tokens (rows of merged tokens are not), ``size`` is the largest token norm at the start.
+    Attributes
+    ----------
+    t : times (members,).
+    points, velocities : (members, n, d).
+    alive : which points stand for tokens, (members, n); None if all do. Merging leaves some without a token.
+    space : the space of the run.
+    until : the end of the run.
+    size : largest token norm of each member at the start, (members,).
     """
 
     t: np.ndarray
@@ -38,32 +47,38 @@ class View:
     size: np.ndarray
 
     def largest(self, values: Tensor) -> np.ndarray:
-        """Largest value over the tokens of each member."""
+        """Largest value (members, n) over the tokens of each member, (members,)."""
         values = values.detach() if self.alive is None else values.detach().masked_fill(~self.alive, 0.0)
         return values.amax(-1).cpu().double().numpy()
 
     def norms(self) -> np.ndarray:
+        """Largest token norm of each member."""
         return self.largest(torch.linalg.vector_norm(self.points, dim=-1))
 
     def speeds(self) -> np.ndarray:
+        """Largest speed of a token of each member."""
         return self.largest(torch.linalg.vector_norm(self.velocities, dim=-1))
 
 
 class Rule(Record):
-    """A reason to stop: ``measure`` falls below one when it holds; an ``urgent`` one ends a Gaussian that owes saved times too."""
+    """A stopping rule, which holds where ``measure`` is at most one.
+
+    A rule ends a run once all saved times that the user chose are reached; an ``urgent`` rule ends a Gaussian before.
+    """
 
     name: ClassVar[str] = ""
     urgent: ClassVar[bool] = False
 
     def measure(self, view: View) -> np.ndarray:
-        """How far from stopping each member is, as a multiple of what counts as there."""
+        """Distance of each member from stopping, in units of the rule's tolerance, (members,)."""
         raise NotImplementedError
 
     def message(self, view: View, index: int) -> str:
+        """Why member ``index`` of the view stopped."""
         raise NotImplementedError
 
     def limit(self, view: View) -> Tensor | None:
-        """The state (members, n, d) that a run approaches when the rule holds, if it may still travel; else None."""
+        """The state (members, n, d) that a run approaches where the rule holds; None if that is its present state."""
         return None
 
 
@@ -96,7 +111,7 @@ class Collapse(Rule):
 
     def measure(self, view: View) -> np.ndarray:
         with np.errstate(invalid="ignore"):  # both are infinite once squares overflow; NaN does not stop a run
-            # tokens that pass through zero, or start there, are on their way elsewhere: they must be slow as well
+            # tokens that only pass through zero, or start there, are fast
             return np.maximum(view.norms(), view.speeds()) / (self.tolerance * np.maximum(view.size, TINY))
 
     def message(self, view: View, index: int) -> str:
@@ -108,8 +123,11 @@ class Collapse(Rule):
 
 @dataclass(frozen=True)
 class Steady(Rule):
-    """No token moves any more: at its present speed none moves by ``tolerance`` of its size before the end and speeds do not
-    grow; or all have stayed within the integrator's own noise for as long as there is time left."""
+    """No token moves any more.
+
+    At its present speed no token moves by ``tolerance`` of its size before the end, and speeds do not grow; or all tokens have
+    stayed within the integration error for as long as there is time left.
+    """
 
     tolerance: float = 1e-10
     name: ClassVar[str] = "steady"
@@ -125,9 +143,13 @@ class Steady(Rule):
 
 @dataclass(frozen=True)
 class Event(Rule):
-    """A stop of the user's: ``function(tokens, time) -> float`` for one member; the run ends when it falls to zero or below.
+    """An event of the user: the time at which ``function(tokens, time)`` of one member falls to zero or below.
 
-    With ``terminal=False`` the crossing is only logged.
+    Parameters
+    ----------
+    function : returns a number for the tokens (n, d) of one member at one time.
+    label : name of the event in the log and in the outcome.
+    terminal : whether the event ends the run; otherwise it is only logged.
     """
 
     function: Callable[[Tokens, float], Any]
@@ -139,21 +161,22 @@ class Event(Rule):
         return f"the event {self.label!r} happened"
 
     def value(self, tokens: Tokens, time: float) -> float:
+        """Value of the function as a number."""
         return float(self.function(tokens, time))
 
 
-def rules_from(
+def select_rules(
     stop: Sequence[str | Rule] | None, space: Space, autonomous: bool, rtol: float, atol: float, n: int
 ) -> list[Rule]:
-    """The rules that apply: the space's own by default, or those named.
+    """Return the stopping rules of a run: those of the user, or the defaults for the space.
 
-    Below the tolerance of the integrator distances are noise, so the defaults stay above it.
+    Below the tolerance of the integration distances are errors, so the default tolerances stay above it.
     """
     consensus = Consensus(max(1e-9, 20.0 * rtol))
     collapse = Collapse(max(1e-7, 100.0 * atol))
     named: dict[str, Rule] = {"consensus": consensus, "collapsed": collapse, "steady": Steady()}
     if stop is None:
-        default = ([consensus] if space.curved and n > 1 else []) + ([] if space.curved else [collapse])
+        default = ([consensus] if space.is_curved and n > 1 else []) + ([] if space.is_curved else [collapse])
         return [*default, *([Steady()] if autonomous else [])]
     rules: list[Rule] = []
     for rule in [stop] if isinstance(stop, (str, Rule)) else stop:
@@ -165,29 +188,32 @@ def rules_from(
     return rules
 
 
-TINY = 1e-300  # least norm that is divided by
-PATIENCE = 5  # steps in a row a run must look steady
+TINY = 1e-300  # smallest divisor
+PATIENCE = 5  # consecutive steps whose speeds must be small and not grow
+CALM_GROWTH = 1.5  # factor by which a speed may exceed the last one and still count as not growing
 BISECTIONS = 60
-ROUNDING = 1e-14  # speed that cannot be told from rest
-STILL = 1e-9  # way, relative to its size, that a limit at rest may still go
-REST = 50  # steps for which a run must have stayed in one place to be called steady
-NOISE = 10.0  # what counts as one place, in tolerances
-CALM_GROWTH = 1.5  # factor by which the speed of a steady run may grow from one step to the next
-LEAST_TIME = 1e-12  # time whose floating-point spacing is the least that steps are compared with
-LEAST_MOVE = 1e-15  # relative move of a token below which a step does nothing
-UNRESOLVED_SPACINGS, FAILED_SPACINGS = 4.0, 16.0  # shortest accepted step, and step size, in spacings of the time
+ROUNDING = 1e-14  # speed below which a state counts as at rest
+STILL = 1e-9  # distance, relative to its size, that a limit at rest may still move until the end
+REST = 50  # consecutive steps near one point after which a run can be steady
+NOISE = 10.0  # radius of "near", in tolerances
+UNRESOLVED_SPACINGS = 4.0  # spacings of floating-point times below which an accepted step is not resolved
+FAILED_SPACINGS = 16.0  # spacings of floating-point times below which a rejected step has failed
+LEAST_MOVE = 1e-15  # relative motion of a step on a curved space below which a rejected step has failed
+LEAST_TIME = 1e-12  # times closer to zero than this have the spacing of this one
 
 
 class Termination:
-    """Looks at an integration after every step; ``noted`` holds what was seen while saved states are still owed."""
+    """Decides after every step which members of a run end.
+
+    ``deferred`` has the outcomes of members for which a rule holds while saved times that the user chose are not reached yet.
+    """
 
     def __init__(self, rules: tuple[Rule, ...], events: tuple[Event, ...], bound: float, run: Integration) -> None:
-        # a run that owned itself through its watch would keep its arrays until Python looks for cycles
+        # a reference cycle would keep the arrays of a run until the next garbage collection
         self.run: Integration = proxy(run)
         self.rules, self.events, self.bound = rules, events, bound
-        members = len(run.who)
+        members = len(run.members)
         points = run.y.detach()
-        # only rules ask how large the tokens were at the start
         largest = torch.linalg.vector_norm(points, dim=-1).amax(-1) if rules else points.new_zeros(members)
         self.size = largest.cpu().double().numpy()
         self.streak = np.zeros(members, dtype=np.int64)
@@ -195,65 +221,67 @@ class Termination:
         self.anchor = points.clone()
         self.anchor_t = run.t.copy()
         self.rest = np.zeros(members, dtype=np.int64)
-        self.noted: dict[int, Outcome] = {}
+        self.deferred: dict[int, Outcome] = {}
         self.values: dict[tuple[int, int], float] = {}
         self.log: list[EventRecord] = []
-        self.opened = (0.0, 0)
+        self.budget_start = (0.0, 0)  # seconds and evaluations
 
     def view(self, points: Tensor | None = None, rows: np.ndarray | None = None) -> View:
-        """What the rules see of some rows, at points that may be interpolated."""
+        """The view of some rows (all by default), at given points (their last ones by default)."""
         run = self.run
         if rows is None:
-            velocities, size = run.f, self.size[run.who]
+            velocities, size = run.f, self.size[run.members]
             return View(
                 run.t, run.y if points is None else points, velocities, run.alive, run.plan.space, run.plan.until, size
             )
         index = torch.from_numpy(rows).to(run.y.device)
         alive = None if run.alive is None else run.alive[index]
         points = run.y[index] if points is None else points
-        return View(run.t[rows], points, run.f[index], alive, run.plan.space, run.plan.until, self.size[run.who[rows]])
+        return View(
+            run.t[rows], points, run.f[index], alive, run.plan.space, run.plan.until, self.size[run.members[rows]]
+        )
 
-    def consider(self, accepted: np.ndarray, taken: np.ndarray, first: bool = False) -> None:
-        """Ask the bound, the user's events and the rules, in that order, after steps of length ``taken``."""
+    def check(self, accepted: np.ndarray, taken: np.ndarray, first: bool = False) -> None:
+        """Check the bound, the user's events and the rules, in that order, after steps of length ``taken``."""
         run, view = self.run, self.view()
-        if not run.plan.space.curved:
+        if not run.plan.space.is_curved:
             self._check_bound(view, accepted, taken)
         for number, event in enumerate(self.events):
             for row in np.flatnonzero(accepted & ~run.ended):
-                self._user_event(number, event, int(row), float(taken[row]))
+                self._check_event(number, event, int(row), float(taken[row]))
         for rule in self.rules:
             measure = rule.measure(view)
             met = (measure <= 1.0) & accepted & ~run.ended
             if isinstance(rule, Steady):
-                met = (met & self._patient(measure, accepted & (not first))) | (
-                    self._resting(accepted) & ~run.ended & (not first)
+                met = (met & self._is_slow(measure, accepted & (not first))) | (
+                    self._is_resting(accepted) & ~run.ended & (not first)
                 )
             for row in np.flatnonzero(accepted & ~met & ~run.ended):
-                noted = self.noted.get(int(run.who[row]))
-                if noted is not None and noted.name == rule.name:
-                    del self.noted[int(run.who[row])]
+                deferred = self.deferred.get(int(run.members[row]))
+                if deferred is not None and deferred.name == rule.name:
+                    del self.deferred[int(run.members[row])]
             for row in np.flatnonzero(met):
-                self._met(rule, view, int(row), float(taken[row]))
+                self._apply_rule(rule, view, int(row), float(taken[row]))
 
-    def _patient(self, measure: np.ndarray, accepted: np.ndarray) -> np.ndarray:
-        """A run is steady after several steps in a row whose speeds are small and do not grow."""
+    def _is_slow(self, measure: np.ndarray, accepted: np.ndarray) -> np.ndarray:
+        """Which rows have taken several consecutive steps with speeds that are small and do not grow."""
         calm = (measure <= 1.0) & (measure <= CALM_GROWTH * self.last)
         self.streak = np.where(accepted, np.where(calm, self.streak + 1, 0), self.streak)
         self.last = np.where(accepted, measure, self.last)
         return self.streak >= PATIENCE
 
-    def _resting(self, accepted: np.ndarray) -> np.ndarray:
-        """Members whose tokens have stayed within the integrator's own noise for as long as there is time left.
+    def _is_resting(self, accepted: np.ndarray) -> np.ndarray:
+        """Which rows have stayed within the integration error of one point for as long as there is time left.
 
         Near a stable equilibrium an explicit method takes steps at its limit of stability, and speeds stay at its tolerance. The
-        noise excites whatever is unstable, and what did not grow tenfold in that time does not in as long again.
+        errors excite unstable directions, so a deviation that has not grown tenfold so far will not in the time left.
         """
         run = self.run
         points = run.y.detach()
         if self.anchor.shape != points.shape:
             self.anchor, self.anchor_t = points.clone(), run.t.copy()
-            self.rest = np.zeros(len(run.who), dtype=np.int64)
-        allowed = NOISE * run.control.scale(points)
+            self.rest = np.zeros(len(run.members), dtype=np.int64)
+        allowed = NOISE * run.control.tolerance(points)
         away = torch.linalg.vector_norm(points - self.anchor, dim=-1) > allowed
         away = (away if run.alive is None else away & run.alive).any(-1)
         moved = away.cpu().numpy() & accepted
@@ -263,26 +291,26 @@ class Termination:
         self.rest = np.where(moved, 0, self.rest + accepted)
         return accepted & (self.rest >= REST) & (run.t - self.anchor_t >= run.plan.until - run.t)
 
-    def _met(self, rule: Rule, view: View, row: int, taken: float) -> None:
-        """A rule holds; a run that owes saved states goes on and remembers it."""
-        run, member = self.run, int(self.run.who[row])
-        noted = self.noted.get(member)
-        when, points = (float(run.t[row]), run.y[row]) if noted else self._locate(rule, row, taken)
-        outcome = noted or Outcome(rule.name, when, rule.message(view, row))
-        if run.recorder.pending(run.who[row : row + 1])[0] or not self._final(rule, row):
-            self.noted[member] = outcome
+    def _apply_rule(self, rule: Rule, view: View, row: int, taken: float) -> None:
+        """End a member for which a rule holds, or defer that while it has saved times to reach or its limit still moves."""
+        run, member = self.run, int(self.run.members[row])
+        deferred = self.deferred.get(member)
+        when, points = (float(run.t[row]), run.y[row]) if deferred else self._locate(rule, row, taken)
+        outcome = deferred or Outcome(rule.name, when, rule.message(view, row))
+        if run.recorder.pending(run.members[row : row + 1])[0] or not self._limit_rests(rule, row):
+            self.deferred[member] = outcome
         else:
             run.finish(row, outcome, points, when)
 
-    def _final(self, rule: Rule, row: int) -> bool:
-        """Whether the limit a rule sees is a state of rest: tokens that agree may still travel together."""
+    def _limit_rests(self, rule: Rule, row: int) -> bool:
+        """Whether the limit of a rule is at rest: tokens that agree may still move together."""
         run = self.run
         limit = rule.limit(self.view(rows=np.array([row])))
         if limit is None:
             return True
         if not run.plan.law.autonomous:
             return False
-        drift = run.field.one(row).velocity(run.t[row : row + 1], limit)
+        drift = run.field.member(row).velocity(run.t[row : row + 1], limit)
         run.field.evaluations += 1
         speed = float(torch.linalg.vector_norm(drift, dim=-1).max())
         return speed <= ROUNDING or speed * (run.plan.until - float(run.t[row])) <= STILL * float(
@@ -290,36 +318,36 @@ class Termination:
         )
 
     def _locate(self, rule: Rule, row: int, taken: float) -> tuple[float, Tensor]:
-        """The time inside the last step when a rule began to hold."""
+        """Time and points inside the last step where a rule began to hold."""
         run, rows = self.run, np.array([row])
         alone = run.alive is not None and int(run.alive[row].sum()) == 1
 
         def holds(lag: float) -> bool:
-            return bool(rule.measure(self.view(run.back(rows, np.array([lag])), rows))[0] <= 1.0)
+            return bool(rule.measure(self.view(run.points_before(rows, np.array([lag])), rows))[0] <= 1.0)
 
-        discrete = run.plan.stepper.name == "layers"
+        discrete = run.plan.stepper.discrete
         if isinstance(rule, Steady) or alone or discrete or taken == 0.0 or holds(-taken):
             return float(run.t[row]), run.y[row]
-        lag = _first(holds, taken)
-        return float(run.t[row]) + lag, run.back(rows, np.array([lag]))[0]
+        lag = _bisect(holds, taken)
+        return float(run.t[row]) + lag, run.points_before(rows, np.array([lag]))[0]
 
-    def _user_event(self, number: int, event: Event, row: int, taken: float) -> None:
-        run, rows, member = self.run, np.array([row]), int(self.run.who[row])
+    def _check_event(self, number: int, event: Event, row: int, taken: float) -> None:
+        run, rows, member = self.run, np.array([row]), int(self.run.members[row])
 
         def value(lag: float) -> float:
-            points = run.y[row] if lag == 0.0 else run.back(rows, np.array([lag]))[0]
-            return event.value(run.original_tokens(points, row), float(run.t[row]) + lag)
+            points = run.y[row] if lag == 0.0 else run.points_before(rows, np.array([lag]))[0]
+            return event.value(run.expand_tokens(points, row), float(run.t[row]) + lag)
 
         now = value(0.0)
         last = self.values.get((number, member), now)
         self.values[number, member] = now
         if last <= 0 or now > 0:
             return
-        lag = 0.0 if run.plan.stepper.name == "layers" else _first(lambda back: value(back) <= 0, taken)
+        lag = 0.0 if run.plan.stepper.discrete else _bisect(lambda back: value(back) <= 0, taken)
         when = float(run.t[row]) + lag
         self.log.append(EventRecord(event.label, when, member=member))
         if event.terminal:
-            points = run.y[row] if lag == 0.0 else run.back(rows, np.array([lag]))[0]
+            points = run.y[row] if lag == 0.0 else run.points_before(rows, np.array([lag]))[0]
             run.finish(row, Outcome("event", when, f"the event {event.label!r} happened"), points, when)
 
     def _check_bound(self, view: View, accepted: np.ndarray, taken: np.ndarray) -> None:
@@ -336,35 +364,35 @@ class Termination:
             run.finish(int(row), outcome, run.y[row], float(run.t[row]))
 
     def _blow_up(self, row: int) -> Outcome | None:
-        """Blow-up, if norms grow at a rate that time cannot resolve."""
+        """The outcome of a blow-up, if norms grow at a rate that the time cannot resolve."""
         run, time = self.run, float(self.run.t[row])
         x, v = run.y[row].detach(), run.f[row].detach()
         size = x.abs().amax().clamp_min(TINY)
         growth = float((((x / size) * (v / size)).sum(-1) / ((x / size) ** 2).sum(-1).clamp_min(TINY)).max())
-        if run.plan.space.curved or not growth * max(abs(time), 1e-6) > 1e6:
+        if run.plan.space.is_curved or not growth * max(abs(time), 1e-6) > 1e6:
             return None
         return Outcome(
             "blow_up", time, f"token norms go to infinity in finite time: at the end they grow at rate {growth:.3g}"
         )
 
-    def fail(self, rejected: np.ndarray) -> None:
-        """End members whose steps fell to rounding, or whose fixed step left the finite numbers."""
+    def check_rejected(self, rejected: np.ndarray) -> None:
+        """End members whose step size fell to rounding, or whose fixed step overflowed."""
         run = self.run
         if not rejected.any():
             return
-        if run.plan.space.curved and run.plan.law.autonomous:
-            # the clock resolves any step, so what counts is whether a step still moves a token
+        if run.plan.space.is_curved and run.plan.law.autonomous:
+            # compensated times resolve any step, so the criterion is whether a step still moves a token
             view = self.view()
-            # no step helps where the field is not finite; its squares may overflow before
+            # no step size helps where the field is not finite (speeds overflow earlier, so check the entries)
             finite = torch.isfinite(run.f).flatten(1).all(1).cpu().numpy()
             low = (run.h * view.speeds() < LEAST_MOVE * view.norms()) | ~finite
         else:
             low = run.h < FAILED_SPACINGS * np.spacing(np.maximum(np.abs(run.t), LEAST_TIME))
         for row in np.flatnonzero(rejected & (low if run.plan.adaptive else True)):
-            run.finish(int(row), self._verdict(int(row)), run.y[row], float(run.t[row]))
+            run.finish(int(row), self._explain_failure(int(row)), run.y[row], float(run.t[row]))
 
-    def _verdict(self, row: int) -> Outcome:
-        """Why a step fell to rounding."""
+    def _explain_failure(self, row: int) -> Outcome:
+        """The outcome of a member whose step failed."""
         run, time = self.run, float(self.run.t[row])
         blow_up = self._blow_up(row)
         if blow_up is not None:
@@ -380,29 +408,53 @@ class Termination:
         message = "the step size fell to rounding before the tolerance was met; the law may not be smooth here"
         return Outcome("stalled", time, message)
 
-    def open_budget(self, now: float, evaluations: int) -> None:
-        """Budgets count from here: a resumed run gets a new one."""
-        self.opened = (now, evaluations)
+    def start_budget(self, now: float, evaluations: int) -> None:
+        """Count budgets from here; a resumed run has a new one."""
+        self.budget_start = (now, evaluations)
 
-    def spent(self) -> str:
-        """Which budget is spent, or nothing."""
+    def spent_budget(self) -> str:
+        """The budget that is spent, or an empty string."""
         plan = self.run.plan
-        if self.run.now - self.opened[0] > plan.max_seconds:
+        if self.run.now - self.budget_start[0] > plan.max_seconds:
             return f"{plan.max_seconds:g} seconds"
-        if self.run.field.evaluations - self.opened[1] > plan.max_evaluations:
+        if self.run.field.evaluations - self.budget_start[1] > plan.max_evaluations:
             return f"{plan.max_evaluations:g} evaluations"
         return ""
 
-    def keep(self, index: Tensor | slice) -> None:
-        """Go on with some rows only."""
+    def select(self, index: Tensor | slice) -> None:
+        """Keep some rows only."""
         chosen = index if isinstance(index, slice) else index.cpu().numpy()
         self.streak, self.last = self.streak[chosen], self.last[chosen]
         self.anchor_t, self.rest = self.anchor_t[chosen], self.rest[chosen]
         self.anchor = self.anchor[index]
 
+    def set_counters(
+        self, streak: np.ndarray, last: np.ndarray, anchor_t: np.ndarray, rest: np.ndarray, anchor: Tensor
+    ) -> None:
+        """Set the state of the rule ``steady`` to what the native loop returned."""
+        self.streak, self.last, self.anchor_t, self.rest, self.anchor = streak, last, anchor_t, rest, anchor
 
-def _first(holds: Callable[[float], bool], taken: float) -> float:
-    """The (negative) time before the end of a step at which a condition begins to hold, by bisection."""
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Return the arrays of a checkpoint."""
+        words = {
+            "deferred": {str(member): vars(outcome) for member, outcome in self.deferred.items()},
+            "values": [[number, member, value] for (number, member), value in self.values.items()],
+        }
+        arrays = {name: getattr(self, name) for name in ("streak", "last", "size", "anchor_t", "rest")}
+        return arrays | {"anchor_points": to_numpy(self.anchor), "termination": np.array(json.dumps(words))}
+
+    def restore(self, arrays: dict[str, np.ndarray], device: torch.device) -> None:
+        """Set the counters to those of a checkpoint."""
+        words = json.loads(str(arrays["termination"]))
+        self.deferred = {int(member): Outcome(**outcome) for member, outcome in words["deferred"].items()}
+        self.values = {(number, member): value for number, member, value in words["values"]}
+        for name in ("streak", "last", "size", "anchor_t", "rest"):
+            setattr(self, name, arrays[name])
+        self.anchor = to_tensor(arrays["anchor_points"], device)
+
+
+def _bisect(holds: Callable[[float], bool], taken: float) -> float:
+    """Time (<= 0) relative to the end of a step at which a condition begins to hold, by bisection."""
     low, high = -taken, 0.0
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)

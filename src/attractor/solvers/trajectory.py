@@ -22,22 +22,32 @@ from attractor.laws import Law
 from attractor.observables import named
 from attractor.plotting import Scene, draw
 from attractor.serialization import citations, move_tensors
-from attractor.solvers.merging import Log
+from attractor.solvers.merging import EventLog
 from attractor.solvers.outcome import EventRecord, Outcome, Statistics
 from attractor.solvers.steppers.stepper import stepper_named
+from attractor.solvers.store import RunRecord, write_run
 from attractor.spaces import Space
 from attractor.states import Gaussian, Tokens
 
-PAIRS = 1 << 22  # pairs of tokens an observable may hold at once
+PAIRS = 1 << 22  # pairs of tokens in one call of an observable
 
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """Tokens along depth.
+    """A run: states along time, how it ended, what it cost and what happened.
 
-    ``times`` (S,), ``points`` (S, ..., n, d) with the ensemble axes of the start between (for a Gaussian the rows are its mean
-    and the columns of its covariance factor); ``outcomes`` has one entry for each
-    member of the ensemble, ``ends`` its end time. A member that ended before the others is held at its last state.
+    Attributes
+    ----------
+    times : (S,), saved times.
+    points : (S, ..., n, d), saved states, with the ensemble axes of the initial state. Of a Gaussian: its mean, then the columns
+        of its covariance factor, (S, ..., 1 + d, d). A member that ended before the others keeps its last state.
+    final : last state of every member.
+    outcomes : one for each member of the flattened ensemble.
+    stats : evaluations, steps, seconds, method, engine.
+    law, space, initial : what was integrated; ``law`` is None for a stored Python function.
+    events : merges and events of the user, in the order of time.
+    definition : law, state, space, options and events, as a store holds them.
+    record : what ``save`` writes; None for a trajectory that does not come from ``flow``.
     """
 
     times: Tensor
@@ -50,19 +60,19 @@ class Trajectory:
     initial: Tokens | Gaussian
     events: Sequence[EventRecord] = ()
     definition: dict[str, Any] = field(default_factory=dict, repr=False)
-    integration: Any = field(default=None, repr=False)
+    record: RunRecord | None = field(default=None, repr=False)
 
     def to(self, device: str | torch.device) -> Trajectory:
-        """The same with its tensors on a device; what can go on from there stays behind."""
+        """Return the trajectory with its tensors on a device; it can no longer be saved."""
         device = torch.device(device)
         if self.points.device == device:
             return self
         names = ("points", "final", "law", "space", "initial")
-        return replace(self, integration=None, **{name: move_tensors(getattr(self, name), device) for name in names})
+        return replace(self, record=None, **{name: move_tensors(getattr(self, name), device) for name in names})
 
     @property
     def outcome(self) -> Outcome:
-        """How the run ended; for an ensemble, what its members have in common."""
+        """How the run ended; for an ensemble "mixed" if its members ended in different ways."""
         if len(self.outcomes) == 1:
             return self.outcomes[0]
         last = max(outcome.time for outcome in self.outcomes)
@@ -72,7 +82,7 @@ class Trajectory:
 
     @property
     def tokens(self) -> Tokens:
-        """The tokens at the start; a run of a Gaussian has none."""
+        """The initial tokens; raises for a run of a Gaussian."""
         if not isinstance(self.initial, Tokens):
             raise UnsupportedError("this run moved a Gaussian, which has no tokens; it has means and covariances")
         return self.initial
@@ -110,7 +120,7 @@ class Trajectory:
         return self.points.shape[-1]
 
     def member(self, index: int) -> Trajectory:
-        """One member of an ensemble as a run of its own; ``index`` counts through the flattened ensemble axes."""
+        """Return one member of an ensemble as a trajectory; ``index`` refers to the flattened ensemble."""
         if not self.initial.batch_shape:
             return self
         flat = self.points.reshape(len(self.times), -1, *self.points.shape[-2:])[:, index]
@@ -122,14 +132,14 @@ class Trajectory:
             row if row is None or row.ndim == 1 else row.reshape(-1, self.n)[index]
             for row in (initial.masses, initial.positions)
         ]
-        start = Tokens.trusted(initial.points.reshape(-1, *initial.points.shape[-2:])[index], *rows)
-        final = Tokens.trusted(self.final.points.reshape(-1, self.n, self.dim)[index], *rows)  # type: ignore[union-attr]
-        events = Log.from_events(self.events).of(index)
+        start = Tokens.unchecked(initial.points.reshape(-1, *initial.points.shape[-2:])[index], *rows)
+        final = Tokens.unchecked(self.final.points.reshape(-1, self.n, self.dim)[index], *rows)  # type: ignore[union-attr]
+        events = EventLog.from_events(self.events).select(index)
         return Trajectory(self.times, flat, final, (self.outcomes[index],), self.stats, law, self.space, start, events)
 
     def state(self, index: int) -> Tokens | Gaussian:
         """The state at one saved time."""
-        return self.initial.moved(self.points[index])
+        return self.initial.with_points(self.points[index])
 
     def _slice(self, rows: slice) -> Tokens:
         """Saved states as one ensemble, time first."""
@@ -138,10 +148,20 @@ class Trajectory:
             masses = masses.expand(points.shape[:-1])
         if positions is not None and positions.ndim > 1:
             positions = positions.expand(points.shape[:-1])
-        return Tokens.trusted(points, masses, positions)
+        return Tokens.unchecked(points, masses, positions)
 
     def observe(self, observable: str | Callable[..., Tensor], **options: Any) -> Tensor:
-        """An observable along time, (S, ...): a function of ``attractor.observables``, its name, or your own f(tokens, law, space)."""
+        """Evaluate an observable along time.
+
+        Parameters
+        ----------
+        observable : a function of ``attractor.observables``, its name, or any ``f(tokens, law=..., space=..., **options)``.
+
+        Returns
+        -------
+        Tensor
+            (S, ...), one value (or array) for each saved time and member.
+        """
         function = named(observable) if isinstance(observable, str) else observable
         if len(self.times) == 0:
             raise InputError("the run has no saved states to observe; give save times")
@@ -159,30 +179,26 @@ class Trajectory:
         return torch.cat(parts)
 
     def cite(self) -> str:
-        """BibTeX of what this run used."""
-
+        """Return BibTeX entries of what this run used."""
         return bibtex(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the run to a Zarr store that ``attractor.load`` reads."""
-        from attractor.solvers.stored_runs import write
-
-        write(self, path)
+        """Write the run to a Zarr store, for ``attractor.load``."""
+        if self.record is None:
+            raise UnsupportedError("this trajectory did not come from a flow, so there is no run to store")
+        write_run(self.record, self.definition, path)
 
     def plot(self, path: str | Path | None = None, **options: Any) -> Any:
-        """Draw the run: .html (interactive), .png/.pdf/.svg, .gif/.mp4; without a path the figure itself."""
-
+        """Draw the run to .html (interactive), .png, .pdf, .svg, .gif or .mp4; without a path return the figure."""
         return plot(self, path, **options)
 
     def summary(self) -> dict[str, Any]:
-        """The run in numbers, ready for JSON."""
-
+        """Return the run in numbers, for JSON."""
         return summarise(self)
 
     def _repr_html_(self) -> str:
-        """A card for notebooks: the outcome, and how far apart tokens were (or how large the covariance was) along time."""
-
-        return trajectory_card(self)
+        """Return HTML for notebooks: the outcome, and pairwise distance (or size of the covariance) along time."""
+        return render_html(self)
 
     def __repr__(self) -> str:
         shape = "x".join(str(size) for size in self.points.shape)
@@ -212,7 +228,7 @@ def entries() -> dict[str, str]:
 def keys(run: Trajectory) -> list[str]:
     """Citation keys of the toolkit, the law, the space and the method."""
     used = ["attractor", *citations(run.law), *citations(run.space)]
-    if run.space.curved:
+    if run.space.is_curved:
         used.append("abella2024asymptotic")
     if isinstance(run.initial, Gaussian):
         used.append("castin2025unified")
@@ -230,8 +246,8 @@ def bibtex(run: Trajectory) -> str:
 MOST = 1 << 24  # numbers in a run above which only a few saved times are looked at
 
 
-def trajectory_card(run: Trajectory) -> str:
-    """The outcome in words, sizes and costs, and one curve."""
+def render_html(run: Trajectory) -> str:
+    """HTML of a run: outcome, sizes, costs and one curve."""
     end, gaussian = run.outcome, isinstance(run.initial, Gaussian)
     rows: dict[str, Any] = {"outcome": f"{end.name.replace('_', ' ')} at t = {end.time:.6g}", "": end.message}
     members = "".join(f"{size} x " for size in run.initial.batch_shape)
@@ -263,7 +279,7 @@ def drawing(run: Trajectory) -> str:
         return curve(sizes.log10(), "log10 of the trace of the covariance")
     from attractor.observables import pairwise_distance
 
-    distances = pairwise_distance(Tokens.trusted(points, None, None))
+    distances = pairwise_distance(Tokens.unchecked(points, None, None))
     return curve(torch.as_tensor(distances), "mean squared distance of two tokens") if points.shape[1] > 1 else ""
 
 
@@ -320,7 +336,7 @@ def measured(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, dict[str
 def entered(run: Trajectory, tokens: Tokens) -> Tokens:
     """The tokens as the flow began with them: positions of the input added, put on the space."""
     tokens = tokens if run.law is None else run.law.enter(tokens)
-    return tokens.moved(run.space.enter(tokens.points))
+    return tokens.with_points(run.space.enter(tokens.points))
 
 
 def _law(run: Trajectory, time: float) -> Law | None:
@@ -333,10 +349,10 @@ def finite(tokens: Tokens) -> bool:
 
 def listed(events: Sequence[EventRecord]) -> Sequence[EventRecord]:
     """All events, but of very many merges the first and the last; ``stats.merges`` counts all."""
-    log = Log.from_events(events)
+    log = EventLog.from_events(events)
     if log.merges <= MERGES:
         return log
-    return log.some(lambda merges: np.concatenate([merges[:ENDS], merges[-ENDS:]]))
+    return log.thin(lambda merges: np.concatenate([merges[:ENDS], merges[-ENDS:]]))
 
 
 def described(event: EventRecord) -> dict[str, Any]:
@@ -378,21 +394,22 @@ def scene(run: Trajectory, member: int = 0, curves: Sequence[str] | None = None,
     outcome, space = single.outcome, run.space
     surface = space.surface(run.dim)
     if curves is None:
-        curves = SPHERE_CURVES if space.curved else FLAT_CURVES
+        curves = SPHERE_CURVES if space.is_curved else FLAT_CURVES
         curves = [
             name for name in curves if run.n <= LARGE or name in ("consensus_gap", "token_norm", "pairwise_distance")
         ]
     words = tuple(getattr(run, "words", ()))  # of a trace of a model
     # of a million merges some show where all are; they come in the order of time, and the last ones are the largest
-    log = Log.from_events(single.events)
-    events = log.some(lambda merges: merges[:: -(-len(merges) // MARKED) or 1])
+    log = EventLog.from_events(single.events)
+    events = log.thin(lambda merges: merges[:: -(-len(merges) // MARKED) or 1])
     return Scene(
         times=single.times.numpy(),
         points=single.points.detach().cpu().double().numpy(),
         masses=single.masses.detach().cpu().double().numpy(),
         surface=None if surface is None else surface.detach().cpu().double().numpy(),
         curves={name.replace("_", " "): _curve(single, name) for name in curves},
-        title=title or f"{run.n} tokens under {_drawing_law(run)}" + (f" on the {space.name}" if space.curved else ""),
+        title=title
+        or f"{run.n} tokens under {_drawing_law(run)}" + (f" on the {space.name}" if space.is_curved else ""),
         caption=_caption(single, log.merges),
         events=[(event.time, _words(event)) for event in events],
         outcome="" if run.stats.method == "blocks" else outcome.name,  # a model always comes to its last block

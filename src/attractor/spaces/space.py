@@ -19,7 +19,7 @@ class Space(Record):
     """The methods every space has; tokens x are (..., n, d)."""
 
     name: ClassVar[str] = "space"
-    curved: ClassVar[bool] = True
+    is_curved: ClassVar[bool] = True
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         """The part of v that is tangent to the space at x."""
@@ -62,7 +62,7 @@ class Space(Record):
 
     def enter(self, x: Tensor) -> Tensor:
         """Put tokens on the space before a flow; a zero vector has no direction and is refused."""
-        if not self.curved:
+        if not self.is_curved:
             return x
         # points already on the space are kept bit for bit, so that a flow can continue another
         inside = (self.stretch(x) - 1.0).abs_() <= 16 * torch.finfo(x.dtype).eps
@@ -85,7 +85,7 @@ class Euclidean(Space):
     """R^d: no constraint, the identity as retraction."""
 
     name: ClassVar[str] = "euclidean"
-    curved: ClassVar[bool] = False
+    is_curved: ClassVar[bool] = False
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         return v

@@ -78,7 +78,7 @@ class Gaussian(Record):
         """The mean, then the columns of the factor, (..., 1 + d, d): what a flow integrates."""
         return torch.cat((self.mean.unsqueeze(-2), self.factor.mT), dim=-2)
 
-    def moved(self, rows: Tensor) -> Gaussian:
+    def with_points(self, rows: Tensor) -> Gaussian:
         """The Gaussian that rows stand for; trusts its argument."""
         gaussian = object.__new__(Gaussian)
         object.__setattr__(gaussian, "mean", rows[..., 0, :])

@@ -102,14 +102,14 @@ class Tokens(Record):
             why = str(error).splitlines()[0]
             raise InputError(f"tokens cannot be put on {device}: {why}") from None
         masses, positions = (None if part is None else part.to(device) for part in (self.masses, self.positions))
-        return Tokens.trusted(points, masses, positions)
+        return Tokens.unchecked(points, masses, positions)
 
-    def moved(self, points: Tensor) -> Tokens:
+    def with_points(self, points: Tensor) -> Tokens:
         """The same tokens elsewhere; trusts its argument, for inner loops."""
-        return Tokens.trusted(points, self.masses, self.positions)
+        return Tokens.unchecked(points, self.masses, self.positions)
 
     @classmethod
-    def trusted(cls, points: Tensor, masses: Tensor | None = None, positions: Tensor | None = None) -> Tokens:
+    def unchecked(cls, points: Tensor, masses: Tensor | None = None, positions: Tensor | None = None) -> Tokens:
         """Tokens without the checks, for inner loops whose inputs were checked once."""
         tokens = object.__new__(cls)
         for name, value in (("points", points), ("masses", masses), ("positions", positions), ("dtype", points.dtype)):

@@ -41,7 +41,7 @@ def require_kernel(*names: str) -> Hypothesis:
 def _gaussian(case: Case) -> Margin:
     word = f"{type(case.state).__name__} in a space that is {case.space.name}"
     return Margin.boolean(
-        isinstance(case.state, Gaussian) and not case.state.batch_shape and not case.space.curved, word
+        isinstance(case.state, Gaussian) and not case.state.batch_shape and not case.space.is_curved, word
     )
 
 

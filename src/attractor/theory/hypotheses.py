@@ -91,7 +91,7 @@ def find_first_token(tokens: Tokens) -> int:
 
 
 def _flat(case: Case) -> Margin:
-    return Margin.boolean(not case.space.curved, f"the space is {case.space.name}")
+    return Margin.boolean(not case.space.is_curved, f"the space is {case.space.name}")
 
 
 def _tokens(case: Case) -> Margin:

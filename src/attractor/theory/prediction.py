@@ -156,7 +156,7 @@ def predict(
     if isinstance(state, Tokens):
         law.check(state)
         place.check_dimension(state.dim)
-        state = state.moved(place.enter(state.points))  # as a flow would
+        state = state.with_points(place.enter(state.points))  # as a flow would
     elif isinstance(state, Gaussian) and getattr(law, "dim", state.dim) != state.dim:
         raise InputError(f"the law moves points of {law.dim} coordinates, the Gaussian has {state.dim}")  # type: ignore[attr-defined]
     if paper is not None and not list_theorems(paper):

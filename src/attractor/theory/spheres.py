@@ -239,7 +239,7 @@ def linearize(case: Case, points: Tensor, step: float | None = None) -> Tensor:
 
     def field(row: Tensor) -> Tensor:
         at = row.reshape(n, d)
-        tokens = Tokens.trusted((at / at.norm(dim=-1, keepdim=True)) @ inverse.mT)
+        tokens = Tokens.unchecked((at / at.norm(dim=-1, keepdim=True)) @ inverse.mT)
         moved = velocity(case.law, tokens, case.space) if step is None else case.law.layer(tokens, step, case.space)
         return found.map_points(moved).reshape(-1)
 

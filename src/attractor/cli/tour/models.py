@@ -157,7 +157,9 @@ def traced(section: Section, settings: Settings, say: Say) -> tuple[str, dict[st
         "observable and every picture works on it."
     )
     section.card({"the text": text, "its tokens": "  ·  ".join(run.words)})
-    section.animation(scene(run, curves=tuple(CURVES), title=f"{len(run.words)} tokens of {name_of(found)} along depth"))
+    section.animation(
+        scene(run, curves=tuple(CURVES), title=f"{len(run.words)} tokens of {name_of(found)} along depth")
+    )
     cosine, rank = measured.curves["cosine"], measured.curves["effective_rank"]
     section.card(
         {"before the first block": float(cosine[0]), "after the last": float(cosine[-1])}, "Mean cosine of two tokens"

@@ -12,12 +12,12 @@ from torch import Tensor
 from attractor.solvers.steppers.stepper import (
     Coefficients,
     Field,
-    Inside,
     RungeKutta,
     Step,
-    column_of,
+    StepPolynomial,
+    as_column,
     combine,
-    estimate,
+    estimate_error,
 )
 
 
@@ -51,9 +51,11 @@ class Dopri5(RungeKutta):
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         end, slope, slopes = self.stages(field, t, h, y, f)
-        return Step(end, slope, (estimate(self.E, column_of(h, y), slopes),), slopes)
+        return Step(end, slope, (estimate_error(self.E, as_column(h, y), slopes),), slopes)
 
-    def inside(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor, step: Step) -> Inside:
+    def interpolate(
+        self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor, step: Step
+    ) -> StepPolynomial:
         """Shampine's quartic through both ends and slopes, whose last coefficient comes from the stages: no evaluation more."""
         from scipy.integrate import RK45
 
@@ -61,7 +63,7 @@ class Dopri5(RungeKutta):
         column = torch.from_numpy(h).to(y).view(-1, 1, 1)
         moved = step.y - y
         parts = [moved, column * f - moved, 2.0 * moved - column * (step.f + f)]
-        return Inside(h, y, torch.stack([*parts, column * combine(RK45.P[:, 3], list(step.slopes))]))
+        return StepPolynomial(h, y, torch.stack([*parts, column * combine(RK45.P[:, 3], list(step.slopes))]))
 
     def error(self, step: Step, scale: Tensor) -> Tensor:
         return torch.linalg.vector_norm(step.errors[0], dim=-1) / scale
@@ -109,10 +111,12 @@ class Dop853(RungeKutta):
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         end, slope, slopes = self.stages(field, t, h, y, f)
-        third, fifth = (estimate(weights, column_of(h, y), slopes) for weights in self.E)
+        third, fifth = (estimate_error(weights, as_column(h, y), slopes) for weights in self.E)
         return Step(end, slope, (third, fifth), slopes)
 
-    def inside(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor, step: Step) -> Inside:
+    def interpolate(
+        self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor, step: Step
+    ) -> StepPolynomial:
         from scipy.integrate import DOP853
 
         assert step.slopes is not None
@@ -120,11 +124,11 @@ class Dop853(RungeKutta):
         slopes = list(step.slopes)
         for row, node in zip(DOP853.A_EXTRA, DOP853.C_EXTRA, strict=True):
             inner = y + column * combine(row[: len(slopes)], slopes)
-            slopes.append(field.lifted(t + node * h, inner))
+            slopes.append(field.lifted_velocity(t + node * h, inner))
         moved = step.y - y
         parts = [moved, column * f - moved, 2.0 * moved - column * (step.f + f)]
         parts += [column * combine(row, slopes) for row in DOP853.D]
-        return Inside(h, y, torch.stack(parts))
+        return StepPolynomial(h, y, torch.stack(parts))
 
     def error(self, step: Step, scale: Tensor) -> Tensor:
         third = torch.linalg.vector_norm(step.errors[0], dim=-1) / scale

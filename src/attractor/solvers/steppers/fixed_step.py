@@ -20,7 +20,7 @@ class Euler(Stepper):
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         end = y + torch.from_numpy(h).to(y).view(-1, 1, 1) * f
-        return Step(end, field.lifted(t + h, end), ())
+        return Step(end, field.lifted_velocity(t + h, end), ())
 
 
 class RK4(RungeKutta):
@@ -50,6 +50,7 @@ class Layers(Stepper):
 
     name: ClassVar[str] = "layers"
     order: ClassVar[int] = 1
+    discrete: ClassVar[bool] = True
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         end = field.layer(t, float(h[0]), y)

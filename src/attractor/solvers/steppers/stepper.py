@@ -18,10 +18,10 @@ from attractor.states import Tokens
 
 
 class Field:
-    """Velocities of points (members, n, d), in the ambient space lifted by the retraction.
+    """The vector field of a run on points (members, n, d).
 
-    Tokens are x = N(y); the lifted field |y|/|x| v(x) has the length of y as an invariant, so a step may leave the space at
-    its own high order and is retracted at its end.
+    On a curved space with retraction N tokens are x = N(y), and steps are taken in y with the lifted field |y|/|x| v(x). It
+    leaves |y| constant, so that a step leaves the space only by its own error and is retracted at its end.
     """
 
     def __init__(self, law: Law, space: Space, tokens: Tokens, skip_self: bool = False) -> None:
@@ -33,7 +33,7 @@ class Field:
         self.evaluations = 0
 
     def _tokens(self, x: Tensor) -> Tokens:
-        return Tokens.trusted(x, self.masses, self.positions)
+        return Tokens.unchecked(x, self.masses, self.positions)
 
     def velocity(self, t: np.ndarray, x: Tensor) -> Tensor:
         """Tangent velocity at points of the space."""
@@ -43,32 +43,32 @@ class Field:
     def _drive(self, t: np.ndarray, x: Tensor) -> Tensor:
         if self.law.autonomous or len(t) == 1:
             return self.law.velocity(self._tokens(x), float(t[0]), skip_self=self.skip_self)
-        # members stand at different times, so a time-varying law is a different law for each
+        # members are at different times, so a time-varying law is a different law for each
         return torch.cat(
-            [self.one(index)._drive(t[index : index + 1], x[index : index + 1]) for index in range(len(t))]
+            [self.member(index)._drive(t[index : index + 1], x[index : index + 1]) for index in range(len(t))]
         )
 
-    def lifted(self, t: np.ndarray, y: Tensor, out: Tensor | None = None) -> Tensor:
-        """The field in retraction coordinates, written to ``out`` if it is given."""
-        if not self.space.curved:
+    def lifted_velocity(self, t: np.ndarray, y: Tensor, out: Tensor | None = None) -> Tensor:
+        """The lifted field at y, written to ``out`` if it is given."""
+        if not self.space.is_curved:
             velocity = self.velocity(t, y)
             return velocity if out is None else out.copy_(velocity)
         stretch = self.space.stretch(y)
         return torch.mul(stretch, self.velocity(t, y / stretch), out=out)
 
     def layer(self, t: np.ndarray, step: float, x: Tensor) -> Tensor:
-        """One discrete layer; members go in step, so they share the time."""
+        """One discrete layer; all members have the same time."""
         self.evaluations += x.shape[0]
         return self.law.layer(self._tokens(x), step, self.space, float(t[0]))
 
-    def one(self, index: int) -> Field:
+    def member(self, index: int) -> Field:
         """The field of one member."""
         field = Field(self.law, self.space, self._tokens(torch.empty(0)), self.skip_self)
-        field.keep(torch.tensor([index]))
+        field.select(torch.tensor([index]))
         return field
 
-    def keep(self, index: Tensor | slice) -> None:
-        """Go on with some members only; a slice, for which no law is asked, means nobody."""
+    def select(self, index: Tensor | slice) -> None:
+        """Keep some members only; a slice stands for none of them, and leaves the law unchanged."""
         if not isinstance(index, slice):
             self.law = self.law.member(index)
         if self.masses is not None and self.masses.ndim > 1:
@@ -77,16 +77,20 @@ class Field:
             self.positions = self.positions[index]
 
 
-# rows of A, the weights B, those of the errors, of further slopes inside a step, and of the polynomial's parts from the fourth on
+# rows of A, weights B, weights of the error estimates, rows of A for further slopes of the interpolant, and weights of the
+# coefficients of the interpolant from the fourth on
 Coefficients = tuple[list[list[float]], list[float], list[list[float]], list[list[float]], list[list[float]]]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A tried step of every member: ambient end points, lifted field there, and local errors of each token or None.
+    """A trial step of every member.
 
-    ``y`` is not yet retracted. ``errors`` are vectors (members, n, d), the last entry the one to control; DOP853 gives two.
-    ``slopes`` (stages + 1, members, n, d) are kept by methods that interpolate inside their own steps.
+    Attributes
+    ----------
+    y, f : end points, not retracted, and the lifted field there, (members, n, d).
+    errors : local error estimates (members, n, d): none for a fixed step, two for DOP853.
+    slopes : (stages + 1, members, n, d), kept by methods that interpolate inside their own steps.
     """
 
     y: Tensor
@@ -95,17 +99,17 @@ class Step:
     slopes: Tensor | None = None
 
 
-class Inside:
-    r"""A polynomial inside a step of every member: :math:`y + x(F_0 + (1-x)(F_1 + x(F_2 + (1-x)(F_3 + \dots))))`.
+class StepPolynomial:
+    r"""The interpolant of a step of every member: :math:`y + x(F_0 + (1-x)(F_1 + x(F_2 + (1-x)(F_3 + \dots))))`.
 
-    ``parts`` (k, members, n, d) are the F, x runs from 0 to 1 over the step.
+    ``parts`` (k, members, n, d) are the coefficients F; x runs from 0 to 1 over the step of length h from y.
     """
 
     def __init__(self, h: np.ndarray, y: Tensor, parts: Tensor) -> None:
         self.h, self.y, self.parts = h, y, parts
 
     def at(self, members: np.ndarray, lag: np.ndarray) -> Tensor:
-        """Points of some members at times (<= 0) before the end of the step, not retracted."""
+        """Points of some members at times ``lag`` (<= 0) relative to the end of the step, not retracted."""
         index = torch.from_numpy(members).to(self.y.device)
         x = torch.from_numpy(1.0 + lag / self.h[members]).to(self.y).view(-1, 1, 1)
         total = torch.zeros_like(self.y[index])
@@ -113,26 +117,32 @@ class Inside:
             total = (total + part) * (x if (len(self.parts) - count) % 2 else 1.0 - x)
         return self.y[index] + total
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Inside:
-        """The same after a linear change of rows, such as a merge."""
-        return Inside(self.h, change(self.y), torch.stack([change(part) for part in self.parts]))
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> StepPolynomial:
+        """Apply a linear map of rows, such as a merge."""
+        return StepPolynomial(self.h, change(self.y), torch.stack([change(part) for part in self.parts]))
 
 
 _steppers: dict[str, type[Stepper]] = {}
 
 
 class Stepper:
-    """One method.
+    """A one-step method; subclasses with a ``name`` register themselves.
 
-    ``error_order`` is the order that controls its steps; ``nodes`` is how many step ends dense output uses, unless the method
-    ``interpolates`` inside its own steps; ``arrays`` is how many arrays of the size of the state a run holds at most, beside the
-    saved ones.
+    Attributes
+    ----------
+    order, error_order : order of the method, and of the error estimate that controls its steps.
+    adaptive : whether it has an error estimate.
+    discrete : whether it applies discrete layers, which have no states between step ends.
+    nodes : number of step ends that dense output interpolates, unless the method ``interpolates`` inside its own steps.
+    arrays : largest number of arrays of the size of the state that a run holds, apart from saved states.
+    cites : keys in ``references.bib``.
     """
 
     name: ClassVar[str] = ""
     order: ClassVar[int] = 1
     error_order: ClassVar[int] = 1
     adaptive: ClassVar[bool] = False
+    discrete: ClassVar[bool] = False
     nodes: ClassVar[int] = 2
     interpolates: ClassVar[bool] = False
     arrays: ClassVar[int] = 45
@@ -144,94 +154,96 @@ class Stepper:
 
     @property
     def coefficients(self) -> Coefficients | None:
-        """What the native loop must know of the method, or None if it does not know such methods."""
+        """Coefficients for the native loop, or None if it cannot run the method."""
         return None
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
-        """Step every member b from t[b] by h[b]; y, f are (members, n, d)."""
+        """Try a step of every member from time t (members,) of length h (members,); y and f are (members, n, d)."""
         raise NotImplementedError
 
     def error(self, step: Step, scale: Tensor) -> Tensor:
-        """Error of each token relative to what is tolerated, (members, n)."""
+        """Error of each token in units of its tolerance ``scale``, (members, n)."""
         raise NotImplementedError
 
-    def inside(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor, step: Step) -> Inside | None:
-        """The method's own interpolant of a step, or None: then step ends are interpolated."""
+    def interpolate(
+        self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor, step: Step
+    ) -> StepPolynomial | None:
+        """The method's own interpolant of a step, or None if step ends are interpolated instead."""
         return None
 
 
 class RungeKutta(Stepper):
-    """An explicit method from its tableau, in retraction coordinates."""
+    """An explicit Runge-Kutta method given by its Butcher tableau, applied to the lifted field."""
 
     @cached_property
     def tableau(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows A (strictly lower), weights B, nodes C."""
+        """Matrix A (strictly lower triangular), weights B, nodes C."""
         raise NotImplementedError
 
     def stages(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """End points, the lifted field there, and all slopes (stages + 1, members, n, d)."""
         if torch.is_grad_enabled():
-            return self._recorded_stages(field, t, h, y, f)
+            return self._stages_with_gradients(field, t, h, y, f)
         _, B, C = self.tableau
-        column = column_of(h, y)
+        column = as_column(h, y)
         rows = _rows(type(self), y.dtype, y.device)
-        # one block of memory, so that a sum over slopes is one product and no slope is held twice
+        # one block of memory, so that a sum over slopes is one matrix product without copies
         slopes = y.new_empty((len(C) + 1, *y.shape))
         flat = slopes.view(len(C) + 1, -1)
         slopes[0] = f
         for i in range(1, len(C)):
             inner = torch.addcmul(y, column, (rows[i] @ flat[:i]).view_as(y))
-            field.lifted(later(t, C[i], h), inner, out=slopes[i])
+            field.lifted_velocity(stage_times(t, C[i], h), inner, out=slopes[i])
         end = torch.addcmul(y, column, (rows[-1] @ flat[: len(B)]).view_as(y))
-        field.lifted(later(t, 1.0, h), end, out=slopes[-1])
+        field.lifted_velocity(stage_times(t, 1.0, h), end, out=slopes[-1])
         return end, slopes[-1], slopes
 
-    def _recorded_stages(
+    def _stages_with_gradients(
         self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same out of tensors that are never written to, as gradients need it."""
+        """``stages`` without operations in place, for gradients."""
         A, B, C = self.tableau
         column = torch.from_numpy(h).to(y).view(-1, 1, 1)
         slopes = [f]
         for i in range(1, len(C)):
             inner = y + column * combine(A[i, :i], slopes)
-            slopes.append(field.lifted(t + C[i] * h, inner))
+            slopes.append(field.lifted_velocity(t + C[i] * h, inner))
         end = y + column * combine(B, slopes)
-        slopes.append(field.lifted(t + h, end))
+        slopes.append(field.lifted_velocity(t + h, end))
         return end, slopes[-1], torch.stack(slopes)
 
 
 @cache
 def _rows(method: type[RungeKutta], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Rows of A without their zeros above the diagonal, and B."""
+    """Rows of A below the diagonal, and B, as tensors."""
     A, B, C = method().tableau
     return [torch.as_tensor(row, dtype=dtype, device=device) for row in [*(A[i, :i] for i in range(len(C))), B]]
 
 
-def column_of(h: np.ndarray | Tensor, y: Tensor) -> Tensor:
-    """Steps of the members beside their points; they are on the device already where a step is recorded."""
+def as_column(h: np.ndarray | Tensor, y: Tensor) -> Tensor:
+    """Step lengths with shape (members, 1, 1) on the device of y; inside a CUDA graph they are tensors already."""
     return h.view(-1, 1, 1) if isinstance(h, Tensor) else torch.from_numpy(h).to(y).view(-1, 1, 1)
 
 
-def later(t: np.ndarray, part: float, h: np.ndarray | Tensor) -> np.ndarray:
-    """Times inside a step; a step that is recorded belongs to a law that does not ask for the time."""
+def stage_times(t: np.ndarray, part: float, h: np.ndarray | Tensor) -> np.ndarray:
+    """Times t + part h; inside a CUDA graph, where h is a tensor, the law does not depend on time and t is returned."""
     return t if isinstance(h, Tensor) else t + part * h
 
 
-def estimate(weights: Tensor, column: Tensor, slopes: Tensor) -> Tensor:
-    """An error estimate: the step times a sum of slopes."""
-    there = weights.to(slopes) if slopes.device.type == "cpu" else _sent(weights, slopes.dtype, slopes.device)
+def estimate_error(weights: Tensor, column: Tensor, slopes: Tensor) -> Tensor:
+    """Error estimate: the step length times a weighted sum of slopes."""
+    there = weights.to(slopes) if slopes.device.type == "cpu" else _move_weights(weights, slopes.dtype, slopes.device)
     return column * torch.tensordot(there, slopes, 1)
 
 
 @lru_cache(maxsize=32)
-def _sent(weights: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Weights on a device, sent there once: a step that is recorded must not wait for the host."""
+def _move_weights(weights: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Copy weights to a device once: a CUDA graph cannot capture a copy from the host."""
     return weights.to(dtype).to(device)
 
 
 def combine(coefficients: np.ndarray, slopes: list[Tensor]) -> Tensor:
-    """Sum of coefficients times slopes; zero coefficients cost nothing."""
+    """Sum of coefficients times slopes, without the terms whose coefficient is zero."""
     used = [(float(c), k) for c, k in zip(coefficients.tolist(), slopes, strict=True) if c != 0.0]
     total = used[0][0] * used[0][1]
     for c, k in used[1:]:
@@ -240,7 +252,7 @@ def combine(coefficients: np.ndarray, slopes: list[Tensor]) -> Tensor:
 
 
 def default_method(rtol: float) -> str:
-    """The method for a tolerance, where the user names none."""
+    """The default method for a relative tolerance."""
     return "dop853" if rtol <= 1e-7 else "dopri5"
 
 

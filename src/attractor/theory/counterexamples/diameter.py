@@ -25,11 +25,11 @@ def run() -> Evidence:
     key = torch.from_numpy(2.0 * rng.standard_normal((STARTS, 1, 3, 3)))
     law = Attention(eye.expand(STARTS, 1, 3, 3), key, eye.expand(STARTS, 1, 3, 3))
     found = flow(law, start, space=Sphere(), until=3.0, save=30, rtol=1e-9, stop=(), merge=False)
-    states = Tokens.trusted(found.points)
+    states = Tokens.unchecked(found.points)
     wide = diameter(states, space=Sphere())
     grows = (wide[1:] - wide[:-1]).amax(0)
     worst = int(grows.argmax())
-    margin = hemisphere_margin(Tokens.trusted(found.points[:, grows > 1e-6]))  # of the starts of interest
+    margin = hemisphere_margin(Tokens.unchecked(found.points[:, grows > 1e-6]))  # of the starts of interest
     narrow = wide[:-1] <= torch.pi / 2
     facts = {
         "starts_in_a_hemisphere": STARTS,

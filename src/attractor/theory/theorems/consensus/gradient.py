@@ -37,7 +37,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     states = [Tokens(run.points[row], case.tokens.masses) for row in rows]
     balance = max(_balance(case, state, c) for state in states)
     parallel = max(_parallel(case, state, c) for state in states[:3])
-    level = torch.stack([energy(Tokens.trusted(points, case.tokens.masses), case.law) for points in run.points[kept]])
+    level = torch.stack([energy(Tokens.unchecked(points, case.tokens.masses), case.law) for points in run.points[kept]])
     return (
         Measurement("energy rate is the squared speed", -balance, 1e-12),
         Measurement("the gradient points along the velocity", -parallel, 1e-12),
@@ -63,7 +63,7 @@ def _parallel(case: Case, state: Tokens, c: float) -> float:
     found = spheres.to_sphere(case)
     points = found.map_points(state.points).requires_grad_()
     inverse = torch.linalg.inv(found.root)
-    energy(Tokens.trusted(points @ inverse.mT, state.masses), case.law).backward()
+    energy(Tokens.unchecked(points @ inverse.mT, state.masses), case.law).backward()
     assert isinstance(points.grad, Tensor)
     gradient, at = points.grad / state.weights[:, None], points.detach()
     gradient = gradient - at * (at * gradient).sum(-1, keepdim=True)

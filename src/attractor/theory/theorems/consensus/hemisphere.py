@@ -57,7 +57,7 @@ def _norms(law: Attention, name: str, inverse: torch.Tensor) -> torch.Tensor:
 def margins(case: Case, run: Trajectory) -> tuple[torch.Tensor, torch.Tensor]:
     """Saved times and the margins at them."""
     kept = select_valid_rows(run)
-    return run.times[kept], hemisphere_margin(Tokens.trusted(run.points[kept], case.tokens.masses), space=case.space)
+    return run.times[kept], hemisphere_margin(Tokens.unchecked(run.points[kept], case.tokens.masses), space=case.space)
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:

@@ -241,10 +241,10 @@ def test_the_command_line_prints_once(tmp_path: Path) -> None:
 
 def test_one_process_alone() -> None:
     law, tokens = at.Attention.isotropic(3, 1.0), at.Tokens.uniform(4, 3, seed=0)
-    assert at.flow(law, tokens, until=0.1, spread=True).stats.processes == 1
-    with pytest.raises(InputError, match="spread must be True, False or None, got 2"):
-        at.flow(law, tokens, until=0.1, spread=2)  # type: ignore[arg-type]
+    assert at.flow(law, tokens, until=0.1, distributed=True).stats.processes == 1
+    with pytest.raises(InputError, match="distributed must be True, False or None, got 2"):
+        at.flow(law, tokens, until=0.1, distributed=2)  # type: ignore[arg-type]
     leaf = at.Attention(torch.eye(3), torch.eye(3), torch.eye(3).requires_grad_())
     with pytest.raises(UnsupportedError, match="gradients do not flow between processes"):
-        at.flow(leaf, tokens, until=0.1, spread=True)
+        at.flow(leaf, tokens, until=0.1, distributed=True)
     assert not distributed.is_active()

@@ -10,9 +10,9 @@ from scipy.spatial.distance import pdist
 from attractor.engines import native
 from attractor.solvers.merging import (
     FEW,
-    _cell_mates,
+    _cell_pairs,
     _mutual_pairs,
-    cell_mates,
+    cell_pairs,
     close_pairs,
     mutual_pairs,
     nearest_pairs,
@@ -31,7 +31,7 @@ def cloud(kind: str, n: int, dim: int, seed: int = 0) -> np.ndarray:
     return centres[rng.integers(0, 5, n)] + rng.normal(0.0, TOLERANCE if kind == "dense" else 0.0, (n, dim))
 
 
-@pytest.mark.parametrize("search", [close_pairs, mutual_pairs, cell_mates, nearest_pairs, _mutual_pairs, _cell_mates])
+@pytest.mark.parametrize("search", [close_pairs, mutual_pairs, cell_pairs, nearest_pairs, _mutual_pairs, _cell_pairs])
 @pytest.mark.parametrize("kind", ["sparse", "chain", "dense", "coinciding"])
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_pairs_are_close_and_disjoint(search, kind: str, dim: int) -> None:
@@ -83,7 +83,7 @@ def test_corners_of_a_lattice_all_as_far_as_their_neighbours() -> None:
 
 def test_distances_beyond_whole_numbers_are_left_to_the_tree() -> None:
     points = np.array([[1e300, 0.0], [1e300, 0.0], [0.0, 1.0]])
-    assert len(cell_mates(points, 1e-9)) == 0
+    assert len(cell_pairs(points, 1e-9)) == 0
     assert native.cell_mates(points, 1e-9) is None
 
 
