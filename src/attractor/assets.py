@@ -30,7 +30,7 @@ Client = Literal["pip", "npm", "apt"]
 
 @dataclass(frozen=True)
 class Package:
-    """One archive: ``name`` and ``version`` as its client knows them, the size and sha256 of the file that the client delivers."""
+    """One archive of a package manager: name and version there, size and sha256 of the downloaded file."""
 
     client: Client
     name: str
@@ -40,17 +40,21 @@ class Package:
 
     @property
     def requirement(self) -> str:
-        """The package as its client is asked for it."""
+        """Name and version in the syntax of the client."""
         return self.name + {"pip": "==", "npm": "@", "apt": "="}[self.client] + self.version
 
 
 @dataclass(frozen=True)
 class Asset:
-    """One thing to fetch.
+    """A model or data set that can be downloaded.
 
-    ``members`` are patterns of the archive's files that are kept, without the folder ``root`` that they lie in; ``path`` is what to
-    open, inside the asset's folder; ``prepare`` names the step that makes it of the members, if one is needed. ``module`` is the
-    Python package that has the same files where it is installed.
+    Attributes
+    ----------
+    root : folder of the archive that contains the files.
+    members : patterns of the files to keep, relative to ``root``.
+    path : file or folder to open, relative to the folder of the asset.
+    prepare : key of STEPS that creates ``path`` from the members; empty if none is needed.
+    module : Python package with the same files; used if it is installed.
     """
 
     name: str
@@ -71,11 +75,11 @@ class Asset:
 
     @property
     def folder_name(self) -> str:
-        """The folder of this version of the asset."""
+        """Name of the cache folder of this version."""
         return f"{self.name}-{self.packages[0].sha256[:12]}"
 
-    def opened(self, folder: Path) -> Path:
-        """What a reader opens."""
+    def path_in(self, folder: Path) -> Path:
+        """Return the file or folder to open."""
         return folder / self.path
 
 
@@ -128,13 +132,13 @@ ASSETS = (
 # fmt: on
 
 
-def assets(kind: str | None = None) -> tuple[Asset, ...]:
-    """Every asset, or every model, or all data."""
+def list_assets(kind: str | None = None) -> tuple[Asset, ...]:
+    """Return all assets, or those of one kind ("model" or "data")."""
     return tuple(one for one in ASSETS if kind is None or one.kind == kind)
 
 
-def asset(name: str) -> Asset:
-    """The asset of a name, however it is capitalised."""
+def find_asset(name: str) -> Asset:
+    """Return the asset of a name; upper and lower case are equal."""
     return find(name.lower(), {one.name.lower(): one for one in ASSETS}, "asset")
 
 
@@ -148,10 +152,10 @@ ABSENT = {
 
 
 def download(package: Package, folder: Path, unpinned: bool = False) -> Path:
-    """The archive of a package, in a folder that is empty before; ``unpinned`` takes whatever version the registry has."""
+    """Download the archive of a package into an empty folder; ``unpinned`` accepts any version."""
     words = _command(package, package.name if unpinned else package.requirement)
     try:
-        # apt says what it looks for in the language of the machine; we quote it
+        # C.UTF-8: error messages in English, since they are quoted
         done = subprocess.run(
             words, cwd=folder, capture_output=True, text=True, timeout=SECONDS, env={**os.environ, "LC_ALL": "C.UTF-8"}
         )
@@ -182,11 +186,11 @@ def _command(package: Package, requirement: str) -> list[str]:
     return [found, *verb, requirement]
 
 
-def _reason(said: str) -> str:
-    """The line of a client's output that says what went wrong."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if line.lower().startswith(("error", "e:", "npm error", "npm err"))]
-    return (telling or lines or ["it did not say why"])[-1].rstrip(".")
+def _reason(output: str) -> str:
+    """Return the line of a client's output with the cause of the error."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith(("error", "e:", "npm error", "npm err"))]
+    return (errors or lines or ["it gave no reason"])[-1].rstrip(".")
 
 
 Member = tuple[str, Callable[[], IO[bytes] | None]]
@@ -195,8 +199,8 @@ Member = tuple[str, Callable[[], IO[bytes] | None]]
 def unpack(archive: Path, folder: Path, root: str, patterns: tuple[str, ...]) -> list[str]:
     """Write the plain files under ``root`` that match one of the patterns into ``folder``, and return their names there.
 
-    ``*`` in a pattern stands for any part of a path, folders included. An archive that names a file outside itself is refused as a
-    whole, before anything is written.
+    ``*`` in a pattern matches any part of a path, folders included. An archive with a file name outside itself raises an error
+    before anything is written.
     """
     with _members(archive) as members:
         found = [(place, open) for name, open in members if (place := _place(archive, name, root)) is not None]
@@ -214,7 +218,7 @@ def unpack(archive: Path, folder: Path, root: str, patterns: tuple[str, ...]) ->
 
 
 def _place(archive: Path, name: str, root: str) -> str | None:
-    """Where a member goes, relative to ``root``; None for one that lies elsewhere in the archive."""
+    """Return the path of a member relative to ``root``, or None if it is not inside."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\x00" in name:
         raise FetchError(f"{archive.name} names a file outside its folder ({name!r}) and is not unpacked")
@@ -224,7 +228,7 @@ def _place(archive: Path, name: str, root: str) -> str | None:
 
 @contextmanager
 def _members(archive: Path) -> Iterator[list[Member]]:
-    """Every plain file of an archive."""
+    """Yield the regular files of an archive."""
     try:
         if archive.suffix in (".whl", ".zip"):
             with zipfile.ZipFile(archive) as stored:
@@ -250,7 +254,7 @@ def _opener(open: Callable[[Any], IO[bytes] | None], info: Any) -> Callable[[], 
 
 @contextmanager
 def _debian(archive: Path) -> Iterator[Path]:
-    """The files of a .deb as a plain tar, whichever compression it has."""
+    """Yield the files of a .deb as an uncompressed tar file."""
     program = shutil.which("dpkg-deb")
     if program is None:
         raise FetchError(f"{archive.name} is unpacked by dpkg-deb, which is not installed; it comes with Debian's dpkg")
@@ -269,11 +273,11 @@ BREAK = "\n\f\n"
 
 
 def prepare(step: str, folder: Path, members: list[str], target: str) -> None:
-    """Carry out a step of the registry."""
+    """Run a preparation step of STEPS."""
     STEPS[step](folder, members, folder / target)
 
 
-def _joined(folder: Path, members: list[str], target: Path) -> None:
+def _join(folder: Path, members: list[str], target: Path) -> None:
     with target.open("wb") as whole:
         for name in members:
             with (folder / name).open("rb") as part:
@@ -294,7 +298,7 @@ def _dictionary(folder: Path, members: list[str], target: Path) -> None:
 
 
 def _speeches(folder: Path, members: list[str], target: Path) -> None:
-    """The addresses lie as JSON objects between the modules of one JavaScript file."""
+    """Extract the addresses, which are JSON objects inside one JavaScript file."""
     source, found, decoder = (folder / members[0]).read_text(encoding="utf-8"), [], json.JSONDecoder()
     at = source.find('{"year":')
     while at >= 0:
@@ -308,7 +312,7 @@ def _speeches(folder: Path, members: list[str], target: Path) -> None:
 
 
 def _manual(folder: Path, members: list[str], target: Path) -> None:
-    """Text files, packed or not, in the order of their names."""
+    """Join text files, gzipped or not, in alphabetical order."""
     names = sorted(members)
     stored = ((name, (folder / name).read_bytes()) for name in names)
     plain = (gzip.decompress(content) if name.endswith(".gz") else content for name, content in stored)
@@ -320,7 +324,7 @@ def _manual(folder: Path, members: list[str], target: Path) -> None:
 
 
 def _antiberty(folder: Path, members: list[str], target: Path) -> None:
-    """The vocabulary is put beside the weights, where tokenizers look for it."""
+    """Move the vocabulary to the folder of the weights, where tokenizers expect it."""
     (folder / "vocab.txt").rename(target / "vocab.txt")
 
 
@@ -332,7 +336,7 @@ def _write(texts: Iterable[str], target: Path) -> None:
 
 
 STEPS: dict[str, Callable[[Path, list[str], Path], None]] = {
-    "joined": _joined,
+    "joined": _join,
     "reviews": _reviews,
     "dictionary": _dictionary,
     "speeches": _speeches,
@@ -341,11 +345,11 @@ STEPS: dict[str, Callable[[Path, list[str], Path], None]] = {
 }
 
 
-STAMP = "attractor.json"  # written last: a folder that has it is whole
+STAMP = "attractor.json"  # written last: a folder with it is complete
 
 
 def cache_folder() -> Path:
-    """The folder of fetched things: ``ATTRACTOR_CACHE``, or a place in the user's own cache."""
+    """Return the cache folder: ``ATTRACTOR_CACHE``, or a folder of the user's cache."""
     named = os.environ.get("ATTRACTOR_CACHE")
     if named:
         return Path(named).expanduser()
@@ -356,30 +360,33 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attractor"
 
 
-def kept(name: str) -> Path | None:
-    """What is to be opened of an asset that is on this machine already, in the cache or as an installed package; None if it is not."""
-    wanted = asset(name)
-    for folder in (cache_folder() / wanted.folder_name, _installed(wanted)):
-        if folder is not None and _whole(folder, wanted):
-            return wanted.opened(folder)
+def find_local(name: str) -> Path | None:
+    """Return the path of an asset in the cache or in an installed package, or None if it is in neither."""
+    wanted = find_asset(name)
+    for folder in (cache_folder() / wanted.folder_name, _find_package(wanted)):
+        if folder is not None and _is_complete(folder, wanted):
+            return wanted.path_in(folder)
     return None
 
 
 def fetch(name: str, *, unpinned: bool = False, again: bool = False, tell: Callable[[str], None] | None = None) -> Path:
-    """What is to be opened of an asset: from this machine if it is here, else downloaded, verified and kept.
+    """Return the path of an asset; download, verify and cache it if it is not on this machine.
 
-    ``unpinned`` accepts another file than the one whose sha256 is known, for a registry that no longer has that version;
-    ``again`` downloads although it is here. ``tell`` is called with a line for every step.
+    Parameters
+    ----------
+    unpinned : accept a file with another sha256, for registries that no longer have the known version.
+    again : download even if the asset is on this machine.
+    tell : called with a line of text at every step.
     """
-    wanted = asset(name)
-    here = None if again else kept(name)
+    wanted = find_asset(name)
+    here = None if again else find_local(name)
     if here is not None:
         return here
     root = cache_folder()
     place, work = root / wanted.folder_name, root / f".{wanted.name}.{secrets.token_hex(4)}"
     try:
         work.mkdir(parents=True)
-        folder = _filled(wanted, work, unpinned, tell or (lambda line: None))
+        folder = _build(wanted, work, unpinned, tell or (lambda line: None))
         _move(folder, place, wanted)
     except OSError as error:
         if isinstance(error, FetchError):
@@ -390,12 +397,12 @@ def fetch(name: str, *, unpinned: bool = False, again: bool = False, tell: Calla
         ) from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return wanted.opened(place)
+    return wanted.path_in(place)
 
 
-def _filled(wanted: Asset, work: Path, unpinned: bool, tell: Callable[[str], None]) -> Path:
-    """A folder with all that the asset has, complete to its stamp."""
-    folder, members = work / "whole", []
+def _build(wanted: Asset, work: Path, unpinned: bool, tell: Callable[[str], None]) -> Path:
+    """Download and prepare an asset in a new folder, and return the folder."""
+    folder, members = work / "complete", []
     folder.mkdir()
     for index, package in enumerate(wanted.packages):
         arrival = work / str(index)
@@ -429,34 +436,34 @@ def _verify(package: Package, archive: Path, unpinned: bool) -> None:
     if found != package.sha256 and not unpinned:
         raise FetchError(
             f"{archive.name} has sha256 {found[:16]}..., expected {package.sha256[:16]}...: it is damaged or another "
-            "version, and was thrown away; try again, or accept what the client delivers with unpinned=..."
+            "version, and was deleted; try again, or accept what the client delivers with unpinned=..."
         )
 
 
 def _move(folder: Path, place: Path, wanted: Asset) -> None:
-    """Put the finished folder in its place; another process may have been faster, with the same files."""
+    """Move the finished folder to the cache; another process may have done so already."""
     if place.exists():
         os.replace(place, folder.parent / "old")
     try:
         os.replace(folder, place)
     except OSError:
-        if not _whole(place, wanted):
+        if not _is_complete(place, wanted):
             raise
 
 
-def _whole(folder: Path, wanted: Asset) -> bool:
-    """Whether everything is there: all sizes as they were stamped, or the installed package's own files."""
+def _is_complete(folder: Path, wanted: Asset) -> bool:
+    """Whether all files exist with the recorded sizes, or the folder is the installed package."""
     try:
         sizes = json.loads((folder / STAMP).read_text(encoding="utf-8"))["files"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
     except FileNotFoundError:
-        return bool(wanted.module) and folder.name == wanted.module and wanted.opened(folder).exists()
+        return bool(wanted.module) and folder.name == wanted.module and wanted.path_in(folder).exists()
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _installed(wanted: Asset) -> Path | None:
-    """The folder of the Python package that has the same files; finding it runs none of its code."""
+def _find_package(wanted: Asset) -> Path | None:
+    """Return the folder of the Python package with the same files, without importing it."""
     found = find_spec(wanted.module) if wanted.module else None
     return Path(found.origin).parent if found is not None and found.origin else None
 

@@ -125,10 +125,10 @@ def test_every_head_of_minilm_against_brute_force(minilm: Path) -> None:
 
 @pytest.mark.model
 def test_every_head_of_stories_against_brute_force() -> None:
-    from attractor import assets as fetching
+    from attractor import assets
 
     try:
-        fetching.fetch("stories15M")
+        assets.fetch("stories15M")
     except at.errors.AttractorError as error:
         pytest.skip(f"stories15M is not here and could not be fetched: {error}")
     with threads(1):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import attractor as at
-from attractor import assets as fetching
+from attractor import assets
 from attractor.errors import CheckpointError, FetchError
 from attractor.models.llama2c import Llama2cTensors, Pieces
 from attractor.models.loading import load_model
@@ -170,7 +170,7 @@ def test_pieces() -> None:
 @pytest.fixture(scope="module")
 def stories() -> Path:
     try:
-        return fetching.fetch("stories15M")
+        return assets.fetch("stories15M")
     except FetchError as error:
         pytest.skip(str(error))
 

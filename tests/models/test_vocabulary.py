@@ -12,7 +12,7 @@ import torch
 from small_models import random_model
 
 import attractor as at
-from attractor.assets import kept
+from attractor.assets import find_local
 from attractor.errors import CheckpointError, InputError
 from attractor.models.loading import Vocabulary, load_tokenizer, make_tokenizer, tokenize, tokenizer_notes
 
@@ -102,7 +102,7 @@ def test_case_of_real_vocabularies(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_case_of_reactions() -> None:
-    folder = kept("rxnfp")
+    folder = find_local("rxnfp")
     if folder is None:
         pytest.skip("rxnfp is not here (attractor fetch rxnfp brings it)")
     found = Vocabulary.read(folder / "vocab.txt")

@@ -50,34 +50,34 @@ def fetch(context: typer.Context, options: FetchOptions, output: FetchOutput) ->
     commands take an asset's name for a model. Exit code 0; 1 if something cannot be had, 2 for a bad argument.
     """
     with ending("attractor fetch", output.debug):
-        from attractor import assets as fetching
+        from attractor import assets
         from attractor.cli.console import print_json
 
         if not options.names and (options.unpinned or options.again):
             raise InputError("--unpinned and --again are about assets that are fetched; name one")
-        wanted = [fetching.asset(name) for name in options.names or ()]
+        wanted = [assets.find_asset(name) for name in options.names or ()]
         if not wanted:
-            rows = [described(one, fetching.kept(one.name)) for one in fetching.assets()]
+            rows = [described(one, assets.find_local(one.name)) for one in assets.list_assets()]
         else:
             rows = [described(one, one_fetched(one, options, output)) for one in wanted]
         if output.json:
-            print_json({"schema": SCHEMA, "cache": str(fetching.cache_folder()), "assets": rows})
+            print_json({"schema": SCHEMA, "cache": str(assets.cache_folder()), "assets": rows})
         elif wanted:
             for row in rows:
                 typer.echo(row["path"])
         else:
-            print_assets(rows, fetching.cache_folder())
+            print_assets(rows, assets.cache_folder())
 
 
 def one_fetched(asset: Asset, options: FetchOptions, output: FetchOutput) -> Path:
     """One asset, with a line on stderr for every step."""
-    from attractor import assets as fetching
+    from attractor import assets
 
     def tell(line: str) -> None:
         if not output.quiet:
             typer.echo(line, err=True)
 
-    return fetching.fetch(asset.name, unpinned=options.unpinned, again=options.again, tell=tell)
+    return assets.fetch(asset.name, unpinned=options.unpinned, again=options.again, tell=tell)
 
 
 def described(asset: Asset, path: Path | None) -> dict[str, Any]:

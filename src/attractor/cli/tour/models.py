@@ -43,9 +43,9 @@ def opened(model: str) -> Checkpoint:
 
 def here(model: str) -> bool:
     """Whether a model that comes with a package is on this machine."""
-    from attractor.assets import kept
+    from attractor.assets import find_local
 
-    return kept(model) is not None
+    return find_local(model) is not None
 
 
 def name_of(found: Checkpoint) -> str:

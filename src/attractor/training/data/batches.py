@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from attractor.assets import assets, fetch
+from attractor.assets import fetch, list_assets
 from attractor.errors import InputError
 from attractor.training.config import Config
 
@@ -58,7 +58,7 @@ def find_paths(data: str) -> list[Path]:
     """Return the paths that ``data`` names: an existing one, or assets joined by "+", fetched if necessary."""
     if Path(data).exists():
         return [Path(data)]
-    known = {asset.name for asset in assets("data")}
+    known = {asset.name for asset in list_assets("data")}
     words = data.split("+")
     if not set(words) <= known:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Fetching by clients that are real or stand in for real ones: verified, safe, whole or not at all."""
+"""Downloads by real clients or stand-ins are verified and complete, or leave nothing behind."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from attractor import assets as clients
-from attractor import assets as fetching
-from attractor import assets as registry
+from attractor import assets
 from attractor.assets import STEPS, Asset, Client, Package, prepare, unpack
 from attractor.cli.main import run
 from attractor.errors import FetchError, InputError
@@ -79,25 +77,25 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shelf
 
 
-def offer(monkeypatch: pytest.MonkeyPatch, *assets: Asset) -> None:
-    monkeypatch.setattr(registry, "ASSETS", assets)
+def offer(monkeypatch: pytest.MonkeyPatch, *offered: Asset) -> None:
+    monkeypatch.setattr(assets, "ASSETS", offered)
 
 
 def test_npm(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tarball(shelf / "little.tgz", {"package/a.txt": b"hello", "package/b.js": b"no", "other/c.txt": b"no"})
     offer(monkeypatch, one(archive, "npm"))
-    assert fetching.kept("little") is None
+    assert assets.find_local("little") is None
     lines: list[str] = []
-    path = fetching.fetch("LITTLE", tell=lines.append)
+    path = assets.fetch("LITTLE", tell=lines.append)
     assert path.read_bytes() == b"hello"
     assert sorted(file.name for file in path.parent.iterdir()) == ["a.txt", "attractor.json"]
     assert (shelf / "asked").read_text() == "pack --silent little@1.0\n"
     assert len(lines) == 1
     shutil.move(archive, shelf / "away")
-    assert fetching.fetch("little") == path == fetching.kept("little")  # from the cache: the client has nothing now
+    assert assets.fetch("little") == path == assets.find_local("little")  # from the cache: the client has nothing now
     path.write_bytes(b"hel")
-    assert fetching.kept("little") is None  # a file that was cut is not taken for whole
-    assert [file.name for file in fetching.cache_folder().iterdir()] == [path.parent.name]  # no traces of the work
+    assert assets.find_local("little") is None  # a file that was cut is not taken for whole
+    assert [file.name for file in assets.cache_folder().iterdir()] == [path.parent.name]  # no traces of the work
 
 
 def test_pip_itself(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +103,7 @@ def test_pip_itself(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
     offer(monkeypatch, one(archive, "pip"))
-    assert fetching.fetch("little").read_bytes() == b"from a wheel"
+    assert assets.fetch("little").read_bytes() == b"from a wheel"
 
 
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="there is no dpkg-deb")
@@ -114,7 +112,7 @@ def test_apt_and_one_text_of_many(shelf: Path, tmp_path: Path, monkeypatch: pyte
     archive = debian(shelf / "little.deb", files, tmp_path / "tree")
     plain = one(archive, "apt", root="usr/share", members=("*.md", "*.md.gz"), path="all.txt", prepare="manual")
     offer(monkeypatch, plain)
-    path = fetching.fetch("little")
+    path = assets.fetch("little")
     assert path.read_text() == "first\n\f\nlast\n"
     assert sorted(file.name for file in path.parent.iterdir()) == ["all.txt", "attractor.json"]
 
@@ -123,7 +121,7 @@ def test_parts_are_joined_in_order(shelf: Path, monkeypatch: pytest.MonkeyPatch)
     archive = tarball(shelf / "little.tgz", {"package/a.txt": b"part "})
     twice = one(archive, "npm").packages * 2
     offer(monkeypatch, one(archive, "npm", packages=twice, path="whole", prepare="joined"))
-    path = fetching.fetch("little")
+    path = assets.fetch("little")
     assert path.read_bytes() == b"part part "
     assert sorted(file.name for file in path.parent.iterdir()) == ["attractor.json", "whole"]
 
@@ -143,10 +141,10 @@ def test_wrong_hash_leaves_nothing(shelf: Path, monkeypatch: pytest.MonkeyPatch)
     archive = tarball(shelf / "little.tgz", {"package/a.txt": b"hello"})
     good = one(archive, "npm")
     offer(monkeypatch, replace(good, packages=(replace(good.packages[0], sha256="0" * 64),)))
-    with pytest.raises(FetchError, match=r"sha256 .* expected 0000000000000000.*thrown away"):
-        fetching.fetch("little")
-    assert list(fetching.cache_folder().iterdir()) == []
-    assert fetching.fetch("little", unpinned=True).read_bytes() == b"hello"
+    with pytest.raises(FetchError, match=r"sha256 .* expected 0000000000000000.*deleted"):
+        assets.fetch("little")
+    assert list(assets.cache_folder().iterdir()) == []
+    assert assets.fetch("little", unpinned=True).read_bytes() == b"hello"
     assert (shelf / "asked").read_text().splitlines()[-1] == "pack --silent little"
 
 
@@ -181,8 +179,8 @@ def test_client_that_fails(shelf: Path, monkeypatch: pytest.MonkeyPatch, tmp_pat
     script = Path(shutil.which("npm") or "")
     script.write_text('#!/bin/sh\necho "npm error code ENOTFOUND" >&2\necho "a log lies somewhere" >&2\nexit 1\n')
     with pytest.raises(FetchError, match=r"npm could not download little@1\.0: npm error code ENOTFOUND; see that"):
-        fetching.fetch("little")
-    assert list(fetching.cache_folder().iterdir()) == []
+        assets.fetch("little")
+    assert list(assets.cache_folder().iterdir()) == []
 
 
 @pytest.mark.parametrize(("client", "says"), [("npm", "comes with Node"), ("apt", "Debian"), ("pip", "ensurepip")])
@@ -190,9 +188,9 @@ def test_client_that_is_missing(client: Client, says: str, shelf: Path, monkeypa
     archive = tarball(shelf / "little.tgz", {"package/a.txt": b"x"})
     offer(monkeypatch, one(archive, client))
     monkeypatch.setenv("PATH", str(shelf))
-    monkeypatch.setattr(clients, "find_spec", lambda name: None)
+    monkeypatch.setattr(assets, "find_spec", lambda name: None)
     with pytest.raises(FetchError, match=f"is fetched by {client}: .*{says}"):
-        fetching.fetch("little")
+        assets.fetch("little")
 
 
 def test_folder_that_cannot_be_written(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +198,7 @@ def test_folder_that_cannot_be_written(shelf: Path, monkeypatch: pytest.MonkeyPa
     offer(monkeypatch, one(archive, "npm"))
     monkeypatch.setenv("ATTRACTOR_CACHE", str(archive))  # a file, where a folder is wanted
     with pytest.raises(FetchError, match=r"cannot be kept in .*ATTRACTOR_CACHE"):
-        fetching.fetch("little")
+        assets.fetch("little")
 
 
 def test_installed_package_is_used(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,19 +207,19 @@ def test_installed_package_is_used(shelf: Path, monkeypatch: pytest.MonkeyPatch)
     archive = tarball(shelf / "little.tgz", {"package/a.txt": b"x"})
     offer(monkeypatch, one(archive, "npm", module="little_module"))
     monkeypatch.syspath_prepend(shelf)
-    assert fetching.kept("little") is None  # installed, but without the file
+    assert assets.find_local("little") is None  # installed, but without the file
     (shelf / "little_module" / "a.txt").write_text("mine")
-    assert fetching.fetch("little") == shelf / "little_module" / "a.txt"
+    assert assets.fetch("little") == shelf / "little_module" / "a.txt"
 
 
 def test_registry() -> None:
-    names = [one.name for one in fetching.assets()]
+    names = [one.name for one in assets.list_assets()]
     assert len(names) == len({name.lower() for name in names})
-    for found in fetching.assets():
+    for found in assets.list_assets():
         assert all(len(package.sha256) == 64 and package.size > 1e6 for package in found.packages)
         assert found.prepare == "" or found.prepare in STEPS
     with pytest.raises(InputError, match=r"asset 'minilmm' is not known; did you mean 'minilm'"):
-        fetching.asset("minilmm")
+        assets.find_asset("minilmm")
 
 
 def test_command(shelf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
