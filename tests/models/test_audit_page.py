@@ -14,7 +14,7 @@ from small_models import random_model
 import attractor as at
 from accessible import faults
 from attractor.models.comparison import compare
-from attractor.report.pages.audit import audit_report, traces
+from attractor.report.pages.audit import audit_report, spectrum_traces
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_two_large_models_share_a_page(small: Any) -> None:
 def test_thinned_spectra_keep_their_extremes(small: Any) -> None:
     large = enlarged(small, 1, 2, 64)
     spectra = large.spectra[1]
-    value, *_, metric = traces(spectra, large.heads[1], 16)
+    value, *_, metric = spectrum_traces(spectra, large.heads[1], 16)
     assert len(metric["y"]) == 16
     assert 8 <= len(value["x"]) <= 16
     shown = np.asarray(value["x"]) + 1j * np.asarray(value["y"])
@@ -145,14 +145,14 @@ def test_minilm_in_a_browser(browser: Any, tmp_path: Path) -> None:
     cells.nth(17).hover()
     assert page.inner_text("#tip").startswith("layer 3, head 5\ndefiniteness of W: ")
     cells.nth(17).click()
-    page.wait_for_selector(".picture[data-drawn] .scatterlayer path")
+    page.wait_for_selector(".cell-figure[data-drawn] .scatterlayer path")
     assert "mismatched" in page.inner_text(".panel:visible")
-    assert page.evaluate("document.querySelector('.picture').data[0].x.length") == 32
+    assert page.evaluate("document.querySelector('.cell-figure').data[0].x.length") == 32
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".picture[aria-label$='head 6'][data-drawn]")
+    page.wait_for_selector(".cell-figure[aria-label$='head 6'][data-drawn]")
     page.click("#theme")
-    page.wait_for_function("document.querySelector('.picture').layout.font.color === '#e9edf2'")
+    page.wait_for_function("document.querySelector('.cell-figure').layout.font.color === '#e9edf2'")
     page.click(".choose button:has-text('discrete radius')")
     cells.nth(3).hover()
     assert "discrete radius" in page.inner_text("#tip")

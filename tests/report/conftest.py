@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from attractor.report import Badge, Code, Maths, Measure, Report, plain
+from attractor.report import Badge, Code, Maths, Measure, Report, escape_text
 
 
 def demonstration(text: str = "a prompt") -> Report:
@@ -27,15 +27,15 @@ def demonstration(text: str = "a prompt") -> Report:
     ]
     tables.table(rows, caption=f"Rows of {text}.", command=f"attractor rows {text}")
     tables.fold(f"More {text}").table([(1, None), (2, float("inf"))], ("a", "b"))
-    pictures = report.section("Pictures")
+    pictures = report.section("CellFigures")
     curve = {
         "type": "scatter",
         "x": np.arange(5),
         "y": np.arange(5.0) ** 2,
-        "name": plain(text),
-        "hovertemplate": plain(text),
+        "name": escape_text(text),
+        "hovertemplate": escape_text(text),
     }
-    figure = {"data": [curve], "layout": {"xaxis": {"title": {"text": plain(text)}}}}
+    figure = {"data": [curve], "layout": {"xaxis": {"title": {"text": escape_text(text)}}}}
     pictures.figure(
         figure, f"A curve of {text}.", f"A rise of {text}.", height=260, numbers=[(0, 0.0)], columns=("x", text)
     )

@@ -14,8 +14,8 @@ import pytest
 
 from attractor.errors import InputError, MissingExtraError, StoreError
 from attractor.report import Badge, Measure, Report, check_place
-from attractor.report.blocks import mathematics, number, words
-from attractor.report.figures import content_of, encoded
+from attractor.report.blocks import render_maths, format_value, render_words
+from attractor.report.figures import figure_content, encode_json
 from attractor.report.report import environment
 
 
@@ -81,35 +81,37 @@ def test_tables_and_tones_that_cannot_be() -> None:
     with pytest.raises(InputError, match="tone"):
         Report("x").text("x", tone="loud")
     with pytest.raises(InputError, match="plotly figure"):
-        content_of([1, 2])
+        figure_content([1, 2])
     with pytest.raises(InputError, match="title"):
         Report(" ")
 
 
 def test_formulas_are_mathml_and_escaped() -> None:
-    assert "<mfrac>" in mathematics(r"\frac{1}{2}")
-    assert "<script>" not in mathematics(r"\text{<script>alert(1)</script>}")
-    assert "&lt;script&gt;" in mathematics(r"\text{<script>alert(1)</script>}")
-    assert "Σ" in mathematics(r"\Sigma")
-    assert mathematics(r"\begin{foo}") == r"<code>\begin{foo}</code>"
-    said = words(r"a < b, \(x < y\) and `c < d`")
+    assert "<mfrac>" in render_maths(r"\frac{1}{2}")
+    assert "<script>" not in render_maths(r"\text{<script>alert(1)</script>}")
+    assert "&lt;script&gt;" in render_maths(r"\text{<script>alert(1)</script>}")
+    assert "Σ" in render_maths(r"\Sigma")
+    assert render_maths(r"\begin{foo}") == r"<code>\begin{foo}</code>"
+    said = render_words(r"a < b, \(x < y\) and `c < d`")
     assert said.startswith("a &lt; b, <math")
     assert said.endswith("<code>c &lt; d</code>")
 
 
 def test_numbers_are_short_and_honest() -> None:
-    shown = [number(value) for value in (None, True, 12345, 0.123456, -2.5, float("inf"), float("nan"), 1e9, "word")]
+    shown = [
+        format_value(value) for value in (None, True, 12345, 0.123456, -2.5, float("inf"), float("nan"), 1e9, "word")
+    ]
     assert shown == ["–", "yes", "12,345", "0.1235", "−2.5", "∞", "not defined", "1e+09", "word"]
 
 
 def test_data_cannot_close_its_element() -> None:
-    text = encoded({"a": "</script>", "b": np.array([1 / 3, np.nan])})
+    text = encode_json({"a": "</script>", "b": np.array([1 / 3, np.nan])})
     assert "<" not in text
     assert text == '{"a":"\\u003c/script\\u003e","b":[0.3333333,null]}'
 
 
 def test_a_figure_keeps_what_it_says() -> None:
-    content = content_of(
+    content = figure_content(
         {"data": [], "layout": {"margin": {"l": 7}, "xaxis2": {"title": {"text": "t"}}, "template": {}}}
     )
     assert content["layout"]["margin"]["l"] == 7

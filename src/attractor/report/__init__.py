@@ -23,7 +23,7 @@ commands do so where they print. It needs ``attractor[report]`` (jinja2, plotly,
         rows=range(6), columns=range(12), axes=("layer", "head"),
         caption="The sentence under it.", alt="...",
         detail=lambda layer, head: {"index of W": 0.3, "verdict": Badge("contracting")},   # the panel that a click opens
-        pictures=Pictures(lambda layer, head: traces, layout, "Eigenvalues"),              # and a plot in it
+        pictures=CellFigures(lambda layer, head: traces, layout, "Eigenvalues"),              # and a plot in it
     )
     part.fold("All rows").table(rows)                           # hidden until opened
     part.commands({"attractor trace minilm --text '...'": "follow the tokens of a text"})
@@ -34,8 +34,8 @@ commands do so where they print. It needs ``attractor[report]`` (jinja2, plotly,
 come from ``attractor.plotting.style.PALETTE`` unless given; axes, grid and fonts follow the reader's choice of light or dark.
 """
 
-from attractor.report.blocks import Badge, Code, Maths, Measure, Pictures
-from attractor.report.figures import plain
+from attractor.report.blocks import Badge, CellFigures, Code, Maths, Measure
+from attractor.report.figures import escape_text
 from attractor.report.pages.audit import audit_report
 from attractor.report.pages.gaussian import add_blow_up_map, add_gaussian, add_phase, add_ranks, gaussian_report
 from attractor.report.pages.simulate import add_run, add_theory, simulation_report
@@ -46,10 +46,10 @@ from attractor.report.report import Report, Section, check_place
 
 __all__ = [
     "Badge",
+    "CellFigures",
     "Code",
     "Maths",
     "Measure",
-    "Pictures",
     "Report",
     "Section",
     "add_blow_up_map",
@@ -65,8 +65,8 @@ __all__ = [
     "audit_report",
     "check_place",
     "check_report",
+    "escape_text",
     "gaussian_report",
-    "plain",
     "prediction_report",
     "simulation_report",
     "trace_report",

@@ -25,7 +25,7 @@ from attractor.plotting import (
     usage_note,
 )
 from attractor.registry import check_name
-from attractor.report.figures import content_of
+from attractor.report.figures import figure_content
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PARTS = re.compile(r"\\\((.*?)\\\)|`([^`]+)`", re.DOTALL)
 
 
-def mathematics(latex: str, block: bool = False) -> Markup:
+def render_maths(latex: str, block: bool = False) -> Markup:
     """A formula; one that cannot be read stays as it was written."""
     try:
         from latex2mathml.converter import convert_to_element
@@ -47,15 +47,15 @@ def mathematics(latex: str, block: bool = False) -> Markup:
         return Markup("<code>{}</code>").format(latex)
     for element in tree.iter():
         element.text = None if element.text is None else unescape(element.text)
-    return Markup(written(tree))
+    return Markup(to_text(tree))
 
 
-def written(tree: Element) -> str:
+def to_text(tree: Element) -> str:
     """The tree as text, everything in it escaped."""
     return tostring(tree, encoding="unicode", short_empty_elements=False)
 
 
-def words(text: str) -> Markup:
+def render_words(text: str) -> Markup:
     r"""Plain words, escaped, with formulas between \( and \) and code between backticks."""
     try:
         from markupsafe import Markup, escape
@@ -65,7 +65,7 @@ def words(text: str) -> Markup:
     for found in PARTS.finditer(text):
         parts += escape(text[place : found.start()])
         latex, code = found.groups()
-        parts += mathematics(latex) if latex is not None else Markup("<code>{}</code>").format(code)
+        parts += render_maths(latex) if latex is not None else Markup("<code>{}</code>").format(code)
         place = found.end()
     return parts + escape(text[place:])
 
@@ -208,7 +208,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
-def number(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value in few digits: 12,345, 0.1235, 1.2e-9, infinite, not defined."""
     if value is None:
         return "–"
@@ -247,7 +247,7 @@ class Measure:
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
+class CellFigures:
     """A picture in the panel of every cell: its traces (None: no picture), one plotly layout for all, and words for who cannot see it."""
 
     traces: Callable[[int, int], Sequence[Mapping[str, Any]] | None]
@@ -255,13 +255,13 @@ class Pictures:
     words: str
 
 
-def grid_content(
+def heatmap_content(
     measures: Mapping[str, Measure | Any],
     rows: Sequence[object],
     columns: Sequence[object],
     axes: tuple[str, str],
     detail: Callable[[int, int], Mapping[str, Any]] | None,
-    pictures: Pictures | None = None,
+    figures: CellFigures | None = None,
 ) -> dict[str, Any]:
     """What the script needs: labels, measures as flat lists, and the rows and the picture of every detail panel."""
     if not measures:
@@ -270,19 +270,21 @@ def grid_content(
     content: dict[str, Any] = {"rows": [str(row) for row in rows], "columns": [str(column) for column in columns]}
     content |= {"axes": list(axes), "measures": [], "details": None}
     for name, measure in measures.items():
-        content["measures"].append(measured(name, measure if isinstance(measure, Measure) else Measure(measure), size))
+        content["measures"].append(
+            measure_content(name, measure if isinstance(measure, Measure) else Measure(measure), size)
+        )
     if detail is not None:
-        panels = [[panel(detail(row, column)) for column in range(size[1])] for row in range(size[0])]
-        content["details"], content["phrases"] = gathered(panels)
-    if pictures is not None:
-        cells = [[pictures.traces(row, column) for column in range(size[1])] for row in range(size[0])]
-        layout = content_of({"data": [], "layout": pictures.layout})["layout"]
-        own, common = apart(cells)
-        content["pictures"] = {"cells": own, "common": common, "layout": layout, "words": pictures.words}
+        panels = [[panel_rows(detail(row, column)) for column in range(size[1])] for row in range(size[0])]
+        content["details"], content["phrases"] = share_phrases(panels)
+    if figures is not None:
+        cells = [[figures.traces(row, column) for column in range(size[1])] for row in range(size[0])]
+        layout = figure_content({"data": [], "layout": figures.layout})["layout"]
+        own, common = split_common(cells)
+        content["figures"] = {"cells": own, "common": common, "layout": layout, "words": figures.words}
     return content
 
 
-def gathered(panels: list[list[list[list[str]]]]) -> tuple[list[list[list[list[Any]]]], list[str]]:
+def share_phrases(panels: list[list[list[list[str]]]]) -> tuple[list[list[list[list[Any]]]], list[str]]:
     """Panels whose labels, and texts that occur again, are places in a list of phrases: of thousands of cells most say the same."""
     counts = Counter(phrase for line in panels for one in line for row in one for phrase in row)
     phrases = [phrase for phrase, count in counts.items() if count > 1 and len(phrase) > 4]
@@ -291,7 +293,7 @@ def gathered(panels: list[list[list[list[str]]]]) -> tuple[list[list[list[list[A
     return short, phrases
 
 
-def apart(cells: list[list[Any]]) -> tuple[list[list[Any]], list[dict[str, Any]]]:
+def split_common(cells: list[list[Any]]) -> tuple[list[list[Any]], list[dict[str, Any]]]:
     """The traces of cells without what all of them have in common, and that."""
     drawn = [traces for line in cells for traces in line if traces is not None]
     if not drawn or len({len(traces) for traces in drawn}) > 1:
@@ -307,7 +309,7 @@ def apart(cells: list[list[Any]]) -> tuple[list[list[Any]], list[dict[str, Any]]
     ], common
 
 
-def measured(name: str, measure: Measure, size: tuple[int, int]) -> dict[str, Any]:
+def measure_content(name: str, measure: Measure, size: tuple[int, int]) -> dict[str, Any]:
     """One measure, ready for JSON; ``shown`` is what a reader sees of each cell."""
     if measure.scale not in SCALES:
         raise InputError(f"scale {measure.scale!r} is not known; give one of {', '.join(SCALES)}")
@@ -324,8 +326,8 @@ def measured(name: str, measure: Measure, size: tuple[int, int]) -> dict[str, An
     _check(values, size, name)
     low, high = _limits(values, measure)
     flat = [float(f"{value:.4g}") if np.isfinite(value) else None for value in values.ravel()]  # finer than a colour
-    return {**words, "values": flat, "shown": [number(float(value)) for value in values.ravel()], "low": low, "high": high,
-            "ends": [number(low), number(high)]}  # fmt: skip
+    return {**words, "values": flat, "shown": [format_value(float(value)) for value in values.ravel()], "low": low, "high": high,
+            "ends": [format_value(low), format_value(high)]}  # fmt: skip
 
 
 def _check(values: np.ndarray, size: tuple[int, int], name: str) -> None:
@@ -344,9 +346,11 @@ def _limits(values: np.ndarray, measure: Measure) -> tuple[float, float]:
     return (low, high) if high > low else (low, low + 1.0)  # nothing but the low end: the legend says so
 
 
-def panel(detail: Mapping[str, Any]) -> list[list[str]]:
+def panel_rows(detail: Mapping[str, Any]) -> list[list[str]]:
     """Labels and texts of one detail panel."""
-    return [[str(label), value.text if isinstance(value, Badge) else number(value)] for label, value in detail.items()]
+    return [
+        [str(label), value.text if isinstance(value, Badge) else format_value(value)] for label, value in detail.items()
+    ]
 
 
 def make_animation(scene: Scene, caption: str, command: str, frames: int, tokens: int) -> Animation:

@@ -13,12 +13,12 @@ from attractor.files import to_json
 from attractor.plotting import CLEAR, FONT, style
 
 
-def plain(text: object) -> str:
+def escape_text(text: object) -> str:
     """Text that plotly shows as it is, in hover labels, titles and ticks: its tags are shown, not obeyed."""
     return escape(str(text), quote=False)
 
 
-def content_of(figure: Any) -> dict[str, Any]:
+def figure_content(figure: Any) -> dict[str, Any]:
     """Traces and layout of a plotly figure or of a mapping with ``data`` and ``layout``."""
     if hasattr(figure, "to_plotly_json"):
         figure = figure.to_plotly_json()
@@ -26,10 +26,10 @@ def content_of(figure: Any) -> dict[str, Any]:
         raise InputError(f"a figure is a plotly figure or a dict with data and layout, not a {type(figure).__name__}")
     layout = copy.deepcopy(dict(figure.get("layout") or {}))
     layout.pop("template", None)  # ours below; plotly's own weighs 7 kB in every figure
-    return {"data": list(figure["data"]), "layout": dressed(layout)}
+    return {"data": list(figure["data"]), "layout": apply_theme(layout)}
 
 
-def dressed(layout: dict[str, Any]) -> dict[str, Any]:
+def apply_theme(layout: dict[str, Any]) -> dict[str, Any]:
     """The house's fonts, colours and margins wherever the layout says nothing."""
     house: dict[str, Any] = {
         "paper_bgcolor": CLEAR,
@@ -45,7 +45,7 @@ def dressed(layout: dict[str, Any]) -> dict[str, Any]:
     flat = any(key.startswith(("xaxis", "yaxis")) for key in layout) or "scene" not in layout
     for name in {"xaxis", "yaxis", *(key for key in layout if key[:5] in ("xaxis", "yaxis"))} if flat else ():
         house[name] = axes
-    return merged(house, layout)
+    return merge(house, layout)
 
 
 def title_of(layout: dict[str, Any]) -> str:
@@ -53,16 +53,16 @@ def title_of(layout: dict[str, Any]) -> str:
     return (title.get("text") or "") if isinstance(title, dict) else (title or "")
 
 
-def merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """``over``, with what only ``under`` says."""
     both = {
-        key: merged(under[key], value) if isinstance(value, dict) and isinstance(under.get(key), dict) else value
+        key: merge(under[key], value) if isinstance(value, dict) and isinstance(under.get(key), dict) else value
         for key, value in over.items()
     }
     return {**under, **both}
 
 
-def encoded(content: Any) -> str:
+def encode_json(content: Any) -> str:
     """JSON for a script element: "<" is written as an escape, so that no text can close the element it travels in."""
     # seven digits are finer than a pixel and halve the file
     text = json.dumps(to_json(content, digits=7), allow_nan=False, separators=(",", ":"), default=str)

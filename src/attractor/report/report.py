@@ -17,17 +17,17 @@ from attractor.registry import check_name
 from attractor.report import blocks
 from attractor.report.blocks import (
     Badge,
+    CellFigures,
     Code,
     Maths,
     Measure,
-    Pictures,
-    grid_content,
+    format_value,
+    heatmap_content,
     make_animation,
-    mathematics,
-    number,
-    words,
+    render_maths,
+    render_words,
 )
-from attractor.report.figures import content_of, encoded
+from attractor.report.figures import encode_json, figure_content
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -61,9 +61,9 @@ def render(report: Report) -> str:
     """The whole page; plotly travels in it once, and only if there is something to draw."""
     from attractor.report.blocks import Animation, Figure, Heatmap
 
-    found = [block for section in (report, *report.sections) for block in flat(section.blocks)]
+    found = [block for section in (report, *report.sections) for block in flatten(section.blocks)]
     kinds = {type(block) for block in found}
-    opens = any(isinstance(block, Heatmap) and "pictures" in block.content for block in found)
+    opens = any(isinstance(block, Heatmap) and "figures" in block.content for block in found)
     draws, moves = opens or bool(kinds & {Figure, Animation}), Animation in kinds
     source = {name: Trusted(TEMPLATES, f"{name}.{end}") for name, end in (("style", "css"), ("script", "js"))}
     return (
@@ -81,9 +81,9 @@ def render(report: Report) -> str:
     )
 
 
-def flat(blocks: list[Any]) -> list[Any]:
+def flatten(blocks: list[Any]) -> list[Any]:
     """Blocks and those folded into them."""
-    return [block for item in blocks for block in (item, *flat(getattr(item, "blocks", [])))]
+    return [block for item in blocks for block in (item, *flatten(getattr(item, "blocks", [])))]
 
 
 class Trusted:
@@ -111,29 +111,29 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"words": words, "cell": cell, "embedded": embedded}
-    made.globals["mathematics"] = mathematics
+    made.filters |= {"words": render_words, "cell": render_cell, "json": embed_json}
+    made.globals["maths"] = render_maths
     return made
 
 
-def cell(value: Any) -> Markup:
+def render_cell(value: Any) -> Markup:
     """A value of a table or a card as HTML."""
     from markupsafe import Markup, escape
 
     if isinstance(value, Badge):
         return Markup('<span class="badge {}">{}</span>').format(value.tone, value.text)
     if isinstance(value, Maths):
-        return mathematics(value.latex)
+        return render_maths(value.latex)
     if isinstance(value, Code):
         return Markup("<code>{}</code>").format(value.text)
-    return escape(number(value))
+    return escape(format_value(value))
 
 
-def embedded(content: Any) -> Markup:
+def embed_json(content: Any) -> Markup:
     """Data for the script."""
     from markupsafe import Markup
 
-    return Markup(encoded(content))
+    return Markup(encode_json(content))
 
 
 def plotly() -> Markup:
@@ -185,7 +185,7 @@ class Section:
 
         A cell is a text, a number, None, a ``Badge``, a ``Maths`` or a ``Code``. Readers sort it by clicking on a heading.
         """
-        return self._add(tabulated(rows, columns, caption, command))
+        return self._add(make_table(rows, columns, caption, command))
 
     def card(self, rows: Mapping[str, Any], title: str = "", tone: str = "plain") -> Section:
         """Labels and values; cards that follow one another stand side by side."""
@@ -210,8 +210,8 @@ class Section:
 
         ``numbers`` (rows, as in ``table``) are folded away below the picture.
         """
-        table = None if numbers is None else tabulated(numbers, columns, "", "")
-        return self._add(blocks.Figure(content_of(figure), *said(caption, alt), command, height, table))
+        table = None if numbers is None else make_table(numbers, columns, "", "")
+        return self._add(blocks.Figure(figure_content(figure), *check_words(caption, alt), command, height, table))
 
     def animation(
         self, scene: Scene, *, caption: str = "", command: str = "", frames: int = 90, tokens: int = 600
@@ -229,16 +229,16 @@ class Section:
         alt: str,
         axes: tuple[str, str] = ("layer", "head"),
         detail: Callable[[int, int], Mapping[str, Any]] | None = None,
-        pictures: Pictures | None = None,
+        figures: CellFigures | None = None,
         command: str = "",
     ) -> Section:
         """A grid coloured by one of several measures, which the reader chooses.
 
         ``detail(row, column)`` gives the rows of the panel that a click on the cell opens: label -> text, number or Badge;
-        ``pictures`` adds a plot to it.
+        ``figures`` adds a plot to it.
         """
-        content = grid_content(measures, rows, columns, axes, detail, pictures)
-        return self._add(blocks.Heatmap(content, *said(caption, alt), command))
+        content = heatmap_content(measures, rows, columns, axes, detail, figures)
+        return self._add(blocks.Heatmap(content, *check_words(caption, alt), command))
 
     def fold(self, title: str) -> Section:
         """A part that the reader opens: what is added to the section it returns is hidden behind ``title``."""
@@ -283,14 +283,14 @@ class Report(Section):
         return write_page(self, path)
 
 
-def said(caption: str, alt: str) -> tuple[str, str]:
+def check_words(caption: str, alt: str) -> tuple[str, str]:
     """A picture without words is refused."""
     if not caption.strip() or not alt.strip():
         raise InputError("a picture in a report needs a caption (one sentence that says what it shows) and an alt text")
     return caption, alt
 
 
-def tabulated(
+def make_table(
     rows: Iterable[Mapping[str, Any] | Sequence[Any]], columns: Sequence[str] | None, caption: str, command: str
 ) -> blocks.Table:
     listed = list(rows)

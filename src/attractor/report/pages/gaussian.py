@@ -9,7 +9,7 @@ import numpy as np
 
 from attractor.html_repr import format_number
 from attractor.plotting import style
-from attractor.report.figures import plain
+from attractor.report.figures import escape_text
 from attractor.report.report import Report, Section
 from attractor.solvers import Trajectory
 
@@ -159,7 +159,7 @@ def add_phase(section: Section, ways: list[np.ndarray], kinds: list[str], words:
         broken = [np.concatenate([way[:, axis], [np.nan]]) for axis in (0, 1) for way in paths]
         x, y = np.concatenate(broken[: len(paths)]), np.concatenate(broken[len(paths) :])
         ends = np.array([way[-1, :2] for way in paths])
-        label = plain(name.replace("_", " "))
+        label = escape_text(name.replace("_", " "))
         data.append(
             {
                 "type": "scatter",
@@ -242,7 +242,7 @@ def add_ranks(section: Section, panels: dict[str, dict[str, dict[str, int]]], wo
         data = [
             {
                 "type": "bar",
-                "name": plain(name),
+                "name": escape_text(name),
                 "x": [f"rank {label}" if label.isdigit() else label for label in counts],
                 "y": list(counts.values()),
             }

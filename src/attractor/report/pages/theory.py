@@ -6,7 +6,7 @@ from typing import Any
 
 from attractor.plotting import style
 from attractor.report.blocks import Badge, Code, Maths
-from attractor.report.figures import plain
+from attractor.report.figures import escape_text
 from attractor.report.report import Report, Section
 from attractor.solvers import Trajectory
 from attractor.theory import FATES, CheckReport, Finding, Prediction, Theorem, find_contradiction, find_theorem
@@ -133,7 +133,7 @@ def add_sharpness(section: Section, found: CheckReport) -> Section:
     bars = {
         "type": "bar",
         "orientation": "h",
-        "y": [plain(f"{key}: {item.hypothesis}") for key, item in shown],
+        "y": [escape_text(f"{key}: {item.hypothesis}") for key, item in shown],
         "x": [100 * item.held / item.instances for _, item in shown],
         "marker": {"color": style.PALETTE[0]},
         "hovertemplate": "%{y}<br>held in %{x:.0f}%<extra></extra>",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attractor.plotting import style
-from attractor.report.blocks import Measure, number
+from attractor.report.blocks import Measure, format_value
 from attractor.report.report import Report, Section
 
 REST = "_without_first"
@@ -97,7 +97,7 @@ def add_stream(section: Section, report: dict[str, Any]) -> None:
         layout = {"xaxis": {"title": {"text": "blocks passed"}}, "yaxis": {"title": {"text": label}}}
         layout["yaxis"] |= scaled(data) if name in LOGARITHMIC else {}
         caption = f"{title.capitalize()} along depth ({words}){spread_words(report)}."
-        alt = f"{title} along depth, from {number(last[0])} to {number(last[-1])}"
+        alt = f"{title} along depth, from {format_value(last[0])} to {format_value(last[-1])}"
         section.figure({"data": data, "layout": layout}, caption, alt, height=300)
 
 

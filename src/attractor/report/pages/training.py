@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from attractor.report.blocks import Badge, Measure
-from attractor.report.figures import plain
+from attractor.report.figures import escape_text
 from attractor.report.report import Report
 from attractor.training import SCORES, History, describe_run, summarise
 
@@ -28,14 +28,14 @@ def training_report(runs: Sequence[History], command: str) -> Report:
     _add_depth(report, first)
     _add_regimes(report, first)
     _add_scores(report, runs)
-    entries = [{"entry": name, "value": plain(value)} for name, value in first.config.row().items()]
+    entries = [{"entry": name, "value": escape_text(value)} for name, value in first.config.row().items()]
     report.section("Configuration").fold("All entries").table(entries)
     return report
 
 
 def _add_curves(report: Report, runs: Sequence[History], measure: str) -> None:
     section, count = report.section("Curves"), f"{len(runs)} run{'s' * (len(runs) != 1)}"
-    curves = [(plain(run.name), *(values.tolist() for values in run.losses())) for run in runs]
+    curves = [(escape_text(run.name), *(values.tolist() for values in run.losses())) for run in runs]
     low, high = curves[0][2][-1], curves[0][2][0]
     section.figure(
         _lines(curves, "lines", "training loss (nats)"),
@@ -44,7 +44,7 @@ def _add_curves(report: Report, runs: Sequence[History], measure: str) -> None:
     )
     scores = [
         (
-            plain(run.name),
+            escape_text(run.name),
             [step.step for step, _ in run.evaluations],
             [step.scores[measure] for step, _ in run.evaluations],
         )

@@ -68,7 +68,7 @@
     });
     return change;
   }
-  // a picture is the words for it: its letters and marks in no order would be noise to whoever listens
+  // screen readers get the alt text instead of the letters and ticks of the figure
   const described = (place) => all(".main-svg, .gl-container", place).forEach((part) => part.setAttribute("aria-hidden", "true"));
   const config = { responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "", modeBarButtons: [["toImage", "resetScale2d"]] };
   const plots = all("figure > .plot").map((place) => ({ place, drawn: null }));
@@ -92,7 +92,7 @@
     return animation.drawn;
   }
   const drawAll = () => Promise.all([...plots.map(drawPlot), ...animations.map(drawAnimation)]);
-  // far pictures wait until they are near, hidden ones until they are opened; words come first
+  // figures are drawn when they come near the viewport or are opened
   const near = new IntersectionObserver((seen) => seen.filter((entry) => entry.isIntersecting).forEach((entry) => {
     near.unobserve(entry.target);
     const plot = plots.find((one) => one.place === entry.target);
@@ -112,8 +112,8 @@
   const tip = document.getElementById("tip");
   function heatmap(figure) {
     const content = data(figure), grid = figure.querySelector(".grid"), panel = figure.querySelector(".panel"), width = content.columns.length;
-    let chosen = content.measures[0], opened = null, picture = null;
-    figure.classList.toggle("pictured", Boolean(content.pictures));
+    let chosen = content.measures[0], opened = null, shown = null;
+    figure.classList.toggle("with-figure", Boolean(content.figures));
     grid.style.gridTemplateColumns = `auto repeat(${width}, minmax(18px, 1fr))`;
     const heads = make("div", { role: "row" });
     heads.append(make("span", { role: "columnheader" }, `${content.axes[0]} \\ ${content.axes[1]}`), ...content.columns.map((name) => make("span", { role: "columnheader" }, name)));
@@ -152,17 +152,17 @@
     function close() {
       if (opened !== null) { cells[opened].setAttribute("aria-selected", "false"); cells[opened].focus(); }
       opened = null;
-      picture = null;
+      shown = null;
       panel.hidden = true;
     }
-    const dress = (dark) => (picture && picture.layout ? window.Plotly.relayout(picture, themed(picture.layout, dark)) : null);
+    const dress = (dark) => (shown && shown.layout ? window.Plotly.relayout(shown, themed(shown.layout, dark)) : null);
     function draw(index) {
-      const own = content.pictures.cells[Math.floor(index / width)][index % width], common = content.pictures.common;
-      const traces = own && own.map((trace, at) => ({ ...structuredClone(common[at] || {}), ...trace })), place = make("div", { class: "picture", role: "group", "aria-label": `${content.pictures.words}, ${where(index)}` });
-      picture = traces ? place : null;
+      const own = content.figures.cells[Math.floor(index / width)][index % width], common = content.figures.common;
+      const traces = own && own.map((trace, at) => ({ ...structuredClone(common[at] || {}), ...trace })), place = make("div", { class: "cell-figure", role: "group", "aria-label": `${content.figures.words}, ${where(index)}` });
+      shown = traces ? place : null;
       if (!traces) return;
       panel.append(place);
-      window.Plotly.newPlot(place, traces, JSON.parse(JSON.stringify(content.pictures.layout)), config).then(() => window.Plotly.relayout(place, themed(place.layout, isDark()))).then(() => { described(place); place.dataset.drawn = "true"; });
+      window.Plotly.newPlot(place, traces, JSON.parse(JSON.stringify(content.figures.layout)), config).then(() => window.Plotly.relayout(place, themed(place.layout, isDark()))).then(() => { described(place); place.dataset.drawn = "true"; });
     }
     function open(index) {
       if (opened !== null) cells[opened].setAttribute("aria-selected", "false");
@@ -176,7 +176,7 @@
       rows.forEach(([label, text]) => list.append(make("dt", {}, label), make("dd", {}, text)));
       panel.replaceChildren(head, list);
       panel.hidden = false;
-      if (content.pictures) draw(index);
+      if (content.figures) draw(index);
     }
     function point(cell, index) {
       const box = cell.getBoundingClientRect();
