@@ -7,10 +7,16 @@ import torch
 from attractor.laws import Attention, Kernel, has_kernel
 from attractor.states import Tokens
 from attractor.theory.conditions import BAND, Hypothesis, Margin
-from attractor.theory.theorem import Case
+from attractor.theory.theorem import Case, Citation
 from attractor.weights import asymmetry, extremes
 
+REGIME_SYMBOLS = "W = Q'K is its QK^T; our value V is its V^T; A is its W (V^T)^-1"
 BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
+
+
+def cite_regimes(place: str, symbols: str = REGIME_SYMBOLS) -> Citation:
+    """Return the citation of a place in the paper on regimes of attention."""
+    return Citation("pham2025dynamical", place, symbols)
 
 
 def _softmax(case: Case) -> Margin:
@@ -115,7 +121,7 @@ ONE_HEAD = Hypothesis("one head", r"h = 1", _heads, structural=True)
 NORMALISED = Hypothesis("row-normalised weights", r"\sum_j w_{ij} = 1", _normalised, structural=True)
 NO_DRIFT = Hypothesis("no drift", r"\dot x_i = \sum_h \sum_j w^h_{ij} V_h x_j", _no_drift, structural=True)
 CAUSAL = Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } j > i", _causal, structural=True)
-LAYERS = Hypothesis("discrete layers", r"x \leftarrow x + h\,\dot x", _layers, structural=True)
+DISCRETE_LAYERS = Hypothesis("discrete layers", r"x \leftarrow x + h\,\dot x", _layers, structural=True)
 STANDARD_SETTING = (SOFTMAX, FLAT, FULL, NO_POSITIONS, UNBIASED)  # the setting of most statements
 
 

@@ -170,7 +170,7 @@ AVERAGING_WEIGHTS = Hypothesis("averaging weights", r"w_{ij} \ge 0,\ \sum_j w_{i
 PLAIN_VALUES = Hypothesis(
     "plain values", r"\dot x_i = \Pi_{x_i}\textstyle\sum_h\sum_j w^h_{ij} V_h x_j", _plain_values, structural=True
 )
-FULL = Hypothesis("full attention", r"w_{ij} > 0 \text{ for all } j", _full, structural=True)
+FULL_AT_ALL_TIMES = Hypothesis("full attention", r"w_{ij} > 0 \text{ for all } j", _full, structural=True)
 MANY = 4096  # tokens that are still compared pair by pair
 GENERIC_BAND = 1e-9
 
@@ -186,7 +186,7 @@ def _generic(case: Case) -> Margin:
 
 
 GENERIC_START = Hypothesis("generic start", r"x_i \ne -x_j", _generic)
-CAUSAL = Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } j > i", _causal, structural=True)
+CAUSAL_IN_ORDER = Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } j > i", _causal, structural=True)
 EQUAL_MASSES = Hypothesis("equal masses", r"m_i = 1/n", _uniform, structural=True)
 IDENTITY_VALUES = Hypothesis("identity values", r"V_h = c_h I", _identity)
 ATTRACTION = Hypothesis("attraction", r"c_h \ge 0,\ \textstyle\sum_h c_h > 0", _attractive)
@@ -205,7 +205,7 @@ SPHERE_SETTING = (ON_SPHERE, AVERAGING_WEIGHTS, PLAIN_VALUES)
 _FORM = (EQUAL_MASSES, hypotheses.NO_POSITIONS, hypotheses.UNBIASED, hypotheses.ONE_HEAD)
 _SOFTMAX = (hypotheses.SOFTMAX, hypotheses.TOKENS, ON_SPHERE, PLAIN_VALUES)
 FULL_HEAD = (*_SOFTMAX, hypotheses.FULL, *_FORM)
-CAUSAL_HEAD = (*_SOFTMAX, CAUSAL, *_FORM)
+CAUSAL_HEAD = (*_SOFTMAX, CAUSAL_IN_ORDER, *_FORM)
 
 
 def max_distance(points: Tensor, target: Tensor | None = None) -> Tensor:

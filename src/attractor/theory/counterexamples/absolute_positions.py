@@ -1,7 +1,5 @@
 """Absolute positions shift the equilibrium only if every layer adds them."""
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Absolute, Attention

@@ -1,7 +1,5 @@
 """Full attention, symmetric value, tokens in the hemisphere of the top eigenvector: they end at two opposite points."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

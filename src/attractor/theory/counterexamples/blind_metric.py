@@ -1,7 +1,5 @@
 """The published consensus metric cannot tell agreement from opposition."""
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Attention

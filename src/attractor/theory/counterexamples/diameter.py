@@ -1,7 +1,5 @@
 """The diameter is no Lyapunov function: it can grow while it exceeds a right angle."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """The interaction energy can fall: V = I with a positive definite P on the sphere is no gradient flow of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """RK4 with the attention weights frozen inside the step is of first order."""
 
-from __future__ import annotations
-
 import numpy as np
 from torch import Tensor
 

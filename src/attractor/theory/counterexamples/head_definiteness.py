@@ -1,7 +1,5 @@
 """No head of a real model is definite: the signs of Q'K are decided by its shape."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

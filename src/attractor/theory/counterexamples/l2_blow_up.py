@@ -1,7 +1,5 @@
 """L2 attention can blow up in finite time where the key has a kernel."""
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Attention

@@ -1,7 +1,5 @@
 """L2 attention with a limit of rank above d/2, on which tokens turn."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

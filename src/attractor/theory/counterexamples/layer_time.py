@@ -1,7 +1,5 @@
 """One layer is not one unit of time."""
 
-from __future__ import annotations
-
 import math
 
 import torch

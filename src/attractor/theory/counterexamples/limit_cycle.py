@@ -1,7 +1,5 @@
 """Consensus that never rests: a value with a skew part carries the agreed point around."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

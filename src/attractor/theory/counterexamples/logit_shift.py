@@ -1,7 +1,5 @@
 """Adding lambda I to the interaction pushes towards divergence or away from it: the value decides."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

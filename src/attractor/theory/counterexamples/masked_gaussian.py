@@ -1,7 +1,5 @@
 """Masked attention keeps a Gaussian only if positions and tokens are independent."""
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Attention

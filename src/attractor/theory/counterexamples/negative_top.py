@@ -1,7 +1,5 @@
 """A negative top eigenvalue: tokens leave the hemisphere that was said to hold them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

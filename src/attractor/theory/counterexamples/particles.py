@@ -1,7 +1,5 @@
 """Particles outlive the Gaussian: blow-up is a property of unbounded support."""
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Attention

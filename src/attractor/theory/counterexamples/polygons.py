@@ -1,7 +1,5 @@
 """Identity values outside a hemisphere: a polygon that turns for ever."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Euler steps with a projection to positive matrices walk through a blow-up without a sign of it."""
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Attention

@@ -1,7 +1,5 @@
 """Ranks of limits by a fixed cut: what falls like 1/t is counted as gone, or as kept, by the time of the look."""
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Attention

@@ -1,7 +1,5 @@
 """Rotary positions: neither collapse nor divergence, but tokens at rest away from zero."""
 
-from __future__ import annotations
-
 import math
 
 import torch

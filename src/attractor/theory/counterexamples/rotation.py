@@ -1,7 +1,5 @@
 """Symmetric parts decide nothing: a rotation satisfies both conditions and runs away."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Sigmoid attention does not keep Gaussians Gaussian."""
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Attention, Sigmoid

@@ -1,7 +1,5 @@
 """Collapse is slow: norms fall like the inverse root of time, so that few layers show nothing of it."""
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Attention

@@ -5,8 +5,6 @@ the case of the bound: the image is isotropic for A. But X may have rank two on 
 :math:`V^{-1}P` that meet in a line. In dimensions two and three generic V leave no room for that.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

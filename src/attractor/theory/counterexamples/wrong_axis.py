@@ -1,7 +1,5 @@
 """A layer can reach another point than the flow it discretises."""
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Attention

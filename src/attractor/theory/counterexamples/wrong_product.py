@@ -1,7 +1,5 @@
 """Definiteness imposed on Wq Wk' is not that of the scores."""
 
-from __future__ import annotations
-
 import torch
 
 from attractor.plotting import Curve, Panel

@@ -7,8 +7,6 @@ tangent perturbation changes weights only to multiples of :math:`v_1`, which the
 \lambda_1/(2\lambda_1 - \lambda_2)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,9 +15,9 @@ import torch
 from torch import Tensor
 
 from attractor.states import Tokens
-from attractor.theory import hypotheses, spheres
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
+from attractor.theory.spheres import CAUSAL_HEAD, VALUE_SYMMETRIC, linearize, to_sphere
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
 
@@ -29,13 +27,13 @@ NUDGE = 1e-4
 
 def poles(case: Case) -> Tensor:
     """Heights of the tokens over the hyperplane of v_1."""
-    return spheres.to_sphere(case).map_points(case.tokens.points) @ common_value.dominant(case).vector
+    return to_sphere(case).map_points(case.tokens.points) @ common_value.dominant(case).vector
 
 
 def sharpness(case: Case) -> float:
     """p = v_1' P v_1 of one head."""
     vector = common_value.dominant(case).vector
-    return float(vector @ spheres.to_sphere(case).interactions[0] @ vector)
+    return float(vector @ to_sphere(case).interactions[0] @ vector)
 
 
 def predicted(case: Case) -> float:
@@ -46,7 +44,7 @@ def predicted(case: Case) -> float:
 
 def abscissa(case: Case) -> float:
     """Return the largest real part of the linearised velocity in tangent directions."""
-    return float(spheres.linearize(case, spheres.to_sphere(case).map_points(case.tokens.points)).real.max())
+    return float(linearize(case, to_sphere(case).map_points(case.tokens.points)).real.max())
 
 
 def nudged(case: Case, size: float = NUDGE) -> Case:
@@ -118,16 +116,8 @@ THEOREM = Theorem(
     citation=causal_symmetric.CITATION,
     status=Status.HERE,
     hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.TOKENS,
-        spheres.ON_SPHERE,
-        spheres.PLAIN_VALUES,
-        spheres.CAUSAL,
-        spheres.EQUAL_MASSES,
-        hypotheses.NO_POSITIONS,
-        hypotheses.UNBIASED,
-        hypotheses.ONE_HEAD,
-        spheres.VALUE_SYMMETRIC,
+        *CAUSAL_HEAD,
+        VALUE_SYMMETRIC,
         causal_symmetric.SIMPLE,
         common_value.POSITIVE,
         Hypothesis("opposite poles", r"x_1 = -v_1,\ x_2 = v_1", _opposite, structural=True),

@@ -7,17 +7,15 @@ U_\perp\sum_ja_{ij}\varepsilon_j - \lambda_1\tanh(p)\,\varepsilon_i`. Its modes 
 (:math:`-\lambda_1\tanh p`): stable exactly if :math:`\tanh p > \max(0, \lambda_2/\lambda_1)`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from attractor.theory import hypotheses, spheres
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
+from attractor.theory.spheres import FULL_HEAD, VALUE_SYMMETRIC
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import bipartite, causal_symmetric, common_value
 
@@ -78,16 +76,8 @@ THEOREM = Theorem(
     citation=causal_symmetric.CITATION,
     status=Status.HERE,
     hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.TOKENS,
-        spheres.ON_SPHERE,
-        spheres.PLAIN_VALUES,
-        hypotheses.FULL,
-        spheres.EQUAL_MASSES,
-        hypotheses.NO_POSITIONS,
-        hypotheses.UNBIASED,
-        hypotheses.ONE_HEAD,
-        spheres.VALUE_SYMMETRIC,
+        *FULL_HEAD,
+        VALUE_SYMMETRIC,
         causal_symmetric.SIMPLE,
         common_value.POSITIVE,
         Hypothesis("equal halves", r"x_i = \pm v_1, \text{ half of each}", _halves, structural=True),

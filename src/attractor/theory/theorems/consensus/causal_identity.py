@@ -7,16 +7,25 @@ x_1|`: once the tokens before it have arrived, token i follows, unless it sits o
 set. Near consensus the linearisation is triangular with diagonal :math:`c(1/i - 1)`; token 2 is slowest.
 """
 
-from __future__ import annotations
-
 import torch
 
 from attractor.solvers import Trajectory, velocity
 from attractor.states import Tokens
-from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
+from attractor.theory.hypotheses import SOFTMAX, TOKENS
 from attractor.theory.sampling import Rng, map_to_space
-from attractor.theory.spheres import fit_decay_rate, max_distance
+from attractor.theory.spheres import (
+    ATTRACTION,
+    CAUSAL_IN_ORDER,
+    EQUAL_MASSES,
+    GENERIC_START,
+    IDENTITY_VALUES,
+    SPHERE_SETTING,
+    fit_decay_rate,
+    list_laws,
+    max_distance,
+    to_sphere,
+)
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 HORIZON = 60.0
@@ -29,7 +38,7 @@ CITATION = Citation(
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    found, kept = spheres.to_sphere(case), select_valid_rows(run)
+    found, kept = to_sphere(case), select_valid_rows(run)
     points, times = found.map_points(run.points[kept]), run.times[kept]
     drift = float((points[:, 0] - points[0, 0]).norm(dim=-1).max())
     slack = min(_inequality(case, row) for row in run.points[kept][:: max(1, kept.stop // 10)])
@@ -45,8 +54,8 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 def _inequality(case: Case, points: torch.Tensor) -> float:
     """Smallest excess of du_i/dt over its lower bound."""
-    found, state = spheres.to_sphere(case), Tokens.unchecked(points, case.tokens.masses)
-    law = spheres.list_laws(case)[0]
+    found, state = to_sphere(case), Tokens.unchecked(points, case.tokens.masses)
+    law = list_laws(case)[0]
     scalars = found.values.diagonal(dim1=-2, dim2=-1).mean(-1)
     weights = (scalars[:, None, None] * law.weights(state)).sum(-3)
     at, motion = found.map_points(points), found.map_points(velocity(case.law, state, case.space))
@@ -77,10 +86,7 @@ def lopsided(rng: Rng) -> Case:
     n, d = rng.sizes(FEW)
     space, value = rng.space(d, 0.0), torch.diag(torch.from_numpy(rng.uniform(0.2, 1.5, d)))
     return Case(
-        rng.sphere_heads(space, value, 0.5, mask="causal"),
-        map_to_space(space, rng.unit_points(n, d)),
-        space,
-        HORIZON,
+        rng.sphere_heads(space, value, 0.5, mask="causal"), map_to_space(space, rng.unit_points(n, d)), space, HORIZON
     )
 
 
@@ -92,14 +98,14 @@ THEOREM = Theorem(
     citation=CITATION,
     status=Status.PAPER,
     hypotheses=(
-        hypotheses.TOKENS,
-        *spheres.SPHERE_SETTING,
-        spheres.CAUSAL,
-        spheres.EQUAL_MASSES,
-        hypotheses.SOFTMAX,
-        spheres.IDENTITY_VALUES,
-        spheres.ATTRACTION,
-        spheres.GENERIC_START,
+        TOKENS,
+        *SPHERE_SETTING,
+        CAUSAL_IN_ORDER,
+        EQUAL_MASSES,
+        SOFTMAX,
+        IDENTITY_VALUES,
+        ATTRACTION,
+        GENERIC_START,
     ),
     fate="consensus",
     rate=r"|x_i - x_1| \sim e^{-ct/2}, \text{ whatever } P, n, d",

@@ -9,18 +9,27 @@ and the first positive for :math:`\lambda_1 > 0`. The linearisation at :math:`v_
 :math:`U_\perp/i - \lambda_1`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import SOFTMAX, TOKENS
 from attractor.theory.sampling import Rng, map_to_space
-from attractor.theory.spheres import fit_decay_rate, linearize, max_distance
+from attractor.theory.spheres import (
+    CAUSAL_IN_ORDER,
+    COMMON_VALUE,
+    EQUAL_MASSES,
+    SAME_SIGN,
+    SPHERE_SETTING,
+    VALUE_SYMMETRIC,
+    fit_decay_rate,
+    linearize,
+    max_distance,
+    to_sphere,
+)
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import common_value
 
@@ -35,7 +44,7 @@ CITATION = Citation(
 
 def spectrum(case: Case) -> torch.Tensor:
     """Eigenvalues of the total value, largest first."""
-    value = spheres.to_sphere(case).total
+    value = to_sphere(case).total
     return torch.linalg.eigvalsh((value + value.mT) / 2).flip(0)
 
 
@@ -56,7 +65,7 @@ def gather(cases: Sequence[Case]) -> list[tuple[Trajectory, float]]:
 def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measurement, ...]:
     run, slowest = evidence
     kept = select_valid_rows(run)
-    points, times = spheres.to_sphere(case).map_points(run.points[kept]), run.times[kept]
+    points, times = to_sphere(case).map_points(run.points[kept]), run.times[kept]
     lowest = common_value.heights(case, run.points[kept]).amin()
     pole = common_value.dominant(case).vector
     distance = torch.minimum(max_distance(points, pole), max_distance(points, -pole))
@@ -121,14 +130,14 @@ THEOREM = Theorem(
     citation=CITATION,
     status=Status.HERE,
     hypotheses=(
-        hypotheses.TOKENS,
-        *spheres.SPHERE_SETTING,
-        spheres.CAUSAL,
-        spheres.EQUAL_MASSES,
-        hypotheses.SOFTMAX,
-        spheres.COMMON_VALUE,
-        spheres.VALUE_SYMMETRIC,
-        spheres.SAME_SIGN,
+        TOKENS,
+        *SPHERE_SETTING,
+        CAUSAL_IN_ORDER,
+        EQUAL_MASSES,
+        SOFTMAX,
+        COMMON_VALUE,
+        VALUE_SYMMETRIC,
+        SAME_SIGN,
         SIMPLE,
         common_value.POSITIVE,
         common_value.ONE_SIDE,

@@ -5,16 +5,13 @@ The flow is the gradient flow of E (T1), whose critical points other than consen
 needs small :math:`|\beta|`. The time is exponential in :math:`\beta`.
 """
 
-from __future__ import annotations
-
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import geometric_times, select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
-from attractor.theory.spheres import max_distance
+from attractor.theory.spheres import ATTRACTION, FULL_HEAD, GENERIC_START, IDENTITY_VALUES, max_distance, to_sphere
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 
@@ -23,13 +20,13 @@ OPTIONS = {"save": geometric_times(HORIZON)}
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    apart = max_distance(spheres.to_sphere(case).map_points(run.points[select_valid_rows(run)]))
+    apart = max_distance(to_sphere(case).map_points(run.points[select_valid_rows(run)]))
     return (Measurement("all tokens agree in the end", -float(apart[-1]), 1e-3, asymptotic=True),)
 
 
 def _spatial(case: Case) -> Margin:
     """Tokens of a plane stay in it, where they are as on a circle."""
-    points = spheres.to_sphere(case).map_points(case.initial_tokens.points)
+    points = to_sphere(case).map_points(case.initial_tokens.points)
     if min(points.shape) < 3:
         return Margin.boolean(True, f"{len(points)} tokens in {points.shape[1]} dimensions")
     values = torch.linalg.svdvals(points)
@@ -70,23 +67,15 @@ THEOREM = Theorem(
     ),
     status=Status.PAPER,
     hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.TOKENS,
-        spheres.ON_SPHERE,
-        spheres.PLAIN_VALUES,
-        hypotheses.FULL,
-        spheres.EQUAL_MASSES,
-        hypotheses.NO_POSITIONS,
-        hypotheses.UNBIASED,
-        hypotheses.ONE_HEAD,
+        *FULL_HEAD,
         Hypothesis(
             "dimension", r"d \ge 3", lambda case: Margin.boolean(case.tokens.dim >= 3, f"d = {case.tokens.dim}")
         ),
-        spheres.IDENTITY_VALUES,
-        spheres.ATTRACTION,
+        IDENTITY_VALUES,
+        ATTRACTION,
         pair.ISOTROPIC,
         Hypothesis("attractive interaction", r"\beta \ge 0", lambda case: Margin.nonnegative(pair.beta_of(case)[0])),
-        spheres.GENERIC_START,
+        GENERIC_START,
         Hypothesis("more than a plane", r"\operatorname{rank}(x_1, \dots, x_n) \ge \min(n, 3)", _spatial),
     ),
     fate="consensus",

@@ -6,8 +6,6 @@ For :math:`y = x_i + hU\tilde b`: :math:`\langle v, y\rangle = c_i + h\lambda\be
 :math:`\max\tan\angle(x_i, v)` is multiplied by at most :math:`(1+h\mu)/(1+h\lambda)`, for any step, mask, kernel and P.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

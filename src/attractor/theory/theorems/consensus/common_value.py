@@ -13,8 +13,6 @@ tangent of the largest angle to v falls at least like :math:`e^{-(\lambda-\mu)t}
 - \sqrt{\lambda^2m^2 + \mu^2(1-m^2)})`, since the root is concave in :math:`m^2`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,11 +20,11 @@ import torch
 from torch import Tensor
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import TOKENS
 from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
-from attractor.theory.spheres import compute_odds
+from attractor.theory.spheres import COMMON_VALUE, SAME_SIGN, SPHERE_SETTING, compute_odds, to_sphere
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 HORIZON = 12.0
@@ -44,7 +42,7 @@ class Dominant:
 
 def dominant(case: Case) -> Dominant:
     """Looked for in the total value; ``residual`` is how far v is from an eigenvector of U and of its transpose."""
-    value = spheres.to_sphere(case).total
+    value = to_sphere(case).total
     values, vectors = torch.linalg.eig(value)
     top = int(values.real.argmax())
     vector = vectors[:, top].real
@@ -58,7 +56,7 @@ def dominant(case: Case) -> Dominant:
 
 def heights(case: Case, points: Tensor) -> Tensor:
     """Heights over the hyperplane of v, of the sign that the first token has."""
-    found = spheres.to_sphere(case).map_points(points) @ dominant(case).vector
+    found = to_sphere(case).map_points(points) @ dominant(case).vector
     first = found.reshape(-1)[0]
     return found * (-1.0 if float(first) < 0 else 1.0)
 
@@ -150,16 +148,7 @@ THEOREM = Theorem(
     r"every \(P_h(t)\), every averaging kernel.",
     citation=CITATION,
     status=Status.HERE,
-    hypotheses=(
-        hypotheses.TOKENS,
-        *spheres.SPHERE_SETTING,
-        spheres.COMMON_VALUE,
-        SPLIT,
-        spheres.SAME_SIGN,
-        POSITIVE,
-        DOMINANT,
-        ONE_SIDE,
-    ),
+    hypotheses=(TOKENS, *SPHERE_SETTING, COMMON_VALUE, SPLIT, SAME_SIGN, POSITIVE, DOMINANT, ONE_SIDE),
     fate="consensus",
     rate=r"\tan\angle(x_i, v) \le e^{-(\lambda-\mu)t}\max_j\tan\angle(x_j(0), v)",
     conclude=conclude,

@@ -4,8 +4,6 @@ With :math:`\langle x_i, x_j\rangle = g` for all pairs, every other token has th
 + (n-1)e^{\beta g})` and :math:`\dot g = 2cw\,(1 + (n-2)g - (n-1)g^2) = 2cw(1-g)((n-1)g + 1)`.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -13,10 +11,10 @@ import torch
 from torch import Tensor
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
+from attractor.theory.spheres import ATTRACTION, FULL_HEAD, IDENTITY_VALUES, to_sphere
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 
@@ -42,7 +40,7 @@ def equation(n: int, beta: float, weight: float, start: float, times: np.ndarray
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    found, kept = spheres.to_sphere(case), select_valid_rows(run)
+    found, kept = to_sphere(case), select_valid_rows(run)
     pairs, times = cosines(found.map_points(run.points[kept])), run.times[kept].numpy()
     wanted = equation(case.tokens.n, pair.beta_of(case)[0], found.weight, float(pairs[0].mean()), times)
     uneven = float((pairs.amax(-1) - pairs.amin(-1)).max())
@@ -68,7 +66,7 @@ def uneven(rng: Rng) -> Case:
 
 
 def _equal(case: Case) -> Margin:
-    pairs = cosines(spheres.to_sphere(case).map_points(case.tokens.points))
+    pairs = cosines(to_sphere(case).map_points(case.tokens.points))
     return Margin.zero(float(pairs.max() - pairs.min()) if pairs.numel() else 1.0)
 
 
@@ -80,17 +78,9 @@ THEOREM = Theorem(
     citation=pair.CITATION,
     status=Status.HERE,
     hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.TOKENS,
-        spheres.ON_SPHERE,
-        spheres.PLAIN_VALUES,
-        hypotheses.FULL,
-        spheres.EQUAL_MASSES,
-        hypotheses.NO_POSITIONS,
-        hypotheses.UNBIASED,
-        hypotheses.ONE_HEAD,
-        spheres.IDENTITY_VALUES,
-        spheres.ATTRACTION,
+        *FULL_HEAD,
+        IDENTITY_VALUES,
+        ATTRACTION,
         pair.ISOTROPIC,
         Hypothesis("equal angles", r"\langle x_i, x_j\rangle_W = g", _equal),
     ),

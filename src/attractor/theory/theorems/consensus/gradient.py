@@ -6,25 +6,24 @@ b_i/c`, whose tangent part is :math:`m_iZ_i\dot x_i/c`: the flow is c times the 
 \sum_im_iZ_iu_i^\top v_i`, definite P or not. On :math:`E_W` the condition reads :math:`WV = cP`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from attractor.observables import energy, energy_rate, partition
 from attractor.solvers import Trajectory, velocity
 from attractor.states import Tokens
-from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import BIASES, FULL, NO_POSITIONS, ONE_HEAD, SOFTMAX, TOKENS
 from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
+from attractor.theory.spheres import ON_SPHERE, to_sphere
 from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem
 from attractor.weights import asymmetry
 
 
 def proportion(case: Case) -> tuple[float, float]:
     """c and the relative residual of U = c P."""
-    found = spheres.to_sphere(case)
+    found = to_sphere(case)
     value, interaction = found.total, found.interactions[0]
     c = float((value * interaction).sum() / interaction.square().sum().clamp_min(1e-300))
     return c, float((value - c * interaction).norm() / value.norm().clamp_min(1e-300))
@@ -48,7 +47,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 def _balance(case: Case, state: Tokens, c: float) -> float:
     """dE/dt less the squared speed over c, relative to the sizes that cancel in it."""
     rate = float(energy_rate(state, case.law, case.space))
-    found, motion = spheres.to_sphere(case), velocity(case.law, state, case.space)
+    found, motion = to_sphere(case), velocity(case.law, state, case.space)
     weights = state.weights * partition(state, case.law).squeeze(-2)
     speeds = found.map_points(motion).norm(dim=-1)
     squared = float((weights * speeds.square()).sum()) / c
@@ -60,7 +59,7 @@ def _balance(case: Case, state: Tokens, c: float) -> float:
 
 def _parallel(case: Case, state: Tokens, c: float) -> float:
     """The tangent part of the gradient (by automatic differentiation) less the weighted velocity."""
-    found = spheres.to_sphere(case)
+    found = to_sphere(case)
     points = found.map_points(state.points).requires_grad_()
     inverse = torch.linalg.inv(found.root)
     energy(Tokens.unchecked(points @ inverse.mT, state.masses), case.law).backward()
@@ -107,9 +106,7 @@ def built(shape: str) -> Sampler:
 
 def _unbiased(case: Case) -> Margin:
     law = case.attention
-    biased = [
-        name for name in hypotheses.BIASES if (bias := getattr(law, name)) is not None and bool((bias != 0).any())
-    ]
+    biased = [name for name in BIASES if (bias := getattr(law, name)) is not None and bool((bias != 0).any())]
     return Margin.boolean(not biased, ", ".join(biased) or "no biases")
 
 
@@ -119,28 +116,20 @@ def _proportional(case: Case) -> Margin:
 
 
 def _sign(case: Case) -> Margin:
-    found = spheres.to_sphere(case)
+    found = to_sphere(case)
     return Margin.positive(
         proportion(case)[0] * float(found.interactions[0].norm() / found.total.norm().clamp_min(1e-300))
     )
 
 
 def _symmetric(case: Case) -> Margin:
-    return Margin.zero(asymmetry(spheres.to_sphere(case).interactions[0]))
+    return Margin.zero(asymmetry(to_sphere(case).interactions[0]))
 
 
 UNBIASED = Hypothesis("no biases at all", r"s_{ij} = x_i^\top P x_j", _unbiased, structural=True)
 SYMMETRIC = Hypothesis("interaction symmetric", r"P = P^\top", _symmetric)
 PROPORTIONAL = Hypothesis("value follows interaction", r"W V = c P", _proportional)
-FORM = (
-    hypotheses.SOFTMAX,
-    spheres.ON_SPHERE,
-    hypotheses.TOKENS,
-    hypotheses.FULL,
-    hypotheses.NO_POSITIONS,
-    UNBIASED,
-    hypotheses.ONE_HEAD,
-)
+FORM = (SOFTMAX, ON_SPHERE, TOKENS, FULL, NO_POSITIONS, UNBIASED, ONE_HEAD)
 HYPOTHESES = (*FORM, SYMMETRIC, PROPORTIONAL, Hypothesis("ascent", r"c > 0", _sign))
 CITATION = Citation(
     "abella2024asymptotic",

@@ -10,8 +10,6 @@ x, x + hb\rangle - \langle x^+ - x, x\rangle`, where the first term is not negat
 vector closest to :math:`x + hb`, and the second is :math:`1 - \langle x^+, x\rangle \ge 0`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,10 +17,10 @@ from typing import Any
 from attractor.observables import energy
 from attractor.solvers import Trajectory
 from attractor.states import Tokens
-from attractor.theory import spheres
 from attractor.theory.checking import smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
+from attractor.theory.spheres import to_sphere
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import gradient
 from attractor.weights import extremes
@@ -76,7 +74,7 @@ THEOREM = Theorem(
         Hypothesis(
             "interaction semi-definite",
             r"P \succeq 0",
-            lambda case: Margin.nonnegative(extremes(spheres.to_sphere(case).interactions[0])[0]),
+            lambda case: Margin.nonnegative(extremes(to_sphere(case).interactions[0])[0]),
         ),
     ),
     fate="monotone",

@@ -9,19 +9,28 @@ optimal, i active (:math:`\langle e, x_i\rangle = \rho`) and :math:`a_{ij} = \su
 so deviations from the mean decay like :math:`e^{-ct}`, whatever P.
 """
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Attention, has_kernel
 from attractor.observables import hemisphere_margin
 from attractor.solvers import Trajectory
 from attractor.states import Tokens
-from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import TOKENS
 from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
-from attractor.theory.spheres import compute_odds, fit_decay_rate, max_distance
+from attractor.theory.spheres import (
+    ATTRACTION,
+    FULL_AT_ALL_TIMES,
+    HEMISPHERE,
+    IDENTITY_VALUES,
+    SPHERE_SETTING,
+    compute_odds,
+    fit_decay_rate,
+    list_laws,
+    max_distance,
+    to_sphere,
+)
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 HORIZON = 24.0
@@ -34,14 +43,14 @@ CITATION = Citation(
 
 def least_weight(case: Case) -> float:
     """A lower bound of every total weight sum_h c_h w^h_ij at all times."""
-    laws = spheres.list_laws(case)
+    laws = list_laws(case)
     masses = case.tokens.weights / case.tokens.weights.sum()
     least = float(masses.min())
-    scalars = spheres.to_sphere(case).values.diagonal(dim1=-2, dim2=-1).mean(-1)
+    scalars = to_sphere(case).values.diagonal(dim1=-2, dim2=-1).mean(-1)
     if len(laws) == 1:
-        steep = spheres.to_sphere(case).score_bounds
+        steep = to_sphere(case).score_bounds
     else:  # between two laws of a schedule queries and keys are interpolated, so norms of products are bounded by products
-        inverse = torch.linalg.inv(spheres.to_sphere(case).root)
+        inverse = torch.linalg.inv(to_sphere(case).root)
         queries, keys = ([_norms(law, name, inverse) for law in laws] for name in ("query", "key"))
         scale = max(abs(law.scale) for law in laws)
         steep = scale * torch.stack(queries).amax(0) * torch.stack(keys).amax(0)
@@ -65,7 +74,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     away = rho < 1 - 1e-8  # nearer to consensus 1 - rho is rounding
     logarithm, clock = compute_odds(rho[away]).clamp_min(1e-300).log(), times[away]
     promised = logarithm - 2 * least_weight(case) * clock
-    found = spheres.to_sphere(case)
+    found = to_sphere(case)
     rate = fit_decay_rate(times, max_distance(found.map_points(run.points[select_valid_rows(run)])))
     return (
         Measurement("the margin never decreases", smallest_increase(rho), 1e-10),
@@ -97,7 +106,7 @@ def lopsided(rng: Rng) -> Case:
 
 
 def _softmax(case: Case) -> Margin:
-    laws = spheres.list_laws(case)
+    laws = list_laws(case)
     plain = all(has_kernel(law, "softmax") and law.query_bias is None and law.positions is None for law in laws)
     return Margin.boolean(plain, "softmax of the scores" if plain else "biases, positions or another kernel")
 
@@ -112,13 +121,13 @@ THEOREM = Theorem(
     citation=CITATION,
     status=Status.HERE,
     hypotheses=(
-        hypotheses.TOKENS,
-        *spheres.SPHERE_SETTING,
-        spheres.FULL,
+        TOKENS,
+        *SPHERE_SETTING,
+        FULL_AT_ALL_TIMES,
         Hypothesis("softmax", r"w_{ij} \propto m_j e^{s_{ij}}", _softmax, structural=True),
-        spheres.IDENTITY_VALUES,
-        spheres.ATTRACTION,
-        spheres.HEMISPHERE,
+        IDENTITY_VALUES,
+        ATTRACTION,
+        HEMISPHERE,
     ),
     fate="consensus",
     rate=r"|x_i - x_j| \sim e^{-ct}, \text{ exactly, for every } P",

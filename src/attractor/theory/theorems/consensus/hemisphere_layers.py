@@ -4,12 +4,11 @@ r"""T2 for discrete layers: heights and margin never fall, for any step, mask an
 hb_i)\rangle \ge m_e` where :math:`m_e \ge 0`.
 """
 
-from __future__ import annotations
-
 import torch
 
-from attractor.theory import hypotheses, spheres
+from attractor.theory.hypotheses import TOKENS
 from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
+from attractor.theory.spheres import ATTRACTION, HEMISPHERE, IDENTITY_VALUES, SPHERE_SETTING
 from attractor.theory.theorem import Case, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere, hemisphere_margin
 from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layer_by_layer, layered
@@ -28,11 +27,7 @@ def turning(rng: Rng) -> Case:
     space, value = rng.space(d, 0.0), torch.eye(d, dtype=torch.float64)
     value[0, 1], value[1, 0] = 2.0, -2.0
     return Case(
-        rng.sphere_heads(space, value),
-        map_to_space(space, rng.hemisphere(n, d)),
-        space,
-        LAYERS * 1.0,
-        layered(1.0),
+        rng.sphere_heads(space, value), map_to_space(space, rng.hemisphere(n, d)), space, LAYERS * 1.0, layered(1.0)
     )
 
 
@@ -44,13 +39,7 @@ THEOREM = Theorem(
     r"weights that are not negative, \(\rho\) and every \(\min_i\langle e, x_i\rangle_W \ge 0\) never decrease.",
     citation=hemisphere.CITATION,
     status=Status.HERE,
-    hypotheses=(
-        hypotheses.TOKENS,
-        *spheres.SPHERE_SETTING,
-        spheres.IDENTITY_VALUES,
-        spheres.ATTRACTION,
-        spheres.HEMISPHERE,
-    ),
+    hypotheses=(TOKENS, *SPHERE_SETTING, IDENTITY_VALUES, ATTRACTION, HEMISPHERE),
     fate="monotone",
     conclude=hemisphere_margin.conclude,
     sample=sample,

@@ -6,15 +6,14 @@ If :math:`m_e = \min_i\langle e, x_i\rangle \ge 0` and token i is lowest, then :
 exceeds a right angle.)
 """
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Rotary
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows, smallest_increase
+from attractor.theory.hypotheses import TOKENS
 from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
+from attractor.theory.spheres import ATTRACTION, HEMISPHERE, IDENTITY_VALUES, SPHERE_SETTING, to_sphere
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
 
@@ -25,7 +24,7 @@ KERNELS = ("softmax", "l2")
 
 def heights(case: Case, run: Trajectory) -> torch.Tensor:
     """Lowest heights over hyperplanes that all tokens start above, (S, directions)."""
-    points = spheres.to_sphere(case).map_points(run.points[select_valid_rows(run)])
+    points = to_sphere(case).map_points(run.points[select_valid_rows(run)])
     start = points[0]
     # mixtures of tokens are good candidates; those that do not have all tokens on one side are left out
     mixtures = torch.cat((start.mean(0, keepdim=True), start, start[:-1] + start[1:]))
@@ -75,13 +74,7 @@ THEOREM = Theorem(
     r"are not negative.",
     citation=hemisphere.CITATION,
     status=Status.HERE,
-    hypotheses=(
-        hypotheses.TOKENS,
-        *spheres.SPHERE_SETTING,
-        spheres.IDENTITY_VALUES,
-        spheres.ATTRACTION,
-        spheres.HEMISPHERE,
-    ),
+    hypotheses=(TOKENS, *SPHERE_SETTING, IDENTITY_VALUES, ATTRACTION, HEMISPHERE),
     fate="monotone",
     conclude=conclude,
     sample=varied(),

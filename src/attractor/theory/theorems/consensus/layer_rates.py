@@ -5,16 +5,13 @@ ln 2 of time.
 are the masses and :math:`|x + hb| = 1 + hc`, so a deviation from the mean is divided by :math:`1 + hc`, whatever P.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import spheres
 from attractor.theory.sampling import Rng, map_to_space
-from attractor.theory.spheres import fit_decay_rate, max_distance
+from attractor.theory.spheres import fit_decay_rate, max_distance, to_sphere
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
 from attractor.theory.theorems.consensus.gradient_layers import layer_by_layer, layered
@@ -30,12 +27,12 @@ def step_of(case: Case) -> float:
 
 def measured(case: Case, run: Trajectory) -> float:
     """The factor by which one layer shrinks angles, from the run."""
-    rate = fit_decay_rate(run.times, max_distance(spheres.to_sphere(case).map_points(run.points)), 1e-11, 1e-5)
+    rate = fit_decay_rate(run.times, max_distance(to_sphere(case).map_points(run.points)), 1e-11, 1e-5)
     return math.exp(rate * step_of(case))
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    factor = 1.0 / (1.0 + step_of(case) * spheres.to_sphere(case).weight)
+    factor = 1.0 / (1.0 + step_of(case) * to_sphere(case).weight)
     missed = abs(measured(case, run) / factor - 1)
     return (Measurement("a layer divides angles by 1 + hc", -missed, 0.01, asymptotic=True),)
 

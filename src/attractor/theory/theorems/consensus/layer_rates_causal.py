@@ -5,10 +5,8 @@ Token i gives itself the weight 1/i at consensus, so the linearisation of a laye
 0.288; since the flow has the rate 1/2, that is 2 ln(4/3) = 0.575 of its time.
 """
 
-from __future__ import annotations
-
 from attractor.solvers import Trajectory
-from attractor.theory import spheres
+from attractor.theory.spheres import to_sphere
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import causal_identity
 from attractor.theory.theorems.consensus.gradient_layers import layer_by_layer
@@ -18,7 +16,7 @@ STEPS = {0.5: 200, 1.0: 130, 5.0: 80}
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    size = step_of(case) * spheres.to_sphere(case).weight
+    size = step_of(case) * to_sphere(case).weight
     factor = (1.0 + size / 2) / (1.0 + size)
     # later tokens leave corrections that fall off slowly: (1 + s/3)/(1 + s/2) a layer
     missed = abs(measured(case, run) / factor - 1)

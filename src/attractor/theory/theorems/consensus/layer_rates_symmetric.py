@@ -8,18 +8,15 @@ linearisation is :math:`(1 + h\lambda_k/i)/(1 + h\lambda_1)`. With :math:`\lambd
 the wrong axis although the flow reaches :math:`v_1`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import spheres
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
-from attractor.theory.spheres import fit_decay_rate, linearize, max_distance
+from attractor.theory.spheres import fit_decay_rate, linearize, max_distance, to_sphere
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
 from attractor.theory.theorems.consensus.gradient_layers import layer_by_layer, layered
@@ -48,7 +45,7 @@ def radius(case: Case) -> float:
 
 def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measurement, ...]:
     run, largest = evidence
-    points, pole = spheres.to_sphere(case).map_points(run.points), common_value.dominant(case).vector
+    points, pole = to_sphere(case).map_points(run.points), common_value.dominant(case).vector
     distance = torch.minimum(max_distance(points, pole), max_distance(points, -pole))
     rate = fit_decay_rate(run.times, distance, 1e-11, 1e-5)
     return (

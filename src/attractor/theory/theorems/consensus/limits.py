@@ -4,15 +4,13 @@ E is analytic, the metric is analytic and the manifold compact, so by Lojasiewic
 finite length and converges to one equilibrium, at an exponential rate where that is not degenerate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
 from attractor.solvers import Trajectory
-from attractor.theory import spheres
 from attractor.theory.checking import geometric_times, select_valid_rows
 from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
+from attractor.theory.spheres import to_sphere
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import gradient
 
@@ -24,7 +22,7 @@ PATIENT = {"max_evaluations": 20_000_000}
 def moved_late(case: Case, run: Trajectory) -> float:
     """How far a token went in the second half of the time."""
     kept = select_valid_rows(run)
-    points, times = spheres.to_sphere(case).map_points(run.points[kept]), run.times[kept]
+    points, times = to_sphere(case).map_points(run.points[kept]), run.times[kept]
     steps = (points[1:] - points[:-1]).norm(dim=-1).amax(-1)
     late = steps[times[1:] > 0.5 * times[-1]]
     return float(late.sum()) if len(late) else 2.0

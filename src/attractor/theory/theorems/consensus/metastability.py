@@ -7,18 +7,17 @@ of at least :math:`\theta_0`, none is below :math:`\theta'` before :math:`t = (\
 \theta')\,e^{\beta(1-\cos\theta')}/(2cM)`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import FULL, NO_POSITIONS, ONE_HEAD, SOFTMAX, TOKENS, UNBIASED
 from attractor.theory.sampling import Rng, map_to_space
+from attractor.theory.spheres import ATTRACTION, IDENTITY_VALUES, ON_SPHERE, PLAIN_VALUES, to_sphere
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 from attractor.theory.theorems.consensus.equiangular import cosines
@@ -28,7 +27,7 @@ PART = 0.5  # theta' as a part of theta_0
 
 def smallest_angle(case: Case, points: torch.Tensor) -> torch.Tensor:
     """Smallest angle of a pair, (...)."""
-    return cosines(spheres.to_sphere(case).map_points(points)).clamp(-1.0, 1.0).amax(-1).acos()
+    return cosines(to_sphere(case).map_points(points)).clamp(-1.0, 1.0).amax(-1).acos()
 
 
 def promised(case: Case) -> float:
@@ -37,7 +36,7 @@ def promised(case: Case) -> float:
     masses = case.tokens.weights / case.tokens.weights.sum()
     crowd = float((1 - masses.min()) / masses.min())
     barrier = pair.beta_of(case)[0] * (1 - math.cos(PART * start))
-    return (1 - PART) * start * math.exp(min(barrier, 700.0)) / (2 * spheres.to_sphere(case).weight * crowd)
+    return (1 - PART) * start * math.exp(min(barrier, 700.0)) / (2 * to_sphere(case).weight * crowd)
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
@@ -91,16 +90,16 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.TOKENS,
-        spheres.ON_SPHERE,
-        spheres.PLAIN_VALUES,
-        hypotheses.FULL,
-        hypotheses.NO_POSITIONS,
-        hypotheses.UNBIASED,
-        hypotheses.ONE_HEAD,
-        spheres.IDENTITY_VALUES,
-        spheres.ATTRACTION,
+        SOFTMAX,
+        TOKENS,
+        ON_SPHERE,
+        PLAIN_VALUES,
+        FULL,
+        NO_POSITIONS,
+        UNBIASED,
+        ONE_HEAD,
+        IDENTITY_VALUES,
+        ATTRACTION,
         pair.ISOTROPIC,
         Hypothesis("separated tokens", r"\beta\,\theta_0 > 0", _barrier),
     ),

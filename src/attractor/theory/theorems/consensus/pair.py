@@ -7,18 +7,16 @@ Both tokens turn towards each other with the weight :math:`1/(1 + e^{\beta(1-\co
 :math:`e^{\beta(1-\cos\theta_0)}`.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
 
 from attractor.solvers import Trajectory
 from attractor.spaces import angle
-from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
+from attractor.theory.spheres import ATTRACTION, FULL_HEAD, IDENTITY_VALUES, to_sphere
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 
@@ -38,14 +36,14 @@ def merging_time(beta: float, start: float, end: float, weight: float = 1.0) -> 
 
 def beta_of(case: Case) -> tuple[float, float]:
     """beta and the relative residual of P = beta I on the unit sphere."""
-    interaction = spheres.to_sphere(case).interactions[0]
+    interaction = to_sphere(case).interactions[0]
     beta = float(interaction.diagonal().mean())
     eye = torch.eye(len(interaction), dtype=interaction.dtype)
     return beta, float((interaction - beta * eye).norm() / interaction.norm().clamp_min(1e-300))
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    found, kept = spheres.to_sphere(case), select_valid_rows(run)
+    found, kept = to_sphere(case), select_valid_rows(run)
     points, times = found.map_points(run.points[kept]), run.times[kept]
     angles = angle(points[:, 0], points[:, 1])
     beta, _ = beta_of(case)
@@ -67,10 +65,7 @@ def sample(rng: Rng) -> Case:
 def crooked(rng: Rng) -> Case:
     space, eye = rng.space(3, 0.0), torch.eye(3, dtype=torch.float64)
     return Case(
-        rng.sphere_law(space, eye, [rng.matrix(3, 1.5)]),
-        map_to_space(space, rng.unit_points(2, 3)),
-        space,
-        4.0,
+        rng.sphere_law(space, eye, [rng.matrix(3, 1.5)]), map_to_space(space, rng.unit_points(2, 3)), space, 4.0
     )
 
 
@@ -80,7 +75,7 @@ def crowd(rng: Rng) -> Case:
 
 
 def _facing(case: Case) -> Margin:
-    points = spheres.to_sphere(case).map_points(case.tokens.points)
+    points = to_sphere(case).map_points(case.tokens.points)
     return Margin.positive(float((points[0] + points[1]).norm()))
 
 
@@ -102,18 +97,10 @@ THEOREM = Theorem(
     citation=CITATION,
     status=Status.HERE,
     hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.TOKENS,
-        spheres.ON_SPHERE,
-        spheres.PLAIN_VALUES,
-        hypotheses.FULL,
-        spheres.EQUAL_MASSES,
-        hypotheses.NO_POSITIONS,
-        hypotheses.UNBIASED,
-        hypotheses.ONE_HEAD,
+        *FULL_HEAD,
         Hypothesis("two tokens", "n = 2", _pair, structural=True),
-        spheres.IDENTITY_VALUES,
-        spheres.ATTRACTION,
+        IDENTITY_VALUES,
+        ATTRACTION,
         ISOTROPIC,
         Hypothesis("not opposite", r"\theta_0 < \pi", _facing),
     ),

@@ -7,8 +7,6 @@ differ, as functions of the key j and up to constants, by :math:`(x_i-x_k)^\top 
 at most :math:`D/\sqrt2` (Jung). So :math:`D^+ \le \frac{\sum_h\|V_h\|\|P_h\|}{2\sqrt2}D^3`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -16,8 +14,8 @@ from torch import Tensor
 
 from attractor.laws import Attention
 from attractor.states import Tokens
-from attractor.theory import hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import FULL, NO_POSITIONS, SOFTMAX, TOKENS, UNBIASED
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
 
@@ -82,11 +80,11 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.TOKENS,
-        hypotheses.FULL,
-        hypotheses.NO_POSITIONS,
-        hypotheses.UNBIASED,
+        SOFTMAX,
+        TOKENS,
+        FULL,
+        NO_POSITIONS,
+        UNBIASED,
         Hypothesis("no skip connection", r"x_i^+ = \textstyle\sum_h\sum_j w^h_{ij} V_h x_j", _bare, structural=True),
     ),
     fate="identity",

@@ -7,18 +7,16 @@ y\rangle = |x-y|^2/2`). That earlier tokens do not come near later on is not pro
 checked only.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from attractor.solvers import Trajectory, velocity
-from attractor.theory import hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
+from attractor.theory.spheres import ATTRACTION, CAUSAL_HEAD, IDENTITY_VALUES, to_sphere
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 
@@ -32,7 +30,7 @@ def centres(points: Tensor, radius: float) -> Tensor:
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    found, beta = spheres.to_sphere(case), pair.beta_of(case)[0]
+    found, beta = to_sphere(case), pair.beta_of(case)[0]
     points, radius = found.map_points(run.points[select_valid_rows(run)]), RADIUS * beta**-0.5
     chosen = centres(points[0], radius)
     speeds = found.map_points(velocity(case.law, case.tokens, case.space)).norm(dim=-1)
@@ -80,17 +78,9 @@ THEOREM = Theorem(
     ),
     status=Status.CHECKED,
     hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.TOKENS,
-        spheres.ON_SPHERE,
-        spheres.PLAIN_VALUES,
-        spheres.CAUSAL,
-        spheres.EQUAL_MASSES,
-        hypotheses.NO_POSITIONS,
-        hypotheses.UNBIASED,
-        hypotheses.ONE_HEAD,
-        spheres.IDENTITY_VALUES,
-        spheres.ATTRACTION,
+        *CAUSAL_HEAD,
+        IDENTITY_VALUES,
+        ATTRACTION,
         pair.ISOTROPIC,
         Hypothesis("sharp attention", r"\beta > 16", _sharp),
     ),

@@ -5,14 +5,12 @@ r"""T3: softmax attention with V = I: the covariance is known in closed form, an
 :math:`\Sigma_0^{1/2}u_{\max}` if that is positive. With S not negative and :math:`\Sigma_0 \succ 0` it always does.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
 from attractor.meanfield import BlowUp, find_blow_up, identity_value_blow_up
-from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.gaussians import FULL_RANK, IDENTITY_VALUE, SOFTMAX_GAUSSIAN, cite, transposed_interaction
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import extremes
@@ -23,9 +21,7 @@ def found(case: Case) -> BlowUp:
 
 
 def conclude(case: Case, seen: BlowUp) -> tuple[Measurement, ...]:
-    time, direction = identity_value_blow_up(
-        gaussians.transposed_interaction(case).numpy(), case.gaussian.covariance.numpy()
-    )
+    time, direction = identity_value_blow_up(transposed_interaction(case).numpy(), case.gaussian.covariance.numpy())
     along = 0.0
     if direction is not None and seen.direction is not None:
         along = abs(float(np.dot(direction, np.asarray(seen.direction))))
@@ -58,16 +54,16 @@ THEOREM = Theorem(
     statement=r"Softmax attention with \(V = I\): \(\Sigma_t^{-1} + 2tS\) is conserved. If \(\Sigma_0 \succ 0\) and "
     r"\(S\) has a positive eigenvalue, then \(\Sigma\) blows up at "
     r"\(T^* = 1/(2\lambda_{\max}(\Sigma_0^{1/2}S\Sigma_0^{1/2}))\), in one direction generically.",
-    citation=gaussians.cite("finite-time blow-up of Gaussian covariances"),
+    citation=cite("finite-time blow-up of Gaussian covariances"),
     status=Status.HERE,
     hypotheses=(
-        *gaussians.SOFTMAX_GAUSSIAN,
-        gaussians.FULL_RANK,
-        gaussians.IDENTITY_VALUE,
+        *SOFTMAX_GAUSSIAN,
+        FULL_RANK,
+        IDENTITY_VALUE,
         Hypothesis(
             "interaction not negative",
             r"S \not\preceq 0",
-            lambda case: Margin.positive(extremes(gaussians.transposed_interaction(case))[1]),
+            lambda case: Margin.positive(extremes(transposed_interaction(case))[1]),
         ),
     ),
     fate="blow-up",

@@ -5,8 +5,6 @@ of Gaussians is Gaussian; linear attention is linear. Checked against quadrature
 moved as tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +13,8 @@ from torch import Tensor
 
 from attractor.laws import Attention, Closure, Sigmoid, Sinkhorn
 from attractor.states import Gaussian, Tokens
-from attractor.theory import gaussians, hypotheses
+from attractor.theory.gaussians import GAUSSIAN, NO_BIASES_OR_POSITIONS, cite, require_kernel
+from attractor.theory.hypotheses import FULL
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
@@ -91,16 +90,9 @@ THEOREM = Theorem(
     statement=r"If \(\mu = N(\alpha, \Sigma)\), the field of softmax, L2, Sinkhorn and linear attention, with any "
     r"number of heads, is affine, \(\Gamma(x) = Bx + b\), so "
     r"\(\mu_t\) stays Gaussian with \(\dot\alpha = B\alpha + b\) and \(\dot\Sigma = B\Sigma + \Sigma B^\top\).",
-    citation=gaussians.cite(
-        "Gaussian data stay Gaussian; sigmoid and unnormalised attention are not among the kernels that do"
-    ),
+    citation=cite("Gaussian data stay Gaussian; sigmoid and unnormalised attention are not among the kernels that do"),
     status=Status.PAPER,
-    hypotheses=(
-        gaussians.require_kernel(*EXACT),
-        gaussians.GAUSSIAN,
-        hypotheses.FULL,
-        gaussians.NO_BIASES_OR_POSITIONS,
-    ),
+    hypotheses=(require_kernel(*EXACT), GAUSSIAN, FULL, NO_BIASES_OR_POSITIONS),
     fate="identity",
     conclude=conclude,
     sample=with_kernel(*EXACT),

@@ -4,14 +4,19 @@ r"""T5: positive V and negative S: covariances exist for ever, shrink in the met
 :math:`S\Sigma = 0`, so that their rank is at most :math:`\dim\ker S`; dropped eigenvalues fall like 1/t.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import gaussians
 from attractor.theory.checking import geometric_times, smallest_increase
+from attractor.theory.gaussians import (
+    DEFINITE_VALUE,
+    SOFTMAX_GAUSSIAN,
+    SYMMETRIC_NEGATIVE,
+    cite,
+    integrate_gaussian,
+    transposed_interaction,
+)
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import symmetrize
@@ -22,7 +27,7 @@ HORIZON = 1e3
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     covariances, value = run.covariances, case.matrices.values[0]
     traces = torch.linalg.solve(value, covariances).diagonal(dim1=-2, dim2=-1).sum(-1)
-    form = symmetrize(gaussians.transposed_interaction(case))
+    form = symmetrize(transposed_interaction(case))
     left = (form @ covariances).norm(dim=(-2, -1))
     return (
         Measurement("the trace in the metric of V never grows", smallest_increase(-traces, traces.abs()), 1e-8),
@@ -53,14 +58,14 @@ THEOREM = Theorem(
     statement=r"Softmax attention with \(V = V^\top \succ 0\) and \(S \preceq 0\): \(\Sigma_t\) exists for all "
     r"times, \(\operatorname{tr}(V^{-1}\Sigma_t)\) never grows, and limit "
     r"points satisfy \(S\Sigma = 0\), so their rank is at most \(\dim\ker S\).",
-    citation=gaussians.cite("limits of low rank"),
+    citation=cite("limits of low rank"),
     status=Status.HERE,
-    hypotheses=(*gaussians.SOFTMAX_GAUSSIAN, gaussians.DEFINITE_VALUE, gaussians.SYMMETRIC_NEGATIVE),
+    hypotheses=(*SOFTMAX_GAUSSIAN, DEFINITE_VALUE, SYMMETRIC_NEGATIVE),
     fate=lambda case: "identity" if bool(case.gaussian.mean.any()) else "bounded",
     rate=r"\|S\Sigma_t\| \sim 1/t",
     conclude=conclude,
     sample=sample,
     violate={"interaction negative": rising, "value positive": lopsided},
-    gather=gather_each(gaussians.integrate_gaussian),
+    gather=gather_each(integrate_gaussian),
     proof="tr(inv(V) Sigma) is a Lyapunov function with derivative 2 tr(Sigma S Sigma); LaSalle.",
 )

@@ -4,8 +4,6 @@ r"""T13: two measures part at most exponentially: Dobrushin's estimate with expl
 ``attractor.meanfield.dobrushin``. Very loose for softmax, whose :math:`L_\mu` carries :math:`e^{2\|A\|R^2}`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +12,8 @@ import torch
 from attractor.laws import Sigmoid
 from attractor.meanfield import conditional_wasserstein, log_stability_bound, perturb, support_radius, wasserstein
 from attractor.solvers import flow
-from attractor.theory import gaussians, hypotheses
+from attractor.theory.gaussians import NO_BIASES_OR_POSITIONS, cite, require_kernel
+from attractor.theory.hypotheses import FLAT, FULL, TOKENS
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
@@ -64,15 +63,9 @@ THEOREM = Theorem(
     statement=r"For softmax, L2 and sigmoid attention on measures in the ball of radius \(R_0\): "
     r"\(W_2(\mu_t, \nu_t) \le W_2(\mu_0, \nu_0)\exp\int_0^t (L_x + L_\mu)(R_s)\,ds\), \(R_s = "
     r"R_0e^{\sum\|V_h\|s}\), with the explicit constants of the documentation.",
-    citation=gaussians.cite("Dobrushin-type stability"),
+    citation=cite("Dobrushin-type stability"),
     status=Status.HERE,
-    hypotheses=(
-        gaussians.require_kernel("softmax", "l2", "sigmoid"),
-        hypotheses.FLAT,
-        hypotheses.TOKENS,
-        hypotheses.FULL,
-        gaussians.NO_BIASES_OR_POSITIONS,
-    ),
+    hypotheses=(require_kernel("softmax", "l2", "sigmoid"), FLAT, TOKENS, FULL, NO_BIASES_OR_POSITIONS),
     fate="identity",
     conclude=conclude,
     sample=sampled("softmax", "l2", "sigmoid"),

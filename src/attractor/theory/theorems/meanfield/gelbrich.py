@@ -1,13 +1,12 @@
 """T15: the distance of two laws is at least that of the Gaussians with their moments (Gelbrich)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from attractor.meanfield import bures_wasserstein, wasserstein
 from attractor.observables import covariance, mean
 from attractor.states import Gaussian, Tokens
-from attractor.theory import gaussians, hypotheses
+from attractor.theory.gaussians import NO_BIASES_OR_POSITIONS, cite
+from attractor.theory.hypotheses import FLAT, FULL, SOFTMAX, TOKENS
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
@@ -43,15 +42,9 @@ THEOREM = Theorem(
     title="Moments bound the distance",
     statement=r"\(W_2(\mu, \nu) \ge W_2\big(N(\alpha_\mu, \Sigma_\mu), N(\alpha_\nu, \Sigma_\nu)\big)\): the Bures distance of the "
     r"moments of any two measures, in particular of tokens along a flow, bounds their Wasserstein distance from below.",
-    citation=gaussians.cite("the distance in which the mean-field limit holds"),
+    citation=cite("the distance in which the mean-field limit holds"),
     status=Status.HERE,
-    hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.FLAT,
-        hypotheses.TOKENS,
-        hypotheses.FULL,
-        gaussians.NO_BIASES_OR_POSITIONS,
-    ),
+    hypotheses=(SOFTMAX, FLAT, TOKENS, FULL, NO_BIASES_OR_POSITIONS),
     fate="identity",
     conclude=conclude,
     sample=sample,

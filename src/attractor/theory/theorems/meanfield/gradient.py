@@ -4,8 +4,6 @@ Where a structure of ``attractor.meanfield.structures`` applies, :math:`\dot E =
 Checked twice: with the gradient of E by automatic differentiation, and with the difference quotient of E along a run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +13,9 @@ from attractor.errors import AttractorError
 from attractor.laws import Attention, Sigmoid, Sinkhorn
 from attractor.meanfield import GradientStructure, gradient_structures
 from attractor.solvers import Trajectory, flow
-from attractor.theory import gaussians, hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.gaussians import cite
+from attractor.theory.hypotheses import FLAT
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 
@@ -95,10 +94,10 @@ THEOREM = Theorem(
     r"\tfrac1c\int|\Gamma|^2d\mu\), with the weight \(G\) for softmax. Gaussians: in the Bures metric for softmax, Sinkhorn and "
     r"(with \(Q = K\)) L2; with \(V = I\) softmax climbs \(\operatorname{tr}(2S\Sigma)\) in the affine-invariant metric. They "
     r"descend for \(c < 0\).",
-    citation=gaussians.cite("gradient-flow structures"),
+    citation=cite("gradient-flow structures"),
     status=Status.HERE,
     hypotheses=(
-        hypotheses.FLAT,
+        FLAT,
         Hypothesis("known structure", r"V = cA,\ A = A^\top \text{ (or as stated)}", _structured, structural=True),
     ),
     fate="identity",

@@ -4,8 +4,6 @@ With :math:`K = e_1^\top`, :math:`Q = (1, 1)`, :math:`V = e_2(1, 1)` the varianc
 :math:`w = \Sigma_{12}` obeys :math:`\dot w = c(s + w)^2`, :math:`c = 2/(1 + 2s)`, so :math:`T^* = 1/(c(s + w_0))`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +12,9 @@ import torch
 from attractor.laws import Attention
 from attractor.solvers import Trajectory, flow
 from attractor.states import Gaussian
-from attractor.theory import gaussians, hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.gaussians import GAUSSIAN, NO_BIASES_OR_POSITIONS, TOLERANCES, cite, require_kernel
+from attractor.theory.hypotheses import FULL
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
@@ -36,7 +35,7 @@ def blow_up_time(case: Case) -> float:
 
 def looked(case: Case) -> Trajectory:
     times = [0.0, *(share * abs(blow_up_time(case)) for share in SHARES)]
-    return flow(case.law, case.gaussian, save=times, stop=(), **gaussians.TOLERANCES)
+    return flow(case.law, case.gaussian, save=times, stop=(), **TOLERANCES)
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
@@ -87,13 +86,13 @@ THEOREM = Theorem(
     title="L2 blow-up with a singular key",
     statement=r"L2 attention with \(K = e_1^\top,\ Q = (1, 1),\ V = e_2(1, 1)\): \(s = \Sigma_{11}\) rests and \(w = \Sigma_{12}\) "
     r"blows up at \(T^* = \frac{1 + 2s}{2(s + w_0)}\) if \(s + w_0 > 0\).",
-    citation=gaussians.cite("counter-example to global existence for L2 without an invertible key"),
+    citation=cite("counter-example to global existence for L2 without an invertible key"),
     status=Status.HERE,
     hypotheses=(
-        gaussians.require_kernel("l2"),
-        gaussians.GAUSSIAN,
-        hypotheses.FULL,
-        gaussians.NO_BIASES_OR_POSITIONS,
+        require_kernel("l2"),
+        GAUSSIAN,
+        FULL,
+        NO_BIASES_OR_POSITIONS,
         Hypothesis("the example", r"K = e_1^\top,\ Q = (1,1),\ V = e_2(1,1)", _example, structural=True),
         Hypothesis("growing", r"s + w_0 > 0", _ahead),
     ),

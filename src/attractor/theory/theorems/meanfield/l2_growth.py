@@ -4,21 +4,27 @@ r"""T8: under L2 attention with an invertible key covariances grow at most expon
 below one in the metric of K, so :math:`\|B\| \le \|V\|\|K^{-1}\|\|Q\|`.
 """
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Attention
 from attractor.meanfield import growth_rate
 from attractor.solvers import Trajectory
-from attractor.theory import gaussians, hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.gaussians import (
+    GAUSSIAN,
+    NO_BIASES_OR_POSITIONS,
+    cite,
+    integrate_gaussian,
+    require_kernel,
+    spectral_norms,
+)
+from attractor.theory.hypotheses import FULL
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    sizes = gaussians.spectral_norms(run.covariances)
+    sizes = spectral_norms(run.covariances)
     slack = sizes[0].log() + growth_rate(case.attention) * run.times - sizes.clamp_min(1e-300).log()
     return (Measurement("covariances grow at most exponentially", float(slack.min()), 1e-8),)
 
@@ -57,20 +63,20 @@ THEOREM = Theorem(
     title="L2 covariances grow at most exponentially",
     statement=r"L2 attention with square invertible keys: \(\|\Sigma_t\| \le "
     r"\|\Sigma_0\|\,e^{2\sum_h\|V_h\|\|K_h^{-1}\|\|Q_h\|\,t}\).",
-    citation=gaussians.cite("global existence for L2 attention; false for singular keys, see T9"),
+    citation=cite("global existence for L2 attention; false for singular keys, see T9"),
     status=Status.HERE,
     hypotheses=(
-        gaussians.require_kernel("l2"),
-        gaussians.GAUSSIAN,
-        hypotheses.FULL,
-        gaussians.NO_BIASES_OR_POSITIONS,
+        require_kernel("l2"),
+        GAUSSIAN,
+        FULL,
+        NO_BIASES_OR_POSITIONS,
         Hypothesis("square key", r"K \in \mathbb{R}^{d\times d}", _square, structural=True),
         Hypothesis("key invertible", r"\det K \ne 0", _invertible, structural=True),
     ),
     fate="identity",
     conclude=conclude,
     sample=sample,
-    gather=gather_each(gaussians.integrate_gaussian),
+    gather=gather_each(integrate_gaussian),
     break_case=thrice,
     proof="In the metric of K the weights are a contraction, so B has norm at most |V| |inv K| |Q|.",
 )

@@ -1,13 +1,13 @@
 """T14, the first position: it sees itself alone, so :math:`x_1(t) = e^{Vt}x_1(0)`, whatever the scores."""
 
-from __future__ import annotations
-
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import gaussians, hypotheses, spheres
 from attractor.theory.checking import select_valid_rows
+from attractor.theory.gaussians import NO_BIASES_OR_POSITIONS, cite, require_kernel
+from attractor.theory.hypotheses import FLAT, TOKENS
 from attractor.theory.sampling import Rng
+from attractor.theory.spheres import CAUSAL_IN_ORDER
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 
 
@@ -25,11 +25,7 @@ def masked(mask: str | None) -> Sampler:
     def draw_case(rng: Rng) -> Case:
         n, d = rng.sizes()
         kernel = ("softmax", "l2")[int(rng.integers(2))]
-        return Case(
-            rng.law(rng.matrix(d), rng.matrix(d), kernel=kernel, mask=mask),
-            rng.tokens(n, d),
-            horizon=2.0,
-        )
+        return Case(rng.law(rng.matrix(d), rng.matrix(d), kernel=kernel, mask=mask), rng.tokens(n, d), horizon=2.0)
 
     return draw_case
 
@@ -39,15 +35,9 @@ THEOREM = Theorem(
     title="The first token under a causal mask",
     statement=r"Under a causal mask with normalised rows, \(x_1(t) = e^{\sum_h V_h t}\,x_1(0)\), whatever the "
     r"scores and the other tokens.",
-    citation=gaussians.cite("masked attention"),
+    citation=cite("masked attention"),
     status=Status.HERE,
-    hypotheses=(
-        gaussians.require_kernel("softmax", "l2"),
-        hypotheses.FLAT,
-        hypotheses.TOKENS,
-        spheres.CAUSAL,
-        gaussians.NO_BIASES_OR_POSITIONS,
-    ),
+    hypotheses=(require_kernel("softmax", "l2"), FLAT, TOKENS, CAUSAL_IN_ORDER, NO_BIASES_OR_POSITIONS),
     fate="identity",
     conclude=conclude,
     sample=masked("causal"),

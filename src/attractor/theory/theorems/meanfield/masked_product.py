@@ -4,16 +4,15 @@ For :math:`\mu = \theta\otimes\nu` the measure that position s sees, made a prob
 field is that of attention without a mask, and the product stays a product.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
 
 from attractor.solvers import flow
 from attractor.states import Tokens
-from attractor.theory import gaussians, hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.gaussians import NO_BIASES_OR_POSITIONS, cite, require_kernel
+from attractor.theory.hypotheses import FLAT, TOKENS
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
@@ -89,15 +88,15 @@ THEOREM = Theorem(
     title="Product data do not feel the mask",
     statement=r"For \(\mu = \theta\otimes\nu\), every position carrying the same measure \(\nu\), causal softmax or L2 attention moves "
     r"tokens as attention without a mask does, and \(\mu_t = \theta\otimes\nu_t\).",
-    citation=gaussians.cite("masked attention"),
+    citation=cite("masked attention"),
     status=Status.HERE,
     hypotheses=(
-        gaussians.require_kernel("softmax", "l2"),
-        hypotheses.FLAT,
-        hypotheses.TOKENS,
+        require_kernel("softmax", "l2"),
+        FLAT,
+        TOKENS,
         Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } s_j > s_i", _causal, structural=True),
         Hypothesis("equal masses", r"m_i = 1/n", _equal, structural=True),
-        gaussians.NO_BIASES_OR_POSITIONS,
+        NO_BIASES_OR_POSITIONS,
         Hypothesis("product data", r"\mu = \theta\otimes\nu", _product),
     ),
     fate="identity",

@@ -5,14 +5,19 @@ Keeping those above :math:`10^{-7}\lambda_1` that fall by less than :math:`10^{-
 :math:`\dim\ker S` once T is large; a fixed cut does not.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
 from attractor.meanfield import identity_value_covariance, limit_rank
-from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.gaussians import (
+    FULL_RANK,
+    IDENTITY_VALUE,
+    SOFTMAX_GAUSSIAN,
+    SYMMETRIC_NEGATIVE,
+    cite,
+    transposed_interaction,
+)
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import symmetrize
@@ -22,13 +27,13 @@ LATE = 1e4
 
 def looks(case: Case) -> int:
     """The estimate from T and 10 T."""
-    form, start = gaussians.transposed_interaction(case).numpy(), case.gaussian.covariance.numpy()
+    form, start = transposed_interaction(case).numpy(), case.gaussian.covariance.numpy()
     size = max(float(np.abs(np.linalg.eigvalsh(form + form.T)).max()), 1e-300)
     return limit_rank(*(identity_value_covariance(form, start, scale * LATE / size) for scale in (1.0, 10.0)))
 
 
 def conclude(case: Case, rank: int) -> tuple[Measurement, ...]:
-    values = torch.linalg.eigvalsh(symmetrize(gaussians.transposed_interaction(case)))
+    values = torch.linalg.eigvalsh(symmetrize(transposed_interaction(case)))
     kernel = int((values.abs() <= 1e-9 * values.abs().max()).sum())
     return (Measurement("the rank is that of the kernel of S", -abs(rank - kernel), 0.0, asymptotic=True),)
 
@@ -48,7 +53,7 @@ def slow(rng: Rng) -> Case:
 
 
 def _separated(case: Case) -> Margin:
-    values = torch.linalg.eigvalsh(symmetrize(gaussians.transposed_interaction(case))).abs()
+    values = torch.linalg.eigvalsh(symmetrize(transposed_interaction(case))).abs()
     ratios = values / values.max().clamp_min(1e-300)
     return Margin.boolean(
         bool(((ratios < 1e-12) | (ratios > 0.05)).all()), "eigenvalues of S between zero and a twentieth of the largest"
@@ -58,7 +63,7 @@ def _separated(case: Case) -> Margin:
 def other_kernel(case: Case) -> Case:
     """S zero where it was invertible, and invertible where it was not."""
     eye = torch.eye(case.attention.dim, dtype=torch.float64)
-    values = torch.linalg.eigvalsh(symmetrize(gaussians.transposed_interaction(case)))
+    values = torch.linalg.eigvalsh(symmetrize(transposed_interaction(case)))
     full = bool((values.abs() > 1e-9).all())
     form = torch.zeros_like(eye) if full else -eye
     return Case(Rng.from_seed(0).softmax_law(form, eye), case.state)
@@ -69,13 +74,13 @@ THEOREM = Theorem(
     title="The rank of a limit, estimated",
     statement=r"Softmax attention with \(V = I,\ S \preceq 0,\ \Sigma_0 \succ 0\): for \(T\) large, the eigenvalues above "
     r"\(10^{-7}\lambda_1\) with \(\log_{10}\lambda(10T)/\lambda(T) > -0.3\) number \(\dim\ker S\), the rank of the limit.",
-    citation=gaussians.cite("rank histograms, which use a fixed cut in the released code"),
+    citation=cite("rank histograms, which use a fixed cut in the released code"),
     status=Status.HERE,
     hypotheses=(
-        *gaussians.SOFTMAX_GAUSSIAN,
-        gaussians.FULL_RANK,
-        gaussians.IDENTITY_VALUE,
-        gaussians.SYMMETRIC_NEGATIVE,
+        *SOFTMAX_GAUSSIAN,
+        FULL_RANK,
+        IDENTITY_VALUE,
+        SYMMETRIC_NEGATIVE,
         Hypothesis("spectrum of S separated", r"\lambda_k(S) = 0 \text{ or } |\lambda_k(S)| > 0.05\,\|S\|", _separated),
     ),
     fate="identity",

@@ -5,8 +5,6 @@ covariances and the root of their energy distance, as root mean squares over rep
 Wasserstein distance up to logarithms in the plane: ``attractor meanfield`` measures that.)
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +13,9 @@ import torch
 from attractor.laws import Sigmoid
 from attractor.meanfield import Rates, measure_rates, support_radius
 from attractor.states import Tokens
-from attractor.theory import gaussians, hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.gaussians import NO_BIASES_OR_POSITIONS, cite, require_kernel
+from attractor.theory.hypotheses import FLAT, FULL, TOKENS
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
@@ -74,15 +73,15 @@ THEOREM = Theorem(
     title="Rate of the mean-field limit",
     statement=r"Two systems of \(n\) independent tokens of one compactly supported law in the plane, moved by the same "
     r"attention, differ at time \(t\) by \(O(n^{-1/2})\) in mean, covariance and root energy distance.",
-    citation=gaussians.cite("mean-field limit"),
+    citation=cite("mean-field limit"),
     status=Status.CHECKED,
     hypotheses=(
-        gaussians.require_kernel("softmax", "l2", "sigmoid"),
-        hypotheses.FLAT,
-        hypotheses.TOKENS,
+        require_kernel("softmax", "l2", "sigmoid"),
+        FLAT,
+        TOKENS,
         Hypothesis("plane", "d = 2", _plane, structural=True),
-        hypotheses.FULL,
-        gaussians.NO_BIASES_OR_POSITIONS,
+        FULL,
+        NO_BIASES_OR_POSITIONS,
     ),
     fate="identity",
     rate=r"n^{-1/2}",

@@ -5,12 +5,10 @@ r"""T4: bounds of the blow-up time for positive definite V and S.
 the upper one.
 """
 
-from __future__ import annotations
-
 import math
 
 from attractor.meanfield import BlowUp, blow_up_bounds, find_blow_up
-from attractor.theory import gaussians
+from attractor.theory.gaussians import DEFINITE_VALUE, FULL_RANK, SOFTMAX_GAUSSIAN, SYMMETRIC_POSITIVE, cite
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
@@ -30,10 +28,7 @@ def conclude(case: Case, seen: BlowUp) -> tuple[Measurement, ...]:
 
 def sample(rng: Rng) -> Case:
     d = int(rng.integers(1, 5))
-    return Case(
-        rng.softmax_law(rng.definite(d) + rng.skew(d, 0.3), rng.definite(d)),
-        rng.gaussian(d),
-    )
+    return Case(rng.softmax_law(rng.definite(d) + rng.skew(d, 0.3), rng.definite(d)), rng.gaussian(d))
 
 
 def saddle(rng: Rng) -> Case:
@@ -46,14 +41,9 @@ THEOREM = Theorem(
     statement=r"Softmax attention with \(V = V^\top \succ 0\) and \(S \succ 0\): the covariance blows up at a time with "
     r"\(\frac{1}{2\|V\|\|A\|\|\Sigma_0\|} \le T^* \le "
     r"\frac{d}{2\lambda_{\min}(S)\lambda_{\min}(V)^2\operatorname{tr}(V^{-1}\Sigma_0)}\).",
-    citation=gaussians.cite("finite-time blow-up of Gaussian covariances"),
+    citation=cite("finite-time blow-up of Gaussian covariances"),
     status=Status.HERE,
-    hypotheses=(
-        *gaussians.SOFTMAX_GAUSSIAN,
-        gaussians.FULL_RANK,
-        gaussians.DEFINITE_VALUE,
-        gaussians.SYMMETRIC_POSITIVE,
-    ),
+    hypotheses=(*SOFTMAX_GAUSSIAN, FULL_RANK, DEFINITE_VALUE, SYMMETRIC_POSITIVE),
     fate="blow-up",
     conclude=conclude,
     sample=sample,

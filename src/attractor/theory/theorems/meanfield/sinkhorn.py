@@ -1,12 +1,11 @@
 """T10: Sinkhorn attention moves the mean by V alone, for any tokens: the coupling is doubly stochastic."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from attractor.laws import Sinkhorn
-from attractor.theory import gaussians, hypotheses
+from attractor.theory.gaussians import NO_BIASES_OR_POSITIONS, cite, require_kernel
+from attractor.theory.hypotheses import FULL, TOKENS
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
@@ -41,14 +40,9 @@ THEOREM = Theorem(
     title="Sinkhorn moves the mean linearly",
     statement=r"Sinkhorn attention with full visibility: \(\sum_i m_i\Gamma(x_i) = V\sum_i m_i x_i\) exactly, for "
     r"any tokens; the mean is \(e^{Vt}\alpha_0\).",
-    citation=gaussians.cite("Sinkhorn attention"),
+    citation=cite("Sinkhorn attention"),
     status=Status.HERE,
-    hypotheses=(
-        gaussians.require_kernel("sinkhorn"),
-        hypotheses.TOKENS,
-        hypotheses.FULL,
-        gaussians.NO_BIASES_OR_POSITIONS,
-    ),
+    hypotheses=(require_kernel("sinkhorn"), TOKENS, FULL, NO_BIASES_OR_POSITIONS),
     fate="identity",
     conclude=conclude,
     sample=sample,

@@ -4,20 +4,26 @@ The coupling has both marginals :math:`\mu`, so the conditional mean M x has :ma
 :math:`\|B\Sigma\| = \|VM\Sigma\| \le \|V\|\|\Sigma\|`.
 """
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Sinkhorn
 from attractor.meanfield import growth_rate
 from attractor.solvers import Trajectory
-from attractor.theory import gaussians, hypotheses
+from attractor.theory.gaussians import (
+    GAUSSIAN,
+    NO_BIASES_OR_POSITIONS,
+    cite,
+    integrate_gaussian,
+    require_kernel,
+    spectral_norms,
+)
+from attractor.theory.hypotheses import FULL
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    sizes = gaussians.spectral_norms(run.covariances)
+    sizes = spectral_norms(run.covariances)
     slack = sizes[0].log() + growth_rate(case.attention) * run.times - sizes.clamp_min(1e-300).log()
     return (Measurement("covariances grow at most exponentially", float(slack.min()), 1e-8),)
 
@@ -41,18 +47,13 @@ THEOREM = Theorem(
     key="meanfield.T10-growth",
     title="Sinkhorn covariances grow at most exponentially",
     statement=r"Sinkhorn attention: \(\|\Sigma_t\| \le \|\Sigma_0\|\,e^{2\sum_h\|V_h\|t}\) for Gaussian data: no blow-up.",
-    citation=gaussians.cite("Sinkhorn attention"),
+    citation=cite("Sinkhorn attention"),
     status=Status.HERE,
-    hypotheses=(
-        gaussians.require_kernel("sinkhorn"),
-        gaussians.GAUSSIAN,
-        hypotheses.FULL,
-        gaussians.NO_BIASES_OR_POSITIONS,
-    ),
+    hypotheses=(require_kernel("sinkhorn"), GAUSSIAN, FULL, NO_BIASES_OR_POSITIONS),
     fate="identity",
     conclude=conclude,
     sample=sample,
-    gather=gather_each(gaussians.integrate_gaussian),
+    gather=gather_each(integrate_gaussian),
     break_case=steep,
     proof="A conditional mean of a coupling of mu with itself does not increase second moments.",
 )

@@ -4,8 +4,6 @@ r"""T6: stationary covariances of softmax attention with V = I are those whose i
 for a basis U of the image; an isotropic subspace has dimension at most :math:`n_0 + \min(n_+, n_-)`. (Generic V: T6-generic.)
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -13,8 +11,8 @@ import torch
 
 from attractor.meanfield import rank_bound, stationary_residual
 from attractor.states import Gaussian
-from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.gaussians import IDENTITY_VALUE, SOFTMAX_GAUSSIAN, cite, transposed_interaction
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import symmetrize
@@ -58,7 +56,7 @@ def anywhere(rng: Rng) -> Case:
 
 
 def _isotropic(case: Case) -> Margin:
-    basis, form = image(case), symmetrize(gaussians.transposed_interaction(case))
+    basis, form = image(case), symmetrize(transposed_interaction(case))
     return Margin.zero(float((basis.mT @ form @ basis).norm() / form.norm().clamp_min(1e-300)))
 
 
@@ -78,13 +76,9 @@ THEOREM = Theorem(
     title="Stationary covariances",
     statement=r"Softmax attention with \(V = I\): \(\Sigma\) is stationary exactly if its image is isotropic for \(S\), \(U^\top S "
     r"U = 0\); its rank is then at most \(n_0 + \min(n_+, n_-)\) of the inertia of \(S\).",
-    citation=gaussians.cite("limits of low rank"),
+    citation=cite("limits of low rank"),
     status=Status.HERE,
-    hypotheses=(
-        *gaussians.SOFTMAX_GAUSSIAN,
-        gaussians.IDENTITY_VALUE,
-        Hypothesis("image isotropic", r"U^\top S U = 0", _isotropic),
-    ),
+    hypotheses=(*SOFTMAX_GAUSSIAN, IDENTITY_VALUE, Hypothesis("image isotropic", r"U^\top S U = 0", _isotropic)),
     fate="identity",
     conclude=conclude,
     sample=sample,

@@ -6,16 +6,14 @@ at most three, an image that V leaves invariant and one equation more than there
 do, and the bound is false (the claim meanfield.softmax-rank).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from attractor.meanfield import limit_rank
-from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.gaussians import FULL_RANK, SOFTMAX_GAUSSIAN, cite, transposed_interaction
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
@@ -39,7 +37,7 @@ def followed(case: Case) -> Seen:
         return known
     from scipy.integrate import solve_ivp
 
-    value, form = case.matrices.values[0].numpy(), gaussians.transposed_interaction(case).numpy()
+    value, form = case.matrices.values[0].numpy(), transposed_interaction(case).numpy()
     start = case.gaussian.covariance.numpy()
     size, d, spent = float(np.linalg.norm(start)), len(start), 0
 
@@ -87,7 +85,7 @@ def conclude(case: Case, seen: Seen) -> tuple[Measurement, ...]:
 
 
 def _invertible(case: Case) -> Margin:
-    values = torch.linalg.svdvals(gaussians.transposed_interaction(case))
+    values = torch.linalg.svdvals(transposed_interaction(case))
     return Margin.positive(float(values[-1] / values[0].clamp_min(1e-300)))
 
 
@@ -134,11 +132,11 @@ THEOREM = Theorem(
     title="Limits have at most half rank",
     statement=r"Softmax attention in \(d \le 3\) dimensions with \(A\) invertible and \(V\) generic: if \(\Sigma_t\) has a "
     r"limit, its rank is at most \(\lfloor d/2\rfloor\).",
-    citation=gaussians.cite("limits of low rank, said of every d"),
+    citation=cite("limits of low rank, said of every d"),
     status=Status.CHECKED,
     hypotheses=(
-        *gaussians.SOFTMAX_GAUSSIAN,
-        gaussians.FULL_RANK,
+        *SOFTMAX_GAUSSIAN,
+        FULL_RANK,
         Hypothesis("interaction invertible", r"\det A \ne 0", _invertible),
         Hypothesis("value generic", r"V \ne cI", _generic),
         Hypothesis("at most three dimensions", r"d \le 3", _small, structural=True),

@@ -1,7 +1,5 @@
 r"""T12: tokens of averaging kernels never blow up: the support grows at most like :math:`e^{\sum_h\|V_h\|t}`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -9,8 +7,9 @@ import torch
 from attractor.laws import Sigmoid, Sinkhorn
 from attractor.meanfield import support_rate
 from attractor.solvers import Trajectory
-from attractor.theory import gaussians, hypotheses
 from attractor.theory.checking import largest_norms, select_valid_rows
+from attractor.theory.gaussians import NO_BIASES_OR_POSITIONS, cite, require_kernel
+from attractor.theory.hypotheses import FLAT, TOKENS
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 
@@ -48,14 +47,9 @@ THEOREM = Theorem(
     title="The support grows at most exponentially",
     statement=r"Softmax, L2, Sinkhorn and sigmoid attention, masked or not: \(R_t \le R_0\,e^{\sum_h\|V_h\|t}\) for measures of "
     r"total mass one in the ball of radius \(R_0\): tokens never blow up in finite time.",
-    citation=gaussians.cite("well-posedness for compactly supported data"),
+    citation=cite("well-posedness for compactly supported data"),
     status=Status.PAPER,
-    hypotheses=(
-        gaussians.require_kernel(*KERNELS),
-        hypotheses.FLAT,
-        hypotheses.TOKENS,
-        gaussians.NO_BIASES_OR_POSITIONS,
-    ),
+    hypotheses=(require_kernel(*KERNELS), FLAT, TOKENS, NO_BIASES_OR_POSITIONS),
     fate="identity",
     conclude=conclude,
     sample=sample,

@@ -5,15 +5,13 @@ r"""T2: the weights have a finite variance exactly while the largest singular va
 :math:`n^{-1/2}` of unnormalised sums.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from attractor.theory import gaussians
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.gaussians import SOFTMAX_GAUSSIAN, cite, transposed_interaction
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
@@ -23,7 +21,7 @@ NODES = 40
 def tilted(case: Case) -> torch.Tensor:
     """a = L'A L with L L' = Sigma."""
     factor = case.gaussian.factor
-    return factor.mT @ gaussians.transposed_interaction(case) @ factor
+    return factor.mT @ transposed_interaction(case) @ factor
 
 
 def moment(case: Case) -> float:
@@ -66,10 +64,10 @@ THEOREM = Theorem(
     title="Light weights",
     statement=r"For independent \(x, y \sim N(0, \Sigma)\), \(\mathbb{E}\,e^{2y^\top Ax} = \det(I - 4a^\top a)^{-1/2}\) with \(a = "
     r"\Sigma^{1/2}A\Sigma^{1/2}\), finite exactly if \(\|a\| < \tfrac12\).",
-    citation=gaussians.cite("diagnostic for the rate of the mean-field limit"),
+    citation=cite("diagnostic for the rate of the mean-field limit"),
     status=Status.HERE,
     hypotheses=(
-        *gaussians.SOFTMAX_GAUSSIAN,
+        *SOFTMAX_GAUSSIAN,
         Hypothesis("plane", "d = 2", _plane, structural=True),
         Hypothesis("light tilt", r"\|a\| < \tfrac12", _light),
     ),

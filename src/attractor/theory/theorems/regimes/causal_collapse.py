@@ -5,15 +5,13 @@ positive number, and it decays too. Near zero token l has the rate :math:`|\oper
 head lets grow (``attractor.weights.layers``): the usual one, or that of a definite metric that the heads share.
 """
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Rotary
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses
 from attractor.theory.checking import STOP_FAR_AWAY, fit_exponential, select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin, Verdict
+from attractor.theory.hypotheses import CAUSAL, FLAT, NO_DRIFT, SOFTMAX, TOKENS, find_first_token
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.weights import measure_contraction
@@ -47,13 +45,13 @@ def start_of(case: Case, run: Trajectory) -> torch.Tensor:
     times, value = run.times[select_valid_rows(run)], case.matrices.value
     return (
         torch.linalg.matrix_exp(times[:, None, None] * value)
-        @ case.law.enter(case.tokens).points[hypotheses.find_first_token(case.tokens)]
+        @ case.law.enter(case.tokens).points[find_first_token(case.tokens)]
     )
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     kept = select_valid_rows(run)
-    points, first = run.points[kept], hypotheses.find_first_token(case.tokens)
+    points, first = run.points[kept], find_first_token(case.tokens)
     exact = start_of(case, run)
     size = float(points[0].norm(dim=-1).max().clamp_min(1e-300))
     missed = float((points[:, first] - exact).norm(dim=-1).max()) / max(size, float(exact.norm(dim=-1).max()))
@@ -100,11 +98,11 @@ THEOREM = Theorem(
     citation=Citation("pham2025dynamical", "decoders, which it does not treat apart", "our value V is its V^T"),
     status=Status.HERE,
     hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.FLAT,
-        hypotheses.TOKENS,
-        hypotheses.NO_DRIFT,
-        hypotheses.CAUSAL,
+        SOFTMAX,
+        FLAT,
+        TOKENS,
+        NO_DRIFT,
+        CAUSAL,
         Hypothesis("value stable", r"\max \operatorname{Re}\lambda(V) < 0", stable),
     ),
     fate="collapse",

@@ -4,15 +4,13 @@ r"""T8, converse: under a causal mask an unstable value sends the first token to
 :math:`e^{\operatorname{Re}\lambda\,t}`.
 """
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Rotary
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses
 from attractor.theory.checking import STOP_FAR_AWAY, select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import CAUSAL, FLAT, NO_DRIFT, NORMALISED, TOKENS, find_first_token
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
@@ -27,7 +25,7 @@ def leading(case: Case) -> tuple[float, torch.Tensor]:
 def component(case: Case, points: torch.Tensor) -> torch.Tensor:
     """Size of the first token along it."""
     _, vector = leading(case)
-    return (points[..., hypotheses.find_first_token(case.tokens), :].to(vector.dtype) @ vector).abs()
+    return (points[..., find_first_token(case.tokens), :].to(vector.dtype) @ vector).abs()
 
 
 def unstable(case: Case) -> Margin:
@@ -38,7 +36,7 @@ def unstable(case: Case) -> Margin:
 def present(case: Case) -> Margin:
     points = case.law.enter(case.tokens).points.double()
     return Margin.nonzero(
-        float(component(case, points) / points[hypotheses.find_first_token(case.tokens)].norm().clamp_min(1e-300))
+        float(component(case, points) / points[find_first_token(case.tokens)].norm().clamp_min(1e-300))
     )
 
 
@@ -78,11 +76,11 @@ THEOREM = Theorem(
     citation=Citation("pham2025dynamical", "decoders, which it does not treat apart", "our value V is its V^T"),
     status=Status.HERE,
     hypotheses=(
-        hypotheses.NORMALISED,
-        hypotheses.FLAT,
-        hypotheses.TOKENS,
-        hypotheses.NO_DRIFT,
-        hypotheses.CAUSAL,
+        NORMALISED,
+        FLAT,
+        TOKENS,
+        NO_DRIFT,
+        CAUSAL,
         Hypothesis("value unstable", r"\max\operatorname{Re}\lambda(\textstyle\sum_h V_h) > 0", unstable),
         Hypothesis("component present", r"u^* x_1(0) \ne 0", present),
     ),

@@ -4,15 +4,12 @@ r"""T1: negative symmetric metric, positive interaction: every token tends to ze
 \big(\sum_h W_h\big)\bar x`, since a softmax mean of scores is at least their plain mean. Equality forces zero; LaSalle.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
 
 from attractor.laws import Rotary
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses
 from attractor.theory.checking import (
     STOP_FAR_AWAY,
     fit_power,
@@ -21,8 +18,17 @@ from attractor.theory.checking import (
     select_valid_rows,
     smallest_increase,
 )
+from attractor.theory.hypotheses import (
+    INTERACTION_POSITIVE,
+    METRIC,
+    METRIC_NEGATIVE,
+    METRIC_SYMMETRIC,
+    STANDARD_SETTING,
+    TOKENS,
+    cite_regimes,
+)
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem, reverse_velocity
+from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, reverse_velocity
 
 HORIZON = 100.0
 LATE = {"save": geometric_times(HORIZON)}
@@ -88,20 +94,9 @@ THEOREM = Theorem(
     title="Collapse, symmetric metric",
     statement=r"If \(A = A^\top \prec 0\) with \(W_h = A V_h\) for every head and \(\operatorname{sym}\sum_h W_h \succ 0\), "
     r"then \(x_l(t) \to 0\) for every token and every start.",
-    citation=Citation(
-        "pham2025dynamical",
-        "convergence theorem, stated there for the symmetric part of A",
-        "W = Q'K is its QK^T; our value V is its V^T; A is its W (V^T)^-1",
-    ),
+    citation=cite_regimes("convergence theorem, stated there for the symmetric part of A"),
     status=Status.HERE,
-    hypotheses=(
-        *hypotheses.STANDARD_SETTING,
-        hypotheses.TOKENS,
-        hypotheses.METRIC,
-        hypotheses.METRIC_SYMMETRIC,
-        hypotheses.METRIC_NEGATIVE,
-        hypotheses.INTERACTION_POSITIVE,
-    ),
+    hypotheses=(*STANDARD_SETTING, TOKENS, METRIC, METRIC_SYMMETRIC, METRIC_NEGATIVE, INTERACTION_POSITIVE),
     fate="collapse",
     rate=r"\|x\| \sim t^{-1/2}; \text{ only the mean decays exponentially}",
     conclude=conclude,

@@ -4,14 +4,11 @@ r"""T2: symmetric positive interaction, negative metric (not necessarily symmetr
 :math:`\dot E = \sum_l m_l Z_l\,\dot x_l^\top \operatorname{sym}(A)\,\dot x_l \le 0`; E is coercive and zero is the only equilibrium.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses
 from attractor.theory.checking import (
     STOP_FAR_AWAY,
     fit_power,
@@ -20,8 +17,18 @@ from attractor.theory.checking import (
     select_valid_rows,
     smallest_increase,
 )
+from attractor.theory.hypotheses import (
+    INTERACTION_POSITIVE,
+    INTERACTION_SYMMETRIC,
+    METRIC,
+    METRIC_NEGATIVE,
+    ONE_HEAD,
+    STANDARD_SETTING,
+    TOKENS,
+    cite_regimes,
+)
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, reverse_velocity
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, reverse_velocity
 
 HORIZON = 100.0
 LATE = {"save": geometric_times(HORIZON)}
@@ -72,20 +79,16 @@ THEOREM = Theorem(
     title="Collapse, symmetric interaction",
     statement=r"If one head has \(W = W^\top \succ 0\) and \(\operatorname{sym} A \prec 0\), where \(W = A V\), then \(x_l(t) \to 0\) "
     r"for every token and every start.",
-    citation=Citation(
-        "pham2025dynamical",
-        "convergence theorem, stated there for the symmetric part of W",
-        "W = Q'K is its QK^T; our value V is its V^T; A is its W (V^T)^-1",
-    ),
+    citation=cite_regimes("convergence theorem, stated there for the symmetric part of W"),
     status=Status.HERE,
     hypotheses=(
-        *hypotheses.STANDARD_SETTING,
-        hypotheses.TOKENS,
-        hypotheses.ONE_HEAD,
-        hypotheses.METRIC,
-        hypotheses.INTERACTION_SYMMETRIC,
-        hypotheses.METRIC_NEGATIVE,
-        hypotheses.INTERACTION_POSITIVE,
+        *STANDARD_SETTING,
+        TOKENS,
+        ONE_HEAD,
+        METRIC,
+        INTERACTION_SYMMETRIC,
+        METRIC_NEGATIVE,
+        INTERACTION_POSITIVE,
     ),
     fate="collapse",
     rate=r"\|x\| \sim t^{-1/2}; \text{ only the mean decays exponentially}",

@@ -3,17 +3,23 @@ r"""D1: discrete layers keep the collapse of T1 exactly as long as they keep the
 Near zero a layer multiplies the mean by :math:`I + hV`, and deviations by :math:`I + hVCW^\top` with a vanishing covariance C.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses
 from attractor.theory.checking import fit_power, largest_norms, select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import (
+    DISCRETE_LAYERS,
+    INTERACTION_POSITIVE,
+    METRIC,
+    METRIC_NEGATIVE,
+    METRIC_SYMMETRIC,
+    STANDARD_SETTING,
+    TOKENS,
+)
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
@@ -66,13 +72,13 @@ THEOREM = Theorem(
     ),
     status=Status.CHECKED,
     hypotheses=(
-        *hypotheses.STANDARD_SETTING,
-        hypotheses.TOKENS,
-        hypotheses.LAYERS,
-        hypotheses.METRIC,
-        hypotheses.METRIC_SYMMETRIC,
-        hypotheses.METRIC_NEGATIVE,
-        hypotheses.INTERACTION_POSITIVE,
+        *STANDARD_SETTING,
+        TOKENS,
+        DISCRETE_LAYERS,
+        METRIC,
+        METRIC_SYMMETRIC,
+        METRIC_NEGATIVE,
+        INTERACTION_POSITIVE,
         Hypothesis("small start", r"\|W\|\max_l|x_l(0)|^2 < 1/2", small),
         Hypothesis("radius below one", r"\rho(I + hV) < 1", contracting),
     ),

@@ -4,16 +4,21 @@ r"""T3: a positive direction of the metric and a positive interaction: tokens wi
 would tend to it, where the energy is zero.
 """
 
-from __future__ import annotations
-
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses
 from attractor.theory.checking import STOP_FAR_AWAY, largest_norms, select_valid_rows, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import (
+    INTERACTION_POSITIVE,
+    METRIC,
+    METRIC_SYMMETRIC,
+    STANDARD_SETTING,
+    TOKENS,
+    cite_regimes,
+)
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.theorem import Case, Measurement, Status, Theorem
 
 HORIZON = 25.0
 
@@ -66,10 +71,7 @@ def lopsided(rng: Rng) -> Case:
 def repelling(rng: Rng) -> Case:
     n, d = rng.sizes()
     return Case(
-        rng.metric_law(rng.indefinite(d), rng.definite(d, -1.0)),
-        rng.tokens(n, d),
-        horizon=4.0,
-        options=STOP_FAR_AWAY,
+        rng.metric_law(rng.indefinite(d), rng.definite(d, -1.0)), rng.tokens(n, d), horizon=4.0, options=STOP_FAR_AWAY
     )
 
 
@@ -78,18 +80,14 @@ THEOREM = Theorem(
     title="Divergence",
     statement=r"If \(A = A^\top\) with \(W_h = A V_h\) for every head, \(\operatorname{sym}\sum_h W_h \succ 0\) and "
     r"\(\sum_l m_l\,x_l(0)^\top A\,x_l(0) > 0\), then the tokens are unbounded; for \(A \succ 0\) this is every start but zero.",
-    citation=Citation(
-        "pham2025dynamical",
-        "divergence theorem, by way of the metric instead of a positive eigenvalue of V",
-        "W = Q'K is its QK^T; our value V is its V^T; A is its W (V^T)^-1",
-    ),
+    citation=cite_regimes("divergence theorem, by way of the metric instead of a positive eigenvalue of V"),
     status=Status.HERE,
     hypotheses=(
-        *hypotheses.STANDARD_SETTING,
-        hypotheses.TOKENS,
-        hypotheses.METRIC,
-        hypotheses.METRIC_SYMMETRIC,
-        hypotheses.INTERACTION_POSITIVE,
+        *STANDARD_SETTING,
+        TOKENS,
+        METRIC,
+        METRIC_SYMMETRIC,
+        INTERACTION_POSITIVE,
         Hypothesis("positive metric energy", r"\sum_l m_l\,x_l(0)^\top A\,x_l(0) > 0", positive_energy),
     ),
     fate="divergence",

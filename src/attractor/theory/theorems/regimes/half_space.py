@@ -4,8 +4,6 @@ If :math:`V_h^\top u = \lambda_h u` with :math:`\lambda_h \ge 0`, then :math:`u\
 lies between :math:`\lambda\min_i u\cdot x_i` and :math:`\lambda\max_i u\cdot x_i`, :math:`\lambda = \sum_h\lambda_h`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +12,9 @@ import torch
 from attractor.laws import Attention, Rotary
 from attractor.solvers import Trajectory
 from attractor.states import Tokens
-from attractor.theory import hypotheses
 from attractor.theory.checking import STOP_FAR_AWAY, select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import FLAT, NO_DRIFT, NORMALISED, TOKENS
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
@@ -101,10 +99,10 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        hypotheses.NORMALISED,
-        hypotheses.FLAT,
-        hypotheses.TOKENS,
-        hypotheses.NO_DRIFT,
+        NORMALISED,
+        FLAT,
+        TOKENS,
+        NO_DRIFT,
         Hypothesis("stretched direction", r"V_h^\top u = \lambda_h u,\ \lambda_h \ge 0,\ \lambda > 0", stretched),
         Hypothesis("one side", r"u \cdot x_i(0) > 0 \text{ for all } i", one_side),
     ),

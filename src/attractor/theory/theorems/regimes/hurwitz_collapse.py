@@ -3,16 +3,22 @@
 The symmetric-part conditions alone are not: W = R(a), A = -R(-a) with 45 < a < 90 degrees satisfies them with an unstable value.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses
 from attractor.theory.checking import fit_power, geometric_times, largest_norms, select_valid_rows
 from attractor.theory.conditions import Hypothesis
+from attractor.theory.hypotheses import (
+    INTERACTION_POSITIVE,
+    METRIC,
+    METRIC_NEGATIVE,
+    ONE_HEAD,
+    STANDARD_SETTING,
+    TOKENS,
+    cite_regimes,
+)
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, reverse_velocity
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, reverse_velocity
 from attractor.theory.theorems.regimes.causal_collapse import stable
 from attractor.theory.theorems.regimes.collapse import rotation
 
@@ -36,19 +42,15 @@ THEOREM = Theorem(
     title="Collapse with a stable value",
     statement=r"If one head has \(\operatorname{sym} A \prec 0\), \(\operatorname{sym} W \succ 0\), \(W = A V\), and every eigenvalue of "
     r"\(V\) has a negative real part, then \(x_l(t) \to 0\) for every token and every start.",
-    citation=Citation(
-        "pham2025dynamical",
-        "its convergence theorem with a stable value as a further hypothesis",
-        "W = Q'K is its QK^T; our value V is its V^T; A is its W (V^T)^-1",
-    ),
+    citation=cite_regimes("its convergence theorem with a stable value as a further hypothesis"),
     status=Status.CONJECTURE,
     hypotheses=(
-        *hypotheses.STANDARD_SETTING,
-        hypotheses.TOKENS,
-        hypotheses.ONE_HEAD,
-        hypotheses.METRIC,
-        hypotheses.METRIC_NEGATIVE,
-        hypotheses.INTERACTION_POSITIVE,
+        *STANDARD_SETTING,
+        TOKENS,
+        ONE_HEAD,
+        METRIC,
+        METRIC_NEGATIVE,
+        INTERACTION_POSITIVE,
         Hypothesis("value stable", r"\max \operatorname{Re}\lambda(V) < 0", stable),
     ),
     fate="collapse",

@@ -4,15 +4,13 @@ r"""T5: the value has as many unstable directions as the metric has positive eig
 Ostrowski and Schneider counts.
 """
 
-from __future__ import annotations
-
 import torch
 
 from attractor.laws import Attention
-from attractor.theory import hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import METRIC, METRIC_SYMMETRIC, ONE_HEAD, SOFTMAX, cite_regimes
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import extremes, symmetrize
 
 
@@ -57,17 +55,13 @@ THEOREM = Theorem(
     title="Inertia law",
     statement=r"If \(A = A^\top\), \(W = A V\) and \(\operatorname{sym} W \succ 0\), then \(V\) has as many eigenvalues with positive "
     r"real part as \(A\) has positive eigenvalues; for \(\operatorname{sym} W \prec 0\), as \(-A\) has.",
-    citation=Citation(
-        "pham2025dynamical",
-        "joins its two criteria, A not negative and V with a positive eigenvalue",
-        "W = Q'K is its QK^T; our value V is its V^T; A is its W (V^T)^-1",
-    ),
+    citation=cite_regimes("joins its two criteria, A not negative and V with a positive eigenvalue"),
     status=Status.HERE,
     hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.ONE_HEAD,
-        hypotheses.METRIC,
-        hypotheses.METRIC_SYMMETRIC,
+        SOFTMAX,
+        ONE_HEAD,
+        METRIC,
+        METRIC_SYMMETRIC,
         Hypothesis(
             "interaction definite",
             r"\operatorname{sym} W \succ 0 \text{ or } \prec 0",

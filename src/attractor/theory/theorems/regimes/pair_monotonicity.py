@@ -4,18 +4,25 @@ r"""T0: the metric form of every difference of tokens never decreases.
 :math:`\varphi(x) = \sum_h\log\sum_i m_i e^{x^\top W_h x_i + b_i}` drives all tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
 
 from attractor.laws import Rotary
 from attractor.solvers import Trajectory
-from attractor.theory import hypotheses
 from attractor.theory.checking import STOP_FAR_AWAY, select_valid_rows, smallest_increase
+from attractor.theory.hypotheses import (
+    FLAT,
+    FULL,
+    METRIC,
+    METRIC_SYMMETRIC,
+    NO_POSITIONS,
+    SOFTMAX,
+    TOKENS,
+    cite_regimes,
+)
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.weights import extremes
 
 
@@ -69,21 +76,9 @@ THEOREM = Theorem(
     title="Pair monotonicity",
     statement=r"If \(A = A^\top\) with \(W_h = A V_h\) for every head, then for every pair of tokens "
     r"\(t \mapsto (x_l - x_k)^\top A\,(x_l - x_k)\) never decreases, whatever the inertia of \(A\), the interaction and the biases.",
-    citation=Citation(
-        "pham2025dynamical",
-        "the mechanism behind both of its theorems",
-        "W = Q'K is its QK^T; our value V is its V^T; A is its W (V^T)^-1",
-    ),
+    citation=cite_regimes("the mechanism behind both of its theorems"),
     status=Status.HERE,
-    hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.FLAT,
-        hypotheses.TOKENS,
-        hypotheses.FULL,
-        hypotheses.NO_POSITIONS,
-        hypotheses.METRIC,
-        hypotheses.METRIC_SYMMETRIC,
-    ),
+    hypotheses=(SOFTMAX, FLAT, TOKENS, FULL, NO_POSITIONS, METRIC, METRIC_SYMMETRIC),
     fate=fate,
     conclude=conclude,
     sample=sample,

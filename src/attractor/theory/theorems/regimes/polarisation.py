@@ -4,17 +4,22 @@ By T0 no pair form decreases. On the limit set of a bounded orbit all are consta
 :math:`\delta^\top W_h x_i` to be the same for all i, hence :math:`\delta^\top(\sum_h W_h)\delta = 0`: no difference is left.
 """
 
-from __future__ import annotations
-
 import torch
 
 from attractor.solvers import Trajectory
 from attractor.states import Tokens
-from attractor.theory import hypotheses
 from attractor.theory.checking import STOP_FAR_AWAY, largest_norms, select_valid_rows, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import (
+    METRIC,
+    METRIC_POSITIVE,
+    METRIC_SYMMETRIC,
+    STANDARD_SETTING,
+    TOKENS,
+    cite_regimes,
+)
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.weights import extremes
 
 HORIZON = 25.0
@@ -47,10 +52,7 @@ def sample(rng: Rng) -> Case:
     sign = 1.0 if rng.random() < 0.3 else -1.0
     if rng.random() < 0.2:
         return Case(
-            rng.shared_metric_law(rng.definite(d), 2, sign),
-            rng.tokens(n, d),
-            horizon=HORIZON,
-            options=STOP_FAR_AWAY,
+            rng.shared_metric_law(rng.definite(d), 2, sign), rng.tokens(n, d), horizon=HORIZON, options=STOP_FAR_AWAY
         )
     law = rng.metric_law(rng.definite(d), sign * rng.definite(d) + rng.skew(d, 0.3))
     return Case(law, rng.tokens(n, d), horizon=HORIZON, options=STOP_FAR_AWAY)
@@ -66,20 +68,14 @@ def sample_equal_tokens(rng: Rng) -> Case:
 def shrinking(rng: Rng) -> Case:
     n, d = rng.sizes()
     return Case(
-        rng.metric_law(rng.definite(d, -1.0), rng.definite(d)),
-        rng.tokens(n, d),
-        horizon=HORIZON,
-        options=STOP_FAR_AWAY,
+        rng.metric_law(rng.definite(d, -1.0), rng.definite(d)), rng.tokens(n, d), horizon=HORIZON, options=STOP_FAR_AWAY
     )
 
 
 def undecided(rng: Rng) -> Case:
     n, d = rng.sizes()
     return Case(
-        rng.metric_law(rng.definite(d), rng.indefinite(d)),
-        rng.tokens(n, d),
-        horizon=HORIZON,
-        options=STOP_FAR_AWAY,
+        rng.metric_law(rng.definite(d), rng.indefinite(d)), rng.tokens(n, d), horizon=HORIZON, options=STOP_FAR_AWAY
     )
 
 
@@ -93,18 +89,14 @@ THEOREM = Theorem(
     title="Polarisation",
     statement=r"If \(A = A^\top \succ 0\) with \(W_h = A V_h\) for every head, \(\operatorname{sym}\sum_h W_h\) is definite of either sign "
     r"and the tokens are not all equal, then they are unbounded.",
-    citation=Citation(
-        "pham2025dynamical",
-        "where its divergence theorem needs tokens that are initially separated",
-        "W = Q'K is its QK^T; our value V is its V^T; A is its W (V^T)^-1",
-    ),
+    citation=cite_regimes("where its divergence theorem needs tokens that are initially separated"),
     status=Status.HERE,
     hypotheses=(
-        *hypotheses.STANDARD_SETTING,
-        hypotheses.TOKENS,
-        hypotheses.METRIC,
-        hypotheses.METRIC_SYMMETRIC,
-        hypotheses.METRIC_POSITIVE,
+        *STANDARD_SETTING,
+        TOKENS,
+        METRIC,
+        METRIC_SYMMETRIC,
+        METRIC_POSITIVE,
         Hypothesis("interaction definite", r"\operatorname{sym}\sum_h W_h \succ 0 \text{ or } \prec 0", either_sign),
         Hypothesis("tokens differ", r"x_l(0) \ne x_k(0) \text{ for some pair}", distinct),
     ),

@@ -4,14 +4,12 @@ r"""T7: what the symmetric part of the metric means without symmetry: the sign o
 :math:`\operatorname{tr}(\operatorname{sym}(V^\top W)\operatorname{Cov})`. It is measured by central differences on a token of mass zero.
 """
 
-from __future__ import annotations
-
 import torch
 
 from attractor.solvers import velocity
 from attractor.states import Tokens
-from attractor.theory import hypotheses
 from attractor.theory.conditions import Hypothesis, Margin
+from attractor.theory.hypotheses import FLAT, FULL, METRIC, NO_POSITIONS, ONE_HEAD, SOFTMAX, TOKENS, UNBIASED
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
 from attractor.weights import extremes, symmetrize
@@ -93,14 +91,14 @@ THEOREM = Theorem(
     ),
     status=Status.HERE,
     hypotheses=(
-        hypotheses.SOFTMAX,
-        hypotheses.FLAT,
-        hypotheses.TOKENS,
-        hypotheses.FULL,
-        hypotheses.NO_POSITIONS,
-        hypotheses.UNBIASED,
-        hypotheses.ONE_HEAD,
-        hypotheses.METRIC,
+        SOFTMAX,
+        FLAT,
+        TOKENS,
+        FULL,
+        NO_POSITIONS,
+        UNBIASED,
+        ONE_HEAD,
+        METRIC,
         Hypothesis("metric definite", r"\operatorname{sym} A \succ 0 \text{ or } \prec 0", one_sign),
     ),
     fate="identity",
