@@ -103,7 +103,7 @@ def test_zero_strength_has_the_derivative_of_the_formula(family: str, kind: Any)
     gradients = []
     for size in (0.0, 1e-14):
         model = strengthened(FAMILIES[family]().double(), kind, size)
-        assert all(refinement.idle() is (size == 0.0) for refinement in refinements(model))
+        assert all(refinement.is_idle() is (size == 0.0) for refinement in refinements(model))
         model(words())[0][..., 0].sum().backward()
         gradients.append({name: value.grad for name, value in model.named_parameters() if value.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
@@ -119,7 +119,7 @@ def test_idle_notices_changes() -> None:
     with torch.no_grad():
         for value in (0.0, 0.5, 0.0):
             refinement.theta.fill_(value)
-            assert refinement.idle() is (value == 0.0)
+            assert refinement.is_idle() is (value == 0.0)
             assert torch.equal(model(words())[0], before) is (value == 0.0)
 
 
@@ -283,7 +283,7 @@ def test_save_load_copy_and_remove(family: str, kind: Any, tmp_path: Path) -> No
     model = FAMILIES[family]()
     plain, names = model(words())[0], set(model.state_dict())
     strengthened(model, kind)
-    assert at.nn.refined(model)
+    assert at.nn.is_refined(model)
     refined = model(words())[0]
     assert not torch.allclose(refined, plain)
     twin = copy.deepcopy(model)
@@ -363,7 +363,7 @@ def test_refused(tmp_path: Path) -> None:
         at.nn.refine(model, "slice", channels=9)
     with pytest.raises(InputError, match="channels are a choice of the slice"):
         at.nn.refine(model, "shift", channels=3)
-    assert not at.nn.refined(model)
+    assert not at.nn.is_refined(model)
     at.nn.refine(model)
     with pytest.raises(InputError, match="refined already"):
         at.nn.refine(model)
@@ -381,6 +381,6 @@ def test_a_fused_optimiser_wakes_a_refinement() -> None:
     """Fused optimisers write parameters without telling their version."""
     model = at.nn.refine(gpt2(), "shift")
     refinement = refinements(model)[0]
-    assert refinement.idle()
+    assert refinement.is_idle()
     refinement.theta.data.fill_(0.5)
-    assert not refinement.idle()
+    assert not refinement.is_idle()

@@ -1,25 +1,30 @@
-"""Attention layers to train: regimes by construction, refinements of the scores, kernels, and what they are compared with."""
+"""Attention layers for training: layers with a regime by construction, plain layers, and refinements of existing models."""
 
+from attractor.nn.attention_sites import BERT_LAYOUT, GPT2_LAYOUT, LLAMA_LAYOUT, ProjectionLayout
 from attractor.nn.block import TransformerBlock
 from attractor.nn.definite import DefiniteAttention
 from attractor.nn.layer import AttentionLayer, PlainAttention, spectral
 from attractor.nn.parameters import Weights
-from attractor.nn.patching import load_refined, refine, refined, unrefine
+from attractor.nn.patching import is_refined, load_refined, refine, unrefine
 from attractor.nn.refinements import MetricSlice, Refinement, Shift, Slice, refinement_named
 
 __all__ = [
+    "BERT_LAYOUT",
+    "GPT2_LAYOUT",
+    "LLAMA_LAYOUT",
     "AttentionLayer",
     "DefiniteAttention",
     "MetricSlice",
     "PlainAttention",
+    "ProjectionLayout",
     "Refinement",
     "Shift",
     "Slice",
     "TransformerBlock",
     "Weights",
+    "is_refined",
     "load_refined",
     "refine",
-    "refined",
     "refinement_named",
     "spectral",
     "unrefine",

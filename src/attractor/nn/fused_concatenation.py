@@ -18,7 +18,7 @@ BLOCK = 4096
 
 
 @triton.jit
-def join_kernel(
+def concatenate_kernel(
     first,
     second,
     scale,
@@ -60,7 +60,7 @@ def join_kernel(
 
 
 @triton.jit
-def part_kernel(
+def split_kernel(
     gradient,
     more,
     second,
@@ -119,44 +119,46 @@ def sum_kernel(first, second, out, size, BLOCK: tl.constexpr):
     tl.store(out + at, x.to(out.dtype.element_ty), mask=kept)
 
 
-def joined(first: Tensor, second: Tensor, factors: Tensor | None = None) -> Tensor:
-    """[first ; factors second], of (batch, h, n, c) and (batch, h, n, e) with factors (h, e) in float32."""
+def concatenate(first: Tensor, second: Tensor, factors: Tensor | None = None) -> Tensor:
+    """Concatenate (batch, h, n, c) and (batch, h, n, e), the latter multiplied by factors (h, e) in float32."""
     batch, heads, n, c = first.shape
     e = second.shape[-1]
     out = first.new_empty(batch, n, heads, c + e)
-    steps = (*_steps(first), *_steps(second))
+    steps = (*_strides(first), *_strides(second))
     sizes: dict[str, Any] = {**_sizes(c, e), "SCALED": factors is not None}
     with torch.cuda.device_of(first):
         grid = triton.cdiv(batch * n, ROWS), heads
-        join_kernel[grid](first, second, out if factors is None else factors, out, batch * n, n, *steps, heads, **sizes)
+        concatenate_kernel[grid](
+            first, second, out if factors is None else factors, out, batch * n, n, *steps, heads, **sizes
+        )
     return out.transpose(1, 2)
 
 
-def parted(
+def split_gradient(
     gradient: Tensor,
     e: int,
     more: Tensor | None = None,
     second: Tensor | None = None,
     factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradients of both parts, with ``more`` added to the second, and for the factors a sum of every block of tokens."""
-    gradient = _rows(gradient)
+    """Gradients of both parts of a concatenation, with ``more`` added to the second; for the factors a sum over every block of tokens."""
+    gradient = _with_unit_stride(gradient)
     batch, heads, n, width = gradient.shape
     c, blocks = width - e, triton.cdiv(batch * n, ROWS)
     first, rest = gradient.new_empty(batch, n, heads, c), gradient.new_empty(batch, n, heads, e)
     sums = None if factors is None else gradient.new_empty(blocks, heads, e, dtype=torch.float32)
-    added = gradient if more is None else _rows(more)
+    added = gradient if more is None else _with_unit_stride(more)
     read, scale = (gradient, gradient) if second is None or factors is None else (second, factors)
     tensors = gradient, added, read, scale, first, rest, gradient if sums is None else sums
-    steps = (*_steps(gradient), *_steps(read), *_steps(added))
+    steps = (*_strides(gradient), *_strides(read), *_strides(added))
     sizes: dict[str, Any] = {**_sizes(c, e), "SCALED": factors is not None, "MORE": more is not None}
     with torch.cuda.device_of(gradient):
-        part_kernel[blocks, heads](*tensors, batch * n, n, *steps, heads, **sizes)
+        split_kernel[blocks, heads](*tensors, batch * n, n, *steps, heads, **sizes)
     return first.transpose(1, 2), rest.transpose(1, 2), sums
 
 
-def summed(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum in another precision."""
+def add_rounded(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of two tensors in another precision."""
     first, second = first.contiguous(), second.contiguous()
     out = torch.empty_like(first, dtype=dtype)
     kernel: Any = sum_kernel
@@ -165,19 +167,16 @@ def summed(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _rows(x: Tensor) -> Tensor:
+def _with_unit_stride(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _steps(x: Tensor) -> tuple[int, int, int]:
+def _strides(x: Tensor) -> tuple[int, int, int]:
     return x.stride(0), x.stride(1), x.stride(2)
 
 
 def _sizes(c: int, e: int) -> dict[str, Any]:
     return {"C": c, "E": e, "C2": triton.next_power_of_2(c), "E2": triton.next_power_of_2(e), "ROWS": ROWS}
-
-
-# pyright: reportInvalidTypeForm=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 
 STRENGTH_ROWS = 32
@@ -198,7 +197,7 @@ def scale_kernel(
 
 
 @triton.jit
-def unscale_kernel(
+def scale_backward_kernel(
     gradient,
     weight,
     strength,
@@ -225,20 +224,20 @@ def unscale_kernel(
     tl.store(to_weight + row * row_step + column * column_step, g.to(to_weight.dtype.element_ty), mask=kept)
 
 
-def scaled(weight: Tensor, strength: Tensor, dtype: torch.dtype) -> Tensor:
-    """The product in another precision, rows contiguous."""
+def scale_weights(weight: Tensor, strength: Tensor, dtype: torch.dtype) -> Tensor:
+    """Output weights (d, h r) times the strengths of their heads, in another precision."""
     d, width, heads = *weight.shape, strength.shape[0]
     out = weight.new_empty(d, width, dtype=dtype)
     kernel: Any = scale_kernel
     with torch.cuda.device_of(weight):
         kernel[triton.cdiv(d, STRENGTH_ROWS), heads](
-            weight, strength, out, d, width, *weight.stride(), *_strengths_sizes(width // heads)
+            weight, strength, out, d, width, *weight.stride(), *_constants(width // heads)
         )
     return out
 
 
-def unscaled(gradient: Tensor, weight: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
-    """From the gradient of the product those of the weights, laid out as they are, and of the strengths."""
+def scale_backward(gradient: Tensor, weight: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of the weights and the strengths from that of their product."""
     d, width, heads = *weight.shape, strength.shape[0]
     blocks = triton.cdiv(d, STRENGTH_ROWS)
     gradient, to_weight = gradient.contiguous(), torch.empty_like(weight)
@@ -246,7 +245,7 @@ def unscaled(gradient: Tensor, weight: Tensor, strength: Tensor) -> tuple[Tensor
         weight = weight.contiguous()
         to_weight = torch.empty_like(weight)
     sums = weight.new_empty(blocks, heads, dtype=torch.float32)
-    kernel: Any = unscale_kernel
+    kernel: Any = scale_backward_kernel
     with torch.cuda.device_of(weight):
         kernel[blocks, heads](
             gradient,
@@ -258,19 +257,19 @@ def unscaled(gradient: Tensor, weight: Tensor, strength: Tensor) -> tuple[Tensor
             width,
             *weight.stride(),
             heads,
-            *_strengths_sizes(width // heads),
+            *_constants(width // heads),
         )
     return to_weight, sums.sum(0).to(strength.dtype)
 
 
-def _strengths_sizes(r: int) -> tuple[int, int, int]:
+def _constants(r: int) -> tuple[int, int, int]:
     return r, triton.next_power_of_2(r), STRENGTH_ROWS
 
 
 # pyright: reportIncompatibleMethodOverride=false
 
 
-class Shifted(torch.autograd.Function):
+class ConcatShift(torch.autograd.Function):
     r"""[q ; :math:`\lambda O^\top x`], [k ; v] and v, from tokens (batch, n, d), weights (d, h r) and strengths (h)."""
 
     @staticmethod
@@ -278,48 +277,48 @@ class Shifted(torch.autograd.Function):
         ctx: Any, x: Tensor, output: Tensor, strength: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         strength = strength.contiguous()
-        weights = scaled(output, strength, q.dtype)
+        weights = scale_weights(output, strength, q.dtype)
         x = x.to(q.dtype)
         a = torch.mm(x.flatten(0, 1), weights).view(*x.shape[:2], strength.shape[0], -1).transpose(1, 2)
         ctx.save_for_backward(x, output, strength, weights)
-        return joined(q, a), joined(k, v), v.view_as(v)
+        return concatenate(q, a), concatenate(k, v), v.view_as(v)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_q: Tensor, to_k: Tensor, to_v: Tensor) -> tuple[Tensor, ...]:
         x, output, strength, weights = ctx.saved_tensors
-        q, a, _ = parted(to_q, output.shape[1] // strength.shape[0])
-        k, v, _ = parted(to_k, to_v.shape[-1], more=to_v)
+        q, a, _ = split_gradient(to_q, output.shape[1] // strength.shape[0])
+        k, v, _ = split_gradient(to_k, to_v.shape[-1], more=to_v)
         flat = a.transpose(1, 2).flatten(2).flatten(0, 1)
         tokens = torch.mm(flat, weights.mT).view_as(x)
-        to_output, to_strength = unscaled(torch.mm(x.flatten(0, 1).mT, flat), output, strength)
+        to_output, to_strength = scale_backward(torch.mm(x.flatten(0, 1).mT, flat), output, strength)
         return tokens, to_output, to_strength, q, k, v
 
 
-class Sliced(torch.autograd.Function):
+class ConcatSlice(torch.autograd.Function):
     r"""[q ; :math:`\lambda` s] and [k ; s], from slices s (batch, h, n, e) of tokens and strengths (h, e)."""
 
     @staticmethod
     def forward(ctx: Any, slices: Tensor, strength: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         slices = slices.to(q.dtype)
-        slices = slices if slices.stride(-1) == 1 else slices.contiguous()  # tokens may be columns of something
+        slices = slices if slices.stride(-1) == 1 else slices.contiguous()  # tokens may be a view with strided columns
         factors = strength.float().contiguous()
         ctx.save_for_backward(slices, factors)
         ctx.dtype = strength.dtype
-        return joined(q, slices, factors), joined(k, slices)
+        return concatenate(q, slices, factors), concatenate(k, slices)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_q: Tensor, to_k: Tensor) -> tuple[Tensor, ...]:
         slices, factors = ctx.saved_tensors
-        k, tokens, _ = parted(to_k, slices.shape[-1])
-        q, tokens, sums = parted(to_q, slices.shape[-1], more=tokens, second=slices, factors=factors)
+        k, tokens, _ = split_gradient(to_k, slices.shape[-1])
+        q, tokens, sums = split_gradient(to_q, slices.shape[-1], more=tokens, second=slices, factors=factors)
         assert sums is not None
         return tokens, sums.sum(0).to(ctx.dtype), q, k
 
 
-class RoundedTwice(torch.autograd.Function):
-    """Tokens in the precision of autocast for two readers; their gradients are summed in one pass."""
+class RoundForTwo(torch.autograd.Function):
+    """Tokens in the precision of autocast for two consumers, whose gradients are added in one pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -330,4 +329,4 @@ class RoundedTwice(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, None]:
-        return summed(first, second, ctx.dtype), None
+        return add_rounded(first, second, ctx.dtype), None

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from attractor.errors import InputError, StoreError, UnsupportedError
-from attractor.nn.attention_interface import BASES, KERNELS, PREFIX, Seat, register, remember, seats
+from attractor.nn.attention_interface import BASES, KERNELS, PREFIX, prepare_module, register
+from attractor.nn.attention_sites import AttentionSite, find_attention_sites
 from attractor.nn.refinements import REFINEMENTS, Refinement, Sign, refinement_named
 from attractor.registry import check_name
 
@@ -29,26 +30,36 @@ def refine(
     pad: bool | None = None,
     backend: str | None = None,
 ) -> Model:
-    """Give the self-attention of a ``transformers`` model a refinement, in place; its parameters are the model's from then on.
+    """Add a refinement to the self-attention of a ``transformers`` model, in place.
+
+    The scores of head h become :math:`x_i^\\top (W_h + \\lambda_h R_h) x_j` with learned strengths :math:`\\lambda`, which are
+    parameters of the model from then on. At :math:`\\lambda = 0` the logits are bitwise those of the model.
 
     Parameters
     ----------
-    model : a model with four projections (Llama, Mistral, Qwen...), of BERT's or of GPT-2's build, with attention "sdpa" or "eager".
-    kind : "shift", W + lambda V of every head; or "slice", a diagonal form on every head's share of the channels.
-    sign : "+", "-" (a softplus, never zero) or "free"; the shift is free and the slice "+" unless told otherwise.
-    value : the first size of the strength: 0 for "free", 0.05 otherwise. At 0 logits are those of the model, bit by bit.
-    channels : of each slice that are used, all of them unless given; fewer make keys less wide and steps faster.
-    layers : numbers of the attention modules to refine; all of them unless given.
-    pad : pad values to the width of keys, which some fused kernels want; by default where that helps on a GPU.
-    backend : the kernel of PyTorch's fused attention to try first (cudnn, flash, efficient, math); PyTorch's own order unless given.
+    model : a model with separate projections (Llama, Mistral, Qwen...), or built like BERT or GPT-2, with attention "sdpa" or "eager".
+    kind : "shift", where R_h is the value map O_h V_h of the head; or "slice", a diagonal form on the head's share of the channels.
+    sign : "+" and "-" are plus and minus a softplus, never zero; "free" has any sign. The default is "free" for the shift and "+"
+        for the slice.
+    value : initial size of the strengths, by default 0 for "free" and 0.05 otherwise.
+    channels : number of channels of each slice that are used, all by default; fewer make keys narrower and steps faster.
+    layers : indices of the attention modules to refine, all by default.
+    pad : pad values to the width of keys, which some fused kernels need; by default where it helps on a GPU.
+    backend : kernel of PyTorch's fused attention to try first ("cudnn", "flash", "efficient", "math").
 
-    Tokens are what the attention module reads: after the norm of a pre-norm model, with absolute positions where a model adds them.
-    A cache filled before refining cannot be used after it.
+    Returns
+    -------
+    The same model.
+
+    Notes
+    -----
+    Tokens x are the input of the attention module: after the norm of a pre-norm model, with absolute positions where a model adds
+    them. A key-value cache filled before refining cannot be used afterwards.
     """
-    base = _check(model, kind)
+    base = _check_model(model, kind)
     if backend is not None:
         check_name(backend, KERNELS, "backend")
-    found = list(seats(model))
+    found = list(find_attention_sites(model))
     if not found:
         raise UnsupportedError(
             f"no attention module of {type(model).__name__} is known: refine is for models built like BERT, Llama or GPT-2"
@@ -60,13 +71,13 @@ def refine(
             f"layers must be some of 0 to {len(found) - 1}, such as [0], or left out for all; got {layers!r}"
         )
     chosen = [item for index, item in enumerate(found) if layers is None or index in layers]
-    made = [_made(name, seat, kind, sign, value, channels) for name, _, seat in chosen]
+    made = [_make_refinement(name, site, kind, sign, value, channels) for name, _, site in chosen]
     name = register(base)
-    for (_, module, seat), refinement in zip(chosen, made, strict=True):
+    for (_, module, site), refinement in zip(chosen, made, strict=True):
         module.refinement = refinement.train(module.training)
-        module.__dict__["refined"] = seat
-        seat.pad, seat.backend = pad, backend
-        seat.handle = module.register_forward_pre_hook(remember, with_kwargs=True)
+        module.__dict__["refined"] = site
+        site.pad, site.backend = pad, backend
+        site.handle = module.register_forward_pre_hook(prepare_module, with_kwargs=True)
     config: Any = model.config
     config._attn_implementation = name
     options = {"sign": sign, "value": value, "channels": channels, "layers": None if layers is None else [*layers]}
@@ -75,13 +86,13 @@ def refine(
 
 
 def unrefine(model: Model) -> Model:
-    """Take a refinement away again, in place: the model is what it was."""
-    if not refined(model):
+    """Remove the refinement of a model, in place."""
+    if not is_refined(model):
         raise InputError(f"this {type(model).__name__} has no refinement to take away")
     for module in model.modules():
-        seat = module.__dict__.pop("refined", None)
-        if seat is not None:
-            seat.handle.remove()
+        site = module.__dict__.pop("refined", None)
+        if site is not None:
+            site.handle.remove()
             del module.refinement
     config: Any = model.config
     config._attn_implementation = config._attn_implementation.removeprefix(PREFIX)
@@ -89,13 +100,13 @@ def unrefine(model: Model) -> Model:
     return model
 
 
-def refined(model: nn.Module) -> bool:
-    """Whether a model carries a refinement."""
+def is_refined(model: nn.Module) -> bool:
+    """Whether a model has a refinement."""
     return any("refined" in module.__dict__ for module in model.modules())
 
 
-def _check(model: nn.Module, kind: str) -> str:
-    """The attention implementation that the model has."""
+def _check_model(model: nn.Module, kind: str) -> str:
+    """Check that a model can be refined; return its attention implementation."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "_attn_implementation"):
         raise InputError(f"refine takes a model of the transformers library, got {type(model).__name__}")
@@ -104,7 +115,7 @@ def _check(model: nn.Module, kind: str) -> str:
         raise UnsupportedError(
             "a pretrained model has no explicit metric: the metric refinement is for DefiniteAttention(..., metric='diagonal')"
         )
-    if refined(model):
+    if is_refined(model):
         raise InputError(f"this {type(model).__name__} is refined already: unrefine it first")
     base = config._attn_implementation or "eager"
     if base not in BASES:
@@ -119,34 +130,37 @@ def _check(model: nn.Module, kind: str) -> str:
     return base
 
 
-def _made(name: str, seat: Seat, kind: str, sign: Sign | None, value: float | None, channels: int | None) -> Refinement:
-    if not seat.fits():
+def _make_refinement(
+    name: str, site: AttentionSite, kind: str, sign: Sign | None, value: float | None, channels: int | None
+) -> Refinement:
+    if not site.is_refinable():
         raise UnsupportedError(
-            f"the output projection of {name} is not a plain ({seat.dim}, {seat.heads * seat.head_dim}) matrix, which the "
+            f"the output projection of {name} is not a plain ({site.dim}, {site.heads * site.head_dim}) matrix, which the "
             "refinement reads: quantised and wrapped weights are not supported"
         )
-    refinement = refinement_named(kind, seat.dim, seat.heads, sign, value, channels)
+    refinement = refinement_named(kind, site.dim, site.heads, sign, value, channels)
     assert refinement is not None
-    return refinement.to(seat.output.weight)
-
-
-__all__ = ["RECORD", "refine", "refined", "unrefine"]
+    return refinement.to(site.output.weight)
 
 
 END = ".refinement.theta"
 
 
 def load_refined(folder: str | Path, factory: Any = None, **options: Any) -> Any:
-    """The model in a folder with its refinement; ``factory`` is a class of transformers, AutoModelForCausalLM unless given.
+    """Load a refined model that ``model.save_pretrained(folder)`` has written.
 
-    ``model.save_pretrained(folder)`` writes strengths among the weights and the kind into the configuration.
+    Parameters
+    ----------
+    folder : holds the weights, with the strengths among them, and the configuration, with the kind of refinement.
+    factory : a class of transformers, ``AutoModelForCausalLM`` by default.
+    options : further arguments of ``factory.from_pretrained``.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise StoreError(f"{folder} holds no config.json: give a folder that save_pretrained wrote")
     if factory is None:
         from transformers import AutoModelForCausalLM as factory
-    model = _quietly(factory, folder, options)
+    model = _load_quietly(factory, folder, options)
     record = getattr(model.config, RECORD, None)
     if record is None:
         raise InputError(
@@ -154,11 +168,11 @@ def load_refined(folder: str | Path, factory: Any = None, **options: Any) -> Any
         )
     delattr(model.config, RECORD)
     refine(model, **record)
-    saved = _strengths(folder)
+    saved = _read_strengths(folder)
     own = {name: value for name, value in model.named_parameters() if name.endswith(END)}
     with torch.no_grad():
         for name, parameter in own.items():
-            # a head model's names have a prefix that the bare model's lack
+            # parameters of a model with a head have a prefix that those of the bare model lack
             near = [key for key in saved if key == name or key.endswith("." + name) or name.endswith("." + key)]
             if len(near) != 1 or saved[near[0]].shape != parameter.shape:
                 raise StoreError(f"the weights in {folder} have no strength for {name.removesuffix(END)}")
@@ -166,8 +180,8 @@ def load_refined(folder: str | Path, factory: Any = None, **options: Any) -> Any
     return model
 
 
-def _quietly(factory: Any, folder: Path, options: dict[str, Any]) -> Any:
-    """The bare model, without a report that it does not know the strengths: they are read afterwards."""
+def _load_quietly(factory: Any, folder: Path, options: dict[str, Any]) -> Any:
+    """Load the bare model without the warning about unexpected strengths, which are read afterwards."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -178,7 +192,7 @@ def _quietly(factory: Any, folder: Path, options: dict[str, Any]) -> Any:
         logging.set_verbosity(before)
 
 
-def _strengths(folder: Path) -> dict[str, torch.Tensor]:
+def _read_strengths(folder: Path) -> dict[str, torch.Tensor]:
     """The refinement's tensors in all weight files."""
     from safetensors import safe_open
 

@@ -14,8 +14,8 @@ from attractor.nn.parameters import Formed, Weights
 from attractor.registry import find
 
 
-def fast(*parts: Tensor) -> bool:
-    """Whether the kernels can have tensors (batch, h, n, c) of one precision; compiled graphs fuse such copies themselves."""
+def can_fuse(*parts: Tensor) -> bool:
+    """Whether the Triton kernels apply to these tensors (batch, h, n, c); compiled graphs fuse such copies themselves."""
     first = parts[0]
     if not first.is_cuda or first.dtype not in (torch.float16, torch.bfloat16, torch.float32) or not first.numel():
         return False
@@ -37,23 +37,25 @@ def _triton() -> bool:
 _present: bool | None = None
 
 
-__all__ = ["fast"]
-
-
 Sign = Literal["+", "-", "free"]
 START = 0.05  # of a signed strength, as in the published code
 
 
 class Refinement(Formed):
-    r"""Strengths :math:`\lambda` of the given ``shape``, by sign.
+    r"""A learned term of the scores, :math:`\langle a_i, b_j\rangle`, with strengths :math:`\lambda`.
 
-    "+" and "-" are :math:`\pm\mathrm{softplus}(\theta)`, never zero; "free" is :math:`\theta` itself, zero at the start unless ``value``
-    says otherwise.
+    The term is carried by further coordinates a of queries and b of keys.
+
+    Parameters
+    ----------
+    shape : shape of the strengths.
+    sign : "+" and "-" are :math:`\pm\mathrm{softplus}(\theta)`, never zero; "free" is :math:`\theta` itself.
+    value : initial size of the strengths, by default 0 for "free" and 0.05 otherwise.
     """
 
     name: ClassVar[str] = ""
     default_sign: ClassVar[Sign] = "free"
-    sizes: tuple[int, int] | None = None  # dimension and heads of the layer that it is for
+    sizes: tuple[int, int] | None = None  # dimension and heads of the layer
 
     def __init__(self, shape: tuple[int, ...], sign: Sign | None = None, value: float | None = None) -> None:
         super().__init__()
@@ -70,7 +72,7 @@ class Refinement(Formed):
             )
         start = self.value if self.sign == "free" else math.log(math.expm1(self.value))
         self.theta = nn.Parameter(torch.full(shape, start))
-        self._known: tuple[int, int, bool] | None = None
+        self._cached: tuple[int, int, bool] | None = None
         self.mark_form()
 
     @property
@@ -78,7 +80,7 @@ class Refinement(Formed):
         return f"{self.name or type(self).__name__} of sign {self.sign!r}"
 
     def check(self, dim: int, heads: int) -> None:
-        """Refuse a layer of other sizes."""
+        """Raise if the refinement was made for a layer of other sizes."""
         if self.sizes is not None and self.sizes != (dim, heads):
             own, other = self.sizes
             raise InputError(
@@ -87,7 +89,7 @@ class Refinement(Formed):
             )
 
     def check_metric(self, metric: Tensor | None) -> None:
-        """Refuse a layer without what the term reads of its metric; most read nothing."""
+        """Raise if the refinement needs a metric and the layer has none."""
 
     @property
     def strength(self) -> Tensor:
@@ -96,45 +98,46 @@ class Refinement(Formed):
             return self.theta
         return functional.softplus(self.theta) if self.sign == "+" else -functional.softplus(self.theta)
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether all strengths are exactly zero.
 
-        The answer waits for the device, so a no is kept while the parameter is the same, and in training for good: a step from zero
-        leaves zero behind. A yes is asked again every time: fused optimisers change a parameter without a sign of it.
+        The test synchronises with the device. A negative result is cached while the parameter is unchanged, and during training for
+        good, because a step from zero leaves zero. A positive one is not: fused optimisers change a parameter without increasing
+        its version.
         """
         if self.sign != "free" or torch.compiler.is_compiling():
             return False
         if self.theta.is_inference():
             return not bool(self.theta.any())
         state = self.theta.data_ptr(), self.theta._version
-        if self._known is not None and not self._known[2]:
+        if self._cached is not None and not self._cached[2]:
             training = self.training and torch.is_grad_enabled()
-            if self._known[:2] == state or training:
+            if self._cached[:2] == state or training:
                 return False
-        self._known = *state, not bool(self.theta.detach().any())
-        return self._known[2]
+        self._cached = *state, not bool(self.theta.detach().any())
+        return self._cached[2]
 
     def query_part(self, x: Tensor, output: Tensor, metric: Tensor | None) -> Tensor:
-        """The coordinates a (..., h, n, e) from tokens x (..., n, d), with the output weights (d, h r)."""
+        """Coordinates a (..., h, n, e) of queries from tokens x (..., n, d) and the output weights (d, h r)."""
         raise NotImplementedError
 
     def key_part(self, x: Tensor, v: Tensor) -> Tensor:
-        """The coordinates b (..., h, n, e) from tokens x or values v (..., h, n, r)."""
+        """Coordinates b (..., h, n, e) of keys from tokens x (..., n, d) or values v (..., h, n, r)."""
         raise NotImplementedError
 
     def rows(self, weights: Weights, metric: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The same as matrices (h, e, d) for queries and keys, and the bias (h, e) of the latter."""
+        """Rows (h, e, d) of query and key that give these coordinates, and the bias (h, e) of the latter."""
         raise NotImplementedError
 
     def extend(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, weights: Weights, metric: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys with their further coordinates."""
+        """Queries and keys with the coordinates of the refinement appended."""
         a, b = self.query_part(x, weights.o, metric), self.key_part(x, v)
         return torch.cat((q, a.to(q.dtype)), dim=-1), torch.cat((k, b.to(k.dtype)), dim=-1)
 
     def merge(self, weights: Weights, metric: Tensor | None) -> Weights:
-        """Weights with further rows of query and key."""
+        """Weights with the rows of the refinement appended to query and key."""
         query, key, bias = self.rows(weights, metric)
         more, wide = query.shape[-2], weights.query
         key_bias = weights.key_bias
@@ -158,7 +161,7 @@ class Refinement(Formed):
 
 
 class Shift(Refinement):
-    """One strength for each head."""
+    r"""Adds :math:`\lambda_h \langle x_i, O_h V_h x_j\rangle` to the scores, with one strength for each head."""
 
     name: ClassVar[str] = "shift"
 
@@ -169,7 +172,7 @@ class Shift(Refinement):
         self.sizes = dim, heads
 
     def query_part(self, x: Tensor, output: Tensor, metric: Tensor | None) -> Tensor:
-        # strengths multiply the weights, which are fewer than tokens times channels
+        # scaling the weights is cheaper than scaling the result: they are smaller than tokens times channels
         scaled = output.unflatten(1, (self.theta.shape[0], -1)) * self.strength.to(output.dtype).unsqueeze(-1)
         return (x @ scaled.flatten(1).to(x.dtype)).unflatten(-1, scaled.shape[1:]).transpose(-3, -2)
 
@@ -182,9 +185,10 @@ class Shift(Refinement):
 
 
 class Slice(Refinement):
-    """One strength for each head and channel of its slice; "+" from 0.05 unless told otherwise.
+    r"""Adds :math:`\sum_c \lambda_{hc}\, x_{ic} x_{jc}` over the channels c of the head's slice of width d / h.
 
-    ``channels`` keeps the first so many of every slice, which makes queries and keys less wide.
+    One strength for each head and channel, "+" and 0.05 at the start by default. ``channels`` uses only the first channels of every
+    slice, which makes queries and keys narrower.
     """
 
     name: ClassVar[str] = "slice"
@@ -211,7 +215,7 @@ class Slice(Refinement):
         self.sizes = dim, heads
 
     def strengths(self) -> tuple[int, ...]:
-        """The shape of the parameter."""
+        """Shape of the strengths."""
         return self.heads, self.channels
 
     def query_part(self, x: Tensor, output: Tensor, metric: Tensor | None) -> Tensor:
@@ -221,7 +225,7 @@ class Slice(Refinement):
         return x.unflatten(-1, (self.heads, self.width))[..., : self.channels].transpose(-3, -2)
 
     def diagonal(self, metric: Tensor | None) -> Tensor:
-        """What multiplies the channels of each slice, (h, channels)."""
+        """Factors of the channels of each slice, (h, channels)."""
         return self.strength
 
     def rows(self, weights: Weights, metric: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -231,7 +235,7 @@ class Slice(Refinement):
 
 
 class MetricSlice(Slice):
-    """One strength for each head, zero at the start unless told otherwise."""
+    r"""Adds :math:`\lambda_h \sum_c A_c\, x_{ic} x_{jc}` over the head's slice, with the layer's diagonal metric A; zero at the start."""
 
     name: ClassVar[str] = "metric"
     default_sign: ClassVar[Sign] = "free"
@@ -262,7 +266,7 @@ def refinement_named(
     value: float | None = None,
     channels: int | None = None,
 ) -> Refinement | None:
-    """A refinement by name, or the refinement itself."""
+    """A refinement by name; a ``Refinement`` or None is returned unchanged."""
     if kind is None or isinstance(kind, Refinement):
         return kind
     made = find(kind, REFINEMENTS, "refinement")
@@ -273,6 +277,3 @@ def refinement_named(
             f"channels are a choice of the slice, not of the {kind}: without all of them its sign is not safe"
         )
     return made(dim, heads, sign, value)
-
-
-__all__ = ["REFINEMENTS", "MetricSlice", "Refinement", "Shift", "Sign", "Slice", "refinement_named"]

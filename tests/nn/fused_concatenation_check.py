@@ -1,6 +1,6 @@
 """The nodes of refinements against plain PyTorch, values and gradients; run with TRITON_INTERPRET=1 where there is no GPU.
 
-python tests/nn/joining.py DEVICE
+python tests/nn/fused_concatenation_check.py DEVICE
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import torch
 from torch import Tensor
 
-from attractor.nn.fused_concatenation import RoundedTwice, Shifted, Sliced
+from attractor.nn.fused_concatenation import ConcatShift, ConcatSlice, RoundForTwo
 
 
 def check(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], inputs: list[Tensor], allowed: float) -> None:
@@ -47,17 +47,17 @@ def main(device: str) -> None:
             a = (x @ scaled).unflatten(-1, (heads, r)).transpose(1, 2)
             plain = torch.cat((q, a), -1), torch.cat((k, v), -1), v * 1
             inputs = [x, output, strength, q, k, v]
-            check(Shifted.apply(x, output, strength, q, k, v), plain, inputs, allowed)
+            check(ConcatShift.apply(x, output, strength, q, k, v), plain, inputs, allowed)
             slices = heads_of(generator, (batch, heads, n, r), dtype)
             if n == 37:  # tokens that are columns of something
                 slices = slices.detach().mT.contiguous().mT.requires_grad_()
             strengths = torch.randn(heads, r, generator=generator, device=device).requires_grad_()
             own = heads_of(generator, (batch, heads, n, c), dtype)
             plain = torch.cat((q, slices * strengths.unsqueeze(-2).to(dtype)), -1), torch.cat((own, slices), -1)
-            check(Sliced.apply(slices, strengths, q, own), plain, [slices, strengths, q, own], allowed)
+            check(ConcatSlice.apply(slices, strengths, q, own), plain, [slices, strengths, q, own], allowed)
     tokens = torch.randn(2, 7, 48, generator=generator, device=device, requires_grad=True)
     both = tokens.to(torch.bfloat16) * 1, tokens.to(torch.bfloat16) * 1
-    check(RoundedTwice.apply(tokens, torch.bfloat16), both, [tokens], 0.0)
+    check(RoundForTwo.apply(tokens, torch.bfloat16), both, [tokens], 0.0)
     sys.stdout.write("checked\n")
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.nn import refinements as joining
+from attractor.nn import refinements
 
 HERE = Path(__file__).parent
 installed = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed")
@@ -22,7 +22,7 @@ installed = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reaso
 @installed
 def test_kernels_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", str(HERE / "joining.py"), "cpu"]
+    command = [sys.executable, "-W", "ignore", str(HERE / "fused_concatenation_check.py"), "cpu"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert done.stdout.split()[-1] == "checked"
@@ -31,7 +31,7 @@ def test_kernels_in_the_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_kernels_on_the_gpu() -> None:
-    command = [sys.executable, "-W", "ignore", str(HERE / "joining.py"), "cuda"]
+    command = [sys.executable, "-W", "ignore", str(HERE / "fused_concatenation_check.py"), "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
 
@@ -47,7 +47,7 @@ def test_models_on_the_gpu(family: str, kind: Any, autocast: bool, monkeypatch: 
     for fast in (True, False):
         model = at.nn.refine(model_of(family).cuda(), kind, sign="free", value=0.1)
         if not fast:
-            monkeypatch.setattr("attractor.nn.refinements.fast", lambda *_: False)
+            monkeypatch.setattr("attractor.nn.refinements.can_fuse", lambda *_: False)
         ids = torch.arange(2 * 48, device="cuda").view(2, 48) % 61
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             loss = (model(ids)[0].float() ** 2).mean()
@@ -75,7 +75,7 @@ def test_zero_strength_on_the_gpu(family: str, kind: Any) -> None:
 
 
 def test_the_kernels_are_for_gpus_alone() -> None:
-    assert not joining.fast(torch.ones(1, 2, 3, 4))
+    assert not refinements.can_fuse(torch.ones(1, 2, 3, 4))
 
 
 def model_of(family: str) -> Any:
