@@ -1,9 +1,9 @@
-"""From stored projections to the laws of one layer."""
+"""The laws of one layer, from its stored projections."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -13,32 +13,40 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attractor.errors import CheckpointError, InputError, UnsupportedError
-from attractor.laws import Attention, LatentAttention, Law, Norm, NormedAttention, Positions, Rotary, ScaledRotary
+from attractor.laws import (
+    Attention,
+    LatentAttention,
+    Law,
+    LayerNorm,
+    Norm,
+    NormedAttention,
+    Positions,
+    Rotary,
+    ScaledRotary,
+)
+from attractor.models.tensors import Reader
+from attractor.nn import ProjectionLayout
 
 
-class Double(TorchFunctionMode):
-    """Float64 wherever float32 is asked for."""
+class Float64Mode(TorchFunctionMode):
+    """Replaces float32 by float64 in every call of torch."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.Tensor.float:
             func = torch.Tensor.double
-        args = tuple(_wide(argument) for argument in args)
-        return func(*args, **{name: _wide(argument) for name, argument in (kwargs or {}).items()})
-
-
-def _wide(argument: Any) -> Any:
-    return torch.float64 if argument is torch.float32 else argument
+        wide = lambda argument: torch.float64 if argument is torch.float32 else argument  # noqa: E731
+        return func(*map(wide, args), **{name: wide(argument) for name, argument in (kwargs or {}).items()})
 
 
 @contextmanager
-def double() -> Iterator[None]:
-    """Float64 wherever float32 is asked for, and by default."""
+def use_float64() -> Iterator[None]:
+    """Use float64 wherever code asks for float32, and as the default dtype."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with Double():
+        with Float64Mode():
             yield
     finally:
         torch.set_default_dtype(usual)
@@ -50,7 +58,7 @@ PARTS = ("query", "output", "query_bias", "output_bias", *GROUPED)
 
 @dataclass(frozen=True)
 class Projections:
-    """Matrices of one layer: query (h, k, d), key (g, k, d), value (g, r, d), output (h, d, r), with g dividing h."""
+    """Projections of one layer: query (h, k, d), key (g, k, d), value (g, r, d), output (h, d, r), where g divides h."""
 
     query: Tensor
     key: Tensor
@@ -71,57 +79,103 @@ class Projections:
         biases: Iterable[Tensor | None] = (None, None, None),
         output_bias: Tensor | None = None,
     ) -> Projections:
-        """From query, key and value in this order, and their biases."""
+        """Projections from query, key and value in this order, and their biases."""
         (query, key, value), (query_bias, key_bias, value_bias) = matrices, biases
         return cls(query, key, value, output, query_bias, key_bias, value_bias, output_bias)
 
 
 @dataclass(frozen=True)
-class Turning:
-    """How a model turns queries and keys: ``turned`` coordinates, paired across the halves or as neighbours; cosines and sines
-    are multiplied by ``factor``."""
+class RotaryLayout:
+    """Rotary embedding of a model: which coordinates of a head form pairs.
+
+    Attributes
+    ----------
+    positions : the angles.
+    dim : number of coordinates of a head that are rotated.
+    half_split : whether coordinate i is paired with i + dim/2 (Llama); otherwise pairs are neighbours (GPT-J), as in ``Rotary``.
+    factor : factor of cosines and sines (YaRN).
+    """
 
     positions: Positions
-    turned: int
-    halves: bool = True
+    dim: int
+    half_split: bool = True
     factor: float = 1.0
 
-    def __call__(self, rows: Tensor, axis: int) -> Tensor:
-        """Rows of heads in the order in which attractor pairs them, the turned ones multiplied by the factor."""
-        ordered = self.order(rows, axis)
+    def convert(self, rows: Tensor, axis: int) -> Tensor:
+        """Rows of heads, permuted to neighbouring pairs, the rotated ones multiplied by the factor."""
+        permuted = self.permute(rows, axis)
         if self.factor == 1.0:
-            return ordered
-        stretch = torch.ones(rows.shape[axis], dtype=torch.float64, device=rows.device)
-        stretch[: self.turned] = self.factor
-        return ordered.double() * stretch.reshape(-1, *[1] * (rows.ndim - 1 - axis))
+            return permuted
+        scale = torch.ones(rows.shape[axis], dtype=torch.float64, device=rows.device)
+        scale[: self.dim] = self.factor
+        return permuted.double() * scale.reshape(-1, *[1] * (rows.ndim - 1 - axis))
 
-    def order(self, rows: Tensor, axis: int) -> Tensor:
-        """The order alone, for what a norm will rescale."""
-        return rows.index_select(axis, self._order(rows.shape[axis]).to(rows.device)) if self.halves else rows
-
-    def _order(self, head_dim: int) -> Tensor:
-        half = self.turned // 2
+    def permute(self, rows: Tensor, axis: int) -> Tensor:
+        """Rows of heads, permuted to neighbouring pairs."""
+        if not self.half_split:
+            return rows
+        half = self.dim // 2
         pairs = torch.stack((torch.arange(half), torch.arange(half) + half), dim=-1).flatten()
-        return torch.cat((pairs, torch.arange(self.turned, head_dim)))
+        order = torch.cat((pairs, torch.arange(self.dim, rows.shape[axis])))
+        return rows.index_select(axis, order.to(rows.device))
+
+
+def read_projections(
+    read: Reader,
+    layout: ProjectionLayout,
+    path: str,
+    dim: int,
+    heads: int,
+    groups: int | None = None,
+    head_dim: int | None = None,
+    required: Collection[str] = (),
+    output_path: str | None = None,
+) -> Projections:
+    """Read separate query, key, value and output projections.
+
+    Parameters
+    ----------
+    read : reads tensors by name.
+    layout : names of the projections.
+    path : prefix of their names; ``output_path`` that of the output projection, if it differs.
+    dim, heads, groups, head_dim : width d, number of query heads h and of keys g (h by default), dimension k of a head (d / h).
+    required : names of the layout whose biases must be present; other biases are optional.
+    """
+    k, groups = head_dim or dim // heads, groups or heads
+    bias = lambda name, place, size: (read if name in required else read.maybe)(f"{place}.bias", size)  # noqa: E731
+    matrices, biases = [], []
+    for name, count in zip(layout.separate, (heads, groups, groups), strict=True):
+        matrices.append(split_rows(read(f"{path}{name}.weight", count * k, dim), count))
+        found = bias(name, f"{path}{name}", count * k)
+        biases.append(None if found is None else split_rows(found, count))
+    place = f"{path if output_path is None else output_path}{layout.output}"
+    output = split_columns(read(f"{place}.weight", dim, heads * k), heads)
+    return Projections.of(matrices, output, biases, bias(layout.output, place, dim))
+
+
+def read_layer_norm(read: Reader, name: str, dim: int, eps: float) -> LayerNorm:
+    """A LayerNorm with gain and bias (d,)."""
+    return LayerNorm(read(f"{name}.weight", dim), read(f"{name}.bias", dim), eps)
 
 
 def split_rows(matrix: Tensor, heads: int) -> Tensor:
-    """(h k, d) or (h k,) by heads."""
+    """Split a projection (h k, d) or its bias (h k,) into heads, (h, k, d) or (h, k)."""
     if matrix.shape[0] % heads:
         raise CheckpointError(f"a projection with {matrix.shape[0]} rows does not split into {heads} heads")
     return matrix.unflatten(0, (heads, matrix.shape[0] // heads))
 
 
 def split_columns(matrix: Tensor, heads: int) -> Tensor:
-    """An output projection (d, h r) by heads, (h, d, r)."""
+    """Split an output projection (d, h r) into heads, (h, d, r)."""
     return split_rows(matrix.mT, heads).mT
 
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The heads of a layer as they are stored, keys and values once for each group: the law of all of them, or of one.
+    """The heads of a layer as they are stored, with keys and values once for each group.
 
-    Laws are built when asked for, in ``dtype``, and not kept.
+    Laws of all heads or of one are built on demand, in ``dtype``, and not cached. ``joint`` means that queries and keys are normalised
+    over all heads together.
     """
 
     parts: Projections
@@ -147,22 +201,22 @@ class Heads:
         return self.parts.query_norm is None
 
     def law(self) -> Attention | NormedAttention:
-        """The law of all heads; groups are repeated for their queries."""
+        """The law of all heads; keys and values of a group are repeated for its queries."""
         given = {name: part.to(self.dtype) for name in PARTS if (part := getattr(self.parts, name)) is not None}
-        repeated = {name: _repeated(part, self.heads) for name, part in given.items() if name in GROUPED}
+        repeated = {name: _repeat_groups(part, self.heads) for name, part in given.items() if name in GROUPED}
         own = {name: part for name, part in given.items() if name not in GROUPED}
         return self._normed(Attention(**own, **repeated, **self.options))
 
     def head(self, index: int) -> Attention | NormedAttention:
-        """One head alone, without the output bias, which belongs to no head."""
-        return self._part(index, index * self.groups // self.heads, index)
+        """One head, without the output bias, which belongs to no head."""
+        return self._select(index, index * self.groups // self.heads, index)
 
-    def some(self, indices: range) -> Attention | NormedAttention:
-        """Several heads together, without the output bias; not for positions that differ from head to head."""
+    def select(self, indices: range) -> Attention | NormedAttention:
+        """Several heads, without the output bias; not for positions that differ from head to head."""
         groups = [index * self.groups // self.heads for index in indices]
-        return self._part(list(indices), groups, 0)
+        return self._select(list(indices), groups, 0)
 
-    def _part(self, heads: Any, groups: Any, first: int) -> Attention | NormedAttention:
+    def _select(self, heads: Any, groups: Any, first: int) -> Attention | NormedAttention:
         if self.joint:
             raise UnsupportedError("queries and keys are normalised over all heads together, so no head stands alone")
         rows = {name: groups if name in GROUPED else heads for name in PARTS if name != "output_bias"}
@@ -177,67 +231,68 @@ class Heads:
         if query_norm is None or key_norm is None:
             return law
         if self.joint and key_norm.gain is not None:
-            gain = _repeated(split_rows(key_norm.gain, self.groups), self.heads).flatten()
+            gain = _repeat_groups(split_rows(key_norm.gain, self.groups), self.heads).flatten()
             key_norm = replace(key_norm, gain=gain)
         return NormedAttention(law, query_norm, key_norm, self.joint)
 
 
-def heads_from(
+def make_heads(
     parts: Projections,
     *,
     scale: float,
     mask: Any = None,
-    turning: Turning | None = None,
+    rotary: RotaryLayout | None = None,
     positions: Positions | None = None,
     kernel: Any = "softmax",
     joint: bool = False,
     dtype: torch.dtype = torch.float64,
 ) -> Heads:
-    """The heads of a layer from its projections, rotary coordinates in attractor's order."""
-    if turning is not None:
-        parts, positions = _turned(parts, turning), turning.positions
+    """The heads of a layer from its projections; rotated coordinates are permuted to neighbouring pairs."""
+    if rotary is not None:
+        parts, positions = _convert_rotary(parts, rotary), rotary.positions
     return Heads(parts, {"scale": scale, "mask": mask, "positions": positions, "kernel": kernel}, joint, dtype)
 
 
-def _repeated(part: Tensor, heads: int) -> Tensor:
-    """Groups of keys or values, one copy for each of their queries."""
+def _repeat_groups(part: Tensor, heads: int) -> Tensor:
+    """Keys or values (g, ...), repeated for the query heads of each group, (h, ...)."""
     groups = part.shape[0]
     return part if groups == heads else part.repeat_interleave(heads // groups, dim=0)
 
 
-def _turned(parts: Projections, turning: Turning) -> Projections:
-    """Queries and keys in attractor's order; the factor goes to whatever is last before they turn."""
+def _convert_rotary(parts: Projections, rotary: RotaryLayout) -> Projections:
+    """Convert queries and keys to neighbouring pairs; the factor goes to the last linear map before the rotation."""
     if parts.query_norm is None or parts.key_norm is None:
-        arrange = turning
-        norms = {}
+        arrange, norms = rotary.convert, {}
     else:
-        arrange, k = turning.order, parts.query.shape[1]
-        norms = {name: _turned_norm(getattr(parts, name), turning, k) for name in ("query_norm", "key_norm")}
+        arrange, k = rotary.permute, parts.query.shape[1]
+        norms = {name: _convert_norm(getattr(parts, name), rotary, k) for name in ("query_norm", "key_norm")}
     biases = {
         name: arrange(bias, 1) for name in ("query_bias", "key_bias") if (bias := getattr(parts, name)) is not None
     }
     return replace(parts, query=arrange(parts.query, 1), key=arrange(parts.key, 1), **biases, **norms)
 
 
-def _turned_norm(norm: Norm, turning: Turning, k: int) -> Norm:
-    """A norm of reordered coordinates, of one head (k,) or of all of them (h k,)."""
+def _convert_norm(norm: Norm, rotary: RotaryLayout, k: int) -> Norm:
+    """The norm of one head (k,) or of all heads (h k,) after the permutation."""
     gain = torch.ones(k, dtype=torch.float64) if norm.gain is None else norm.gain
-    bias = None if norm.bias is None else turning(norm.bias.reshape(-1, k), 1).flatten()
-    return replace(norm, gain=turning(gain.reshape(-1, k), 1).flatten(), bias=bias)
+    bias = None if norm.bias is None else rotary.convert(norm.bias.reshape(-1, k), 1).flatten()
+    return replace(norm, gain=rotary.convert(gain.reshape(-1, k), 1).flatten(), bias=bias)
 
 
-def turning(config: Any, head_dim: int, layer_type: str | None = None, halves: bool = True) -> Turning | None:
-    """How a layer turns queries and keys, or None where it does not.
+def read_rotary(
+    config: Any, head_dim: int, layer_type: str | None = None, half_split: bool = True
+) -> RotaryLayout | None:
+    """The rotary embedding of a layer, or None if it has none.
 
-    The usual angles are ours; those of scaled contexts (linear, Llama 3, YaRN, ...) are computed by transformers, in float64.
+    Default angles are those of ``Rotary``; scaled ones (linear, Llama 3, YaRN, ...) are computed by transformers in float64.
     """
     settings = rope_settings(config, layer_type)
     if settings is None:
         return None
     kind, theta = settings.get("rope_type", "default"), float(settings["rope_theta"])
     if kind == "default":
-        turned = int(head_dim * settings.get("partial_rotary_factor", 1.0))
-        return Turning(Rotary(theta, turned), turned, halves)
+        dim = int(head_dim * settings.get("partial_rotary_factor", 1.0))
+        return RotaryLayout(Rotary(theta, dim), dim, half_split)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if kind not in ROPE_INIT_FUNCTIONS:
@@ -245,22 +300,22 @@ def turning(config: Any, head_dim: int, layer_type: str | None = None, halves: b
             f"rotary positions of type {kind!r} are not known; transformers knows {', '.join(sorted(ROPE_INIT_FUNCTIONS))}"
         )
     options = {} if layer_type is None else {"layer_type": layer_type}
-    with double():
+    with use_float64():
         angles, factor = ROPE_INIT_FUNCTIONS[kind](config, device="cpu", **options)
     rotary = ScaledRotary(theta, angles=tuple(angles.double().tolist()))
-    return Turning(rotary, 2 * len(angles), halves, float(factor))
+    return RotaryLayout(rotary, 2 * len(angles), half_split, float(factor))
 
 
 def rope_settings(config: Any, layer_type: str | None = None) -> dict[str, Any] | None:
-    """The rotary settings of a layer type, or of all layers."""
+    """The rotary settings in a configuration, for one layer type or for all."""
     settings = getattr(config, "rope_parameters", None)
     if settings is None or "rope_theta" in settings:
         return settings
     return settings.get(layer_type)
 
 
-def long_context(config: Any, layer_type: str | None = None) -> tuple[str, ...]:
-    """What must be said about angles that depend on the length of the text."""
+def context_notes(config: Any, layer_type: str | None = None) -> tuple[str, ...]:
+    """A note for rotary angles that depend on the length of the text."""
     settings = rope_settings(config, layer_type) or {}
     if settings.get("rope_type") in ("dynamic", "longrope"):
         return ("rotary angles are those of texts within the original context; longer texts change them",)
@@ -274,10 +329,17 @@ Placement = Literal["none", "pre", "post", "peri"]
 class Layer:
     """The self-attention of one layer.
 
-    ``attention`` reads tokens that ``norm`` has made and returns what is added to the residual stream, before ``output_norm``
-    if there is one. ``placement`` is "pre" (the norm acts on a copy of the stream), "post" (the stream itself is normalised
-    after every part; ``norm`` is the one that this layer's tokens come from), "peri" (after attention too) or "none".
-    ``undefined`` says which quantities do not exist in this layer, and why.
+    Attributes
+    ----------
+    index, name : place of the layer.
+    source : the heads as they are stored.
+    norm : the norm whose output attention reads.
+    placement : of the norm: "pre" (it acts on a copy of the residual stream), "post" (the stream itself is normalised; ``norm`` is then
+        the last one of the layer below), "peri" (before and after attention) or "none".
+    output_norm : the norm of the output of attention, before it is added to the stream.
+    parallel : whether attention and feed-forward read the same tokens.
+    undefined : quantities that do not exist in this layer, each with the reason.
+    notes : remarks.
     """
 
     index: int
@@ -292,13 +354,12 @@ class Layer:
 
     @property
     def attention(self) -> Attention | NormedAttention | LatentAttention:
-        """The law of all heads, built anew each time: a large layer is not held twice."""
+        """The law of all heads: maps the output of ``norm`` to what is added to the stream. Built on each access, not cached."""
         return self.source if isinstance(self.source, LatentAttention) else self.source.law()
 
     @property
     def reads_copy(self) -> bool:
-        """Whether attention reads a normalised copy of the stream that it adds to: the law that acts on the stream is then the folded one.
-        Where the stream itself is normalised it adds to what it reads, and nothing is to be folded."""
+        """Whether attention reads a normalised copy of the stream that it adds to, so that the law on the stream is the folded one."""
         return self.placement in ("pre", "peri")
 
     @property
@@ -307,7 +368,7 @@ class Layer:
 
     @property
     def groups(self) -> int:
-        """How many different keys and values the heads share."""
+        """Number of distinct keys and values."""
         return self.source.heads if isinstance(self.source, LatentAttention) else self.source.groups
 
     @property
@@ -315,11 +376,11 @@ class Layer:
         return self.source.dim
 
     def law(self, fold: bool = False) -> Law:
-        """The law of all heads; with ``fold`` the norm's gain, bias and centring are inside and it moves ``bare_norm(x)``."""
+        """The law of all heads; with ``fold`` it contains the norm's gain, bias and centring and acts on ``bare_norm(x)``."""
         return self._folded(self.attention) if fold else self.attention
 
     def head(self, index: int, fold: bool = False) -> Law:
-        """One head alone, without the layer's output bias, which belongs to no head."""
+        """One head, without the layer's output bias, which belongs to no head."""
         if not 0 <= index < self.heads:
             raise InputError(f"{self.name} has heads 0 to {self.heads - 1}, not {index}")
         if isinstance(self.source, LatentAttention):
@@ -329,14 +390,14 @@ class Layer:
             one = self.source.head(index)
         return self._folded(one) if fold else one
 
-    def some(self, heads: range, fold: bool = False) -> Law:
-        """Several heads together, without the layer's output bias."""
+    def select(self, heads: range, fold: bool = False) -> Law:
+        """Several heads, without the layer's output bias."""
         assert isinstance(self.source, Heads)
-        law = self.source.some(heads)
+        law = self.source.select(heads)
         return self._folded(law) if fold else law
 
     def in_stored_precision(self) -> Layer:
-        """The layer with laws in float32 where its weights are stored with 16 bits, which float32 holds exactly."""
+        """The layer with laws in float32 if its weights are stored with 16 bits, which float32 represents exactly."""
         source = self.source
         if not isinstance(source, Heads) or source.parts.query.dtype not in (torch.bfloat16, torch.float16):
             return self

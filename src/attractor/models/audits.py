@@ -337,7 +337,7 @@ def split_heads(layer: Layer, together: bool) -> list[range]:
 
 def select_heads(layer: Layer, members: range, fold: bool) -> Attention:
     """The law of some heads, or of the whole layer."""
-    law = layer.law(fold=fold) if len(members) == layer.heads else layer.some(members, fold=fold)
+    law = layer.law(fold=fold) if len(members) == layer.heads else layer.select(members, fold=fold)
     assert isinstance(law, Attention)
     return law
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.models.attention_layers import Layer, double
+from attractor.models.attention_layers import Layer, use_float64
 from attractor.models.family import Family, get_hidden_states, get_output
 from attractor.models.tensors import Reader, Tensors, reader
 from attractor.solvers import velocity
@@ -86,7 +86,7 @@ def _own(checkpoint: Checkpoint, index: int, tokens: int, seed: int) -> tuple[Te
     stack, within = checkpoint.layers.place(index)
     seen: dict[str, Tensor] = {}
     state = _state(checkpoint, stack, within)  # read outside of the double world, which files do not belong to
-    with double(), torch.no_grad(), silence_transformers():
+    with use_float64(), torch.no_grad(), silence_transformers():
         model = _single(checkpoint, stack, within, state)
         modules = family.modules(stack, family.slot(config, within))
         at = model.get_submodule

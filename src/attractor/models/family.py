@@ -1,11 +1,11 @@
-"""Family interface, and decoders with separate projections."""
+"""The interface of a family, the registry, and decoders built like Llama."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -17,13 +17,13 @@ from attractor.laws import Causal, Mask, Norm, RMSNorm, Window
 from attractor.models.attention_layers import (
     Layer,
     Projections,
-    heads_from,
-    long_context,
-    split_columns,
-    split_rows,
-    turning,
+    context_notes,
+    make_heads,
+    read_projections,
+    read_rotary,
 )
 from attractor.models.tensors import Reader
+from attractor.nn import LLAMA_LAYOUT, ProjectionLayout
 from attractor.registry import closest
 
 Config = Any  # a configuration of transformers
@@ -59,52 +59,64 @@ def get_output(output: Any) -> Tensor:
 
 
 class Family(ABC):
-    """One family of models."""
+    """One family of models: how its files store attention, and where its own code computes it.
+
+    Attributes
+    ----------
+    name, title : identifier, and name for people.
+    model_types : values of ``model_type`` in configurations.
+    prefixes : possible prefixes of all tensor names.
+    layers : name of the list of layers, in files and in the model.
+    depth, width : names of the configuration's number of layers and width.
+    layout : names of the projections within the attention module.
+    implementation : attention implementation of the original model that verification uses.
+    renamed : whether transformers' module names differ from the tensor names in files.
+    signature : a tensor name that identifies the family in files without ``model_type``.
+    remark : what is undefined or left out, for the table of families.
+    """
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
     model_types: ClassVar[tuple[str, ...]] = ()
     prefixes: ClassVar[tuple[str, ...]] = ("",)
-    layers: ClassVar[str] = "layers"  # the list of layers, in files and in the model
+    layers: ClassVar[str] = "layers"
     depth: ClassVar[str] = "num_hidden_layers"
     width: ClassVar[str] = "hidden_size"
-    implementation: ClassVar[str] = "eager"  # of the model's own attention, for verification
-    renamed: ClassVar[bool] = False  # whether transformers names its modules otherwise than the files do
-    telltale: ClassVar[str] = ""  # a tensor that only this family had when configurations did not name their model type
-    remark: ClassVar[str] = ""  # what is undefined or left out, for the table of families
+    layout: ClassVar[ProjectionLayout] = LLAMA_LAYOUT
+    implementation: ClassVar[str] = "eager"
+    renamed: ClassVar[bool] = False
+    signature: ClassVar[str] = ""
+    remark: ClassVar[str] = ""
 
     def stacks(self, config: Config) -> dict[str, int]:
-        """The stacks of layers and how many each has; most models have one, without a name."""
+        """The number of layers of each stack; most models have one, without a name."""
         return {"": getattr(config, self.depth)}
 
     def path(self, stack: str, index: int) -> str:
-        """What the names of a layer's tensors begin with."""
+        """The prefix of the names of a layer's tensors."""
         return f"{self.layers}.{index}."
 
     @property
     def probe(self) -> str:
-        """The beginning of some tensor's name, by which the prefix of all names is found."""
-        return self.path(next(iter(self.probed())), 0)
-
-    def probed(self) -> tuple[str, ...]:
-        return ("",)
+        """The beginning of a tensor name that every model of the family has, by which the prefix is determined."""
+        return self.path("", 0)
 
     @abstractmethod
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
-        """The laws of one layer."""
+        """Read the attention of one layer."""
 
-    # ---- verification: the model's own code on one layer
+    # ---- verification: the original code on one layer
 
     @abstractmethod
     def modules(self, stack: str, slot: int) -> Modules:
-        """Where to look in the model that verification builds."""
+        """Modules of layer ``slot`` of the original model."""
 
     def slot(self, config: Config, index: int) -> int:
-        """Which layer of the small model plays this one: the first, unless its place matters."""
+        """The layer of the small model that takes the weights of layer ``index``: the first, unless its index matters."""
         return 0
 
     def small(self, config: Config, stack: str, index: int) -> dict[str, Any]:
-        """Settings of a model that has only this layer."""
+        """Changes of the configuration for a small model that contains this layer."""
         count = self.slot(config, index) + 1
         settings: dict[str, Any] = {self.depth: count, "vocab_size": 64}
         if getattr(config, "layer_types", None):
@@ -114,21 +126,22 @@ class Family(ABC):
         return settings
 
     def feed(self, model: torch.nn.Module, config: Config, stack: str, draw: torch.Generator, n: int) -> None:
-        """Run the small model on random tokens."""
-        model(inputs_embeds=_normal(1, n, getattr(config, self.width), draw=draw))
+        """Run the small model on n random tokens."""
+        model(inputs_embeds=draw_normal(1, n, getattr(config, self.width), generator=draw))
 
     def shared(self, stack: str) -> tuple[str, ...]:
-        """Names of tensors that this layer needs although they lie in another."""
+        """Names of tensors of other layers that this layer needs."""
         return ()
 
 
-def _normal(*shape: int, draw: torch.Generator) -> Tensor:
-    return torch.randn(*shape, generator=draw, dtype=torch.float64)
+def draw_normal(*shape: int, generator: torch.Generator) -> Tensor:
+    """Normal random numbers in float64."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 @cache
 def list_families() -> tuple[Family, ...]:
-    """Every family, by name."""
+    """All families, sorted by name."""
     package = importlib.import_module("attractor.models.families")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
@@ -136,13 +149,13 @@ def list_families() -> tuple[Family, ...]:
 
 
 def _leaves(kind: type[Family]) -> list[type[Family]]:
-    """Classes that stand for a family: those that name model types."""
+    """Subclasses that name model types."""
     found = [kind] if "model_types" in vars(kind) and kind.model_types else []
     return found + [leaf for child in kind.__subclasses__() for leaf in _leaves(child)]
 
 
 def find_family(model_type: str | None, where: str) -> Family:
-    """The family of a configuration."""
+    """The family of a model type; ``where`` names the model in the error message."""
     known = {name: family for family in list_families() for name in family.model_types}
     if model_type in known:
         return known[model_type]
@@ -159,13 +172,13 @@ NOT_BILINEAR = "queries and keys are normalised, so scores are not bilinear in t
 
 
 class Decoder(Family):
-    """A causal decoder whose attention reads a normalised copy of the stream; rotary positions."""
+    """A causal pre-norm decoder with RMSNorm, half-split RoPE, grouped-query attention and separate projections."""
 
     prefixes: ClassVar[tuple[str, ...]] = ("model.", "")
     attention: ClassVar[str] = "self_attn"
-    output: ClassVar[str] = "o_proj"
     norm_name: ClassVar[str] = "input_layernorm"
     parallel: ClassVar[bool] = False
+    joint: ClassVar[bool] = False  # whether queries and keys are normalised over all heads together
 
     def modules(self, stack: str, slot: int) -> Modules:
         block = f"{self.layers}.{slot}"
@@ -189,50 +202,31 @@ class Decoder(Family):
         return RMSNorm(read(f"{name}.weight", config.hidden_size), None, config.rms_norm_eps)
 
     def projections(self, config: Config, read: Reader, path: str) -> Projections:
-        heads, groups, k = config.num_attention_heads, config.num_key_value_heads, self.head_dim(config)
-        rows = {"q_proj": heads, "k_proj": groups, "v_proj": groups}
-        matrices = {
-            name: split_rows(read(f"{path}{name}.weight", count * k, config.hidden_size), count)
-            for name, count in rows.items()
-        }
-        biases: dict[str, Tensor | None] = {}
-        for name, count in rows.items():
-            bias = read.maybe(f"{path}{name}.bias", count * k)
-            biases[name] = None if bias is None else split_rows(bias, count)
-        return Projections(
-            matrices["q_proj"],
-            matrices["k_proj"],
-            matrices["v_proj"],
-            split_columns(read(f"{path}{self.output}.weight", config.hidden_size, heads * k), heads),
-            biases["q_proj"],
-            biases["k_proj"],
-            biases["v_proj"],
-            read.maybe(f"{path}{self.output}.bias", config.hidden_size),
-            *self.head_norms(config, read, path),
-        )
+        sizes = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, self.head_dim(config)
+        parts = read_projections(read, self.layout, path, *sizes)
+        query_norm, key_norm = self.head_norms(config, read, path)
+        return replace(parts, query_norm=query_norm, key_norm=key_norm)
 
     def head_norms(self, config: Config, read: Reader, path: str) -> tuple[Norm | None, Norm | None]:
-        """Norms of queries and keys, where a model has them."""
+        """Norms of queries and keys, if the model has them."""
         return None, None
 
     def kernel(self, config: Config) -> Any:
         return "softmax"
 
     def extras(self, config: Config, read: Reader, path: str) -> dict[str, Any]:
-        """Further fields of the layer."""
+        """Further fields of ``Layer``."""
         return {}
-
-    joint: ClassVar[bool] = False
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, kind = self.path(stack, index), self.layer_type(config, index)
         parts = self.projections(config, read, f"{path}{self.attention}.")
-        law = heads_from(
+        law = make_heads(
             parts,
             dtype=read.dtype,
             scale=self.scale(config),
             mask=self.mask(config, index),
-            turning=turning(config, self.head_dim(config), kind),
+            rotary=read_rotary(config, self.head_dim(config), kind),
             kernel=self.kernel(config),
             joint=self.joint,
         )
@@ -240,6 +234,6 @@ class Decoder(Family):
             "norm": self.norm(config, read, f"{path}{self.norm_name}"),
             "parallel": self.parallel,
             "undefined": {"interaction": NOT_BILINEAR} if parts.query_norm is not None else {},
-            "notes": long_context(config, kind),
+            "notes": context_notes(config, kind),
         }
         return Layer(index, f"layer {index}", law, **{**fields, **self.extras(config, read, path)})

@@ -19,7 +19,7 @@ from torch import Tensor
 from attractor import observables
 from attractor.errors import AttractorError, InputError, StoreError
 from attractor.files import write_atomic
-from attractor.models.attention_layers import double
+from attractor.models.attention_layers import use_float64
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.decay import Decay, fit_decay
 from attractor.models.forward_map import ForwardMap, decode, embed, open_forward_map, read_unembedding
@@ -495,7 +495,7 @@ def iterate(
         opened, prompts, random_prompts, prompt_tokens, protocol.seed, tokenizer, max_tokens, bool(wanted)
     )
     run = Run(opened, chosen, protocol, read, wanted, request)  # reads files, so before the switch to float64
-    with torch.no_grad(), double() if exact else nullcontext():
+    with torch.no_grad(), use_float64() if exact else nullcontext():
         run.begin()
         definition = {} if store is None else run.definition()
         if resume:

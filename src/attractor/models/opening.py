@@ -106,7 +106,7 @@ def _named_by(names: Collection[str], file: Path) -> str:
     known = {kind for family in list_families() for kind in family.model_types}
     found = sorted({name.split(".")[0] for name in names} & known)
     if not found:
-        found = [family.model_types[0] for family in list_families() if vars(type(family)).get("telltale") in names]
+        found = [family.model_types[0] for family in list_families() if vars(type(family)).get("signature") in names]
     if len(found) != 1:
         some = ", ".join(sorted(names)[:2])
         raise UnsupportedError(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.models.attention_layers import double
+from attractor.models.attention_layers import use_float64
 from attractor.models.checkpoints import silence_transformers
 from attractor.models.family import find_family
 
@@ -82,7 +82,7 @@ def initialize(
         if (getattr(config, "pad_token_id", None) or 0) >= SMALL_VOCABULARY:
             config.pad_token_id = None
     # always in float64, so that a seed gives the same weights in every precision
-    with _seeded(seed), silence_transformers(), torch.no_grad(), double():
+    with _seeded(seed), silence_transformers(), torch.no_grad(), use_float64():
         model = AutoModel.from_config(config)
         if init == "plain":
             for name, parameter in model.named_parameters():

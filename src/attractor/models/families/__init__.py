@@ -1,1 +1,1 @@
-"""Families of models: one file each; a new file in this folder is a new family."""
+"""Families of models, one file each; they are found by importing every file of this folder."""

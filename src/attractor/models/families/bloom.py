@@ -1,9 +1,9 @@
-"""BLOOM: query, key and value of a head lie together; ALiBi instead of position vectors."""
+"""BLOOM: pre-norm decoder with LayerNorm, ALiBi, and a fused projection interleaved by head (h, 3, k)."""
 
 from __future__ import annotations
 
-from attractor.laws import Alibi, Causal, LayerNorm
-from attractor.models.attention_layers import Layer, Projections, heads_from, split_columns
+from attractor.laws import Alibi, Causal
+from attractor.models.attention_layers import Layer, Projections, make_heads, read_layer_norm, split_columns
 from attractor.models.family import Config, Family, Modules
 from attractor.models.tensors import Reader
 
@@ -17,7 +17,7 @@ class Bloom(Family):
     depth = "n_layer"
 
     def modules(self, stack: str, slot: int) -> Modules:
-        # the attention module adds the stream to what its last projection writes
+        # the attention module adds the residual stream itself, so the hook is on its last projection
         return Modules(f"h.{slot}", f"h.{slot}.self_attention", f"h.{slot}.self_attention.dense")
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
@@ -27,7 +27,6 @@ class Bloom(Family):
         bias = read(f"{path}self_attention.query_key_value.bias", 3 * d).unflatten(0, (heads, 3, k))
         output = split_columns(read(f"{path}self_attention.dense.weight", d, d), heads)
         parts = Projections.of(fused.unbind(1), output, bias.unbind(1), read(f"{path}self_attention.dense.bias", d))
-        law = heads_from(parts, dtype=read.dtype, scale=k**-0.5, mask=Causal(), positions=Alibi.usual(heads))
-        gain, shift = read(f"{path}input_layernorm.weight", d), read(f"{path}input_layernorm.bias", d)
-        norm = LayerNorm(gain, shift, config.layer_norm_epsilon)
+        law = make_heads(parts, dtype=read.dtype, scale=k**-0.5, mask=Causal(), positions=Alibi.usual(heads))
+        norm = read_layer_norm(read, f"{path}input_layernorm", d, config.layer_norm_epsilon)
         return Layer(index, f"layer {index}", law, norm)

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: keys and values are read from a normalised latent vector (multi-head latent attention)."""
+"""DeepSeek V2 and V3: pre-norm decoders with RMSNorm and multi-head latent attention: keys and values are linear in a normalised latent."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from attractor.laws import Causal, Feature, LatentAttention, RMSNorm
-from attractor.models.attention_layers import Layer, Turning, split_columns, split_rows, turning
+from attractor.models.attention_layers import Layer, RotaryLayout, read_rotary, split_columns, split_rows
 from attractor.models.family import Config, Family, Modules
 from attractor.models.tensors import Reader
 
-EPS = 1e-6  # of the latent norms, whatever the configuration says
+EPS = 1e-6  # of the latent norms, a constant of the original code
 REASON = "keys and values are read from a normalised latent vector, so scores are not bilinear and values not linear in the tokens"
 
 
@@ -33,44 +33,47 @@ class DeepSeek(Family):
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, d, read = self.path(stack, index), config.hidden_size, read.wide()
-        turn = turning(config, config.qk_rope_head_dim, halves=not getattr(config, "rope_interleave", True))
-        assert turn is not None
-        law = self.law(config, read, f"{path}self_attn.", turn)
+        rotary = read_rotary(config, config.qk_rope_head_dim, half_split=not getattr(config, "rope_interleave", True))
+        assert rotary is not None
+        law = self.law(config, read, f"{path}self_attn.", rotary)
         norm = RMSNorm(read(f"{path}input_layernorm.weight", d), None, config.rms_norm_eps)
         undefined = {"interaction": REASON, "value_map": REASON}
         return Layer(index, f"layer {index}", law, norm, undefined=undefined)
 
-    def law(self, config: Config, read: Reader, path: str, turn: Turning) -> LatentAttention:
+    def law(self, config: Config, read: Reader, path: str, rotary: RotaryLayout) -> LatentAttention:
         d, heads, c = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
-        plain, turned, r = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
+        plain, rotated, r = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
         features, query = self.queries(config, read, path)
-        down = read(f"{path}kv_a_proj_with_mqa.weight", c + turned, d)
-        bias = read.maybe(f"{path}kv_a_proj_with_mqa.bias", c + turned)
-        biases = (None, None) if bias is None else bias.split([c, turned])
+        down = read(f"{path}kv_a_proj_with_mqa.weight", c + rotated, d)
+        bias = read.maybe(f"{path}kv_a_proj_with_mqa.bias", c + rotated)
+        biases = (None, None) if bias is None else bias.split([c, rotated])
         latent_norm = RMSNorm(read(f"{path}kv_a_layernorm.weight", c), None, EPS)
         features += [Feature(down[:c], biases[0], latent_norm), Feature(down[c:], biases[1])]
         up = split_rows(read(f"{path}kv_b_proj.weight", heads * (plain + r), c), heads)
-        # rows of a head: those that turn first, as the law wants them
-        query = torch.cat((turn(query[:, plain:], 1), query[:, :plain]), dim=1)
-        shared = turn(torch.eye(turned, dtype=up.dtype).expand(heads, -1, -1), 1)
+        # rotated rows of a head come first, as in LatentAttention
+        query = torch.cat((rotary.convert(query[:, plain:], 1), query[:, :plain]), dim=1)
+        shared = rotary.convert(torch.eye(rotated, dtype=up.dtype).expand(heads, -1, -1), 1)
         before = features[0].matrix.shape[0]
         return LatentAttention(
             tuple(features),
-            _placed(query, 0, before + c + turned),
+            _pad_columns(query, 0, before + c + rotated),
             torch.cat(
-                (_placed(shared, before + c, before + c + turned), _placed(up[:, :plain], before, before + c + turned)),
+                (
+                    _pad_columns(shared, before + c, before + c + rotated),
+                    _pad_columns(up[:, :plain], before, before + c + rotated),
+                ),
                 1,
             ),
-            _placed(up[:, plain:], before, before + c + turned),
+            _pad_columns(up[:, plain:], before, before + c + rotated),
             split_columns(read(f"{path}o_proj.weight", d, heads * r), heads),
             read.maybe(f"{path}o_proj.bias", d),
             mask=Causal(),
-            positions=turn.positions,
+            positions=rotary.positions,
             scale=_scale(config),
         )
 
     def queries(self, config: Config, read: Reader, path: str) -> tuple[list[Feature], Tensor]:
-        """What queries are read from, and how: (h, k, m)."""
+        """The features that queries are linear in, and the matrices (h, k, m)."""
         d, heads, rank = config.hidden_size, config.num_attention_heads, config.q_lora_rank
         k = config.qk_nope_head_dim + config.qk_rope_head_dim
         if rank is None:
@@ -82,13 +85,13 @@ class DeepSeek(Family):
         return [down], split_rows(read(f"{path}q_b_proj.weight", heads * k, rank), heads)
 
 
-def _placed(matrix: Tensor, start: int, width: int) -> Tensor:
-    """Columns that read one part of the latent."""
+def _pad_columns(matrix: Tensor, start: int, width: int) -> Tensor:
+    """Pad columns to the width of all features, starting at ``start``."""
     return torch.nn.functional.pad(matrix, (start, width - start - matrix.shape[-1]))
 
 
 def _scale(config: Config) -> float:
-    """The usual scale, times what YaRN adds for long contexts."""
+    """1/sqrt(k), times the factor of YaRN for long contexts."""
     usual = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
     settings = config.rope_parameters
     share = settings.get("mscale_all_dim", 0)

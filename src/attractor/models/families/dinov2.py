@@ -1,4 +1,4 @@
-"""DINOv2: a ViT whose attention output is scaled coordinate by coordinate; the scaling is folded into the output projection."""
+"""DINOv2: a ViT with LayerScale after attention, which is folded into the output projection."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""ESM-2: BERT's projections, with rotary positions and a norm before attention."""
+"""ESM-2: pre-norm encoder with LayerNorm, the projections of BERT, and half-split RoPE or absolute positions."""
 
 from __future__ import annotations
 
 from attractor.errors import UnsupportedError
 from attractor.laws import LayerNorm, Rotary
-from attractor.models.attention_layers import Layer, Turning, heads_from
+from attractor.models.attention_layers import Layer, RotaryLayout, make_heads
 from attractor.models.families.bert import Bert
 from attractor.models.family import Config, Modules
 from attractor.models.tensors import Reader
@@ -26,7 +26,7 @@ class Esm(Bert):
         if kind not in ("rotary", "absolute"):
             raise UnsupportedError(f"an ESM with positions of type {kind!r} is not known; they are rotary or absolute")
         path, k = self.path(stack, index), d // heads
-        rotary = Turning(Rotary(1e4, k), k) if kind == "rotary" else None
-        law = heads_from(self.projections(config, read, path), dtype=read.dtype, scale=k**-0.5, turning=rotary)
+        rotary = RotaryLayout(Rotary(1e4, k), k) if kind == "rotary" else None
+        law = make_heads(self.projections(config, read, path), dtype=read.dtype, scale=k**-0.5, rotary=rotary)
         norm = LayerNorm(*self.affine(config, read, f"{path}attention.LayerNorm"), config.layer_norm_eps)
         return Layer(index, f"layer {index}", law, norm)

@@ -1,4 +1,4 @@
-"""Falcon: one fused projection in three layouts; rotary positions, or ALiBi in the oldest models."""
+"""Falcon: pre-norm decoder with LayerNorm, a fused projection in three layouts (multi-head, multi-query, grouped), and RoPE or ALiBi."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ from typing import Any
 
 from torch import Tensor
 
-from attractor.laws import Alibi, Causal, LayerNorm
-from attractor.models.attention_layers import Layer, Projections, heads_from, long_context, split_columns, turning
+from attractor.laws import Alibi, Causal
+from attractor.models.attention_layers import (
+    Layer,
+    Projections,
+    context_notes,
+    make_heads,
+    read_layer_norm,
+    read_rotary,
+    split_columns,
+)
 from attractor.models.family import Config, Family, Modules
 from attractor.models.tensors import Reader
 
@@ -32,19 +40,19 @@ class Falcon(Family):
         k = d // heads
         rows = {"heads": heads, "groups": _groups(config), "k": k}
         count = (heads + 2 * rows["groups"]) * k
-        matrices = _unfused(config, read(f"{path}self_attention.query_key_value.weight", count, d), **rows)
+        matrices = _split_fused(config, read(f"{path}self_attention.query_key_value.weight", count, d), **rows)
         bias = read.maybe(f"{path}self_attention.query_key_value.bias", count)
-        biases = (None,) * 3 if bias is None else _unfused(config, bias, **rows)
+        biases = (None,) * 3 if bias is None else _split_fused(config, bias, **rows)
         output = split_columns(read(f"{path}self_attention.dense.weight", d, d), heads)
         parts = Projections.of(matrices, output, biases, read.maybe(f"{path}self_attention.dense.bias", d))
-        # the bias is added before scores are scaled
+        # this model adds the ALiBi bias before it scales the scores
         alibi = Alibi(Alibi.usual(heads).slopes * k**-0.5) if config.alibi else None
-        rotary = None if config.alibi else turning(config, k)
-        law = heads_from(parts, dtype=read.dtype, scale=k**-0.5, mask=Causal(), turning=rotary, positions=alibi)
+        rotary = None if config.alibi else read_rotary(config, k)
+        law = make_heads(parts, dtype=read.dtype, scale=k**-0.5, mask=Causal(), rotary=rotary, positions=alibi)
         name = read.first(f"{path}ln_attn.weight", f"{path}input_layernorm.weight").removesuffix(".weight")
-        norm = LayerNorm(read(f"{name}.weight", d), read(f"{name}.bias", d), config.layer_norm_epsilon)
+        norm = read_layer_norm(read, name, d, config.layer_norm_epsilon)
         parallel = config.new_decoder_architecture or config.parallel_attn
-        notes = long_context(config)
+        notes = context_notes(config)
         return Layer(index, f"layer {index}", law, norm, parallel=parallel, notes=notes)
 
 
@@ -54,8 +62,8 @@ def _groups(config: Config) -> int:
     return 1 if config.multi_query else config.num_attention_heads
 
 
-def _unfused(config: Config, fused: Tensor, heads: int, groups: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value rows, (h or g, k, ...): keys and values follow the queries of their group, or all queries."""
+def _split_fused(config: Config, fused: Tensor, heads: int, groups: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value rows, (h or g, k, ...). Keys and values follow the queries of their group, or all queries."""
     if config.new_decoder_architecture:
         parts = fused.unflatten(0, (groups, heads // groups + 2, k))
         return parts[:, :-2].flatten(0, 1), parts[:, -2], parts[:, -1]

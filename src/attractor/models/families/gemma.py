@@ -1,4 +1,4 @@
-"""Gemma: norms multiply by one plus their weight; heads may be wider than the stream divided by their number."""
+"""Gemma: Llama with RMSNorm gain 1 + weight and a head dimension that may exceed d / h."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 2: scores are capped by a hyperbolic tangent, layers alternate between a window and all, norms stand on both sides."""
+"""Gemma 2: peri-norm decoder with RMSNorm, tanh-capped scores, and alternating sliding-window and full attention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Gemma2(Gemma):
 
     def mask(self, config: Config, index: int) -> Mask:
         if getattr(config, "use_bidirectional_attention", False):
-            raise UnsupportedError("a Gemma whose attention sees both sides is not supported")
+            raise UnsupportedError("a Gemma with bidirectional attention is not supported")
         return super().mask(config, index)
 
     def kernel(self, config: Config) -> Any:

@@ -1,4 +1,4 @@
-"""Gemma 3: queries and keys are normalised; layers with a window turn at another rate than those that see all."""
+"""Gemma 3: Gemma 2 with RMSNorm of queries and keys instead of capped scores; RoPE theta differs between local and global layers."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""GPT-Neo: scores are not scaled, and every other layer sees a window only."""
+"""GPT-Neo: pre-norm decoder with LayerNorm, absolute positions, unscaled scores, and alternating full and sliding-window attention."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from attractor.laws import Causal, LayerNorm, Window
-from attractor.models.attention_layers import Layer, Projections, heads_from, split_columns, split_rows
+from attractor.laws import Causal, Window
+from attractor.models.attention_layers import Layer, make_heads, read_layer_norm, read_projections
 from attractor.models.family import Config, Family, Modules
 from attractor.models.tensors import Reader
+from attractor.nn import LLAMA_LAYOUT
 
 
 class GPTNeo(Family):
@@ -17,6 +19,7 @@ class GPTNeo(Family):
     prefixes = ("transformer.", "")
     layers = "h"
     depth = "num_layers"
+    layout = replace(LLAMA_LAYOUT, output="out_proj")
 
     def modules(self, stack: str, slot: int) -> Modules:
         return Modules(f"h.{slot}", f"h.{slot}.attn.attention", f"h.{slot}.attn.attention")
@@ -27,11 +30,7 @@ class GPTNeo(Family):
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, d, heads = self.path(stack, index), config.hidden_size, config.num_heads
-        inside = f"{path}attn.attention."
-        matrices = (split_rows(read(f"{inside}{name}.weight", d, d), heads) for name in ("q_proj", "k_proj", "v_proj"))
-        output = split_columns(read(f"{inside}out_proj.weight", d, d), heads)
-        parts = Projections.of(matrices, output, output_bias=read(f"{inside}out_proj.bias", d))
+        parts = read_projections(read, self.layout, f"{path}attn.attention.", d, heads, required=("out_proj",))
         mask = Window(config.window_size) if config.attention_layers[index] == "local" else Causal()
-        gain, bias = read(f"{path}ln_1.weight", d), read(f"{path}ln_1.bias", d)
-        norm = LayerNorm(gain, bias, config.layer_norm_epsilon)
-        return Layer(index, f"layer {index}", heads_from(parts, dtype=read.dtype, scale=1.0, mask=mask), norm)
+        norm = read_layer_norm(read, f"{path}ln_1", d, config.layer_norm_epsilon)
+        return Layer(index, f"layer {index}", make_heads(parts, dtype=read.dtype, scale=1.0, mask=mask), norm)

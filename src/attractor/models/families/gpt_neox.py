@@ -1,9 +1,18 @@
-"""GPT-NeoX and Pythia: query, key and value of a head lie together in one projection; rotary positions on a part of each head."""
+"""GPT-NeoX and Pythia: pre-norm decoder with LayerNorm, parallel attention and feed-forward, partial half-split RoPE, and a fused
+projection interleaved by head (h, 3, k)."""
 
 from __future__ import annotations
 
-from attractor.laws import Causal, LayerNorm
-from attractor.models.attention_layers import Layer, Projections, heads_from, long_context, split_columns, turning
+from attractor.laws import Causal
+from attractor.models.attention_layers import (
+    Layer,
+    Projections,
+    context_notes,
+    make_heads,
+    read_layer_norm,
+    read_rotary,
+    split_columns,
+)
 from attractor.models.family import Config, Family, Modules
 from attractor.models.tensors import Reader
 
@@ -25,8 +34,10 @@ class GPTNeoX(Family):
         biases = (None,) * 3 if bias is None else bias.unflatten(0, (heads, 3, k)).unbind(1)
         output = split_columns(read(f"{path}attention.dense.weight", d, d), heads)
         parts = Projections.of(fused.unbind(1), output, biases, read.maybe(f"{path}attention.dense.bias", d))
-        law = heads_from(parts, dtype=read.dtype, scale=k**-0.5, mask=Causal(), turning=turning(config, k))
-        gain, shift = read(f"{path}input_layernorm.weight", d), read(f"{path}input_layernorm.bias", d)
-        norm, parallel = LayerNorm(gain, shift, config.layer_norm_eps), config.use_parallel_residual
-        notes = long_context(config)
+        law = make_heads(parts, dtype=read.dtype, scale=k**-0.5, mask=Causal(), rotary=read_rotary(config, k))
+        norm, parallel = (
+            read_layer_norm(read, f"{path}input_layernorm", d, config.layer_norm_eps),
+            config.use_parallel_residual,
+        )
+        notes = context_notes(config)
         return Layer(index, f"layer {index}", law, norm, parallel=parallel, notes=notes)

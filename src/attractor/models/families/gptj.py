@@ -1,14 +1,16 @@
-"""GPT-J: rotary positions on neighbouring pairs of the first coordinates; attention and feed-forward in parallel."""
+"""GPT-J: pre-norm decoder with LayerNorm, parallel attention and feed-forward, and partial RoPE on neighbouring pairs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from attractor.errors import UnsupportedError
-from attractor.laws import Causal, LayerNorm, Rotary
-from attractor.models.attention_layers import Layer, Projections, Turning, heads_from, split_columns, split_rows
+from attractor.laws import Causal, Rotary
+from attractor.models.attention_layers import Layer, RotaryLayout, make_heads, read_layer_norm, read_projections
 from attractor.models.family import Config, Family, Modules
 from attractor.models.tensors import Reader
+from attractor.nn import LLAMA_LAYOUT
 
 
 class GPTJ(Family):
@@ -19,6 +21,7 @@ class GPTJ(Family):
     layers = "h"
     depth = "n_layer"
     width = "n_embd"
+    layout = replace(LLAMA_LAYOUT, output="out_proj")
 
     def modules(self, stack: str, slot: int) -> Modules:
         return Modules(f"h.{slot}", f"h.{slot}.attn", f"h.{slot}.attn")
@@ -27,14 +30,11 @@ class GPTJ(Family):
         return {**super().small(config, stack, index), "n_inner": 16}
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
-        path, d, heads, turned = self.path(stack, index), config.n_embd, config.n_head, config.rotary_dim
-        if turned is None:
-            raise UnsupportedError("a GPT-J without rotary_dim turns queries and keys in a way that is not defined")
-        names = ("q_proj", "k_proj", "v_proj")
-        matrices = (split_rows(read(f"{path}attn.{name}.weight", d, d), heads) for name in names)
-        parts = Projections.of(matrices, split_columns(read(f"{path}attn.out_proj.weight", d, d), heads))
-        rotary = Turning(Rotary(1e4, turned), turned, halves=False)
-        law = heads_from(parts, dtype=read.dtype, scale=(d // heads) ** -0.5, mask=Causal(), turning=rotary)
-        gain, bias = read(f"{path}ln_1.weight", d), read(f"{path}ln_1.bias", d)
-        norm = LayerNorm(gain, bias, config.layer_norm_epsilon)
+        path, d, heads, rotated = self.path(stack, index), config.n_embd, config.n_head, config.rotary_dim
+        if rotated is None:
+            raise UnsupportedError("a GPT-J without rotary_dim has no defined rotary embedding")
+        parts = read_projections(read, self.layout, f"{path}attn.", d, heads)
+        rotary = RotaryLayout(Rotary(1e4, rotated), rotated, half_split=False)
+        law = make_heads(parts, dtype=read.dtype, scale=(d // heads) ** -0.5, mask=Causal(), rotary=rotary)
+        norm = read_layer_norm(read, f"{path}ln_1", d, config.layer_norm_epsilon)
         return Layer(index, f"layer {index}", law, norm, parallel=True)

@@ -1,4 +1,4 @@
-"""Llama and those built like it: RMSNorm, rotary positions paired across halves, grouped keys and values."""
+"""Llama, Mistral, SmolLM: pre-norm decoders with RMSNorm, half-split RoPE and grouped-query attention; sliding window in Mistral."""
 
 from __future__ import annotations
 

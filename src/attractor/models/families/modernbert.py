@@ -1,11 +1,11 @@
-"""ModernBERT: an encoder with rotary positions; most layers see a window to both sides."""
+"""ModernBERT: pre-norm encoder with LayerNorm, half-split RoPE, a fused projection (3, h, k), and mostly sliding-window attention."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from attractor.laws import LayerNorm, Window
-from attractor.models.attention_layers import Layer, Projections, heads_from, split_columns, split_rows, turning
+from attractor.models.attention_layers import Layer, Projections, make_heads, read_rotary, split_columns, split_rows
 from attractor.models.family import Config, Family, Modules
 from attractor.models.tensors import Reader
 
@@ -32,8 +32,8 @@ class ModernBert(Family):
         parts = Projections.of(matrices, output, biases, read.maybe(f"{path}attn.Wo.bias", d))
         kind = config.layer_types[index]
         mask = Window(config.sliding_window + 1, causal=False) if kind == "sliding_attention" else None
-        law = heads_from(
-            parts, dtype=read.dtype, scale=(d // heads) ** -0.5, mask=mask, turning=turning(config, d // heads, kind)
+        law = make_heads(
+            parts, dtype=read.dtype, scale=(d // heads) ** -0.5, mask=mask, rotary=read_rotary(config, d // heads, kind)
         )
         if index == 0:
             note = "the first layer reads the normalised embeddings as they are"

@@ -1,4 +1,4 @@
-"""OLMo: Llama with LayerNorm that has neither gain nor bias."""
+"""OLMo: Llama with a LayerNorm without gain and bias, and optional clipping of queries, keys and values."""
 
 from __future__ import annotations
 

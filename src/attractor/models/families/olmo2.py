@@ -1,4 +1,4 @@
-"""OLMo 2: no norm before attention but one after it; queries and keys are normalised over all heads together."""
+"""OLMo 2: RMSNorm after attention instead of before it; RMSNorm of queries and keys over all heads together; half-split RoPE."""
 
 from __future__ import annotations
 

@@ -1,29 +1,30 @@
-"""Phi 1, 1.5 and 2: biases everywhere, LayerNorm, a part of each head turned, attention and feed-forward in parallel."""
+"""Phi 1, 1.5 and 2: pre-norm decoders with LayerNorm, biases, partial half-split RoPE, and parallel attention and feed-forward."""
 
 from __future__ import annotations
 
-from attractor.laws import LayerNorm, Norm
+from dataclasses import replace
+
+from attractor.laws import Norm
+from attractor.models.attention_layers import read_layer_norm
 from attractor.models.family import Config, Decoder
 from attractor.models.tensors import Reader
+from attractor.nn import LLAMA_LAYOUT
 
 
 class Phi(Decoder):
     name = "phi"
     title = "Phi 1, 1.5, 2"
     model_types = ("phi",)
-    output = "dense"
+    layout = replace(LLAMA_LAYOUT, output="dense")
     parallel = True
 
     def norm(self, config: Config, read: Reader, name: str) -> Norm:
-        return _affine(read, name, config.hidden_size, config.layer_norm_eps)
+        return read_layer_norm(read, name, config.hidden_size, config.layer_norm_eps)
 
     def head_norms(self, config: Config, read: Reader, path: str) -> tuple[Norm | None, Norm | None]:
         if not config.qk_layernorm:
             return None, None
         k = self.head_dim(config)
-        query, key = (_affine(read, path + name, k, config.layer_norm_eps) for name in ("q_layernorm", "k_layernorm"))
+        names = ("q_layernorm", "k_layernorm")
+        query, key = (read_layer_norm(read, path + name, k, config.layer_norm_eps) for name in names)
         return query, key
-
-
-def _affine(read: Reader, name: str, size: int, eps: float) -> LayerNorm:
-    return LayerNorm(read(f"{name}.weight", size), read(f"{name}.bias", size), eps)

@@ -1,4 +1,4 @@
-"""Phi 3 and 4: Llama with query, key and value rows in one projection."""
+"""Phi 3 and 4: Llama with query, key and value in one projection, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: Llama with biases on queries, keys and values; some layers may see a window only."""
+"""Qwen 2 and 2.5: Llama with biases of query, key and value, and sliding-window attention in some layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3: queries and keys are normalised in every head before they are turned."""
+"""Qwen 3: Llama with RMSNorm of queries and keys in every head, before RoPE."""
 
 from __future__ import annotations
 

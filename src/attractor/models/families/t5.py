@@ -1,4 +1,4 @@
-"""T5: no scaling of scores, and a learned bias for every head and distance, kept in the first layer for all of them."""
+"""T5: pre-norm encoder and decoder with RMSNorm, unscaled scores, and learned relative position biases, stored in the first layer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from attractor.laws import Causal, Relative, RMSNorm
-from attractor.models.attention_layers import Layer, Projections, heads_from, split_columns, split_rows
-from attractor.models.family import Config, Family, Modules
+from attractor.models.attention_layers import Layer, make_heads, read_projections
+from attractor.models.family import Config, Family, Modules, draw_normal
 from attractor.models.tensors import Reader
+from attractor.nn import ProjectionLayout
 
 
 class T5(Family):
@@ -18,6 +19,7 @@ class T5(Family):
     model_types = ("t5",)
     depth = "num_layers"
     width = "d_model"
+    layout = ProjectionLayout("o", "q", "k", "v")
     remark = "encoder and decoder self-attention; cross-attention is left out"
 
     def stacks(self, config: Config) -> dict[str, int]:
@@ -26,8 +28,9 @@ class T5(Family):
     def path(self, stack: str, index: int) -> str:
         return f"{stack}.block.{index}.layer.0."
 
-    def probed(self) -> tuple[str, ...]:
-        return ("encoder",)
+    @property
+    def probe(self) -> str:
+        return self.path("encoder", 0)
 
     def modules(self, stack: str, slot: int) -> Modules:
         inside = f"{stack}.block.{slot}.layer.0.SelfAttention"
@@ -37,7 +40,7 @@ class T5(Family):
         return {"num_layers": 1, "num_decoder_layers": 1, "d_ff": 16, "vocab_size": 64}
 
     def feed(self, model: Any, config: Config, stack: str, draw: torch.Generator, n: int) -> None:
-        text, source = (torch.randn(1, n, config.d_model, generator=draw, dtype=torch.float64) for _ in range(2))
+        text, source = (draw_normal(1, n, config.d_model, generator=draw) for _ in range(2))
         if stack == "encoder":
             model.encoder(inputs_embeds=text)
         else:
@@ -48,12 +51,10 @@ class T5(Family):
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, d, heads, k = self.path(stack, index), config.d_model, config.num_heads, config.d_kv
-        inside = f"{path}SelfAttention."
-        matrices = (split_rows(read(f"{inside}{name}.weight", heads * k, d), heads) for name in ("q", "k", "v"))
-        parts = Projections.of(matrices, split_columns(read(f"{inside}o.weight", d, heads * k), heads))
+        parts = read_projections(read, self.layout, f"{path}SelfAttention.", d, heads, head_dim=k)
         table = read(self.shared(stack)[0], config.relative_attention_num_buckets, heads)
         positions = Relative(table, config.relative_attention_max_distance, both_sides=stack == "encoder")
         mask = Causal() if stack == "decoder" else None
-        law = heads_from(parts, dtype=read.dtype, scale=1.0, mask=mask, positions=positions)
+        law = make_heads(parts, dtype=read.dtype, scale=1.0, mask=mask, positions=positions)
         norm = RMSNorm(read(f"{path}layer_norm.weight", d), None, config.layer_norm_epsilon)
         return Layer(index, f"{stack} layer {index}", law, norm)

@@ -1,15 +1,16 @@
-"""ViT and DeiT: image patches under attention without a mask."""
+"""ViT and DeiT: pre-norm encoders of image patches with LayerNorm and learned absolute positions at the input."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from attractor.laws import LayerNorm
-from attractor.models.attention_layers import Layer, Projections, heads_from, split_columns, split_rows
-from attractor.models.family import Config, Family, Modules
+from attractor.models.attention_layers import Layer, Projections, make_heads, read_layer_norm, read_projections
+from attractor.models.family import Config, Family, Modules, draw_normal
 from attractor.models.tensors import Reader
+from attractor.nn import BERT_LAYOUT
 
 
 class ViT(Family):
@@ -18,6 +19,7 @@ class ViT(Family):
     model_types = ("vit", "deit")
     prefixes = ("vit.", "deit.", "")
     layers = "encoder.layer"
+    layout = replace(BERT_LAYOUT, output="attention.output.dense")
     renamed = True
     norm_name = "layernorm_before"
 
@@ -30,19 +32,15 @@ class ViT(Family):
 
     def feed(self, model: torch.nn.Module, config: Config, stack: str, draw: torch.Generator, n: int) -> None:
         shape = (1, config.num_channels, config.image_size, config.image_size)
-        model(torch.randn(*shape, generator=draw, dtype=torch.float64))
+        model(draw_normal(*shape, generator=draw))
 
     def projections(self, config: Config, read: Reader, path: str) -> Projections:
-        d, heads = config.hidden_size, config.num_attention_heads
-        names = ("query", "key", "value")
-        matrices = [split_rows(read(f"{path}attention.attention.{name}.weight", d, d), heads) for name in names]
-        rows = [read.maybe(f"{path}attention.attention.{name}.bias", d) for name in names]
-        biases = [None if row is None else split_rows(row, heads) for row in rows]
-        output = split_columns(read(f"{path}attention.output.dense.weight", d, d), heads)
-        return Projections.of(matrices, output, biases, read(f"{path}attention.output.dense.bias", d))
+        d, heads, output = config.hidden_size, config.num_attention_heads, self.layout.output
+        inside = f"{path}attention.attention."
+        return read_projections(read, self.layout, inside, d, heads, required=(output,), output_path=path)
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, d, heads = self.path(stack, index), config.hidden_size, config.num_attention_heads
-        law = heads_from(self.projections(config, read, path), dtype=read.dtype, scale=(d // heads) ** -0.5)
-        gain, shift = (read(f"{path}{self.norm_name}.{part}", d) for part in ("weight", "bias"))
-        return Layer(index, f"layer {index}", law, LayerNorm(gain, shift, config.layer_norm_eps))
+        law = make_heads(self.projections(config, read, path), dtype=read.dtype, scale=(d // heads) ** -0.5)
+        norm = read_layer_norm(read, f"{path}{self.norm_name}", d, config.layer_norm_eps)
+        return Layer(index, f"layer {index}", law, norm)

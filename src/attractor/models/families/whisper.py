@@ -1,15 +1,17 @@
-"""Whisper: an encoder of sound and a decoder of text; the decoder's cross-attention moves no tokens by themselves and is left out."""
+"""Whisper: pre-norm audio encoder and text decoder with LayerNorm and absolute positions at the input; cross-attention is left out."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from attractor.laws import Causal, LayerNorm
-from attractor.models.attention_layers import Layer, Projections, heads_from, split_columns, split_rows
-from attractor.models.family import Config, Family, Modules
+from attractor.laws import Causal
+from attractor.models.attention_layers import Layer, make_heads, read_layer_norm, read_projections
+from attractor.models.family import Config, Family, Modules, draw_normal
 from attractor.models.tensors import Reader
+from attractor.nn import LLAMA_LAYOUT
 
 
 class Whisper(Family):
@@ -18,6 +20,7 @@ class Whisper(Family):
     model_types = ("whisper",)
     prefixes = ("model.", "")
     width = "d_model"
+    layout = replace(LLAMA_LAYOUT, output="out_proj")
     remark = "encoder and decoder self-attention; cross-attention is left out"
 
     def stacks(self, config: Config) -> dict[str, int]:
@@ -26,8 +29,9 @@ class Whisper(Family):
     def path(self, stack: str, index: int) -> str:
         return f"{stack}.layers.{index}."
 
-    def probed(self) -> tuple[str, ...]:
-        return ("encoder",)
+    @property
+    def probe(self) -> str:
+        return self.path("encoder", 0)
 
     def modules(self, stack: str, slot: int) -> Modules:
         block = f"{stack}.layers.{slot}"
@@ -40,23 +44,17 @@ class Whisper(Family):
     def feed(self, model: Any, config: Config, stack: str, draw: torch.Generator, n: int) -> None:
         if stack == "encoder":
             sound = (1, config.num_mel_bins, 2 * config.max_source_positions)
-            model.encoder(torch.randn(*sound, generator=draw, dtype=torch.float64))
+            model.encoder(draw_normal(*sound, generator=draw))
         else:
-            text, sound = (torch.randn(1, n, config.d_model, generator=draw, dtype=torch.float64) for _ in range(2))
+            text, sound = (draw_normal(1, n, config.d_model, generator=draw) for _ in range(2))
             model.decoder(inputs_embeds=text, encoder_hidden_states=sound)
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, d, heads = self.path(stack, index), config.d_model, getattr(config, f"{stack}_attention_heads")
-        inside = f"{path}self_attn."
-        query_bias, value_bias = (split_rows(read(f"{inside}{name}.bias", d), heads) for name in ("q_proj", "v_proj"))
-        parts = Projections.of(
-            (split_rows(read(f"{inside}{name}.weight", d, d), heads) for name in ("q_proj", "k_proj", "v_proj")),
-            split_columns(read(f"{inside}out_proj.weight", d, d), heads),
-            (query_bias, None, value_bias),
-            read(f"{inside}out_proj.bias", d),
-        )
-        law = heads_from(
+        required = ("q_proj", "v_proj", "out_proj")
+        parts = read_projections(read, self.layout, f"{path}self_attn.", d, heads, required=required)
+        law = make_heads(
             parts, dtype=read.dtype, scale=(d // heads) ** -0.5, mask=Causal() if stack == "decoder" else None
         )
-        gain, bias = (read(f"{path}self_attn_layer_norm.{part}", d) for part in ("weight", "bias"))
-        return Layer(index, f"{stack} layer {index}", law, LayerNorm(gain, bias, 1e-5))
+        norm = read_layer_norm(read, f"{path}self_attn_layer_norm", d, 1e-5)
+        return Layer(index, f"{stack} layer {index}", law, norm)
