@@ -11,7 +11,7 @@ from attractor.errors import missing
 
 
 class Update(Protocol):
-    """Moves a progress bar to ``done`` of ``total``, with a short note beside it."""
+    """Sets a progress bar to ``done`` of ``total``, with a short note."""
 
     def __call__(self, done: float, total: float | None = None, note: str = "") -> None: ...
 
@@ -32,7 +32,7 @@ def progress_bar(
     label : text before the bar.
     wanted, quiet : see :func:`is_shown`.
     total : amount of work; may also be given with the first update.
-    count : whether to print "done/total" beside the bar.
+    count : whether to print "done/total" next to the bar.
 
     Yields
     ------

@@ -17,7 +17,7 @@ def find(name: object, known: Mapping[str, T], kind: str, plural: str | None = N
     Parameters
     ----------
     name : the name as the user gave it.
-    known : all names and what they stand for.
+    known : all names and their values.
     kind, plural : what the names denote, for the error message; the plural defaults to ``kind + "s"``.
 
     Raises

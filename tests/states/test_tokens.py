@@ -122,7 +122,7 @@ def test_the_laws_of_the_constructors() -> None:
 def test_orthonormal_tokens() -> None:
     points = Tokens.orthonormal(3, 5).points
     assert torch.equal(points @ points.mT, torch.eye(3, dtype=torch.float64))
-    with pytest.raises(InputError, match="at most dim orthonormal tokens exist: asked for 6 in dimension 5"):
+    with pytest.raises(InputError, match="at most dim orthonormal tokens exist: got 6 in dimension 5"):
         Tokens.orthonormal(6, 5)
     for n, dim in ((0, 3), (3, 0)):
         with pytest.raises(InputError, match=f"got n={n}, dim={dim}"):

@@ -1,4 +1,4 @@
-"""What to look at: plain functions of tokens, and of a law and a space where they need one.
+"""Observables: functions of tokens, and of a law and a space if they need one.
 
 ``observable(tokens, law=None, space=None, **options)`` gives a tensor of shape ``tokens.batch_shape``, or with the
 further axes that its docstring names. Leading axes may be saved times, ensemble members, or both. Lengths and angles

@@ -24,7 +24,7 @@ Array = np.ndarray
 
 
 def components(points: Tensor, taking_part: Array, radius: Array) -> Array:
-    """For every token of (B, n, d) the first token of its component, -1 for those that take no part; radius (B,).
+    """For every token of (B, n, d) the first token of its component, -1 for tokens without mass; radius (B,).
 
     Two tokens are joined when they are closer than the radius of their state, or coincide.
     """
@@ -43,7 +43,7 @@ def components(points: Tensor, taking_part: Array, radius: Array) -> Array:
 
 
 def _batch(points: Tensor, taking_part: Array, reach: Array) -> Array:
-    """All pairs of some small states; one graph with a block for each state."""
+    """Compare all pairs of small states, in one graph with a block for each state."""
     states, n, _ = points.shape
     close = _close(points, points, reach[:, None, None]).numpy()
     state, i, j = np.nonzero(np.triu(close & taking_part[:, :, None] & taking_part[:, None, :], 1))
@@ -56,7 +56,7 @@ def _large(points: Tensor, reach: float) -> Array:
     if crowded is not None:
         return crowded
     pairs = _close_pairs(points, reach)
-    # where most tokens are close to each other there are too many pairs to list, but a flood ends after few waves
+    # if most tokens are close to each other, there are too many pairs to list, but a flood fill ends after few rounds
     return _flood(points, reach) if pairs is None else _first_members(pairs[:, 0], pairs[:, 1], len(points))
 
 
@@ -64,7 +64,7 @@ def _close_pairs(points: Tensor, reach: float) -> Array | None:
     """All pairs (p, 2) within reach, each once; None if there are too many."""
     n = len(points)
     if points.shape[-1] <= FLAT:
-        from scipy.spatial import KDTree  # scipy's parts are slow to import, so they are met where they are used
+        from scipy.spatial import KDTree  # imported here because scipy is slow to import
 
         tree = KDTree(points.numpy())
         if tree.count_neighbors(tree, reach) > EDGES:
@@ -83,7 +83,7 @@ def _close_pairs(points: Tensor, reach: float) -> Array | None:
 def _crowded(points: Array, reach: float) -> Array | None:
     """The first member of each component by cells whose diagonal is the reach; None where tokens are few to a cell.
 
-    Tokens of one cell hang together. So do cells whose first tokens are close; where those are not, and no other way joins
+    Tokens of one cell are connected. So are cells whose first tokens are close; where those are not, and no other path joins
     the two cells, the nearest two of their tokens decide.
     """
     density = 1.01 * points.shape[1] ** 0.5 / max(reach, 1e-300)
@@ -126,7 +126,7 @@ def _joined_cells(points: Array, first: Array, members: list[Array], reach: floa
 
 
 def _flood(points: Tensor, reach: float) -> Array:
-    """Spread from one token at a time: each is compared once with the tokens that no component has reached yet."""
+    """Flood fill: each token is compared once with the tokens that are in no component yet."""
     roots = np.full(len(points), -1)
     waiting = torch.arange(len(points))
     while len(waiting):
@@ -155,7 +155,7 @@ def _close(x: Tensor, y: Tensor, reach: Array | float) -> Tensor:
     """True (..., a, b) where x and y are within reach.
 
     Distances come from differences, except in many dimensions, where these cost too much: there they come from
-    products, whose error is a rounding of the squared size of the cloud and must be small beside the squared reach.
+    products, whose error is a rounding of the squared size of the cloud and must be small relative to the squared reach.
     """
     limit = torch.as_tensor(reach, dtype=x.dtype)
     products = x.shape[-1] > 64 and float(limit.min()) > 1e-4 * float(torch.linalg.vector_norm(x, dim=-1).max())
@@ -173,7 +173,7 @@ def clusters(
     """Number of clusters, shape (...), whole numbers.
 
     They are the connected components of the graph that joins two tokens when they are closer than ``radius``.
-    Straight distance in the norm of the space; tokens at the same point are always together, tokens of mass 0 do not
+    Straight distance in the norm of the space; tokens at the same point are in one cluster, tokens of mass 0 do not
     count. The default radius is a tenth of the length of the longest token of each state: 0.1 on the unit sphere, and
     indifferent to scale where tokens shrink to 0 or grow without bound.
     """
@@ -194,7 +194,7 @@ def cluster_sizes(
 
 
 def _roots(tokens: Tokens, space: Space | None, radius: float | None) -> np.ndarray:
-    """The first token of every token's cluster, (states, n), states flattened."""
+    """Return the first token of every token's cluster, (states, n), states flattened."""
     if radius is not None and not 0 <= radius < float("inf"):
         raise InputError(f"the radius of clusters must be a number that is not negative, got {radius}")
     still = tokens.with_points(tokens.points.detach())

@@ -17,10 +17,10 @@ from attractor.states import Tokens
 
 @observable
 def consensus_metric(tokens: Tokens, law: Law | None = None, space: Space | None = None) -> Tensor:
-    r"""Consensus as the experiments of [abella2024asymptotic] measure it, shape (...): 0 at consensus.
+    r"""Consensus metric of the experiments of [abella2024asymptotic], shape (...): 0 at consensus.
 
     :math:`1 - \text{mean}_j |\cos(x_1, x_j)|`, j = 1 included.
-    It is blind to signs: two antipodal clusters score 0, so report ``cosine_min`` beside it. The first token of
+    It ignores signs: two antipodal clusters score 0, so report ``cosine_min`` as well. The first token of
     positive mass is :math:`x_1`; the mean is weighted by mass; a token at the origin counts as orthogonal. Computed
     from :math:`1 - |\cos| = \min(|u_1 - u_j|^2, |u_1 + u_j|^2)/2`, so that it does not stop at the rounding of 1.
     """
@@ -43,8 +43,8 @@ def consensus_gap(tokens: Tokens, law: Law | None = None, space: Space | None = 
 
 
 Array = np.ndarray
-ROUNDING = 2e-15  # of the largest token: what cannot be told from rounding
-OFFERS = 32  # vertices that may enter for one look at all tokens
+ROUNDING = 2e-15  # relative to the largest token; smaller differences are rounding
+OFFERS = 32  # vertices that may enter per pass over all tokens
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Corral:
         return len(self.vertices) == len(self.basis)
 
     def add(self, vertex: int, point: Array) -> bool:
-        """Take a vertex in, unless rounding cannot tell it from the affine hull."""
+        """Add a vertex, unless it is in the affine hull up to rounding."""
         from scipy.linalg import LinAlgError, qr_insert  # type: ignore[attr-defined]
 
         column, last = np.append(point, 1.0), len(self.vertices)
@@ -107,7 +107,7 @@ class Corral:
         self.weights = np.delete(self.weights, place)
 
     def settle(self) -> None:
-        """Go to the nearest point of the affine hull, dropping the vertices that lose their weight on the way."""
+        """Move to the nearest point of the affine hull, and drop the vertices whose weight becomes zero."""
         from scipy.linalg import solve_triangular
 
         while True:
@@ -123,7 +123,7 @@ class Corral:
             self.drop(int(leaving[np.argmin(steps)]))
 
     def nearest(self, points: Array) -> Nearest:
-        """Where the corral stands; its distance is read off along the normal, which keeps its digits near 0."""
+        """Return the nearest point; its distance is computed along the normal, which is accurate near 0."""
         normal = self.normal()
         if normal is not None:
             distance = float(self.weights @ (points[self.vertices] @ normal))
@@ -181,7 +181,7 @@ def _factors(columns: Array) -> tuple[Array, Array]:
 
 
 def _in_own_span(points: Array) -> tuple[Array, Array | None]:
-    """Fewer tokens than dimensions: coordinates in their span, and the frame that leads back."""
+    """With fewer tokens than dimensions, return coordinates in their span and the basis of the span."""
     if points.shape[1] <= points.shape[0]:
         return points, None
     frame, triangle = _factors(points.T)
@@ -189,7 +189,7 @@ def _in_own_span(points: Array) -> tuple[Array, Array | None]:
 
 
 def _search(points: Array) -> Nearest:
-    """Vertices enter as long as they bring the hull closer to the origin by more than rounding."""
+    """Add vertices while they bring the hull closer to the origin by more than rounding."""
     corral = _guess(points)
     corral.settle()
     found = corral.nearest(points)
@@ -204,7 +204,7 @@ def _search(points: Array) -> Nearest:
 
 
 def _guess(points: Array) -> Corral:
-    """The vertices that scipy's compiled solver finds; the shortest token where it fails or they are dependent."""
+    """Return the vertices that scipy's solver finds, or the shortest token if it fails or they are dependent."""
     from scipy.optimize import nnls
 
     target = np.append(np.zeros(points.shape[1]), 1.0)
@@ -222,7 +222,7 @@ def _guess(points: Array) -> Corral:
 
 
 def _enter(points: Array, corral: Corral, found: Nearest, offers: Array) -> Nearest:
-    """Let those vertices in that are still below the nearest point; ``found`` itself comes back if none helps."""
+    """Add the vertices that are still below the nearest point; return ``found`` itself if none helps."""
     for vertex in offers.tolist():
         if found.normal is None or corral.full:
             break

@@ -20,7 +20,7 @@ _registry: dict[str, Observable] = {}
 
 
 def observable(function: AnyObservable) -> AnyObservable:
-    """Make a function ``f(tokens, law=None, space=None, **options) -> Tensor`` known under its own name."""
+    """Register a function ``f(tokens, law=None, space=None, **options) -> Tensor`` under its name."""
     name = function.__name__
     if name in _registry and _registry[name].__module__ != function.__module__:
         raise InputError(f"there is already an observable called {name!r}; choose another name")
@@ -29,7 +29,7 @@ def observable(function: AnyObservable) -> AnyObservable:
 
 
 def names() -> list[str]:
-    """Names of all observables, in alphabetical order."""
+    """Return the names of all observables, in alphabetical order."""
     return sorted(_registry)
 
 

@@ -16,33 +16,33 @@ from attractor.states import Tokens, finite, floating
 
 
 class Space(Record):
-    """The methods every space has; tokens x are (..., n, d)."""
+    """Interface of spaces; tokens x are (..., n, d)."""
 
     name: ClassVar[str] = "space"
     is_curved: ClassVar[bool] = True
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
-        """The part of v that is tangent to the space at x."""
+        """Return the tangent part of v at x."""
         raise NotImplementedError
 
     def stretch(self, y: Tensor) -> Tensor:
-        """The factor (..., n, 1) by which y is longer than its retraction."""
+        """Return the factor (..., n, 1) by which y is longer than its retraction."""
         raise NotImplementedError
 
     def retract(self, y: Tensor) -> Tensor:
-        """The point of the space that an ambient y stands for."""
+        """Return the point N(y) of the space that an ambient y represents."""
         raise NotImplementedError
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Distance of points along the space, (...)."""
+        """Return the geodesic distance of points, (...)."""
         raise NotImplementedError
 
     def norm(self, x: Tensor) -> Tensor:
-        """Length of vectors in the metric of the space, (...)."""
+        """Return the length of vectors in the metric of the space, (...)."""
         raise NotImplementedError
 
     def to_sphere(self, x: Tensor) -> Tensor:
-        """Coordinates in which a curved space is the unit sphere."""
+        """Return coordinates in which a curved space is the unit sphere."""
         raise NotImplementedError
 
     def surface(self, dim: int) -> Tensor | None:
@@ -50,21 +50,21 @@ class Space(Record):
         raise NotImplementedError
 
     def random(self, n: int, dim: int, seed: int = 0, ensemble: int | Sequence[int] = ()) -> Tensor:
-        """n independent points spread over the space, float64."""
+        """Draw n independent points of the space, float64."""
         raise NotImplementedError
 
     def check_dimension(self, dim: int) -> None:
-        """Refuse tokens of a dimension that the space does not have."""
+        """Raise ``InputError`` if the space has another dimension."""
 
     def contains(self, x: Tensor, tolerance: float = 1e-12) -> Tensor:
-        """True for each point that lies on the space up to a relative tolerance."""
+        """Return True for each point on the space, up to a relative tolerance."""
         return (self.stretch(x).squeeze(-1) - 1.0).abs() <= tolerance
 
     def enter(self, x: Tensor) -> Tensor:
-        """Put tokens on the space before a flow; a zero vector has no direction and is refused."""
+        """Project tokens to the space before a flow; a zero vector raises ``InputError``, since it has no direction."""
         if not self.is_curved:
             return x
-        # points already on the space are kept bit for bit, so that a flow can continue another
+        # points on the space are not changed, so that a flow can continue another exactly
         inside = (self.stretch(x) - 1.0).abs_() <= 16 * torch.finfo(x.dtype).eps
         if inside.all():
             return x
@@ -131,7 +131,7 @@ class Sphere(Space):
             raise InputError(f"a sphere needs a positive radius, got {self.radius}")
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
-        # products with ones: torch sums over a short last axis six times slower than it multiplies matrices
+        # products with ones, since sums over a short last axis are six times slower in torch
         ones = x.new_ones((x.shape[-1], 1))
         return torch.addcmul(v, x, ((x * v) @ ones) / ((x * x) @ ones), value=-1)
 

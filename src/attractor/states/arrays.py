@@ -1,4 +1,4 @@
-"""Array-likes become finite floating tensors, or one clear sentence."""
+"""Conversion and validation of array-like input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attractor.errors import InputError
 
 
 def floating(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
-    """A floating tensor: torch floats keep their dtype unless ``dtype`` is given, everything else becomes float64."""
+    """Return a floating-point tensor: torch floats keep their dtype unless ``dtype`` is given, everything else becomes float64."""
     if isinstance(value, np.ndarray) and np.iscomplexobj(value):
         raise InputError(f"{name} must be real, got dtype {value.dtype}")
     if not isinstance(value, Tensor):
@@ -31,7 +31,7 @@ def floating(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def finite(value: Tensor, name: str) -> Tensor:
-    """The same tensor, refused if it holds NaN or infinity."""
+    """Return the tensor; raise ``InputError`` if it contains NaN or infinity."""
     # a finite sum has finite terms, and needs no copy of a large tensor
     if bool(torch.isfinite(value.detach().sum())):
         return value
@@ -53,5 +53,5 @@ def alike(record: object, names: tuple[str, ...]) -> None:
 
 
 def version(tensor: Tensor) -> int:
-    """A number that changes when a tensor is written to; -1 where nobody counts (inference tensors)."""
+    """Return a number that changes when a tensor is written to; -1 for inference tensors, which have none."""
     return -1 if tensor.is_inference() else tensor._version

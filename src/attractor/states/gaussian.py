@@ -14,7 +14,7 @@ from attractor.states.arrays import finite, floating
 
 
 def _rounding(given: object) -> float:
-    """The relative error of what was given in fewer digits than float64; 0 where it was not."""
+    """Return the relative rounding error of input in lower precision than float64, otherwise 0."""
     kind = getattr(given, "dtype", None)
     if isinstance(kind, torch.dtype) and kind.is_floating_point and kind != torch.float64:
         return torch.finfo(kind).eps
@@ -68,25 +68,25 @@ class Gaussian(Record):
     def factor(self) -> Tensor:
         r"""L (..., d, d) with :math:`LL^\top = \Sigma`, from the spectral decomposition.
 
-        Eigenvalues that are rounding are zero, so that the rank is kept: their roots, 1e-8, would be directions of their own.
+        Eigenvalues within rounding are set to zero, which preserves the rank: their roots, about 1e-8, would count as further directions.
         """
         values, vectors = torch.linalg.eigh(self.covariance)
         floor = 4 * self.dim * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(0.0)
         return vectors * torch.where(values > floor, values, torch.zeros_like(values)).sqrt().unsqueeze(-2)
 
     def rows(self) -> Tensor:
-        """The mean, then the columns of the factor, (..., 1 + d, d): what a flow integrates."""
+        """Return the mean and the columns of the factor as rows (..., 1 + d, d), the state that a flow integrates."""
         return torch.cat((self.mean.unsqueeze(-2), self.factor.mT), dim=-2)
 
     def with_points(self, rows: Tensor) -> Gaussian:
-        """The Gaussian that rows stand for; trusts its argument."""
+        """Return the Gaussian with these rows, without checks."""
         gaussian = object.__new__(Gaussian)
         object.__setattr__(gaussian, "mean", rows[..., 0, :])
         object.__setattr__(gaussian, "covariance", rows[..., 1:, :].mT @ rows[..., 1:, :])
         return gaussian
 
     def _repr_html_(self) -> str:
-        """A card for notebooks, with the shape of the covariance on its first two coordinates."""
+        """HTML for notebooks, with the ellipse of the covariance in its first two coordinates."""
         rows = {
             "dimension": self.dim,
             **({"ensemble": " x ".join(map(str, self.batch_shape))} if self.batch_shape else {}),

@@ -18,7 +18,7 @@ from attractor.registry import find
 from attractor.serialization import Record
 from attractor.states.arrays import finite, floating
 
-LARGE = 1 << 20  # numbers in a random start above which somebody asks how much memory there is
+LARGE = 1 << 20  # numbers in a random start above which the free memory is checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Tokens(Record):
     ----------
     points : (..., n, d), any leading ensemble axes; kept in float64 unless ``dtype`` says otherwise.
     masses : (n,) or (..., n), non-negative; None means 1/n each.
-    positions : (n,) or (..., n), where each token stands in its sequence (for masks and rotary positions); None means
+    positions : (n,) or (..., n), index of each token in its sequence (for masks and rotary positions); None means
         0, 1, ..., n-1.
     dtype : torch.float64 (the default) or torch.float32.
     """
@@ -77,7 +77,7 @@ class Tokens(Record):
 
     @property
     def n(self) -> int:
-        """How many tokens."""
+        """Number of tokens."""
         return self.points.shape[-2]
 
     @property
@@ -95,7 +95,7 @@ class Tokens(Record):
         return self.masses if self.masses is not None else self.points.new_full((self.n,), 1.0 / self.n)
 
     def to(self, device: torch.device | str) -> Tokens:
-        """The same tokens on another device, such as ``"cuda"``; a law follows them by itself."""
+        """Return the tokens on another device, such as ``"cuda"``; ``flow`` moves the law to the same device."""
         try:
             points = self.points.to(device)
         except (RuntimeError, AssertionError) as error:
@@ -105,12 +105,12 @@ class Tokens(Record):
         return Tokens.unchecked(points, masses, positions)
 
     def with_points(self, points: Tensor) -> Tokens:
-        """The same tokens elsewhere; trusts its argument, for inner loops."""
+        """Return tokens with other points, without checks, for inner loops."""
         return Tokens.unchecked(points, self.masses, self.positions)
 
     @classmethod
     def unchecked(cls, points: Tensor, masses: Tensor | None = None, positions: Tensor | None = None) -> Tokens:
-        """Tokens without the checks, for inner loops whose inputs were checked once."""
+        """Return tokens without checks, for inner loops whose inputs were checked before."""
         tokens = object.__new__(cls)
         for name, value in (("points", points), ("masses", masses), ("positions", positions), ("dtype", points.dtype)):
             object.__setattr__(tokens, name, value)
@@ -118,7 +118,7 @@ class Tokens(Record):
 
     @classmethod
     def uniform(cls, n: int, dim: int, seed: int = 0, ensemble: int | Sequence[int] = (), **options: Any) -> Tokens:
-        """n independent tokens, uniform on the unit sphere of R^dim."""
+        """Draw n independent tokens, uniform on the unit sphere of R^dim."""
         points = _normal(n, dim, seed, ensemble)
         return cls(points / points.norm(dim=-1, keepdim=True), **options)
 
@@ -126,7 +126,7 @@ class Tokens(Record):
     def gaussian(
         cls, n: int, dim: int, seed: int = 0, scale: float = 1.0, ensemble: int | Sequence[int] = (), **options: Any
     ) -> Tokens:
-        """n independent tokens, normal with covariance scale^2 I."""
+        """Draw n independent tokens, normal with covariance scale^2 I."""
         return cls(scale * _normal(n, dim, seed, ensemble), **options)
 
     @classmethod
@@ -140,30 +140,30 @@ class Tokens(Record):
         ensemble: int | Sequence[int] = (),
         **options: Any,
     ) -> Tokens:
-        """n independent tokens of a named measure, times ``scale``: ball, box, shell, ellipse:2,1, mixture:3, student:5, laplace, ..."""
+        """Draw n tokens of a named measure, times ``scale``: ball, box, shell, ellipse:2,1, mixture:3, student:5, laplace, ..."""
 
         return drawn(start, n, dim, seed, scale, ensemble, **options)
 
     @classmethod
     def hemisphere(cls, n: int, dim: int, seed: int = 0, ensemble: int | Sequence[int] = (), **options: Any) -> Tokens:
-        """n independent tokens, uniform on the open hemisphere whose last coordinate is positive."""
+        """Draw n independent tokens, uniform on the open hemisphere whose last coordinate is positive."""
         points = cls.uniform(n, dim, seed, ensemble).points.clone()
         points[..., -1] = points[..., -1].abs()
         return cls(points, **options)
 
     @classmethod
     def orthonormal(cls, n: int, dim: int, **options: Any) -> Tokens:
-        """The first n basis vectors of R^dim: the equiangular start of consensus T6."""
+        """Return the first n basis vectors of R^dim: the equiangular start of consensus T6."""
         if n > dim:
-            raise InputError(f"at most dim orthonormal tokens exist: asked for {n} in dimension {dim}")
+            raise InputError(f"at most dim orthonormal tokens exist: got {n} in dimension {dim}")
         return cls(torch.eye(dim, dtype=torch.float64)[:n], **options)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The points as an array, so that numpy functions take tokens."""
+        """Return the points as an array, so that numpy functions accept tokens."""
         return np.asarray(self.points.detach().cpu().numpy(), dtype=dtype)
 
     def _repr_html_(self) -> str:
-        """A card for notebooks, with the first member drawn on its first two coordinates."""
+        """HTML for notebooks, with a plot of the first member in its first two coordinates."""
         lengths = self.points.detach().norm(dim=-1)
         rows: dict[str, Any] = {"tokens": self.n, "dimension": self.dim}
         rows |= {"ensemble": " x ".join(map(str, self.batch_shape))} if self.batch_shape else {}
@@ -201,17 +201,17 @@ def _normal(n: int, dim: int, seed: int, ensemble: int | Sequence[int]) -> Tenso
 
 Draw = Callable[..., np.ndarray]  # (generator, shape (..., n, d), *numbers) -> points
 _starts: dict[str, Draw] = {}
-UNIT = ("uniform", "hemisphere")  # on the unit sphere, whatever the scale
+UNIT = ("uniform", "hemisphere")  # on the unit sphere for every scale
 
 
 def start(function: Draw) -> Draw:
-    """Make a start known under the name of its function."""
+    """Register a start under the name of its function."""
     _starts[function.__name__.removesuffix("_")] = function
     return function
 
 
 def list_starts() -> list[str]:
-    """Names of all random starts, in the order of the table."""
+    """Return the names of all random starts, in order of registration."""
     return list(_starts)
 
 
@@ -224,7 +224,7 @@ def drawn(
     ensemble: int | Sequence[int] = (),
     **options: Any,
 ) -> Tokens:
-    """n independent tokens (..., n, dim) of a named start, multiplied by ``scale``; ``options`` as for Tokens."""
+    """Draw n independent tokens (..., n, dim) of a named start, multiplied by ``scale``; ``options`` as for Tokens."""
     if n < 1 or dim < 1:
         raise InputError(f"there must be at least one token of at least one dimension, got n={n}, dim={dim}")
     if not (math.isfinite(scale) and scale > 0):
