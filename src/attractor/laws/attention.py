@@ -103,7 +103,7 @@ class Attention(Law):
 
     @classmethod
     def isotropic(cls, dim: int, beta: float, **options: Any) -> Attention:
-        """Q'K = beta I and V = I: the model whose clustering the theory knows best."""
+        """Return attention with Q'K = beta I and V = I, the model of most results on clustering."""
         root = abs(float(beta)) ** 0.5 * torch.eye(dim, dtype=torch.float64)
         return cls(root if beta >= 0 else -root, root, torch.eye(dim, dtype=torch.float64), **options)
 
@@ -219,7 +219,7 @@ class Attention(Law):
         return self.kernel.attend(pairing, torch.eye(tokens.n, dtype=points.dtype, device=points.device))
 
     def _pairing(self, tokens: Tokens, skip_self: bool, project: Projection | None = None) -> tuple[Pairing, Tensor]:
-        """Queries and keys ready to meet, and the points that values are made of; ``project`` makes them from points."""
+        """Return the projected queries and keys, and the points that the values are computed from; ``project`` maps points to both."""
         paired, points = (tokens.points, tokens.points) if self.positions is None else self.positions.shift(tokens)
         q, k = (project or self._project)(paired)
         if self.positions is not None:
@@ -321,7 +321,7 @@ def _number(scale: Any) -> Any:
 
 
 def _watched(matrix: Tensor) -> bool:
-    """Whether a derivative in the matrix may be asked for, in either direction, or its use is being traced."""
+    """Whether a derivative with respect to the matrix may be needed, in either direction, or its use is being traced."""
     return (
         matrix.requires_grad
         or torch.compiler.is_compiling()

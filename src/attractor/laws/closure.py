@@ -16,8 +16,8 @@ affine    W                                                          :math:`W\al
 ========  =========================================================  =======================================================
 
 A causal mask changes nothing for product data, positions independent of tokens: every prefix then has the same law, and rows are
-renormalised over it. That is what a Gaussian under a causal mask stands for here. The formulas are written once and serve tensors
-and, where a solver wants speed and no gradients, numpy arrays.
+renormalised over it. A Gaussian under a causal mask represents such data. The formulas accept tensors and, for solvers that
+need speed and no gradients, numpy arrays.
 """
 
 from __future__ import annotations

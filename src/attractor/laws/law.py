@@ -28,13 +28,13 @@ class Law(Record):
         return None
 
     def _repr_html_(self) -> str:
-        """A card for notebooks."""
+        """HTML for notebooks."""
         return record_html(self)
 
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         """Velocity of every token, (..., n, d).
 
-        ``skip_self`` allows a law to leave out terms that are parallel to the token they move, where it knows them exactly:
+        ``skip_self`` allows a law to leave out terms that are exactly parallel to the token they move:
         they have no tangent part on a sphere or an ellipsoid.
         """
         raise NotImplementedError
@@ -64,7 +64,7 @@ class Law(Record):
         return False
 
     def member(self, index: Tensor) -> Law:
-        """The law restricted to some ensemble members, for laws with an ensemble axis of their own."""
+        """The law restricted to some ensemble members, for laws with an ensemble axis."""
         return self
 
     def check(self, tokens: Tokens) -> None:

@@ -24,7 +24,7 @@ class NormedAttention(Law):
     r"""Scores :math:`\text{scale}\,\langle R_i N_q(Q x_i), R_j N_k(K x_j)\rangle` (Qwen 3, Gemma 3, OLMo 2).
 
     They are not bilinear in the tokens: there is no matrix W with :math:`s_{ij} = \langle x_i, W x_j\rangle`, so what the
-    theory says about W does not apply. ``joint`` norms act on all heads together, (h k,); others on every head alone, (k,).
+    theory says about W does not apply. ``joint`` norms act on the concatenated heads, (h k,); others on each head, (k,).
     """
 
     attention: Attention

@@ -112,7 +112,7 @@ SHARES = (*np.linspace(0.0, 0.8, 9), 0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1
 class PastBlowUp:
     """Total variance of the tokens, (sizes, repeats, times), and of the Gaussian, (times), infinite from ``find_blow_up`` on.
 
-    ``run`` and ``gaussian_run`` are one run of the largest system and that of the Gaussian, for pictures of densities.
+    ``run`` and ``gaussian_run`` are one run of the largest system and that of the Gaussian, for plots of densities.
     """
 
     blow_up: float
@@ -130,7 +130,7 @@ class PastBlowUp:
         return np.median(self.variance, axis=1)
 
     def plot(self, path: Any = None) -> Any:
-        """Variance along time for every n beside the Gaussian's: .png, .pdf or .svg, or the figure itself."""
+        """Plot the variance along time for every n and for the Gaussian; write .png, .pdf or .svg, or return the figure."""
         from attractor.meanfield.plots import draw_past_blow_up
 
         return draw_past_blow_up(self, path)

@@ -238,7 +238,7 @@ def _check_transport(n: int, against: str | int) -> None:
 
 
 def _stream(*path: int) -> int:
-    """A seed of its own for every draw, none of which is that of another user's seed."""
+    """Return a distinct seed for every draw; draws of different user seeds do not share seeds."""
     return int(np.random.SeedSequence(path).generate_state(1)[0])
 
 

@@ -199,7 +199,7 @@ PAIRS = 1 << 22  # distances held at once
 
 
 def wasserstein(first: Tokens, second: Tokens, p: float = 2.0) -> Tensor:
-    """W_p, exact, of two clouds of tokens; masses are used. In one dimension a Gaussian may stand on either side (p = 2)."""
+    """W_p, exact, of two clouds of tokens; masses are used. In one dimension either measure may be a Gaussian (p = 2)."""
     check_pair(first, second, "wasserstein")
     p = check_order(p, "wasserstein")
     if isinstance(first, Gaussian) or isinstance(second, Gaussian):
@@ -375,7 +375,7 @@ SAME = 1e-9  # masses of one position that differ by less than this share are th
 def conditional_wasserstein(first: Tokens, second: Tokens, p: float = 2.0) -> Tensor:
     """d_p (...): exact transport at each position, +inf where the masses at some position differ.
 
-    Tokens without positions stand at 0, 1, ..., n-1: then d_p pairs token i with token i.
+    The default positions are 0, 1, ..., n-1: then d_p pairs token i with token i.
     """
     check_pair(first, second, "conditional_wasserstein")
     p = check_order(p, "conditional_wasserstein")

@@ -65,7 +65,7 @@ def limit_rank(early: ArrayLike, late: ArrayLike) -> int:
 
 
 def _eigenvalues(covariance: ArrayLike) -> np.ndarray:
-    """From the largest down; an array of eigenvalues stands for itself."""
+    """Return eigenvalues in descending order; an array is taken as eigenvalues already."""
     given = np.asarray(covariance, dtype=np.float64)
     values = np.linalg.eigvalsh(given) if given.ndim == 2 else given
     return np.sort(np.maximum(values, 0.0))[::-1]
@@ -160,7 +160,7 @@ def find_limit(
 
 
 def _times(horizon: float) -> list[float]:
-    """Times for a picture of the way to T, dense at first, and 10 T."""
+    """Return save times up to T for a plot, dense at first, and 10 T."""
     return [float(time) for time in horizon * np.geomspace(1e-9, 1.0, 160)] + [10.0 * horizon]
 
 

@@ -126,7 +126,7 @@ def log_stability_bound(
     influence: float | None = None,
 ) -> np.ndarray:
     r""":math:`\int_0^t(L_x + L_\mu)(R_s)\,ds` for every time (first axis) and initial radius (other axes): W_p grows at most by its
-    exponential. ``influence`` stands in for :math:`L_\mu` where there is no formula. Infinite where it overflows."""
+    exponential. ``influence`` replaces :math:`L_\mu` where there is no formula. Infinite where it overflows."""
     attention = require_bounded_attention(law, "a stability bound")
     factor, rate = hardy_factor(attention, p), support_rate(law, mass)
     start, moments = np.asarray(radius, dtype=float), np.asarray(times, dtype=float)
@@ -151,7 +151,7 @@ def local_constants(law: Law, tokens: Tokens, p: float = 2.0) -> tuple[float, fl
     r"""The constants where the tokens are: derivatives of the field, not bounds on them.
 
     :math:`\max_i\|\partial_x\Gamma_\mu(x_i)\|`, and the largest change of :math:`\Gamma_\mu(x_i)` when :math:`\mu` moves by one in W_2
-    (p = 2) or in W_1. Queries are tokens of no mass beside the measure, so the two derivatives part.
+    (p = 2) or in W_1. Queries are tokens without mass, which separates the two derivatives.
     """
     attention = require_bounded_attention(law, "a stability constant")
     if attention.mask is not None or tokens.batch_shape:

@@ -1,4 +1,4 @@
-"""A small Transformer block, to compare where its norms stand."""
+"""A small Transformer block with a choice of norm placements."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class DefiniteAttention(AttentionLayer):
             self.refinement.check_metric(self.metric_diagonal())
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
-        """Weights of another regime fit in shape, and their signs would come along unseen: refused before anything is copied."""
+        """Raise before copying weights of another regime, whose shapes fit but whose signs do not."""
         for name, own in self.named_buffers():
             if not name.endswith("signs"):
                 continue

@@ -222,7 +222,7 @@ def _tables(positions: Rotary, q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _compute(x: Tensor) -> torch.dtype:
-    """The precision that weights meet tokens in: autocast's where it is on."""
+    """Return the dtype of products of weights and tokens: that of autocast if it is enabled."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 

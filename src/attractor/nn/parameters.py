@@ -48,7 +48,7 @@ class Formed(nn.Module):
         raise NotImplementedError
 
     def mark_form(self) -> None:
-        """Keep the form beside the weights."""
+        """Store the form with the weights."""
         self.register_buffer(LETTERS, torch.tensor(list(self.form.encode()), dtype=torch.uint8))
 
     def check_form(self, state: Mapping[str, Any], prefix: str) -> None:
@@ -144,7 +144,7 @@ class Signed(nn.Module):
 
 
 def working(own: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
-    """The precision for products of factors: what was asked for, or that of the parameters but float32 at least."""
+    """Return the dtype for products of factors: the requested one, or that of the parameters, at least float32."""
     if asked is not None:
         return asked
     return torch.float32 if own in (torch.float16, torch.bfloat16) else own

@@ -382,7 +382,7 @@ def regime(
     ----------
     law : an Attention, a Block (a pre-norm's gain is folded in), or an object with a method law() that returns one.
     layer : a number for the records.
-    sums : whether to classify the layer too; its matrices are d x d where the heads together span that much.
+    sums : whether to classify the layer too; its matrices are d x d where the heads span that many dimensions.
     offsets : distances at which rotary positions are evaluated.
     tolerance : relative size below which an eigenvalue has no sign; by default 1e-10, for float32 weights 1e-5.
     mode : "stacked" adds the metric as the published code defines it, from all values stacked without their outputs.

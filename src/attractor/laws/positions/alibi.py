@@ -1,4 +1,4 @@
-"""ALiBi: a penalty that grows with the distance to the key, at a rate of its own in every head."""
+"""ALiBi: a score penalty linear in the distance to the key, with a slope for each head."""
 
 from __future__ import annotations
 

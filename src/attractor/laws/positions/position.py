@@ -48,7 +48,7 @@ class Positions(Record):
         return vectors
 
     def pair(self, q: Tensor, k: Tensor, tokens: Tokens, scale: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Queries and keys as they meet; what is added to scores is carried by further coordinates."""
+        """Return queries and keys with positions applied; terms added to scores are appended as further coordinates."""
         return self.turn(q, tokens), self.turn(k, tokens)
 
     def head(self, index: int) -> Positions:

@@ -19,7 +19,7 @@ class Relative(Positions):
     r"""Scores :math:`s_{ij} + b_h[\text{bucket}(p_j - p_i)]` with ``table`` b (buckets, h) [raffel2020exploring].
 
     Half of the buckets are single distances, the others widen geometrically up to ``reach`` and the last holds all that is
-    beyond; with ``both_sides`` keys after the query have buckets of their own, without it they share bucket 0. The bias is
+    beyond; with ``both_sides`` keys after the query have separate buckets, without it they share bucket 0. The bias is
     carried by n further coordinates of queries and keys, so it costs as much memory as the scores.
     """
 
