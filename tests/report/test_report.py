@@ -14,8 +14,8 @@ import pytest
 
 from attractor.errors import InputError, MissingExtraError, StoreError
 from attractor.report import Badge, Measure, Report, check_place
-from attractor.report.blocks import render_maths, format_value, render_words
-from attractor.report.figures import figure_content, encode_json
+from attractor.report.blocks import format_value, render_maths, render_words
+from attractor.report.figures import encode_json, figure_content
 from attractor.report.report import environment
 
 

@@ -106,15 +106,14 @@ def interrupted(store: Path | None) -> str:
 
 def build(tokens: TokenOptions, law: LawOptions, space: SpaceOptions, run: RunOptions) -> Problem:
     """Files first, since they know the dimension; then what is made to fit them."""
-    from attractor.spaces import Ellipsoid
 
     where = build_space(space)
     state, matrices = read_tokens(tokens), read_law(law)
     dim = state.dim if state is not None else tokens.dim
     if dim is None and "query" in matrices:
         dim = matrices["query"].shape[-1]
-    if dim is None and isinstance(where, Ellipsoid):
-        dim = where.W.shape[0]
+    if dim is None:
+        dim = where.dim
     if state is None:
         check_room(tokens, DIM if dim is None else dim, run)
         state = random_tokens(tokens, DIM if dim is None else dim)

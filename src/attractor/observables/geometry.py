@@ -10,7 +10,7 @@ from torch import Tensor
 from attractor.errors import InputError
 from attractor.laws import Law
 from attractor.observables.registry import observable
-from attractor.spaces import Ellipsoid, Euclidean, Space
+from attractor.spaces import Euclidean, Space
 from attractor.states import Tokens
 
 
@@ -63,7 +63,7 @@ def isometric(vectors: Tensor, space: Space | None) -> Tensor:
     if space is None:
         return vectors
     space.check_dimension(vectors.shape[-1])
-    return space.to_sphere(vectors) if isinstance(space, Ellipsoid) else vectors
+    return space.isometric(vectors)
 
 
 def about_mean(tokens: Tokens, space: Space | None = None) -> Tensor:

@@ -32,14 +32,12 @@ from attractor.solvers.termination import (
     Consensus,
     Steady,
 )
-from attractor.spaces import Ellipsoid, Euclidean, Sphere
 from attractor.states import Tokens
 
 if TYPE_CHECKING:
     from attractor.solvers.integration import Integration, Plan
 
 RULES = (Consensus, Collapse, Steady)
-SPACES = {Euclidean: "euclidean", Sphere: "sphere", Ellipsoid: "ellipsoid"}
 MAX_DIM = 32  # of tokens and of heads: above, matrix products dominate, and libraries are faster
 MAX_TOKENS = 1024  # of a system: above, the time of the loop in Python is negligible
 
@@ -55,7 +53,7 @@ def is_supported(plan: Plan, y: Tensor) -> bool:
         and y.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and _is_law_supported(plan.law)
-        and type(plan.space) in SPACES
+        and "native_name" in vars(type(plan.space))  # a subclass may move points differently
         and all(type(rule) in RULES for rule in plan.rules)
         and len({type(rule) for rule in plan.rules}) == len(plan.rules)
         and dim <= MAX_DIM
@@ -95,10 +93,13 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
     loop.set(mode=MODES.index(kernel.mode), squared=not kernel.bilinear, scale=law.scale)
     loop.set(averaged=not kernel.normalised, bias=kernel.score_bias)
     loop.set(skip_self=skip_self and law._value_scalars is not None)
-    loop.set_space(SPACES[type(plan.space)])  # type: ignore[index]
-    loop.set(radius=getattr(plan.space, "radius", 1.0))
-    if isinstance(plan.space, Ellipsoid):
-        loop.set_arrays(matrix=plan.space.W.to(torch.float64).contiguous())
+    space = plan.space
+    assert space.native_name is not None
+    loop.set_space(space.native_name)
+    loop.set(radius=getattr(space, "radius", 1.0))
+    matrix = None if space.dim is None else space.surface(space.dim)
+    if matrix is not None:
+        loop.set_arrays(matrix=matrix.to(torch.float64).contiguous())
 
 
 def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:

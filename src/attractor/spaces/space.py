@@ -16,55 +16,85 @@ from attractor.states import Tokens, finite, floating
 
 
 class Space(Record):
-    """Interface of spaces; tokens x are (..., n, d)."""
+    r"""Where tokens move: a tangent projection :math:`\Pi_x` and a retraction N(y) = y / stretch(y).
+
+    A new space is one subclass: a frozen dataclass with ``tangent``, ``stretch``, ``distance``, ``random`` and the maps to the
+    unit sphere. Points x are (..., n, d).
+
+    Attributes
+    ----------
+    name : name in messages, and for ``space="..."`` where the space has no required parameter.
+    is_curved : whether the space is a surface, on which points are retracted.
+    native_name : name in the native loop, None if that does not support the space.
+    """
 
     name: ClassVar[str] = "space"
     is_curved: ClassVar[bool] = True
+    native_name: ClassVar[str | None] = None
+
+    @property
+    def dim(self) -> int | None:
+        """Dimension of the ambient space, None if any is possible."""
+        return None
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
-        """Return the tangent part of v at x."""
+        """Project vectors v on the tangent space at x."""
         raise NotImplementedError
 
     def stretch(self, y: Tensor) -> Tensor:
-        """Return the factor (..., n, 1) by which y is longer than its retraction."""
+        """The factor (..., n, 1) by which y is longer than its retraction."""
         raise NotImplementedError
 
     def retract(self, y: Tensor) -> Tensor:
-        """Return the point N(y) of the space that an ambient y represents."""
-        raise NotImplementedError
+        """The point of the space in the direction of an ambient point y."""
+        return y / self.stretch(y)
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the geodesic distance of points, (...)."""
+        """Geodesic distance of points, (...)."""
         raise NotImplementedError
 
     def norm(self, x: Tensor) -> Tensor:
-        """Return the length of vectors in the metric of the space, (...)."""
-        raise NotImplementedError
+        """Length of vectors in the metric of the space, (...)."""
+        return torch.linalg.vector_norm(x, dim=-1)
+
+    def isometric(self, x: Tensor) -> Tensor:
+        """Vectors (..., d) in coordinates whose Euclidean length is ``norm``."""
+        return x
+
+    def sphere_matrix(self, dim: int, inverse: bool = False) -> Tensor:
+        """The symmetric matrix (dim, dim), float64, that maps the space to the unit sphere, or its inverse."""
+        return torch.eye(dim, dtype=torch.float64)
 
     def to_sphere(self, x: Tensor) -> Tensor:
-        """Return coordinates in which a curved space is the unit sphere."""
+        """Map points of a curved space to the unit sphere."""
         raise NotImplementedError
+
+    def from_sphere(self, y: Tensor) -> Tensor:
+        """Map points of the unit sphere to a curved space: the inverse of ``to_sphere``."""
+        return y
 
     def surface(self, dim: int) -> Tensor | None:
         """Return M (dim, dim) if the space is {x : x'Mx = 1}, None in flat space."""
-        raise NotImplementedError
+        return None
 
     def random(self, n: int, dim: int, seed: int = 0, ensemble: int | Sequence[int] = ()) -> Tensor:
-        """Draw n independent points of the space, float64."""
+        """Sample n independent points of the space, (..., n, dim) in float64."""
         raise NotImplementedError
 
     def check_dimension(self, dim: int) -> None:
-        """Raise ``InputError`` if the space has another dimension."""
+        """Raise if tokens of this dimension do not fit the space."""
+        if self.dim not in (None, dim):
+            raise InputError(f"the {self.name} lives in dimension {self.dim}, the tokens in dimension {dim}")
 
     def contains(self, x: Tensor, tolerance: float = 1e-12) -> Tensor:
-        """Return True for each point on the space, up to a relative tolerance."""
+        """Whether each point lies on the space, up to a relative tolerance."""
         return (self.stretch(x).squeeze(-1) - 1.0).abs() <= tolerance
 
     def enter(self, x: Tensor) -> Tensor:
-        """Project tokens to the space before a flow; a zero vector raises ``InputError``, since it has no direction."""
+        """Put tokens on the space before a flow; raise for a zero vector, which has no direction."""
         if not self.is_curved:
             return x
-        # points on the space are not changed, so that a flow can continue another exactly
+        # points on the space are kept exactly, so that a flow can continue another
         inside = (self.stretch(x) - 1.0).abs_() <= 16 * torch.finfo(x.dtype).eps
         if inside.all():
             return x
@@ -82,16 +112,14 @@ def space_named(name: str) -> Space:
 
 @dataclass(frozen=True)
 class Euclidean(Space):
-    """R^d: no constraint, the identity as retraction."""
+    """Flat space R^d, without constraint."""
 
     name: ClassVar[str] = "euclidean"
     is_curved: ClassVar[bool] = False
+    native_name: ClassVar[str | None] = "euclidean"
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         return v
-
-    def surface(self, dim: int) -> None:
-        return None
 
     def stretch(self, y: Tensor) -> Tensor:
         return torch.ones_like(y[..., :1])
@@ -102,15 +130,12 @@ class Euclidean(Space):
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.linalg.vector_norm(x - y, dim=-1)
 
-    def norm(self, x: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(x, dim=-1)
-
     def to_sphere(self, x: Tensor) -> Tensor:
         """Directions x / |x|."""
         return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
     def random(self, n: int, dim: int, seed: int = 0, ensemble: int | Sequence[int] = ()) -> Tensor:
-        """Standard normal points."""
+        """Sample standard normal points."""
         return Tokens.gaussian(n, dim, seed, ensemble=ensemble).points
 
 
@@ -121,55 +146,65 @@ def angle(x: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sphere(Space):
-    r"""The sphere of a given radius: :math:`\Pi_x v = v - x\langle x, v\rangle / |x|^2`, :math:`N(y) = r\,y/|y|`."""
+    r"""The sphere :math:`|x| = r`: :math:`\Pi_x v = v - x\langle x, v\rangle / |x|^2`, :math:`N(y) = r\,y/|y|`.
+
+    Parameters
+    ----------
+    radius : r, positive.
+    """
 
     radius: float = 1.0
     name: ClassVar[str] = "sphere"
+    native_name: ClassVar[str | None] = "sphere"
 
     def __post_init__(self) -> None:
         if not (self.radius > 0 and self.radius < float("inf")):
             raise InputError(f"a sphere needs a positive radius, got {self.radius}")
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
-        # products with ones, since sums over a short last axis are six times slower in torch
+        # products with ones: torch sums over a short last axis six times slower than it multiplies matrices
         ones = x.new_ones((x.shape[-1], 1))
         return torch.addcmul(v, x, ((x * v) @ ones) / ((x * x) @ ones), value=-1)
-
-    def surface(self, dim: int) -> Tensor:
-        return torch.eye(dim, dtype=torch.float64) / self.radius**2
 
     def stretch(self, y: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         return length if self.radius == 1.0 else length / self.radius
 
-    def retract(self, y: Tensor) -> Tensor:
-        return y / self.stretch(y)
-
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         return self.radius * angle(self.to_sphere(x), self.to_sphere(y))
 
-    def norm(self, x: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(x, dim=-1)
+    def sphere_matrix(self, dim: int, inverse: bool = False) -> Tensor:
+        return torch.eye(dim, dtype=torch.float64) * (self.radius if inverse else 1.0 / self.radius)
 
     def to_sphere(self, x: Tensor) -> Tensor:
         return x / self.radius
 
+    def from_sphere(self, y: Tensor) -> Tensor:
+        return self.radius * y
+
+    def surface(self, dim: int) -> Tensor:
+        return torch.eye(dim, dtype=torch.float64) / self.radius**2
+
     def random(self, n: int, dim: int, seed: int = 0, ensemble: int | Sequence[int] = ()) -> Tensor:
-        return self.radius * Tokens.uniform(n, dim, seed, ensemble).points
+        return self.from_sphere(Tokens.uniform(n, dim, seed, ensemble).points)
 
 
 @dataclass(frozen=True, eq=False)
 class Ellipsoid(Space):
-    r""":math:`E_W = \{x : x^\top W x = 1\}` with :math:`N(y) = y/\sqrt{y^\top W y}` and
-    :math:`\Pi_x = I - x x^\top W / (x^\top W x)`.
+    r"""The ellipsoid :math:`\{x : x^\top W x = 1\}`.
 
-    The map :math:`y = W^{1/2} x` carries it to the unit sphere, the interaction to :math:`W^{-1/2} P W^{-1/2}` and the value
-    to :math:`W^{1/2} V W^{-1/2}`; distances are those of that sphere. (The Euclidean projector would not keep consensus
-    points at rest.)
+    :math:`N(y) = y/\sqrt{y^\top W y}` and :math:`\Pi_x = I - x x^\top W / (x^\top W x)`. The map :math:`y = W^{1/2} x` carries it
+    to the unit sphere, the interaction P to :math:`W^{-1/2} P W^{-1/2}` and the value V to :math:`W^{1/2} V W^{-1/2}`; distances are
+    those of that sphere. (With the Euclidean projection consensus points would not be at rest.)
+
+    Parameters
+    ----------
+    W : (d, d), symmetric positive definite.
     """
 
     W: Tensor
     name: ClassVar[str] = "ellipsoid"
+    native_name: ClassVar[str | None] = "ellipsoid"
 
     def __post_init__(self) -> None:
         W = finite(floating(self.W, "the ellipsoid's matrix"), "the ellipsoid's matrix")
@@ -189,8 +224,9 @@ class Ellipsoid(Space):
             )
         object.__setattr__(self, "W", W)
 
-    def surface(self, dim: int) -> Tensor:
-        return self.W
+    @property
+    def dim(self) -> int:
+        return self.W.shape[0]
 
     def _quadratic(self, x: Tensor, v: Tensor) -> Tensor:
         return ((x @ self.W.to(x)) * v).sum(-1, keepdim=True)
@@ -200,9 +236,6 @@ class Ellipsoid(Space):
 
     def stretch(self, y: Tensor) -> Tensor:
         return self._quadratic(y, y).sqrt()
-
-    def retract(self, y: Tensor) -> Tensor:
-        return y / self.stretch(y)
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         return angle(self.to_sphere(x), self.to_sphere(y))
@@ -215,17 +248,21 @@ class Ellipsoid(Space):
         values, vectors = torch.linalg.eigh(self.W)
         return (vectors * values**power) @ vectors.T
 
+    def isometric(self, x: Tensor) -> Tensor:
+        return self.to_sphere(x)
+
+    def sphere_matrix(self, dim: int, inverse: bool = False) -> Tensor:
+        return self.root(-0.5 if inverse else 0.5).double()
+
     def to_sphere(self, x: Tensor) -> Tensor:
         return x @ self.root().to(x)
 
     def from_sphere(self, y: Tensor) -> Tensor:
-        """The inverse of ``to_sphere``."""
         return y @ self.root(-0.5).to(y)
+
+    def surface(self, dim: int) -> Tensor:
+        return self.W
 
     def random(self, n: int, dim: int, seed: int = 0, ensemble: int | Sequence[int] = ()) -> Tensor:
         self.check_dimension(dim)
         return self.retract(self.from_sphere(Tokens.uniform(n, dim, seed, ensemble).points))
-
-    def check_dimension(self, dim: int) -> None:
-        if dim != self.W.shape[0]:
-            raise InputError(f"the ellipsoid lives in dimension {self.W.shape[0]}, the tokens in dimension {dim}")

@@ -28,14 +28,12 @@ ELLIPSOIDS = {
 
 def map_to_space(space: Space, points: Tensor, **options: Any) -> Tokens:
     """Return tokens on a space from points of the unit sphere."""
-    return Tokens(space.from_sphere(points) if isinstance(space, Ellipsoid) else points, **options)
+    return Tokens(space.from_sphere(points), **options)
 
 
 def map_matrices(space: Space, value: Tensor, interaction: Tensor) -> tuple[Tensor, Tensor]:
     """Return the value and interaction on a space from those in coordinates of the unit sphere."""
-    if not isinstance(space, Ellipsoid):
-        return value, interaction
-    root, inverse = space.root(), space.root(-0.5)
+    root, inverse = (space.sphere_matrix(value.shape[-1], inverse=inverse) for inverse in (False, True))
     return inverse @ value @ root, root @ interaction @ root
 
 

@@ -13,7 +13,6 @@ from attractor.errors import UnsupportedError
 from attractor.laws import Attention, Kernel, Schedule, has_kernel
 from attractor.observables import hemisphere_margin
 from attractor.solvers import velocity
-from attractor.spaces import Ellipsoid, Space, Sphere
 from attractor.states import Tokens
 from attractor.theory import hypotheses
 from attractor.theory.conditions import Hypothesis, Margin, compute_matrices
@@ -70,14 +69,6 @@ class SphereMatrices:
         return x @ self.root.to(x).mT
 
 
-def sphere_root(space: Space, d: int) -> Tensor:
-    """Return the matrix that maps a space to the unit sphere."""
-    if isinstance(space, Ellipsoid):
-        return space.root().double()
-    radius = space.radius if isinstance(space, Sphere) else 1.0
-    return torch.eye(d, dtype=torch.float64) / radius
-
-
 def list_laws(case: Case) -> tuple[Attention, ...]:
     """Return the attention laws of a case: one, or those that a schedule interpolates."""
     law = case.law
@@ -91,13 +82,13 @@ def list_laws(case: Case) -> tuple[Attention, ...]:
 def to_sphere(case: Case, law: Attention | None = None) -> SphereMatrices:
     """Return the matrices on the unit sphere of the first law of a case, or of another law."""
     found = compute_matrices(list_laws(case)[0] if law is None else law)
-    root = sphere_root(case.space, found.interactions.shape[-1])
+    root = case.space.sphere_matrix(found.interactions.shape[-1])
     inverse = torch.linalg.inv(root)
     return SphereMatrices(inverse.mT @ found.interactions @ inverse, root @ found.values @ inverse, root)
 
 
 def _on_sphere(case: Case) -> Margin:
-    return Margin.boolean(isinstance(case.space, (Sphere, Ellipsoid)), f"the space is {case.space.name}")
+    return Margin.boolean(case.space.is_curved, f"the space is {case.space.name}")
 
 
 def _averaging(case: Case) -> Margin:
