@@ -167,7 +167,7 @@ def test_the_error_of_a_row_is_within_its_bound(rng: np.random.Generator, dim: i
     x = torch.cat([sphere(rng, 200, dim), y[:50], -y[:50]])
     q, k = beta * x, y
     problem = Problem(q, k, k, None, "exponential", False, None, None, False)
-    plans = plan.members(problem)
+    plans = plan.make_plans(problem)
     assert not isinstance(plans, str)
     member = machine._Member(problem, plans[0], k, None)
     output, logsumexp, good, _ = member._rows(*member._series(1.0), 1.0)
@@ -296,14 +296,14 @@ def test_it_is_chosen_where_it_wins(rng: np.random.Generator) -> None:
 
 
 def test_few_pairs_are_not_looked_at(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "members", lambda problem: pytest.fail("looked at the numbers"))
+    monkeypatch.setattr(plan, "make_plans", lambda problem: pytest.fail("looked at the numbers"))
     assert choose(problem(sphere(rng, 1000, 3))).name == "fused"
 
 
 def test_a_problem_is_measured_once(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    measure = plan._members
-    monkeypatch.setattr(plan, "_members", lambda problem: looks.append(1) or measure(problem))
+    measure = plan._make_plans
+    monkeypatch.setattr(plan, "_make_plans", lambda problem: looks.append(1) or measure(problem))
     x = sphere(rng, 8000, 3)
     with using(None) as seen:
         attend(9.0 * x, x, x)
@@ -320,7 +320,7 @@ def test_it_says_why_it_cannot(rng: np.random.Generator) -> None:
     refusals = {
         "not in dimension 4": problem(sphere(rng, 20, 4)),
         "not sigmoid": problem(x, mode="sigmoid"),
-        "no masks": problem(x, causal=True),
+        "support masks": problem(x, causal=True),
         "masks": problem(x, visible=eye),
         "not bfloat16": problem(x.bfloat16()),
         "no gradients": problem(x.clone().requires_grad_()),
@@ -372,7 +372,7 @@ def test_a_tolerance_shortens_the_series_and_is_kept(dim: int, tolerance: float)
     q, v = 25.0 * sphere(rng, 500, dim), torch.from_numpy(rng.uniform(0.5, 1.5, (600, 2)))
 
     def order(of: float | None) -> int:
-        plans = plan.members(Problem(q, k, v, None, "softmax", False, None, None, False, tolerance=of))
+        plans = plan.make_plans(Problem(q, k, v, None, "softmax", False, None, None, False, tolerance=of))
         assert not isinstance(plans, str)
         return plans[0].order
 

@@ -42,7 +42,7 @@ def test_its_kernels_agree_with_the_reference_on_the_gpu() -> None:
 @pytest.mark.slow
 def test_pairs_computed_once_agree_with_the_reference_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", str(HERE / "once.py"), "12", "3", "100"]
+    command = [sys.executable, "-W", "ignore", str(HERE / "triton_symmetric.py"), "12", "3", "100"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
 
@@ -51,7 +51,7 @@ def test_pairs_computed_once_agree_with_the_reference_in_the_interpreter() -> No
 @pytest.mark.slow
 def test_kernels_of_pairs_computed_once_compile_for_a_gpu_without_one(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", str(HERE / "compiled.py"), "90"]
+    command = [sys.executable, "-W", "ignore", str(HERE / "triton_compile.py"), "90"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert all(int(word) > 0 for word in done.stdout.split() if word.isdigit())
@@ -61,7 +61,7 @@ def test_kernels_of_pairs_computed_once_compile_for_a_gpu_without_one(tmp_path: 
 @pytest.mark.gpu
 @pytest.mark.skipif(bool(triton.reason), reason=f"the triton engine does not work here: {triton.reason}")
 def test_pairs_computed_once_agree_with_the_reference_on_the_gpu() -> None:
-    command = [sys.executable, "-W", "ignore", str(HERE / "once.py"), "120", "1", "9000"]
+    command = [sys.executable, "-W", "ignore", str(HERE / "triton_symmetric.py"), "120", "1", "9000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
 

@@ -12,30 +12,30 @@ from torch import Tensor
 from attractor.engines import fused
 from attractor.engines import fused as kernels
 from attractor.engines.fused import adjacent
-from attractor.engines.problem import Problem
+from attractor.engines.problem import Problem, Results
 from attractor.engines.spectral.harmonics import HIGHEST, basis, order_for, series, truncation_error, with_coordinates
 from attractor.errors import UnsupportedError
 
-PAIRS = 1 << 20  # of one member of the batch: below, looking at the lengths would cost as much as it saves
+PAIRS = 1 << 20  # pairs of a batch member below which checking the lengths costs as much as the series saves
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-7}  # relative error that a row may have
 TRUNCATION = {torch.float64: 2.0**-53, torch.float32: 2.0**-36}  # of the series, relative to the kernel's maximum
-WIDE = ("avx512",)  # instruction sets of the longest vectors
-# Nanoseconds of a pair in three dimensions by the fused engine on one thread, where each is computed once
+WIDE = ("avx512",)  # instruction sets with 512-bit vectors
+# nanoseconds per pair in three dimensions, fused engine on one thread with symmetric scores; keyed by WIDE
 PAIR = {
     True: {torch.float64: 0.36, torch.float32: 0.17},
     False: {torch.float64: 0.8, torch.float32: 0.3},
 }
-EVEN = 2.0**-50  # differences of lengths that are the rounding of float64
-SHARE = 1e-4  # the series' part of a tolerance: rows whose sums are that small beside the largest still have it
-# Rounding of a sum relative to the total mass, about twice what was seen. Errors relative to the sum itself come on top, a small
-# multiple of the machine precision times the largest score, as they do in all engines.
+EVEN = 2.0**-50  # relative differences of lengths that are rounding errors of float64
+SHARE = 1e-4  # part of the tolerance for truncation, so that rows with sums that much smaller than the largest still meet it
+# Rounding error of a sum relative to the total mass, about twice the largest observed. As in all engines there is also an error
+# relative to the sum itself: a small multiple of machine precision times the largest score.
 ROUNDING = 2.0**-50
-NOTE = "spectral"
+CACHE_KEY = "spectral"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One member of the batch, in float64: lengths of its queries and keys, and the order of the series."""
+    """One member of the batch in float64: the lengths of its queries and keys, and the order of the series."""
 
     q: Tensor
     k: Tensor
@@ -44,7 +44,7 @@ class Plan:
     order: int
     dtype: torch.dtype
     tolerance: float
-    keys: Tensor  # as they were given; k may have been made of one length
+    keys: Tensor  # as given; k may be normalised to one length
 
     @property
     def dim(self) -> int:
@@ -56,14 +56,14 @@ class Plan:
 
     @property
     def error(self) -> float:
-        """Of a row's sum, relative to the total mass."""
+        """Bound on the error of a row's sum, relative to the total mass."""
         return truncation_error(self.dim, self.beta, self.order) + ROUNDING
 
     def cost(self, columns: int) -> tuple[float, float]:
-        """Nanoseconds on one thread, and those that more threads do not share; measured by the row `spectral` of the benchmarks."""
-        each = 1.0 if kernels.instruction_set() in WIDE else 2.2  # of a harmonic
+        """Modelled nanoseconds on one thread: the part that threads share, and the serial part."""
+        each = 1.0 if kernels.instruction_set() in WIDE else 2.2  # relative cost of a harmonic
         harmonics = (self.order + 1) * (self.order + 2) / 2 if self.dim == 3 else self.order + 1
-        # values of as many columns as the keys are most often multiples of them, and need no channels of their own
+        # values with as many columns as the keys are usually multiples of them, and need no extra channels
         channels = 1 if columns in (0, self.dim) else 1 + columns
         shared = len(self.k) * (115.0 + 0.115 * each * harmonics * channels) + len(self.q) * (
             115.0 + 0.07 * each * harmonics * (1 + columns)
@@ -72,22 +72,22 @@ class Plan:
 
 
 def accepts(problem: Problem) -> bool:
-    """Whether the series is possible, and faster than all pairs; the count of pairs is looked at first."""
-    if problem.queries * problem.keys < PAIRS or problem.needs_gradient or structure(problem):
+    """Whether the series applies and is faster than all pairs; cheap conditions are checked first."""
+    if problem.queries * problem.keys < PAIRS or problem.needs_gradient or structural_obstacle(problem):
         return False
-    if not _wins(problem, [_guess(problem)] * problem.batch.numel()):
+    if not _is_faster(problem, [_estimate_plan(problem)] * problem.batch.numel()):
         return False
-    plans = members(problem)
-    return not isinstance(plans, str) and _wins(problem, plans)
+    plans = make_plans(problem)
+    return not isinstance(plans, str) and _is_faster(problem, plans)
 
 
-def _guess(problem: Problem) -> Plan:
-    """The plan if all lengths are those of the first query and key; looking at all of them takes longer than many a problem."""
+def _estimate_plan(problem: Problem) -> Plan:
+    """The plan for lengths of the first query and key alone: checking all of them takes longer than many problems."""
     q, k = (part.detach()[(0,) * (part.ndim - 2)] for part in (problem.q, problem.k))
     lengths = [math.hypot(*part[0].tolist()) for part in (q, k)]
     tolerance = _tolerance(problem)
     beta = min(lengths[0] * lengths[1], 1e4) if math.isfinite(lengths[0] * lengths[1]) else 0.0
-    # to three digits, so that the order is most often known already
+    # rounded to three digits, so that the order is usually cached
     order = order_for(q.shape[-1], float(f"{beta:.3g}"), max(TRUNCATION[q.dtype], SHARE * tolerance))
     return Plan(q, k, lengths[0], lengths[1], order, q.dtype, tolerance, k)
 
@@ -96,18 +96,18 @@ def _tolerance(problem: Problem) -> float:
     return max(problem.tolerance or 0.0, TOLERANCE[problem.q.dtype])
 
 
-def _wins(problem: Problem, plans: list[Plan]) -> bool:
+def _is_faster(problem: Problem, plans: list[Plan]) -> bool:
     columns = 0 if problem.v is None else problem.v.shape[-1]
-    # of the fused engine, which computes each pair once where the queries are a multiple of the keys
-    pair = PAIR[kernels.instruction_set() in WIDE][problem.q.dtype] * (1.0 if all(map(_symmetric, plans)) else 1.5)
+    # the fused engine computes each pair once where the queries are a multiple of the keys
+    pair = PAIR[kernels.instruction_set() in WIDE][problem.q.dtype] * (1.0 if all(map(_is_symmetric, plans)) else 1.5)
     pair *= (1.0 + columns / 20.0) / 1.15
     costs = [plan.cost(columns) for plan in plans]
-    # a margin for what the model leaves out
+    # with a safety margin for the cost model
     return 1.2 * sum(shared + torch.get_num_threads() * alone for shared, alone in costs) < pair * problem.pairs
 
 
-def _symmetric(plan: Plan) -> bool:
-    """Whether the queries look like a multiple of the keys: the first and the last do."""
+def _is_symmetric(plan: Plan) -> bool:
+    """Whether the first and the last query are the same multiple of their keys."""
     if plan.q.shape != plan.k.shape:
         return False
     pairs = (pair for row in (0, -1) for pair in zip(plan.q[row].tolist(), plan.k[row].tolist(), strict=True))
@@ -115,26 +115,26 @@ def _symmetric(plan: Plan) -> bool:
 
 
 def priority(problem: Problem) -> float:
-    """Above all others where it is accepted."""
+    """Above all others where it accepts a problem."""
     return 4.0
 
 
 def obstacle(problem: Problem) -> str:
-    """Why the series is not possible; empty if it is."""
+    """Why the engine cannot run a problem; empty if it can."""
     if problem.needs_gradient:
         return "it computes no gradients"
-    found = structure(problem) or members(problem)
+    found = structural_obstacle(problem) or make_plans(problem)
     return found if isinstance(found, str) else ""
 
 
-def structure(problem: Problem) -> str:
-    """What can be said without looking at the numbers."""
+def structural_obstacle(problem: Problem) -> str:
+    """Why shapes, types or options rule out the engine; empty if they do not."""
     if problem.q.shape[-1] not in (2, 3):
         return f"queries and keys must be in the plane or in space, not in dimension {problem.q.shape[-1]}"
     if not problem.has_logsumexp:
         return f"the mode must be softmax or exponential, not {problem.mode}"
     if problem.is_masked:
-        return "it knows no masks"
+        return "it does not support masks"
     if problem.q.dtype not in TOLERANCE:
         return f"it computes in float64 or float32, not {str(problem.q.dtype).removeprefix('torch.')}"
     if problem.q.device.type != "cpu":
@@ -144,21 +144,21 @@ def structure(problem: Problem) -> str:
     return "" if fused.accepts(problem) else "tensors must be plain ones of one dtype on the CPU"
 
 
-def members(problem: Problem) -> list[Plan] | str:
-    """A plan for every member of the batch, or why there is none. Found once for each problem."""
-    if NOTE not in problem.cache:
-        problem.cache[NOTE] = _members(problem)
-    return problem.cache[NOTE]
+def make_plans(problem: Problem) -> list[Plan] | str:
+    """A plan for every member of the batch, or the reason why there is none; cached in the problem."""
+    if CACHE_KEY not in problem.cache:
+        problem.cache[CACHE_KEY] = _make_plans(problem)
+    return problem.cache[CACHE_KEY]
 
 
-def _members(problem: Problem) -> list[Plan] | str:
+def _make_plans(problem: Problem) -> list[Plan] | str:
     bias = problem.key_bias
     if bias is not None and not bool((bias < math.inf).all()):
         return "a key's bias is infinite or no number"
     plans = []
-    queries, keys = flat(problem.q, problem), flat(problem.k, problem)
+    queries, keys = _flatten(problem.q, problem), _flatten(problem.k, problem)
     for q, k in zip(queries, keys, strict=True):
-        plan = _member(q, k, problem.q.dtype, _tolerance(problem))
+        plan = _plan_member(q, k, problem.q.dtype, _tolerance(problem))
         if isinstance(plan, str):
             return plan
         plans.append(plan)
@@ -169,7 +169,7 @@ def _members(problem: Problem) -> list[Plan] | str:
     return plans
 
 
-def _member(q: Tensor, k: Tensor, dtype: torch.dtype, tolerance: float) -> Plan | str:
+def _plan_member(q: Tensor, k: Tensor, dtype: torch.dtype, tolerance: float) -> Plan | str:
     q, k = adjacent(q), adjacent(k)
     lengths, unevenness = [], 0.0
     for points, name in ((q, "queries"), (k, "keys")):
@@ -182,43 +182,45 @@ def _member(q: Tensor, k: Tensor, dtype: torch.dtype, tolerance: float) -> Plan 
         lengths.append(math.sqrt(square))
         unevenness += 0.5 * most / square if square else 0.0
     beta = lengths[0] * lengths[1]
-    # either the scores feel it less than the tolerance, or it is the rounding of the points themselves
+    # its effect on the scores must be below the tolerance, or no more than the rounding of the points
     if unevenness > max(8.0 * torch.finfo(dtype).eps, TOLERANCE[dtype] / max(beta, 1.0)):
         return f"queries and keys must lie on spheres, and their lengths differ by {unevenness:.1e} of themselves"
     keys = k
     if unevenness > EVEN:
-        # the scores hardly feel it, but the terms of the series do, which cancel where a row is far from all keys
-        q, k = (_even(points, length) for points, length in zip((q, k), lengths, strict=True))
+        # negligible in the scores but not in the terms of the series, which cancel where a row is far from all keys
+        q, k = (_normalise(points, length) for points, length in zip((q, k), lengths, strict=True))
     truncation = max(TRUNCATION[dtype], SHARE * tolerance)
     if not beta < 1e4 or order_for(q.shape[-1], beta, truncation) > HIGHEST:
-        return f"scores up to {beta:.3g} need a series too long"
+        return f"scores up to {beta:.3g} need too long a series"
     return Plan(q, k, lengths[0], lengths[1], order_for(q.shape[-1], beta, truncation), dtype, tolerance, keys)
 
 
-def _even(points: Tensor, length: float) -> Tensor:
+def _normalise(points: Tensor, length: float) -> Tensor:
     return points * (length / torch.linalg.vector_norm(points, dim=-1, keepdim=True)) if length else points
 
 
-def flat(tensor: Tensor, problem: Problem) -> Tensor:
+def _flatten(tensor: Tensor, problem: Problem) -> Tensor:
     """(members, rows, columns) in float64."""
     shape = tensor.shape[-2:]
     return tensor.detach().expand(*problem.batch, *shape).reshape(problem.batch.numel(), *shape).double()
 
 
-def run(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
-    plans = members(problem)
+def run(problem: Problem) -> Results:
+    plans = make_plans(problem)
     if isinstance(plans, str):
         raise UnsupportedError(f"engine 'spectral' cannot run this problem: {plans}")
-    values = [None] * len(plans) if problem.v is None else flat(problem.v, problem)
+    values = [None] * len(plans) if problem.v is None else _flatten(problem.v, problem)
     biases = (
-        [None] * len(plans) if problem.key_bias is None else flat(problem.key_bias.unsqueeze(-1), problem).squeeze(-1)
+        [None] * len(plans)
+        if problem.key_bias is None
+        else _flatten(problem.key_bias.unsqueeze(-1), problem).squeeze(-1)
     )
     results = [_Member(problem, *parts).run() for parts in zip(plans, values, biases, strict=True)]
     outputs, sums = zip(*results, strict=True)
-    return _joined(outputs, problem), _joined(sums, problem)
+    return _join(outputs, problem), _join(sums, problem)
 
 
-def _joined(parts: tuple[Tensor | None, ...], problem: Problem) -> Tensor | None:
+def _join(parts: tuple[Tensor | None, ...], problem: Problem) -> Tensor | None:
     whole = [part for part in parts if part is not None]
     if not whole:
         return None
@@ -227,7 +229,7 @@ def _joined(parts: tuple[Tensor | None, ...], problem: Problem) -> Tensor | None
 
 
 class _Member:
-    """One problem without batch axes; ``peak`` is the largest bias, and ``total`` the sum of masses relative to it."""
+    """One problem without batch axes; ``peak`` is the largest bias, ``total`` the sum of masses relative to it."""
 
     def __init__(self, problem: Problem, plan: Plan, v: Tensor | None, bias: Tensor | None) -> None:
         self.problem, self.plan, self.bias = problem, plan, bias
@@ -275,7 +277,7 @@ class _Member:
             sums = sums if v is None else with_coordinates(basis(plan.dim, order), sums[0])
             return series(basis(plan.dim, order), plan.beta, plan.order, sums), order, 1, None
         masses = torch.ones(len(plan.k), dtype=torch.float64) if self.masses is None else self.masses
-        # sums that are not divided by the normaliser have a scale of their own
+        # sums that are not divided by the normaliser have their own scale
         sizes = v.abs().amax(-1) * masses if self.problem.mode == "exponential" else None
         parts = [masses.unsqueeze(0), *([] if sizes is None else [sizes.unsqueeze(0)]), v.T * masses]
         sums = self._analyse(plan.order, torch.cat(parts))
@@ -310,7 +312,7 @@ class _Member:
         output = None if v is None else torch.empty(rows, v.shape[-1], dtype=torch.float64)
         bound = plan.error / plan.tolerance
         size = 0.0 if sizes is None else float(sizes.sum())
-        packed = _packed(coefficients)
+        packed = _pack(coefficients)
         addresses = [plan.k, v, self.masses, output, logsumexp, good]
         poor = kernels.module().synthesise(
             kernels.instruction_set(),
@@ -351,7 +353,7 @@ class _Member:
             return fused.run(whole)  # type: ignore[return-value]
         if not self.problem.skip_self or self.v is None:
             return fused.run(replace(whole, q=plan.q[rows]))  # type: ignore[return-value]
-        # a row leaves out the key of its own number: so these keys come first, in the order of the rows
+        # row i skips key i, so the keys of these rows come first, in the order of the rows
         own = rows[rows < len(plan.k)]
         rest = torch.ones(len(plan.k), dtype=torch.bool)
         rest[own] = False
@@ -367,7 +369,7 @@ class _Member:
         return torch.cat(outputs), torch.cat(sums)  # type: ignore[arg-type]
 
 
-def _packed(coefficients: np.ndarray) -> np.ndarray:
+def _pack(coefficients: np.ndarray) -> np.ndarray:
     """Blocks of four channels, and the rest; inside a block (m, l, channel)."""
     blocks = [coefficients[start : start + 4] for start in range(0, len(coefficients), 4)]
     return np.concatenate([np.moveaxis(block, 0, -1).ravel() for block in blocks])

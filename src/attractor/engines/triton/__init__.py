@@ -1,8 +1,8 @@
-"""The Triton engine: kernels for NVIDIA GPUs, float32 and float64, forward and backward.
+"""Triton engine: kernels for NVIDIA GPUs, float32 and float64, forward and backward.
 
-``engine.py`` says when it runs, ``narrow.py`` holds everything in registers for head dimensions up to four, ``wide.py`` uses the
-tensor cores above, ``backward.py`` has the sweeps of the gradient, ``layout.py`` packs operands and ``gradient.py`` ties them to
-autograd. Nothing here is imported where there is no GPU.
+``engine.py`` has the requirements, ``launch.py`` packs operands and launches kernels. ``narrow.py`` keeps everything in registers
+for head dimensions up to four, ``symmetric.py`` computes each pair once, ``wide.py`` uses the tensor cores, ``backward.py`` has the
+gradients. Only ``engine.py`` is imported where there is no GPU.
 """
 
 from attractor.engines.triton.engine import accepts, obstacle, priority, reason, run

@@ -1,6 +1,6 @@
-r"""The gradient in two sweeps with the scores computed again, so that no two blocks add to the same row.
+r"""The gradient in two passes that recompute the scores, so that no two blocks add to the same row.
 
-With :math:`G_i` the gradient of output i, :math:`g_{ij} = \langle G_i, v_j\rangle` (0 for j = i where the own term is left out),
+With :math:`G_i` the gradient of output i, :math:`g_{ij} = \langle G_i, v_j\rangle` (0 for j = i if the self term is skipped),
 :math:`w_{ij}` the weight of v_j in output i and :math:`p_{ij}` the softmax,
 
 =============  =========================================  ===========================================================
@@ -53,7 +53,7 @@ def slopes(s, pull, level, term, open, own, MODE: tl.constexpr):
         ds = w * (tl.where(own, 0.0, pull) + term)
     elif MODE == 1:
         w = tl.where(open, exp2(s), 0.0)
-        # a weight that overflows gives nothing to what does not ask for it
+        # an infinite weight times a zero gradient is 0
         ds = tl.where(own | (pull == 0.0), 0.0, w * pull) + tl.where(open, exp2(s - level), 0.0) * term
     elif MODE == 2:
         w = tl.where(open, sigmoid2(s), 0.0)
@@ -91,7 +91,7 @@ def both(q, k, g, v, B, X, T, V, i, j, n, m, offset, window, MODE: tl.constexpr,
 def over_keys(Q, K, W, B, G, X, T, V, DQ, n, m, offset, visible, window, size, E: tl.constexpr, C: tl.constexpr, MODE: tl.constexpr,
               BIAS: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, VISIBLE: tl.constexpr,
               BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """The gradient of a block of queries: a sweep over the keys."""
+    """The gradient of a block of queries: a pass over the keys."""
     entry = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BM
     i = row + tl.arange(0, BM)
@@ -124,7 +124,7 @@ def over_keys(Q, K, W, B, G, X, T, V, DQ, n, m, offset, visible, window, size, E
 def over_queries(Q, K, W, B, G, X, T, V, DK, DW, DB, n, m, offset, visible, window, size, E: tl.constexpr, C: tl.constexpr,
                  MODE: tl.constexpr, BIAS: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
                  VISIBLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """The gradients of a block of keys, values and biases: a sweep over the queries."""
+    """The gradients of a block of keys, values and biases: a pass over the queries."""
     entry = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BN
     j = column + tl.arange(0, BN)

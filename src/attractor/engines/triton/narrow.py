@@ -31,7 +31,7 @@ def configurations() -> list[triton.Config]:
 
 @triton.jit
 def slot(P, index: tl.constexpr, size: tl.constexpr):
-    """Coordinate ``index`` of a tile of keys; the first where there is no such coordinate, and nothing uses it."""
+    """Coordinate ``index`` of a tile of keys; unused coordinates repeat the first."""
     return tl.load(P + (index if index < size else 0) * BN)
 
 
@@ -50,8 +50,8 @@ def score(q0, q1, q2, q3, P, start, E: tl.constexpr, STARTED: tl.constexpr):
 
 
 @triton.jit
-def valued(sums, w, P, FIRST: tl.constexpr, C: tl.constexpr):
-    """Add weighed values of a tile, whose slots begin at ``FIRST``, to the partial sums; the first of these, of weights, stays."""
+def add_values(sums, w, P, FIRST: tl.constexpr, C: tl.constexpr):
+    """Add the weighted values of a tile, whose slots begin at ``FIRST``, to the partial sums after the first (of weights)."""
     part, a0, a1, a2, a3 = sums
     if C > 0:
         a0 += w * slot(P, FIRST, 8)[None, :]
@@ -65,7 +65,7 @@ def valued(sums, w, P, FIRST: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def over_threads(totals, sums, C: tl.constexpr, WEIGHTS: tl.constexpr):
+def reduce_threads(totals, sums, C: tl.constexpr, WEIGHTS: tl.constexpr):
     """Add partial sums over threads to those of the rows."""
     L, A0, A1, A2, A3 = totals
     part, a0, a1, a2, a3 = sums
@@ -106,7 +106,7 @@ def tile(sums, P, i, j, n, m, q0, q1, q2, q3, base, window, V, E: tl.constexpr, 
     if MASKED and SKIP:
         w = tl.where(i[:, None] == j[None, :], 0.0, w)
     FIRST: tl.constexpr = 0 if SAME else E
-    return valued((part, a0, a1, a2, a3), w, P, FIRST, C)
+    return add_values((part, a0, a1, a2, a3), w, P, FIRST, C)
 
 
 @triton.jit
@@ -124,7 +124,7 @@ def segment(totals, P, low, high, i, n, m, q0, q1, q2, q3, base, window, V, E: t
             sums = tile(sums, here, i, start + lane, n, m, q0, q1, q2, q3, base, window, V, E, C, MODE, BIAS, SAME, SKIP, CAUSAL,
                         WINDOW, VISIBLE, MASKED, SHIFTED)  # fmt: skip
             here += SLOTS * BN
-        totals = over_threads(totals, sums, C, MODE < 2)
+        totals = reduce_threads(totals, sums, C, MODE < 2)
     return totals
 
 
@@ -145,7 +145,7 @@ def sweep(sums, P, low, a, b, c, high, i, n, m, q0, q1, q2, q3, base, window, V,
 
 @triton.jit
 def queries(Q, i, n, entry, E: tl.constexpr, MODE: tl.constexpr):
-    """Coordinates of a block of queries, in units of log 2 but for linear mode; those that do not exist repeat the first."""
+    """Coordinates of a block of queries, in units of log 2 except in linear mode; unused coordinates repeat the first."""
     q = Q + (entry * n + i) * E
     inside = i < n
     q0 = tl.load(q, mask=inside, other=0.0)
@@ -161,7 +161,7 @@ def queries(Q, i, n, entry, E: tl.constexpr, MODE: tl.constexpr):
 def shifts(Q, K, R, V, BASE, n, m, offset, keys, visible, window, room, E: tl.constexpr, PLACE: tl.constexpr, BIAS: tl.constexpr,
            CAUSAL: tl.constexpr, WINDOW: tl.constexpr, VISIBLE: tl.constexpr, SLOTS: tl.constexpr,
            BM: tl.constexpr):  # fmt: skip
-    """What exponents are shifted by, for each row: nothing where the bound leaves them room, else the largest score.
+    """The shift of exponents of each row: 0 where the bound excludes overflow and underflow, else the largest score.
 
     A kernel of its own, so that its registers do not burden the other. ``R`` has (max \\|k\\|, largest bias, smallest bias) of
     each entry, ``room`` is the spread of exponents that neither underflows nor overflows, ``PLACE`` the slot of the bias.
@@ -169,7 +169,7 @@ def shifts(Q, K, R, V, BASE, n, m, offset, keys, visible, window, room, E: tl.co
     entry = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BM
     i = row + tl.arange(0, BM)
-    # masks go by place: query i stands where key offset + i does
+    # masks use positions: query i is at the position of key offset + i
     P, V = K + entry * keys, V + entry * visible - offset.to(tl.int64) * m
     first, place = row + offset, i + offset
     q0, q1, q2, q3 = queries(Q, i, n, entry, E, 0)
@@ -182,9 +182,9 @@ def shifts(Q, K, R, V, BASE, n, m, offset, keys, visible, window, room, E: tl.co
         length += q3 * q3
     bound = tl.sqrt(length) * tl.load(R + entry * 3)
     top = tl.load(R + entry * 3 + 1)
-    # exponents of either sign, while both the largest and the smallest are far from the ends of the range
+    # exponents of either sign are safe while the largest and the smallest are far from the ends of the range
     base = tl.zeros_like(bound)
-    # written so that what is not a number goes the long way
+    # NaN takes the slow path
     if not (tl.max(bound + tl.maximum(top, -tl.load(R + entry * 3 + 2)), axis=0) < 0.5 * room):
         low, high = row * 0, m
         if CAUSAL:
@@ -243,7 +243,7 @@ def narrow(Q, K, BASE, V, OUT, SUM, n, m, offset, keys, visible, window, size, E
         base = tl.load(BASE + entry * n + i, mask=inside, other=0.0)
     zero = tl.zeros_like(q0)
     sums = (zero, zero, zero, zero, zero)
-    # a shift that is 0 in all rows is the usual case, and subtracting it would be the ninth part of the work
+    # the shift is usually 0 in all rows, and subtracting it would be a ninth of the work
     if MODE == 0 and tl.max(tl.abs(base), axis=0) > 0.0:
         sums = sweep(sums, P, low, a, b, c, high, place, n + offset, m, q0, q1, q2, q3, base, window, V, E, C, MODE, BIAS, SAME,
                      SKIP, CAUSAL, WINDOW, VISIBLE, True, EVEN, SLOTS, BM, UNROLL)  # fmt: skip

@@ -1,8 +1,8 @@
-"""Queries that are a multiple of the keys, head dimensions up to four: each pair is computed once, for both of its rows.
+"""Symmetric scores (queries a multiple of the keys), head dimensions up to four: each pair is computed once, for both its rows.
 
-A warp keeps a few rows and meets one key in every thread, as in ``narrow``. Of the tiles behind its own it adds each weight to
-its row and to the key's row alike: the sums over its rows of one key lie in one thread. They go to memory by atomic additions, in
-copies of which each takes those of some rows only, so that rounding does not grow with n (two-level accumulation).
+As in ``narrow``, a warp keeps a few rows and every thread processes one key at a time. For the tiles after its own it adds each
+weight to its row and to the key's row: the sums over the warp's rows for one key are in one thread. They go to memory by atomic
+additions, into several copies for different rows, so that rounding does not grow with n (two-level accumulation).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attractor.engines.triton.narrow import BN, CHUNK, over_threads, slot, valued
+from attractor.engines.triton.narrow import BN, CHUNK, add_values, reduce_threads, slot
 from attractor.engines.triton.primitives import LN2, exp2
 
 
@@ -21,7 +21,7 @@ def _plus(a, b, c, d, e, f, g, h, i, j):
 
 @triton.jit
 def coordinates(X, i, n, entry, SIZE: tl.constexpr):
-    """Coordinates of some rows; those that do not exist repeat the first."""
+    """Coordinates of some rows; unused coordinates repeat the first."""
     x, inside = X + (entry * n + i) * SIZE, i < n
     return (
         tl.load(x, mask=inside, other=0.0),
@@ -46,15 +46,15 @@ def weights(k, P, factor, E: tl.constexpr):
 
 
 @triton.jit
-def gathered(sums, w, kept, P, FIRST: tl.constexpr, C: tl.constexpr, MASS: tl.constexpr):
-    """Add a tile to the sums of the rows; ``kept`` are the weights without those that are left out of the output."""
+def add_to_rows(sums, w, kept, P, FIRST: tl.constexpr, C: tl.constexpr, MASS: tl.constexpr):
+    """Add a tile to the sums of the rows; ``kept`` are the weights without self terms if these are skipped."""
     part, a0, a1, a2, a3 = sums
     part += w * slot(P, FIRST + C, 9)[None, :] if MASS else w
-    return valued((part, a0, a1, a2, a3), kept, P, FIRST, C)
+    return add_values((part, a0, a1, a2, a3), kept, P, FIRST, C)
 
 
 @triton.jit
-def scattered(w, v, mass, T, C: tl.constexpr, MASS: tl.constexpr):
+def add_to_keys(w, v, mass, T, C: tl.constexpr, MASS: tl.constexpr):
     """Add a tile to the sums of its keys."""
     v0, v1, v2, v3 = v
     zero = tl.zeros_like(w)
@@ -77,11 +77,11 @@ def scattered(w, v, mass, T, C: tl.constexpr, MASS: tl.constexpr):
 def symmetric(K, V, M, P, FACTOR, ROWS, T, n, keys, copies, E: tl.constexpr, C: tl.constexpr, SAME: tl.constexpr,
               MASS: tl.constexpr, SKIP: tl.constexpr, SLOTS: tl.constexpr, BM: tl.constexpr,
               UNROLL: tl.constexpr):  # fmt: skip
-    """Sums of the rows over the keys of their own tile and of those behind it, and what they give to the latter.
+    """Sums of the rows over the keys of their own tile and later ones, and their contributions to those keys.
 
     ``K`` (entries, n, E), ``V`` (entries, n, C) and ``M`` (entries, n) are keys, values times masses, and masses, ``P`` all of
     them in tiles; ``ROWS`` (entries, n, 1 + C) and ``T`` (copies, entries, tiles, 1 + C, TILE) receive sums of weights and of
-    weighed values. ``FACTOR`` is the multiple, in units of log 2.
+    weighted values. ``FACTOR`` is the multiple, in units of log 2.
     """
     entry = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0)
@@ -99,12 +99,12 @@ def symmetric(K, V, M, P, FACTOR, ROWS, T, n, keys, copies, E: tl.constexpr, C: 
     first = row // BN
     zero, none = tl.zeros([BM, BN], dtype=k[0].dtype), tl.zeros_like(k[0])
     totals = (none, none, none, none, none)
-    # the own tile, whose rows all come here
+    # the own tile, which holds both rows of its pairs
     here = P + first * SLOTS * BN + lane
     j = first * BN + lane
     w = tl.where((j < n)[None, :], weights(k, here, factor, E), 0.0)
     kept = tl.where(i[:, None] == j[None, :], 0.0, w) if SKIP else w
-    totals = over_threads(totals, gathered((zero, zero, zero, zero, zero), w, kept, here, FIRST, C, MASS), C, True)
+    totals = reduce_threads(totals, add_to_rows((zero, zero, zero, zero, zero), w, kept, here, FIRST, C, MASS), C, True)
     whole = n // BN * BN
     for chunk in range((first + 1) * BN, whole, CHUNK):
         sums = (zero, zero, zero, zero, zero)
@@ -112,16 +112,18 @@ def symmetric(K, V, M, P, FACTOR, ROWS, T, n, keys, copies, E: tl.constexpr, C: 
         there = T + chunk * (1 + C) + lane
         for _ in tl.range(chunk, tl.minimum(chunk + CHUNK, whole), BN, loop_unroll_factor=UNROLL):
             w = weights(k, here, factor, E)
-            sums = gathered(sums, w, w, here, FIRST, C, MASS)
-            scattered(w, v, mass, there, C, MASS)
+            sums = add_to_rows(sums, w, w, here, FIRST, C, MASS)
+            add_to_keys(w, v, mass, there, C, MASS)
             here += SLOTS * BN
             there += (1 + C) * BN
-        totals = over_threads(totals, sums, C, True)
+        totals = reduce_threads(totals, sums, C, True)
     if whole < n and first * BN < whole:
         here = P + whole * SLOTS + lane
         w = tl.where((whole + lane < n)[None, :], weights(k, here, factor, E), 0.0)
-        totals = over_threads(totals, gathered((zero, zero, zero, zero, zero), w, w, here, FIRST, C, MASS), C, True)
-        scattered(w, v, mass, T + whole * (1 + C) + lane, C, MASS)
+        totals = reduce_threads(
+            totals, add_to_rows((zero, zero, zero, zero, zero), w, w, here, FIRST, C, MASS), C, True
+        )
+        add_to_keys(w, v, mass, T + whole * (1 + C) + lane, C, MASS)
     to, inside = ROWS + (entry * n + i) * (1 + C), i < n
     tl.store(to, totals[0], mask=inside)
     tl.store(to + 1, totals[1], mask=inside)
@@ -134,8 +136,8 @@ def symmetric(K, V, M, P, FACTOR, ROWS, T, n, keys, copies, E: tl.constexpr, C: 
 
 
 @triton.jit(do_not_specialize=["n", "copies"])
-def settle(ROWS, T, OUT, SUM, n, copies, C: tl.constexpr, MODE: tl.constexpr):
-    """Results of one tile of rows from all their sums, which are added in float64: there are few."""
+def finish_symmetric(ROWS, T, OUT, SUM, n, copies, C: tl.constexpr, MODE: tl.constexpr):
+    """Results of one tile of rows from all its sums, added in float64."""
     entry, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
     entries, tiles = tl.num_programs(1), tl.num_programs(0)
     lane = tl.arange(0, BN)

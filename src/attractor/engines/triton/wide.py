@@ -69,7 +69,7 @@ def product(a, B, offsets, inside, size, SPLIT: tl.constexpr, MASKED: tl.constex
 def tile(sums, q, K, W, B, own, start, i, n, m, window, V, size_k, size_v, E: tl.constexpr, C: tl.constexpr,
          MODE: tl.constexpr, BIAS: tl.constexpr, SPLIT: tl.constexpr, SKIP: tl.constexpr, CAUSAL: tl.constexpr,
          WINDOW: tl.constexpr, VISIBLE: tl.constexpr, MASKED: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Add one tile of keys; with ``SKIP`` the own key is left out here, and counted by the caller."""
+    """Add one tile of keys; with ``SKIP`` the own key is skipped here, and the caller adds it to the normaliser."""
     peak, total, o = sums
     j = start + tl.arange(0, BN)
     e, c = tl.arange(0, E), tl.arange(0, C)
@@ -161,7 +161,7 @@ def wide(Q, K, W, B, S, V, OUT, SUM, n, m, offset, visible, window, size, parts_
                             CAUSAL, WINDOW, VISIBLE, part % 2 == 1, BN)  # fmt: skip
     peak, total, o = sums
     if MODE < 2:
-        # the own key counts in the normaliser: softmax began its maximum there, exponential meets it only here
+        # the own key counts in the normaliser: softmax started its maximum from it, exponential adds it only here
         shift = tl.where(peak == float("-inf"), 0.0, peak)
         if MODE == 0 and SKIP:
             total += exp2(own - shift)

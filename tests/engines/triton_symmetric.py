@@ -1,6 +1,6 @@
 """The Triton engine where it computes each pair once, against the reference; with TRITON_INTERPRET=1 on a CPU.
 
-    python tests/engines/once.py COUNT SEED LARGEST
+    python tests/engines/launch.py COUNT SEED LARGEST
 
 makes random calls, prints a line for each that differs by more than rounding or that was not computed in the way it should be,
 and their number; the exit status says whether all agree.
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from attractor.engines import Problem, dispatch
-from attractor.engines.triton import launch as forward
-from attractor.engines.triton import launch as once
+from attractor.engines.triton import launch
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 SIZES = (1, 31, 33, 64, 100, 161, 1000, 4133, 9000)
@@ -82,10 +81,10 @@ def error(problem: Problem) -> float:
 
 
 def main(count: int, seed: int, largest: int) -> int:
-    forward.ONCE, once.FEWEST = 0, 1
+    launch.SYMMETRIC_PAIRS, launch.MIN_TOKENS = 0, 1
     rng, wrong, met = random.Random(seed), 0, []
-    plain = once.once
-    forward.once = lambda *arguments: (met.append(True), plain(*arguments))
+    plain = launch.run_symmetric
+    launch.run_symmetric = lambda *arguments: (met.append(True), plain(*arguments))
     for number in range(count):
         problem, expected, size = draw(rng, largest)
         before = len(met)
