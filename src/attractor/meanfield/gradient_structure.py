@@ -1,6 +1,6 @@
 r"""Gradient-flow structure: which energy a law climbs or descends, in which metric, and whether a run obeys it (T11).
 
-Write :math:`A = \text{scale}\,K^\top Q` and assume :math:`V = cA`, :math:`A = A^\top` in every head, with one number c for all. Then along the
+Write :math:`A = \text{scale}\,K^\top Q` and assume :math:`V = cA`, :math:`A = A^\top` in every head, c common to all. Then along the
 flow :math:`\dot E = \frac1c\,|\dot\mu|^2`, so that E rises for c > 0 and falls for c < 0, where
 
 ================  ========================  ==============================  =============================================

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attractor.errors import InputError
 from attractor.nn.layer import AttentionLayer
-from attractor.nn.parameters import PIVOT, Formed, Signed, Weights, split_heads, split_output, working
+from attractor.nn.parameters import PIVOT, Formed, Signed, Weights, split_heads, split_output, working_dtype
 from attractor.registry import check_name
 
 Solve = Literal["quotient", "product"]
@@ -38,7 +38,7 @@ class Official(Formed):
         return f"layer of official orientation with solve={self.solve!r}"
 
     def weights(self, dtype: torch.dtype | None = None) -> Weights:
-        wide = working(self.query.dtype, dtype)
+        wide = working_dtype(self.query.dtype, dtype)
         with torch.autocast(self.query.device.type, enabled=False):
             query, interaction, metric = self.query.to(wide), self.interaction(wide), self.metric(wide)
             key = torch.linalg.solve(query, interaction).mT
@@ -70,7 +70,7 @@ class DefiniteAttention(AttentionLayer):
     signs : of the metric's pivots, one by one (+1 or -1) in the place of those of the regime, to compare with permuted signs.
     interaction : "positive"; "negative" makes every sym S_h negative definite, the other column of the phase table: a positive metric then
         polarises and a negative one escapes. Or signs (heads, head_dim) of the pivots of every S_h: then those of the metric and of the
-        interactions have together as many negative ones as the regime, and where they stand is free. That is the control for the
+        interactions have in total as many negative ones as the regime, at any place. This is the control for the
         parameterisation itself: the same parameters and the same signs in other places, and no regime.
     skew : "interaction" (or True) gives every S_h a skew part, which the theorems allow; "both" gives one to B too, as the published
         experiments have it, and then no theorem applies; "none" (or False) has symmetric interactions.
@@ -193,7 +193,7 @@ class Token(nn.Module):
                 self.output = nn.Parameter(metric() @ projection.mT)
 
     def weights(self, dtype: torch.dtype | None = None) -> Weights:
-        wide = working(self.projection.dtype, dtype)
+        wide = working_dtype(self.projection.dtype, dtype)
         with torch.autocast(self.projection.device.type, enabled=False):
             projection, inner = self.projection.to(wide), self.interaction(wide)
             query = inner.mT @ projection

@@ -231,7 +231,7 @@ def _by_engine(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float, hide: dict[str, object]
 ) -> Tensor:
     """A kernel of the dynamics, whose engines work in float32 and float64."""
-    wide = working(q.dtype, None)
+    wide = working_dtype(q.dtype, None)
     with torch.autocast(q.device.type, enabled=False):
         return kernel.attend(Pairing(q.to(wide), k.to(wide), scale, None, hide), v.to(wide)).to(v.dtype)
 
@@ -302,7 +302,7 @@ class PlainAttention(AttentionLayer):
     def weights(self, dtype: torch.dtype | None = None) -> Weights:
         # each read once: a normalised weight is made at every reading
         query_weight, key_weight, value_weight = self.query.weight, self.key.weight, self.value.weight
-        wide = working(query_weight.dtype, dtype)
+        wide = working_dtype(query_weight.dtype, dtype)
         heads, gain = self.heads, self.gain if self.log_gain is None else self.log_gain.exp().to(wide)
         biases = [None if part.bias is None else part.bias.to(wide) for part in (self.query, self.key, self.value)]
         query, key, value = (None if bias is None else split_heads(bias, heads) for bias in biases)

@@ -117,7 +117,7 @@ class Signed(nn.Module):
 
     def scaled_pivots(self, dtype: torch.dtype | None = None) -> Tensor:
         """The signed pivots (..., size)."""
-        pivots = self.pivots.to(working(self.pivots.dtype, dtype))
+        pivots = self.pivots.to(working_dtype(self.pivots.dtype, dtype))
         # far below zero a softplus is rounded to zero, which has no sign
         return self.signs.to(pivots) * functional.softplus(pivots).clamp_min(torch.finfo(pivots.dtype).tiny)
 
@@ -143,10 +143,10 @@ class Signed(nn.Module):
         return filled.unflatten(-1, (self.size, self.size))
 
 
-def working(own: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
+def working_dtype(own: torch.dtype, requested: torch.dtype | None) -> torch.dtype:
     """Return the dtype for products of factors: the requested one, or that of the parameters, at least float32."""
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     return torch.float32 if own in (torch.float16, torch.bfloat16) else own
 
 
