@@ -11,7 +11,7 @@ from numpy.polynomial.hermite_e import hermegauss
 
 from attractor.errors import UnsupportedError
 from attractor.laws import MLP, Affine, Attention, Block, Kernel, Linear, RMSNorm, Rotary, Sinkhorn
-from attractor.laws.closure import Closure, moments
+from attractor.laws.closure import Closure, moment_rates
 from attractor.states import Tokens
 
 MEAN = np.array([0.4, -0.3])
@@ -40,7 +40,7 @@ def test_the_field_of_a_gaussian_is_affine(kernel: str) -> None:
     probes = np.random.default_rng(2).standard_normal((4, 2))
     tokens = Tokens(np.concatenate((points, probes)), masses=np.concatenate((masses, np.zeros(4))))
     field = attention.velocity(tokens)
-    B, drift = moments(attention, torch.from_numpy(MEAN), torch.from_numpy(FACTOR))
+    B, drift = moment_rates(attention, torch.from_numpy(MEAN), torch.from_numpy(FACTOR))
     expected = torch.from_numpy(probes - MEAN) @ B.mT + drift
     torch.testing.assert_close(field[-4:], expected, rtol=0, atol=1e-8)
     torch.testing.assert_close(torch.from_numpy(masses) @ field[:-4], drift, rtol=0, atol=1e-9)
@@ -53,7 +53,7 @@ def test_linear_attention_closes_for_any_measure() -> None:
     points = torch.from_numpy(np.random.default_rng(3).standard_normal((5, 2)))
     mean = points.mean(0)
     factor = (points - mean).mT / 5**0.5
-    B, drift = moments(attention, mean, factor)
+    B, drift = moment_rates(attention, mean, factor)
     torch.testing.assert_close(attention.velocity(Tokens(points)), points @ B.mT, rtol=0, atol=1e-14)
     torch.testing.assert_close(drift, B @ mean, rtol=0, atol=1e-14)
 
@@ -70,7 +70,7 @@ def test_the_closure_is_a_law_on_mean_and_factor(kernel: str) -> None:
     together = closure.velocity(Tokens(states))
     for lane in range(3):
         mean, factor = torch.from_numpy(states[lane, 0]), torch.from_numpy(states[lane, 1:].T)
-        B, drift = moments(attention, mean, factor)
+        B, drift = moment_rates(attention, mean, factor)
         B, drift = B + feed.matrix, drift + feed.matrix @ mean + feed.offset
         torch.testing.assert_close(together[lane, 0], drift, rtol=0, atol=1e-13)
         torch.testing.assert_close(together[lane, 1:].mT, B @ factor, rtol=0, atol=1e-13)

@@ -8,7 +8,7 @@ import scipy.linalg
 import torch
 
 import attractor as at
-from attractor.laws.closure import Closure, moments, numeric
+from attractor.laws.closure import Closure, closure_field, moment_rates
 from attractor.solvers.gaussian_integration import horizontal
 from attractor.states import Tokens
 
@@ -41,7 +41,7 @@ def test_sinkhorn_equals_iterated_couplings(size: float) -> None:
     root = np.random.default_rng(1).standard_normal((3, 3))
     covariance = root @ root.T / 3
     law = at.Attention(query[0], key[0], value[0], kernel=at.Sinkhorn(0.7))
-    B, drift = moments(law, torch.ones(3, dtype=torch.float64), torch.from_numpy(root / 3**0.5))
+    B, drift = moment_rates(law, torch.ones(3, dtype=torch.float64), torch.from_numpy(root / 3**0.5))
     expected = value[0] @ iterated_coupling(covariance, key[0].T @ query[0] / 0.7)
     np.testing.assert_allclose(B, expected, rtol=0, atol=1e-11)
     np.testing.assert_allclose(drift, value[0] @ np.ones(3), rtol=0, atol=1e-13)
@@ -58,7 +58,7 @@ def test_sinkhorn_on_many_points_approaches_the_closed_form() -> None:
     z = (z - z.mean(0)) @ np.linalg.inv(scipy.linalg.sqrtm(np.cov(z.T, bias=True)).real)
     law = at.Attention(query[0], key[0], value[0], kernel="sinkhorn")
     points = torch.from_numpy(z @ root.T)
-    B, _ = moments(law, torch.zeros(2, dtype=torch.float64), torch.from_numpy(root))
+    B, _ = moment_rates(law, torch.zeros(2, dtype=torch.float64), torch.from_numpy(root))
     found = torch.linalg.lstsq(points, at.velocity(law, Tokens(points))).solution.mT
     assert float((found - B).abs().max()) < 2e-3 * float(B.abs().max())
 
@@ -72,7 +72,7 @@ def test_the_numpy_closure_is_the_torch_one_also_for_singular_covariances(kernel
     )
     rng = np.random.default_rng(4)
     mean, factor = rng.standard_normal(3), rng.standard_normal((3, rank))
-    B, drift = numeric(law)(mean, factor)
+    B, drift = closure_field(law)(mean, factor)
     rows = torch.from_numpy(np.vstack((mean[None], factor.T)))
     found = Closure(law).velocity(Tokens(rows))
     np.testing.assert_allclose(found[0], drift, rtol=0, atol=1e-13)
@@ -85,7 +85,7 @@ def test_another_factor_of_the_same_covariance_has_the_same_field(kernel: str) -
     law = at.Attention(query[0], key[0], value[0], kernel=kernel)
     rng = np.random.default_rng(6)
     factor, turn = rng.standard_normal((3, 3)), np.linalg.qr(rng.standard_normal((3, 3)))[0]
-    one, other = numeric(law)(np.ones(3), factor), numeric(law)(np.ones(3), factor @ turn)
+    one, other = closure_field(law)(np.ones(3), factor), closure_field(law)(np.ones(3), factor @ turn)
     np.testing.assert_allclose(one[0], other[0], rtol=0, atol=1e-12)
     lifted = horizontal(one[0], factor)
     np.testing.assert_allclose(

@@ -197,7 +197,7 @@ def test_merging() -> None:
     alone = at.flow(law, at.Tokens(points[::2]), **options)
     assert merged.stats.merges == 6
     np.testing.assert_allclose(merged.points[:, ::2], alone.points, rtol=1e-7)
-    assert not law.gathers()
+    assert not law.is_attracting()
     blind = at.Attention(query, key, np.eye(2), kernel=at.Hardmax(exclude_self=True))
     with pytest.raises(UnsupportedError, match="see each other"):
         at.flow(blind, at.Tokens(points), merge=1e-12, **options)

@@ -25,7 +25,7 @@ def test_sums_give_the_observables(spread: float) -> None:
     found = {name: values[0] for name, values in linear_curves([TokenSums.of(x)]).items()}
     for suffix, part in (("", x), ("_without_first", x[1:])):
         for name in LINEAR:
-            expected = float(at.observables.named(name)(at.Tokens(part)))
+            expected = float(at.observables.find_observable(name)(at.Tokens(part)))
             assert float(found[name + suffix]) == pytest.approx(expected, rel=1e-9, abs=1e-20)
     assert float(found["first_norm"]) == pytest.approx(float(x[0].norm() / x[1:].norm(dim=-1).mean()))
 

@@ -135,7 +135,7 @@ def test_crowds_are_joined_by_cells(shape: str, radius: float) -> None:
     tree = KDTree(points)
     pairs = tree.query_pairs(radius, output_type="ndarray")
     expected = neighbours._first_members(pairs[:, 0], pairs[:, 1], len(points))
-    found = neighbours._crowded(points, radius)
+    found = neighbours._join_by_cells(points, radius)
     # elsewhere there are a token or two to a cell, and pairs are listed
     assert (found is not None) == (radius >= {"sphere": 0.3, "patches": 0.05, "bridge": 0.0}[shape])
     if found is not None:

@@ -13,7 +13,7 @@ from attractor.laws import Attention
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Tokens
 
-NAMES = observables.names()
+NAMES = observables.list_observables()
 FURTHER_AXES = {
     "attention_entropy": (2,),
     "self_weight": (2,),
@@ -36,7 +36,7 @@ def two_heads(dtype: torch.dtype = torch.float64) -> Attention:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_an_ensemble_is_its_members(name: str, weighted: bool, space: Space | None) -> None:
-    function, law = observables.named(name), two_heads()
+    function, law = observables.find_observable(name), two_heads()
     masses = torch.rand(4, 2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) if weighted else None
     tokens = Tokens.gaussian(7, 3, ensemble=(4, 2), masses=masses)
     values = function(tokens, law, space)
@@ -49,7 +49,7 @@ def test_an_ensemble_is_its_members(name: str, weighted: bool, space: Space | No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_masses_shared_by_all_members(name: str) -> None:
-    function, law = observables.named(name), two_heads()
+    function, law = observables.find_observable(name), two_heads()
     masses = torch.rand(7, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     shared = Tokens.gaussian(7, 3, ensemble=3, masses=masses)
     repeated = Tokens(shared.points, masses.expand(3, 7))
@@ -58,7 +58,7 @@ def test_masses_shared_by_all_members(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_masses_change_nothing_but_sums_over_the_measure(name: str) -> None:
-    function, law = observables.named(name), two_heads()
+    function, law = observables.find_observable(name), two_heads()
     points = Tokens.gaussian(7, 3).points
     equal = Tokens(points, torch.full((7,), 1 / 7, dtype=torch.float64))
     torch.testing.assert_close(function(equal, law), function(Tokens(points), law), rtol=1e-12, atol=1e-13)
@@ -66,7 +66,7 @@ def test_equal_masses_change_nothing_but_sums_over_the_measure(name: str) -> Non
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("partition", "cluster_sizes")])
 def test_a_token_without_mass_is_not_there(name: str) -> None:
-    function, law = observables.named(name), two_heads()
+    function, law = observables.find_observable(name), two_heads()
     points = Tokens.gaussian(7, 3).points
     far = torch.cat(
         (torch.full((1, 3), 50.0, dtype=torch.float64), points, -torch.full((1, 3), 9.0, dtype=torch.float64))
@@ -79,7 +79,7 @@ def test_a_token_without_mass_is_not_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_keeps_its_precision(name: str) -> None:
-    function = observables.named(name)
+    function = observables.find_observable(name)
     points = Tokens.gaussian(9, 3, ensemble=2).points
     single = function(Tokens(points, dtype=torch.float32), two_heads(torch.float32))
     double = function(Tokens(points.float()), two_heads())
@@ -91,7 +91,7 @@ def test_float32_keeps_its_precision(name: str) -> None:
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_at_one_point_give_finite_values(name: str, n: int, point: list[float]) -> None:
-    values = observables.named(name)(Tokens(torch.tensor([point] * n)), two_heads())
+    values = observables.find_observable(name)(Tokens(torch.tensor([point] * n)), two_heads())
     assert bool(torch.isfinite(values).all())
 
 
@@ -105,7 +105,7 @@ def test_rotations_change_nothing(name: str, seed: int, n: int, dim: int, weight
     points, masses = generator.standard_normal((n, dim)), generator.random(n) + 0.1 if weighted else None
     rotation = np.linalg.qr(generator.standard_normal((dim, dim)))[0]
     law = Attention.isotropic(dim, 1.5)
-    before, after = (observables.named(name)(Tokens(x, masses), law) for x in (points, points @ rotation.T))
+    before, after = (observables.find_observable(name)(Tokens(x, masses), law) for x in (points, points @ rotation.T))
     torch.testing.assert_close(before, after, rtol=1e-9, atol=1e-10)
 
 
@@ -116,8 +116,8 @@ def test_the_order_of_tokens_changes_nothing(name: str, seed: int, n: int, dim: 
     points, masses = generator.standard_normal((n, dim)), generator.random(n) + 0.1 if weighted else None
     order = generator.permutation(n)
     law = Attention.isotropic(dim, 1.5)
-    before = observables.named(name)(Tokens(points, masses), law)
-    after = observables.named(name)(Tokens(points[order], masses if masses is None else masses[order]), law)
+    before = observables.find_observable(name)(Tokens(points, masses), law)
+    after = observables.find_observable(name)(Tokens(points[order], masses if masses is None else masses[order]), law)
     torch.testing.assert_close(before, after, rtol=1e-9, atol=1e-10)
 
 
@@ -129,6 +129,6 @@ LENGTHS = ["token_norm", "diameter", "consensus_gap", "hemisphere_margin"]
 @pytest.mark.parametrize("name", SCALE_FREE + LENGTHS)
 def test_lengths_scale_and_shapes_do_not(name: str, seed: int, exponent: int) -> None:
     points = np.random.default_rng(seed).standard_normal((6, 3)) + 1.0
-    function, factor = observables.named(name), 2.0**exponent
+    function, factor = observables.find_observable(name), 2.0**exponent
     wanted = function(Tokens(points)) * (factor if name in LENGTHS else 1)
     torch.testing.assert_close(function(Tokens(factor * points)), wanted, rtol=1e-12, atol=0.0)

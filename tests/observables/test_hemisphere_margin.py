@@ -14,7 +14,7 @@ from scipy.spatial import ConvexHull
 
 from attractor.laws import Attention
 from attractor.observables import hemisphere_margin
-from attractor.observables.consensus import nearest
+from attractor.observables.consensus import nearest_hull_point
 from attractor.spaces import Ellipsoid, Sphere
 from attractor.states import Tokens
 
@@ -80,7 +80,7 @@ def test_the_answer_proves_itself(seed: int, n: int, dim: int, spread: float, he
     generator = np.random.default_rng(seed)
     points = spread * generator.standard_normal((n, dim))
     points[:, 0] = height * (1 + spread * generator.random(n))
-    weights, direction = nearest(points)
+    weights, direction = nearest_hull_point(points)
     size = np.linalg.norm(points, axis=1).max()
     above = np.linalg.norm(weights @ points)
     below = max(0.0, (points @ direction).min())
@@ -123,11 +123,11 @@ def test_simplices_and_orthants(n: int, dim: int) -> None:
 def test_many_tokens_of_a_large_model() -> None:
     generator = np.random.default_rng(2)
     points = generator.standard_normal((700, 1600))
-    weights, direction = nearest(points)
+    weights, direction = nearest_hull_point(points)
     heights = points @ direction
     assert np.linalg.norm(weights @ points) - heights.min() <= 1e-12
     many = generator.standard_normal((10_000, 8)) + 2.2
-    weights, direction = nearest(many)
+    weights, direction = nearest_hull_point(many)
     assert abs(np.linalg.norm(weights @ many) - max(0.0, (many @ direction).min())) <= 1e-12
 
 

@@ -16,15 +16,15 @@ NEED_A_LAW = ["attention_entropy", "energy", "energy_rate", "partition", "self_w
 
 
 def test_names_are_those_of_the_functions() -> None:
-    assert observables.names() == sorted(observables.names())
-    for name in observables.names():
-        assert observables.named(name) is getattr(observables, name)
+    assert observables.list_observables() == sorted(observables.list_observables())
+    for name in observables.list_observables():
+        assert observables.find_observable(name) is getattr(observables, name)
         assert name in observables.__all__
 
 
-@pytest.mark.parametrize("name", observables.names())
+@pytest.mark.parametrize("name", observables.list_observables())
 def test_every_observable_has_the_one_signature(name: str) -> None:
-    function = observables.named(name)
+    function = observables.find_observable(name)
     parameters = list(inspect.signature(function).parameters.values())
     assert [parameter.name for parameter in parameters[:3]] == ["tokens", "law", "space"]
     assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters[3:])
@@ -33,9 +33,9 @@ def test_every_observable_has_the_one_signature(name: str) -> None:
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean 'diameter'"):
-        observables.named("diametre")
+        observables.find_observable("diametre")
     with pytest.raises(InputError, match="the observables are"):
-        observables.named("zzz")
+        observables.find_observable("zzz")
 
 
 def test_a_new_function_becomes_known_and_a_taken_name_is_refused() -> None:
@@ -49,7 +49,7 @@ def test_a_new_function_becomes_known_and_a_taken_name_is_refused() -> None:
 
     try:
         assert observables.observable(first_coordinate) is first_coordinate
-        assert observables.named("first_coordinate") is first_coordinate
+        assert observables.find_observable("first_coordinate") is first_coordinate
         with pytest.raises(InputError, match="already an observable"):
             observables.observable(diameter)
     finally:
@@ -58,7 +58,7 @@ def test_a_new_function_becomes_known_and_a_taken_name_is_refused() -> None:
 
 @pytest.mark.parametrize("name", NEED_A_LAW)
 def test_a_law_is_asked_for(name: str) -> None:
-    function = observables.named(name)
+    function = observables.find_observable(name)
     tokens, law = Tokens.uniform(4, 3), Attention.isotropic(3, 1.0)
     with pytest.raises(InputError, match=f"{name}\\(tokens, law\\)"):
         function(tokens)
@@ -72,7 +72,7 @@ def test_a_law_is_asked_for(name: str) -> None:
 
 @pytest.mark.parametrize("name", NEED_A_LAW)
 def test_laws_in_time_need_the_time(name: str) -> None:
-    function = observables.named(name)
+    function = observables.find_observable(name)
     run = Tokens.uniform(5, 3, ensemble=3)
     first, second = Attention.isotropic(3, 1.0), Attention.isotropic(3, 2.0)
     schedule = Schedule(lambda time: Attention.isotropic(3, 1.0 + time))

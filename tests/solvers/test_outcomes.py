@@ -78,7 +78,7 @@ def test_consensus_is_noted_while_saved_times_are_owed() -> None:
 
 
 def test_consensus_may_happen_in_flat_space_when_asked_for() -> None:
-    """x' = mean - x gathers tokens at their mean."""
+    """x' = mean - x is_attracting tokens at their mean."""
     law = at.Attention(np.zeros((2, 2)), np.zeros((2, 2)), np.eye(2)) + at.Affine(-np.eye(2))
     tokens = at.Tokens.gaussian(5, 2, seed=3)
     run = at.flow(law, tokens, until=1e3, stop="consensus")

@@ -373,11 +373,11 @@ def _draw(question: Question, n: int, seed: int, ensemble: int) -> Tokens:
 
 
 def _rates(question: Question, progress: Any) -> Any:
-    from attractor.laws import obstacle
+    from attractor.laws import closure_obstacle
     from attractor.meanfield import measure_rates
 
     options = question.study
-    closed = question.gaussian is not None and not obstacle(question.law)
+    closed = question.gaussian is not None and not closure_obstacle(question.law)
     against: Any = options.against or ("closure" if closed else "pair")
     if against not in ("closure", "pair"):
         if not against.isdigit():

@@ -201,7 +201,7 @@ class OutputOptions:
 
 def check_output(options: OutputOptions, context: typer.Context) -> None:
     """Everything about the results that can be known to fail, before the run starts."""
-    from attractor.observables import named
+    from attractor.observables import find_observable
 
     if options.resume is not None:
         other = [option for name, option in given(context).items() if name not in WITH_RESUME]
@@ -212,7 +212,7 @@ def check_output(options: OutputOptions, context: typer.Context) -> None:
         if not (options.resume / "zarr.json").is_file():
             raise InputError(f"--resume {options.resume} is not a run of attractor: there is no zarr.json in it")
     for name in options.observe or ():
-        named(name)
+        find_observable(name)
     for path in options.plot or ():
         check_picture(path)
     if options.density is not None:

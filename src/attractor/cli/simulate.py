@@ -135,7 +135,7 @@ def check_room(tokens: TokenOptions, dim: int, run: RunOptions) -> None:
 
 def follow(problem: Problem, tokens: TokenOptions, run: RunOptions, output: OutputOptions) -> Trajectory:
     """Run the flow, after a look at whether the observables that are asked for can be had."""
-    from attractor.observables import named
+    from attractor.observables import find_observable
     from attractor.solvers import flow
 
     options = flow_options(run)
@@ -147,7 +147,7 @@ def follow(problem: Problem, tokens: TokenOptions, run: RunOptions, output: Outp
     if (output.plot or output.density or output.report) and output.member >= members:
         raise InputError(f"--member {output.member} does not exist: members are numbered from 0 to {members - 1}")
     for name in output.observe or ():
-        named(name)(problem.tokens, law=problem.law, space=problem.space)
+        find_observable(name)(problem.tokens, law=problem.law, space=problem.space)
     there, progress = sent(problem.tokens, tokens), output.shows_progress
     run_there = flow(problem.law, there, space=problem.space, store=output.out, progress=progress, **options)
     return run_there.to("cpu")

@@ -2,7 +2,7 @@
 
 from attractor.laws.attention import Attention
 from attractor.laws.blocks import ACTIVATIONS, MLP, Affine, Block, LayerNorm, Norm, RMSNorm
-from attractor.laws.closure import Closure, numeric, obstacle
+from attractor.laws.closure import Closure, closure_field, closure_obstacle
 from attractor.laws.kernels import CLASSES as KERNELS
 from attractor.laws.kernels.capped import Capped
 from attractor.laws.kernels.exponential import Exponential
@@ -61,11 +61,11 @@ __all__ = [
     "Total",
     "Visible",
     "Window",
+    "closure_field",
+    "closure_obstacle",
     "has_kernel",
     "kernel_named",
     "list_kernels",
-    "numeric",
-    "obstacle",
     "rotary_of",
     "turn_pairs",
 ]

@@ -17,7 +17,7 @@ from attractor.errors import InputError
 from attractor.html_repr import SHOWN, html_card
 from attractor.laws.kernels.kernel import Kernel, Pairing, kernel_named
 from attractor.laws.law import Law
-from attractor.laws.masks import Mask, mask_from
+from attractor.laws.masks import Mask, as_mask
 from attractor.laws.positions.position import Positions
 from attractor.states import Tokens, alike, version
 
@@ -63,7 +63,7 @@ class Attention(Law):
         alike(self, ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias", "output_bias"))
         object.__setattr__(self, "scale", _number(self.scale))
         object.__setattr__(self, "kernel", kernel_named(self.kernel))
-        object.__setattr__(self, "mask", mask_from(self.mask))
+        object.__setattr__(self, "mask", as_mask(self.mask))
         self._check_shapes()
         if self.positions is not None:
             if not isinstance(self.positions, Positions):
@@ -257,7 +257,7 @@ class Attention(Law):
         assert isinstance(self.kernel, Kernel)
         return self.kernel.merge_obstacle()
 
-    def gathers(self) -> bool:
+    def is_attracting(self) -> bool:
         scalars = self._value_scalars
         assert isinstance(self.kernel, Kernel)
         attracts = scalars is not None and bool((scalars > 0).all())

@@ -48,8 +48,8 @@ class Closure(Law):
 
     def __post_init__(self) -> None:
         for law in _moments_in_time(self.law):
-            for part in parts(law):
-                reason = obstacle(part)
+            for part in summands(law):
+                reason = closure_obstacle(part)
                 if reason:
                     raise UnsupportedError(f"a Gaussian does not stay Gaussian under this law: {reason}")
 
@@ -73,17 +73,19 @@ class Closure(Law):
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         mean, factor = tokens.points[..., 0, :], tokens.points[..., 1:, :].mT
         at = getattr(self.law, "at", None)
-        slope, drift = _summed([moments(part, mean, factor) for part in parts(self.law if at is None else at(time))])
+        slope, drift = _summed(
+            [moment_rates(part, mean, factor) for part in summands(self.law if at is None else at(time))]
+        )
         return torch.cat((drift.unsqueeze(-2), (slope @ factor).mT), dim=-2)
 
 
-def parts(law: Law) -> tuple[Law, ...]:
+def summands(law: Law) -> tuple[Law, ...]:
     """The laws whose velocities add up to that of a law."""
     if isinstance(law, Total):
-        return tuple(part for one in law.laws for part in parts(one))
+        return tuple(part for one in law.laws for part in summands(one))
     if isinstance(law, Block) and law.placement == "none":
         both = (law.attention,) if law.feedforward is None else (law.attention, law.feedforward)
-        return tuple(part for one in both for part in parts(one))
+        return tuple(part for one in both for part in summands(one))
     return (law,)
 
 
@@ -94,7 +96,7 @@ def _moments_in_time(law: Law) -> tuple[Law, ...]:
     return (law.at(0.0),) if isinstance(law, Schedule) else (law,)
 
 
-def obstacle(law: Law) -> str:
+def closure_obstacle(law: Law) -> str:
     """Why a Gaussian does not stay Gaussian under a law, or nothing."""
     if isinstance(law, Affine) or (isinstance(law, MLP) and law.activation == "identity" and law.gate is None):
         return ""
@@ -122,7 +124,7 @@ def obstacle(law: Law) -> str:
     return ""
 
 
-def moments(law: Law, mean: Tensor, factor: Tensor) -> Moments:
+def moment_rates(law: Law, mean: Tensor, factor: Tensor) -> Moments:
     """B and the velocity of the mean that one law gives a Gaussian."""
     if isinstance(law, (Affine, MLP)):
         matrix, offset = (None if part is None else part.to(mean) for part in affine_map(law))
@@ -146,12 +148,12 @@ def affine_map(law: Affine | MLP) -> tuple[Tensor, Tensor | None]:
     return law.w2 @ law.w1, offset
 
 
-def numeric(law: Law) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def closure_field(law: Law) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """The same for one Gaussian in numpy: a function of the mean (d,) and a factor (d, r), many times faster for small d."""
     heads: list[tuple[Kernel, HeadMatrices]] = []
     dim = law.dim or 1
     matrix, offset = np.zeros((dim, dim)), np.zeros(dim)
-    for part in parts(law):
+    for part in summands(law):
         if isinstance(part, (Affine, MLP)):
             W, c = affine_map(part)
             matrix = matrix + W.detach().cpu().double().numpy()

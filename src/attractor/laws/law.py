@@ -59,7 +59,7 @@ class Law(Record):
         """Why coinciding tokens may not be replaced by one weighted token, or None if they may."""
         return None
 
-    def gathers(self) -> bool:
+    def is_attracting(self) -> bool:
         """Whether tokens that are close to each other come closer, so that it is safe to merge them unasked."""
         return False
 

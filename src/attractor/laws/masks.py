@@ -102,7 +102,7 @@ class Visible(Mask):
         return {"visible": self.matrix.to(tokens.points.device)}
 
 
-def mask_from(mask: Any) -> Mask | None:
+def as_mask(mask: Any) -> Mask | None:
     """A mask from None, a name ("causal", "window:64"), a boolean matrix or a Mask."""
     if mask is None or isinstance(mask, Mask):
         return mask

@@ -84,8 +84,8 @@ class Schedule(Law):
             return "a schedule given as a function may become masked at any time; use Schedule.interpolate or a Stack"
         return next((reason for law in self.laws if (reason := law.merge_obstacle())), None)
 
-    def gathers(self) -> bool:
-        return self.function is None and all(law.gathers() for law in self.laws)
+    def is_attracting(self) -> bool:
+        return self.function is None and all(law.is_attracting() for law in self.laws)
 
     def check(self, tokens: Tokens) -> None:
         self.at(self.times[0] if self.times else 0.0).check(tokens)
@@ -172,8 +172,8 @@ class Stack(Law):
     def merge_obstacle(self) -> str | None:
         return next((reason for law in self.laws if (reason := law.merge_obstacle())), None)
 
-    def gathers(self) -> bool:
-        return all(law.gathers() for law in self.laws)
+    def is_attracting(self) -> bool:
+        return all(law.is_attracting() for law in self.laws)
 
     def check(self, tokens: Tokens) -> None:
         for law in self.laws:

@@ -13,7 +13,7 @@ from attractor.laws.attention import Attention
 from attractor.laws.blocks import Norm
 from attractor.laws.kernels.kernel import Kernel, Pairing, kernel_named
 from attractor.laws.law import Law
-from attractor.laws.masks import Mask, mask_from
+from attractor.laws.masks import Mask, as_mask
 from attractor.laws.positions.position import Positions
 from attractor.serialization import Record
 from attractor.states import Tokens, alike
@@ -118,7 +118,7 @@ class LatentAttention(Law):
         alike(self, ("query", "key", "value", "output", "output_bias"))
         object.__setattr__(self, "features", tuple(self.features))
         object.__setattr__(self, "kernel", kernel_named(self.kernel))
-        object.__setattr__(self, "mask", mask_from(self.mask))
+        object.__setattr__(self, "mask", as_mask(self.mask))
         width = sum(feature.matrix.shape[0] for feature in self.features)
         if {self.query.shape[-1], self.key.shape[-1], self.value.shape[-1]} != {width}:
             raise InputError(

@@ -23,7 +23,7 @@ from attractor.meanfield.distances import (
     sliced_wasserstein,
     wasserstein,
 )
-from attractor.observables import LIMIT, covariance, heavy, tilt
+from attractor.observables import TILT_LIMIT, covariance, has_heavy_tails, tilt
 from attractor.registry import check_name
 from attractor.solvers import flow
 from attractor.states import Gaussian, Tokens
@@ -280,10 +280,10 @@ def _tilt_along(problem: _Problem, n: int, seed: int) -> tuple[np.ndarray, np.nd
     values = np.array([float(tilt(state, problem.law).max()) for state in states])  # type: ignore[arg-type]
     times = run.times.numpy()
     notes: tuple[str, ...] = ()
-    if heavy(problem.law) and values.max() >= LIMIT:
-        first = times[int(np.argmax(values >= LIMIT))]
+    if has_heavy_tails(problem.law) and values.max() >= TILT_LIMIT:
+        first = times[int(np.argmax(values >= TILT_LIMIT))]
         notes = (
             f"scores spread too far for the rate of independent samples: the largest singular value of "
-            f"Sigma^1/2 A Sigma^1/2 is {LIMIT} or more from t = {first:.3g} ({values.max():.3g} at most)",
+            f"Sigma^1/2 A Sigma^1/2 is {TILT_LIMIT} or more from t = {first:.3g} ({values.max():.3g} at most)",
         )
     return times, values, notes

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from attractor.errors import InputError
-from attractor.laws import Attention, Closure, Law, has_kernel, numeric
+from attractor.laws import Attention, Closure, Law, closure_field, has_kernel
 from attractor.meanfield.blowup import matrices
 from attractor.solvers import Rule, Steady, View, flow
 from attractor.states import Gaussian
@@ -30,7 +30,7 @@ def is_isotropic(covariance: ArrayLike, form: ArrayLike, tolerance: float = 1e-6
 def stationary_residual(law: Law, state: Gaussian) -> float:
     r""":math:`|B\Sigma + \Sigma B^\top|/(2|B||\Sigma|)`, between 0 (the covariance rests) and 1; the mean is not looked at."""
     Closure(law)
-    slope, _ = numeric(law.member(torch.tensor([0])))(state.mean.numpy(), state.factor.numpy())
+    slope, _ = closure_field(law.member(torch.tensor([0])))(state.mean.numpy(), state.factor.numpy())
     Sigma = state.covariance.numpy()
     size = 2.0 * float(np.linalg.norm(slope)) * float(np.linalg.norm(Sigma))
     return float(np.linalg.norm(slope @ Sigma + Sigma @ slope.T)) / size if size > 0 else 0.0
@@ -178,7 +178,7 @@ def _kind(name: str, start: Gaussian, early: np.ndarray, late: np.ndarray) -> tu
 
 def _horizon(law: Law, start: Gaussian) -> float:
     Closure(law)  # says why there is none
-    slope, _ = numeric(law.member(torch.tensor([0])))(start.mean.numpy(), start.factor.numpy())
+    slope, _ = closure_field(law.member(torch.tensor([0])))(start.mean.numpy(), start.factor.numpy())
     rate = float(np.linalg.norm(slope))
     return UNITS / rate if rate > 0 else UNITS
 

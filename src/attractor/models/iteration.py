@@ -383,7 +383,7 @@ class Run:
         for index, x in enumerate(states):
             tokens = Tokens(x.double())
             for name in CURVES:
-                self.curves[name][index].append(float(observables.named(name)(tokens)))
+                self.curves[name][index].append(float(observables.find_observable(name)(tokens)))
 
     def _decode(self, k: int, tokens: Sequence[Tensor]) -> None:
         if self.unembedding is not None and k in self.decode:

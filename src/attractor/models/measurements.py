@@ -15,7 +15,7 @@ from attractor.errors import UnsupportedError
 from attractor.laws import Attention, LatentAttention, NormedAttention, Rotary, has_kernel, rotary_of
 from attractor.models.attention_layers import Layer
 from attractor.models.hooks import BlockStates
-from attractor.observables import masses, pairing_of
+from attractor.observables import head_masses, pairing_of
 from attractor.serialization import to_frame
 from attractor.states import Tokens
 
@@ -267,7 +267,7 @@ class MeasurementCollector:
                 found |= {name + suffix: torch.tensor(torch.nan) for name in (*QUADRATIC, "energy")}
                 continue
             tokens = Tokens(part.double())
-            found |= {name + suffix: observables.named(name)(tokens) for name in QUADRATIC}
+            found |= {name + suffix: observables.find_observable(name)(tokens) for name in QUADRATIC}
             found["energy" + suffix] = direction_energy(tokens.points)
         self._curves.append(found)
 
@@ -291,7 +291,7 @@ def measure_heads(layer: Layer, tokens: Tokens, positions: bool = True) -> dict[
     expansion = energy = torch.full((layer.heads,), torch.nan, dtype=torch.float64)
     if isinstance(law, Attention) and has_kernel(law, "softmax"):  # scores are bilinear
         expansion = query_expansion(law, tokens, weights).mean(-1)
-        equal = masses(tokens, False)
+        equal = head_masses(tokens, False)
         terms = equal.log() + pairing_of(law, tokens).log_partition(equal)
         energy = torch.logsumexp(terms, dim=-1) - math.log(2.0)
     entropy, own = -(weights * logs).sum(-1).mean(-1), weights.diagonal(dim1=-2, dim2=-1).mean(-1)

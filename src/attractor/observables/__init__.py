@@ -9,12 +9,12 @@ observable, known by its name.
 from attractor.observables.clustering import cluster_sizes, clusters
 from attractor.observables.consensus import consensus_gap, consensus_metric, hemisphere_margin
 from attractor.observables.energies import (
-    LIMIT,
+    TILT_LIMIT,
     energy,
     energy_rate,
     gaussian_energy,
-    heavy,
-    masses,
+    has_heavy_tails,
+    head_masses,
     partition,
     tilt,
 )
@@ -29,11 +29,11 @@ from attractor.observables.geometry import (
     sharpness,
     token_norm,
 )
-from attractor.observables.registry import Observable, named, names, observable, pairing_of
+from attractor.observables.registry import Observable, find_observable, list_observables, observable, pairing_of
 from attractor.observables.weights import attention_entropy, self_weight
 
 __all__ = [
-    "LIMIT",
+    "TILT_LIMIT",
     "Observable",
     "attention_entropy",
     "cluster_sizes",
@@ -47,13 +47,13 @@ __all__ = [
     "effective_rank",
     "energy",
     "energy_rate",
+    "find_observable",
     "gaussian_energy",
-    "heavy",
+    "has_heavy_tails",
+    "head_masses",
     "hemisphere_margin",
-    "masses",
+    "list_observables",
     "mean",
-    "named",
-    "names",
     "observable",
     "pairing_of",
     "pairwise_distance",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attractor.errors import InputError
 from attractor.laws import Law
-from attractor.observables.geometry import about_mean, present, token_norm
+from attractor.observables.geometry import centre_tokens, has_mass, token_norm
 from attractor.observables.registry import observable
 from attractor.spaces import Space
 from attractor.states import Tokens
@@ -23,7 +23,7 @@ CROWD = 4  # tokens to a cell above which cells are joined instead of tokens
 Array = np.ndarray
 
 
-def components(points: Tensor, taking_part: Array, radius: Array) -> Array:
+def find_components(points: Tensor, taking_part: Array, radius: Array) -> Array:
     """For every token of (B, n, d) the first token of its component, -1 for tokens without mass; radius (B,).
 
     Two tokens are joined when they are closer than the radius of their state, or coincide.
@@ -34,15 +34,15 @@ def components(points: Tensor, taking_part: Array, radius: Array) -> Array:
     if n <= SMALL:
         step = max(1, PAIRS // (n * n))
         pieces = [slice(start, start + step) for start in range(0, states, step)]
-        return np.concatenate([_batch(points[piece], taking_part[piece], reach[piece]) for piece in pieces])
+        return np.concatenate([_label_small(points[piece], taking_part[piece], reach[piece]) for piece in pieces])
     roots = np.full((states, n), -1)
     for state in range(states):
         here = np.flatnonzero(taking_part[state])
-        roots[state, here] = here[_large(points[state][torch.from_numpy(here)], float(reach[state]))]
+        roots[state, here] = here[_label_large(points[state][torch.from_numpy(here)], float(reach[state]))]
     return roots
 
 
-def _batch(points: Tensor, taking_part: Array, reach: Array) -> Array:
+def _label_small(points: Tensor, taking_part: Array, reach: Array) -> Array:
     """Compare all pairs of small states, in one graph with a block for each state."""
     states, n, _ = points.shape
     close = _close(points, points, reach[:, None, None]).numpy()
@@ -51,13 +51,13 @@ def _batch(points: Tensor, taking_part: Array, reach: Array) -> Array:
     return np.where(taking_part, roots, -1)
 
 
-def _large(points: Tensor, reach: float) -> Array:
-    crowded = _crowded(points.numpy(), reach) if points.shape[-1] <= FLAT else None
+def _label_large(points: Tensor, reach: float) -> Array:
+    crowded = _join_by_cells(points.numpy(), reach) if points.shape[-1] <= FLAT else None
     if crowded is not None:
         return crowded
     pairs = _close_pairs(points, reach)
     # if most tokens are close to each other, there are too many pairs to list, but a flood fill ends after few rounds
-    return _flood(points, reach) if pairs is None else _first_members(pairs[:, 0], pairs[:, 1], len(points))
+    return _label_by_flooding(points, reach) if pairs is None else _first_members(pairs[:, 0], pairs[:, 1], len(points))
 
 
 def _close_pairs(points: Tensor, reach: float) -> Array | None:
@@ -80,7 +80,7 @@ def _close_pairs(points: Tensor, reach: float) -> Array | None:
     return np.concatenate(found)
 
 
-def _crowded(points: Array, reach: float) -> Array | None:
+def _join_by_cells(points: Array, reach: float) -> Array | None:
     """The first member of each component by cells whose diagonal is the reach; None where tokens are few to a cell.
 
     Tokens of one cell are connected. So are cells whose first tokens are close; where those are not, and no other path joins
@@ -101,14 +101,14 @@ def _crowded(points: Array, reach: float) -> Array | None:
     order = np.argsort(cell, kind="stable")
     starts = np.searchsorted(cell[order], np.arange(len(first) + 1))
     members = [order[a:b] for a, b in pairwise(starts)]
-    joined = _joined_cells(points, first, members, reach)
+    joined = _join_cells(points, first, members, reach)
     # cells are numbered by place: the component's first token is the smallest of the first tokens of its cells
     root = np.full(len(first), len(points))
     np.minimum.at(root, joined, first)
     return root[joined][cell]
 
 
-def _joined_cells(points: Array, first: Array, members: list[Array], reach: float) -> Array:
+def _join_cells(points: Array, first: Array, members: list[Array], reach: float) -> Array:
     """For every cell the smallest cell of its component."""
     from scipy.spatial import KDTree
 
@@ -125,7 +125,7 @@ def _joined_cells(points: Array, first: Array, members: list[Array], reach: floa
     return joined
 
 
-def _flood(points: Tensor, reach: float) -> Array:
+def _label_by_flooding(points: Tensor, reach: float) -> Array:
     """Flood fill: each token is compared once with the tokens that are in no component yet."""
     roots = np.full(len(points), -1)
     waiting = torch.arange(len(points))
@@ -198,9 +198,9 @@ def _roots(tokens: Tokens, space: Space | None, radius: float | None) -> np.ndar
     if radius is not None and not 0 <= radius < float("inf"):
         raise InputError(f"the radius of clusters must be a number that is not negative, got {radius}")
     still = tokens.with_points(tokens.points.detach())
-    points = about_mean(still, space).double().reshape(-1, tokens.n, tokens.dim).cpu()
+    points = centre_tokens(still, space).double().reshape(-1, tokens.n, tokens.dim).cpu()
     if radius is None:
         reach = SHARE * token_norm(still, space=space, reduce="max").double().reshape(-1).cpu().numpy()
     else:
         reach = np.full(len(points), float(radius))
-    return components(points, present(tokens).reshape(-1, tokens.n).cpu().numpy(), reach)
+    return find_components(points, has_mass(tokens).reshape(-1, tokens.n).cpu().numpy(), reach)

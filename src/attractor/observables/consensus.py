@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attractor.laws import Law
-from attractor.observables.geometry import about_mean, average, directions, isometric, present
+from attractor.observables.geometry import average, centre_tokens, has_mass, to_isometric, unit_directions
 from attractor.observables.registry import observable
 from attractor.spaces import Space
 from attractor.states import Tokens
@@ -24,8 +24,8 @@ def consensus_metric(tokens: Tokens, law: Law | None = None, space: Space | None
     positive mass is :math:`x_1`; the mean is weighted by mass; a token at the origin counts as orthogonal. Computed
     from :math:`1 - |\cos| = \min(|u_1 - u_j|^2, |u_1 + u_j|^2)/2`, so that it does not stop at the rounding of 1.
     """
-    units = directions(tokens, space)
-    first = present(tokens).to(torch.int8).argmax(-1)[..., None, None]
+    units = unit_directions(tokens, space)
+    first = has_mass(tokens).to(torch.int8).argmax(-1)[..., None, None]
     reference = units.take_along_dim(first, -2)
     same, opposite = (((units - sign * reference) ** 2).sum(-1) for sign in (1.0, -1.0))
     pointing = (units != 0).any(-1) & (reference != 0).any(-1)
@@ -38,8 +38,8 @@ def consensus_gap(tokens: Tokens, law: Law | None = None, space: Space | None = 
 
     :math:`\max_i |x_i - \bar x|` in the norm of the space, :math:`\bar x` the mean of the measure.
     """
-    lengths = torch.linalg.vector_norm(about_mean(tokens, space), dim=-1)
-    return torch.where(present(tokens), lengths, 0.0).amax(-1)
+    lengths = torch.linalg.vector_norm(centre_tokens(tokens, space), dim=-1)
+    return torch.where(has_mass(tokens), lengths, 0.0).amax(-1)
 
 
 Array = np.ndarray
@@ -106,7 +106,7 @@ class Corral:
         self.basis, self.triangle = basis[:, :kept], triangle[:kept]
         self.weights = np.delete(self.weights, place)
 
-    def settle(self) -> None:
+    def minimise(self) -> None:
         """Move to the nearest point of the affine hull, and drop the vertices whose weight becomes zero."""
         from scipy.linalg import solve_triangular
 
@@ -122,7 +122,7 @@ class Corral:
             self.weights = np.maximum(self.weights + steps.min() * (wanted - self.weights), 0.0)
             self.drop(int(leaving[np.argmin(steps)]))
 
-    def nearest(self, points: Array) -> Nearest:
+    def nearest_point(self, points: Array) -> Nearest:
         """Return the nearest point; its distance is computed along the normal, which is accurate near 0."""
         normal = self.normal()
         if normal is not None:
@@ -151,7 +151,7 @@ class Corral:
         return None if length < 0.5 else -part[:-1] / length
 
 
-def nearest(points: Array) -> tuple[Array, Array]:
+def nearest_hull_point(points: Array) -> tuple[Array, Array]:
     r"""Weights :math:`\lambda` (n,) of the point of the hull of points (n, d) nearest to 0, and its direction e (d,).
 
     e is zero where the hull contains the origin. Otherwise :math:`\langle e, y_i\rangle \ge \rho` for all i, with equality
@@ -190,20 +190,20 @@ def _in_own_span(points: Array) -> tuple[Array, Array | None]:
 
 def _search(points: Array) -> Nearest:
     """Add vertices while they bring the hull closer to the origin by more than rounding."""
-    corral = _guess(points)
-    corral.settle()
-    found = corral.nearest(points)
+    corral = _initial_corral(points)
+    corral.minimise()
+    found = corral.nearest_point(points)
     while found.normal is not None:
         heights = points @ found.normal
         below = np.flatnonzero(heights < found.distance - ROUNDING)
-        closer = _enter(points, corral, found, below[np.argsort(heights[below])[:OFFERS]])
+        closer = _add_vertices(points, corral, found, below[np.argsort(heights[below])[:OFFERS]])
         if closer is found:
             break
         found = closer
     return found
 
 
-def _guess(points: Array) -> Corral:
+def _initial_corral(points: Array) -> Corral:
     """Return the vertices that scipy's solver finds, or the shortest token if it fails or they are dependent."""
     from scipy.optimize import nnls
 
@@ -221,7 +221,7 @@ def _guess(points: Array) -> Corral:
     return corral if np.abs(np.diag(corral.triangle)).min() > ROUNDING else alone
 
 
-def _enter(points: Array, corral: Corral, found: Nearest, offers: Array) -> Nearest:
+def _add_vertices(points: Array, corral: Corral, found: Nearest, offers: Array) -> Nearest:
     """Add the vertices that are still below the nearest point; return ``found`` itself if none helps."""
     for vertex in offers.tolist():
         if found.normal is None or corral.full:
@@ -230,8 +230,8 @@ def _enter(points: Array, corral: Corral, found: Nearest, offers: Array) -> Near
             continue
         if not corral.add(vertex, points[vertex]):
             continue
-        corral.settle()
-        closer = corral.nearest(points)
+        corral.minimise()
+        closer = corral.nearest_point(points)
         if closer.distance >= found.distance:
             break
         found = closer
@@ -249,12 +249,12 @@ def hemisphere_margin(tokens: Tokens, law: Law | None = None, space: Space | Non
     gradient is :math:`\partial\rho/\partial x_i = \lambda_i e` with the weights of the nearest point
     [wolfe1976finding].
     """
-    points = isometric(tokens.points, space).double()
+    points = to_isometric(tokens.points, space).double()
     flat = points.detach().reshape(-1, tokens.n, tokens.dim).cpu().numpy()
-    parts = present(tokens).reshape(-1, tokens.n).cpu().numpy()
+    parts = has_mass(tokens).reshape(-1, tokens.n).cpu().numpy()
     weights, normals = np.zeros(flat.shape[:-1]), np.zeros((len(flat), tokens.dim))
     for state, part in enumerate(parts):
-        weights[state, part], normals[state] = nearest(flat[state, part])
+        weights[state, part], normals[state] = nearest_hull_point(flat[state, part])
     heights = points @ torch.from_numpy(normals).to(points).reshape(*tokens.batch_shape, tokens.dim, 1)
     lifted = torch.from_numpy(weights).to(points).reshape(*tokens.batch_shape, tokens.n)
     return (lifted * heights.squeeze(-1)).sum(-1).clamp_min(0.0).to(tokens.points.dtype)

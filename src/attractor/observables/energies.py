@@ -9,15 +9,15 @@ from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Attention, Kernel, Law, list_kernels
-from attractor.observables.geometry import covariance, present
-from attractor.observables.registry import Times, along, kernel_of, observable, pairing_of
+from attractor.observables.geometry import covariance, has_mass
+from attractor.observables.registry import Times, evaluate_at_times, kernel_of, observable, pairing_of
 from attractor.spaces import Euclidean, Space
 from attractor.states import Gaussian, Tokens
 
 
-def masses(tokens: Tokens, total: bool) -> Tensor:
+def head_masses(tokens: Tokens, total: bool) -> Tensor:
     """Masses (..., 1, n) with room for heads; one for every token of positive mass if ``total``."""
-    chosen = present(tokens).to(tokens.points.dtype) if total else tokens.weights
+    chosen = has_mass(tokens).to(tokens.points.dtype) if total else tokens.weights
     return chosen.unsqueeze(-2)
 
 
@@ -45,10 +45,10 @@ def partition(
             raise UnsupportedError(
                 f"partition is the sum of e^s over the keys, and the {kernel.name} kernel has no such sum"
             )
-        values = pairing_of(attention, state).log_partition(masses(state, total))
+        values = pairing_of(attention, state).log_partition(head_masses(state, total))
         return values if log else values.exp()
 
-    return along("partition", of, tokens, law, time)
+    return evaluate_at_times("partition", of, tokens, law, time)
 
 
 @observable
@@ -78,13 +78,15 @@ def energy(
     E increases along the flow when one head has :math:`P = \text{scale}\,Q^\top K` symmetric and :math:`W V = c P`
     with c > 0, W the matrix of the ellipsoid, I elsewhere (consensus T1, meanfield T11); otherwise it need not.
     """
-    return along("energy", lambda state, attention: _energy(state, attention, total, log), tokens, law, time)
+    return evaluate_at_times(
+        "energy", lambda state, attention: _energy(state, attention, total, log), tokens, law, time
+    )
 
 
 def _energy(tokens: Tokens, law: Attention, total: bool, log: bool) -> Tensor:
     kernel = _with_energy(law, total, log)
     energy_of = kernel.log_energy if log else kernel.energy
-    return energy_of(pairing_of(law, tokens), masses(tokens, total))
+    return energy_of(pairing_of(law, tokens), head_masses(tokens, total))
 
 
 def _with_energy(law: Attention, total: bool, log: bool) -> Kernel:
@@ -131,11 +133,13 @@ def energy_rate(
     """
     place = Euclidean() if space is None else space
     place.check_dimension(tokens.dim)
-    return along("energy_rate", lambda state, attention: _rate(state, attention, place, total, log), tokens, law, time)
+    return evaluate_at_times(
+        "energy_rate", lambda state, attention: _rate(state, attention, place, total, log), tokens, law, time
+    )
 
 
 def _rate(tokens: Tokens, law: Attention, space: Space, total: bool, log: bool) -> Tensor:
-    kernel, weights = _with_energy(law, total, log), masses(tokens, total)
+    kernel, weights = _with_energy(law, total, log), head_masses(tokens, total)
     pairing = replace(pairing_of(law, tokens), masses=weights)
     velocity = space.tangent(tokens.points, law.velocity(tokens, skip_self=space.is_curved))
     q_rate, k_rate = (_carried(law, matrix, velocity, tokens, pairing.q.shape[-1]) for matrix in (law.query, law.key))
@@ -160,7 +164,7 @@ def _carried(law: Attention, matrix: Tensor, velocity: Tensor, tokens: Tokens, w
     return torch.nn.functional.pad(rates, (0, width - rates.shape[-1]))
 
 
-LIMIT = 0.5  # above it, the plain variance of the weights of a Gaussian is infinite
+TILT_LIMIT = 0.5  # above it, the plain variance of the weights of a Gaussian is infinite
 
 
 @observable
@@ -174,10 +178,10 @@ def tilt(
     1/2 (meanfield T2): past 1/2 the error of the softmax field on n tokens falls more slowly than :math:`n^{-1/2}`. The
     weights of l2, sigmoid and linear attention have all moments; for them the number measures scores and warns of nothing.
     """
-    return along("tilt", _tilt, tokens, law, time)  # type: ignore[arg-type]
+    return evaluate_at_times("tilt", _tilt, tokens, law, time)  # type: ignore[arg-type]
 
 
-def heavy(law: Law) -> bool:
+def has_heavy_tails(law: Law) -> bool:
     """Whether the weights of a law are exponentials of scores without a bound, so that ``tilt`` above 1/2 is a warning."""
     return isinstance(law, Attention) and kernel_of(law).exponential
 

@@ -28,12 +28,12 @@ def barycentre(points: Tensor, masses: Tensor | None) -> Tensor:
     return (masses.unsqueeze(-1) * points).sum(-2) / masses.sum(-1, keepdim=True)
 
 
-def present(tokens: Tokens) -> Tensor:
+def has_mass(tokens: Tokens) -> Tensor:
     """True (..., n) for the tokens that carry mass."""
     return (tokens.weights > 0).expand(*tokens.batch_shape, tokens.n)
 
 
-def off_diagonal(vectors: Tensor) -> Tensor:
+def sum_off_diagonal(vectors: Tensor) -> Tensor:
     r""":math:`\sum_{i\ne j}\langle a_i, a_j\rangle` of vectors (..., n, c), linear in n.
 
     The square of the sum less the sum of the squares, with the longest vector taken out first: where one mass
@@ -49,16 +49,16 @@ def off_diagonal(vectors: Tensor) -> Tensor:
 
 def pair_mass(tokens: Tokens) -> Tensor:
     r""":math:`\sum_{i\ne j} m_i m_j`: zero when a single token carries all mass."""
-    return off_diagonal(tokens.weights.unsqueeze(-1))
+    return sum_off_diagonal(tokens.weights.unsqueeze(-1))
 
 
-def quotient(numerator: Tensor, denominator: Tensor, otherwise: float) -> Tensor:
+def safe_quotient(numerator: Tensor, denominator: Tensor, otherwise: float) -> Tensor:
     """numerator / denominator, and ``otherwise`` where the denominator is not positive, without NaN in the gradient."""
     defined = denominator > 0
     return torch.where(defined, numerator / torch.where(defined, denominator, 1.0), otherwise)
 
 
-def isometric(vectors: Tensor, space: Space | None) -> Tensor:
+def to_isometric(vectors: Tensor, space: Space | None) -> Tensor:
     """Vectors (..., d) in coordinates whose Euclidean length is their length in the space."""
     if space is None:
         return vectors
@@ -66,7 +66,7 @@ def isometric(vectors: Tensor, space: Space | None) -> Tensor:
     return space.isometric(vectors)
 
 
-def about_mean(tokens: Tokens, space: Space | None = None) -> Tensor:
+def centre_tokens(tokens: Tokens, space: Space | None = None) -> Tensor:
     """Tokens less their mean, in isometric coordinates.
 
     Centred twice: the first mean is rounded like the tokens are, the second removes what that left, so that a cloud
@@ -75,12 +75,12 @@ def about_mean(tokens: Tokens, space: Space | None = None) -> Tensor:
     points = tokens.points
     for _ in range(2):
         points = points - barycentre(points, tokens.masses).unsqueeze(-2)
-    return isometric(points, space)
+    return to_isometric(points, space)
 
 
-def directions(tokens: Tokens, space: Space | None = None) -> Tensor:
+def unit_directions(tokens: Tokens, space: Space | None = None) -> Tensor:
     """Tokens divided by their lengths, in isometric coordinates; a token at the origin stays there."""
-    points = isometric(tokens.points, space)
+    points = to_isometric(tokens.points, space)
     # squares of very short or very long tokens leave the range of floats before the tokens do
     size = points.detach().abs().amax(-1, keepdim=True)
     points = points / torch.where(size > 0, size, 1.0)
@@ -106,9 +106,9 @@ def token_norm(
     if reduce == "mean":
         return average(lengths, tokens.masses)
     if reduce == "max":
-        return torch.where(present(tokens), lengths, -torch.inf).amax(-1)
+        return torch.where(has_mass(tokens), lengths, -torch.inf).amax(-1)
     if reduce == "min":
-        return torch.where(present(tokens), lengths, torch.inf).amin(-1)
+        return torch.where(has_mass(tokens), lengths, torch.inf).amin(-1)
     raise InputError(f"reduce must be 'mean', 'max' or 'min', got {reduce!r}")
 
 
@@ -123,11 +123,11 @@ def pairwise_distance(
     nothing cancels. ``root=True`` gives its square root. A single token has distance 0. Straight distances in the
     norm of the space.
     """
-    points = about_mean(tokens, space)
+    points = centre_tokens(tokens, space)
     weights = tokens.weights
     # with centred tokens, sum_ij m_i m_j |x_i - x_j|^2 = 2 M sum_i m_i |x_i|^2
     squares = 2.0 * weights.sum(-1) * (weights * (points * points).sum(-1)).sum(-1)
-    mean_square = quotient(squares, pair_mass(tokens), 0.0)
+    mean_square = safe_quotient(squares, pair_mass(tokens), 0.0)
     return mean_square.sqrt() if root else mean_square
 
 
@@ -139,9 +139,9 @@ def sharpness(tokens: Tokens, law: Law | None = None, space: Space | None = None
     [pham2025dynamical]: 0 at consensus, n/(n-1) for tokens of mean zero. Zero for a single token and for tokens that
     all vanish.
     """
-    points = isometric(tokens.points, space)
+    points = to_isometric(tokens.points, space)
     squares = average((points * points).sum(-1), tokens.masses)
-    return quotient(pairwise_distance(tokens, law, space), 2.0 * squares, 0.0)
+    return safe_quotient(pairwise_distance(tokens, law, space), 2.0 * squares, 0.0)
 
 
 PAIRS = 1 << 18  # pairs held at once: they stay in the cache
@@ -156,7 +156,7 @@ def diameter(tokens: Tokens, law: Law | None = None, space: Space | None = None,
     two tokens, which on a sphere or an ellipsoid are also the two that are farthest apart along it. It is no Lyapunov
     function: it can grow while it exceeds a right angle (consensus T2).
     """
-    first, second = farthest_pair(about_mean(tokens.with_points(tokens.points.detach()), space), present(tokens))
+    first, second = farthest_pair(centre_tokens(tokens.with_points(tokens.points.detach()), space), has_mass(tokens))
     space = Euclidean() if space is None else space
     x, y = (tokens.points.take_along_dim(index[..., None, None], -2).squeeze(-2) for index in (first, second))
     return space.distance(x, y) if geodesic else space.norm(x - y)
@@ -174,7 +174,7 @@ def farthest_pair(points: Tensor, taking_part: Tensor) -> tuple[Tensor, Tensor]:
         ]
         pairs = torch.cat(found)
     else:
-        pairs = torch.stack([_pruned(state, part) for state, part in zip(states, taking_part, strict=True)])
+        pairs = torch.stack([_pruned_search(state, part) for state, part in zip(states, taking_part, strict=True)])
     return pairs[:, 0].reshape(batch), pairs[:, 1].reshape(batch)
 
 
@@ -194,7 +194,7 @@ def _all_pairs(states: Tensor, taking_part: Tensor) -> Tensor:
     return torch.stack((best // n, best % n), dim=-1)
 
 
-def _pruned(state: Tensor, taking_part: Tensor) -> Tensor:
+def _pruned_search(state: Tensor, taking_part: Tensor) -> Tensor:
     """Tokens by falling distance from the centre: a pair can only win while the radii of both reach the best so far."""
     radii = torch.where(taking_part, torch.linalg.vector_norm(state, dim=-1), -torch.inf)
     radii, order = radii.sort(descending=True)
@@ -234,8 +234,8 @@ def cosine(tokens: Tokens, law: Law | None = None, space: Space | None = None) -
     From :math:`|\sum_i m_i u_i|^2` with :math:`u_i = x_i/|x_i|`, linear in n. A token at the origin has cosine 0 with
     every other; a single token has cosine 1.
     """
-    pairs = off_diagonal(tokens.weights.unsqueeze(-1) * directions(tokens, space))
-    return quotient(pairs, pair_mass(tokens), 1.0).clamp(-1.0, 1.0)
+    pairs = sum_off_diagonal(tokens.weights.unsqueeze(-1) * unit_directions(tokens, space))
+    return safe_quotient(pairs, pair_mass(tokens), 1.0).clamp(-1.0, 1.0)
 
 
 @observable
@@ -245,10 +245,10 @@ def cosine_min(tokens: Tokens, law: Law | None = None, space: Space | None = Non
     It is :math:`1 - |u_i - u_j|^2/2` for the two unit vectors farthest apart. A token at the origin has cosine 0 with
     every other; a single token has cosine 1.
     """
-    units = directions(tokens, space)
-    taking_part = present(tokens)
+    units = unit_directions(tokens, space)
+    taking_part = has_mass(tokens)
     pointing = taking_part & (units != 0).any(-1)
-    first, second = farthest_pair(_about_their_mean(units.detach(), pointing), pointing)
+    first, second = farthest_pair(_centre_units(units.detach(), pointing), pointing)
     x, y = (units.take_along_dim(index[..., None, None], -2).squeeze(-2) for index in (first, second))
     smallest = 1.0 - ((x - y) ** 2).sum(-1) / 2.0
     at_origin = (taking_part & ~pointing).any(-1) & (taking_part.sum(-1) > 1)
@@ -256,7 +256,7 @@ def cosine_min(tokens: Tokens, law: Law | None = None, space: Space | None = Non
     return torch.where(at_origin, smallest.clamp(max=0.0), smallest).clamp(min=-1.0)
 
 
-def _about_their_mean(units: Tensor, pointing: Tensor) -> Tensor:
+def _centre_units(units: Tensor, pointing: Tensor) -> Tensor:
     """Unit vectors less their mean, so that the distances of nearly parallel ones keep their digits."""
     count = pointing.sum(-1, keepdim=True).clamp_min(1).unsqueeze(-1)
     centre = torch.where(pointing.unsqueeze(-1), units, 0.0).sum(-2, keepdim=True) / count
@@ -275,7 +275,7 @@ def covariance(tokens: Tokens, law: Law | None = None, space: Space | None = Non
 
     :math:`\sum_i m_i (x_i - \bar x)(x_i - \bar x)^\top / \sum_i m_i`: with equal masses the divisor is n, not n - 1.
     """
-    points = about_mean(tokens)
+    points = centre_tokens(tokens)
     weights = tokens.weights.unsqueeze(-1)
     return points.mT @ (weights * points) / weights.sum(-2, keepdim=True)
 
@@ -291,7 +291,7 @@ def effective_rank(
     of the second moment. ``centred=True`` subtracts the mean first (then they belong to the covariance). Between 1
     and min(n, d); 0 where all tokens vanish.
     """
-    points = about_mean(tokens, space) if centred else isometric(tokens.points, space)
+    points = centre_tokens(tokens, space) if centred else to_isometric(tokens.points, space)
     if tokens.masses is not None:
         points = tokens.masses.sqrt().unsqueeze(-1) * points
     singular = torch.linalg.svdvals(points)

@@ -28,12 +28,12 @@ def observable(function: AnyObservable) -> AnyObservable:
     return function
 
 
-def names() -> list[str]:
+def list_observables() -> list[str]:
     """Return the names of all observables, in alphabetical order."""
     return sorted(_registry)
 
 
-def named(name: str) -> Observable:
+def find_observable(name: str) -> Observable:
     """The observable of that name."""
     return find(name, dict(sorted(_registry.items())), "observable")
 
@@ -41,7 +41,7 @@ def named(name: str) -> Observable:
 Times = float | Sequence[float] | Tensor | None
 
 
-def along(
+def evaluate_at_times(
     name: str, function: Callable[[Tokens, Attention], Tensor], tokens: Tokens, law: Law | None, time: Times
 ) -> Tensor:
     """The function of the tokens and the attention that acts on them.
@@ -57,14 +57,14 @@ def along(
         )
     times = torch.as_tensor(time, dtype=torch.float64)
     if times.ndim == 0:
-        return along(name, function, tokens, law.at(float(times)), time)
+        return evaluate_at_times(name, function, tokens, law.at(float(times)), time)
     if times.ndim != 1 or not tokens.batch_shape or len(times) != tokens.batch_shape[0]:
         raise InputError(
             f"time must be one number, or one for each entry of the first axis of tokens {tuple(tokens.points.shape)}; "
             f"got shape {tuple(times.shape)}"
         )
-    moments = zip(times.tolist(), states(tokens), strict=True)
-    return torch.stack([along(name, function, state, law.at(moment), moment) for moment, state in moments])
+    moments = zip(times.tolist(), split_states(tokens), strict=True)
+    return torch.stack([evaluate_at_times(name, function, state, law.at(moment), moment) for moment, state in moments])
 
 
 def _attention(name: str, law: Law | None, tokens: Tokens) -> Attention:
@@ -90,7 +90,7 @@ def kernel_of(law: Attention) -> Kernel:
     return law.kernel
 
 
-def states(tokens: Tokens) -> Iterator[Tokens]:
+def split_states(tokens: Tokens) -> Iterator[Tokens]:
     """The entries of the first ensemble axis."""
     for index, points in enumerate(tokens.points):
         rows = [row[index] if row is not None and row.ndim > 1 else row for row in (tokens.masses, tokens.positions)]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from attractor.errors import UnsupportedError
 from attractor.laws import Attention, Law
-from attractor.observables.energies import masses
+from attractor.observables.energies import head_masses
 from attractor.observables.geometry import average
-from attractor.observables.registry import Times, along, kernel_of, observable, pairing_of
+from attractor.observables.registry import Times, evaluate_at_times, kernel_of, observable, pairing_of
 from attractor.spaces import Space
 from attractor.states import Tokens
 
@@ -22,7 +22,7 @@ PAIRS = 1 << 20  # pairs held at once
 def log_rows(tokens: Tokens, law: Attention) -> Iterator[Tensor]:
     """Logarithms (..., h, rows, n) of the weights with rows normalised; -inf where a key is hidden or has no mass."""
     pairing = pairing_of(law, tokens)
-    logits = kernel_of(law).logits(pairing, masses(tokens, False).log())
+    logits = kernel_of(law).logits(pairing, head_masses(tokens, False).log())
     if logits is None:
         yield law.weights(tokens).log().log_softmax(-1)
         return
@@ -41,7 +41,7 @@ def attention_entropy(
     :math:`-\sum_j p_{ij}\log p_{ij}` with :math:`p_{ij} = w_{ij}/\sum_l w_{il}`: between 0, one key takes all, and
     log n. Linear attention has weights of both signs and no entropy.
     """
-    return along("attention_entropy", _entropy, tokens, law, time)
+    return evaluate_at_times("attention_entropy", _entropy, tokens, law, time)
 
 
 @observable
@@ -50,7 +50,7 @@ def self_weight(tokens: Tokens, law: Law | None = None, space: Space | None = No
 
     The sum of a row less that of the other keys, in linear memory; the error is a rounding of the row's sum.
     """
-    return along("self_weight", _diagonal, tokens, law, time)
+    return evaluate_at_times("self_weight", _diagonal, tokens, law, time)
 
 
 def _entropy(tokens: Tokens, law: Attention) -> Tensor:

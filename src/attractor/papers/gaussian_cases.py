@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from attractor.errors import AttractorError, InputError
-from attractor.laws import Attention, Closure, Law, numeric
+from attractor.laws import Attention, Closure, Law, closure_field
 from attractor.meanfield import Limit, PhasePortrait, disc_grid, find_limit, phase_portrait, stationary_residual
 from attractor.states import Gaussian
 
@@ -144,7 +144,7 @@ class Emulated:
 def published_procedure(law: Law, covariance: np.ndarray, step: float = STEP, steps: int = STEPS) -> Emulated:
     """Euler with projection, from one covariance."""
     Closure(law)
-    field, Sigma = numeric(law.member(torch.tensor([0]))), np.array(covariance, dtype=np.float64)
+    field, Sigma = closure_field(law.member(torch.tensor([0]))), np.array(covariance, dtype=np.float64)
     zero, d = np.zeros(len(Sigma)), len(Sigma)
     values, vectors = np.linalg.eigh(Sigma)
     for _ in range(steps):

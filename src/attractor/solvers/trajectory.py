@@ -19,7 +19,7 @@ from attractor.errors import InputError, UnsupportedError
 from attractor.files import to_json
 from attractor.html_repr import curve, html_card
 from attractor.laws import Law
-from attractor.observables import named
+from attractor.observables import find_observable
 from attractor.plotting import Scene, draw
 from attractor.serialization import citations, move_tensors
 from attractor.solvers.merging import EventLog
@@ -162,7 +162,7 @@ class Trajectory:
         Tensor
             (S, ...), one value (or array) for each saved time and member.
         """
-        function = named(observable) if isinstance(observable, str) else observable
+        function = find_observable(observable) if isinstance(observable, str) else observable
         if len(self.times) == 0:
             raise InputError("the run has no saved states to observe; give save times")
         if self.law is not None and not self.law.autonomous:
@@ -323,7 +323,7 @@ def measured(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, dict[str
     moments = {"start": (entered(run, run.initial), first), "end": (run.final, run.outcome.time)}
     report: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys((*LOOKED_AT, *observe)):
-        function = observables.named(name)
+        function = observables.find_observable(name)
         report[name] = {
             when: function(tokens, law=_law(run, time), space=run.space) if finite(tokens) else None
             for when, (tokens, time) in moments.items()
