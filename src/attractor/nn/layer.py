@@ -22,7 +22,7 @@ from attractor.nn.parameters import (
     head_size,
     split_heads,
     split_output,
-    working,
+    working_dtype,
 )
 from attractor.nn.refinements import Refinement, refinement_named
 
