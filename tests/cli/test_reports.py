@@ -71,14 +71,14 @@ def test_runs_without_saved_states_say_so() -> None:
     bare = at.Trajectory(
         run.times[:0], run.points[:0], run.final, run.outcomes, run.stats, run.law, run.space, run.initial
     )
-    assert "The run kept no states" in simulation_report(bare, "attractor simulate").html()
+    assert "The run saved no states" in simulation_report(bare, "attractor simulate").html()
     moved = at.flow(law, at.Gaussian([0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]]), until=0.1)  # type: ignore[arg-type]
     empty = at.Trajectory(
         moved.times[:0], moved.points[:0], moved.final, moved.outcomes, moved.stats, law, moved.space, moved.initial
     )
     report = Report("Gaussian")
     add_gaussian(report, empty)
-    assert "The run kept no states" in report.html()
+    assert "The run saved no states" in report.html()
 
 
 @pytest.mark.parametrize(

@@ -1,37 +1,28 @@
-r"""Reports: one self-contained page of HTML, the same look for every command.
-
-A report knows rows, arrays and plotly figures, nothing of laws or checkpoints, so every layer above ``pictures`` may build one; the
-commands do so where they print. It needs ``attractor[report]`` (jinja2, plotly, latex2mathml). ::
-
-    from attractor.report import Badge, Maths, Measure, Report, plain
+r"""Reports: self-contained HTML pages, and the pages of the commands. Needs ``attractor[report]`` (jinja2, plotly, latex2mathml). ::
 
     report = Report(
-        "Audit of MiniLM",                                   # the headline
-        command="attractor audit minilm --report audit.html",  # what made every number that has no command of its own
-        lead="One sentence that says what was found.",
-        facts={"model": "all-MiniLM-L6-v2", "layers": 6, "seed": 0},  # short labels at the head
+        "Audit of MiniLM",
+        command="attractor audit minilm --report audit.html",        # the command that made the numbers
+        lead="One sentence on the result.",
+        facts={"model": "all-MiniLM-L6-v2", "layers": 6, "seed": 0},
     )
-    part = report.section("Heads", lead="...", command="...")   # both optional
-    part.text(r"Words with \(formulas\) and `code`; everything else is escaped.")   # tone="good" | "warn" | "bad" for a box
+    part = report.section("Heads")
+    part.text(r"Text with \(formulas\) and `code`.")                 # tone="good" | "warn" | "bad" for a box
     part.maths(r"\dot x_i = \sum_j w_{ij} V x_j")
-    part.card({"heads": 72, "certified": 3}, title="In short")  # cards in a row stand side by side
-    part.table(rows, columns, caption="...", command="...")     # rows: dicts or sequences; cells: text, number, None, Badge, Maths, Code
-    part.figure(figure, "The sentence under it.", alt="...", height=420, numbers=rows)   # plotly figure or {"data", "layout"}
+    part.card({"heads": 72, "certified": 3}, title="Summary")        # consecutive cards stand side by side
+    part.table(rows, columns, caption="...")                         # cells: text, number, None, Badge, Maths, Code
+    part.figure(figure, "Caption.", alt="...", numbers=rows)         # plotly figure or {"data", "layout"}
     part.heatmap(
-        {"index of W": Measure(values, "diverging", "What the number means."),   # (rows, columns); the reader switches between measures
-         "regime": Measure(labels, "category")},
-        rows=range(6), columns=range(12), axes=("layer", "head"),
-        caption="The sentence under it.", alt="...",
-        detail=lambda layer, head: {"index of W": 0.3, "verdict": Badge("contracting")},   # the panel that a click opens
-        pictures=CellFigures(lambda layer, head: traces, layout, "Eigenvalues"),              # and a plot in it
+        {"index of W": Measure(values, "diverging", "Definition."), "regime": Measure(labels, "category")},
+        rows=range(6), columns=range(12), axes=("layer", "head"), caption="Caption.", alt="...",
+        detail=lambda layer, head: {"index of W": 0.3},              # the panel that a click opens
+        figures=CellFigures(lambda layer, head: traces, layout, "Eigenvalues"),
     )
-    part.fold("All rows").table(rows)                           # hidden until opened
-    part.commands({"attractor trace minilm --text '...'": "follow the tokens of a text"})
-    report.write("audit.html")                                  # atomic; or report.html() for the text
+    part.fold("All rows").table(rows)                                # hidden until opened
+    report.write("audit.html")                                       # or report.html()
 
-``check_place(path, "--report")`` says, before the work starts, whether the page can be written. Text that goes into a plotly figure
-(hover texts, ticks, titles) passes through ``plain``, because plotly obeys a few tags; all other text is escaped here. Colours of traces
-come from ``attractor.plotting.style.PALETTE`` unless given; axes, grid and fonts follow the reader's choice of light or dark.
+``check_place(path, "--report")`` raises before the work starts if the page cannot be written. Text inside plotly figures must pass through
+``escape_text``; all other text is escaped by the report.
 """
 
 from attractor.report.blocks import Badge, CellFigures, Code, Maths, Measure

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 from typing import TYPE_CHECKING, Any, ClassVar
-from xml.etree.ElementTree import Element, tostring
+from xml.etree.ElementTree import tostring
 
 import numpy as np
 
@@ -30,12 +30,12 @@ from attractor.report.figures import figure_content
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# Words are written by us; `code` and \( formulas \) are the only two things that are not plain in them.
+# text has two kinds of markup: `code` and \( formulas \)
 PARTS = re.compile(r"\\\((.*?)\\\)|`([^`]+)`", re.DOTALL)
 
 
 def render_maths(latex: str, block: bool = False) -> Markup:
-    """A formula; one that cannot be read stays as it was written."""
+    """Return a formula as MathML, or its source if it cannot be parsed."""
     try:
         from latex2mathml.converter import convert_to_element
         from markupsafe import Markup
@@ -47,16 +47,11 @@ def render_maths(latex: str, block: bool = False) -> Markup:
         return Markup("<code>{}</code>").format(latex)
     for element in tree.iter():
         element.text = None if element.text is None else unescape(element.text)
-    return Markup(to_text(tree))
-
-
-def to_text(tree: Element) -> str:
-    """The tree as text, everything in it escaped."""
-    return tostring(tree, encoding="unicode", short_empty_elements=False)
+    return Markup(tostring(tree, encoding="unicode", short_empty_elements=False))
 
 
 def render_words(text: str) -> Markup:
-    r"""Plain words, escaped, with formulas between \( and \) and code between backticks."""
+    r"""Return escaped text, with formulas between \( and \) and code between backticks."""
     try:
         from markupsafe import Markup, escape
     except ImportError:
@@ -93,7 +88,7 @@ class Maths:
 
 @dataclass(frozen=True)
 class Code:
-    """Something to be typed, for a cell or a card."""
+    """Code, for a cell or a card."""
 
     text: str
 
@@ -109,7 +104,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Formula:
-    """A formula on a line of its own."""
+    """A displayed formula."""
 
     latex: str
     macro: ClassVar[str] = "formula"
@@ -117,7 +112,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class Commands:
-    """Lines for the shell, each with what it does."""
+    """Shell commands with explanations."""
 
     lines: tuple[tuple[str, str], ...]
     macro: ClassVar[str] = "commands"
@@ -135,14 +130,14 @@ class Table:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold nothing but numbers, and are set flush right."""
+        """Which columns hold only numbers and are aligned right."""
         filled = [[row[place] for row in self.rows if row[place] is not None] for place in range(len(self.columns))]
         return tuple(bool(cells) and all(is_number(cell) for cell in cells) for cells in filled)
 
 
 @dataclass(frozen=True)
 class Card:
-    """Labels and values side by side."""
+    """Labels and values."""
 
     rows: dict[str, Any]
     title: str = ""
@@ -159,7 +154,7 @@ class Cards:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture that plotly draws."""
+    """A plotly figure."""
 
     content: dict[str, Any]
     caption: str
@@ -172,7 +167,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Heatmap:
-    """A grid of cells; each is read by pointing at it and opened by a click or the Enter key."""
+    """A grid of cells; a click or the Enter key opens a cell."""
 
     content: dict[str, Any]
     caption: str
@@ -183,7 +178,7 @@ class Heatmap:
 
 @dataclass(frozen=True)
 class Animation:
-    """Tokens that move, with a slider and curves beside them."""
+    """Tokens along time, with a slider and curves."""
 
     content: dict[str, Any]
     title: str
@@ -197,7 +192,7 @@ class Animation:
 
 @dataclass(eq=False)
 class Fold:
-    """Blocks behind a line that opens them."""
+    """Collapsed blocks."""
 
     title: str
     blocks: list[Any] = field(default_factory=list)
@@ -209,7 +204,7 @@ def is_number(value: Any) -> bool:
 
 
 def format_value(value: Any) -> str:
-    """A value in few digits: 12,345, 0.1235, 1.2e-9, infinite, not defined."""
+    """Return a value in few digits: 12,345, 0.1235, 1.2e-9, ∞, not defined."""
     if value is None:
         return "–"
     if isinstance(value, (bool, np.bool_)):
@@ -235,7 +230,7 @@ class Measure:
 
     values: (rows, columns) numbers, NaN or None where there is none; or labels, with ``scale="category"``.
     scale: "sequential" (low to high), "diverging" (around zero) or "category" (one colour for each label).
-    words: a sentence that says what is measured. limits: the ends of the scale, by default those of the values.
+    words: definition of the measure. limits: ends of the scale, by default those of the values.
     colours: for categories, label -> "#rrggbb"; by default the palette in order of appearance.
     """
 
@@ -248,7 +243,7 @@ class Measure:
 
 @dataclass(frozen=True, eq=False)
 class CellFigures:
-    """A picture in the panel of every cell: its traces (None: no picture), one plotly layout for all, and words for who cannot see it."""
+    """Figures in the panels of cells: traces of a cell (None: no figure), one plotly layout for all, and alt text."""
 
     traces: Callable[[int, int], Sequence[Mapping[str, Any]] | None]
     layout: Mapping[str, Any]
@@ -263,7 +258,7 @@ def heatmap_content(
     detail: Callable[[int, int], Mapping[str, Any]] | None,
     figures: CellFigures | None = None,
 ) -> dict[str, Any]:
-    """What the script needs: labels, measures as flat lists, and the rows and the picture of every detail panel."""
+    """Return the data of the script: labels, measures as flat lists, rows and figure of every panel."""
     if not measures:
         raise InputError("a heatmap needs at least one measure")
     size = (len(rows), len(columns))
@@ -285,7 +280,7 @@ def heatmap_content(
 
 
 def share_phrases(panels: list[list[list[list[str]]]]) -> tuple[list[list[list[list[Any]]]], list[str]]:
-    """Panels whose labels, and texts that occur again, are places in a list of phrases: of thousands of cells most say the same."""
+    """Replace repeated texts of panels by indices into a list of phrases, which makes large pages smaller."""
     counts = Counter(phrase for line in panels for one in line for row in one for phrase in row)
     phrases = [phrase for phrase, count in counts.items() if count > 1 and len(phrase) > 4]
     places: dict[str, int] = {phrase: place for place, phrase in enumerate(phrases)}
@@ -294,7 +289,7 @@ def share_phrases(panels: list[list[list[list[str]]]]) -> tuple[list[list[list[l
 
 
 def split_common(cells: list[list[Any]]) -> tuple[list[list[Any]], list[dict[str, Any]]]:
-    """The traces of cells without what all of them have in common, and that."""
+    """Split the traces of cells into entries of their own and entries that all share."""
     drawn = [traces for line in cells for traces in line if traces is not None]
     if not drawn or len({len(traces) for traces in drawn}) > 1:
         return cells, []
@@ -310,7 +305,7 @@ def split_common(cells: list[list[Any]]) -> tuple[list[list[Any]], list[dict[str
 
 
 def measure_content(name: str, measure: Measure, size: tuple[int, int]) -> dict[str, Any]:
-    """One measure, ready for JSON; ``shown`` is what a reader sees of each cell."""
+    """Return one measure for JSON; ``shown`` is the text of each cell."""
     if measure.scale not in SCALES:
         raise InputError(f"scale {measure.scale!r} is not known; give one of {', '.join(SCALES)}")
     words = {"name": name, "scale": measure.scale, "words": measure.words}
@@ -343,18 +338,18 @@ def _limits(values: np.ndarray, measure: Measure) -> tuple[float, float]:
     if measure.scale == "diverging":
         high = max(abs(low), abs(high), 1e-300)
         return -high, high
-    return (low, high) if high > low else (low, low + 1.0)  # nothing but the low end: the legend says so
+    return (low, high) if high > low else (low, low + 1.0)  # a constant measure still needs a range
 
 
 def panel_rows(detail: Mapping[str, Any]) -> list[list[str]]:
-    """Labels and texts of one detail panel."""
+    """Return labels and texts of one panel."""
     return [
         [str(label), value.text if isinstance(value, Badge) else format_value(value)] for label, value in detail.items()
     ]
 
 
 def make_animation(scene: Scene, caption: str, command: str, frames: int, tokens: int) -> Animation:
-    """At most so many frames of at most so many tokens."""
+    """Return an animation with at most ``frames`` frames of ``tokens`` tokens."""
     drawing = prepare(scene, tokens=tokens, colour="auto", view=None)
     animation = AnimationFrames.of(drawing, frames)
     return Animation(

@@ -1,4 +1,4 @@
-"""Plotly figures in the one look, as JSON that no text can break out of."""
+"""Plotly figures in one theme, as JSON that is safe inside a script element."""
 
 from __future__ import annotations
 
@@ -14,24 +14,38 @@ from attractor.plotting import CLEAR, FONT, style
 
 
 def escape_text(text: object) -> str:
-    """Text that plotly shows as it is, in hover labels, titles and ticks: its tags are shown, not obeyed."""
+    """Escape text for hover labels, titles and ticks, in which plotly interprets some tags."""
     return escape(str(text), quote=False)
 
 
+def scatter(x: Any, y: Any, mode: str = "lines", **more: Any) -> dict[str, Any]:
+    """Return a plotly scatter trace."""
+    return {"type": "scatter", "mode": mode, "x": x, "y": y, **more}
+
+
+def axes_layout(x: str, y: str, **more: Any) -> dict[str, Any]:
+    """Return a plotly layout with titles of both axes; entries of ``more`` that name an axis are added to it."""
+    axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    return {
+        **axes,
+        **{name: {**axes.get(name, {}), **value} if name in axes else value for name, value in more.items()},
+    }
+
+
 def figure_content(figure: Any) -> dict[str, Any]:
-    """Traces and layout of a plotly figure or of a mapping with ``data`` and ``layout``."""
+    """Return traces and layout of a plotly figure or of a mapping with ``data`` and ``layout``."""
     if hasattr(figure, "to_plotly_json"):
         figure = figure.to_plotly_json()
     if not isinstance(figure, Mapping) or "data" not in figure:
         raise InputError(f"a figure is a plotly figure or a dict with data and layout, not a {type(figure).__name__}")
     layout = copy.deepcopy(dict(figure.get("layout") or {}))
-    layout.pop("template", None)  # ours below; plotly's own weighs 7 kB in every figure
+    layout.pop("template", None)  # plotly's template takes 7 kB in every figure
     return {"data": list(figure["data"]), "layout": apply_theme(layout)}
 
 
 def apply_theme(layout: dict[str, Any]) -> dict[str, Any]:
-    """The house's fonts, colours and margins wherever the layout says nothing."""
-    house: dict[str, Any] = {
+    """Return a layout with the fonts, colours and margins of reports where it sets none."""
+    theme: dict[str, Any] = {
         "paper_bgcolor": CLEAR,
         "plot_bgcolor": CLEAR,
         "font": FONT,
@@ -44,8 +58,8 @@ def apply_theme(layout: dict[str, Any]) -> dict[str, Any]:
     axes = {"zeroline": False, "automargin": True, "gridcolor": style.HAIR, "color": style.QUIET}
     flat = any(key.startswith(("xaxis", "yaxis")) for key in layout) or "scene" not in layout
     for name in {"xaxis", "yaxis", *(key for key in layout if key[:5] in ("xaxis", "yaxis"))} if flat else ():
-        house[name] = axes
-    return merge(house, layout)
+        theme[name] = axes
+    return merge(theme, layout)
 
 
 def title_of(layout: dict[str, Any]) -> str:
@@ -54,7 +68,7 @@ def title_of(layout: dict[str, Any]) -> str:
 
 
 def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``over``, with what only ``under`` says."""
+    """Merge two nested mappings; ``over`` has precedence."""
     both = {
         key: merge(under[key], value) if isinstance(value, dict) and isinstance(under.get(key), dict) else value
         for key, value in over.items()
@@ -63,7 +77,7 @@ def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def encode_json(content: Any) -> str:
-    """JSON for a script element: "<" is written as an escape, so that no text can close the element it travels in."""
+    """Return JSON for a script element, with "<", ">" and "&" escaped so that no text can close the element."""
     # seven digits are finer than a pixel and halve the file
     text = json.dumps(to_json(content, digits=7), allow_nan=False, separators=(",", ":"), default=str)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

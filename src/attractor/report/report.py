@@ -40,7 +40,7 @@ ANIMATION = files("attractor.plotting")
 
 
 def check_place(path: str | os.PathLike[str], option: str = "a report") -> Path:
-    """The path of a report, or one sentence on why none can be written there; call it before the work starts."""
+    """Return the path of a report; raise if no page can be written there. Call it before the work starts."""
     place = Path(path).expanduser()
     if place.suffix != ".html":
         raise InputError(f"{option} writes a page: give a name that ends in .html, not {place}")
@@ -51,21 +51,12 @@ def check_place(path: str | os.PathLike[str], option: str = "a report") -> Path:
     return place
 
 
-def write_page(report: Report, path: str | os.PathLike[str]) -> Path:
-    place = check_place(path)
-    write_text(place, render(report))
-    return place
-
-
 def render(report: Report) -> str:
-    """The whole page; plotly travels in it once, and only if there is something to draw."""
-    from attractor.report.blocks import Animation, Figure, Heatmap
-
+    """Return the HTML of a page; plotly is included once, if there is a figure."""
     found = [block for section in (report, *report.sections) for block in flatten(section.blocks)]
     kinds = {type(block) for block in found}
-    opens = any(isinstance(block, Heatmap) and "figures" in block.content for block in found)
-    draws, moves = opens or bool(kinds & {Figure, Animation}), Animation in kinds
-    source = {name: Trusted(TEMPLATES, f"{name}.{end}") for name, end in (("style", "css"), ("script", "js"))}
+    opens = any(isinstance(block, blocks.Heatmap) and "figures" in block.content for block in found)
+    draws, moves = opens or bool(kinds & {blocks.Figure, blocks.Animation}), blocks.Animation in kinds
     return (
         environment()
         .get_template("page.html")
@@ -73,29 +64,24 @@ def render(report: Report) -> str:
             report=report,
             numbered=list(enumerate(report.sections, start=1)),
             version=__version__,
-            style=source["style"].markup() + (Trusted(ANIMATION, "animation.css").markup() if moves else ""),
-            script=source["script"].markup(),
+            style=read_markup(TEMPLATES, "style.css") + (read_markup(ANIMATION, "animation.css") if moves else ""),
+            script=read_markup(TEMPLATES, "script.js"),
             plotly=plotly() if draws else "",
-            animation=None if not moves else Trusted(ANIMATION, "animation.js").markup(),
+            animation=read_markup(ANIMATION, "animation.js") if moves else None,
         )
     )
 
 
 def flatten(blocks: list[Any]) -> list[Any]:
-    """Blocks and those folded into them."""
+    """Return blocks and those folded into them."""
     return [block for item in blocks for block in (item, *flatten(getattr(item, "blocks", [])))]
 
 
-class Trusted:
-    """A file of this package, which is put into the page as it is."""
+def read_markup(folder: Any, name: str) -> Markup:
+    """Return a file of this package, to be included without escaping."""
+    from markupsafe import Markup
 
-    def __init__(self, folder: Any, name: str) -> None:
-        self.path = folder / name
-
-    def markup(self) -> Markup:
-        from markupsafe import Markup
-
-        return Markup(self.path.read_text(encoding="utf-8"))
+    return Markup((folder / name).read_text(encoding="utf-8"))
 
 
 @cache
@@ -117,7 +103,7 @@ def environment() -> Environment:
 
 
 def render_cell(value: Any) -> Markup:
-    """A value of a table or a card as HTML."""
+    """Return a value of a table or a card as HTML."""
     from markupsafe import Markup, escape
 
     if isinstance(value, Badge):
@@ -130,14 +116,14 @@ def render_cell(value: Any) -> Markup:
 
 
 def embed_json(content: Any) -> Markup:
-    """Data for the script."""
+    """Return data for the script."""
     from markupsafe import Markup
 
     return Markup(encode_json(content))
 
 
 def plotly() -> Markup:
-    """The source of plotly, from the package that carries it."""
+    """Return the source of plotly.js."""
     try:
         from markupsafe import Markup
         from plotly.offline import get_plotlyjs
@@ -147,7 +133,7 @@ def plotly() -> Markup:
 
 
 class Section:
-    """A heading and what stands under it; every method adds one block and returns the section, so that calls chain."""
+    """A heading and its blocks; every method adds one block and returns the section."""
 
     def __init__(self, title: str = "", command: str = "", lead: str = "") -> None:
         self.title, self.command, self.lead = title, command, lead
@@ -158,19 +144,16 @@ class Section:
         return self
 
     def text(self, words: str, tone: str = "plain") -> Section:
-        r"""A paragraph; \( formulas \) and `code` are set as such, everything else as it is.
-
-        ``tone`` "good", "warn" or "bad" puts it in a coloured box.
-        """
+        r"""Add a paragraph with \( formulas \) and `code`; ``tone`` "good", "warn" or "bad" puts it in a coloured box."""
         check_name(tone, blocks.TONES, "tone")
         return self._add(blocks.Text(words, tone))
 
     def maths(self, latex: str) -> Section:
-        """A formula on a line of its own."""
+        """Add a displayed formula."""
         return self._add(blocks.Formula(latex))
 
     def commands(self, lines: Mapping[str, str]) -> Section:
-        """Commands for the shell, each with what it does."""
+        """Add shell commands with explanations."""
         return self._add(blocks.Commands(tuple(lines.items())))
 
     def table(
@@ -181,14 +164,14 @@ class Section:
         caption: str = "",
         command: str = "",
     ) -> Section:
-        """Rows of cells: dicts (their keys are the columns unless ``columns`` picks some) or sequences with ``columns``.
+        """Add a sortable table. Rows are dicts, with keys as columns unless ``columns`` selects some, or sequences.
 
-        A cell is a text, a number, None, a ``Badge``, a ``Maths`` or a ``Code``. Readers sort it by clicking on a heading.
+        A cell is a text, a number, None, a ``Badge``, a ``Maths`` or a ``Code``.
         """
         return self._add(make_table(rows, columns, caption, command))
 
     def card(self, rows: Mapping[str, Any], title: str = "", tone: str = "plain") -> Section:
-        """Labels and values; cards that follow one another stand side by side."""
+        """Add labels and values; consecutive cards stand side by side."""
         card = blocks.Card(dict(rows), title, tone)
         if self.blocks and isinstance(self.blocks[-1], blocks.Cards):
             self.blocks[-1] = blocks.Cards((*self.blocks[-1].cards, card))
@@ -206,9 +189,9 @@ class Section:
         numbers: Iterable[Mapping[str, Any] | Sequence[Any]] | None = None,
         columns: Sequence[str] | None = None,
     ) -> Section:
-        """A plotly figure (or a dict of data and layout), the sentence under it and the words for who cannot see it.
+        """Add a plotly figure (or a dict of data and layout) with caption and alt text.
 
-        ``numbers`` (rows, as in ``table``) are folded away below the picture.
+        ``numbers`` (rows, as in ``table``) are folded away below it.
         """
         table = None if numbers is None else make_table(numbers, columns, "", "")
         return self._add(blocks.Figure(figure_content(figure), *check_words(caption, alt), command, height, table))
@@ -216,7 +199,7 @@ class Section:
     def animation(
         self, scene: Scene, *, caption: str = "", command: str = "", frames: int = 90, tokens: int = 600
     ) -> Section:
-        """Tokens that move along time, with a slider and their observables beside them; ``caption`` comes before the scene's own."""
+        """Add an animation of tokens with their observables; ``caption`` precedes the caption of the scene."""
         return self._add(make_animation(scene, caption, command, frames, tokens))
 
     def heatmap(
@@ -232,25 +215,25 @@ class Section:
         figures: CellFigures | None = None,
         command: str = "",
     ) -> Section:
-        """A grid coloured by one of several measures, which the reader chooses.
+        """Add a grid coloured by one of several measures, chosen by the reader.
 
-        ``detail(row, column)`` gives the rows of the panel that a click on the cell opens: label -> text, number or Badge;
-        ``figures`` adds a plot to it.
+        ``detail(row, column)`` returns the rows of the panel that a click opens: label -> text, number or Badge; ``figures`` adds a
+        plot to it.
         """
         content = heatmap_content(measures, rows, columns, axes, detail, figures)
         return self._add(blocks.Heatmap(content, *check_words(caption, alt), command))
 
     def fold(self, title: str) -> Section:
-        """A part that the reader opens: what is added to the section it returns is hidden behind ``title``."""
+        """Add a collapsed part and return its section."""
         inner = Section(title)
         self._add(blocks.Fold(title, inner.blocks))
         return inner
 
 
 class Report(Section):
-    """One self-contained page. Blocks added to it directly stand before the first section.
+    """One self-contained page; blocks added to it directly stand before the first section.
 
-    command: what made it, as one types it. facts: short labels and values at the head, such as the model and the seed.
+    ``command`` is the command that made it, ``facts`` short labels and values at the head, such as model and seed.
     """
 
     def __init__(
@@ -264,29 +247,31 @@ class Report(Section):
         self.sections: list[Section] = []
 
     def section(self, title: str, command: str = "", *, lead: str = "") -> Section:
-        """A new section; ``command`` is what made its numbers, where that differs from the report's."""
+        """Add a section; ``command`` made its numbers, if it differs from the command of the report."""
         made = Section(title, command, lead)
         self.sections.append(made)
         return made
 
     def html(self) -> str:
-        """The whole page as text."""
+        """Return the page as text."""
         return render(self)
 
     def _repr_html_(self) -> str:
-        """The page in a frame, for notebooks."""
+        """Return the page in a frame, for notebooks."""
         frame = "width:100%;height:80vh;border:1px solid #8884;border-radius:10px"
         return f'<iframe srcdoc="{escape(self.html())}" style="{frame}" title="{escape(self.title)}"></iframe>'
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page, whole or not at all; ``path`` ends in .html, in a folder that exists."""
-        return write_page(self, path)
+        """Write the page atomically; ``path`` ends in .html, in an existing folder."""
+        place = check_place(path)
+        write_text(place, render(self))
+        return place
 
 
 def check_words(caption: str, alt: str) -> tuple[str, str]:
-    """A picture without words is refused."""
+    """Raise for a figure without caption or alt text."""
     if not caption.strip() or not alt.strip():
-        raise InputError("a picture in a report needs a caption (one sentence that says what it shows) and an alt text")
+        raise InputError("a figure in a report needs a caption and an alt text")
     return caption, alt
 
 
@@ -299,7 +284,7 @@ def make_table(
             raise InputError("give the columns of a table whose rows are not dicts")
         columns = [str(name) for name in listed[0]]
     if any(not str(name).strip() for name in columns):
-        raise InputError("every column of a table needs a name: it is the header that its cells are read with")
+        raise InputError("every column of a table needs a name")
     cells = [tuple(row.get(name) for name in columns) if isinstance(row, Mapping) else tuple(row) for row in listed]
     for row in cells:
         if len(row) != len(columns):

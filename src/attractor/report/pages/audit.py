@@ -22,7 +22,7 @@ from attractor.report.blocks import (
     share_phrases,
     split_common,
 )
-from attractor.report.figures import escape_text
+from attractor.report.figures import escape_text, scatter
 from attractor.report.report import Report, Section
 from attractor.weights import LABELS, QUANTITIES, Quantity
 
@@ -333,11 +333,9 @@ def spectrum_traces(spectra: Spectra, head: AuditHead, most: int | None = None) 
     null = head.null("value_abscissa", "random")
     if null is not None:
         angle = np.linspace(0, 2 * np.pi, 25)
-        circle = {"x": _round(null.mean * np.cos(angle)), "y": _round(null.mean * np.sin(angle))}
-        made.append(
-            {"type": "scatter", "mode": "lines", "name": "reach of a random head", "hoverinfo": "skip", **circle}
-            | {"line": {"color": style.QUIET, "dash": "dot", "width": 1, "shape": "spline"}}
-        )
+        x, y = _round(null.mean * np.cos(angle)), _round(null.mean * np.sin(angle))
+        line = {"color": style.QUIET, "dash": "dot", "width": 1, "shape": "spline"}
+        made.append(scatter(x, y, name="radius of a random head", hoverinfo="skip", line=line))
     forms = {
         "sym W": spectra.interaction,
         "sym W, reduced": spectra.reduced_interaction,
@@ -377,7 +375,7 @@ def _spaced(count: int, most: int | None) -> np.ndarray:
 
 
 def _dots(name: str, x: list[float], y: list[float], colour: str) -> dict[str, Any]:
-    return {"type": "scatter", "mode": "markers", "name": name, "x": x, "y": y, "marker": {"size": 4, "color": colour}}
+    return scatter(x, y, "markers", name=name, marker={"size": 4, "color": colour})
 
 
 def _round(values: np.ndarray) -> list[float]:
@@ -390,14 +388,7 @@ def layer_figure(audit: Audit) -> dict[str, Any]:
     curves = {"discrete radius": "value_radius", "growth at consensus": "growth_consensus", "residual": "residual"}
     names, rows = [layer.name.removeprefix("layer ") for layer in audit.layers], [layer.row() for layer in audit.layers]
     data = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": title,
-            "x": names,
-            "y": [row.get(name) for row in rows],
-        }
-        for title, name in curves.items()
+        scatter(names, [row.get(name) for row in rows], "lines+markers", name=title) for title, name in curves.items()
     ]
     return {
         "data": data,
@@ -418,8 +409,8 @@ def offset_figure(audit: Audit) -> dict[str, Any]:
         low, middle, high = (list(map(float, part)) for part in zip(*columns, strict=True))
         error = {"type": "data", "symmetric": False, "array": [b - a for a, b in zip(middle, high, strict=True)]}
         error |= {"arrayminus": [b - a for a, b in zip(low, middle, strict=True)], "thickness": 1}
-        trace = {"type": "scatter", "mode": "lines+markers", "name": name, "x": [str(offset) for offset in offsets]}
-        data.append({**trace, "y": middle, "error_y": error, "line": {"color": colour}})
+        x = [str(offset) for offset in offsets]
+        data.append(scatter(x, middle, "lines+markers", name=name, error_y=error, line={"color": colour}))
     return {"data": data, "layout": {"xaxis": {"title": {"text": "key minus query"}, "type": "category"}}}
 
 

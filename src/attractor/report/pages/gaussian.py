@@ -9,7 +9,7 @@ import numpy as np
 
 from attractor.html_repr import format_number
 from attractor.plotting import style
-from attractor.report.figures import escape_text
+from attractor.report.figures import axes_layout, escape_text, scatter
 from attractor.report.report import Report, Section
 from attractor.solvers import Trajectory
 
@@ -17,11 +17,11 @@ ELLIPSES = 12
 
 
 def gaussian_report(found: dict[str, Any], command: str) -> Report:
-    """The report of ``gaussian``; modes that can draw bring ``view``, all bring lines for people."""
+    """Build the page; ``found`` has tables ``lines_for_people`` and, in modes with a figure, a function ``view``."""
     lines = found["lines_for_people"]
-    report = Report("Where the Gaussian went", command, kicker="attractor gaussian", lead=lines[0][0].rstrip(".") + ".")
+    report = Report("Gaussian flow", command, kicker="attractor gaussian", lead=lines[0][0].rstrip(".") + ".")
     if "view" in found:
-        found["view"](report.section("The picture"))
+        found["view"](report.section("Figure"))
     numbers = report.section("Numbers")
     for title, rows in lines:
         numbers.table(list(rows.items()), ("of the run", "value"), caption=title)
@@ -29,15 +29,15 @@ def gaussian_report(found: dict[str, Any], command: str) -> Report:
 
 
 def add_gaussian(section: Section, run: Trajectory, command: str = "") -> Section:
-    """Eigenvalues of the covariance along time, and in the plane its ellipses."""
+    """Add the eigenvalues of the covariance along time and, in the plane, its ellipses."""
     values = np.maximum(np.linalg.eigvalsh(run.covariances.numpy()), 0.0)[:, ::-1]
     times, end = run.times.numpy(), run.outcome
     if len(times) == 0:
-        return section.text("The run kept no states, so there is nothing to draw: give save times.", tone="warn")
+        return section.text("The run saved no states: give save times to draw it.", tone="warn")
     if run.dim == 2:
         section.figure(
             ellipses(run),
-            ellipse_words(run),
+            ellipse_caption(run),
             f"Ellipses of the covariance at {min(len(times), ELLIPSES)} times.",
             command=command,
         )
@@ -49,7 +49,7 @@ def add_gaussian(section: Section, run: Trajectory, command: str = "") -> Sectio
     ]
     return section.figure(
         eigenvalue_figure(times, values, end.time if blown else None),
-        f"Eigenvalues of the covariance along time{words}. What is zero to rounding is not drawn.",
+        f"Eigenvalues of the covariance along time{words}. Values that are zero to rounding are not drawn.",
         f"{values.shape[1]} eigenvalues from t = 0 to t = {times[-1]:.4g}.",
         command=command,
         numbers=rows[:: max(1, len(rows) // 40)],
@@ -57,60 +57,30 @@ def add_gaussian(section: Section, run: Trajectory, command: str = "") -> Sectio
 
 
 def eigenvalue_figure(times: np.ndarray, values: np.ndarray, blow_up: float | None) -> dict[str, Any]:
-    """Curves on a logarithmic scale."""
-    if blow_up is not None:  # the last state is the blow-up itself, within rounding, and 22 decades above the others
+    """Return the curves on a logarithmic scale."""
+    if blow_up is not None:  # the last state is the blow-up within rounding, 22 decades above the others
         times, values = times[:-1], values[:-1]
     floor = 1e-14 * values[:, :1]
     decades = np.ptp(np.log10(values[values > floor])) if (values > floor).any() else 0.0
     data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": times,
-            "y": np.where(column > floor[:, 0], column, np.nan),
-            "name": f"eigenvalue {place + 1}",
-            "line": {"width": 2.5},
-        }
+        scatter(
+            times, np.where(column > floor[:, 0], column, np.nan), name=f"eigenvalue {place + 1}", line={"width": 2.5}
+        )
         for place, column in enumerate(values.T)
     ]
-    layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": "time"}},
-        "yaxis": {
-            "type": "log",
-            "title": {"text": "eigenvalue"},
-            "exponentformat": "power",
-            "dtick": "D2" if decades < 3 else None,
-        },
-    }
+    scale = {"type": "log", "exponentformat": "power", "dtick": "D2" if decades < 3 else None}
+    layout = axes_layout("time", "eigenvalue", yaxis=scale)
     if blow_up is not None:
-        layout["shapes"] = [
-            {
-                "type": "line",
-                "xref": "x",
-                "yref": "paper",
-                "x0": blow_up,
-                "x1": blow_up,
-                "y0": 0,
-                "y1": 1,
-                "line": {"color": style.PALETTE[1], "dash": "dash", "width": 2},
-            }
-        ]
-        layout["annotations"] = [
-            {
-                "x": blow_up,
-                "y": 0.02,
-                "yref": "paper",
-                "text": f"T* = {blow_up:.5g}",
-                "showarrow": False,
-                "xanchor": "right",
-                "xshift": -6,
-            }
-        ]
+        line = {"color": style.PALETTE[1], "dash": "dash", "width": 2}
+        ends = {"xref": "x", "yref": "paper", "x0": blow_up, "x1": blow_up, "y0": 0, "y1": 1}
+        layout["shapes"] = [{"type": "line", "line": line, **ends}]
+        label = {"text": f"T* = {blow_up:.5g}", "showarrow": False, "xanchor": "right", "xshift": -6}
+        layout["annotations"] = [{"x": blow_up, "y": 0.02, "yref": "paper", **label}]
     return {"data": data, "layout": layout}
 
 
 def ellipses(run: Trajectory) -> dict[str, Any]:
-    """The sets one standard deviation away from the mean, from early (pale) to late (dark); shapes only, if they blow up."""
+    """Return ellipses one standard deviation from the mean, coloured by time; of trace one if they blow up."""
     chosen = np.unique(np.linspace(0, len(run.times) - 1, ELLIPSES).round().astype(int))
     circle = np.stack([np.cos(np.linspace(0, 2 * np.pi, 121)), np.sin(np.linspace(0, 2 * np.pi, 121))])
     colours = style.to_hex(style.ramp(np.arange(len(chosen)) / max(len(chosen) - 1, 1)))
@@ -122,35 +92,21 @@ def ellipses(run: Trajectory) -> dict[str, Any]:
         spread, axes = np.linalg.eigh(covariance)
         x, y = mean[:, None] + axes @ (np.sqrt(np.maximum(spread, 0.0))[:, None] * circle)
         label = f"t = {float(run.times[index]):.4g}"
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": x,
-                "y": y,
-                "name": label,
-                "line": {"color": colours[place], "width": 2},
-                "hovertemplate": f"{label}<extra></extra>",
-            }
-        )
-    axis = {"title": {"text": "first coordinate"}}
-    layout = {
-        "showlegend": False,
-        "xaxis": {**axis, "constrain": "domain"},
-        "yaxis": {"title": {"text": "second coordinate"}, "scaleanchor": "x"},
-    }
-    return {"data": data, "layout": layout}
+        line = {"color": colours[place], "width": 2}
+        data.append(scatter(x, y, name=label, line=line, hovertemplate=f"{label}<extra></extra>"))
+    shape = {"xaxis": {"constrain": "domain"}, "yaxis": {"scaleanchor": "x"}}
+    return {"data": data, "layout": axes_layout("first coordinate", "second coordinate", showlegend=False, **shape)}
 
 
-def ellipse_words(run: Trajectory) -> str:
-    """What the ellipses show."""
+def ellipse_caption(run: Trajectory) -> str:
+    """Return the caption of the ellipses."""
     if run.outcome.name == "blow_up":
         return "Shape of the covariance along time, from blue to pink; each ellipse has trace one, since the size becomes infinite."
     return "The covariance along time, from blue to pink: points one standard deviation from the mean. Point at one to read its time."
 
 
 def add_phase(section: Section, ways: list[np.ndarray], kinds: list[str], words: str) -> Section:
-    """Paths of covariances of trace one in the disc (S11 - S22, 2 S12), coloured by how they ended."""
+    """Add paths of covariances of trace one in the disc (S11 - S22, 2 S12), coloured by outcome."""
     names = list(dict.fromkeys(kinds))
     data: list[dict[str, Any]] = [rim()]
     for place, name in enumerate(names):
@@ -160,62 +116,24 @@ def add_phase(section: Section, ways: list[np.ndarray], kinds: list[str], words:
         x, y = np.concatenate(broken[: len(paths)]), np.concatenate(broken[len(paths) :])
         ends = np.array([way[-1, :2] for way in paths])
         label = escape_text(name.replace("_", " "))
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": x,
-                "y": y,
-                "line": {"color": colour, "width": 1.5},
-                "name": label,
-                "legendgroup": name,
-                "hoverinfo": "skip",
-            }
-        )
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": ends[:, 0],
-                "y": ends[:, 1],
-                "marker": {"color": colour, "size": 10},
-                "name": label,
-                "legendgroup": name,
-                "showlegend": False,
-            }
-        )
-    layout = {
-        "xaxis": {"title": {"text": "(Σ₁₁ − Σ₂₂) / trace"}, "range": [-1.1, 1.1]},
-        "yaxis": {"title": {"text": "2Σ₁₂ / trace"}, "scaleanchor": "x", "range": [-1.1, 1.1]},
-    }
+        group = {"name": label, "legendgroup": name}
+        data.append(scatter(x, y, line={"color": colour, "width": 1.5}, hoverinfo="skip", **group))
+        marker = {"color": colour, "size": 10}
+        data.append(scatter(*ends.T, mode="markers", marker=marker, showlegend=False, **group))
+    layout = disc_layout()
     return section.figure(
         {"data": data, "layout": layout}, words, f"Paths of {len(ways)} covariances in the unit disc.", height=560
     )
 
 
 def add_blow_up_map(section: Section, places: np.ndarray, times: np.ndarray) -> Section:
-    """When covariances of trace one blow up."""
+    """Add the blow-up times of covariances of trace one."""
     finite = np.isfinite(times)
     hover = [f"{'no blow-up' if not math.isfinite(time) else f'T* = {format_number(float(time))}'}" for time in times]
-    dots = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": places[:, 0],
-        "y": places[:, 1],
-        "text": hover,
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {
-            "size": 12,
-            "color": np.where(finite, np.log10(np.where(finite, times, 1.0)), np.nan),
-            "colorscale": "Viridis",
-            "colorbar": {"title": {"text": "log₁₀ T*"}},
-        },
-    }
-    layout = {
-        "showlegend": False,
-        "xaxis": {"title": {"text": "(Σ₁₁ − Σ₂₂) / trace"}, "range": [-1.1, 1.1]},
-        "yaxis": {"title": {"text": "2Σ₁₂ / trace"}, "scaleanchor": "x", "range": [-1.1, 1.1]},
-    }
+    colours = np.where(finite, np.log10(np.where(finite, times, 1.0)), np.nan)
+    marker = {"size": 12, "color": colours, "colorscale": "Viridis", "colorbar": {"title": {"text": "log₁₀ T*"}}}
+    dots = scatter(*places[:, :2].T, mode="markers", text=hover, hovertemplate="%{text}<extra></extra>", marker=marker)
+    layout = disc_layout(showlegend=False)
     words = f"Blow-up times of covariances of trace one; {int(finite.sum())} of {len(times)} blow up, the others are not coloured."
     return section.figure(
         {"data": [rim(), dots], "layout": layout}, words, "A disc of dots coloured by blow-up time.", height=560
@@ -223,21 +141,21 @@ def add_blow_up_map(section: Section, places: np.ndarray, times: np.ndarray) -> 
 
 
 def rim() -> dict[str, Any]:
-    """The circle of covariances of rank one."""
+    """Return the circle of covariances of rank one."""
     angle = np.linspace(0, 2 * np.pi, 181)
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": np.cos(angle),
-        "y": np.sin(angle),
-        "line": {"color": style.FAINT, "width": 1},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
+    line = {"color": style.FAINT, "width": 1}
+    return scatter(np.cos(angle), np.sin(angle), line=line, hoverinfo="skip", showlegend=False)
+
+
+def disc_layout(**more: Any) -> dict[str, Any]:
+    """Return the layout of the disc of covariances of trace one."""
+    limits = {"range": [-1.1, 1.1]}
+    axes = {"xaxis": limits, "yaxis": {"scaleanchor": "x", **limits}}
+    return axes_layout("(Σ₁₁ − Σ₂₂) / trace", "2Σ₁₂ / trace", **axes, **more)
 
 
 def add_ranks(section: Section, panels: dict[str, dict[str, dict[str, int]]], words: str) -> Section:
-    """Bars of ranks for each dimension."""
+    """Add bars of ranks for each dimension."""
     for title, groups in panels.items():
         data = [
             {

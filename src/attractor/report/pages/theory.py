@@ -12,30 +12,30 @@ from attractor.solvers import Trajectory
 from attractor.theory import FATES, CheckReport, Finding, Prediction, Theorem, find_contradiction, find_theorem
 
 TONES = {"holds": "good", "undetermined": "warn", "fails": "bad"}
-BARS = 40  # hypotheses that a picture of sharpness shows
+BARS = 40  # hypotheses in the figure of sharpness
 
 
 def prediction_report(found: Prediction, command: str) -> Report:
-    """The answer of ``predict``."""
+    """Build the page of a prediction."""
     count = len(found.applicable)
     lead = f"{count or 'No'} theorem{'' if count == 1 else 's'} of {len(found.findings)} apply to this system."
-    report = Report("What the theorems predict", command, kicker="attractor predict", lead=lead)
+    report = Report("Prediction", command, kicker="attractor predict", lead=lead)
     add_fates(report.section("Predicted"), found)
     applying = report.section("Theorems that apply")
     for item in found.applicable:
         add_theorem(applying.fold(f"{item.theorem.key}: {item.theorem.title}"), item)
     if found.nearest is not None:
         nearest = report.section("Nearest theorem that does not apply")
-        nearest.text(f"{found.nearest.theorem.key}: {found.nearest.theorem.title}. What is missing is marked.")
+        nearest.text(f"{found.nearest.theorem.key}: {found.nearest.theorem.title}. Hypotheses that fail are marked.")
         add_theorem(nearest, found.nearest)
     return report
 
 
 def add_fates(section: Section, found: Prediction, run: Trajectory | None = None) -> Section:
-    """Fates, what each means and who predicts it; beside them, if there is a run, what it shows."""
+    """Add predicted fates, their meaning, the theorems and, with a run, whether it contradicts them."""
     rows: list[dict[str, Any]] = []
     for fate, keys in found.fates.items():
-        row: dict[str, Any] = {"predicted": Badge(fate), "which means that": FATES[fate], "by": ", ".join(keys)}
+        row: dict[str, Any] = {"predicted": Badge(fate), "meaning": FATES[fate], "by": ", ".join(keys)}
         if run is not None:
             against = find_contradiction(fate, run)
             row["in this run"] = (
@@ -43,7 +43,7 @@ def add_fates(section: Section, found: Prediction, run: Trajectory | None = None
             )
         rows.append(row)
     if rows:
-        section.table(rows, caption="Fates that proved theorems predict from the law, the tokens and the space alone.")
+        section.table(rows, caption="Fates that proved theorems predict from law, tokens and space.")
     else:
         section.text("No theorem predicts a fate for this system.", tone="warn")
     for one, other in found.contradictions:
@@ -52,7 +52,7 @@ def add_fates(section: Section, found: Prediction, run: Trajectory | None = None
 
 
 def add_statement(section: Section, entry: Theorem) -> Section:
-    """What a theorem says, and where it comes from."""
+    """Add statement, rate and source of a theorem."""
     section.text(entry.statement)
     if entry.rate:
         section.text("Rate:").maths(entry.rate)
@@ -63,7 +63,7 @@ def add_statement(section: Section, entry: Theorem) -> Section:
 
 
 def add_theorem(section: Section, item: Finding) -> Section:
-    """A theorem and how this system meets its hypotheses."""
+    """Add a theorem with the margins of its hypotheses."""
     add_statement(section, item.theorem)
     rows = [
         (
@@ -79,7 +79,7 @@ def add_theorem(section: Section, item: Finding) -> Section:
 
 
 def check_report(found: CheckReport, command: str) -> Report:
-    """The report of ``check``."""
+    """Build the page of a check."""
     instances = sum(entry.instances for entry in found.theorems)
     lead = f"{len(found.theorems)} theorems on {instances} random instances: {found.violations} violations of proved statements."
     facts = {
@@ -91,8 +91,7 @@ def check_report(found: CheckReport, command: str) -> Report:
     }
     report = Report("Theorems on random instances", command, kicker="attractor check", lead=lead, facts=facts)
     add_check(report.section("Instances"), found)
-    sharp = report.section("What each hypothesis is worth")
-    add_sharpness(sharp, found)
+    add_sharpness(report.section("Sharpness of hypotheses"), found)
     statements = report.section("Statements")
     for entry in found.theorems:
         part = statements.fold(f"{entry.key}: {entry.title}")
@@ -103,7 +102,7 @@ def check_report(found: CheckReport, command: str) -> Report:
 
 
 def add_check(section: Section, found: CheckReport) -> Section:
-    """One row for each theorem."""
+    """Add one row for each theorem."""
     rows = [
         {
             "theorem": Code(entry.key),
@@ -116,12 +115,12 @@ def add_check(section: Section, found: CheckReport) -> Section:
         }
         for entry in found.theorems
     ]
-    caption = "Each theorem on random systems that satisfy its hypotheses; a negative margin would be a violation."
+    caption = "Random systems that satisfy the hypotheses; a negative margin is a violation."
     return section.table(rows, caption=caption)
 
 
 def add_sharpness(section: Section, found: CheckReport) -> Section:
-    """How often a conclusion survived the loss of a hypothesis."""
+    """Add how often conclusions held without one of their hypotheses."""
     sharp = [(entry.key, item) for entry in found.theorems for item in entry.sharpness]
     if not sharp:
         return section.text("No hypothesis was violated on purpose: give `--violated N`.")
@@ -142,7 +141,7 @@ def add_sharpness(section: Section, found: CheckReport) -> Section:
     left = "" if len(sharp) <= BARS else f" The first {BARS} of {len(sharp)} are drawn."
     section.figure(
         {"data": [bars], "layout": layout},
-        "How often the conclusion still held where one hypothesis was violated on purpose: at 0% the hypothesis is needed, "
+        "How often the conclusion held although one hypothesis was violated: at 0% the hypothesis is needed, "
         f"at 100% these samples do not show that it is.{left}",
         f"Bars of {len(shown)} hypotheses from 0 to 100 per cent.",
         height=110 + 26 * len(shown),

@@ -9,10 +9,11 @@ import numpy as np
 
 from attractor.plotting import style
 from attractor.report.blocks import Measure, format_value
+from attractor.report.figures import axes_layout, scatter
 from attractor.report.report import Report, Section
 
 REST = "_without_first"
-STREAM = {  # title, label of the axis, and how to read it
+STREAM = {  # title, label of the axis, definition
     "token_norm": ("length of a token", "length", r"mean of \(|x_i|\)"),
     "pairwise_distance": ("squared distance of two tokens", "squared distance", r"mean of \(|x_i - x_j|^2\)"),
     "cosine": ("mean cosine of two tokens", "mean cosine", r"1 at consensus"),
@@ -27,12 +28,12 @@ LOGARITHMIC = ("token_norm", "pairwise_distance", "first_norm")
 HEADS = {
     "attention_entropy": (
         "sequential",
-        "Entropy of the weights of a token, mean over tokens: 0 where each looks at one other.",
+        "Entropy of the weights of a token, mean over tokens: 0 if each attends to one other.",
     ),
     "self_weight": ("sequential", "The weight that a token gives itself, mean over tokens."),
     "first_weight": (
         "sequential",
-        "The weight that all other tokens give the first: near 1 in a head that rests on a sink.",
+        "The weight that all other tokens give the first: near 1 in a head with an attention sink.",
     ),
     "expansion": (
         "diverging",
@@ -46,7 +47,7 @@ HEADS = {
 
 
 def trace_report(report: dict[str, Any]) -> Report:
-    """The page of ``attractor trace``."""
+    """Build the page of a trace."""
     model, count = report["model"], report["texts"]
     name = "/".join(Path(model["name"]).parts[-2:])
     cosine = report["curves"]["cosine"]["mean"]
@@ -68,21 +69,21 @@ def trace_report(report: dict[str, Any]) -> Report:
         names = ", ".join(one["text"] for one in report["skipped"])
         page.text(f"Left out, with fewer than two tokens: {names}.", tone="warn")
     add_stream(page.section("The residual stream along depth"), report)
-    add_blocks(page.section("What every block moved"), report)
+    add_blocks(page.section("Displacement by block"), report)
     if report["heads"]:
         add_heads(page.section(f"Heads on these {report['reads']}"), report)
-    add_words(page.section("What is data and what is weights"), report)
+    add_definitions(page.section("Definitions"), report)
     return page
 
 
 def add_stream(section: Section, report: dict[str, Any]) -> None:
-    """One figure for each quantity, with and without the first token, mean and spread over texts."""
+    """Add one figure for each quantity, with and without the first token, mean and spread over texts."""
     section.text("States are the residual stream before every block and after the last, before the final norm.")
     ratio = [value for value in report["curves"]["first_norm"]["mean"] if value is not None]
     if ratio and max(ratio) > 5:
         section.text(
-            f"The first token is a sink: it is up to {max(ratio):.0f} times as long as the others, and then rules distances, rank "
-            "and sharpness. Read the curves without it.",
+            f"The first token is a sink: it is up to {max(ratio):.0f} times as long as the others, and dominates distances, rank "
+            "and sharpness. See the curves without it.",
             tone="warn",
         )
     for name, (title, label, words) in STREAM.items():
@@ -94,43 +95,31 @@ def add_stream(section: Section, report: dict[str, Any]) -> None:
             if curve is not None:
                 data += traces(curve, "all tokens" if not suffix else "without the first", style.PALETTE[place])
         last = report["curves"][name]["mean"]
-        layout = {"xaxis": {"title": {"text": "blocks passed"}}, "yaxis": {"title": {"text": label}}}
-        layout["yaxis"] |= scaled(data) if name in LOGARITHMIC else {}
-        caption = f"{title.capitalize()} along depth ({words}){spread_words(report)}."
+        layout = axes_layout("blocks passed", label, yaxis=log_scale(data) if name in LOGARITHMIC else {})
+        caption = f"{title.capitalize()} along depth ({words}){describe_spread(report)}."
         alt = f"{title} along depth, from {format_value(last[0])} to {format_value(last[-1])}"
         section.figure({"data": data, "layout": layout}, caption, alt, height=300)
 
 
 def traces(curve: dict[str, Any], name: str, colour: str) -> list[dict[str, Any]]:
-    """The mean as a line and the spread as a band."""
+    """Return the mean as a line and the spread as a band."""
     mean, spread = (
         np.array([np.nan if value is None else value for value in curve[key]]) for key in ("mean", "spread")
     )
     depth = np.arange(len(mean))
     found: list[dict[str, Any]] = []
     if np.nanmax(spread, initial=0.0) > 0:
-        # a band that would reach below zero has no place on a logarithmic axis
+        # a logarithmic axis cannot show a band that reaches below zero
         lower = np.maximum(mean - spread, mean / 20) if np.nanmin(mean) > 0 else mean - spread
         edge = np.concatenate((mean + spread, lower[::-1]))
-        around = {"x": np.concatenate((depth, depth[::-1])), "y": edge, "fill": "toself", "line": {"width": 0}}
-        found.append(
-            {
-                **around,
-                "type": "scatter",
-                "mode": "lines",
-                "fillcolor": colour,
-                "opacity": 0.18,
-                "hoverinfo": "skip",
-                "showlegend": False,
-            }
-        )
-    line = {"type": "scatter", "mode": "lines+markers", "x": depth, "y": mean, "name": name, "line": {"color": colour}}
-    return [*found, line]
+        fill = {"fill": "toself", "fillcolor": colour, "opacity": 0.18, "line": {"width": 0}}
+        around = np.concatenate((depth, depth[::-1]))
+        found.append(scatter(around, edge, **fill, hoverinfo="skip", showlegend=False))
+    return [*found, scatter(depth, mean, "lines+markers", name=name, line={"color": colour})]
 
 
-def scaled(data: list[dict[str, Any]]) -> dict[str, Any]:
-    """A logarithmic axis where lines reach over a decade, with marks at 1, 2 and 5 where there is room for them; a plain one else,
-    or where a value vanishes."""
+def log_scale(data: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a logarithmic axis if lines are positive and span more than a decade, with ticks at 1, 2 and 5 on short ranges."""
     values = np.concatenate([part["y"] for part in data if part["mode"] == "lines+markers"])
     low, high = np.nanmin(values), np.nanmax(values)
     if not 0 < 10 * low < high:
@@ -138,7 +127,7 @@ def scaled(data: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "log", "exponentformat": "power", "dtick": "D2" if high < 3000 * low else 1}
 
 
-def spread_words(report: dict[str, Any]) -> str:
+def describe_spread(report: dict[str, Any]) -> str:
     return (
         f", mean over {report['texts']} {report['reads']}; bands are one standard deviation"
         if report["texts"] > 1
@@ -147,22 +136,22 @@ def spread_words(report: dict[str, Any]) -> str:
 
 
 def add_blocks(section: Section, report: dict[str, Any]) -> None:
-    """Attention beside feed-forward."""
+    """Add how far attention and feed-forward move tokens."""
     data: list[dict[str, Any]] = []
     for place, (name, label) in enumerate((("attention", "attention"), ("feedforward", "feed-forward"))):
         data += traces(report["blocks"][name], label, style.PALETTE[place])
-    layout = {"xaxis": {"title": {"text": "block"}}, "yaxis": {"title": {"text": "moved"}, **scaled(data)}}
+    layout = axes_layout("block", "moved", yaxis=log_scale(data))
     section.figure(
         {"data": data, "layout": layout},
-        f"Root mean square over tokens of what each part of a block moved them by, with the norm after it where there is one"
-        f"{spread_words(report)}.",
+        f"Root mean square displacement of tokens by each part of a block, including a norm after it"
+        f"{describe_spread(report)}.",
         "How far attention and feed-forward move tokens in every block",
         height=320,
     )
 
 
 def add_heads(section: Section, report: dict[str, Any]) -> None:
-    """Layers by heads, one measure at a time."""
+    """Add a heat map of layers by heads."""
     heads = {name: np.array(rows, dtype=float) for name, rows in report["heads"].items()}
     measures = {
         name.replace("_", " "): Measure(heads[name], scale, words)
@@ -180,11 +169,11 @@ def add_heads(section: Section, report: dict[str, Any]) -> None:
     )
 
 
-def add_words(section: Section, report: dict[str, Any]) -> None:
-    """How to read the page."""
+def add_definitions(section: Section, report: dict[str, Any]) -> None:
+    """Add definitions."""
     section.text(
         f"Every number here depends on the {report['reads']}; none is a property of the weights alone (`attractor audit` has those). "
-        "The energy on the sphere knows no weights and can be compared along depth; the energy of a head is that of its own scores."
+        "The energy on the sphere does not depend on weights and can be compared along depth; the energy of a head uses its own scores."
     )
     section.maths(r"e_l = \text{scale}\;\mathrm{tr}\big(\mathrm{Cov}_{P_l}(k, v)\,O Q_l\big)")
     section.text(

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from attractor.report.blocks import Badge, Measure
-from attractor.report.figures import escape_text
+from attractor.report.figures import axes_layout, escape_text, scatter
 from attractor.report.report import Report
 from attractor.training import SCORES, History, describe_run, summarise
 
@@ -58,8 +58,7 @@ def _add_curves(report: Report, runs: Sequence[History], measure: str) -> None:
 
 
 def _lines(curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], mode: str, y_title: str) -> dict[str, Any]:
-    data = [{"type": "scatter", "mode": mode, "x": x, "y": y, "name": name} for name, x, y in curves]
-    return {"data": data, "layout": {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": y_title}}}}
+    return {"data": [scatter(x, y, mode, name=name) for name, x, y in curves], "layout": axes_layout("step", y_title)}
 
 
 def _add_depth(report: Report, run: History) -> None:
