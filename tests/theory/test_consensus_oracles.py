@@ -37,7 +37,7 @@ def test_merging_time_of_two_tokens(beta: float, time: float) -> None:
 
 def test_equal_angles_at_time_six() -> None:
     times = np.array([0.0, 6.0])
-    assert equiangular.equation(3, 1.0, 1.0, 0.0, times)[-1] == pytest.approx(0.999961, abs=1e-6)
+    assert equiangular.solve_cosine(3, 1.0, 1.0, 0.0, times)[-1] == pytest.approx(0.999961, abs=1e-6)
     run = at.flow(
         at.Attention.isotropic(3, 1.0),
         at.Tokens(EYE),
@@ -48,7 +48,7 @@ def test_equal_angles_at_time_six() -> None:
         stop=(),
     )
     assert float(run.points[-1, 0] @ run.points[-1, 1]) == pytest.approx(
-        equiangular.equation(3, 1.0, 1.0, 0.0, times)[-1], abs=1e-9
+        equiangular.solve_cosine(3, 1.0, 1.0, 0.0, times)[-1], abs=1e-9
     )
 
 
@@ -63,8 +63,8 @@ def test_bipartite_thresholds(mask: str | None, threshold: float) -> None:
     module = bipartite if mask else bipartite_full
     for p, stable in ((threshold - 0.02, False), (threshold + 0.02, True)):
         case = poles(p, mask)
-        assert (module.predicted(case) < 0) == stable
-        assert bipartite.abscissa(case) == pytest.approx(module.predicted(case), abs=1e-10)
+        assert (module.predict_abscissa(case) < 0) == stable
+        assert bipartite.abscissa(case) == pytest.approx(module.predict_abscissa(case), abs=1e-10)
         margin = find_theorem(f"consensus.T4-bipartite-{'causal' if mask else 'full'}").examine(case)[-1].margin
         assert (margin.value > 0) == stable
 
@@ -77,7 +77,7 @@ def test_the_common_value_bound_is_sharper_than_the_root() -> None:
 
 def test_the_dominant_eigenvector_of_a_value_that_is_not_symmetric() -> None:
     value = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.3, -1.2], [0.0, 1.2, 0.3]], dtype=torch.float64)
-    found = common_value.dominant(Case(at.Attention(EYE, EYE, value), None, at.Sphere()))
+    found = common_value.find_dominant(Case(at.Attention(EYE, EYE, value), None, at.Sphere()))
     assert found.value == pytest.approx(2.0)
     assert found.others == pytest.approx(math.hypot(0.3, 1.2))
     assert found.residual < 1e-12
@@ -88,7 +88,7 @@ def test_the_least_weight_is_below_every_weight() -> None:
     for seed in range(20):
         law = at.Attention(torch.from_numpy(draw.standard_normal((3, 3))), EYE, EYE)
         tokens = at.Tokens.uniform(5, 3, seed=seed)
-        assert hemisphere.least_weight(Case(law, tokens, at.Sphere())) <= float(law.weights(tokens).min())
+        assert hemisphere.smallest_weight(Case(law, tokens, at.Sphere())) <= float(law.weights(tokens).min())
 
 
 def test_the_constant_of_rank_collapse_sums_over_heads() -> None:

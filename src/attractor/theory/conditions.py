@@ -224,6 +224,11 @@ class Matrices:
         missed = torch.linalg.vector_norm(self.interactions - self.metric @ self.values)
         return float(missed / torch.linalg.vector_norm(self.interactions).clamp_min(1e-300))
 
+    @property
+    def transposed(self) -> Tensor:
+        """A = K'Q of the first head, scale included: the transpose of its interaction."""
+        return self.interactions[0].mT
+
     @cached_property
     def congruent(self) -> Tensor:
         """V'W of one head: congruent to its metric, so of the same inertia, without an inverse."""

@@ -19,7 +19,7 @@ def cite_regimes(place: str, symbols: str = REGIME_SYMBOLS) -> Citation:
     return Citation("pham2025dynamical", place, symbols)
 
 
-def _softmax(case: Case) -> Margin:
+def _softmax_margin(case: Case) -> Margin:
     if not isinstance(case.law, Attention):
         return Margin.boolean(False, f"the law is {type(case.law).__name__}")
     kernel, finite = case.law.kernel, all(bool(part.isfinite().all()) for part in _parts(case.law))
@@ -33,23 +33,23 @@ def _parts(law: Attention) -> list[torch.Tensor]:
     return [part for name in ("query", "key", "value", "output", *BIASES) if (part := getattr(law, name)) is not None]
 
 
-def _heads(case: Case) -> Margin:
+def _heads_margin(case: Case) -> Margin:
     return Margin.boolean(case.attention.heads == 1, f"{case.attention.heads} heads")
 
 
-def _no_mask(case: Case) -> Margin:
+def _no_mask_margin(case: Case) -> Margin:
     mask = case.attention.mask
     return Margin.boolean(mask is None, "no mask" if mask is None else f"a {mask.name} mask")
 
 
-def _no_positions(case: Case) -> Margin:
+def _no_positions_margin(case: Case) -> Margin:
     positions = case.attention.positions
     # added once at the input they change the start, not the dynamics
     harmless = positions is None or not positions.changes_dynamics
     return Margin.boolean(harmless, "no positions" if positions is None else f"{positions.name} positions")
 
 
-def _unbiased(case: Case) -> Margin:
+def _unbiased_margin(case: Case) -> Margin:
     present = [
         name for name in BIASES if (bias := getattr(case.attention, name)) is not None and bool((bias != 0).any())
     ]
@@ -58,14 +58,14 @@ def _unbiased(case: Case) -> Margin:
     return Margin.boolean(not harmful, ", ".join(present) or "no biases")
 
 
-def _normalised(case: Case) -> Margin:
+def _normalised_margin(case: Case) -> Margin:
     if not isinstance(case.law, Attention) or case.law.query.ndim > 3:
         return Margin.boolean(False, f"the law is {type(case.law).__name__}")
     assert isinstance(case.law.kernel, Kernel)
     return Margin.boolean(case.law.kernel.normalised, f"the kernel is {case.law.kernel.name}")
 
 
-def _no_drift(case: Case) -> Margin:
+def _no_drift_margin(case: Case) -> Margin:
     """Values are V x_j: no value or output bias, no positions added to the values."""
     law = case.attention
     added = [
@@ -78,7 +78,7 @@ def _no_drift(case: Case) -> Margin:
     return Margin.boolean(not added, ", ".join(added) or "none")
 
 
-def _causal(case: Case) -> Margin:
+def _causal_margin(case: Case) -> Margin:
     mask = case.attention.mask
     causal = mask is not None and mask.is_causal
     places = case.tokens.positions
@@ -87,7 +87,7 @@ def _causal(case: Case) -> Margin:
     return Margin.boolean(causal, "no mask" if mask is None else f"a {mask.name} mask")
 
 
-def _layers(case: Case) -> Margin:
+def _layers_margin(case: Case) -> Margin:
     return Margin.boolean(case.options.get("method") == "layers", str(case.options.get("method", "continuous time")))
 
 
@@ -96,11 +96,11 @@ def find_first_token(tokens: Tokens) -> int:
     return 0 if tokens.positions is None else int(tokens.positions.argmin())
 
 
-def _flat(case: Case) -> Margin:
+def _flat_margin(case: Case) -> Margin:
     return Margin.boolean(not case.space.is_curved, f"the space is {case.space.name}")
 
 
-def _tokens(case: Case) -> Margin:
+def _tokens_margin(case: Case) -> Margin:
     if not isinstance(case.state, Tokens) or case.state.batch_shape:
         return Margin.boolean(
             False, f"{'several systems of ' if case.state is not None else ''}{type(case.state).__name__}"
@@ -111,21 +111,21 @@ def _tokens(case: Case) -> Margin:
     return Margin.boolean(True, "Tokens")
 
 
-SOFTMAX = Hypothesis("softmax attention", r"w_{ij} \propto e^{s_{ij}}", _softmax, structural=True)
-FLAT = Hypothesis("flat space", r"x_i \in \mathbb{R}^d", _flat, structural=True)
-TOKENS = Hypothesis("tokens", r"\mu = \sum_i m_i \delta_{x_i},\ m_i > 0", _tokens, structural=True)
-FULL = Hypothesis("full attention", r"w_{ij} > 0 \text{ for all } j", _no_mask, structural=True)
-NO_POSITIONS = Hypothesis("no positions", r"s_{ij} = x_i^\top W x_j", _no_positions, structural=True)
-UNBIASED = Hypothesis("no biases", r"b = 0", _unbiased, structural=True)
-ONE_HEAD = Hypothesis("one head", r"h = 1", _heads, structural=True)
-NORMALISED = Hypothesis("row-normalised weights", r"\sum_j w_{ij} = 1", _normalised, structural=True)
-NO_DRIFT = Hypothesis("no drift", r"\dot x_i = \sum_h \sum_j w^h_{ij} V_h x_j", _no_drift, structural=True)
-CAUSAL = Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } j > i", _causal, structural=True)
-DISCRETE_LAYERS = Hypothesis("discrete layers", r"x \leftarrow x + h\,\dot x", _layers, structural=True)
-STANDARD_SETTING = (SOFTMAX, FLAT, FULL, NO_POSITIONS, UNBIASED)  # the setting of most statements
+SOFTMAX = Hypothesis("softmax attention", r"w_{ij} \propto e^{s_{ij}}", _softmax_margin, structural=True)
+FLAT = Hypothesis("flat space", r"x_i \in \mathbb{R}^d", _flat_margin, structural=True)
+TOKENS = Hypothesis("tokens", r"\mu = \sum_i m_i \delta_{x_i},\ m_i > 0", _tokens_margin, structural=True)
+FULL = Hypothesis("full attention", r"w_{ij} > 0 \text{ for all } j", _no_mask_margin, structural=True)
+NO_POSITIONS = Hypothesis("no positions", r"s_{ij} = x_i^\top W x_j", _no_positions_margin, structural=True)
+UNBIASED = Hypothesis("no biases", r"b = 0", _unbiased_margin, structural=True)
+ONE_HEAD = Hypothesis("one head", r"h = 1", _heads_margin, structural=True)
+NORMALISED = Hypothesis("row-normalised weights", r"\sum_j w_{ij} = 1", _normalised_margin, structural=True)
+NO_DRIFT = Hypothesis("no drift", r"\dot x_i = \sum_h \sum_j w^h_{ij} V_h x_j", _no_drift_margin, structural=True)
+CAUSAL = Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } j > i", _causal_margin, structural=True)
+DISCRETE_LAYERS = Hypothesis("discrete layers", r"x \leftarrow x + h\,\dot x", _layers_margin, structural=True)
+STANDARD_SETTING = (SOFTMAX, FLAT, FULL, NO_POSITIONS, UNBIASED, TOKENS)  # the setting of most statements
 
 
-def _metric(case: Case) -> Margin:
+def _metric_margin(case: Case) -> Margin:
     found = case.matrices
     if found.conditioning < BAND:
         return Margin.positive(
@@ -134,12 +134,13 @@ def _metric(case: Case) -> Margin:
     return Margin.zero(found.residual, detail=f"{found.residual:.2g} of W is left by the best A")
 
 
-METRIC = Hypothesis("one metric", r"W_h = A V_h \text{ for every head}", _metric, structural=True)
+METRIC = Hypothesis("one metric", r"W_h = A V_h \text{ for every head}", _metric_margin, structural=True)
 METRIC_SYMMETRIC = Hypothesis(
     "metric symmetric",
     r"A = A^\top",
     lambda case: Margin.zero(asymmetry(case.matrices.metric), *_symmetry_tolerances(case)),
 )
+SYMMETRIC_METRIC = (METRIC, METRIC_SYMMETRIC)
 METRIC_NEGATIVE = Hypothesis(
     "metric negative",
     r"\operatorname{sym} A \prec 0",

@@ -87,11 +87,11 @@ def to_sphere(case: Case, law: Attention | None = None) -> SphereMatrices:
     return SphereMatrices(inverse.mT @ found.interactions @ inverse, root @ found.values @ inverse, root)
 
 
-def _on_sphere(case: Case) -> Margin:
+def _on_sphere_margin(case: Case) -> Margin:
     return Margin.boolean(case.space.is_curved, f"the space is {case.space.name}")
 
 
-def _averaging(case: Case) -> Margin:
+def _averaging_margin(case: Case) -> Margin:
     try:
         laws = list_laws(case)
     except UnsupportedError as error:
@@ -101,7 +101,7 @@ def _averaging(case: Case) -> Margin:
     return Margin.boolean(average, f"the kernel is {', '.join(sorted(kernels))}")
 
 
-def _plain_values(case: Case) -> Margin:
+def _plain_values_margin(case: Case) -> Margin:
     """Values are V x_j: no value or output bias, no positions added to the values."""
     laws = list_laws(case)
     biased = any(
@@ -112,11 +112,11 @@ def _plain_values(case: Case) -> Margin:
     return Margin.boolean(not biased and not shifted, reason)
 
 
-def _identity(case: Case) -> Margin:
+def _identity_margin(case: Case) -> Margin:
     return Margin.zero(max(to_sphere(case, law).identity_misfit for law in list_laws(case)))
 
 
-def _attractive(case: Case) -> Margin:
+def _attractive_margin(case: Case) -> Margin:
     parts = [to_sphere(case, law) for law in list_laws(case)]
     if any(abs(part.weight - parts[0].weight) > 1e-9 * abs(parts[0].weight) for part in parts):
         return Margin.boolean(False, "the total value changes with time")
@@ -126,47 +126,52 @@ def _attractive(case: Case) -> Margin:
     return Margin.nonnegative(least) if least < 0 else Margin.positive(parts[0].weight / max(size, TINY))
 
 
-def _common(case: Case) -> Margin:
+def _common_margin(case: Case) -> Margin:
     parts = [to_sphere(case, law) for law in list_laws(case)]
     drift = max(float((part.total - parts[0].total).norm() / parts[0].total.norm().clamp_min(TINY)) for part in parts)
     return Margin.zero(max(drift, *(part.value_misfit for part in parts)))
 
 
-def _uniform(case: Case) -> Margin:
+def _uniform_margin(case: Case) -> Margin:
     masses = case.tokens.masses
     level = masses is None or bool((masses - masses.mean()).abs().max() <= 1e-12 * masses.mean())
     return Margin.boolean(level and case.tokens.positions is None, "equal masses" if level else "unequal masses")
 
 
-def _causal(case: Case) -> Margin:
+def _causal_margin(case: Case) -> Margin:
     masks = {getattr(law.mask, "name", "no") for law in list_laws(case)}
     plain = case.tokens.positions is None
     return Margin.boolean(masks == {"causal"} and plain, f"{', '.join(sorted(masks))} mask")
 
 
-def _full(case: Case) -> Margin:
+def _full_margin(case: Case) -> Margin:
     masks = {getattr(law.mask, "name", "no") for law in list_laws(case)}
     return Margin.boolean(masks == {"no"}, f"{', '.join(sorted(masks))} mask")
 
 
-def _hemisphere(case: Case) -> Margin:
+def _hemisphere_margin(case: Case) -> Margin:
     margin = float(hemisphere_margin(case.tokens, space=case.space))
     return (
         Margin.positive(margin) if margin > 0 else Margin.boolean(False, "the hull of the tokens contains the origin")
     )
 
 
-ON_SPHERE = Hypothesis("sphere or ellipsoid", r"x_i^\top W x_i = 1", _on_sphere, structural=True)
-AVERAGING_WEIGHTS = Hypothesis("averaging weights", r"w_{ij} \ge 0,\ \sum_j w_{ij} = 1", _averaging, structural=True)
-PLAIN_VALUES = Hypothesis(
-    "plain values", r"\dot x_i = \Pi_{x_i}\textstyle\sum_h\sum_j w^h_{ij} V_h x_j", _plain_values, structural=True
+ON_SPHERE = Hypothesis("sphere or ellipsoid", r"x_i^\top W x_i = 1", _on_sphere_margin, structural=True)
+AVERAGING_WEIGHTS = Hypothesis(
+    "averaging weights", r"w_{ij} \ge 0,\ \sum_j w_{ij} = 1", _averaging_margin, structural=True
 )
-FULL_AT_ALL_TIMES = Hypothesis("full attention", r"w_{ij} > 0 \text{ for all } j", _full, structural=True)
+PLAIN_VALUES = Hypothesis(
+    "plain values",
+    r"\dot x_i = \Pi_{x_i}\textstyle\sum_h\sum_j w^h_{ij} V_h x_j",
+    _plain_values_margin,
+    structural=True,
+)
+FULL_AT_ALL_TIMES = Hypothesis("full attention", r"w_{ij} > 0 \text{ for all } j", _full_margin, structural=True)
 MANY = 4096  # tokens that are still compared pair by pair
 GENERIC_BAND = 1e-9
 
 
-def _generic(case: Case) -> Margin:
+def _generic_margin(case: Case) -> Margin:
     """No two tokens are opposite: the exception from "almost every start" that can be tested."""
     points = to_sphere(case).map_points(case.initial_tokens.points)
     if len(points) < 2 or len(points) > MANY:
@@ -176,18 +181,18 @@ def _generic(case: Case) -> Margin:
     return Margin.nonzero(float(sums.min()) / 2.0, GENERIC_BAND, "distance of a token to the opposite of another")
 
 
-GENERIC_START = Hypothesis("generic start", r"x_i \ne -x_j", _generic)
-CAUSAL_IN_ORDER = Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } j > i", _causal, structural=True)
-EQUAL_MASSES = Hypothesis("equal masses", r"m_i = 1/n", _uniform, structural=True)
-IDENTITY_VALUES = Hypothesis("identity values", r"V_h = c_h I", _identity)
-ATTRACTION = Hypothesis("attraction", r"c_h \ge 0,\ \textstyle\sum_h c_h > 0", _attractive)
-COMMON_VALUE = Hypothesis("common value", r"V_h = c_h V", _common, structural=True)
+GENERIC_START = Hypothesis("generic start", r"x_i \ne -x_j", _generic_margin)
+CAUSAL_IN_ORDER = Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } j > i", _causal_margin, structural=True)
+EQUAL_MASSES = Hypothesis("equal masses", r"m_i = 1/n", _uniform_margin, structural=True)
+IDENTITY_VALUES = Hypothesis("identity values", r"V_h = c_h I", _identity_margin)
+ATTRACTION = Hypothesis("attraction", r"c_h \ge 0,\ \textstyle\sum_h c_h > 0", _attractive_margin)
+COMMON_VALUE = Hypothesis("common value", r"V_h = c_h V", _common_margin, structural=True)
 SAME_SIGN = Hypothesis(
     "heads agree",
     r"c_h \ge 0",
     lambda case: Margin.nonnegative(min(float(to_sphere(case, law).shares.min()) for law in list_laws(case))),
 )
-HEMISPHERE = Hypothesis("open hemisphere", r"\rho(x(0)) > 0", _hemisphere)
+HEMISPHERE = Hypothesis("open hemisphere", r"\rho(x(0)) > 0", _hemisphere_margin)
 VALUE_SYMMETRIC = Hypothesis(
     "value symmetric", r"W V = (W V)^\top", lambda case: Margin.zero(asymmetry(to_sphere(case).total))
 )

@@ -22,23 +22,26 @@ from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
 
 HORIZON = 80.0
-NUDGE = 1e-4
+PERTURBATION = 1e-4
 
 
-def poles(case: Case) -> Tensor:
+def pole_heights(case: Case) -> Tensor:
     """Heights of the tokens over the hyperplane of v_1."""
-    return to_sphere(case).map_points(case.tokens.points) @ common_value.dominant(case).vector
+    return to_sphere(case).map_points(case.tokens.points) @ common_value.find_dominant(case).vector
 
 
 def sharpness(case: Case) -> float:
     """p = v_1' P v_1 of one head."""
-    vector = common_value.dominant(case).vector
+    vector = common_value.find_dominant(case).vector
     return float(vector @ to_sphere(case).interactions[0] @ vector)
 
 
-def predicted(case: Case) -> float:
+def predict_abscissa(case: Case) -> float:
     """Largest real part of the linearisation: (U_perp - lambda_1) and (s U_perp - lambda_1 (2 s - 1))."""
-    values, own = causal_symmetric.spectrum(case), torch.sigmoid(torch.tensor(2 * sharpness(case), dtype=torch.float64))
+    values, own = (
+        causal_symmetric.value_eigenvalues(case),
+        torch.sigmoid(torch.tensor(2 * sharpness(case), dtype=torch.float64)),
+    )
     return float(max(values[1] - values[0], own * values[1] - values[0] * (2 * own - 1)))
 
 
@@ -47,7 +50,7 @@ def abscissa(case: Case) -> float:
     return float(linearize(case, to_sphere(case).map_points(case.tokens.points)).real.max())
 
 
-def nudged(case: Case, size: float = NUDGE) -> Case:
+def perturb(case: Case, size: float = PERTURBATION) -> Case:
     """The same start a little off, the same way every time."""
     points = case.tokens.points
     push = torch.from_numpy(np.random.default_rng(7).standard_normal(tuple(points.shape)))
@@ -55,17 +58,17 @@ def nudged(case: Case, size: float = NUDGE) -> Case:
 
 
 def gather(cases: Sequence[Case]) -> list[tuple[float, Tensor]]:
-    runs = integrate([nudged(case) for case in cases])
+    runs = integrate([perturb(case) for case in cases])
     return [(abscissa(case), run.points) for case, run in zip(cases, runs, strict=True)]
 
 
 def conclude(case: Case, evidence: tuple[float, Tensor]) -> tuple[Measurement, ...]:
     measured, points = evidence
-    return judged(case, measured, predicted(case), points)
+    return compare_linearisation(case, measured, predict_abscissa(case), points)
 
 
-def judged(case: Case, measured: float, promised: float, points: Tensor) -> tuple[Measurement, ...]:
-    size = float(causal_symmetric.spectrum(case).abs().max())
+def compare_linearisation(case: Case, measured: float, promised: float, points: Tensor) -> tuple[Measurement, ...]:
+    size = float(causal_symmetric.value_eigenvalues(case).abs().max())
     away = (points - case.tokens.points).norm(dim=-1).amax(-1)
     return (
         Measurement("the linearisation is as predicted", -abs(measured - promised) / size, 1e-8),
@@ -73,7 +76,7 @@ def judged(case: Case, measured: float, promised: float, points: Tensor) -> tupl
     )
 
 
-def around(sign: float, gap: tuple[float, float] = (0.15, 1.0)) -> Sampler:
+def make_sampler(sign: float, gap: tuple[float, float] = (0.15, 1.0)) -> Sampler:
     """Cases with p on one side of its threshold, by the gap."""
 
     def draw_case(rng: Rng) -> Case:
@@ -82,28 +85,28 @@ def around(sign: float, gap: tuple[float, float] = (0.15, 1.0)) -> Sampler:
         value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
         level = 1.0 / (2.0 - second)
         p = 0.5 * float(torch.logit(torch.tensor(level, dtype=torch.float64))) + sign * float(rng.uniform(*gap))
-        law = rng.sphere_law(space, value, [aimed(rng, basis[:, 0], p)], mask="causal")
+        law = rng.sphere_law(space, value, [draw_interaction(rng, basis[:, 0], p)], mask="causal")
         points = torch.stack((-basis[:, 0], basis[:, 0]))
         return Case(law, map_to_space(space, points), space, HORIZON, {"save": [0.0, HORIZON]})
 
     return draw_case
 
 
-def aimed(rng: Rng, vector: Tensor, p: float) -> Tensor:
+def draw_interaction(rng: Rng, vector: Tensor, p: float) -> Tensor:
     """An interaction without symmetry for which v' P v = p."""
     matrix = rng.matrix(len(vector), 0.5)
     return matrix + (p - float(vector @ matrix @ vector)) * vector[:, None] * vector
 
 
-def _opposite(case: Case) -> Margin:
-    heights = poles(case)
+def _opposite_margin(case: Case) -> Margin:
+    heights = pole_heights(case)
     if case.tokens.n != 2:
         return Margin.boolean(False, f"{case.tokens.n} tokens, the statement is about two")
     return Margin.zero(float((heights.abs() - 1).abs().max() + (heights.sum()).abs()))
 
 
-def _sharp(case: Case) -> Margin:
-    values = causal_symmetric.spectrum(case)
+def _sharp_margin(case: Case) -> Margin:
+    values = causal_symmetric.value_eigenvalues(case)
     own = torch.sigmoid(torch.tensor(2 * sharpness(case), dtype=torch.float64))
     return Margin.positive(float(own - values[0] / (2 * values[0] - values[1])))
 
@@ -120,14 +123,14 @@ THEOREM = Theorem(
         VALUE_SYMMETRIC,
         causal_symmetric.SIMPLE,
         common_value.POSITIVE,
-        Hypothesis("opposite poles", r"x_1 = -v_1,\ x_2 = v_1", _opposite, structural=True),
-        Hypothesis("sharp attention", r"\sigma(2p) > \lambda_1/(2\lambda_1 - \lambda_2)", _sharp),
+        Hypothesis("opposite poles", r"x_1 = -v_1,\ x_2 = v_1", _opposite_margin, structural=True),
+        Hypothesis("sharp attention", r"\sigma(2p) > \lambda_1/(2\lambda_1 - \lambda_2)", _sharp_margin),
     ),
     fate="bipartite",
     rate=r"\max\{\lambda_2 - \lambda_1,\ \sigma\lambda_2 - (2\sigma-1)\lambda_1\}",
     conclude=conclude,
-    sample=around(1.0),
-    violate={"sharp attention": around(-1.0)},
+    sample=make_sampler(1.0),
+    violate={"sharp attention": make_sampler(-1.0)},
     gather=gather,
     proof="Weights change by multiples of v_1 only, which the projection removes; the rest is a triangular linearisation.",
 )

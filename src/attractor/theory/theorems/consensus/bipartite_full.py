@@ -20,9 +20,9 @@ from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import bipartite, causal_symmetric, common_value
 
 
-def predicted(case: Case) -> float:
+def predict_abscissa(case: Case) -> float:
     """Largest real part of the linearisation."""
-    values, pull = causal_symmetric.spectrum(case), math.tanh(bipartite.sharpness(case))
+    values, pull = causal_symmetric.value_eigenvalues(case), math.tanh(bipartite.sharpness(case))
     modes = [values[1:] - values[0] * pull, pull * (values[1:] - values[0])]
     if case.tokens.n > 2:
         modes.append(-pull * values[:1])
@@ -31,14 +31,14 @@ def predicted(case: Case) -> float:
 
 def conclude(case: Case, evidence: tuple[float, Tensor]) -> tuple[Measurement, ...]:
     measured, points = evidence
-    return bipartite.judged(case, measured, predicted(case), points)
+    return bipartite.compare_linearisation(case, measured, predict_abscissa(case), points)
 
 
 def gather(cases: Sequence[Case]) -> list[tuple[float, Tensor]]:
     return bipartite.gather(cases)
 
 
-def around(sign: float) -> Sampler:
+def make_sampler(sign: float) -> Sampler:
     """Cases with tanh p on one side of lambda_2 / lambda_1."""
 
     def draw_case(rng: Rng) -> Case:
@@ -46,7 +46,7 @@ def around(sign: float) -> Sampler:
         second = float(rng.uniform(-0.5, 0.6))
         value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
         p = math.atanh(max(0.0, second)) + sign * float(rng.uniform(0.15, 1.0))
-        law = rng.sphere_law(space, value, [bipartite.aimed(rng, basis[:, 0], p)])
+        law = rng.sphere_law(space, value, [bipartite.draw_interaction(rng, basis[:, 0], p)])
         half = int(rng.integers(1, 3))
         signs = torch.tensor([1.0, -1.0] * half, dtype=torch.float64)
         points = signs[:, None] * basis[:, 0]
@@ -55,15 +55,15 @@ def around(sign: float) -> Sampler:
     return draw_case
 
 
-def _halves(case: Case) -> Margin:
-    heights = bipartite.poles(case)
+def _halves_margin(case: Case) -> Margin:
+    heights = bipartite.pole_heights(case)
     if case.tokens.n % 2:
         return Margin.boolean(False, f"{case.tokens.n} tokens have no equal halves")
     return Margin.zero(float((heights.abs() - 1).abs().max() + heights.sum().abs()))
 
 
-def _sharp(case: Case) -> Margin:
-    values = causal_symmetric.spectrum(case)
+def _sharp_margin(case: Case) -> Margin:
+    values = causal_symmetric.value_eigenvalues(case)
     return Margin.positive(math.tanh(bipartite.sharpness(case)) - max(0.0, float(values[1] / values[0])))
 
 
@@ -80,14 +80,14 @@ THEOREM = Theorem(
         VALUE_SYMMETRIC,
         causal_symmetric.SIMPLE,
         common_value.POSITIVE,
-        Hypothesis("equal halves", r"x_i = \pm v_1, \text{ half of each}", _halves, structural=True),
-        Hypothesis("sharp attention", r"\tanh p > \max(0, \lambda_2/\lambda_1)", _sharp),
+        Hypothesis("equal halves", r"x_i = \pm v_1, \text{ half of each}", _halves_margin, structural=True),
+        Hypothesis("sharp attention", r"\tanh p > \max(0, \lambda_2/\lambda_1)", _sharp_margin),
     ),
     fate="bipartite",
     rate=r"\max\{\lambda_2 - \lambda_1\tanh p,\ (\lambda_2 - \lambda_1)\tanh p,\ -\lambda_1\tanh p\}",
     conclude=conclude,
-    sample=around(1.0),
-    violate={"sharp attention": around(-1.0)},
+    sample=make_sampler(1.0),
+    violate={"sharp attention": make_sampler(-1.0)},
     gather=gather,
     proof="Weights change by multiples of v_1 only, which the projection removes; three families of modes are left.",
 )

@@ -29,7 +29,7 @@ from attractor.theory.spheres import (
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 HORIZON = 60.0
-FEW = ((3, 3), (4, 3), (4, 4))
+SIZES = ((3, 3), (4, 3), (4, 4))
 CITATION = Citation(
     "abella2024asymptotic",
     "the causal theorem for U = I; also Theorem 4.1 of arXiv 2411.04990 for a fixed P",
@@ -70,20 +70,20 @@ def _inequality(case: Case, points: torch.Tensor) -> float:
 
 
 def sample(rng: Rng) -> Case:
-    n, d = rng.sizes(FEW)
+    n, d = rng.sizes(SIZES)
     space, value = rng.space(d), torch.eye(d, dtype=torch.float64)
     law = rng.sphere_heads(space, value, 0.5, mask="causal")
     return Case(law, map_to_space(space, rng.unit_points(n, d)), space, HORIZON)
 
 
-def unmasked(rng: Rng) -> Case:
-    n, d = rng.sizes(FEW)
+def sample_unmasked(rng: Rng) -> Case:
+    n, d = rng.sizes(SIZES)
     space, value = rng.space(d, 0.0), torch.eye(d, dtype=torch.float64)
     return Case(rng.sphere_heads(space, value, 0.5), map_to_space(space, rng.unit_points(n, d)), space, HORIZON)
 
 
-def lopsided(rng: Rng) -> Case:
-    n, d = rng.sizes(FEW)
+def sample_other_value(rng: Rng) -> Case:
+    n, d = rng.sizes(SIZES)
     space, value = rng.space(d, 0.0), torch.diag(torch.from_numpy(rng.uniform(0.2, 1.5, d)))
     return Case(
         rng.sphere_heads(space, value, 0.5, mask="causal"), map_to_space(space, rng.unit_points(n, d)), space, HORIZON
@@ -111,6 +111,6 @@ THEOREM = Theorem(
     rate=r"|x_i - x_1| \sim e^{-ct/2}, \text{ whatever } P, n, d",
     conclude=conclude,
     sample=sample,
-    violate={"causal mask": unmasked, "identity values": lopsided},
+    violate={"causal mask": sample_unmasked, "identity values": sample_other_value},
     proof="Induction over tokens: the inequality is input-to-state stability of token i with the earlier ones as input.",
 )

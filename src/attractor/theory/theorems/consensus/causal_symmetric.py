@@ -34,7 +34,7 @@ from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Statu
 from attractor.theory.theorems.consensus import common_value
 
 HORIZON = 40.0
-FEW = ((3, 3), (4, 3), (4, 4))
+SIZES = ((3, 3), (4, 3), (4, 4))
 CITATION = Citation(
     "abella2024asymptotic",
     "the causal theorem for symmetric U, stated there without the sign of the top eigenvalue",
@@ -42,22 +42,22 @@ CITATION = Citation(
 )
 
 
-def spectrum(case: Case) -> torch.Tensor:
+def value_eigenvalues(case: Case) -> torch.Tensor:
     """Eigenvalues of the total value, largest first."""
     value = to_sphere(case).total
     return torch.linalg.eigvalsh((value + value.mT) / 2).flip(0)
 
 
-def exponent(case: Case) -> float:
+def predict_rate(case: Case) -> float:
     """lambda_1 - max_{k >= 2, i <= n} lambda_k / i."""
-    values, places = spectrum(case), torch.arange(1, case.tokens.n + 1, dtype=torch.float64)
+    values, places = value_eigenvalues(case), torch.arange(1, case.tokens.n + 1, dtype=torch.float64)
     return float(values[0] - (values[1:, None] / places).max())
 
 
 def gather(cases: Sequence[Case]) -> list[tuple[Trajectory, float]]:
     """Runs, and the largest real part of the linearisation where all tokens are at the eigenvector."""
     return [
-        (run, float(linearize(case, common_value.dominant(case).vector.expand(case.tokens.n, -1)).real.max()))
+        (run, float(linearize(case, common_value.find_dominant(case).vector.expand(case.tokens.n, -1)).real.max()))
         for case, run in zip(cases, integrate(cases), strict=True)
     ]
 
@@ -66,24 +66,24 @@ def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measuremen
     run, slowest = evidence
     kept = select_valid_rows(run)
     points, times = to_sphere(case).map_points(run.points[kept]), run.times[kept]
-    lowest = common_value.heights(case, run.points[kept]).amin()
-    pole = common_value.dominant(case).vector
+    lowest = common_value.signed_heights(case, run.points[kept]).amin()
+    pole = common_value.find_dominant(case).vector
     distance = torch.minimum(max_distance(points, pole), max_distance(points, -pole))
     rate = fit_decay_rate(times, distance, 1e-8, 1e-4)
     return (
         Measurement("no token leaves the hemisphere", float(lowest), 1e-12),
         Measurement("all tokens reach the eigenvector", -float(distance[-1]), 1e-3, asymptotic=True),
-        Measurement("the linearisation has the exponent", -abs(slowest / exponent(case) + 1), 1e-8),
+        Measurement("the linearisation has the exponent", -abs(slowest / predict_rate(case) + 1), 1e-8),
         # modes that are close in rate, or excited a little, make a run faster at first; none is slower
-        Measurement("the approach is as fast", -rate / exponent(case) - 1, 0.1, asymptotic=True),
+        Measurement("the approach is as fast", -rate / predict_rate(case) - 1, 0.1, asymptotic=True),
     )
 
 
-def valued(values: tuple[float, float] | None) -> Sampler:
+def make_sampler(values: tuple[float, float] | None) -> Sampler:
     """Cases whose other eigenvalues lie between the bounds, below a top eigenvalue of 1; None: all negative."""
 
     def draw_case(rng: Rng) -> Case:
-        n, d = rng.sizes(FEW)
+        n, d = rng.sizes(SIZES)
         space, basis = rng.space(d), rng.orthogonal(d)
         if values is None:
             chosen = [-1.0, *rng.uniform(-3.0, -1.4, d - 1)]
@@ -96,8 +96,8 @@ def valued(values: tuple[float, float] | None) -> Sampler:
     return draw_case
 
 
-def unsided(rng: Rng) -> Case:
-    n, d = rng.sizes(FEW)
+def sample_both_sides(rng: Rng) -> Case:
+    n, d = rng.sizes(SIZES)
     space, basis = rng.space(d, 0.0), rng.orthogonal(d)
     value = basis @ torch.diag(torch.tensor([1.0, *rng.uniform(-1.0, 0.5, d - 1)], dtype=torch.float64)) @ basis.mT
     points = rng.hemisphere(n, d, basis[:, 0], 0.15)
@@ -105,7 +105,7 @@ def unsided(rng: Rng) -> Case:
     return Case(rng.sphere_heads(space, value, 1.0, mask="causal"), map_to_space(space, points), space, HORIZON)
 
 
-def unmasked(rng: Rng) -> Case:
+def sample_unmasked(rng: Rng) -> Case:
     """Full attention with a strong negative eigenvalue."""
     basis = rng.orthogonal(3)
     value = basis @ torch.diag(torch.tensor([1.0, -5.0, -5.0], dtype=torch.float64)) @ basis.mT
@@ -115,12 +115,12 @@ def unmasked(rng: Rng) -> Case:
     )
 
 
-def _simple(case: Case) -> Margin:
-    values = spectrum(case)
+def _simple_margin(case: Case) -> Margin:
+    values = value_eigenvalues(case)
     return Margin.positive(float((values[0] - values[1]) / values.abs().max().clamp_min(1e-300)))
 
 
-SIMPLE = Hypothesis("top eigenvalue simple", r"\lambda_1 > \lambda_2", _simple)
+SIMPLE = Hypothesis("top eigenvalue simple", r"\lambda_1 > \lambda_2", _simple_margin)
 THEOREM = Theorem(
     key="consensus.T4",
     title="Causal, symmetric value",
@@ -145,8 +145,12 @@ THEOREM = Theorem(
     fate="consensus",
     rate=r"|x_i \mp v_1| \sim e^{-(\lambda_1 - \max_{k\ge2,\,i\le n}\lambda_k/i)\,t}",
     conclude=conclude,
-    sample=valued((-1.5, 0.5)),
-    violate={"top eigenvalue positive": valued(None), "one side": unsided, "causal mask": unmasked},
+    sample=make_sampler((-1.5, 0.5)),
+    violate={
+        "top eigenvalue positive": make_sampler(None),
+        "one side": sample_both_sides,
+        "causal mask": sample_unmasked,
+    },
     gather=gather,
     proof="The field points inward on the edge of the hemisphere because lambda_1 >= 0; induction over tokens.",
 )

@@ -24,7 +24,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     return (Measurement("all tokens agree in the end", -float(apart[-1]), 1e-3, asymptotic=True),)
 
 
-def _spatial(case: Case) -> Margin:
+def _spatial_margin(case: Case) -> Margin:
     """Tokens of a plane stay in it, where they are as on a circle."""
     points = to_sphere(case).map_points(case.initial_tokens.points)
     if min(points.shape) < 3:
@@ -40,7 +40,7 @@ def sample(rng: Rng) -> Case:
     return Case(law, map_to_space(space, rng.unit_points(8, d)), space, HORIZON, OPTIONS)
 
 
-def circle(rng: Rng) -> Case:
+def sample_circle(rng: Rng) -> Case:
     """Regular polygons on the circle under a repulsive interaction, where they attract."""
     eye = torch.eye(2, dtype=torch.float64)
     turns = 2 * torch.pi * torch.arange(5, dtype=torch.float64) / 5 + torch.from_numpy(0.1 * rng.standard_normal(5))
@@ -49,7 +49,7 @@ def circle(rng: Rng) -> Case:
     return Case(rng.sphere_law(space, eye, [0.0 * eye]), map_to_space(space, points), space, HORIZON, OPTIONS)
 
 
-def repulsive(rng: Rng) -> Case:
+def sample_repulsive(rng: Rng) -> Case:
     case = sample(rng)
     eye = torch.eye(case.attention.dim, dtype=torch.float64)
     return Case(rng.sphere_law(case.space, eye, [-3.0 * eye]), case.state, case.space, HORIZON, OPTIONS)
@@ -74,14 +74,14 @@ THEOREM = Theorem(
         IDENTITY_VALUES,
         ATTRACTION,
         pair.ISOTROPIC,
-        Hypothesis("attractive interaction", r"\beta \ge 0", lambda case: Margin.nonnegative(pair.beta_of(case)[0])),
+        Hypothesis("attractive interaction", r"\beta \ge 0", lambda case: Margin.nonnegative(pair.fit_beta(case)[0])),
         GENERIC_START,
-        Hypothesis("more than a plane", r"\operatorname{rank}(x_1, \dots, x_n) \ge \min(n, 3)", _spatial),
+        Hypothesis("more than a plane", r"\operatorname{rank}(x_1, \dots, x_n) \ge \min(n, 3)", _spatial_margin),
     ),
     fate="consensus",
     rate=r"\text{time } e^{O(\beta)}, \text{ then } e^{-ct}",
     conclude=conclude,
     sample=sample,
-    violate={"dimension": circle, "attractive interaction": repulsive},
+    violate={"dimension": sample_circle, "attractive interaction": sample_repulsive},
     proof="Critical points of E other than consensus are strict saddles; the centre-stable manifold theorem.",
 )

@@ -14,13 +14,13 @@ from attractor.solvers import Trajectory
 from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import common_value
-from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layer_by_layer, layered
-from attractor.theory.theorems.consensus.layer_rates import step_of
+from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, integrate_layers, layer_options
+from attractor.theory.theorems.consensus.layer_rates import step_size
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    top, h = common_value.dominant(case), step_of(case)
-    lowest = common_value.heights(case, run.points).amin(-1)
+    top, h = common_value.find_dominant(case), step_size(case)
+    lowest = common_value.signed_heights(case, run.points).amin(-1)
     tangents = (1 - lowest.square()).clamp_min(0.0).sqrt() / lowest
     factor = (1 + h * top.others) / (1 + h * top.value)
     falls = factor * tangents[:-1] - tangents[1:]
@@ -35,24 +35,24 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 def sample(rng: Rng) -> Case:
     n, d = rng.sizes(SPHERE_SIZES)
     space = rng.space(d)
-    value, pole = common_value.block(rng, d, symmetric=bool(rng.integers(2)))
+    value, pole = common_value.draw_value(rng, d, symmetric=bool(rng.integers(2)))
     step = STEPS[int(rng.integers(len(STEPS)))]
     law = rng.sphere_heads(space, value, mask=(None, "causal")[int(rng.integers(2))])
-    return Case(law, map_to_space(space, rng.hemisphere(n, d, pole)), space, LAYERS * step, layered(step))
+    return Case(law, map_to_space(space, rng.hemisphere(n, d, pole)), space, LAYERS * step, layer_options(step))
 
 
-def across(rng: Rng) -> Case:
-    case = common_value.both_sides(rng)
-    return Case(case.law, case.state, case.space, LAYERS * 1.0, layered(1.0))
+def sample_both_sides(rng: Rng) -> Case:
+    case = common_value.sample_both_sides(rng)
+    return Case(case.law, case.state, case.space, LAYERS * 1.0, layer_options(1.0))
 
 
-def strong(rng: Rng) -> Case:
+def sample_strong_negative(rng: Rng) -> Case:
     n, d = rng.sizes(SPHERE_SIZES)
-    value, pole = common_value.block(rng, d, -9.0, -3.0, symmetric=True)
+    value, pole = common_value.draw_value(rng, d, -9.0, -3.0, symmetric=True)
     space = rng.space(d, 0.0)
     law = rng.sphere_heads(space, value)
     assert isinstance(value, torch.Tensor)
-    return Case(law, map_to_space(space, rng.hemisphere(n, d, pole)), space, LAYERS * 1.0, layered(1.0))
+    return Case(law, map_to_space(space, rng.hemisphere(n, d, pole)), space, LAYERS * 1.0, layer_options(1.0))
 
 
 THEOREM = Theorem(
@@ -67,7 +67,7 @@ THEOREM = Theorem(
     rate=r"\max_i\tan\angle(x_i, v) \le \Big(\frac{1+h\mu}{1+h\lambda}\Big)^k\max_j\tan\angle(x_j(0), v)",
     conclude=conclude,
     sample=sample,
-    violate={"one side": across, "top eigenvalue dominates": strong},
-    gather=layer_by_layer,
+    violate={"one side": sample_both_sides, "top eigenvalue dominates": sample_strong_negative},
+    gather=integrate_layers,
     proof="The component along v is at least (1 + h lambda) m, the rest at most (1 + h mu) sqrt(1 - m^2).",
 )

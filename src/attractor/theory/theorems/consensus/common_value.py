@@ -40,7 +40,7 @@ class Dominant:
     residual: float
 
 
-def dominant(case: Case) -> Dominant:
+def find_dominant(case: Case) -> Dominant:
     """Looked for in the total value; ``residual`` is how far v is from an eigenvector of U and of its transpose."""
     value = to_sphere(case).total
     values, vectors = torch.linalg.eig(value)
@@ -54,16 +54,16 @@ def dominant(case: Case) -> Dominant:
     return Dominant(largest, vector, float(torch.linalg.matrix_norm(beside @ value @ beside, 2)), missed)
 
 
-def heights(case: Case, points: Tensor) -> Tensor:
+def signed_heights(case: Case, points: Tensor) -> Tensor:
     """Heights over the hyperplane of v, of the sign that the first token has."""
-    found = to_sphere(case).map_points(points) @ dominant(case).vector
+    found = to_sphere(case).map_points(points) @ find_dominant(case).vector
     first = found.reshape(-1)[0]
     return found * (-1.0 if float(first) < 0 else 1.0)
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    kept, top = select_valid_rows(run), dominant(case)
-    lowest, times = heights(case, run.points[kept]).amin(-1), run.times[kept]
+    kept, top = select_valid_rows(run), find_dominant(case)
+    lowest, times = signed_heights(case, run.points[kept]).amin(-1), run.times[kept]
     away = (lowest > 0) & (lowest < 1 - 1e-8)
     promised = compute_odds(lowest[away]).log() - 2 * (top.value - top.others) * times[away]
     return (
@@ -73,7 +73,9 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def block(rng: Rng, d: int, low: float = -0.9, high: float = 0.9, symmetric: bool = False) -> tuple[Tensor, Tensor]:
+def draw_value(
+    rng: Rng, d: int, low: float = -0.9, high: float = 0.9, symmetric: bool = False
+) -> tuple[Tensor, Tensor]:
     """U = lambda v v' + U' with U' on the complement of v of norm below lambda; and v."""
     basis, top = rng.orthogonal(d), float(rng.uniform(0.7, 1.5))
     inner = torch.diag(torch.from_numpy(rng.uniform(low, high, d - 1)))
@@ -86,7 +88,7 @@ def block(rng: Rng, d: int, low: float = -0.9, high: float = 0.9, symmetric: boo
 def sample(rng: Rng) -> Case:
     n, d = rng.sizes(SPHERE_SIZES)
     space = rng.space(d)
-    value, pole = block(rng, d, symmetric=bool(rng.integers(2)))
+    value, pole = draw_value(rng, d, symmetric=bool(rng.integers(2)))
     mask = (None, "causal")[int(rng.integers(2))]
     if rng.random() < 0.1:
         law = rng.schedule(space, value, HORIZON, mask=mask)
@@ -95,7 +97,7 @@ def sample(rng: Rng) -> Case:
     return Case(law, map_to_space(space, rng.hemisphere(n, d, pole)), space, HORIZON)
 
 
-def strong_negative(rng: Rng) -> Case:
+def sample_strong_negative(rng: Rng) -> Case:
     """|lambda_min| above lambda_1."""
     basis = rng.orthogonal(3)
     value = basis @ torch.diag(torch.tensor([1.0, -5.0, -5.0], dtype=torch.float64)) @ basis.mT
@@ -105,34 +107,40 @@ def strong_negative(rng: Rng) -> Case:
     )
 
 
-def both_sides(rng: Rng) -> Case:
+def sample_both_sides(rng: Rng) -> Case:
     case = sample(rng)
     signs = torch.from_numpy(np.where(np.arange(case.tokens.n) % 2, -1.0, 1.0))
     return replace(case, state=replace(case.tokens, points=case.tokens.points * signs[:, None]))
 
 
-def _one_side(case: Case) -> Margin:
-    found = heights(case, case.tokens.points)
+def _one_side_margin(case: Case) -> Margin:
+    found = signed_heights(case, case.tokens.points)
     return Margin.positive(float(found.min()))
 
 
 SPLIT = Hypothesis(
     "value splits",
     r"U v = \lambda v,\ U^\top v = \lambda v",
-    lambda case: Margin.zero(dominant(case).residual),
+    lambda case: Margin.zero(find_dominant(case).residual),
     structural=True,
 )
 POSITIVE = Hypothesis(
     "top eigenvalue positive",
     r"\lambda_1 > 0",
-    lambda case: Margin.positive(dominant(case).value / max(abs(dominant(case).value), dominant(case).others, 1e-300)),
+    lambda case: Margin.positive(
+        find_dominant(case).value / max(abs(find_dominant(case).value), find_dominant(case).others, 1e-300)
+    ),
 )
 DOMINANT = Hypothesis(
     "top eigenvalue dominates",
     r"\lambda > \mu = \|U|_{v^\perp}\|",
-    lambda case: Margin.positive((dominant(case).value - dominant(case).others) / max(dominant(case).others, 1e-3)),
+    lambda case: Margin.positive(
+        (find_dominant(case).value - find_dominant(case).others) / max(find_dominant(case).others, 1e-3)
+    ),
 )
-ONE_SIDE = Hypothesis("one side", r"\langle v, x_i(0)\rangle > 0 \text{ for all } i \text{ (or all } < 0)", _one_side)
+ONE_SIDE = Hypothesis(
+    "one side", r"\langle v, x_i(0)\rangle > 0 \text{ for all } i \text{ (or all } < 0)", _one_side_margin
+)
 CITATION = Citation(
     "abella2024asymptotic",
     "extends its causal theorem for symmetric U to several heads, full attention and P(t)",
@@ -153,7 +161,7 @@ THEOREM = Theorem(
     rate=r"\tan\angle(x_i, v) \le e^{-(\lambda-\mu)t}\max_j\tan\angle(x_j(0), v)",
     conclude=conclude,
     sample=sample,
-    violate={"top eigenvalue dominates": strong_negative, "one side": both_sides},
+    violate={"top eigenvalue dominates": sample_strong_negative, "one side": sample_both_sides},
     proof="At the lowest token the pull along v is at least lambda beta, the loss at most lambda beta m + mu "
     "sqrt((1-m^2)(1-beta^2)), beta >= m.",
 )

@@ -21,14 +21,14 @@ from attractor.theory.theorems.consensus import pair
 SIZES = ((2, 3), (3, 3), (3, 4), (4, 4))
 
 
-def cosines(points: Tensor) -> Tensor:
+def pair_cosines(points: Tensor) -> Tensor:
     """Cosines of all pairs, (..., pairs)."""
     gram = points @ points.mT
     rows, columns = torch.triu_indices(points.shape[-2], points.shape[-2], 1)
     return gram[..., rows, columns]
 
 
-def equation(n: int, beta: float, weight: float, start: float, times: np.ndarray) -> np.ndarray:
+def solve_cosine(n: int, beta: float, weight: float, start: float, times: np.ndarray) -> np.ndarray:
     """The cosine at some times, by scipy."""
     from scipy.integrate import solve_ivp
 
@@ -41,11 +41,11 @@ def equation(n: int, beta: float, weight: float, start: float, times: np.ndarray
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     found, kept = to_sphere(case), select_valid_rows(run)
-    pairs, times = cosines(found.map_points(run.points[kept])), run.times[kept].numpy()
-    wanted = equation(case.tokens.n, pair.beta_of(case)[0], found.weight, float(pairs[0].mean()), times)
-    uneven = float((pairs.amax(-1) - pairs.amin(-1)).max())
+    pairs, times = pair_cosines(found.map_points(run.points[kept])), run.times[kept].numpy()
+    wanted = solve_cosine(case.tokens.n, pair.fit_beta(case)[0], found.weight, float(pairs[0].mean()), times)
+    spread = float((pairs.amax(-1) - pairs.amin(-1)).max())
     return (
-        Measurement("angles stay equal", -uneven, 1e-7),
+        Measurement("angles stay equal", -spread, 1e-7),
         Measurement("the cosine follows its equation", -float((pairs.mean(-1).numpy() - wanted).__abs__().max()), 1e-8),
     )
 
@@ -60,13 +60,13 @@ def sample(rng: Rng) -> Case:
     return Case(law, map_to_space(space, points), space, 5.0)
 
 
-def uneven(rng: Rng) -> Case:
+def sample_unequal_angles(rng: Rng) -> Case:
     space, eye = rng.space(4, 0.0), torch.eye(4, dtype=torch.float64)
     return Case(rng.sphere_law(space, eye, [1.5 * eye]), map_to_space(space, rng.unit_points(4, 4)), space, 5.0)
 
 
-def _equal(case: Case) -> Margin:
-    pairs = cosines(to_sphere(case).map_points(case.tokens.points))
+def _equal_margin(case: Case) -> Margin:
+    pairs = pair_cosines(to_sphere(case).map_points(case.tokens.points))
     return Margin.zero(float(pairs.max() - pairs.min()) if pairs.numel() else 1.0)
 
 
@@ -82,11 +82,11 @@ THEOREM = Theorem(
         IDENTITY_VALUES,
         ATTRACTION,
         pair.ISOTROPIC,
-        Hypothesis("equal angles", r"\langle x_i, x_j\rangle_W = g", _equal),
+        Hypothesis("equal angles", r"\langle x_i, x_j\rangle_W = g", _equal_margin),
     ),
     fate="monotone",
     conclude=conclude,
     sample=sample,
-    violate={"equal angles": uneven},
+    violate={"equal angles": sample_unequal_angles},
     proof="The symmetric group acts; the derivative of one inner product is 2 c w (1 + (n-2) g - (n-1) g^2).",
 )

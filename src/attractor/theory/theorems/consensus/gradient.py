@@ -71,18 +71,18 @@ def _parallel(case: Case, state: Tokens, c: float) -> float:
     return float((gradient - wanted).norm() / points.grad.norm().clamp_min(1e-300) * float(state.weights.min()))
 
 
-def symmetric_interaction(rng: Rng, d: int) -> Tensor:
+def draw_interaction(rng: Rng, d: int) -> Tensor:
     return (rng.definite(d), rng.definite(d, -1.0), rng.indefinite(d))[int(rng.integers(3))]
 
 
 def sample(rng: Rng) -> Case:
     n, d = rng.sizes(SPHERE_SIZES)
-    space, interaction = rng.space(d), symmetric_interaction(rng, d)
+    space, interaction = rng.space(d), draw_interaction(rng, d)
     law = rng.sphere_law(space, float(rng.uniform(0.3, 2.0)) * interaction, [interaction])
     return Case(law, map_to_space(space, rng.unit_points(n, d)), space, horizon=6.0)
 
 
-def built(shape: str) -> Sampler:
+def make_sampler(shape: str) -> Sampler:
     """Cases that miss one hypothesis."""
 
     def draw_case(rng: Rng) -> Case:
@@ -104,33 +104,33 @@ def built(shape: str) -> Sampler:
     return draw_case
 
 
-def _unbiased(case: Case) -> Margin:
+def _unbiased_margin(case: Case) -> Margin:
     law = case.attention
     biased = [name for name in BIASES if (bias := getattr(law, name)) is not None and bool((bias != 0).any())]
     return Margin.boolean(not biased, ", ".join(biased) or "no biases")
 
 
-def _proportional(case: Case) -> Margin:
+def _proportional_margin(case: Case) -> Margin:
     c, residual = proportion(case)
     return Margin.zero(residual, detail=f"c = {c:.4g}")
 
 
-def _sign(case: Case) -> Margin:
+def _sign_margin(case: Case) -> Margin:
     found = to_sphere(case)
     return Margin.positive(
         proportion(case)[0] * float(found.interactions[0].norm() / found.total.norm().clamp_min(1e-300))
     )
 
 
-def _symmetric(case: Case) -> Margin:
+def _symmetric_margin(case: Case) -> Margin:
     return Margin.zero(asymmetry(to_sphere(case).interactions[0]))
 
 
-UNBIASED = Hypothesis("no biases at all", r"s_{ij} = x_i^\top P x_j", _unbiased, structural=True)
-SYMMETRIC = Hypothesis("interaction symmetric", r"P = P^\top", _symmetric)
-PROPORTIONAL = Hypothesis("value follows interaction", r"W V = c P", _proportional)
+UNBIASED = Hypothesis("no biases at all", r"s_{ij} = x_i^\top P x_j", _unbiased_margin, structural=True)
+SYMMETRIC = Hypothesis("interaction symmetric", r"P = P^\top", _symmetric_margin)
+PROPORTIONAL = Hypothesis("value follows interaction", r"W V = c P", _proportional_margin)
 FORM = (SOFTMAX, ON_SPHERE, TOKENS, FULL, NO_POSITIONS, UNBIASED, ONE_HEAD)
-HYPOTHESES = (*FORM, SYMMETRIC, PROPORTIONAL, Hypothesis("ascent", r"c > 0", _sign))
+HYPOTHESES = (*FORM, SYMMETRIC, PROPORTIONAL, Hypothesis("ascent", r"c > 0", _sign_margin))
 CITATION = Citation(
     "abella2024asymptotic",
     "the gradient structure, stated there for U = I and a positive definite P; that case needs the ellipsoid with "
@@ -153,10 +153,10 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={
-        "value follows interaction": built("identity"),
-        "interaction symmetric": built("skew"),
-        "ascent": built("negative"),
-        "full attention": built("masked"),
+        "value follows interaction": make_sampler("identity"),
+        "interaction symmetric": make_sampler("skew"),
+        "ascent": make_sampler("negative"),
+        "full attention": make_sampler("masked"),
     },
     proof="The derivative of E in x_i is m_i Z_i P b_i = m_i Z_i W V b_i / c, and the projection to the tangent "
     "space is W-orthogonal.",

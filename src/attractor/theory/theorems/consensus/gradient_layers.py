@@ -29,14 +29,14 @@ LAYERS = 12
 STEPS = (0.1, 1.0, 20.0, 1000.0)
 
 
-def layered(step: float, layers: int = LAYERS) -> dict[str, object]:
+def layer_options(step: float, layers: int = LAYERS) -> dict[str, object]:
     """Options of a flow that takes discrete layers and keeps them all."""
     return {"method": "layers", "step": step, "save": [k * step for k in range(layers + 1)]}
 
 
-def layer_by_layer(cases: Sequence[Case]) -> list[Trajectory]:
+def integrate_layers(cases: Sequence[Case]) -> list[Trajectory]:
     """Runs in discrete layers, of step 1 where a case does not say."""
-    plain: dict[str, Any] = {"horizon": float(LAYERS), "options": layered(1.0)}
+    plain: dict[str, Any] = {"horizon": float(LAYERS), "options": layer_options(1.0)}
     return integrate([case if case.options.get("method") == "layers" else replace(case, **plain) for case in cases])
 
 
@@ -50,16 +50,16 @@ def sample(rng: Rng) -> Case:
     space, interaction = rng.space(d), rng.definite(d, 1.0, 0.2, 3.0)
     law = rng.sphere_law(space, float(rng.uniform(0.3, 2.0)) * interaction, [interaction])
     step = STEPS[int(rng.integers(len(STEPS)))]
-    return Case(law, map_to_space(space, rng.unit_points(n, d)), space, LAYERS * step, layered(step))
+    return Case(law, map_to_space(space, rng.unit_points(n, d)), space, LAYERS * step, layer_options(step))
 
 
-def saddle(rng: Rng) -> Case:
+def sample_indefinite(rng: Rng) -> Case:
     n, d = rng.sizes(SPHERE_SIZES)
     interaction = rng.indefinite(d, None, 0.4, 3.0)
     space = rng.space(d, 0.0)
     step = STEPS[int(rng.integers(1, len(STEPS)))]
     law = rng.sphere_law(space, interaction, [interaction])
-    return Case(law, map_to_space(space, rng.unit_points(n, d)), space, LAYERS * step, layered(step))
+    return Case(law, map_to_space(space, rng.unit_points(n, d)), space, LAYERS * step, layer_options(step))
 
 
 THEOREM = Theorem(
@@ -80,8 +80,8 @@ THEOREM = Theorem(
     fate="monotone",
     conclude=conclude,
     sample=sample,
-    violate={"interaction semi-definite": saddle},
-    gather=layer_by_layer,
+    violate={"interaction semi-definite": sample_indefinite},
+    gather=integrate_layers,
     proof="The exponential kernel of a semi-definite P is positive definite and convex in each point; x+ is the "
     "unit vector closest to x + hb.",
 )

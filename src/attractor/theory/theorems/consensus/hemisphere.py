@@ -41,7 +41,7 @@ CITATION = Citation(
 )
 
 
-def least_weight(case: Case) -> float:
+def smallest_weight(case: Case) -> float:
     """A lower bound of every total weight sum_h c_h w^h_ij at all times."""
     laws = list_laws(case)
     masses = case.tokens.weights / case.tokens.weights.sum()
@@ -63,17 +63,17 @@ def _norms(law: Attention, name: str, inverse: torch.Tensor) -> torch.Tensor:
     return torch.linalg.matrix_norm(part @ inverse, 2)
 
 
-def margins(case: Case, run: Trajectory) -> tuple[torch.Tensor, torch.Tensor]:
+def margins_along(case: Case, run: Trajectory) -> tuple[torch.Tensor, torch.Tensor]:
     """Saved times and the margins at them."""
     kept = select_valid_rows(run)
     return run.times[kept], hemisphere_margin(Tokens.unchecked(run.points[kept], case.tokens.masses), space=case.space)
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    times, rho = margins(case, run)
+    times, rho = margins_along(case, run)
     away = rho < 1 - 1e-8  # nearer to consensus 1 - rho is rounding
     logarithm, clock = compute_odds(rho[away]).clamp_min(1e-300).log(), times[away]
-    promised = logarithm - 2 * least_weight(case) * clock
+    promised = logarithm - 2 * smallest_weight(case) * clock
     found = to_sphere(case)
     rate = fit_decay_rate(times, max_distance(found.map_points(run.points[select_valid_rows(run)])))
     return (
@@ -91,13 +91,13 @@ def sample(rng: Rng) -> Case:
     return Case(law, map_to_space(space, rng.hemisphere(n, d)), space, HORIZON)
 
 
-def around(rng: Rng) -> Case:
+def sample_surrounding_origin(rng: Rng) -> Case:
     """Tokens that surround the origin."""
     space, value = rng.space(3, 0.0), torch.eye(3, dtype=torch.float64)
     return Case(rng.sphere_heads(space, value, 0.7), map_to_space(space, rng.unit_points(12, 3)), space, HORIZON)
 
 
-def lopsided(rng: Rng) -> Case:
+def sample_other_value(rng: Rng) -> Case:
     """A value that is no multiple of the identity."""
     n, d = rng.sizes(SPHERE_SIZES)
     space = rng.space(d, 0.0)
@@ -105,7 +105,7 @@ def lopsided(rng: Rng) -> Case:
     return Case(rng.sphere_heads(space, value, 0.7), map_to_space(space, rng.hemisphere(n, d)), space, HORIZON)
 
 
-def _softmax(case: Case) -> Margin:
+def _softmax_margin(case: Case) -> Margin:
     laws = list_laws(case)
     plain = all(has_kernel(law, "softmax") and law.query_bias is None and law.positions is None for law in laws)
     return Margin.boolean(plain, "softmax of the scores" if plain else "biases, positions or another kernel")
@@ -124,7 +124,7 @@ THEOREM = Theorem(
         TOKENS,
         *SPHERE_SETTING,
         FULL_AT_ALL_TIMES,
-        Hypothesis("softmax", r"w_{ij} \propto m_j e^{s_{ij}}", _softmax, structural=True),
+        Hypothesis("softmax", r"w_{ij} \propto m_j e^{s_{ij}}", _softmax_margin, structural=True),
         IDENTITY_VALUES,
         ATTRACTION,
         HEMISPHERE,
@@ -133,6 +133,6 @@ THEOREM = Theorem(
     rate=r"|x_i - x_j| \sim e^{-ct}, \text{ exactly, for every } P",
     conclude=conclude,
     sample=sample,
-    violate={"open hemisphere": around, "identity values": lopsided},
+    violate={"open hemisphere": sample_surrounding_origin, "identity values": sample_other_value},
     proof="At the token that is lowest along the best direction, the hull's nearest point bounds the pull of the others.",
 )

@@ -11,7 +11,7 @@ from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.spheres import ATTRACTION, HEMISPHERE, IDENTITY_VALUES, SPHERE_SETTING
 from attractor.theory.theorem import Case, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere, hemisphere_margin
-from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, layer_by_layer, layered
+from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, integrate_layers, layer_options
 
 
 def sample(rng: Rng) -> Case:
@@ -19,15 +19,19 @@ def sample(rng: Rng) -> Case:
     space, value = rng.space(d), torch.eye(d, dtype=torch.float64)
     step = STEPS[int(rng.integers(len(STEPS)))]
     law = rng.sphere_heads(space, value, mask=(None, "causal")[int(rng.integers(2))])
-    return Case(law, map_to_space(space, rng.hemisphere(n, d)), space, LAYERS * step, layered(step))
+    return Case(law, map_to_space(space, rng.hemisphere(n, d)), space, LAYERS * step, layer_options(step))
 
 
-def turning(rng: Rng) -> Case:
+def sample_skew_value(rng: Rng) -> Case:
     n, d = rng.sizes(SPHERE_SIZES)
     space, value = rng.space(d, 0.0), torch.eye(d, dtype=torch.float64)
     value[0, 1], value[1, 0] = 2.0, -2.0
     return Case(
-        rng.sphere_heads(space, value), map_to_space(space, rng.hemisphere(n, d)), space, LAYERS * 1.0, layered(1.0)
+        rng.sphere_heads(space, value),
+        map_to_space(space, rng.hemisphere(n, d)),
+        space,
+        LAYERS * 1.0,
+        layer_options(1.0),
     )
 
 
@@ -43,7 +47,7 @@ THEOREM = Theorem(
     fate="monotone",
     conclude=hemisphere_margin.conclude,
     sample=sample,
-    violate={"identity values": turning},
-    gather=layer_by_layer,
+    violate={"identity values": sample_skew_value},
+    gather=integrate_layers,
     proof="The drive is at most c long and at least c m_e high.",
 )

@@ -22,7 +22,7 @@ MASKS = (None, "causal", "window:2")
 KERNELS = ("softmax", "l2")
 
 
-def heights(case: Case, run: Trajectory) -> torch.Tensor:
+def lowest_heights(case: Case, run: Trajectory) -> torch.Tensor:
     """Lowest heights over hyperplanes that all tokens start above, (S, directions)."""
     points = to_sphere(case).map_points(run.points[select_valid_rows(run)])
     start = points[0]
@@ -34,8 +34,8 @@ def heights(case: Case, run: Trajectory) -> torch.Tensor:
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    _, rho = hemisphere.margins(case, run)
-    lowest = heights(case, run)
+    _, rho = hemisphere.margins_along(case, run)
+    lowest = lowest_heights(case, run)
     fall = smallest_increase(lowest) if lowest.numel() else 0.0
     return (
         Measurement("the margin never decreases", smallest_increase(rho), 1e-10),
@@ -43,7 +43,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def varied(pole: bool = True) -> Sampler:
+def make_sampler(pole: bool = True) -> Sampler:
     def draw_case(rng: Rng) -> Case:
         n, d = rng.sizes(SPHERE_SIZES)
         space, value = rng.space(d), torch.eye(d, dtype=torch.float64)
@@ -58,7 +58,7 @@ def varied(pole: bool = True) -> Sampler:
     return draw_case
 
 
-def turning(rng: Rng) -> Case:
+def sample_skew_value(rng: Rng) -> Case:
     """A value with a skew part turns tokens out of the hemisphere they start in."""
     n, d = rng.sizes(SPHERE_SIZES)
     space, value = rng.space(d, 0.0), torch.eye(d, dtype=torch.float64)
@@ -77,7 +77,7 @@ THEOREM = Theorem(
     hypotheses=(TOKENS, *SPHERE_SETTING, IDENTITY_VALUES, ATTRACTION, HEMISPHERE),
     fate="monotone",
     conclude=conclude,
-    sample=varied(),
-    violate={"identity values": turning},
+    sample=make_sampler(),
+    violate={"identity values": sample_skew_value},
     proof="The lowest token is pulled towards tokens that are not lower, and shortened by less.",
 )

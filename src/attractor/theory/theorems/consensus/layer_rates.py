@@ -14,30 +14,30 @@ from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import fit_decay_rate, max_distance, to_sphere
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
-from attractor.theory.theorems.consensus.gradient_layers import layer_by_layer, layered
+from attractor.theory.theorems.consensus.gradient_layers import integrate_layers, layer_options
 
 STEPS = {0.5: 80, 1.0: 50, 2.0: 40, 5.0: 40}  # layers that reach consensus to ten digits
 FEW = ((4, 3),)  # one shape: layers are slow to take one by one
 
 
-def step_of(case: Case) -> float:
+def step_size(case: Case) -> float:
     """The size of a layer: that of the case, or 1."""
     return float(case.options.get("step", 1.0))
 
 
-def measured(case: Case, run: Trajectory) -> float:
+def measure_factor(case: Case, run: Trajectory) -> float:
     """The factor by which one layer shrinks angles, from the run."""
     rate = fit_decay_rate(run.times, max_distance(to_sphere(case).map_points(run.points)), 1e-11, 1e-5)
-    return math.exp(rate * step_of(case))
+    return math.exp(rate * step_size(case))
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    factor = 1.0 / (1.0 + step_of(case) * to_sphere(case).weight)
-    missed = abs(measured(case, run) / factor - 1)
+    factor = 1.0 / (1.0 + step_size(case) * to_sphere(case).weight)
+    missed = abs(measure_factor(case, run) / factor - 1)
     return (Measurement("a layer divides angles by 1 + hc", -missed, 0.01, asymptotic=True),)
 
 
-def stepped(mask: str | None, layers: dict[float, int], size: float = 0.5, value: float | None = None) -> Sampler:
+def make_sampler(mask: str | None, layers: dict[float, int], size: float = 0.5, value: float | None = None) -> Sampler:
     """Tokens of a hemisphere under values I (or others, given by the size of their asymmetry)."""
 
     def draw_case(rng: Rng) -> Case:
@@ -48,7 +48,7 @@ def stepped(mask: str | None, layers: dict[float, int], size: float = 0.5, value
         step = list(layers)[int(rng.integers(len(layers)))]
         law = rng.sphere_heads(space, matrix, size, mask=mask)
         state = map_to_space(space, rng.hemisphere(n, d, least=0.3))
-        return Case(law, state, space, layers[step] * step, layered(step, layers[step]))
+        return Case(law, state, space, layers[step] * step, layer_options(step, layers[step]))
 
     return draw_case
 
@@ -64,8 +64,8 @@ THEOREM = Theorem(
     fate="consensus",
     rate=r"|x_i - x_j| \sim (1 + hc)^{-k}",
     conclude=conclude,
-    sample=stepped(None, STEPS),
-    violate={"identity values": stepped(None, STEPS, value=0.7)},
-    gather=layer_by_layer,
+    sample=make_sampler(None, STEPS),
+    violate={"identity values": make_sampler(None, STEPS, value=0.7)},
+    gather=integrate_layers,
     proof="At consensus weights are the masses, so deviations from the mean vanish in b, and |x + hb| = 1 + hc.",
 )

@@ -9,17 +9,17 @@ from attractor.solvers import Trajectory
 from attractor.theory.spheres import to_sphere
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import causal_identity
-from attractor.theory.theorems.consensus.gradient_layers import layer_by_layer
-from attractor.theory.theorems.consensus.layer_rates import measured, step_of, stepped
+from attractor.theory.theorems.consensus.gradient_layers import integrate_layers
+from attractor.theory.theorems.consensus.layer_rates import make_sampler, measure_factor, step_size
 
 STEPS = {0.5: 200, 1.0: 130, 5.0: 80}
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    size = step_of(case) * to_sphere(case).weight
+    size = step_size(case) * to_sphere(case).weight
     factor = (1.0 + size / 2) / (1.0 + size)
     # later tokens leave corrections that fall off slowly: (1 + s/3)/(1 + s/2) a layer
-    missed = abs(measured(case, run) / factor - 1)
+    missed = abs(measure_factor(case, run) / factor - 1)
     return (Measurement("a layer shrinks angles by (1 + hc/2)/(1 + hc)", -missed, 0.01, asymptotic=True),)
 
 
@@ -35,8 +35,8 @@ THEOREM = Theorem(
     fate="consensus",
     rate=r"|x_i - x_1| \sim \left(\frac{1 + hc/2}{1 + hc}\right)^k",
     conclude=conclude,
-    sample=stepped("causal", STEPS),
-    violate={"identity values": stepped("causal", STEPS, value=0.7), "causal mask": stepped(None, STEPS)},
-    gather=layer_by_layer,
+    sample=make_sampler("causal", STEPS),
+    violate={"identity values": make_sampler("causal", STEPS, value=0.7), "causal mask": make_sampler(None, STEPS)},
+    gather=integrate_layers,
     proof="The linearisation of a layer is triangular with diagonal (1 + hc/i)/(1 + hc).",
 )

@@ -15,11 +15,11 @@ from attractor.theory.theorem import Case, Measurement, Status, Theorem, integra
 from attractor.theory.theorems.consensus import gradient
 
 HORIZON, LATER = 5000.0, 1e6
-RESTING = 1e-3
-PATIENT = {"max_evaluations": 20_000_000}
+AT_REST = 1e-3
+LONG_RUN = {"max_evaluations": 20_000_000}
 
 
-def moved_late(case: Case, run: Trajectory) -> float:
+def late_motion(case: Case, run: Trajectory) -> float:
     """How far a token went in the second half of the time."""
     kept = select_valid_rows(run)
     points, times = to_sphere(case).map_points(run.points[kept]), run.times[kept]
@@ -29,37 +29,37 @@ def moved_late(case: Case, run: Trajectory) -> float:
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    moved = moved_late(case, run)
-    return (Measurement("the second half of the time moves nothing", -moved, RESTING, asymptotic=True),)
+    moved = late_motion(case, run)
+    return (Measurement("the second half of the time moves nothing", -moved, AT_REST, asymptotic=True),)
 
 
 def gather(cases: Sequence[Case]) -> list[Trajectory]:
     """Nothing bounds how long a start near a saddle waits: what still moves is followed much longer before it is judged."""
     runs = integrate(cases)
     for index, (case, run) in enumerate(zip(cases, runs, strict=True)):
-        if case.horizon == HORIZON and moved_late(case, run) > RESTING:
+        if case.horizon == HORIZON and late_motion(case, run) > AT_REST:
             runs[index] = integrate(
-                [replace(case, horizon=LATER, options={"save": geometric_times(LATER), **PATIENT})]
+                [replace(case, horizon=LATER, options={"save": geometric_times(LATER), **LONG_RUN})]
             )[0]
     return runs
 
 
 def sample(rng: Rng) -> Case:
     n, d = rng.sizes(SPHERE_SIZES)
-    space, interaction = rng.space(d), gradient.symmetric_interaction(rng, d)
+    space, interaction = rng.space(d), gradient.draw_interaction(rng, d)
     law = rng.sphere_law(space, float(rng.uniform(0.5, 2.0)) * interaction, [interaction])
     return Case(law, map_to_space(space, rng.unit_points(n, d)), space, HORIZON, {"save": geometric_times(HORIZON)})
 
 
-def turning(rng: Rng) -> Case:
+def sample_skew_value(rng: Rng) -> Case:
     """A value with a large skew part: tokens that agree keep turning."""
     n, d = rng.sizes(SPHERE_SIZES)
-    space, interaction = rng.space(d, 0.0), gradient.symmetric_interaction(rng, d)
+    space, interaction = rng.space(d, 0.0), gradient.draw_interaction(rng, d)
     law = rng.sphere_law(space, interaction + rng.skew(d, 2.0), [interaction])
     return Case(law, map_to_space(space, rng.unit_points(n, d)), space, 60.0, {"save": geometric_times(60.0)})
 
 
-def turned(case: Case) -> Case:
+def add_skew_value(case: Case) -> Case:
     law, d = case.attention, case.attention.dim
     value = law.value.clone()
     value[0, 1] += 9.0
@@ -79,7 +79,7 @@ THEOREM = Theorem(
     conclude=conclude,
     gather=gather,
     sample=sample,
-    violate={"value follows interaction": turning},
-    break_case=turned,
+    violate={"value follows interaction": sample_skew_value},
+    break_case=add_skew_value,
     proof="An analytic gradient flow on a compact analytic manifold: Lojasiewicz.",
 )

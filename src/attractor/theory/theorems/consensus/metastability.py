@@ -20,29 +20,29 @@ from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import ATTRACTION, IDENTITY_VALUES, ON_SPHERE, PLAIN_VALUES, to_sphere
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
-from attractor.theory.theorems.consensus.equiangular import cosines
+from attractor.theory.theorems.consensus.equiangular import pair_cosines
 
 PART = 0.5  # theta' as a part of theta_0
 
 
 def smallest_angle(case: Case, points: torch.Tensor) -> torch.Tensor:
     """Smallest angle of a pair, (...)."""
-    return cosines(to_sphere(case).map_points(points)).clamp(-1.0, 1.0).amax(-1).acos()
+    return pair_cosines(to_sphere(case).map_points(points)).clamp(-1.0, 1.0).amax(-1).acos()
 
 
-def promised(case: Case) -> float:
+def predict_time(case: Case) -> float:
     """The time before which no angle is below half of the smallest at the start."""
     start = float(smallest_angle(case, case.tokens.points))
     masses = case.tokens.weights / case.tokens.weights.sum()
     crowd = float((1 - masses.min()) / masses.min())
-    barrier = pair.beta_of(case)[0] * (1 - math.cos(PART * start))
+    barrier = pair.fit_beta(case)[0] * (1 - math.cos(PART * start))
     return (1 - PART) * start * math.exp(min(barrier, 700.0)) / (2 * to_sphere(case).weight * crowd)
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     kept = select_valid_rows(run)
     angles, times = smallest_angle(case, run.points[kept]), run.times[kept]
-    early = times <= promised(case)
+    early = times <= predict_time(case)
     return (Measurement("no pair comes near in time", float(angles[early].min() - PART * angles[0]), 1e-9),)
 
 
@@ -53,28 +53,28 @@ def sample(rng: Rng) -> Case:
     points = points / points.norm(dim=-1, keepdim=True)
     beta = float(rng.uniform(4.0, 20.0))
     case = Case(rng.sphere_law(space, eye, [beta * eye]), map_to_space(space, points), space, 1.0)
-    return Case(case.law, case.state, space, min(promised(case), 50.0))
+    return Case(case.law, case.state, space, min(predict_time(case), 50.0))
 
 
-def soft(rng: Rng) -> Case:
+def sample_repulsive(rng: Rng) -> Case:
     """No barrier: a repulsive score makes the weights of others large."""
     space, eye = rng.space(3, 0.0), torch.eye(3, dtype=torch.float64)
-    points = halves(rng)
+    points = draw_orthogonal_points(rng)
     return Case(rng.sphere_law(space, eye, [-6.0 * eye]), map_to_space(space, points), space, 2.0)
 
 
-def halves(rng: Rng) -> torch.Tensor:
+def draw_orthogonal_points(rng: Rng) -> torch.Tensor:
     points = torch.eye(3, dtype=torch.float64) + 0.3 * rng.unit_points(3, 3)
     return points / points.norm(dim=-1, keepdim=True)
 
 
-def blunt(case: Case) -> Case:
+def disable_attention(case: Case) -> Case:
     """Attention that does not look."""
     return replace(case, law=replace(case.attention, scale=0.0))
 
 
-def _barrier(case: Case) -> Margin:
-    return Margin.positive(pair.beta_of(case)[0] * float(smallest_angle(case, case.tokens.points)))
+def _barrier_margin(case: Case) -> Margin:
+    return Margin.positive(pair.fit_beta(case)[0] * float(smallest_angle(case, case.tokens.points)))
 
 
 THEOREM = Theorem(
@@ -101,13 +101,13 @@ THEOREM = Theorem(
         IDENTITY_VALUES,
         ATTRACTION,
         pair.ISOTROPIC,
-        Hypothesis("separated tokens", r"\beta\,\theta_0 > 0", _barrier),
+        Hypothesis("separated tokens", r"\beta\,\theta_0 > 0", _barrier_margin),
     ),
     fate="monotone",
     rate=r"t \ge \tfrac{\theta_0}{4cM}e^{\beta(1-\cos(\theta_0/2))}",
     conclude=conclude,
     sample=sample,
-    violate={"separated tokens": soft},
-    break_case=blunt,
+    violate={"separated tokens": sample_repulsive},
+    break_case=disable_attention,
     proof="While pairs are apart, the weight of all others together is below M exp(-beta (1 - cos theta')).",
 )

@@ -34,7 +34,7 @@ def merging_time(beta: float, start: float, end: float, weight: float = 1.0) -> 
     return float(value)
 
 
-def beta_of(case: Case) -> tuple[float, float]:
+def fit_beta(case: Case) -> tuple[float, float]:
     """beta and the relative residual of P = beta I on the unit sphere."""
     interaction = to_sphere(case).interactions[0]
     beta = float(interaction.diagonal().mean())
@@ -46,7 +46,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     found, kept = to_sphere(case), select_valid_rows(run)
     points, times = found.map_points(run.points[kept]), run.times[kept]
     angles = angle(points[:, 0], points[:, 1])
-    beta, _ = beta_of(case)
+    beta, _ = fit_beta(case)
     rows = [row for row in range(1, len(times)) if angles[row] > 1e-5][-1:]
     missed = [
         abs(merging_time(beta, float(angles[0]), float(angles[r]), found.weight) / float(times[r]) - 1) for r in rows
@@ -62,28 +62,28 @@ def sample(rng: Rng) -> Case:
     return Case(law, map_to_space(space, points), space, float(rng.choice([2.0, 6.0])))
 
 
-def crooked(rng: Rng) -> Case:
+def sample_anisotropic(rng: Rng) -> Case:
     space, eye = rng.space(3, 0.0), torch.eye(3, dtype=torch.float64)
     return Case(
         rng.sphere_law(space, eye, [rng.matrix(3, 1.5)]), map_to_space(space, rng.unit_points(2, 3)), space, 4.0
     )
 
 
-def crowd(rng: Rng) -> Case:
+def sample_four_tokens(rng: Rng) -> Case:
     space, eye = rng.space(3, 0.0), torch.eye(3, dtype=torch.float64)
     return Case(rng.sphere_law(space, eye, [2.0 * eye]), map_to_space(space, rng.unit_points(4, 3)), space, 4.0)
 
 
-def _facing(case: Case) -> Margin:
+def _facing_margin(case: Case) -> Margin:
     points = to_sphere(case).map_points(case.tokens.points)
     return Margin.positive(float((points[0] + points[1]).norm()))
 
 
-def _pair(case: Case) -> Margin:
+def _pair_margin(case: Case) -> Margin:
     return Margin.boolean(case.tokens.n == 2, f"{case.tokens.n} tokens")
 
 
-ISOTROPIC = Hypothesis("isotropic interaction", r"P = \beta W", lambda case: Margin.zero(beta_of(case)[1]))
+ISOTROPIC = Hypothesis("isotropic interaction", r"P = \beta W", lambda case: Margin.zero(fit_beta(case)[1]))
 CITATION = Citation(
     "geshkovski2023mathematical",
     "the reductions to one equation, here with the exact time",
@@ -98,16 +98,16 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=(
         *FULL_HEAD,
-        Hypothesis("two tokens", "n = 2", _pair, structural=True),
+        Hypothesis("two tokens", "n = 2", _pair_margin, structural=True),
         IDENTITY_VALUES,
         ATTRACTION,
         ISOTROPIC,
-        Hypothesis("not opposite", r"\theta_0 < \pi", _facing),
+        Hypothesis("not opposite", r"\theta_0 < \pi", _facing_margin),
     ),
     fate="consensus",
     rate=r"t_{\text{merge}} \sim e^{\beta(1-\cos\theta_0)}",
     conclude=conclude,
     sample=sample,
-    violate={"isotropic interaction": crooked, "two tokens": crowd},
+    violate={"isotropic interaction": sample_anisotropic, "two tokens": sample_four_tokens},
     proof="By symmetry both tokens turn at the speed c sin(theta) times the weight of the other.",
 )

@@ -25,11 +25,11 @@ LAYERS = 4
 def constant(case: Case) -> float:
     """sum_h ||V_h|| ||P_h|| / (2 sqrt 2)."""
     found = case.matrices
-    sizes_ = [torch.linalg.matrix_norm(part, 2) for part in (found.values, found.interactions)]
-    return float((sizes_[0] * sizes_[1]).sum()) / 8**0.5
+    norms = [torch.linalg.matrix_norm(part, 2) for part in (found.values, found.interactions)]
+    return float((norms[0] * norms[1]).sum()) / 8**0.5
 
 
-def layers(case: Case) -> Tensor:
+def iterate_layers(case: Case) -> Tensor:
     """Tokens after each layer without skip, (layers + 1, n, d)."""
     points = [case.tokens.points]
     for _ in range(LAYERS):
@@ -44,7 +44,7 @@ def conclude(case: Case, points: Tensor) -> tuple[Measurement, ...]:
     return (Measurement("diameters shrink cubically", float(slack.min()), 1e-12),)
 
 
-def _bare(case: Case) -> Margin:
+def _bare_margin(case: Case) -> Margin:
     return Margin.boolean(case.facts.get("skip") is False, "a flow, like a residual stream, adds to the tokens")
 
 
@@ -57,12 +57,12 @@ def sample(rng: Rng) -> Case:
     return Case(Attention(query, key, value), state, facts={"skip": False})
 
 
-def masked(rng: Rng) -> Case:
+def sample_masked(rng: Rng) -> Case:
     case = sample(rng)
     return replace(case, law=replace(case.attention, mask="causal"))
 
 
-def skipping(case: Case) -> Case:
+def emulate_skip(case: Case) -> Case:
     """With a skip connection nothing of the kind holds: emulated by a value that keeps the tokens apart."""
     law = case.attention
     return replace(case, law=replace(law, query=60.0 * law.query, key=60.0 * law.query, value=law.value * 5.0))
@@ -85,15 +85,17 @@ THEOREM = Theorem(
         FULL,
         NO_POSITIONS,
         UNBIASED,
-        Hypothesis("no skip connection", r"x_i^+ = \textstyle\sum_h\sum_j w^h_{ij} V_h x_j", _bare, structural=True),
+        Hypothesis(
+            "no skip connection", r"x_i^+ = \textstyle\sum_h\sum_j w^h_{ij} V_h x_j", _bare_margin, structural=True
+        ),
     ),
     fate="identity",
     rate=r"D_{k+1} = O(D_k^3)",
     conclude=conclude,
     sample=sample,
-    violate={"full attention": masked},
-    gather=gather_each(layers),
-    break_case=skipping,
+    violate={"full attention": sample_masked},
+    gather=gather_each(iterate_layers),
+    break_case=emulate_skip,
     proof="Softmax is 1/2-Lipschitz from oscillation to the l1 norm; scores of two queries differ by at most ||P|| "
     "D^2; Jung's theorem.",
 )

@@ -23,16 +23,16 @@ from attractor.theory.theorems.consensus import pair
 RADIUS = 4.0  # delta in units of beta^-1/2
 
 
-def centres(points: Tensor, radius: float) -> Tensor:
+def find_centres(points: Tensor, radius: float) -> Tensor:
     """Which tokens are farther than the radius from every earlier one, (n,)."""
     near = torch.cdist(points, points) <= radius
     return ~torch.tril(near, -1).any(-1)
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    found, beta = to_sphere(case), pair.beta_of(case)[0]
+    found, beta = to_sphere(case), pair.fit_beta(case)[0]
     points, radius = found.map_points(run.points[select_valid_rows(run)]), RADIUS * beta**-0.5
-    chosen = centres(points[0], radius)
+    chosen = find_centres(points[0], radius)
     speeds = found.map_points(velocity(case.law, case.tokens, case.space)).norm(dim=-1)
     weight = float(torch.exp(torch.tensor(-beta * radius**2 / 2, dtype=torch.float64)))
     bound = found.weight * torch.arange(case.tokens.n, dtype=torch.float64) * weight
@@ -50,19 +50,19 @@ def sample(rng: Rng) -> Case:
     return Case(law, map_to_space(space, rng.unit_points(24, 3)), space, 10.0, {"save": [0.0, 10.0], "rtol": 1e-8})
 
 
-def unmasked(rng: Rng) -> Case:
+def sample_unmasked(rng: Rng) -> Case:
     space, eye = rng.space(3, 0.0), torch.eye(3, dtype=torch.float64)
     law = rng.sphere_law(space, eye, [64.0 * eye])
     return Case(law, map_to_space(space, rng.unit_points(24, 3)), space, 10.0, {"save": [0.0, 10.0], "rtol": 1e-8})
 
 
-def blunt(case: Case) -> Case:
+def disable_attention(case: Case) -> Case:
     """Attention that does not look: every earlier token pulls alike."""
     return replace(case, law=replace(case.attention, scale=0.0))
 
 
-def _sharp(case: Case) -> Margin:
-    return Margin.positive(pair.beta_of(case)[0] / RADIUS**2 - 1.0)
+def _sharp_margin(case: Case) -> Margin:
+    return Margin.positive(pair.fit_beta(case)[0] / RADIUS**2 - 1.0)
 
 
 THEOREM = Theorem(
@@ -82,11 +82,11 @@ THEOREM = Theorem(
         IDENTITY_VALUES,
         ATTRACTION,
         pair.ISOTROPIC,
-        Hypothesis("sharp attention", r"\beta > 16", _sharp),
+        Hypothesis("sharp attention", r"\beta > 16", _sharp_margin),
     ),
     fate="identity",
     conclude=conclude,
     sample=sample,
-    violate={"causal mask": unmasked},
-    break_case=blunt,
+    violate={"causal mask": sample_unmasked},
+    break_case=disable_attention,
 )

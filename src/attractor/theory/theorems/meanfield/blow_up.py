@@ -10,18 +10,18 @@ import torch
 
 from attractor.meanfield import BlowUp, find_blow_up, identity_value_blow_up
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.gaussians import FULL_RANK, IDENTITY_VALUE, SOFTMAX_GAUSSIAN, cite, transposed_interaction
+from attractor.theory.gaussians import FULL_RANK, IDENTITY_VALUE, SOFTMAX_GAUSSIAN, cite
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import extremes
 
 
-def found(case: Case) -> BlowUp:
+def locate_blow_up(case: Case) -> BlowUp:
     return find_blow_up(case.law, case.gaussian, until=100.0)
 
 
 def conclude(case: Case, seen: BlowUp) -> tuple[Measurement, ...]:
-    time, direction = identity_value_blow_up(transposed_interaction(case).numpy(), case.gaussian.covariance.numpy())
+    time, direction = identity_value_blow_up(case.matrices.transposed.numpy(), case.gaussian.covariance.numpy())
     along = 0.0
     if direction is not None and seen.direction is not None:
         along = abs(float(np.dot(direction, np.asarray(seen.direction))))
@@ -38,12 +38,12 @@ def sample(rng: Rng) -> Case:
     return Case(law, rng.gaussian(d))
 
 
-def other_value(rng: Rng) -> Case:
+def sample_other_value(rng: Rng) -> Case:
     law = rng.softmax_law(rng.definite(3), rng.definite(3))
     return Case(law, rng.gaussian(3))
 
 
-def negative(rng: Rng) -> Case:
+def sample_negative(rng: Rng) -> Case:
     law = rng.softmax_law(rng.definite(3, -1.0), torch.eye(3, dtype=torch.float64))
     return Case(law, rng.gaussian(3))
 
@@ -63,14 +63,14 @@ THEOREM = Theorem(
         Hypothesis(
             "interaction not negative",
             r"S \not\preceq 0",
-            lambda case: Margin.positive(extremes(transposed_interaction(case))[1]),
+            lambda case: Margin.positive(extremes(case.matrices.transposed)[1]),
         ),
     ),
     fate="blow-up",
     rate=r"\Sigma_t = \Sigma_0^{1/2}(I - 2tM)^{-1}\Sigma_0^{1/2}",
     conclude=conclude,
     sample=sample,
-    violate={"identity value": other_value, "interaction not negative": negative},
-    gather=gather_each(found),
+    violate={"identity value": sample_other_value, "interaction not negative": sample_negative},
+    gather=gather_each(locate_blow_up),
     proof="The inverse of the covariance moves at the constant rate -2S.",
 )

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from attractor.laws import Attention, Closure, Sigmoid, Sinkhorn
 from attractor.states import Gaussian, Tokens
-from attractor.theory.gaussians import GAUSSIAN, NO_BIASES_OR_POSITIONS, cite, require_kernel
-from attractor.theory.hypotheses import FULL
+from attractor.theory.gaussians import cite, gaussian_setting
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
@@ -32,7 +31,7 @@ class Field:
     weights: Tensor
 
 
-def nodes(state: Gaussian) -> tuple[Tensor, Tensor, Tensor]:
+def quadrature_nodes(state: Gaussian) -> tuple[Tensor, Tensor, Tensor]:
     """White coordinates, points and weights of a quadrature of the Gaussian."""
     line, weights = np.polynomial.hermite_e.hermegauss(NODES)
     grid = torch.from_numpy(np.stack(np.meshgrid(line, line, indexing="ij"), -1).reshape(-1, 2))
@@ -40,9 +39,9 @@ def nodes(state: Gaussian) -> tuple[Tensor, Tensor, Tensor]:
     return grid, state.mean + grid @ state.factor.mT, mass
 
 
-def field_of(case: Case) -> Field:
+def evaluate_field(case: Case) -> Field:
     state = case.gaussian
-    white, points, mass = nodes(state)
+    white, points, mass = quadrature_nodes(state)
     motion = case.law.velocity(Tokens(points, mass))
     near = white.norm(dim=-1) <= REACH
     return Field(white[near], motion[near], mass[near])
@@ -67,7 +66,7 @@ def conclude(case: Case, found: Field) -> tuple[Measurement, ...]:
     return tuple(measured)
 
 
-def with_kernel(*names: str) -> Sampler:
+def make_sampler(*names: str) -> Sampler:
     def draw_case(rng: Rng) -> Case:
         name = names[int(rng.integers(len(names)))]
         kernel = {"sinkhorn": Sinkhorn(eps=1.0, tolerance=1e-12), "sigmoid": Sigmoid(bias=0.5)}.get(name, name)
@@ -80,7 +79,7 @@ def with_kernel(*names: str) -> Sampler:
     return draw_case
 
 
-def doubled(case: Case) -> Case:
+def double_scale(case: Case) -> Case:
     return replace(case, law=replace(case.attention, scale=2.0))
 
 
@@ -92,12 +91,12 @@ THEOREM = Theorem(
     r"\(\mu_t\) stays Gaussian with \(\dot\alpha = B\alpha + b\) and \(\dot\Sigma = B\Sigma + \Sigma B^\top\).",
     citation=cite("Gaussian data stay Gaussian; sigmoid and unnormalised attention are not among the kernels that do"),
     status=Status.PAPER,
-    hypotheses=(require_kernel(*EXACT), GAUSSIAN, FULL, NO_BIASES_OR_POSITIONS),
+    hypotheses=gaussian_setting(*EXACT),
     fate="identity",
     conclude=conclude,
-    sample=with_kernel(*EXACT),
-    violate={"kernel": with_kernel("sigmoid", "exponential")},
-    gather=gather_each(field_of),
-    break_case=doubled,
+    sample=make_sampler(*EXACT),
+    violate={"kernel": make_sampler("sigmoid", "exponential")},
+    gather=gather_each(evaluate_field),
+    break_case=double_scale,
     proof="Tilting a Gaussian by an exponential of a linear form moves its mean linearly; L2 is a Gaussian posterior.",
 )

@@ -9,14 +9,7 @@ import torch
 
 from attractor.solvers import Trajectory
 from attractor.theory.checking import geometric_times, smallest_increase
-from attractor.theory.gaussians import (
-    DEFINITE_VALUE,
-    SOFTMAX_GAUSSIAN,
-    SYMMETRIC_NEGATIVE,
-    cite,
-    integrate_gaussian,
-    transposed_interaction,
-)
+from attractor.theory.gaussians import DEFINITE_VALUE, SOFTMAX_GAUSSIAN, SYMMETRIC_NEGATIVE, cite, integrate_gaussian
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import symmetrize
@@ -27,7 +20,7 @@ HORIZON = 1e3
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     covariances, value = run.covariances, case.matrices.values[0]
     traces = torch.linalg.solve(value, covariances).diagonal(dim1=-2, dim2=-1).sum(-1)
-    form = symmetrize(transposed_interaction(case))
+    form = symmetrize(case.matrices.transposed)
     left = (form @ covariances).norm(dim=(-2, -1))
     return (
         Measurement("the trace in the metric of V never grows", smallest_increase(-traces, traces.abs()), 1e-8),
@@ -42,12 +35,12 @@ def sample(rng: Rng) -> Case:
     return Case(law, rng.gaussian(d), horizon=HORIZON, options={"save": geometric_times(HORIZON), "rtol": 1e-9})
 
 
-def rising(rng: Rng) -> Case:
+def sample_indefinite(rng: Rng) -> Case:
     law = rng.softmax_law(rng.symmetric([0.5, -0.5, -1.0]), rng.definite(3))
     return Case(law, rng.gaussian(3), horizon=0.3)
 
 
-def lopsided(rng: Rng) -> Case:
+def sample_asymmetric(rng: Rng) -> Case:
     law = rng.softmax_law(rng.definite(3, -1.0), rng.definite(3) + rng.skew(3, 2.0))
     return Case(law, rng.gaussian(3), horizon=0.5)
 
@@ -65,7 +58,7 @@ THEOREM = Theorem(
     rate=r"\|S\Sigma_t\| \sim 1/t",
     conclude=conclude,
     sample=sample,
-    violate={"interaction negative": rising, "value positive": lopsided},
+    violate={"interaction negative": sample_indefinite, "value positive": sample_asymmetric},
     gather=gather_each(integrate_gaussian),
     proof="tr(inv(V) Sigma) is a Lyapunov function with derivative 2 tr(Sigma S Sigma); LaSalle.",
 )

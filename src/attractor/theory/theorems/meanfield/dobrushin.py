@@ -40,7 +40,7 @@ def conclude(case: Case, seen: tuple[np.ndarray, np.ndarray]) -> tuple[Measureme
     return (Measurement("measures part at most as fast as promised", float((bound - logarithms).min()), 1e-7),)
 
 
-def sampled(*names: str, mask: str | None = None) -> Sampler:
+def make_sampler(*names: str, mask: str | None = None) -> Sampler:
     def draw_case(rng: Rng) -> Case:
         name = names[int(rng.integers(len(names)))]
         kernel = Sigmoid(bias=0.0) if name == "sigmoid" else name
@@ -50,7 +50,7 @@ def sampled(*names: str, mask: str | None = None) -> Sampler:
     return draw_case
 
 
-def stretching(case: Case) -> Case:
+def scale_values(case: Case) -> Case:
     """Values and scores that pull measures apart much faster than those of the bound."""
     law = case.attention
     eye = torch.eye(law.dim, dtype=torch.float64)
@@ -68,8 +68,8 @@ THEOREM = Theorem(
     hypotheses=(require_kernel("softmax", "l2", "sigmoid"), FLAT, TOKENS, FULL, NO_BIASES_OR_POSITIONS),
     fate="identity",
     conclude=conclude,
-    sample=sampled("softmax", "l2", "sigmoid"),
+    sample=make_sampler("softmax", "l2", "sigmoid"),
     gather=gather_each(measure_log_distances),
-    break_case=stretching,
+    break_case=scale_values,
     proof="The field is Lipschitz in the point and in the measure, with these constants; Gronwall along an optimal coupling.",
 )

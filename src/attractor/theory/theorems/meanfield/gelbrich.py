@@ -11,24 +11,24 @@ from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
-def moved(case: Case) -> Tokens:
+def take_euler_step(case: Case) -> Tokens:
     """The tokens after one long Euler step: another measure."""
     return Tokens(case.tokens.points + case.law.velocity(case.tokens), case.tokens.masses)
 
 
-def distance(case: Case) -> float:
-    return float(wasserstein(case.tokens, moved(case)))
+def measure_distance(case: Case) -> float:
+    return float(wasserstein(case.tokens, take_euler_step(case)))
 
 
 def conclude(case: Case, seen: float) -> tuple[Measurement, ...]:
-    measures = (case.tokens, moved(case))
+    measures = (case.tokens, take_euler_step(case))
     normals = [Gaussian(mean(tokens), covariance(tokens)) for tokens in measures]
     size = max(float(tokens.points.norm(dim=-1).max()) for tokens in measures)
     least = float(bures_wasserstein(*normals))
     return (Measurement("W2 is at least the distance of the moments", (seen - least) / size, 1e-7),)
 
 
-def shorter(case: Case) -> Case:
+def shrink_value(case: Case) -> Case:
     return replace(case, law=replace(case.attention, value=0.05 * case.attention.value))
 
 
@@ -48,8 +48,8 @@ THEOREM = Theorem(
     fate="identity",
     conclude=conclude,
     sample=sample,
-    gather=gather_each(distance),
-    break_case=shorter,
+    gather=gather_each(measure_distance),
+    break_case=shrink_value,
     proof="Gelbrich's inequality.",
     time_independent=True,
 )

@@ -33,22 +33,22 @@ KINDS = (
 )
 
 
-def short(case: Case) -> Trajectory:
+def integrate_briefly(case: Case) -> Trajectory:
     return flow(case.law, case.state, save=[0.0, STEP, 2 * STEP], stop=(), rtol=1e-12, atol=1e-14)  # type: ignore[arg-type]
 
 
 def gather(cases: Sequence[Case]) -> list[Trajectory]:
-    return [short(case) for case in cases]
+    return [integrate_briefly(case) for case in cases]
 
 
-def found(case: Case) -> tuple[GradientStructure, ...]:
+def list_structures(case: Case) -> tuple[GradientStructure, ...]:
     return gradient_structures(case.law, case.state)  # type: ignore[arg-type]
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     measured: list[Measurement] = []
     states: list[Any] = [run.state(index) for index in range(3)]
-    for structure in found(case):
+    for structure in list_structures(case):
         levels = [float(structure.energy(state)) for state in states]
         slope, wanted = (levels[2] - levels[0]) / (2 * STEP), float(structure.speed(states[1])) / structure.factor
         size = abs(wanted) + 1e-6 * abs(levels[0])
@@ -78,9 +78,9 @@ def sample(rng: Rng) -> Case:
     return Case(law, rng.tokens(6, d, 0.7))
 
 
-def _structured(case: Case) -> Margin:
+def _structured_margin(case: Case) -> Margin:
     try:
-        metrics = [structure.metric for structure in found(case)]
+        metrics = [structure.metric for structure in list_structures(case)]
     except AttractorError as error:
         return Margin.boolean(False, str(error))
     return Margin.boolean(bool(metrics), ", ".join(metrics))
@@ -98,7 +98,9 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=(
         FLAT,
-        Hypothesis("known structure", r"V = cA,\ A = A^\top \text{ (or as stated)}", _structured, structural=True),
+        Hypothesis(
+            "known structure", r"V = cA,\ A = A^\top \text{ (or as stated)}", _structured_margin, structural=True
+        ),
     ),
     fate="identity",
     conclude=conclude,

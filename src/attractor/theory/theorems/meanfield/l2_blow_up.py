@@ -13,8 +13,7 @@ from attractor.laws import Attention
 from attractor.solvers import Trajectory, flow
 from attractor.states import Gaussian
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.gaussians import GAUSSIAN, NO_BIASES_OR_POSITIONS, TOLERANCES, cite, require_kernel
-from attractor.theory.hypotheses import FULL
+from attractor.theory.gaussians import TOLERANCES, cite, gaussian_setting
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
@@ -22,7 +21,7 @@ QUERY, KEY, VALUE = [[1.0, 1.0]], [[1.0, 0.0]], [[0.0, 0.0], [1.0, 1.0]]
 SHARES = (0.5, 0.9, 0.99)  # of the blow-up time at which we look
 
 
-def the_law() -> Attention:
+def example_law() -> Attention:
     query, key, value = (torch.tensor(rows, dtype=torch.float64) for rows in (QUERY, KEY, VALUE))
     return Attention(query, key, value, kernel="l2")
 
@@ -33,7 +32,7 @@ def blow_up_time(case: Case) -> float:
     return (1.0 + 2.0 * s) / (2.0 * (s + w))
 
 
-def looked(case: Case) -> Trajectory:
+def integrate_to_blow_up(case: Case) -> Trajectory:
     times = [0.0, *(share * abs(blow_up_time(case)) for share in SHARES)]
     return flow(case.law, case.gaussian, save=times, stop=(), **TOLERANCES)
 
@@ -56,19 +55,19 @@ def sample(rng: Rng) -> Case:
     s, correlation, other = float(rng.uniform(0.3, 2.0)), float(rng.uniform(-0.4, 0.8)), float(rng.uniform(0.5, 2.0))
     w = correlation * np.sqrt(s * other)
     covariance = torch.tensor([[s, w], [w, other]], dtype=torch.float64)
-    return Case(the_law(), Gaussian(torch.zeros(2, dtype=torch.float64), covariance))
+    return Case(example_law(), Gaussian(torch.zeros(2, dtype=torch.float64), covariance))
 
 
-def opposite(rng: Rng) -> Case:
+def sample_decaying(rng: Rng) -> Case:
     """s + w below zero: the solution exists for ever."""
     s = float(rng.uniform(0.2, 0.6))
     w = -s - 0.2
     covariance = torch.tensor([[s, w], [w, w * w / s + 0.5]], dtype=torch.float64)
-    return Case(the_law(), Gaussian(torch.zeros(2, dtype=torch.float64), covariance))
+    return Case(example_law(), Gaussian(torch.zeros(2, dtype=torch.float64), covariance))
 
 
-def _example(case: Case) -> Margin:
-    law, wanted = case.attention, the_law()
+def _example_margin(case: Case) -> Margin:
+    law, wanted = case.attention, example_law()
     if law.query.shape[-2:] != wanted.query.shape or law.value_map.shape != wanted.value_map.shape or law.scale != 1.0:
         return Margin.boolean(False, "another law than that of the example")
     return Margin.zero(
@@ -76,7 +75,7 @@ def _example(case: Case) -> Margin:
     )
 
 
-def _ahead(case: Case) -> Margin:
+def _ahead_margin(case: Case) -> Margin:
     covariance = case.gaussian.covariance
     return Margin.positive(float((covariance[0, 0] + covariance[0, 1]) / covariance[0, 0]))
 
@@ -89,19 +88,16 @@ THEOREM = Theorem(
     citation=cite("counter-example to global existence for L2 without an invertible key"),
     status=Status.HERE,
     hypotheses=(
-        require_kernel("l2"),
-        GAUSSIAN,
-        FULL,
-        NO_BIASES_OR_POSITIONS,
-        Hypothesis("the example", r"K = e_1^\top,\ Q = (1,1),\ V = e_2(1,1)", _example, structural=True),
-        Hypothesis("growing", r"s + w_0 > 0", _ahead),
+        *gaussian_setting("l2"),
+        Hypothesis("the example", r"K = e_1^\top,\ Q = (1,1),\ V = e_2(1,1)", _example_margin, structural=True),
+        Hypothesis("growing", r"s + w_0 > 0", _ahead_margin),
     ),
     fate="blow-up",
     rate=r"s + w_t = (s + w_0)/(1 - t/T^*)",
     conclude=conclude,
     sample=sample,
-    violate={"growing": opposite},
-    gather=gather_each(looked),
+    violate={"growing": sample_decaying},
+    gather=gather_each(integrate_to_blow_up),
     break_case=lambda case: replace(case, law=replace(case.attention, value=0.9 * case.attention.value)),
     proof="One Riccati equation.",
 )

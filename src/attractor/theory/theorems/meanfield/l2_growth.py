@@ -8,25 +8,10 @@ import torch
 
 from attractor.laws import Attention
 from attractor.meanfield import growth_rate
-from attractor.solvers import Trajectory
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.gaussians import (
-    GAUSSIAN,
-    NO_BIASES_OR_POSITIONS,
-    cite,
-    integrate_gaussian,
-    require_kernel,
-    spectral_norms,
-)
-from attractor.theory.hypotheses import FULL
+from attractor.theory.gaussians import cite, conclude_growth, gaussian_setting, integrate_gaussian
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
-
-
-def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    sizes = spectral_norms(run.covariances)
-    slack = sizes[0].log() + growth_rate(case.attention) * run.times - sizes.clamp_min(1e-300).log()
-    return (Measurement("covariances grow at most exponentially", float(slack.min()), 1e-8),)
+from attractor.theory.theorem import Case, Status, Theorem, gather_each
 
 
 def sample(rng: Rng) -> Case:
@@ -37,18 +22,18 @@ def sample(rng: Rng) -> Case:
     return Case(law, rng.gaussian(d), horizon=1.5 / max(growth_rate(law), 0.1))
 
 
-def _square(case: Case) -> Margin:
+def _square_margin(case: Case) -> Margin:
     key = case.attention.key
     return Margin.boolean(key.shape[-1] == key.shape[-2], f"the key is {tuple(key.shape)}")
 
 
-def _invertible(case: Case) -> Margin:
+def _invertible_margin(case: Case) -> Margin:
     values = torch.linalg.svdvals(case.attention.key.double())
     least = float((values[..., -1] / values[..., 0].clamp_min(1e-300)).min())
     return Margin.positive(least) if least > 1e-12 else Margin.boolean(False, "the key is singular")
 
 
-def thrice(case: Case) -> Case:
+def scale_values(case: Case) -> Case:
     """Keys as large as before, values ten times as large."""
     law = case.attention
     return Case(
@@ -66,17 +51,14 @@ THEOREM = Theorem(
     citation=cite("global existence for L2 attention; false for singular keys, see T9"),
     status=Status.HERE,
     hypotheses=(
-        require_kernel("l2"),
-        GAUSSIAN,
-        FULL,
-        NO_BIASES_OR_POSITIONS,
-        Hypothesis("square key", r"K \in \mathbb{R}^{d\times d}", _square, structural=True),
-        Hypothesis("key invertible", r"\det K \ne 0", _invertible, structural=True),
+        *gaussian_setting("l2"),
+        Hypothesis("square key", r"K \in \mathbb{R}^{d\times d}", _square_margin, structural=True),
+        Hypothesis("key invertible", r"\det K \ne 0", _invertible_margin, structural=True),
     ),
     fate="identity",
-    conclude=conclude,
+    conclude=conclude_growth,
     sample=sample,
     gather=gather_each(integrate_gaussian),
-    break_case=thrice,
+    break_case=scale_values,
     proof="In the metric of K the weights are a contraction, so B has norm at most |V| |inv K| |Q|.",
 )

@@ -30,8 +30,8 @@ THEOREM = Theorem(
     ),
     fate="identity",
     conclude=dobrushin.conclude,
-    sample=dobrushin.sampled("softmax", "l2", mask="causal"),
+    sample=dobrushin.make_sampler("softmax", "l2", mask="causal"),
     gather=gather_each(dobrushin.measure_log_distances),
-    break_case=dobrushin.stretching,
+    break_case=dobrushin.scale_values,
     proof="As for T13 at every position; Hardy's inequality sums the prefix averages.",
 )

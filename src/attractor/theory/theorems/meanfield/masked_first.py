@@ -21,7 +21,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     return (Measurement("the first token is linear", -float(missed.max()), 1e-7),)
 
 
-def masked(mask: str | None) -> Sampler:
+def make_sampler(mask: str | None) -> Sampler:
     def draw_case(rng: Rng) -> Case:
         n, d = rng.sizes()
         kernel = ("softmax", "l2")[int(rng.integers(2))]
@@ -40,7 +40,7 @@ THEOREM = Theorem(
     hypotheses=(require_kernel("softmax", "l2"), FLAT, TOKENS, CAUSAL_IN_ORDER, NO_BIASES_OR_POSITIONS),
     fate="identity",
     conclude=conclude,
-    sample=masked("causal"),
-    violate={"causal mask": masked(None)},
+    sample=make_sampler("causal"),
+    violate={"causal mask": make_sampler(None)},
     proof="The first row has one weight, which is one.",
 )

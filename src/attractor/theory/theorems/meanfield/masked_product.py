@@ -19,7 +19,7 @@ from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
 LATEST = 2.0
 
 
-def places(case: Case) -> list[torch.Tensor]:
+def group_by_position(case: Case) -> list[torch.Tensor]:
     """The tokens at each position, in the order of their coordinates."""
     tokens = case.tokens
     if tokens.positions is None:
@@ -28,26 +28,26 @@ def places(case: Case) -> list[torch.Tensor]:
     return [torch.stack(sorted(part, key=lambda row: row.tolist())) for part in parts]
 
 
-def _product(case: Case) -> Margin:
-    parts = places(case)
+def _product_margin(case: Case) -> Margin:
+    parts = group_by_position(case)
     if len({len(part) for part in parts}) > 1:
         return Margin.boolean(False, "positions carry different numbers of tokens")
     worst = max(float((part - parts[0]).abs().max()) for part in parts)
     return Margin.zero(worst / max(float(case.tokens.points.abs().max()), 1e-300))
 
 
-def _causal(case: Case) -> Margin:
+def _causal_margin(case: Case) -> Margin:
     mask = case.attention.mask
     sees_prefix = mask is not None and mask.sees_prefix
     return Margin.boolean(sees_prefix, "positions, equal ones included, see those not after them")
 
 
-def _equal(case: Case) -> Margin:
+def _equal_margin(case: Case) -> Margin:
     masses = case.tokens.weights
     return Margin.boolean(bool((masses - masses.mean()).abs().max() <= 1e-12 * masses.mean()), "masses of tokens")
 
 
-def both(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+def compare_runs(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens at the end, with the mask and without one."""
     until, options = min(case.horizon, LATEST), {"stop": (), "merge": False, "rtol": 1e-10, "atol": 1e-12}
     plain = Tokens(case.tokens.points)
@@ -63,7 +63,7 @@ def conclude(case: Case, seen: tuple[torch.Tensor, torch.Tensor]) -> tuple[Measu
     return (Measurement("the mask changes nothing", -missed, 1e-7),)
 
 
-def blocks(product: bool) -> Sampler:
+def make_sampler(product: bool) -> Sampler:
     def draw_case(rng: Rng) -> Case:
         n, d = rng.sizes(((3, 2), (4, 3)))
         count = int(rng.integers(2, 5))
@@ -76,7 +76,7 @@ def blocks(product: bool) -> Sampler:
     return draw_case
 
 
-def shuffled(case: Case) -> Case:
+def vary_positions(case: Case) -> Case:
     """The same places with tokens of their own."""
     tokens = case.tokens
     assert tokens.positions is not None
@@ -94,16 +94,16 @@ THEOREM = Theorem(
         require_kernel("softmax", "l2"),
         FLAT,
         TOKENS,
-        Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } s_j > s_i", _causal, structural=True),
-        Hypothesis("equal masses", r"m_i = 1/n", _equal, structural=True),
+        Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } s_j > s_i", _causal_margin, structural=True),
+        Hypothesis("equal masses", r"m_i = 1/n", _equal_margin, structural=True),
         NO_BIASES_OR_POSITIONS,
-        Hypothesis("product data", r"\mu = \theta\otimes\nu", _product),
+        Hypothesis("product data", r"\mu = \theta\otimes\nu", _product_margin),
     ),
     fate="identity",
     conclude=conclude,
-    sample=blocks(True),
-    violate={"product data": blocks(False)},
-    gather=gather_each(both),
-    break_case=shuffled,
+    sample=make_sampler(True),
+    violate={"product data": make_sampler(False)},
+    gather=gather_each(compare_runs),
+    break_case=vary_positions,
     proof="What a position sees, made a probability, has the marginal nu.",
 )

@@ -10,14 +10,7 @@ import torch
 
 from attractor.meanfield import identity_value_covariance, limit_rank
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.gaussians import (
-    FULL_RANK,
-    IDENTITY_VALUE,
-    SOFTMAX_GAUSSIAN,
-    SYMMETRIC_NEGATIVE,
-    cite,
-    transposed_interaction,
-)
+from attractor.theory.gaussians import FULL_RANK, IDENTITY_VALUE, SOFTMAX_GAUSSIAN, SYMMETRIC_NEGATIVE, cite
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import symmetrize
@@ -25,15 +18,15 @@ from attractor.weights import symmetrize
 LATE = 1e4
 
 
-def looks(case: Case) -> int:
+def estimate_rank(case: Case) -> int:
     """The estimate from T and 10 T."""
-    form, start = transposed_interaction(case).numpy(), case.gaussian.covariance.numpy()
+    form, start = case.matrices.transposed.numpy(), case.gaussian.covariance.numpy()
     size = max(float(np.abs(np.linalg.eigvalsh(form + form.T)).max()), 1e-300)
     return limit_rank(*(identity_value_covariance(form, start, scale * LATE / size) for scale in (1.0, 10.0)))
 
 
 def conclude(case: Case, rank: int) -> tuple[Measurement, ...]:
-    values = torch.linalg.eigvalsh(symmetrize(transposed_interaction(case)))
+    values = torch.linalg.eigvalsh(symmetrize(case.matrices.transposed))
     kernel = int((values.abs() <= 1e-9 * values.abs().max()).sum())
     return (Measurement("the rank is that of the kernel of S", -abs(rank - kernel), 0.0, asymptotic=True),)
 
@@ -46,24 +39,24 @@ def sample(rng: Rng) -> Case:
     return Case(law, rng.gaussian(d))
 
 
-def slow(rng: Rng) -> Case:
+def sample_small_eigenvalue(rng: Rng) -> Case:
     """An eigenvalue of S so small that its direction has hardly begun to fall."""
     law = rng.softmax_law(rng.symmetric([-1.0, -1e-7, 0.0]), torch.eye(3, dtype=torch.float64))
     return Case(law, rng.gaussian(3))
 
 
-def _separated(case: Case) -> Margin:
-    values = torch.linalg.eigvalsh(symmetrize(transposed_interaction(case))).abs()
+def _separated_margin(case: Case) -> Margin:
+    values = torch.linalg.eigvalsh(symmetrize(case.matrices.transposed)).abs()
     ratios = values / values.max().clamp_min(1e-300)
     return Margin.boolean(
         bool(((ratios < 1e-12) | (ratios > 0.05)).all()), "eigenvalues of S between zero and a twentieth of the largest"
     )
 
 
-def other_kernel(case: Case) -> Case:
+def change_kernel(case: Case) -> Case:
     """S zero where it was invertible, and invertible where it was not."""
     eye = torch.eye(case.attention.dim, dtype=torch.float64)
-    values = torch.linalg.eigvalsh(symmetrize(transposed_interaction(case)))
+    values = torch.linalg.eigvalsh(symmetrize(case.matrices.transposed))
     full = bool((values.abs() > 1e-9).all())
     form = torch.zeros_like(eye) if full else -eye
     return Case(Rng.from_seed(0).softmax_law(form, eye), case.state)
@@ -81,13 +74,15 @@ THEOREM = Theorem(
         FULL_RANK,
         IDENTITY_VALUE,
         SYMMETRIC_NEGATIVE,
-        Hypothesis("spectrum of S separated", r"\lambda_k(S) = 0 \text{ or } |\lambda_k(S)| > 0.05\,\|S\|", _separated),
+        Hypothesis(
+            "spectrum of S separated", r"\lambda_k(S) = 0 \text{ or } |\lambda_k(S)| > 0.05\,\|S\|", _separated_margin
+        ),
     ),
     fate="identity",
     conclude=conclude,
     sample=sample,
-    violate={"spectrum of S separated": slow},
-    gather=gather_each(looks),
-    break_case=other_kernel,
+    violate={"spectrum of S separated": sample_small_eigenvalue},
+    gather=gather_each(estimate_rank),
+    break_case=change_kernel,
     proof="The closed form: what is outside the kernel falls like 1/(2t |lambda|).",
 )

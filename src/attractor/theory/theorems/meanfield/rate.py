@@ -24,7 +24,7 @@ REPEATS = 64  # fewer scatter out of the band: with 12 the exponent has a deviat
 LATEST = 0.5
 
 
-def disc(n: int, seed: int, members: int, size: float, atoms: int | None) -> Tokens:
+def draw_disc(n: int, seed: int, members: int, size: float, atoms: int | None) -> Tokens:
     """Independent points of a disc (members, n, 2); with ``atoms``, each member repeats so many points."""
     rng = np.random.default_rng(seed)
     kept = n if atoms is None else atoms
@@ -33,11 +33,11 @@ def disc(n: int, seed: int, members: int, size: float, atoms: int | None) -> Tok
     return Tokens(torch.from_numpy(points[:, np.arange(n) % kept]))
 
 
-def measured(case: Case) -> Rates:
+def compare_systems(case: Case) -> Rates:
     size, atoms = float(support_radius(case.tokens)), case.facts.get("atoms")
     return measure_rates(
         case.law,
-        lambda n, seed, members: disc(n, seed, members, size, atoms),
+        lambda n, seed, members: draw_disc(n, seed, members, size, atoms),
         until=min(case.horizon, LATEST),
         sizes=SIZES,
         repeats=REPEATS,
@@ -64,7 +64,7 @@ def sample(rng: Rng) -> Case:
     return Case(law, tokens, horizon=LATEST, facts={"seed": rng.seed()})
 
 
-def _plane(case: Case) -> Margin:
+def _plane_margin(case: Case) -> Margin:
     return Margin.boolean(case.tokens.dim == 2, f"d = {case.tokens.dim}; the check is made in the plane")
 
 
@@ -79,7 +79,7 @@ THEOREM = Theorem(
         require_kernel("softmax", "l2", "sigmoid"),
         FLAT,
         TOKENS,
-        Hypothesis("plane", "d = 2", _plane, structural=True),
+        Hypothesis("plane", "d = 2", _plane_margin, structural=True),
         FULL,
         NO_BIASES_OR_POSITIONS,
     ),
@@ -87,6 +87,6 @@ THEOREM = Theorem(
     rate=r"n^{-1/2}",
     conclude=conclude,
     sample=sample,
-    gather=gather_each(measured),
+    gather=gather_each(compare_systems),
     break_case=lambda case: replace(case, facts={**case.facts, "atoms": 8}),
 )

@@ -13,7 +13,7 @@ from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
-def found(case: Case) -> BlowUp:
+def locate_blow_up(case: Case) -> BlowUp:
     upper = blow_up_bounds(case.attention, case.gaussian).upper
     return find_blow_up(case.law, case.gaussian, until=5.0 if math.isinf(upper) else 1.1 * upper)
 
@@ -31,7 +31,7 @@ def sample(rng: Rng) -> Case:
     return Case(rng.softmax_law(rng.definite(d) + rng.skew(d, 0.3), rng.definite(d)), rng.gaussian(d))
 
 
-def saddle(rng: Rng) -> Case:
+def sample_indefinite(rng: Rng) -> Case:
     return Case(rng.softmax_law(rng.indefinite(3), rng.definite(3)), rng.gaussian(3))
 
 
@@ -47,7 +47,7 @@ THEOREM = Theorem(
     fate="blow-up",
     conclude=conclude,
     sample=sample,
-    violate={"interaction positive": saddle},
-    gather=gather_each(found),
+    violate={"interaction positive": sample_indefinite},
+    gather=gather_each(locate_blow_up),
     proof="Two differential inequalities, for the norm and for tr(inv(V) Sigma).",
 )

@@ -10,7 +10,7 @@ from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 
-def drift(case: Case) -> Tensor:
+def mean_velocity(case: Case) -> Tensor:
     """Velocity of the mean."""
     tokens = case.tokens
     return (tokens.weights[:, None] * case.law.velocity(tokens)).sum(-2) / tokens.weights.sum()
@@ -30,7 +30,7 @@ def sample(rng: Rng) -> Case:
     return Case(rng.law(rng.matrix(d), rng.matrix(d), kernel=kernel), rng.tokens(n, d))
 
 
-def plain(rng: Rng) -> Case:
+def sample_softmax(rng: Rng) -> Case:
     n, d = rng.sizes()
     return Case(rng.law(rng.matrix(d), rng.matrix(d)), rng.tokens(n, d))
 
@@ -46,7 +46,7 @@ THEOREM = Theorem(
     fate="identity",
     conclude=conclude,
     sample=sample,
-    violate={"sinkhorn attention": plain},
-    gather=gather_each(drift),
+    violate={"sinkhorn attention": sample_softmax},
+    gather=gather_each(mean_velocity),
     proof="Columns of the coupling sum to the masses.",
 )

@@ -7,25 +7,9 @@ The coupling has both marginals :math:`\mu`, so the conditional mean M x has :ma
 import torch
 
 from attractor.laws import Sinkhorn
-from attractor.meanfield import growth_rate
-from attractor.solvers import Trajectory
-from attractor.theory.gaussians import (
-    GAUSSIAN,
-    NO_BIASES_OR_POSITIONS,
-    cite,
-    integrate_gaussian,
-    require_kernel,
-    spectral_norms,
-)
-from attractor.theory.hypotheses import FULL
+from attractor.theory.gaussians import cite, conclude_growth, gaussian_setting, integrate_gaussian
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
-
-
-def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
-    sizes = spectral_norms(run.covariances)
-    slack = sizes[0].log() + growth_rate(case.attention) * run.times - sizes.clamp_min(1e-300).log()
-    return (Measurement("covariances grow at most exponentially", float(slack.min()), 1e-8),)
+from attractor.theory.theorem import Case, Status, Theorem, gather_each
 
 
 def sample(rng: Rng) -> Case:
@@ -34,7 +18,7 @@ def sample(rng: Rng) -> Case:
     return Case(law, rng.gaussian(d), horizon=1.0)
 
 
-def steep(case: Case) -> Case:
+def scale_values(case: Case) -> Case:
     """Values ten times as large along attention that follows its query."""
     d = case.attention.dim
     eye = torch.eye(d, dtype=torch.float64)
@@ -49,11 +33,11 @@ THEOREM = Theorem(
     statement=r"Sinkhorn attention: \(\|\Sigma_t\| \le \|\Sigma_0\|\,e^{2\sum_h\|V_h\|t}\) for Gaussian data: no blow-up.",
     citation=cite("Sinkhorn attention"),
     status=Status.HERE,
-    hypotheses=(require_kernel("sinkhorn"), GAUSSIAN, FULL, NO_BIASES_OR_POSITIONS),
+    hypotheses=gaussian_setting("sinkhorn"),
     fate="identity",
-    conclude=conclude,
+    conclude=conclude_growth,
     sample=sample,
     gather=gather_each(integrate_gaussian),
-    break_case=steep,
+    break_case=scale_values,
     proof="A conditional mean of a coupling of mu with itself does not increase second moments.",
 )

@@ -12,13 +12,13 @@ import torch
 from attractor.meanfield import rank_bound, stationary_residual
 from attractor.states import Gaussian
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.gaussians import IDENTITY_VALUE, SOFTMAX_GAUSSIAN, cite, transposed_interaction
+from attractor.theory.gaussians import IDENTITY_VALUE, SOFTMAX_GAUSSIAN, cite
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import symmetrize
 
 
-def image(case: Case) -> torch.Tensor:
+def image_basis(case: Case) -> torch.Tensor:
     """An orthonormal basis of the image of the covariance."""
     values, vectors = torch.linalg.eigh(case.gaussian.covariance)
     return vectors[:, values > 1e-10 * values[-1]]
@@ -29,7 +29,7 @@ def conclude(case: Case, residual: float) -> tuple[Measurement, ...]:
     return (
         Measurement("the covariance rests", -residual, 1e-10),
         Measurement(
-            "its rank is within the bound", float((most if most is not None else math.inf) - image(case).shape[1])
+            "its rank is within the bound", float((most if most is not None else math.inf) - image_basis(case).shape[1])
         ),
     )
 
@@ -48,23 +48,23 @@ def sample(rng: Rng) -> Case:
     return Case(law, Gaussian(torch.zeros(d, dtype=torch.float64), factor @ factor.mT))
 
 
-def anywhere(rng: Rng) -> Case:
+def sample_other_image(rng: Rng) -> Case:
     case = sample(rng)
     d = case.gaussian.dim
     factor = torch.from_numpy(rng.standard_normal((d, 2)))
     return Case(case.law, Gaussian(torch.zeros(d, dtype=torch.float64), factor @ factor.mT))
 
 
-def _isotropic(case: Case) -> Margin:
-    basis, form = image(case), symmetrize(transposed_interaction(case))
+def _isotropic_margin(case: Case) -> Margin:
+    basis, form = image_basis(case), symmetrize(case.matrices.transposed)
     return Margin.zero(float((basis.mT @ form @ basis).norm() / form.norm().clamp_min(1e-300)))
 
 
-def residual(case: Case) -> float:
+def measure_residual(case: Case) -> float:
     return stationary_residual(case.law, case.gaussian)
 
 
-def tilted(case: Case) -> Case:
+def add_direction(case: Case) -> Case:
     """Another start: the sum of the image with a random line."""
     start = case.gaussian
     line = torch.from_numpy(np.random.default_rng(0).standard_normal((start.dim, 1)))
@@ -78,13 +78,13 @@ THEOREM = Theorem(
     r"U = 0\); its rank is then at most \(n_0 + \min(n_+, n_-)\) of the inertia of \(S\).",
     citation=cite("limits of low rank"),
     status=Status.HERE,
-    hypotheses=(*SOFTMAX_GAUSSIAN, IDENTITY_VALUE, Hypothesis("image isotropic", r"U^\top S U = 0", _isotropic)),
+    hypotheses=(*SOFTMAX_GAUSSIAN, IDENTITY_VALUE, Hypothesis("image isotropic", r"U^\top S U = 0", _isotropic_margin)),
     fate="identity",
     conclude=conclude,
     sample=sample,
-    violate={"image isotropic": anywhere},
-    gather=gather_each(residual),
-    break_case=tilted,
+    violate={"image isotropic": sample_other_image},
+    gather=gather_each(measure_residual),
+    break_case=add_direction,
     proof="The velocity of the covariance is 2 Sigma S Sigma; isotropic subspaces have dimension at most n_0 + min(n_+, n_-).",
     time_independent=True,
 )

@@ -13,7 +13,7 @@ import torch
 
 from attractor.meanfield import limit_rank
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.gaussians import FULL_RANK, SOFTMAX_GAUSSIAN, cite, transposed_interaction
+from attractor.theory.gaussians import FULL_RANK, SOFTMAX_GAUSSIAN, cite
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
@@ -23,21 +23,21 @@ EVALUATIONS = 20_000
 
 
 @dataclass(frozen=True)
-class Seen:
+class Limit:
     """The rank of the limit, None where there is none within the budget, and a word about it."""
 
     rank: int | None
     word: str
 
 
-def followed(case: Case) -> Seen:
+def find_limit(case: Case) -> Limit:
     """Where the covariance goes, by a stiff method: the way to a limit of lower rank is slow, and explicit steps stay short."""
     known = case.facts.get("seen")
     if known is not None:
         return known
     from scipy.integrate import solve_ivp
 
-    value, form = case.matrices.values[0].numpy(), transposed_interaction(case).numpy()
+    value, form = case.matrices.values[0].numpy(), case.matrices.transposed.numpy()
     start = case.gaussian.covariance.numpy()
     size, d, spent = float(np.linalg.norm(start)), len(start), 0
 
@@ -67,62 +67,62 @@ def followed(case: Case) -> Seen:
             atol=1e-13 * size,
         )
     except StopIteration:
-        return Seen(None, "not decided within the budget")
+        return Limit(None, "not decided within the budget")
     if run.status < 0:
-        return Seen(None, "the integration failed")
+        return Limit(None, "the integration failed")
     if run.status > 0:
-        return Seen(None, "the covariance grows without bound")
+        return Limit(None, "the covariance grows without bound")
     looks = [np.linalg.eigvalsh(row.reshape(d, d))[::-1] for row in run.y.T]
     if looks[1][0] < 1e-2 * size * min(1.0, 1e2 / UNITS):
-        return Seen(0, "the covariance goes to zero")
-    return Seen(limit_rank(*looks), "the covariance has a limit")
+        return Limit(0, "the covariance goes to zero")
+    return Limit(limit_rank(*looks), "the covariance has a limit")
 
 
-def conclude(case: Case, seen: Seen) -> tuple[Measurement, ...]:
+def conclude(case: Case, limit: Limit) -> tuple[Measurement, ...]:
     most = case.gaussian.dim // 2
-    rank = 0 if seen.rank is None else seen.rank  # the statement is about limits alone
+    rank = 0 if limit.rank is None else limit.rank  # the statement is about limits alone
     return (Measurement("the rank is at most d/2", float(most - rank), asymptotic=True),)
 
 
-def _invertible(case: Case) -> Margin:
-    values = torch.linalg.svdvals(transposed_interaction(case))
+def _invertible_margin(case: Case) -> Margin:
+    values = torch.linalg.svdvals(case.matrices.transposed)
     return Margin.positive(float(values[-1] / values[0].clamp_min(1e-300)))
 
 
-def _generic(case: Case) -> Margin:
+def _generic_margin(case: Case) -> Margin:
     value = case.matrices.values[0]
     part = value.diagonal().mean() * torch.eye(len(value), dtype=value.dtype)
     return Margin.nonzero(float((value - part).norm() / value.norm().clamp_min(1e-300)), 1e-3)
 
 
-def _small(case: Case) -> Margin:
+def _small_margin(case: Case) -> Margin:
     return Margin.boolean(case.attention.dim <= 3, f"d = {case.attention.dim}")
 
 
-def _convergent(case: Case) -> Margin:
-    seen = followed(case)
-    return Margin.boolean(seen.rank is not None, seen.word)
+def _convergent_margin(case: Case) -> Margin:
+    limit = find_limit(case)
+    return Margin.boolean(limit.rank is not None, limit.word)
 
 
 def sample(rng: Rng) -> Case:
-    return drawn(rng, int(rng.integers(2, 4)))
+    return draw_case(rng, int(rng.integers(2, 4)))
 
 
-def drawn(rng: Rng, d: int) -> Case:
+def draw_case(rng: Rng, d: int) -> Case:
     """Mostly such as have a limit of positive rank: S indefinite, V not symmetric and with a positive symmetric part."""
     form = rng.indefinite(d, 1, 0.2, 1.5) + rng.skew(d)
     value = rng.definite(d, 1.0, 0.2, 2.0) + rng.skew(d)
     case = Case(rng.softmax_law(form, value), rng.gaussian(d))
-    return replace(case, facts={"seen": followed(case)})
+    return replace(case, facts={"seen": find_limit(case)})
 
 
-def identity(rng: Rng) -> Case:
+def sample_identity_value(rng: Rng) -> Case:
     """V = I with a skew interaction, invertible and without effect: every covariance rests."""
     law = rng.softmax_law(rng.skew(2, 1.0), torch.eye(2, dtype=torch.float64))
     return Case(law, rng.gaussian(2))
 
 
-def resting(case: Case) -> Case:
+def set_zero_value(case: Case) -> Case:
     """No value at all: the covariance stays what it was."""
     return Case(replace(case.attention, value=torch.zeros_like(case.attention.value)), case.state)
 
@@ -137,15 +137,15 @@ THEOREM = Theorem(
     hypotheses=(
         *SOFTMAX_GAUSSIAN,
         FULL_RANK,
-        Hypothesis("interaction invertible", r"\det A \ne 0", _invertible),
-        Hypothesis("value generic", r"V \ne cI", _generic),
-        Hypothesis("at most three dimensions", r"d \le 3", _small, structural=True),
-        Hypothesis("covariance converges", r"\Sigma_t \to \Sigma_\infty", _convergent),
+        Hypothesis("interaction invertible", r"\det A \ne 0", _invertible_margin),
+        Hypothesis("value generic", r"V \ne cI", _generic_margin),
+        Hypothesis("at most three dimensions", r"d \le 3", _small_margin, structural=True),
+        Hypothesis("covariance converges", r"\Sigma_t \to \Sigma_\infty", _convergent_margin),
     ),
     fate="identity",
     conclude=conclude,
     sample=sample,
-    violate={"value generic": identity, "at most three dimensions": lambda rng: drawn(rng, 4)},
-    gather=gather_each(followed),
-    break_case=resting,
+    violate={"value generic": sample_identity_value, "at most three dimensions": lambda rng: draw_case(rng, 4)},
+    gather=gather_each(find_limit),
+    break_case=set_zero_value,
 )

@@ -33,7 +33,7 @@ def sample(rng: Rng) -> Case:
     return Case(law, rng.tokens(n, d), horizon=0.5)
 
 
-def faster(case: Case) -> Case:
+def scale_values(case: Case) -> Case:
     """Values that stretch every direction ten times as fast."""
     law = case.attention
     eye = torch.eye(law.dim, dtype=torch.float64)
@@ -53,6 +53,6 @@ THEOREM = Theorem(
     fate="identity",
     conclude=conclude,
     sample=sample,
-    break_case=faster,
+    break_case=scale_values,
     proof="Weights are at most averages, so the field is at most sum |V_h| R.",
 )

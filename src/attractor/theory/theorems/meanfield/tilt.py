@@ -11,36 +11,36 @@ import numpy as np
 import torch
 
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.gaussians import SOFTMAX_GAUSSIAN, cite, transposed_interaction
+from attractor.theory.gaussians import SOFTMAX_GAUSSIAN, cite
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
 
 NODES = 40
 
 
-def tilted(case: Case) -> torch.Tensor:
+def tilt_matrix(case: Case) -> torch.Tensor:
     """a = L'A L with L L' = Sigma."""
     factor = case.gaussian.factor
-    return factor.mT @ transposed_interaction(case) @ factor
+    return factor.mT @ case.matrices.transposed @ factor
 
 
-def moment(case: Case) -> float:
+def second_moment(case: Case) -> float:
     """E e^{2 y'Ax} by quadrature over x and y, both of dimension two."""
     line, weights = np.polynomial.hermite_e.hermegauss(NODES)
     weights = weights / weights.sum()
     grid = np.stack(np.meshgrid(line, line, indexing="ij"), -1).reshape(-1, 2)
     mass = np.outer(weights, weights).reshape(-1)
-    return float(mass @ np.exp(2.0 * grid @ tilted(case).numpy() @ grid.T) @ mass)
+    return float(mass @ np.exp(2.0 * grid @ tilt_matrix(case).numpy() @ grid.T) @ mass)
 
 
 def conclude(case: Case, measured: float) -> tuple[Measurement, ...]:
-    a = tilted(case)
+    a = tilt_matrix(case)
     inner = torch.linalg.eigvalsh(torch.eye(2, dtype=torch.float64) - 4 * a.mT @ a)
     exact = float(inner.prod().clamp_min(1e-300) ** -0.5) if bool((inner > 0).all()) else float("inf")
     return (Measurement("the second moment is the determinant", -abs(measured / exact - 1.0), 1e-6),)
 
 
-def sized(low: float, high: float) -> Sampler:
+def make_sampler(low: float, high: float) -> Sampler:
     def draw_case(rng: Rng) -> Case:
         start = rng.gaussian(2)
         top = float(rng.uniform(low, high))
@@ -51,11 +51,11 @@ def sized(low: float, high: float) -> Sampler:
     return draw_case
 
 
-def _light(case: Case) -> Margin:
-    return Margin.positive(0.5 - float(torch.linalg.matrix_norm(tilted(case), 2)))
+def _light_margin(case: Case) -> Margin:
+    return Margin.positive(0.5 - float(torch.linalg.matrix_norm(tilt_matrix(case), 2)))
 
 
-def _plane(case: Case) -> Margin:
+def _plane_margin(case: Case) -> Margin:
     return Margin.boolean(case.gaussian.dim == 2, f"d = {case.gaussian.dim}; the check is a quadrature in the plane")
 
 
@@ -68,14 +68,14 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=(
         *SOFTMAX_GAUSSIAN,
-        Hypothesis("plane", "d = 2", _plane, structural=True),
-        Hypothesis("light tilt", r"\|a\| < \tfrac12", _light),
+        Hypothesis("plane", "d = 2", _plane_margin, structural=True),
+        Hypothesis("light tilt", r"\|a\| < \tfrac12", _light_margin),
     ),
     fate="identity",
     conclude=conclude,
-    sample=sized(0.05, 0.3),
-    violate={"light tilt": sized(0.55, 0.7)},
-    gather=gather_each(moment),
+    sample=make_sampler(0.05, 0.3),
+    violate={"light tilt": make_sampler(0.55, 0.7)},
+    gather=gather_each(second_moment),
     break_case=lambda case: replace(case, law=replace(case.attention, scale=0.5)),
     proof="Two Gaussian integrals.",
     time_independent=True,

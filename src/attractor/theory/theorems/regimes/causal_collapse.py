@@ -20,7 +20,7 @@ SIZES = ((2, 4), (3, 4), (4, 2))
 HORIZON = 64.0
 
 
-def stable(case: Case) -> Margin:
+def stable_margin(case: Case) -> Margin:
     """One head: the spectrum of V. Several: in one norm no V_h expands in any direction and their sum contracts in all."""
     found = case.matrices
     size = float(torch.linalg.matrix_norm(found.value, 2).clamp_min(1e-300))
@@ -40,7 +40,7 @@ def stable(case: Case) -> Margin:
     )
 
 
-def start_of(case: Case, run: Trajectory) -> torch.Tensor:
+def solve_first_token(case: Case, run: Trajectory) -> torch.Tensor:
     """The first token as the exact solution has it, (S, d)."""
     times, value = run.times[select_valid_rows(run)], case.matrices.value
     return (
@@ -52,7 +52,7 @@ def start_of(case: Case, run: Trajectory) -> torch.Tensor:
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     kept = select_valid_rows(run)
     points, first = run.points[kept], find_first_token(case.tokens)
-    exact = start_of(case, run)
+    exact = solve_first_token(case, run)
     size = float(points[0].norm(dim=-1).max().clamp_min(1e-300))
     missed = float((points[:, first] - exact).norm(dim=-1).max()) / max(size, float(exact.norm(dim=-1).max()))
     norms = points.norm(dim=-1)
@@ -66,7 +66,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def problem(rng: Rng, n: int, value: torch.Tensor, **options: object) -> Case:
+def draw_case(rng: Rng, n: int, value: torch.Tensor, **options: object) -> Case:
     law = rng.law(rng.definite(len(value)) + rng.skew(len(value)), value, **options)
     return Case(law, rng.tokens(n, len(value), 0.7), horizon=HORIZON, options=STOP_FAR_AWAY)
 
@@ -74,15 +74,15 @@ def problem(rng: Rng, n: int, value: torch.Tensor, **options: object) -> Case:
 def sample(rng: Rng) -> Case:
     n, d = rng.sizes(SIZES)
     value = rng.definite(d, -1.0, 0.6, 1.2) + rng.skew(d, 0.3)
-    return problem(rng, n, value, mask="causal", **({"positions": Rotary(10.0)} if rng.random() < 0.5 else {}))
+    return draw_case(rng, n, value, mask="causal", **({"positions": Rotary(10.0)} if rng.random() < 0.5 else {}))
 
 
-def unstable(rng: Rng) -> Case:
+def sample_unstable(rng: Rng) -> Case:
     n, d = rng.sizes(SIZES)
-    return problem(rng, n, rng.definite(d, 1.0), mask="causal")
+    return draw_case(rng, n, rng.definite(d, 1.0), mask="causal")
 
 
-def unmasked(rng: Rng) -> Case:
+def sample_unmasked(rng: Rng) -> Case:
     """A stable value under full attention polarises if the metric is positive (T4)."""
     law = rng.metric_law(rng.definite(4), rng.definite(4, -1.0))
     return Case(law, rng.tokens(4, 4), horizon=16.0, options=STOP_FAR_AWAY)
@@ -103,13 +103,13 @@ THEOREM = Theorem(
         TOKENS,
         NO_DRIFT,
         CAUSAL,
-        Hypothesis("value stable", r"\max \operatorname{Re}\lambda(V) < 0", stable),
+        Hypothesis("value stable", r"\max \operatorname{Re}\lambda(V) < 0", stable_margin),
     ),
     fate="collapse",
     rate=r"|x_l| \sim e^{-|\max\operatorname{Re}\lambda(V)|\,t/l}; \text{ slow where } \operatorname{sym} W \not\succeq 0",
     conclude=conclude,
     sample=sample,
-    violate={"value stable": unstable, "causal mask": unmasked},
+    violate={"value stable": sample_unstable, "causal mask": sample_unmasked},
     proof="Induction over tokens: the earlier ones are integrable, so each is bounded (in the norm of L), sees itself with positive weight "
     "in every head, and decays.",
 )

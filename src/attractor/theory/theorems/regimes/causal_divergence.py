@@ -15,34 +15,34 @@ from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 
-def leading(case: Case) -> tuple[float, torch.Tensor]:
+def leading_eigenvector(case: Case) -> tuple[float, torch.Tensor]:
     """The largest real part of the spectrum of V, and its left eigenvector."""
     values, vectors = torch.linalg.eig(case.matrices.value.mT)
     index = int(values.real.argmax())
     return float(values.real[index]), vectors[:, index]
 
 
-def component(case: Case, points: torch.Tensor) -> torch.Tensor:
+def leading_component(case: Case, points: torch.Tensor) -> torch.Tensor:
     """Size of the first token along it."""
-    _, vector = leading(case)
+    _, vector = leading_eigenvector(case)
     return (points[..., find_first_token(case.tokens), :].to(vector.dtype) @ vector).abs()
 
 
-def unstable(case: Case) -> Margin:
+def _unstable_margin(case: Case) -> Margin:
     size = float(torch.linalg.matrix_norm(case.matrices.value, 2).clamp_min(1e-300))
-    return Margin.positive(leading(case)[0] / size)
+    return Margin.positive(leading_eigenvector(case)[0] / size)
 
 
-def present(case: Case) -> Margin:
+def _present_margin(case: Case) -> Margin:
     points = case.law.enter(case.tokens).points.double()
     return Margin.nonzero(
-        float(component(case, points) / points[find_first_token(case.tokens)].norm().clamp_min(1e-300))
+        float(leading_component(case, points) / points[find_first_token(case.tokens)].norm().clamp_min(1e-300))
     )
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     kept = select_valid_rows(run)
-    sizes, rate = component(case, run.points[kept]), leading(case)[0]
+    sizes, rate = leading_component(case, run.points[kept]), leading_eigenvector(case)[0]
     slack = ((sizes / sizes[0].clamp_min(1e-300)).clamp_min(1e-300).log() - rate * run.times[kept]).min()
     growth = (sizes[-1] / sizes[0].clamp_min(1e-300)).clamp_min(1e-300).log()
     return (
@@ -51,7 +51,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def problem(rng: Rng, value: torch.Tensor, n: int) -> Case:
+def draw_case(rng: Rng, value: torch.Tensor, n: int) -> Case:
     d = len(value)
     options = {"positions": Rotary(10.0)} if d % 2 == 0 and rng.random() < 0.5 else {}
     law = rng.law(rng.definite(d) + rng.skew(d), value, mask="causal", **options)
@@ -60,12 +60,12 @@ def problem(rng: Rng, value: torch.Tensor, n: int) -> Case:
 
 def sample(rng: Rng) -> Case:
     n, d = rng.sizes()
-    return problem(rng, rng.indefinite(d, 1 + int(rng.integers(d)), 0.4, 1.2) + rng.skew(d, 0.2), n)
+    return draw_case(rng, rng.indefinite(d, 1 + int(rng.integers(d)), 0.4, 1.2) + rng.skew(d, 0.2), n)
 
 
-def contracting(rng: Rng) -> Case:
+def sample_stable(rng: Rng) -> Case:
     n, d = rng.sizes()
-    return problem(rng, rng.definite(d, -1.0), n)
+    return draw_case(rng, rng.definite(d, -1.0), n)
 
 
 THEOREM = Theorem(
@@ -81,13 +81,13 @@ THEOREM = Theorem(
         TOKENS,
         NO_DRIFT,
         CAUSAL,
-        Hypothesis("value unstable", r"\max\operatorname{Re}\lambda(\textstyle\sum_h V_h) > 0", unstable),
-        Hypothesis("component present", r"u^* x_1(0) \ne 0", present),
+        Hypothesis("value unstable", r"\max\operatorname{Re}\lambda(\textstyle\sum_h V_h) > 0", _unstable_margin),
+        Hypothesis("component present", r"u^* x_1(0) \ne 0", _present_margin),
     ),
     fate="divergence",
     rate=r"e^{\max\operatorname{Re}\lambda(V)\,t}",
     conclude=conclude,
     sample=sample,
-    violate={"value unstable": contracting},
+    violate={"value unstable": sample_stable},
     proof="The first token sees itself alone and obeys a linear equation.",
 )

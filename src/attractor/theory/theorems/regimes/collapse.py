@@ -20,11 +20,9 @@ from attractor.theory.checking import (
 )
 from attractor.theory.hypotheses import (
     INTERACTION_POSITIVE,
-    METRIC,
     METRIC_NEGATIVE,
-    METRIC_SYMMETRIC,
     STANDARD_SETTING,
-    TOKENS,
+    SYMMETRIC_METRIC,
     cite_regimes,
 )
 from attractor.theory.sampling import Rng
@@ -55,7 +53,7 @@ def sample(rng: Rng) -> Case:
     return Case(law, state, horizon=HORIZON, options=LATE)
 
 
-def rotation(rng: Rng) -> Case:
+def sample_rotation(rng: Rng) -> Case:
     """The published statement without symmetry: W = R(a), A = -R(-a) with a beyond 45 degrees."""
     angle = float(rng.uniform(0.26, 0.45)) * torch.pi
     cosine, sine = torch.tensor([angle], dtype=torch.float64).cos(), torch.tensor([angle], dtype=torch.float64).sin()
@@ -64,7 +62,7 @@ def rotation(rng: Rng) -> Case:
     return Case(law, rng.tokens(4, 2), horizon=10.0, options={"save": geometric_times(10.0), **STOP_FAR_AWAY})
 
 
-def other(metric_sign: float, interaction_sign: float) -> Sampler:
+def make_sampler(metric_sign: float, interaction_sign: float) -> Sampler:
     def draw_case(rng: Rng) -> Case:
         n, d = rng.sizes()
         metric = rng.definite(d, metric_sign) if metric_sign else rng.indefinite(d)
@@ -74,17 +72,17 @@ def other(metric_sign: float, interaction_sign: float) -> Sampler:
     return draw_case
 
 
-def masked(rng: Rng) -> Case:
+def sample_masked(rng: Rng) -> Case:
     case = sample(rng)
     return replace(case, law=replace(case.attention, mask="causal"))
 
 
-def turned(rng: Rng) -> Case:
+def sample_rotary(rng: Rng) -> Case:
     law = rng.metric_law(rng.definite(4, -1.0), rng.definite(4), positions=Rotary(10.0))
     return Case(law, rng.tokens(6, 4), horizon=HORIZON, options=LATE)
 
 
-def reversed_briefly(case: Case) -> Case:
+def reverse_briefly(case: Case) -> Case:
     """Reversed tokens run away: a short look is enough."""
     return replace(reverse_velocity(case), horizon=5.0, options={})
 
@@ -96,18 +94,18 @@ THEOREM = Theorem(
     r"then \(x_l(t) \to 0\) for every token and every start.",
     citation=cite_regimes("convergence theorem, stated there for the symmetric part of A"),
     status=Status.HERE,
-    hypotheses=(*STANDARD_SETTING, TOKENS, METRIC, METRIC_SYMMETRIC, METRIC_NEGATIVE, INTERACTION_POSITIVE),
+    hypotheses=(*STANDARD_SETTING, *SYMMETRIC_METRIC, METRIC_NEGATIVE, INTERACTION_POSITIVE),
     fate="collapse",
     rate=r"\|x\| \sim t^{-1/2}; \text{ only the mean decays exponentially}",
     conclude=conclude,
     sample=sample,
     violate={
-        "metric symmetric": rotation,
-        "metric negative": other(0.0, 1.0),
-        "interaction positive": other(-1.0, -1.0),
-        "full attention": masked,
-        "no positions": turned,
+        "metric symmetric": sample_rotation,
+        "metric negative": make_sampler(0.0, 1.0),
+        "interaction positive": make_sampler(-1.0, -1.0),
+        "full attention": sample_masked,
+        "no positions": sample_rotary,
     },
-    break_case=reversed_briefly,
+    break_case=reverse_briefly,
     proof="The metric energy is a Lyapunov function: a softmax mean of scores is at least their plain mean.",
 )

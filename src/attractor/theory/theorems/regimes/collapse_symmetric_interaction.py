@@ -24,7 +24,6 @@ from attractor.theory.hypotheses import (
     METRIC_NEGATIVE,
     ONE_HEAD,
     STANDARD_SETTING,
-    TOKENS,
     cite_regimes,
 )
 from attractor.theory.sampling import Rng
@@ -54,24 +53,24 @@ def sample(rng: Rng) -> Case:
     return Case(law, rng.tokens(n, d), horizon=HORIZON, options=LATE)
 
 
-def briefly(rng: Rng, metric: torch.Tensor, interaction: torch.Tensor, n: int) -> Case:
+def draw_short_case(rng: Rng, metric: torch.Tensor, interaction: torch.Tensor, n: int) -> Case:
     law = rng.metric_law(metric, interaction)
     return Case(law, rng.tokens(n, len(metric)), horizon=6.0, options={"save": geometric_times(6.0), **STOP_FAR_AWAY})
 
 
-def lopsided(rng: Rng) -> Case:
+def sample_asymmetric(rng: Rng) -> Case:
     n, d = rng.sizes()
-    return briefly(rng, rng.definite(d, -1.0) + rng.skew(d, 1.5), rng.definite(d) + rng.skew(d, 1.5), n)
+    return draw_short_case(rng, rng.definite(d, -1.0) + rng.skew(d, 1.5), rng.definite(d) + rng.skew(d, 1.5), n)
 
 
-def growing(rng: Rng) -> Case:
+def sample_indefinite(rng: Rng) -> Case:
     n, d = rng.sizes()
-    return briefly(rng, rng.indefinite(d), rng.definite(d), n)
+    return draw_short_case(rng, rng.indefinite(d), rng.definite(d), n)
 
 
-def repelling(rng: Rng) -> Case:
+def sample_repulsive(rng: Rng) -> Case:
     n, d = rng.sizes()
-    return briefly(rng, rng.definite(d, -1.0), rng.definite(d, -1.0), n)
+    return draw_short_case(rng, rng.definite(d, -1.0), rng.definite(d, -1.0), n)
 
 
 THEOREM = Theorem(
@@ -81,20 +80,16 @@ THEOREM = Theorem(
     r"for every token and every start.",
     citation=cite_regimes("convergence theorem, stated there for the symmetric part of W"),
     status=Status.HERE,
-    hypotheses=(
-        *STANDARD_SETTING,
-        TOKENS,
-        ONE_HEAD,
-        METRIC,
-        INTERACTION_SYMMETRIC,
-        METRIC_NEGATIVE,
-        INTERACTION_POSITIVE,
-    ),
+    hypotheses=(*STANDARD_SETTING, ONE_HEAD, METRIC, INTERACTION_SYMMETRIC, METRIC_NEGATIVE, INTERACTION_POSITIVE),
     fate="collapse",
     rate=r"\|x\| \sim t^{-1/2}; \text{ only the mean decays exponentially}",
     conclude=conclude,
     sample=sample,
-    violate={"interaction symmetric": lopsided, "metric negative": growing, "interaction positive": repelling},
+    violate={
+        "interaction symmetric": sample_asymmetric,
+        "metric negative": sample_indefinite,
+        "interaction positive": sample_repulsive,
+    },
     break_case=lambda case: replace(reverse_velocity(case), horizon=5.0, options={}),
     proof="The exponential energy is coercive and a Lyapunov function; zero is the only equilibrium.",
 )

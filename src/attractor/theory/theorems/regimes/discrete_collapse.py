@@ -14,11 +14,9 @@ from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.hypotheses import (
     DISCRETE_LAYERS,
     INTERACTION_POSITIVE,
-    METRIC,
     METRIC_NEGATIVE,
-    METRIC_SYMMETRIC,
     STANDARD_SETTING,
-    TOKENS,
+    SYMMETRIC_METRIC,
 )
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
@@ -26,12 +24,12 @@ from attractor.theory.theorem import Case, Citation, Measurement, Status, Theore
 LAYERS = 400
 
 
-def contracting(case: Case) -> Margin:
+def _contracting_margin(case: Case) -> Margin:
     values = torch.linalg.eigvals(case.matrices.value)
     return Margin.positive(1.0 - float((1 + float(case.options["step"]) * values).abs().max()))
 
 
-def small(case: Case) -> Margin:
+def _small_margin(case: Case) -> Margin:
     """The statement is local: scores small enough that no softmax saturates."""
     size = (
         float(torch.linalg.matrix_norm(case.matrices.interaction, 2))
@@ -46,7 +44,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     return (Measurement("norms keep falling along layers", -slope, -0.1, asymptotic=True),)
 
 
-def problem(rng: Rng, low: float, high: float) -> Case:
+def draw_case(rng: Rng, low: float, high: float) -> Case:
     n, d = rng.sizes()
     law = rng.metric_law(rng.definite(d, -1.0), rng.definite(d) + rng.skew(d, 0.2))
     values = torch.linalg.eigvals(law.value_map)
@@ -73,19 +71,17 @@ THEOREM = Theorem(
     status=Status.CHECKED,
     hypotheses=(
         *STANDARD_SETTING,
-        TOKENS,
         DISCRETE_LAYERS,
-        METRIC,
-        METRIC_SYMMETRIC,
+        *SYMMETRIC_METRIC,
         METRIC_NEGATIVE,
         INTERACTION_POSITIVE,
-        Hypothesis("small start", r"\|W\|\max_l|x_l(0)|^2 < 1/2", small),
-        Hypothesis("radius below one", r"\rho(I + hV) < 1", contracting),
+        Hypothesis("small start", r"\|W\|\max_l|x_l(0)|^2 < 1/2", _small_margin),
+        Hypothesis("radius below one", r"\rho(I + hV) < 1", _contracting_margin),
     ),
     fate="collapse",
     rate=r"\|x\| \sim t^{-1/2}",
     conclude=conclude,
-    sample=lambda rng: problem(rng, 0.2, 0.95),
-    violate={"radius below one": lambda rng: problem(rng, 1.05, 1.5)},
+    sample=lambda rng: draw_case(rng, 0.2, 0.95),
+    violate={"radius below one": lambda rng: draw_case(rng, 1.05, 1.5)},
     proof="Linearisation of the mean; the deviations were measured.",
 )

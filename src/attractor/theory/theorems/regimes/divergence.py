@@ -9,28 +9,21 @@ import torch
 from attractor.solvers import Trajectory
 from attractor.theory.checking import STOP_FAR_AWAY, largest_norms, select_valid_rows, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.hypotheses import (
-    INTERACTION_POSITIVE,
-    METRIC,
-    METRIC_SYMMETRIC,
-    STANDARD_SETTING,
-    TOKENS,
-    cite_regimes,
-)
+from attractor.theory.hypotheses import INTERACTION_POSITIVE, STANDARD_SETTING, SYMMETRIC_METRIC, cite_regimes
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 
 HORIZON = 25.0
 
 
-def energy(points: torch.Tensor, masses: torch.Tensor, metric: torch.Tensor) -> torch.Tensor:
+def metric_energy(points: torch.Tensor, masses: torch.Tensor, metric: torch.Tensor) -> torch.Tensor:
     return (masses * ((points @ metric) * points).sum(-1)).sum(-1)
 
 
-def positive_energy(case: Case) -> Margin:
+def _positive_energy_margin(case: Case) -> Margin:
     points, metric = case.initial_tokens.points.double(), case.matrices.metric
     size = torch.linalg.matrix_norm(metric, 2) * (case.tokens.weights * points.square().sum(-1)).sum(-1)
-    return Margin.positive(float(energy(points, case.tokens.weights, metric) / size.clamp_min(1e-300)))
+    return Margin.positive(float(metric_energy(points, case.tokens.weights, metric) / size.clamp_min(1e-300)))
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
@@ -38,12 +31,14 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     size = torch.linalg.matrix_norm(metric, 2) * points.norm(dim=-1).amax(-1).square()
     norms = largest_norms(run)
     return (
-        Measurement("the metric energy never falls", smallest_increase(energy(points, run.masses, metric), size), 1e-8),
+        Measurement(
+            "the metric energy never falls", smallest_increase(metric_energy(points, run.masses, metric), size), 1e-8
+        ),
         Measurement("norms pass ten times the start", float((norms[-1] / norms[0]).log10()) - 1.0, asymptotic=True),
     )
 
 
-def problem(rng: Rng, metric: torch.Tensor, n: int) -> Case:
+def draw_case(rng: Rng, metric: torch.Tensor, n: int) -> Case:
     law = rng.metric_law(metric, rng.definite(len(metric)) + rng.skew(len(metric)))
     return Case(law, rng.tokens(n, len(metric)), horizon=HORIZON, options=STOP_FAR_AWAY)
 
@@ -53,22 +48,22 @@ def sample(rng: Rng) -> Case:
     metric = rng.definite(d) if rng.random() < 0.5 else rng.indefinite(d)
     if rng.random() < 0.2:
         return Case(rng.shared_metric_law(metric, 2), rng.tokens(n, d), horizon=HORIZON, options=STOP_FAR_AWAY)
-    return problem(rng, metric, n)
+    return draw_case(rng, metric, n)
 
 
-def low_start(rng: Rng) -> Case:
+def sample_low_energy(rng: Rng) -> Case:
     """Indefinite metric, negative energy: no theorem, but tokens were never seen to stay."""
     n, d = rng.sizes()
-    return problem(rng, rng.indefinite(d), n)
+    return draw_case(rng, rng.indefinite(d), n)
 
 
-def lopsided(rng: Rng) -> Case:
+def sample_asymmetric(rng: Rng) -> Case:
     n, d = rng.sizes()
     law = rng.metric_law(rng.indefinite(d) + rng.skew(d, 1.5), rng.definite(d) + rng.skew(d, 1.5))
     return Case(law, rng.tokens(n, d), horizon=4.0, options=STOP_FAR_AWAY)
 
 
-def repelling(rng: Rng) -> Case:
+def sample_repulsive(rng: Rng) -> Case:
     n, d = rng.sizes()
     return Case(
         rng.metric_law(rng.indefinite(d), rng.definite(d, -1.0)), rng.tokens(n, d), horizon=4.0, options=STOP_FAR_AWAY
@@ -84,16 +79,18 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=(
         *STANDARD_SETTING,
-        TOKENS,
-        METRIC,
-        METRIC_SYMMETRIC,
+        *SYMMETRIC_METRIC,
         INTERACTION_POSITIVE,
-        Hypothesis("positive metric energy", r"\sum_l m_l\,x_l(0)^\top A\,x_l(0) > 0", positive_energy),
+        Hypothesis("positive metric energy", r"\sum_l m_l\,x_l(0)^\top A\,x_l(0) > 0", _positive_energy_margin),
     ),
     fate="divergence",
     rate=r"\text{exponential, from the eigenvalues of } V \text{ with positive real part (T5)}",
     conclude=conclude,
     sample=sample,
-    violate={"metric symmetric": lopsided, "interaction positive": repelling, "positive metric energy": low_start},
+    violate={
+        "metric symmetric": sample_asymmetric,
+        "interaction positive": sample_repulsive,
+        "positive metric energy": sample_low_energy,
+    },
     proof="The metric energy never decreases and zero, where it vanishes, is the only equilibrium.",
 )

@@ -19,7 +19,7 @@ from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 
-def directions(case: Case) -> list[tuple[float, torch.Tensor]]:
+def find_directions(case: Case) -> list[tuple[float, torch.Tensor]]:
     """Rates and unit directions that all values stretch, each turned towards the tokens; the best separated first."""
     values, tokens = case.matrices.values, case.initial_tokens.points.double()
     found, vectors = torch.linalg.eig(case.matrices.value.mT)
@@ -36,21 +36,21 @@ def directions(case: Case) -> list[tuple[float, torch.Tensor]]:
     return sorted(kept, key=lambda pair: -float((tokens @ pair[1]).min()))
 
 
-def stretched(case: Case) -> Margin:
+def _stretched_margin(case: Case) -> Margin:
     size = float(torch.linalg.matrix_norm(case.matrices.value, 2))
-    rates = [rate for rate, _ in directions(case)]
+    rates = [rate for rate, _ in find_directions(case)]
     return Margin.positive(max(rates, default=-size) / max(size, 1e-300))
 
 
-def one_side(case: Case) -> Margin:
+def _one_side_margin(case: Case) -> Margin:
     points = case.initial_tokens.points.double()
-    sides = [float((points @ u).min()) for _, u in directions(case)]
+    sides = [float((points @ u).min()) for _, u in find_directions(case)]
     return Margin.positive(max(sides, default=-1.0) / max(float(points.norm(dim=-1).max()), 1e-300))
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     kept = select_valid_rows(run)
-    rate, u = (directions(case) or [(1.0, torch.eye(case.tokens.dim, dtype=torch.float64)[0])])[0]
+    rate, u = (find_directions(case) or [(1.0, torch.eye(case.tokens.dim, dtype=torch.float64)[0])])[0]
     heights, growth = run.points[kept] @ u, rate * run.times[kept]
     low, high = heights.amin(-1), heights.amax(-1)
     slack = ((low / low[0]).clamp_min(1e-300).log() - growth).min()
@@ -61,7 +61,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def stretching(rng: Rng, d: int, heads: int, rate: float) -> torch.Tensor:
+def draw_values(rng: Rng, d: int, heads: int, rate: float) -> torch.Tensor:
     """Values whose transposes share the first basis vector, in a random frame."""
     frame, values = rng.orthogonal(d), torch.from_numpy(0.5 * rng.standard_normal((heads, d, d)))
     values[:, 0, :] = 0.0
@@ -69,16 +69,16 @@ def stretching(rng: Rng, d: int, heads: int, rate: float) -> torch.Tensor:
     return frame.mT @ values @ frame
 
 
-def problem(rng: Rng, rate: float, split: bool = False) -> Case:
+def draw_case(rng: Rng, rate: float, split: bool = False) -> Case:
     n, d = rng.sizes(((5, 4),))
     heads = int(rng.integers(1, 3))
     options: dict[str, Any] = ({}, {"mask": "causal"}, {"positions": Rotary(10.0)}, {"kernel": "l2"})[
         int(rng.integers(4))
     ]
     query, key = (torch.from_numpy(0.7 * rng.standard_normal((heads, 4, d))) for _ in range(2))
-    law = Attention(query, key, stretching(rng, d, heads, rate), **options)
+    law = Attention(query, key, draw_values(rng, d, heads, rate), **options)
     case = Case(law, rng.tokens(n, d), horizon=3.0, options=STOP_FAR_AWAY)
-    for found, u in directions(case)[:1]:
+    for found, u in find_directions(case)[:1]:
         if found > 0 and not split:
             heights = case.tokens.points @ u
             lifted = case.tokens.points + (heights.abs() + 0.1 - heights)[:, None] * u
@@ -103,13 +103,15 @@ THEOREM = Theorem(
         FLAT,
         TOKENS,
         NO_DRIFT,
-        Hypothesis("stretched direction", r"V_h^\top u = \lambda_h u,\ \lambda_h \ge 0,\ \lambda > 0", stretched),
-        Hypothesis("one side", r"u \cdot x_i(0) > 0 \text{ for all } i", one_side),
+        Hypothesis(
+            "stretched direction", r"V_h^\top u = \lambda_h u,\ \lambda_h \ge 0,\ \lambda > 0", _stretched_margin
+        ),
+        Hypothesis("one side", r"u \cdot x_i(0) > 0 \text{ for all } i", _one_side_margin),
     ),
     fate="divergence",
     rate=r"e^{\lambda t}",
     conclude=conclude,
-    sample=lambda rng: problem(rng, 1.0),
-    violate={"one side": lambda rng: problem(rng, 1.0, split=True)},
+    sample=lambda rng: draw_case(rng, 1.0),
+    violate={"one side": lambda rng: draw_case(rng, 1.0, split=True)},
     proof="Each weighted mean of u.x lies between the smallest and the largest; Gronwall.",
 )

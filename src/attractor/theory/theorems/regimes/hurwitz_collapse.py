@@ -14,13 +14,12 @@ from attractor.theory.hypotheses import (
     METRIC_NEGATIVE,
     ONE_HEAD,
     STANDARD_SETTING,
-    TOKENS,
     cite_regimes,
 )
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, reverse_velocity
-from attractor.theory.theorems.regimes.causal_collapse import stable
-from attractor.theory.theorems.regimes.collapse import rotation
+from attractor.theory.theorems.regimes.causal_collapse import stable_margin
+from attractor.theory.theorems.regimes.collapse import sample_rotation
 
 HORIZON = 100.0
 
@@ -46,18 +45,17 @@ THEOREM = Theorem(
     status=Status.CONJECTURE,
     hypotheses=(
         *STANDARD_SETTING,
-        TOKENS,
         ONE_HEAD,
         METRIC,
         METRIC_NEGATIVE,
         INTERACTION_POSITIVE,
-        Hypothesis("value stable", r"\max \operatorname{Re}\lambda(V) < 0", stable),
+        Hypothesis("value stable", r"\max \operatorname{Re}\lambda(V) < 0", stable_margin),
     ),
     fate="collapse",
     rate=r"\|x\| \sim t^{-1/2}",
     conclude=conclude,
     sample=sample,
-    violate={"value stable": rotation},
+    violate={"value stable": sample_rotation},
     break_case=lambda case: replace(reverse_velocity(case), horizon=5.0, options={}),
     proof="None known.",
 )

@@ -8,7 +8,7 @@ import torch
 
 from attractor.laws import Attention
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.hypotheses import METRIC, METRIC_SYMMETRIC, ONE_HEAD, SOFTMAX, cite_regimes
+from attractor.theory.hypotheses import ONE_HEAD, SOFTMAX, SYMMETRIC_METRIC, cite_regimes
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 from attractor.weights import extremes, symmetrize
@@ -21,7 +21,7 @@ def conclude(case: Case, value: torch.Tensor) -> tuple[Measurement, ...]:
     return (Measurement("eigenvalues counted", -abs(unstable - positive)),)
 
 
-def value_of(case: Case) -> torch.Tensor:
+def get_value(case: Case) -> torch.Tensor:
     law = case.attention
     assert isinstance(law, Attention)
     return law.value_map.reshape(law.dim, law.dim)
@@ -36,16 +36,16 @@ def sample(rng: Rng) -> Case:
     return Case(rng.metric_law(metric, sign * (rng.definite(d, 1.0, 0.1, 3.0) + rng.skew(d, 1.0))))
 
 
-def lopsided(rng: Rng) -> Case:
+def sample_asymmetric(rng: Rng) -> Case:
     metric = rng.indefinite(6) + rng.skew(6, 1.0)
     return Case(rng.metric_law(metric, rng.definite(6) + rng.skew(6, 1.0)))
 
 
-def mixed(rng: Rng) -> Case:
+def sample_indefinite(rng: Rng) -> Case:
     return Case(rng.metric_law(rng.indefinite(6), rng.indefinite(6)))
 
 
-def either_sign(case: Case) -> float:
+def definiteness(case: Case) -> float:
     low, high = extremes(case.matrices.interaction)
     return max(low, -high)
 
@@ -60,19 +60,18 @@ THEOREM = Theorem(
     hypotheses=(
         SOFTMAX,
         ONE_HEAD,
-        METRIC,
-        METRIC_SYMMETRIC,
+        *SYMMETRIC_METRIC,
         Hypothesis(
             "interaction definite",
             r"\operatorname{sym} W \succ 0 \text{ or } \prec 0",
-            lambda case: Margin.positive(either_sign(case)),
+            lambda case: Margin.positive(definiteness(case)),
         ),
     ),
     fate="identity",
     conclude=conclude,
     sample=sample,
-    violate={"metric symmetric": lopsided, "interaction definite": mixed},
-    gather=gather_each(value_of),
+    violate={"metric symmetric": sample_asymmetric, "interaction definite": sample_indefinite},
+    gather=gather_each(get_value),
     proof="A V + V'A = 2 sym W; inertia theorem of Ostrowski and Schneider.",
     time_independent=True,
 )

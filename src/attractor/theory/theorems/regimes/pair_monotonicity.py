@@ -11,16 +11,7 @@ import torch
 from attractor.laws import Rotary
 from attractor.solvers import Trajectory
 from attractor.theory.checking import STOP_FAR_AWAY, select_valid_rows, smallest_increase
-from attractor.theory.hypotheses import (
-    FLAT,
-    FULL,
-    METRIC,
-    METRIC_SYMMETRIC,
-    NO_POSITIONS,
-    SOFTMAX,
-    TOKENS,
-    cite_regimes,
-)
+from attractor.theory.hypotheses import FLAT, FULL, NO_POSITIONS, SOFTMAX, SYMMETRIC_METRIC, TOKENS, cite_regimes
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.weights import extremes
@@ -34,7 +25,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     return (Measurement("pair forms never decrease", smallest_increase(forms, size[:, None, None]), 1e-8),)
 
 
-def fate(case: Case) -> str:
+def choose_fate(case: Case) -> str:
     low, high = extremes(case.matrices.metric)
     return "separation" if low > 0 else "contraction" if high < 0 else "monotone"
 
@@ -53,20 +44,20 @@ def sample(rng: Rng) -> Case:
     )
 
 
-def lopsided(rng: Rng) -> Case:
+def sample_asymmetric(rng: Rng) -> Case:
     n, d = rng.sizes()
     metric = rng.definite(d, -1.0) + rng.skew(d, 2.0)
     interaction = rng.definite(d) + rng.skew(d, 2.0)
     return Case(rng.metric_law(metric, interaction), rng.tokens(n, d), horizon=2.0, options=STOP_FAR_AWAY)
 
 
-def masked(rng: Rng) -> Case:
+def sample_masked(rng: Rng) -> Case:
     n, d = rng.sizes()
     law = rng.metric_law(rng.definite(d, -1.0), rng.definite(d), mask="causal")
     return Case(law, rng.tokens(n, d), horizon=2.0, options=STOP_FAR_AWAY)
 
 
-def turned(rng: Rng) -> Case:
+def sample_rotary(rng: Rng) -> Case:
     law = rng.metric_law(rng.definite(4, -1.0), rng.definite(4), positions=Rotary(10.0))
     return Case(law, rng.tokens(5, 4), horizon=2.0, options=STOP_FAR_AWAY)
 
@@ -78,10 +69,10 @@ THEOREM = Theorem(
     r"\(t \mapsto (x_l - x_k)^\top A\,(x_l - x_k)\) never decreases, whatever the inertia of \(A\), the interaction and the biases.",
     citation=cite_regimes("the mechanism behind both of its theorems"),
     status=Status.HERE,
-    hypotheses=(SOFTMAX, FLAT, TOKENS, FULL, NO_POSITIONS, METRIC, METRIC_SYMMETRIC),
-    fate=fate,
+    hypotheses=(SOFTMAX, FLAT, TOKENS, FULL, NO_POSITIONS, *SYMMETRIC_METRIC),
+    fate=choose_fate,
     conclude=conclude,
     sample=sample,
-    violate={"metric symmetric": lopsided, "full attention": masked, "no positions": turned},
+    violate={"metric symmetric": sample_asymmetric, "full attention": sample_masked, "no positions": sample_rotary},
     proof="A x_l' is the gradient of one convex function at x_l, and gradients of convex functions are monotone.",
 )

@@ -10,14 +10,7 @@ from attractor.solvers import Trajectory
 from attractor.states import Tokens
 from attractor.theory.checking import STOP_FAR_AWAY, largest_norms, select_valid_rows, smallest_increase
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.hypotheses import (
-    METRIC,
-    METRIC_POSITIVE,
-    METRIC_SYMMETRIC,
-    STANDARD_SETTING,
-    TOKENS,
-    cite_regimes,
-)
+from attractor.theory.hypotheses import METRIC_POSITIVE, STANDARD_SETTING, SYMMETRIC_METRIC, cite_regimes
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.weights import extremes
@@ -25,14 +18,14 @@ from attractor.weights import extremes
 HORIZON = 25.0
 
 
-def gaps(points: torch.Tensor) -> torch.Tensor:
+def pair_distances(points: torch.Tensor) -> torch.Tensor:
     """Distances of all pairs, (..., n, n)."""
     return (points.unsqueeze(-2) - points.unsqueeze(-3)).norm(dim=-1)
 
 
-def distinct(case: Case) -> Margin:
+def _distinct_margin(case: Case) -> Margin:
     points = case.initial_tokens.points
-    return Margin.nonzero(float(gaps(points).max() / points.norm(dim=-1).max().clamp_min(1e-300)))
+    return Margin.nonzero(float(pair_distances(points).max() / points.norm(dim=-1).max().clamp_min(1e-300)))
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
@@ -65,21 +58,21 @@ def sample_equal_tokens(rng: Rng) -> Case:
     return Case(law, Tokens(rng.tokens(1, d).points.expand(n, d).clone()), horizon=HORIZON, options=STOP_FAR_AWAY)
 
 
-def shrinking(rng: Rng) -> Case:
+def sample_negative_metric(rng: Rng) -> Case:
     n, d = rng.sizes()
     return Case(
         rng.metric_law(rng.definite(d, -1.0), rng.definite(d)), rng.tokens(n, d), horizon=HORIZON, options=STOP_FAR_AWAY
     )
 
 
-def undecided(rng: Rng) -> Case:
+def sample_indefinite(rng: Rng) -> Case:
     n, d = rng.sizes()
     return Case(
         rng.metric_law(rng.definite(d), rng.indefinite(d)), rng.tokens(n, d), horizon=HORIZON, options=STOP_FAR_AWAY
     )
 
 
-def either_sign(case: Case) -> Margin:
+def _either_sign_margin(case: Case) -> Margin:
     low, high = extremes(case.matrices.interaction)
     return Margin.positive(max(low, -high))
 
@@ -93,17 +86,21 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=(
         *STANDARD_SETTING,
-        TOKENS,
-        METRIC,
-        METRIC_SYMMETRIC,
+        *SYMMETRIC_METRIC,
         METRIC_POSITIVE,
-        Hypothesis("interaction definite", r"\operatorname{sym}\sum_h W_h \succ 0 \text{ or } \prec 0", either_sign),
-        Hypothesis("tokens differ", r"x_l(0) \ne x_k(0) \text{ for some pair}", distinct),
+        Hypothesis(
+            "interaction definite", r"\operatorname{sym}\sum_h W_h \succ 0 \text{ or } \prec 0", _either_sign_margin
+        ),
+        Hypothesis("tokens differ", r"x_l(0) \ne x_k(0) \text{ for some pair}", _distinct_margin),
     ),
     fate="divergence",
     rate=r"\text{exponential; for } \operatorname{sym} W \prec 0 \text{ distances grow while the mean may decay}",
     conclude=conclude,
     sample=sample,
-    violate={"tokens differ": sample_equal_tokens, "metric positive": shrinking, "interaction definite": undecided},
+    violate={
+        "tokens differ": sample_equal_tokens,
+        "metric positive": sample_negative_metric,
+        "interaction definite": sample_indefinite,
+    },
     proof="Pair forms never decrease (T0); on a bounded limit set they are constant, which leaves no difference.",
 )

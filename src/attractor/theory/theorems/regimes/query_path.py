@@ -17,7 +17,7 @@ from attractor.weights import extremes, symmetrize
 STEP = 1e-4
 
 
-def jacobian(case: Case) -> torch.Tensor:
+def measure_jacobian(case: Case) -> torch.Tensor:
     """The query path at the first token, (d, d), by fourth-order differences."""
     points, d = case.tokens.points, case.tokens.dim
     masses = torch.cat((points.new_zeros(4 * d), case.tokens.weights))
@@ -27,7 +27,7 @@ def jacobian(case: Case) -> torch.Tensor:
     return ((8 * (moved[0] - moved[1]) - (moved[2] - moved[3])) / (12 * STEP)).mT
 
 
-def covariance(case: Case) -> torch.Tensor:
+def key_covariance(case: Case) -> torch.Tensor:
     """Of the keys under the weights of the first token, (d, d)."""
     points, weights = case.tokens.points, case.tokens.weights
     scores = case.matrices.interaction.mT @ points[0]
@@ -37,7 +37,7 @@ def covariance(case: Case) -> torch.Tensor:
 
 
 def conclude(case: Case, measured: torch.Tensor) -> tuple[Measurement, ...]:
-    found, spread = case.matrices, covariance(case)
+    found, spread = case.matrices, key_covariance(case)
     predicted = found.value @ spread @ found.interaction.mT
     size = float(torch.linalg.matrix_norm(found.value, 2) * torch.linalg.matrix_norm(found.interaction, 2))
     size *= float(case.tokens.points.norm(dim=-1).max()) ** 2
@@ -56,12 +56,12 @@ def conclude(case: Case, measured: torch.Tensor) -> tuple[Measurement, ...]:
     )
 
 
-def one_sign(case: Case) -> Margin:
+def _one_sign_margin(case: Case) -> Margin:
     low, high = extremes(case.matrices.congruent)
     return Margin.positive(max(low, -high))
 
 
-def problem(rng: Rng, metric: torch.Tensor, n: int) -> Case:
+def draw_case(rng: Rng, metric: torch.Tensor, n: int) -> Case:
     d = len(metric)
     interaction = torch.from_numpy(rng.standard_normal((d, d)))
     return Case(rng.metric_law(metric, interaction), rng.tokens(n, d))
@@ -70,12 +70,12 @@ def problem(rng: Rng, metric: torch.Tensor, n: int) -> Case:
 def sample(rng: Rng) -> Case:
     n, d = rng.sizes()
     sign = 1.0 if rng.random() < 0.5 else -1.0
-    return problem(rng, sign * rng.definite(d) + rng.skew(d, 1.0), n + d)
+    return draw_case(rng, sign * rng.definite(d) + rng.skew(d, 1.0), n + d)
 
 
-def mixed(rng: Rng) -> Case:
+def sample_indefinite(rng: Rng) -> Case:
     n, d = rng.sizes()
-    return problem(rng, rng.indefinite(d), n + d)
+    return draw_case(rng, rng.indefinite(d), n + d)
 
 
 THEOREM = Theorem(
@@ -99,13 +99,13 @@ THEOREM = Theorem(
         UNBIASED,
         ONE_HEAD,
         METRIC,
-        Hypothesis("metric definite", r"\operatorname{sym} A \succ 0 \text{ or } \prec 0", one_sign),
+        Hypothesis("metric definite", r"\operatorname{sym} A \succ 0 \text{ or } \prec 0", _one_sign_margin),
     ),
     fate="identity",
     conclude=conclude,
     sample=sample,
-    violate={"metric definite": mixed},
-    gather=gather_each(jacobian),
+    violate={"metric definite": sample_indefinite},
+    gather=gather_each(measure_jacobian),
     proof="A^-1 times the Hessian of a convex function; a Lyapunov argument with sym A for the eigenvalues.",
     time_independent=True,
 )
