@@ -1,5 +1,5 @@
-// Gradients of one group, with the scores computed again. With G_i the gradient of output i and g_ij = <G_i, v_j>
-// (0 for j = i where the own term is left out of the output), w_ij the weight of v_j in output i and p_ij the softmax:
+// Gradients of one group, with recomputed scores. With G_i the gradient of output i and g_ij = <G_i, v_j>
+// (0 for j = i if the self term is skipped), w_ij the weight of v_j in output i and p_ij the softmax:
 //
 //   softmax       ds_ij = p_ij (g_ij + t_i)            t_i = (gradient of logsumexp i) - <G_i, output_i>
 //   exponential   ds_ij = e^s_ij g_ij + p_ij t_i       t_i = gradient of logsumexp i
@@ -8,7 +8,7 @@
 //
 //   grad q_i = sum_j ds_ij k_j,  grad k_j = sum_i ds_ij q_i,  grad bias_j = sum_i ds_ij,  grad v_j = sum_i w_ij G_i.
 //
-// Sums over keys and sums over queries are two sweeps, so that no two threads ever add to the same row.
+// Sums over keys and sums over queries are two passes, so that no two threads add to the same row.
 #pragma once
 
 #include "forward.h"
@@ -40,8 +40,8 @@ Side<T> keys_of(const Problem& problem, int64_t member) {
             locate<T>(problem, problem.bias, member), nullptr};
 }
 
-// Scores become weights in `tile`, and <G, v> becomes ds in `slopes`. For the rows that are queries, `level` and `term`
-// stand in lanes (`swapped` false) or are broadcast.
+// Scores become weights in `tile`, and <G, v> becomes ds in `slopes`. For the side of the queries, `level` and `term`
+// are in lanes (`swapped` false) or broadcast.
 template <class T, int NQ, Mode mode, bool swapped>
 void slope(Vector<T>* tile, Vector<T>* slopes, int64_t count, const Vector<T>* lane_level, const Vector<T>* lane_term,
            const T* level, const T* term) {
@@ -55,7 +55,7 @@ void slope(Vector<T>* tile, Vector<T>* slopes, int64_t count, const Vector<T>* l
             } else if constexpr (mode == Mode::exponential) {
                 const Vector<T> normaliser = swapped ? splat<T>(level[j]) : lane_level[column];
                 tile[j * NQ + column] = exp2<Domain::any>(x);
-                // a weight that overflows gives nothing to what does not ask for it
+                // an infinite weight times a zero gradient is 0
                 const Vector<T> asked = g == 0 ? Vector<T>{} : tile[j * NQ + column] * g;
                 slopes[j * NQ + column] = asked + exp2<Domain::any>(x - normaliser) * t;
             } else if constexpr (mode == Mode::sigmoid) {

@@ -1,4 +1,4 @@
-// What this processor can do at most: loops of nothing but multiply-adds, or of nothing but powers of two.
+// Peak rates of the processor, by loops of only multiply-adds or only powers of two.
 //
 // `python -m benchmarks` reports speed as a share of the limit that follows from the two rates.
 #pragma once
@@ -11,11 +11,11 @@ namespace attractor::ATTRACTOR_ISA {
 // registers.
 constexpr int abreast = 12;
 
-// `repeats` rounds of 1024 multiply-adds of vectors; the number of scalar ones that were done.
+// `repeats` rounds of 1024 vector multiply-adds; returns the number of scalar ones.
 template <class T>
 double multiply_adds(int64_t repeats, void* result) {
     T start;
-    __builtin_memcpy(&start, result, sizeof(T));  // known to the caller alone, so that nothing is computed in advance
+    __builtin_memcpy(&start, result, sizeof(T));  // a run-time value, so that the compiler computes nothing in advance
     const Vector<T> factor = splat<T>(T(0.999)) + start, term = splat<T>(T(0.001)) + start;
     Vector<T> sums[abreast];
     for (int i = 0; i < abreast; i++) sums[i] = splat<T>(start + T(i));
@@ -30,7 +30,7 @@ double multiply_adds(int64_t repeats, void* result) {
     return double(repeats) * rounds * abreast * width<T>;
 }
 
-// `repeats` rounds over a tile in the first cache, filled anew each time; the number of scalar powers.
+// `repeats` rounds over a tile in the first cache, refilled each time; returns the number of scalar powers.
 template <class T>
 double powers_of_two(int64_t repeats, void* result) {
     constexpr int tile = 64;

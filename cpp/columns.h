@@ -1,4 +1,4 @@
-// Rows in groups of a few vectors: how the kernels cut a member of the batch into tasks.
+// Division of a batch member into tasks: groups of rows of a few vectors.
 #pragma once
 
 #include "simd.h"

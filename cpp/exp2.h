@@ -4,7 +4,7 @@
 // Largest relative error where the result is a normal number, measured by tests/engines/test_fused.py over the whole
 // range: float32 2e-7 (degree 5, 9.3e-8 in exact arithmetic), float64 3e-16 (degree 11, 2.0e-17; with a table of 16
 // entries degree 6, 1.5e-17). Below 2^-126 (2^-1022) the result goes to 0 with absolute error below the smallest normal
-// number; 2^-inf = 0. Above the largest number it is infinity. What is known of x saves the comparisons: see `Domain`.
+// number; 2^-inf = 0. Above the largest number it is infinity. Known bounds on x save comparisons: see `Domain`.
 #pragma once
 
 #include "simd.h"
@@ -19,7 +19,7 @@ struct Exponent;
 
 template <>
 struct Exponent<float> {
-    static constexpr float magic = 0x1.8p23f;  // adding it rounds to an integer, which then stands in the low bits
+    static constexpr float magic = 0x1.8p23f;  // adding it rounds to an integer, in the low bits
     static constexpr float lowest = -127.0f, highest = 128.0f;
     static constexpr int mantissa = 23;
     static constexpr int degree = 5;
@@ -49,7 +49,7 @@ ATTRACTOR_INLINE Vector<T> polynomial(Vector<T> r) {
 
 #if defined(ATTRACTOR_HAS_SCALE)
 
-// The scaling instruction overflows and underflows by itself; only -inf, whose r is no number, must be kept away.
+// The scaling instruction handles overflow and underflow; only -inf, for which r is NaN, must be excluded.
 template <Domain domain>
 ATTRACTOR_INLINE Vector<float> exp2(Vector<float> x) {
     if constexpr (domain != Domain::inside) x = larger(splat<float>(-200.0f), x);
@@ -106,8 +106,8 @@ ATTRACTOR_INLINE Vector<double> exp2(Vector<double> x) {
 
 #if defined(__x86_64__) && !defined(ATTRACTOR_HAS_SCALE)
 
-// 2^x of four vectors side by side, in place: the chains of one vector are long, and the processor looks ahead over too
-// few instructions to find the next by itself. The coefficients stay in memory, for there are 16 registers.
+// 2^x of four vectors at a time, in place: the dependency chain of one vector is longer than the reorder window of the
+// processor. The coefficients stay in memory, because there are only 16 registers.
 template <class T>
 class Powers {
     using E = Exponent<T>;

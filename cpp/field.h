@@ -25,10 +25,11 @@ public:
     }
 };
 
-// The vector of an array that begins there; arrays of an arena have room for the last.
+// The vector that begins at an address; arrays of an arena are padded for the last one.
 ATTRACTOR_INLINE Vector<double>& vector_at(double* array) { return *(Vector<double>*)array; }
 
-// Below so many tokens bounds are not sought (module.cpp), and a token that sees only itself gets itself to the bit.
+// Below so many tokens no bounds are computed (module.cpp), so that a token that sees only itself stays bitwise the
+// same.
 constexpr int64_t few = 8;
 
 // D is the dimension, or 0 for any.
@@ -37,7 +38,7 @@ struct Field {
     const NativeLoop& loop;
     const int64_t member, d;
     int64_t count, evaluations = 0;
-    double steep;  // no score is larger, in units of log 2; infinite where that is not known beforehand
+    double steep;  // a bound on all scores, in units of log 2; infinite if there is none
     double* masses;
     const double *query, *key, *value, *factors;
     double *x, *stretch, *q, *k, *v, *out, *bias, *log_masses, *squares, *ratios;
@@ -87,14 +88,14 @@ struct Field {
         return sum;
     }
 
-    // By how much y is longer than the point of the space that it stands for.
+    // The ratio of y to its projection onto the space.
     ATTRACTOR_INLINE double stretch_of(const double* y) const {
         if (loop.space == Space::euclidean) return 1;
         return loop.space == Space::sphere ? __builtin_sqrt(dot(y, y)) / loop.radius : __builtin_sqrt(quadratic(y, y));
     }
 
-    // The same for a point that is to be divided by it; one that lies on the space up to rounding stays as it is, so
-    // that a token at rest rests to the bit.
+    // The same for retraction: exactly 1 for a point on the space up to rounding, so that a token at rest stays bitwise
+    // the same.
     ATTRACTOR_INLINE double settled_stretch(const double* y) const {
         const double stretch_here = stretch_of(y);
         return __builtin_fabs(stretch_here - 1) <= 4 * __DBL_EPSILON__ ? 1 : stretch_here;
@@ -108,7 +109,7 @@ struct Field {
         }
     }
 
-    // Masses changed: their logarithms are needed at every evaluation.
+    // After a change of masses: compute their logarithms, which every evaluation needs.
     void weigh_tokens() {
         problem.n = problem.m = count;
         double most = __builtin_fabs(log2e * loop.bias);
@@ -134,8 +135,7 @@ struct Field {
     }
 
 private:
-    // On a sphere |<Q x, K y>| <= |Q| |K| r^2 with the norms of Frobenius; so no tile has to look for its largest
-    // score.
+    // On a sphere |<Q x, K y>| <= |Q| |K| r^2 with Frobenius norms, so that no tile needs its largest score.
     double steepness() const {
         if (loop.space != Space::sphere) return infinity<double>;
         double most = 0;
@@ -149,8 +149,7 @@ private:
         return log2e * __builtin_fabs(loop.scale) * loop.radius * loop.radius * most;
     }
 
-    // Points of the space, x = y / stretch. Roots and quotients of all tokens stand in loops of their own: those become
-    // vectors.
+    // Points of the space, x = y / stretch. Roots and quotients are in separate loops, which vectorise.
     void enter(const double* y) {
         const bool sphere = loop.space == Space::sphere;
         const double unit = sphere ? 1 / loop.radius : 1;

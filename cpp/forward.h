@@ -22,10 +22,10 @@ constexpr T headroom = sizeof(T) == 4 ? T(24) : T(200);
 template <class T>
 constexpr T moderate = sizeof(T) == 4 ? T(48) : T(400);
 
-// What is known of the scores of a group of rows; `any` asks for the running maximum.
+// Known range of the scores of a group of rows; `any` needs the running maximum.
 enum class Scores { any, moderate };
 
-// What a group of rows carries from tile to tile. Sums at two levels: `recent` is flushed into `whole`.
+// State of a group of rows between tiles. Sums have two levels: `recent` is flushed into `whole`.
 template <class T, int NQ>
 struct Sums {
     Vector<T>*recent, *whole;  // [feature * NQ + column]
@@ -55,9 +55,9 @@ struct Sums {
     }
 };
 
-// Raise the shift where the peak of the tile passes it too far, or where no key was seen before. `again` scores the
-// tile anew: subtracting from scores that were rounded beside a far larger shift would keep their error. The peak is
-// then another one, by rounding: of huge scores by many powers of two, so it is that which counts.
+// Raise the shift where the peak of the tile passes it too far, or where no key was seen before. `again` recomputes the
+// scores of the tile: subtracting from scores that were rounded next to a far larger shift would keep their error. The
+// peak is then taken from the new scores: for huge scores rounding changes it by many powers of two.
 template <class T, int NQ, class Again>
 void raise(Sums<T, NQ>& sums, const Vector<T>* peak, int64_t count, Vector<T>* tile, Again again) {
     Integers<T> passed = {}, stale = {};
@@ -134,7 +134,7 @@ void sweep(const Problem& problem, int64_t member, Range rows, Range keys, const
             weigh<T, NQ, mode, Domain::inside>(tile, count);
         else
             weigh<T, NQ, mode, domain>(tile, count);
-        // only a tile that holds keys of these very rows has self terms to leave out of the values
+        // only a tile with keys of these rows has self terms to skip
         const Range self = placed(problem, rows);
         const bool own = problem.skip_self && self.start < here.stop && here.start < self.stop;
         if (values && problem.c && !own) {
@@ -151,7 +151,7 @@ void sweep(const Problem& problem, int64_t member, Range rows, Range keys, const
     }
 }
 
-// Write the rows of transposed sums, each divided by `total` if given (0 where it is 0: a row that sees nothing).
+// Write the rows of transposed sums, each divided by `total` if given (0 where it is 0: a row that sees no key).
 template <class T, int NQ>
 void unpack(const Vector<T>* sums, const Vector<T>* total, int64_t rows, int64_t features, T factor, int64_t stride,
             T* to) {
@@ -174,7 +174,7 @@ void write_logsumexp(const Sums<T, NQ>& sums, int64_t rows, T* to) {
     __builtin_memcpy(to, result, sizeof(T) * size_t(rows));
 }
 
-// Bounds on |k_j| and |bias_j| of a member; what is no finite number gives no bound.
+// Bounds on |k_j| and |bias_j| of a member; infinite if a number is not finite.
 template <class T>
 void measure(const Problem& problem, int64_t member, void* reach) {
     const T* k = locate<T>(problem, problem.k, member);
@@ -184,7 +184,7 @@ void measure(const Problem& problem, int64_t member, void* reach) {
         T sum = 0;
         for (int64_t feature = 0; feature < problem.e; feature++)
             sum += k[j * problem.k.row + feature] * k[j * problem.k.row + feature];
-        // what is no number stays: no bound is known then, whatever comes later
+        // NaN stays: then there is no bound
         if (!(sum <= square) && square == square) square = sum;
         if (bias && !(__builtin_fabs(bias[j]) <= level) && level == level) level = T(__builtin_fabs(bias[j]));
     }
@@ -210,8 +210,8 @@ Scores judge(const Problem& problem, int64_t member, const Vector<T>* packed) {
     return __builtin_sqrt(most) * reach[0] + reach[1] < moderate<T> ? Scores::moderate : Scores::any;
 }
 
-// `logsumexp` alone if there are no values, and the other way round in the modes that have none. False, and nothing
-// written: the sums of softmax are not finite, and a shift might help.
+// `logsumexp` alone if there are no values, and the other way round in the modes that have none. Returns false and
+// writes nothing if the sums of softmax are not finite and a shift might help.
 template <class T, int NQ, Mode mode, Scores known>
 bool write_rows(const Problem& problem, int64_t member, Range rows, const T* values, T* logsumexp,
                 const Vector<T>* packed, Vector<T>* tile, Vector<T>* outputs) {
@@ -242,17 +242,17 @@ void forward_rows(const Problem& problem, int64_t member, Range rows, Vector<T>*
                 return;
     if (values || mode == Mode::softmax)
         write_rows<T, NQ, mode, Scores::any>(problem, member, rows, values, logsumexp, packed, tile, outputs);
-    // not from those sums: a weight may overflow there and still have a logarithm
+    // not from the sums of weights, which may overflow where the logsumexp is finite
     if (mode == Mode::exponential && logsumexp)
         write_rows<T, NQ, Mode::softmax, Scores::any>(problem, member, rows, nullptr, logsumexp, packed, tile, outputs);
 }
 
-// Groups of rows that meet the same keys one after the other, while these are near.
+// Groups of rows that use the same keys one after another while these are in the cache.
 constexpr int gang = 4;
-constexpr int64_t near = 1 << 17;  // bytes of keys and values: some of the cache of one processor
+constexpr int64_t near = 1 << 17;  // bytes of keys and values: part of the cache of one core
 
-// Softmax of `gang` whole groups of rows, without a window: keys and values come from far once for all of them. Each
-// group meets the tiles that `forward_rows` would show it, in the same order, so the bits are the same.
+// Softmax of `gang` whole groups of rows, without a window: keys and values are loaded into the cache once for all of
+// them. Each group processes the same tiles in the same order as in `forward_rows`, so the bits are the same.
 template <class T>
 void forward_gang(const Problem& problem, int64_t member, int64_t first, Vector<T>* memory) {
     constexpr int NQ = columns;

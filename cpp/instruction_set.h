@@ -66,7 +66,7 @@ void powers(const void* from, void* to, int64_t count) {
     }
 }
 
-// Calls `run` with the kernels for so many features.
+// Call `run` with the kernels for this number of features.
 template <class T, class Run>
 ATTRACTOR_INLINE auto with_features(int64_t d, Run run) {
     switch (d) {

@@ -2,7 +2,7 @@
 // its series.
 //
 // Error below 2e-7 (4e-16) relative to the larger of |log2 x| and 1/2, measured by tests/engines/test_fused.py. 0 gives
-// -inf; what is below the smallest normal number counts as 0 where the processor flushes it.
+// -inf; subnormal numbers count as 0 where the processor flushes them.
 #pragma once
 
 #include "simd.h"
@@ -21,7 +21,7 @@ ATTRACTOR_INLINE Vector<T> log2(Vector<T> x) {
     Vector<T> series = splat<T>(T(1.0 / (2 * terms + 1)));
 #pragma GCC unroll 16
     for (int term = terms - 1; term >= 0; term--) series = series * square + T(1.0 / (2 * term + 1));
-    // n in the low bits of a large number, from which that number is taken away
+    // n converted to floating point: put in the low bits of a large number, which is then subtracted
     constexpr T magic = sizeof(T) == 4 ? T(0x1.8p23) : T(0x1.8p52);
     const Vector<T> whole = (Vector<T>)(n + (Integers<T>)splat<T>(magic)) - magic;
     const Vector<T> result = whole + s * (T(2 * 1.4426950408889634074) * series);

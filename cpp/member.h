@@ -1,4 +1,4 @@
-// One member of the batch: its pointers, its masks, and which keys a group of rows can see at all.
+// One member of the batch: its pointers and masks, and the range of keys visible to a group of rows.
 #pragma once
 
 #include "problem.h"
@@ -22,7 +22,7 @@ struct Range {
     int64_t start, stop;
 };
 
-// Where queries stand among the keys.
+// Positions of queries among the keys.
 inline Range placed(const Problem& problem, Range rows) {
     return {rows.start + problem.offset, rows.stop + problem.offset};
 }
@@ -89,7 +89,7 @@ void drop_self(const Problem& problem, Range lanes, Range others, bool swapped, 
         entry[(own - others.start) * NQ * width<T> + own - lanes.start] = 0;
 }
 
-// x86 meets tiny numbers with microcode; here they count as 0 until the guard goes.
+// Flushes subnormal numbers to 0 in its scope: x86 processes them in slow microcode.
 class FlushTiny {
 #if defined(__x86_64__)
     unsigned before = _mm_getcsr();

@@ -56,7 +56,8 @@ struct Merging {
     }
 
 private:
-    // No pair can be close before tokens have moved by half of what kept the closest pair apart at the last search.
+    // No pair can be close before a token has moved by half the distance that separated the closest pair at the last
+    // search.
     bool may_be_close(const double* y) const {
         double moved = 0;
         for (int64_t i = 0; i < field.count; i++) {
@@ -72,7 +73,7 @@ private:
         return sum;
     }
 
-    // Tokens in the order of one coordinate, the one that spreads them most.
+    // Sort the tokens along the coordinate of largest variance.
     int64_t sort(const double* y) {
         const int64_t d = field.dim(), count = field.count;
         int64_t axis = 0;
@@ -96,8 +97,8 @@ private:
         return axis;
     }
 
-    // The nearest of the tokens that are close, for each that has any, and the smallest gap of all. Pairs further apart
-    // in one coordinate than that, and than the tolerance, are passed over.
+    // Find the nearest neighbour of each token that has a close one; returns the smallest gap. Pairs further apart in
+    // one coordinate than the gap and the tolerance are skipped.
     double search(const double* y) {
         const int64_t d = field.dim(), axis = sort(y);
         for (int64_t i = 0; i < field.count; i++) distance[i] = infinity<double>, neighbour[i] = -1;

@@ -24,7 +24,7 @@ namespace nb = nanobind;
 
 namespace attractor {
 
-void bind_native_loop(nb::module_& module);  // loop.cpp
+void bind_native_loop(nb::module_& module);  // native_loop.cpp
 
 extern const InstructionSet baseline_set;
 #if defined(ATTRACTOR_WITH_AVX2)
@@ -36,7 +36,7 @@ extern const InstructionSet avx512_set;
 
 namespace {
 
-// What was compiled and runs on this processor, the widest first.
+// The compiled instruction sets that this processor supports, the widest first.
 std::vector<const InstructionSet*> usable() {
     std::vector<const InstructionSet*> sets;
 #if defined(__x86_64__)
@@ -108,7 +108,7 @@ struct Call {
         problem.offset = offset;
     }
 
-    // Bounds of all members, two numbers each; nothing if reading the keys once more would not pay.
+    // Bounds of all members, two numbers each; empty if another pass over the keys does not pay off.
     std::vector<double> measure() const {
         if (problem.n < 8 || (problem.mode != Mode::softmax && problem.mode != Mode::exponential)) return {};
         std::vector<double> reach(2 * size_t(problem.members));
@@ -221,7 +221,7 @@ private:
             throw std::invalid_argument("the array of sums is too small");
     }
 
-    // Whether keys and values are so wide and so many that groups of rows should meet them side by side, and there are
+    // Whether keys and values exceed the cache, so that several groups of rows should share each load, and there are
     // enough groups.
     bool ganged() const {
         const int64_t numbers = problem.e + problem.c, bytes = kernels == float64 ? sizeof(double) : sizeof(float);
@@ -262,7 +262,7 @@ void exp2(const std::string& set, bool is_double, int64_t from, int64_t to, int6
         .exp2(reinterpret_cast<const void*>(from), reinterpret_cast<void*>(to), count);
 }
 
-// Seconds and operations of a loop that does nothing else, on several threads at once.
+// Seconds and operations of a loop of only multiply-adds or powers, on several threads.
 std::pair<double, double> ceiling(const std::string& set, bool is_double, bool powers, int threads, int64_t repeats) {
     const InstructionSet& chosen = named(set.c_str());
     const Kernels& kernels = is_double ? chosen.float64 : chosen.float32;

@@ -1,4 +1,4 @@
-// Tokens by the cells of a lattice, and which of them are so close that they may become one: the search of merging.
+// Neighbor search of merging: tokens sorted by the cells of a lattice.
 #include "neighbor_search.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ constexpr int64_t chunk = 4096;  // tokens of a task
 
 int64_t chunks(int64_t n) { return (n + chunk - 1) / chunk; }
 
-// Tokens sorted by the cell they are in, row by row of the lattice; those of one cell by their numbers.
+// Tokens sorted by the cell they are in, row by row of the lattice; within a cell by index.
 class Cells {
 public:
     struct Entry {
@@ -46,7 +46,7 @@ public:
         for (int axis = 0; axis < axes; axis++) {
             const double cells = (high[axis] - low[axis]) / size;
             if (!(cells < widest)) return;
-            // one cell more on each side, so that neighbours always have numbers of their own
+            // one more cell on each side, so that neighbouring cells always have distinct indices
             for (bits_of[axis] = 2; cells + 3 > std::ldexp(1.0, bits_of[axis]);) bits_of[axis]++;
             bits += bits_of[axis];
         }
@@ -67,7 +67,7 @@ public:
 private:
     const int threads;
 
-    // Where the tokens lie along every axis; false if that is not finite.
+    // The range of the tokens along every axis; false if it is not finite.
     bool bounds(double* low, double* high) const {
         std::vector<double> lows(size_t(chunks(n)) * most_axes), highs(lows.size());
         std::atomic<bool> finite{true};
@@ -103,7 +103,7 @@ private:
         });
     }
 
-    // Into drawers by the first bits, and then every drawer by itself.
+    // Radix sort by the leading bits, then sort each bucket.
     void sort(int bits) {
         const int fine = std::min(bits, 13), rest = bits - fine;
         std::vector<int64_t> ends((size_t(1) << fine) + 1, 0);
@@ -119,7 +119,7 @@ private:
     }
 };
 
-// A pair as others see it: the closer comes first, of equals that of the smaller numbers.
+// Order of pairs: the closer first, ties by the smaller indices.
 struct Candidate {
     double square = std::numeric_limits<double>::infinity();
     int64_t first = -1, second = -1;

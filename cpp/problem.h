@@ -1,4 +1,4 @@
-// What the Python side asks: plain pointers and strides, shared by all instruction sets.
+// Operands and options of one call: plain pointers and strides, shared by all instruction sets.
 #pragma once
 
 #include <cstddef>
@@ -30,21 +30,21 @@ struct Problem {
     bool causal = false;
     int64_t window = 0;  // 0: none
     bool skip_self = false;
-    int64_t offset = 0;  // query i stands at the place of key offset + i, for the masks and for skip_self
+    int64_t offset = 0;  // query i has the position of key offset + i, for masks and skip_self
     // For each member, a bound on |k_j| and one on |bias_j|, of the problem's number type; null: not known.
     const void* reach = nullptr;
-    bool calm = false;  // the caller knows that all scores are moderate (forward.h)
+    bool calm = false;  // all scores are known to be moderate (forward.h)
     Operand q, k, v, bias, visible, output, logsumexp;
-    // Backward: the gradient of the output, log2 of the normaliser (+inf for a row that sees nothing), and the number
+    // Backward: the gradient of the output, log2 of the normaliser (+inf for a row that sees no key), and the number
     // added to <grad output_i, v_j> in ds_ij: see backward.h. Then the results.
     Operand grad_output, log2sum, row_term, grad_q, grad_k, grad_v, grad_bias;
 };
 
-constexpr int64_t many_members = 8;  // so many that threads can take one each
+constexpr int64_t many_members = 8;  // members from which each thread takes whole members
 
 // One member of the batch whose queries are `factor` / log2(e) times its keys; see symmetric.h.
 struct Symmetric {
-    int64_t n = 0, d = 0, padded = 0;  // tokens, features, and tokens for which there is room in the sums
+    int64_t n = 0, d = 0, padded = 0;  // tokens, features, and tokens rounded up to the size of the sums
     int64_t block = 0;                 // tokens of a block
     bool weighted = false, skip_self = false;
     bool same = false;  // the values are the keys
@@ -80,8 +80,8 @@ struct Kernels {
     void (*forward_ganged)(const Problem&, int64_t task, void* scratch);  // softmax of values, without a window
     void (*backward_queries)(const Problem&, int64_t task, void* scratch);
     void (*backward_keys)(const Problem&, int64_t task, void* scratch);
-    void (*exp2)(const void* from, void* to, int64_t count);  // for tests of its error
-    double (*multiply_adds)(int64_t repeats, void* result);   // for the limits of the machine: see ceilings.h
+    void (*exp2)(const void* from, void* to, int64_t count);  // for tests of its accuracy
+    double (*multiply_adds)(int64_t repeats, void* result);   // for peak rates: see ceilings.h
     double (*powers_of_two)(int64_t repeats, void* result);
     SymmetricKernels symmetric;
 };
@@ -100,15 +100,15 @@ struct Harmonics {
         nullptr;  // synthesis: blocks of four channels, and the rest; in a block (m, l, channel, re and im)
 };
 
-// What becomes of the sums of a row: channel 0 is the normaliser, channel 1 that of |v| if `first` is 2, then come the
+// Results of a row from its sums: channel 0 is the normaliser, channel 1 that of |v| if `first` is 2, then come the
 // values.
 struct Rows {
     int64_t columns = 0, first = 1;
     bool divide = true, skip_self = false;
     double stretch = 1.0, factor = 1.0;    // of the values, and of the results if they are not divided
-    double limit = 0.0, size_limit = 0.0;  // least sums whose error is small enough
+    double limit = 0.0, size_limit = 0.0;  // smallest sums whose error is small enough
     double level = 0.0, logarithm = 0.0;   // the largest score, without and with the bias
-    int64_t own = 0;                       // rows below it have a key of their own
+    int64_t own = 0;                       // rows below it have an own key
     const double *keys = nullptr, *values = nullptr, *masses = nullptr;
     int64_t keys_row = 0, values_row = 0;
     double *output = nullptr, *logsumexp = nullptr;

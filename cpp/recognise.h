@@ -3,9 +3,9 @@
 // One shift is safe where every row has a weight that is not small. With s_ij = a <k_i, k_j> and a > 0 no score passes
 // max_i s_ii (Cauchy and Schwarz), and that of row i is at least s_ii; so the shift is max_i s_ii, and max_i s_ii -
 // min_i s_ii must stay below `leeway` powers of two. If a < 0 there is no shift, and all scores must be of that size.
-// What a row lacks to a weight of 1 then costs no accuracy, because weights below the smallest number are further below
-// it than rounding. Scores so large that their rounding could pass `slack` powers of two need the largest score of each
-// row as it was computed, and go another way.
+// Rows whose largest weight is below 1 then lose no accuracy, because weights that underflow are below their rounding
+// error. Scores so large that their rounding could pass `slack` powers of two need the computed maximum of each row,
+// and use the general kernels.
 #pragma once
 
 #include "forward.h"
@@ -35,7 +35,7 @@ bool proportional(const Problem& problem, const T* q, const T* k, T multiple) {
     return !other;
 }
 
-// One after the other would wait for each other: tokens in turn by chains of their own.
+// Independent accumulators for consecutive tokens, because one dependency chain would be slow.
 constexpr int chains = 4;
 
 template <class Step>
@@ -86,7 +86,7 @@ ATTRACTOR_INLINE T square_of(const T* numbers, int64_t count) {
     return square;
 }
 
-// Whether the first query is clearly no multiple of its key: then there is no need to look at the others.
+// Whether the first query is clearly not a multiple of its key, so that the others need no check.
 template <class T>
 bool unlike(const T* q, const T* k, int64_t d) {
     int64_t largest = 0;
@@ -114,7 +114,7 @@ bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
         for (int f = 0; f < D; f++) square += k[i * problem.k.row + f] * k[i * problem.k.row + f];
         return square;
     };
-    // what is no number, or infinite, shows in the sum
+    // NaN and infinity show in the sum
     T most = 0, fewest = infinity<T>, sum = 0, large = 0;
     {
         T high[chains] = {}, low[chains], sums[chains] = {};
@@ -158,7 +158,7 @@ bool recognise(const Problem& problem, int64_t member, Symmetric* found) {
         for (int f = 0; f < d; f++)
             product += double(q[longest * problem.q.row + f]) * double(k[longest * problem.k.row + f]);
         const double first = product / double(square_of(longest));
-        // one row carries its own rounding, which all of them together correct
+        // the factor of one row has its rounding error, which the sum over all rows corrects
         Products sums;
         if (problem.q.row == d && problem.k.row == d) {
             sums.add(q, k, problem.n * d, first);

@@ -1,10 +1,9 @@
-// Memory that processes of one machine share, to compute one problem after the other as the threads of one process
-// would.
+// Memory shared by processes of one machine, which compute one problem after another as threads of one process would.
 //
-// It has three areas that are taken in turn, and an area that nobody uses holds zeros. A problem has ended for a
-// process when all its tasks are done and every process has begun it. Then nobody reads the area of the problem before
-// any more, and each process clears its share of that one. It is wanted again two problems later; by then everyone has
-// begun the problem between, and so has cleared its share.
+// It has three areas, used in turn; an unused area holds zeros. A problem has ended for a process when all its tasks
+// are done and every process has begun it. Then no process reads the area of the previous problem any more, and each
+// clears its share of it. That area is used again two problems later; by then every process has begun the problem in
+// between, and so has cleared its share.
 #pragma once
 
 #include <sched.h>
@@ -21,12 +20,12 @@ namespace attractor {
 class SharedMemory {
 public:
     using Counter = std::atomic<int64_t>;
-    // Whether all processes are there, asked by one that has waited for so many seconds; false also means that it must
-    // not go on.
+    // Whether all processes are alive, called with the seconds that this process has waited; false also means that it
+    // must stop.
     using Alive = std::function<bool(double waited)>;
 
     struct Area {
-        Counter *next, *done, *begun;  // the task that is taken next, tasks that are done, processes that have begun
+        Counter *next, *done, *begun;  // the next task, tasks done, processes that have begun
         Counter* turns;
         double* sums;
     };
@@ -37,7 +36,7 @@ public:
                       "counters in shared memory must be plain numbers");
     }
 
-    // Bytes of all areas for a problem with so many turns and sums.
+    // Bytes of all areas for a problem with this number of turns and sums.
     static int64_t bytes_for(int64_t turns, int64_t sums) { return 3 * (5 * line + (turns + sums) * 8); }
 
     Area begin(int64_t turns, int64_t sums) {
@@ -52,8 +51,8 @@ public:
         return area;
     }
 
-    // Wait until everyone has come so far; false if someone is gone. The sums may be read until the next problem
-    // begins.
+    // Wait until all tasks are done and all processes have begun; false if a process is lost. The sums may be read
+    // until the next problem begins.
     bool end(const Area& area, int64_t tasks) {
         const bool fine = wait([&] {
             return area.done->load(std::memory_order_acquire) == tasks &&
@@ -83,7 +82,7 @@ public:
             const auto now = clock::now();
             if (now - asked < std::chrono::milliseconds(20)) continue;
             asked = now;
-            // one that leaves when all is done may be gone before we see that it is
+            // a process may exit after the last task, before this one has seen that all is done
             if (!alive(std::chrono::duration<double>(now - start).count()) && !ready()) lost = true;
         }
         return true;
@@ -92,7 +91,7 @@ public:
 private:
     using clock = std::chrono::steady_clock;
     static constexpr int64_t line = 64;
-    static constexpr int patience = 1000;  // looks, some hundred microseconds in all, before it sleeps between them
+    static constexpr int patience = 1000;  // polls (some hundred microseconds) before it sleeps between them
 
     static int64_t sums_at(int64_t turns) { return (3 * line + turns * 8 + line - 1) / line * line; }
 

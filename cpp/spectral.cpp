@@ -1,4 +1,4 @@
-// The spectral engine's part of the Python module: two passes over tokens and what is known of them before.
+// Python bindings of the spectral engine: the two passes over tokens, and checks of their lengths.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -72,7 +72,7 @@ void analyse(const std::string& set, int threads, int dim, const std::vector<int
         for (size_t index = 0; index < count; index++) result[index] += parts[count * size_t(task) + index];
 }
 
-// Results of all rows from the series of every channel; returns how many rows are not good enough.
+// Results of all rows from the series of every channel; returns the number of rows that are not accurate enough.
 int64_t synthesise(const std::string& set, int threads, int dim, const std::vector<int64_t>& sizes, int64_t points,
                    int64_t row, double scale, int64_t steps, int64_t series, const std::vector<int64_t>& whole,
                    const std::vector<double>& real, const std::vector<int64_t>& addresses) {
@@ -102,7 +102,7 @@ int64_t synthesise(const std::string& set, int threads, int dim, const std::vect
     return poor;
 }
 
-// The largest of measure(i) over n rows; infinity if one of them is no number.
+// The largest of measure(i) over n rows; infinity if one of them is NaN.
 template <class Measure>
 double largest(int threads, int64_t n, const Measure& measure) {
     constexpr int64_t portion = 1 << 14;
@@ -124,7 +124,7 @@ double largest(int threads, int64_t n, const Measure& measure) {
     return most;
 }
 
-// How far the squared length of a row is from `expected` at most.
+// The largest deviation of a row's squared length from `expected`.
 double unevenness(int threads, int64_t n, int dim, int64_t points, int64_t row, double expected) {
     nb::gil_scoped_release released;
     const double* from = numbers(points);
@@ -144,7 +144,7 @@ double deviation(int threads, int64_t n, int dim, int64_t v, int64_t v_row, int6
         for (int axis = 0; axis < dim; axis++) {
             const double gap = std::fabs(left[i * v_row + axis] - factor * right[i * k_row + axis]);
             most = most < gap ? gap : most;
-            sum += gap;  // no number if one of them is none
+            sum += gap;  // NaN if one of them is NaN
         }
         return sum == sum ? most : sum;
     });

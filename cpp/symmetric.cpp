@@ -16,13 +16,13 @@
 namespace attractor {
 namespace {
 
-constexpr int64_t padding = 64;  // the most rows that a kernel takes side by side
+constexpr int64_t padding = 64;  // the most rows that a kernel processes at once
 
 size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Memory for one call. A thread keeps what it had for its next one unless that is much: giving pages back to the system
-// stops all threads, which can take longer than the call. `use` tells apart what one call has at the same time; a call
-// inside of another, from a handler of signals, finds it taken and has memory of its own.
+// Memory for one call. A thread keeps it for its next call unless it is large: returning pages to the system stops all
+// threads, which can take longer than the call. `use` distinguishes buffers of one call; a nested call, from a signal
+// handler, allocates its own.
 class Memory {
     static constexpr size_t much = size_t(1) << 24;
     using Bytes = std::unique_ptr<char, decltype(&std::free)>;
@@ -67,7 +67,7 @@ public:
     char* operator+(size_t offset) const { return start + offset; }
 };
 
-// The room that one member takes, and where its parts lie.
+// Sizes of the buffers of one member.
 struct Room {
     size_t rows, keys, scratch;
 
@@ -84,11 +84,11 @@ struct Room {
 int64_t blocks_of(const Symmetric& one) { return (one.n + one.block - 1) / one.block; }
 
 // Pairs of blocks in rounds: in round r those whose numbers add up to r modulo the (odd) number of blocks, so that
-// every block is in exactly one pair of a round. What a block gets is added in the order of the rounds, whoever
-// computes it. Tasks belong to parts of about the same work; the sums of each part are kept for themselves.
+// every block is in exactly one pair of a round. Contributions to a block are added in the order of the rounds,
+// whichever thread computes them. Tasks are divided into parts of about equal work, with separate sums.
 class Rounds {
     const int64_t n, size, blocks, odd;
-    std::vector<int32_t> parts;  // of the tasks; -1: one of the blocks is that which makes their number odd
+    std::vector<int32_t> parts;  // part of each task; -1: one block is the dummy that makes their number odd
 
 public:
     Rounds(const Symmetric& one, int count) : n(one.n), size(one.block), blocks(blocks_of(one)), odd(blocks | 1) {
@@ -104,9 +104,9 @@ public:
     int64_t tasks() const { return odd * ((odd + 1) / 2); }
     static int64_t turns(const Symmetric& one) { return blocks_of(one) | 1; }
 
-    // compute(one, two, part) says whether there is something to add; `turns` hold zeros before the first task, every
-    // block is cleared before anything is added, and wait(ready) says whether the wait was not in vain: if it was, so
-    // is all the rest, and the answer is false
+    // compute(one, two, part) returns whether there is something to add; `turns` are zero before the first task, every
+    // block is cleared before the first addition. wait(ready) returns false if a process is lost, and then so does this
+    // function
     template <class Compute, class Clear, class Add, class Wait>
     bool run(int64_t task, std::atomic<int64_t>* turns, Compute compute, Clear clear, Add add, Wait wait) const {
         const int64_t round = task / ((odd + 1) / 2);
@@ -137,7 +137,7 @@ private:
     }
 };
 
-// The pairs of one member: its tokens in the layout of the kernels, and how a task is done.
+// The pairs of one member: its tokens in the layout of the kernels, and the execution of a task.
 class Work {
     const SymmetricKernels& kernels;
     const Room room;
@@ -158,8 +158,7 @@ public:
         parallel(blocks_of(one), threads, [&](int64_t block, int) { kernels.pack(problem, member, one, block); });
     }
 
-    // Task of a worker, if it is one of `part` (-1: of all, each with sums of its own). `zeros` says that sums hold
-    // zeros before.
+    // Run a task if it belongs to `part` (-1: to any, each with separate sums). `zeros`: the sums are already zero.
     template <class Wait>
     bool run(int64_t task, int worker, int part, bool zeros, double* sums, std::atomic<int64_t>* turns,
              Wait wait) const {
@@ -206,7 +205,7 @@ void write(const SymmetricKernels& kernels, const Problem& problem, int64_t memb
 
 int64_t size_of(const Symmetric& one) { return (one.d + 1) * one.padded; }
 
-// In two parts, as two processes would have them: so the bits are the same.
+// In two parts, as by two processes, so that the bits are the same.
 void one_large(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one,
                int threads) {
     const Memory memory(Memory::sums, sizeof(double) * size_t(2 * size_of(one)));
@@ -215,7 +214,7 @@ void one_large(const SymmetricKernels& kernels, const Problem& problem, int64_t 
     write(kernels, problem, member, one, threads, sums, sums + size_of(one));
 }
 
-// The same by several processes: each takes the task that comes next. False if one of them is gone.
+// The same by several processes, which take tasks from a common counter. False if a process is lost.
 bool one_shared(const SymmetricKernels& kernels, const Problem& problem, int64_t member, const Symmetric& one,
                 int threads, SharedMemory& shared) {
     const Work work(kernels, problem, member, one, threads, 2);
@@ -227,7 +226,7 @@ bool one_shared(const SymmetricKernels& kernels, const Problem& problem, int64_t
             if (!work.run(task, worker, -1, true, area.sums, area.turns, wait)) return;
             area.done->fetch_add(1, std::memory_order_release);
         }
-        // the caller waits here, where it hears of signals and not only its other threads do
+        // the calling thread waits here, because only it can handle signals
         if (worker == 0) shared.wait([&] { return area.done->load(std::memory_order_acquire) == tasks; });
     };
     parallel(threads, threads, take, 1);
@@ -249,7 +248,7 @@ void many_small(const SymmetricKernels& kernels, const Problem& problem, const s
     });
 }
 
-// Facts of all members, or nothing if one of them is of another kind.
+// Descriptions of all members; empty if one of them is not symmetric.
 std::vector<Symmetric> recognise(const SymmetricKernels& kernels, const Problem& problem, int threads) {
     const bool exponentials = problem.mode == Mode::softmax || problem.mode == Mode::exponential;
     const bool masked = problem.causal || problem.window || problem.visible.data || problem.offset;

@@ -12,8 +12,8 @@
 namespace attractor {
 namespace {
 
-// Whether something comes true before long. Waking a thread that sleeps takes longer than many a call of the kernels,
-// so a thread that has nothing to do looks out for this while, as those of PyTorch do, before it sleeps.
+// Spin for a short time until a condition holds. Waking a sleeping thread takes longer than many kernel calls, so idle
+// threads spin before they sleep, as PyTorch's do.
 constexpr std::chrono::microseconds patience{100};
 
 template <class Ready>
@@ -82,7 +82,7 @@ public:
     const pid_t process = getpid();
 
     void run(Job& mine, int helpers) {
-        // a second caller, from another thread, does its work alone instead of waiting
+        // a second caller, on another thread, runs its tasks alone instead of waiting
         std::unique_lock<std::mutex> turn(door, std::try_to_lock);
         if (!turn.owns_lock()) return mine.run(0);
         {
@@ -119,7 +119,7 @@ void parallel(int64_t tasks, int threads, const std::function<void(int64_t, int)
     Job job;
     job.work = &work;
     job.tasks = tasks;
-    // whole strides keep the counter cool; eight for each thread keep the threads even
+    // large strides reduce contention on the counter; eight per thread balance the load
     job.stride = tasks / (8 * int64_t(threads)) > 1 ? tasks / (8 * int64_t(threads)) : 1;
     if (job.stride > 64) job.stride = 64;
     if (stride) job.stride = stride;

@@ -1,5 +1,5 @@
 // As symmetric.h, for tokens of many features: tiles of `side` tokens each way, whose weights are computed once and
-// multiply the values of both sides. Features stand across the lanes there, so both products are one and the same.
+// multiply the values of both sides. Features are across the lanes, so both products use the same code.
 #pragma once
 
 #include "columns.h"
@@ -111,9 +111,9 @@ public:
     static bool known(const Problem& whole, int64_t member, Symmetric* found) {
         return recognise<T, 0>(whole, member, found);
     }
-    // As many tokens as lie near, if threads can take whole members; else so few that many threads find blocks to do. 0
-    // where it does not pay: too many pairs of one tile, too few blocks, too much of a vector unused, or keys too wide
-    // to lie near.
+    // Tokens of a block: as many as fit in the cache if threads take whole members; else few enough for all threads to
+    // have blocks. 0 where it does not pay off: too many pairs within one tile, too few blocks, vectors mostly unused,
+    // or keys too wide for the cache.
     static int64_t block_of(const Problem& whole) {
         const int64_t fit = least(nearby / (2 * whole.e * int64_t(sizeof(T))), 20 * side) / side * side;
         const bool members = whole.members >= many_members && whole.n <= fit, single = sizeof(T) == 4;
@@ -130,7 +130,7 @@ public:
         return sizeof(T) * size_t(side * side + 2 * one.block * up(one.d, W) + up(one.block, W) + one.block * W);
     }
 
-    // The tokens of a block as rows and as keys; what is past the end is 0, and so is its mass.
+    // The tokens of a block as rows and as keys; zero past the end, with mass 0.
     void pack(const Problem& whole, int64_t member, int64_t block) const {
         const T *k = locate<T>(whole, whole.k, member), *v = locate<T>(whole, whole.v, member);
         const T* bias = locate<T>(whole, whole.bias, member);
@@ -181,13 +181,13 @@ public:
             }
     }
 
-    // The sums in the scratch, to those of all pairs: d + 1 numbers for each token.
+    // Add the sums in the scratch to those of all pairs: d + 1 numbers for each token.
     void add(int64_t one, int64_t two) const {
         for (int64_t i = 0; i < tokens(one); i++) gain(start(one) + i, row_sums + i * pitch, ((const T*)row_totals)[i]);
         for (int64_t j = 0; j < tokens(two); j++) gain(start(two) + j, key_sums + j * pitch, together(key_totals[j]));
     }
 
-    // The result of a member that is one block, straight from the scratch.
+    // The result of a member of one block, directly from the scratch.
     void settle(const Problem& whole, int64_t member) const {
         results<T>(
             whole, member, 0, problem.n, [&](int64_t i, int64_t f) __attribute__((always_inline)) {
@@ -230,7 +230,7 @@ private:
         for (int64_t j = 0; j < keys; j++) exp2_all<T, Domain::below>(weights + j * pitch_of_tile, used / W);
     }
 
-    // What rows and, if `both`, keys get of the masses.
+    // Sums of masses for rows and, if `both`, for keys.
     template <bool both>
     void total(int64_t first, int64_t rows, int64_t other, int64_t keys, V* of_rows, V* of_keys) const {
         for (int64_t i = 0; i < rows; i += height) {

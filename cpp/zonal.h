@@ -6,9 +6,8 @@
 //
 //   Q_{l+1} = step_lm z Q_l - Q_{l-1},    Q_m = 1,  Q_{m-1} = 0,
 //
-// a scaling chosen so that one number per (l, m) is read and one fused multiply-add waits for the last; on the circle l
-// = m only. The polynomial grows as fast as the power falls near the poles, and both stay numbers for all orders that
-// are used.
+// a scaling with one coefficient and one dependent fused multiply-add per (l, m); on the circle l
+// = m only. Near the poles the polynomial grows as fast as the power falls, and both stay finite for all orders in use.
 #pragma once
 
 #include "exp2.h"
@@ -172,7 +171,7 @@ ATTRACTOR_INLINE void evaluate_both(const Harmonics& basis, const double* series
     for (int v = 0; v < spread; v++) evaluate<true, 1, C>(basis, series, at, v, value);
 }
 
-// m_i e^{<q_i, k_i> - level}, what a token adds to its own normaliser; 0 where it has no key of its own.
+// m_i e^{<q_i, k_i> - level}, the self term of a normaliser; 0 for a row without its own key.
 ATTRACTOR_INLINE void own_terms(const Harmonics& basis, const Rows& rows, int64_t start, int64_t count,
                                 Doubles (&own)[spread]) {
     double* to = (double*)own;
@@ -223,7 +222,7 @@ inline int64_t finish(const Harmonics& basis, const Rows& rows, int64_t start, i
     return poor;
 }
 
-// One task of the synthesis: a group of rows; returns how many of them are not good enough.
+// One task of the synthesis: a group of rows; returns the number of rows that are not accurate enough.
 inline int64_t spread_out(const Harmonics& basis, const Rows& rows, int64_t task, void* memory) {
     const FlushTiny guard;
     constexpr int64_t group = spread * lanes;
