@@ -17,13 +17,13 @@ from attractor.engines import distributed
 from attractor.solvers.process_group import ProcessGroup
 
 WHEN, CALLS = os.environ.get("WHEN"), []
-beat, board = ProcessGroup.synchronise, ProcessGroup.shared_memory
+synchronise, shared_memory = ProcessGroup.synchronise, ProcessGroup.shared_memory
 
 
 def deadly(self: ProcessGroup, run: Any) -> float:
     if self.rank == 1 and run.accepted == 4 and not WHEN:
         end()
-    return beat(self, run)
+    return synchronise(self, run)
 
 
 def end() -> None:
@@ -31,7 +31,7 @@ def end() -> None:
 
 
 def shared(self: ProcessGroup, bytes: int) -> Any:
-    found = board(self, bytes)
+    found = shared_memory(self, bytes)
     assert found is not None
     CALLS.append(1)
     if self.rank == 1 and len(CALLS) == 20 and WHEN == "before the pairs":

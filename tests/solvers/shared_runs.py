@@ -16,14 +16,13 @@ import torch
 
 import attractor as at
 from attractor.engines import distributed, fused, native
-from attractor.solvers import process_group as ranks_module
-from attractor.solvers import process_group as together
+from attractor.solvers import process_group
 
 RANK = int(os.environ["RANK"])
 FOLDER = Path(sys.argv[1])
 FOUND: dict[str, Any] = {}
 GATHERED: list[int] = []
-BOARDS: list[int] = []
+SHARED: list[int] = []
 CURRENT: list[str] = []  # the case at hand
 
 sphere, ellipsoid = at.Sphere(), at.Ellipsoid(torch.diag(torch.tensor([1.0, 2.0, 4.0])))
@@ -89,7 +88,7 @@ def digest(run: at.Trajectory) -> str:
 
 def compared(make: Callable[[], tuple[at.Law, Any, dict[str, Any]]]) -> dict[str, Any]:
     """The run of this rank alone beside the shared one."""
-    (law, state, options), GATHERED[:], BOARDS[:] = make(), [], []
+    (law, state, options), GATHERED[:], SHARED[:] = make(), [], []
     alone, shared = (at.flow(law, state, distributed=wanted, **options) for wanted in (False, None))
     return {
         "difference": float((alone.points - shared.points).abs().max()) if alone.points.shape == shared.points.shape else None,
@@ -99,7 +98,7 @@ def compared(make: Callable[[], tuple[at.Law, Any, dict[str, Any]]]) -> dict[str
         "digest": digest(shared),
         "seconds": shared.stats.seconds,
         "exchanges": len(GATHERED),
-        "boards": len(BOARDS),
+        "shared": len(SHARED),
     }  # fmt: skip
 
 
@@ -148,8 +147,8 @@ def failures() -> None:
         return failing(lambda: at.flow(law, state, events=[on_rank(rank, act)], **options))
 
     FOUND["raise on 1"] = events(1, stumble)
-    FOUND["raise at the board"] = before_the_board(1, stumble)
-    FOUND["raise before the board"] = before_the_board(1, stumble, 1)
+    FOUND["raise at shared memory"] = before_shared_memory(1, stumble)
+    FOUND["raise before shared memory"] = before_shared_memory(1, stumble, 1)
     FOUND["raise on 0"] = events(0, stumble)
     FOUND["other tokens"] = failing(lambda: at.flow(law, tokens(seed=RANK), **options))
     FOUND["other size"] = failing(lambda: at.flow(law, tokens(20 + RANK), **options))
@@ -161,14 +160,14 @@ def failures() -> None:
     FOUND["gradient"] = failing(lambda: at.flow(leaf, state, distributed=True, until=1.0))
     own = at.flow(leaf, at.Tokens.uniform(4 + RANK, 3, seed=0), until=0.1)  # as in data-parallel training
     FOUND["own gradient"] = [own.stats.processes, own.n, own.final.points.requires_grad]
-    os.environ[together.VARIABLE] = "1"  # from the next meeting on
+    os.environ[process_group.VARIABLE] = "1"  # from the next meeting on
     FOUND["asleep"] = events(1, lambda: time.sleep(2.5))
     awake("first")
-    FOUND["asleep at the board"] = before_the_board(1, lambda: time.sleep(2.5))
+    FOUND["asleep at shared memory"] = before_shared_memory(1, lambda: time.sleep(2.5))
     awake("second")
-    os.environ[together.VARIABLE] = "soon"
+    os.environ[process_group.VARIABLE] = "soon"
     FOUND["variable"] = failing(lambda: at.flow(law, state, **options))
-    del os.environ[together.VARIABLE]
+    del os.environ[process_group.VARIABLE]
     FOUND["afterwards"] = compared(CASES["kernel softmax"])
 
 
@@ -179,23 +178,23 @@ def awake(name: str) -> None:
         time.sleep(0.01)
 
 
-def before_the_board(rank: int, act: Callable[[], Any], when: int = 4) -> list[str]:
+def before_shared_memory(rank: int, act: Callable[[], Any], when: int = 4) -> list[str]:
     """Something that happens on one rank while the others compute in shared memory; the first time, while they make it."""
     law, state, options = CASES["large"]()
     calls: list[int] = []
-    plain = ranks_module.ProcessGroup.shared_memory
+    plain = process_group.ProcessGroup.shared_memory
 
-    def board(self: ranks_module.ProcessGroup, bytes: int) -> Any:
+    def shared_memory(self: process_group.ProcessGroup, bytes: int) -> Any:
         calls.append(1)
         if self.rank == rank and len(calls) == when:
             act()
         return plain(self, bytes)
 
-    ranks_module.ProcessGroup.shared_memory = board  # type: ignore[method-assign]
+    process_group.ProcessGroup.shared_memory = shared_memory  # type: ignore[method-assign]
     try:
         return failing(lambda: at.flow(law, state, **options))
     finally:
-        ranks_module.ProcessGroup.shared_memory = plain  # type: ignore[method-assign]
+        process_group.ProcessGroup.shared_memory = plain  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -209,16 +208,16 @@ class Drift(at.Law):
 def main() -> None:
     torch.set_num_threads(1)
     distributed.MIN_PAIRS["cpu"] = 1
-    gather = ranks_module.ProcessGroup.gather
-    ranks_module.ProcessGroup.gather = lambda self, part: (GATHERED.append(1), gather(self, part))[1]  # type: ignore[method-assign]
-    board = ranks_module.ProcessGroup.shared_memory
+    gather = process_group.ProcessGroup.gather
+    process_group.ProcessGroup.gather = lambda self, part: (GATHERED.append(1), gather(self, part))[1]  # type: ignore[method-assign]
+    allocate = process_group.ProcessGroup.shared_memory
 
-    def counted(self: ranks_module.ProcessGroup, bytes: int) -> Any:
-        found = None if CURRENT == ["large, apart"] else board(self, bytes)
-        BOARDS.extend([1] * (found is not None))
+    def counted(self: process_group.ProcessGroup, bytes: int) -> Any:
+        found = None if CURRENT == ["large, apart"] else allocate(self, bytes)
+        SHARED.extend([1] * (found is not None))
         return found
 
-    ranks_module.ProcessGroup.shared_memory = counted  # type: ignore[method-assign]
+    process_group.ProcessGroup.shared_memory = counted  # type: ignore[method-assign]
     FOUND["cases"] = {}
     for name, make in CASES.items():
         CURRENT[:] = [name]

@@ -9,7 +9,7 @@ import torch
 
 import attractor as at
 from attractor.laws import Attention
-from attractor.solvers import cuda_graph as replay
+from attractor.solvers import cuda_graph
 from attractor.solvers.steppers.stepper import stepper_named
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -27,7 +27,7 @@ def test_a_played_step_has_the_bits_of_the_step(options: dict[str, Any], monkeyp
         return at.flow(law, tokens, space=at.Sphere(), until=20.0, save=[1.0, 20.0], **options)
 
     played = run(there)
-    monkeypatch.setattr(replay, "recordable", lambda *given: False)
+    monkeypatch.setattr(cuda_graph, "can_capture", lambda *given: False)
     plain, here = run(there), run(start)
     assert torch.equal(played.points, plain.points)
     assert played.stats.evaluations == plain.stats.evaluations
@@ -45,11 +45,11 @@ def test_what_the_host_must_see_is_not_recorded() -> None:
         (stepper_named("rk4"), law, points),
         (stepper, law, torch.zeros(1, 20000, 3, dtype=torch.float64)),
     ]
-    assert not replay.self_contained(stepper, law, points)  # gradients are recorded
+    assert not cuda_graph.is_device_only(stepper, law, points)  # gradients are recorded
     with torch.no_grad():
-        assert replay.self_contained(stepper, law, points)
-        assert not replay.recordable(stepper, law, points)
-        assert not any(replay.self_contained(*given) for given in asking)
+        assert cuda_graph.is_device_only(stepper, law, points)
+        assert not cuda_graph.can_capture(stepper, law, points)
+        assert not any(cuda_graph.is_device_only(*given) for given in asking)
 
 
 def test_off_the_gpu_a_step_is_just_taken() -> None:
@@ -57,4 +57,4 @@ def test_off_the_gpu_a_step_is_just_taken() -> None:
     attempts: list[Any] = []
     at.flow(law, tokens, space=at.Sphere(), until=1.0, progress=lambda run: attempts.append(run.attempt))
     assert attempts
-    assert not isinstance(attempts[0], replay.StepGraph)
+    assert not isinstance(attempts[0], cuda_graph.StepGraph)

@@ -16,7 +16,7 @@ import torch
 import attractor as at
 from attractor.engines import distributed, fused
 from attractor.errors import InputError, UnsupportedError
-from attractor.solvers import shared_memory as board
+from attractor.solvers import shared_memory
 
 pytest.importorskip("zarr")
 pytestmark = [
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 HERE = Path(__file__).parent
 SECONDS = 250
-MEMORY = hasattr(os, "posix_fallocate") and board.MEMORY.is_dir()  # whether processes can share any
+MEMORY = hasattr(os, "posix_fallocate") and shared_memory.MEMORY.is_dir()  # whether processes can share any
 
 
 def torchrun(script: str, *arguments: Any, **more: str) -> subprocess.CompletedProcess[str]:
@@ -42,14 +42,14 @@ def torchrun(script: str, *arguments: Any, **more: str) -> subprocess.CompletedP
     )
 
 
-def boards() -> set[Path]:
+def shared_files() -> set[Path]:
     """Files of shared memory that still have a name."""
-    return set(board.MEMORY.glob("attractor-*"))
+    return set(shared_memory.MEMORY.glob("attractor-*"))
 
 
 def nothing_left(before: set[Path]) -> None:
     end = time.monotonic() + 10.0  # another test may be about to take the name off its own
-    while not boards() <= before:
+    while not shared_files() <= before:
         assert time.monotonic() < end
         time.sleep(0.1)
 
@@ -57,7 +57,7 @@ def nothing_left(before: set[Path]) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shared")
-    before = boards()
+    before = shared_files()
     done = torchrun("shared_runs.py", folder)
     assert done.returncode == 0, done.stderr
     nothing_left(before)
@@ -77,7 +77,7 @@ def test_every_shared_run_is_the_run_of_one_process(found: list[dict[str, Any]])
         assert case["steps"][0] == case["steps"][1], name
         assert case["processes"] == [1, 2], name
         assert case["difference"] <= (1e-6 if name == "float32" else 2e-14), name
-        assert (case["exchanges"] + case["boards"] > 0) == (name not in ("kernel linear", "a Gaussian")), name
+        assert (case["exchanges"] + case["shared"] > 0) == (name not in ("kernel linear", "a Gaussian")), name
 
 
 def test_all_ranks_return_the_same(found: list[dict[str, Any]]) -> None:
@@ -93,7 +93,7 @@ def test_large_runs_have_the_bits_of_one_process(found: list[dict[str, Any]]) ->
     for name, exchanged in {"large": apart, "larger": apart, "large, apart": True, "large, causal": True}.items():
         case = found[0]["cases"][name]
         assert case["difference"] == 0.0, name
-        assert (case["exchanges"] > 0, case["boards"] > 0) == (exchanged, not exchanged), name
+        assert (case["exchanges"] > 0, case["shared"] > 0) == (exchanged, not exchanged), name
 
 
 def test_stores(found: list[dict[str, Any]], folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_failure_on_one_rank_ends_all(found: list[dict[str, Any]]) -> None:
     assert first["raise on 0"] == second["raise on 1"] == ["ValueError", "out of cheese"]
     assert first["raise on 1"] == ["RankError", "rank 1 failed: out of cheese"]
     assert second["raise on 0"] == ["RankError", "rank 0 failed: out of cheese"]
-    for name in ("raise at the board", "raise before the board"):
+    for name in ("raise at shared memory", "raise before shared memory"):
         assert second[name] == ["ValueError", "out of cheese"]
         assert first[name] == ["RankError", "rank 1 failed: out of cheese"]
     assert first["store exists"][0] == "StoreError"
@@ -121,8 +121,8 @@ def test_a_failure_on_one_rank_ends_all(found: list[dict[str, Any]]) -> None:
     lost = "a process of this run was lost: {}; there is no store to resume it from"
     assert first["asleep"] == ["RankError", lost.format("no answer in 1 seconds")]
     assert second["asleep"] == ["RankError", lost.format("the connection was closed")]
-    assert first["asleep at the board"] == ["RankError", lost.format("no answer in 1 seconds")]
-    assert second["asleep at the board"] == ["RankError", lost.format("the connection was closed")]
+    assert first["asleep at shared memory"] == ["RankError", lost.format("no answer in 1 seconds")]
+    assert second["asleep at shared memory"] == ["RankError", lost.format("the connection was closed")]
 
 
 def test_after_a_failure_the_ranks_meet_again(found: list[dict[str, Any]]) -> None:
@@ -160,7 +160,7 @@ def test_a_rank_killed_at_the_shared_memory(tmp_path: Path, when: str) -> None:
         pytest.skip(fused.reason or "there is no memory for processes to share")
     path = tmp_path / "run"
     options = ["--tokens", "6000", "--dim", "3", "--beta", "9", "--space", "sphere", "--until", "1", "--merge", "off"]
-    before = boards()
+    before = shared_files()
     done = torchrun("killed_run.py", "simulate", *options, "--engine", "fused", "--out", path, WHEN=when)
     assert done.returncode == 1
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("attractor")]
@@ -202,28 +202,28 @@ time.sleep(100)
 
 @pytest.mark.skipif(not MEMORY, reason="there is no memory for processes to share")
 def test_a_killed_process_is_seen_by_its_lock(tmp_path: Path) -> None:
-    path = tmp_path / "board"
+    path = tmp_path / "memory"
     path.write_bytes(bytes(8))
     other = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
     file = os.open(path, os.O_RDWR)
-    watch = board.ProcessMonitor(file, 0, 2, 50.0)
+    monitor = shared_memory.ProcessMonitor(file, 0, 2, 50.0)
     try:
-        watch.hold()
+        monitor.lock()
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        assert watch(0.1)
+        assert monitor(0.1)
         with pytest.raises(TimeoutError):
-            watch(51.0)
+            monitor(51.0)
         other.kill()
         end = time.monotonic() + 10.0
-        while watch(0.1):  # before the process is waited for, as under torchrun
+        while monitor(0.1):  # before the process is waited for, as under torchrun
             assert time.monotonic() < end
     finally:
         other.kill()
         other.communicate()
-        watch.leave()
-    assert not watch(0.1)
-    watch.leave()
+        monitor.close()
+    assert not monitor(0.1)
+    monitor.close()
 
 
 def test_the_command_line_prints_once(tmp_path: Path) -> None:

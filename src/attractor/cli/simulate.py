@@ -92,9 +92,9 @@ def simulate(
 
 def first_process() -> bool:
     """Whether this is the process of torchrun that draws and prints, or the only one."""
-    from attractor.solvers import leads
+    from attractor.solvers import is_first_process
 
-    return leads()
+    return is_first_process()
 
 
 def interrupted(store: Path | None) -> str:

@@ -1,7 +1,7 @@
 """The verb ``flow`` and what it returns."""
 
 from attractor.solvers.outcome import Outcome, Statistics
-from attractor.solvers.process_group import leads
+from attractor.solvers.process_group import is_first_process
 from attractor.solvers.run import check_footprint, flow, velocity
 from attractor.solvers.saving import save_times
 from attractor.solvers.steppers.stepper import default_method, stepper_named
@@ -23,7 +23,7 @@ __all__ = [
     "default_method",
     "drawing",
     "flow",
-    "leads",
+    "is_first_process",
     "load",
     "resume",
     "save_times",

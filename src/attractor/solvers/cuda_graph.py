@@ -12,17 +12,17 @@ from attractor.engines import distributed
 from attractor.laws import Attention, Kernel, Law
 from attractor.solvers.steppers.stepper import Field, RungeKutta, Step, Stepper
 
-PATIENCE = 3  # steps of one shape before it pays to record
-LARGEST = 1 << 27  # pairs of a step's evaluation beyond which launching does not show
+WARM_UP = 3  # steps of one shape before one is captured
+MAX_PAIRS = 1 << 27  # of an evaluation; above, the time to launch kernels is negligible
 
 
-def recordable(stepper: Stepper, law: Law, points: Tensor) -> bool:
-    """Whether steps can be recorded: on a GPU, without gradients, by a law that never asks the host."""
-    return points.device.type == "cuda" and self_contained(stepper, law, points)
+def can_capture(stepper: Stepper, law: Law, points: Tensor) -> bool:
+    """Whether steps can be captured as a CUDA graph."""
+    return points.device.type == "cuda" and is_device_only(stepper, law, points)
 
 
-def self_contained(stepper: Stepper, law: Law, points: Tensor) -> bool:
-    """Whether steps never ask the host, wherever the points are."""
+def is_device_only(stepper: Stepper, law: Law, points: Tensor) -> bool:
+    """Whether steps run without gradients and without synchronisation with the host, if the points are on a GPU."""
     return (
         isinstance(stepper, RungeKutta)
         and stepper.adaptive
@@ -31,39 +31,39 @@ def self_contained(stepper: Stepper, law: Law, points: Tensor) -> bool:
         and not law.kernel.reads_values
         and law.mask is None
         and law.positions is None
-        and points.shape[0] * law.heads * points.shape[1] ** 2 <= LARGEST
+        and points.shape[0] * law.heads * points.shape[1] ** 2 <= MAX_PAIRS
         and not torch.is_grad_enabled()
         and not distributed.is_active()
     )
 
 
 class StepGraph:
-    """``Stepper.attempt``, played from a recording where one fits."""
+    """``Stepper.attempt``, replayed from a CUDA graph where one has been captured for the same shapes and law."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper = stepper
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.key: tuple[Any, ...] = ()
         self.seen = self.cost = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
-        if not recordable(self.stepper, field.law, y):
+        if not can_capture(self.stepper, field.law, y):
             return self.stepper.attempt(field, t, h, y, f)
-        # the objects themselves, so that none is freed and another one takes its address
+        # the objects themselves, not their addresses, which could be reused
         key = (y.shape, y.dtype, y.device, field.law, field.masses, field.positions)
         if len(key) != len(self.key) or any(
             one is not two and not _same(one, two) for one, two in zip(key, self.key, strict=True)
         ):
-            self._forget()
+            self._reset()
             self.key = key
         self.seen += 1
-        if self.seen <= PATIENCE:
+        if self.seen <= WARM_UP:
             return self.stepper.attempt(field, t, h, y, f)
         if self.graph is None:
-            self._record(field, t, y)
+            self._capture(field, t, y)
         assert self.graph is not None
         self.h.copy_(torch.from_numpy(h))
         self.y.copy_(y)
@@ -72,10 +72,10 @@ class StepGraph:
         field.evaluations += self.cost
         step = self.step
         slopes = None if step.slopes is None else step.slopes.clone()
-        # what was played is overwritten by the next step, and dense output looks back
+        # copies: the next replay overwrites these, and dense output needs past steps
         return Step(step.y.clone(), step.f.clone(), tuple(error.clone() for error in step.errors), slopes)
 
-    def _record(self, field: Field, t: np.ndarray, y: Tensor) -> None:
+    def _capture(self, field: Field, t: np.ndarray, y: Tensor) -> None:
         self.y, self.f = torch.zeros_like(y), torch.zeros_like(y)
         self.y.copy_(y)
         self.h = torch.zeros(y.shape[0], dtype=y.dtype, device=y.device)

@@ -16,8 +16,10 @@ import torch
 if TYPE_CHECKING:
     from attractor.solvers.process_group import ProcessGroup
 
-MEMORY = Path("/dev/shm")  # where Linux keeps files in memory: no other folder will do, for machines may share those
-SIGN = 64  # bytes by which a rank knows that it has opened the file of rank 0 and not one of the same name elsewhere
+MEMORY = Path("/dev/shm")  # files in memory on Linux; other folders may be shared by several machines
+TOKEN_BYTES = (
+    64  # random token at the start of the file: distinguishes it from a file of the same name on another machine
+)
 
 
 class SharedMemory:
@@ -26,12 +28,12 @@ class SharedMemory:
     def __init__(self, file: int, bytes: int, rank: int, size: int, timeout: float) -> None:
         self.monitor = ProcessMonitor(file, rank, size, timeout)
         self.rank, self.size = rank, size
-        self.memory = torch.frombuffer(mmap.mmap(file, SIGN + bytes), dtype=torch.uint8)[SIGN:]
+        self.memory = torch.frombuffer(mmap.mmap(file, TOKEN_BYTES + bytes), dtype=torch.uint8)[TOKEN_BYTES:]
         self.handle: Any = None
 
 
 class ProcessMonitor:
-    """Whether the others are there."""
+    """Detects by file locks whether the other processes are alive."""
 
     def __init__(self, file: int, rank: int, size: int, timeout: float) -> None:
         self.file, self.rank, self.size, self.timeout = file, rank, size, timeout
@@ -39,15 +41,15 @@ class ProcessMonitor:
     def __call__(self, waited: float) -> bool:
         if waited > self.timeout:
             raise TimeoutError("Timed out")
-        return self.file >= 0 and not any(self._gone(rank) for rank in range(self.size) if rank != self.rank)
+        return self.file >= 0 and not any(self._is_gone(rank) for rank in range(self.size) if rank != self.rank)
 
-    def hold(self) -> None:
-        """From here on the others see that this one is there."""
+    def lock(self) -> None:
+        """Lock this process's byte of the file, which shows the others that it is alive."""
         import fcntl
 
         fcntl.lockf(self.file, fcntl.LOCK_EX, 1, self.rank)
 
-    def _gone(self, rank: int) -> bool:
+    def _is_gone(self, rank: int) -> bool:
         import fcntl
 
         try:
@@ -57,28 +59,28 @@ class ProcessMonitor:
         fcntl.lockf(self.file, fcntl.LOCK_UN, 1, rank)
         return True
 
-    def leave(self) -> None:
-        """Closing the file opens the lock; the memory stays until nobody looks at it."""
+    def close(self) -> None:
+        """Close the file, which releases the lock; the memory is freed with its last map."""
         if self.file >= 0:
             os.close(self.file)
         self.file = -1
 
 
-def create_shared_memory(ranks: ProcessGroup, bytes: int) -> SharedMemory | None:
+def create_shared_memory(group: ProcessGroup, bytes: int) -> SharedMemory | None:
     """Memory shared by all ranks, which must call this together; None if they are on several machines or there is too little."""
     made, memory, file, everyone = None, None, -1, False
     try:
-        if ranks.rank == 0 and hasattr(os, "posix_fallocate") and MEMORY.is_dir():
+        if group.rank == 0 and hasattr(os, "posix_fallocate") and MEMORY.is_dir():
             with contextlib.suppress(OSError):
-                made = _file(bytes)
-        words = ranks.broadcast(None if made is None else {"path": np.array(made[0]), "sign": np.array(made[1])})
+                made = _create_file(bytes)
+        words = group.broadcast(None if made is None else {"path": np.array(made[0]), "token": np.array(made[1])})
         with contextlib.suppress(OSError, ValueError):
-            file = -1 if words is None else _opened(str(words["path"]), str(words["sign"]))
+            file = -1 if words is None else _open_file(str(words["path"]), str(words["token"]))
             if file >= 0:
-                found = SharedMemory(file, bytes, ranks.rank, ranks.size, ranks.timeout)
-                found.monitor.hold()
+                found = SharedMemory(file, bytes, group.rank, group.size, group.timeout)
+                found.monitor.lock()
                 memory = found
-        everyone = bool(ranks.numbers(int(memory is not None)).all())
+        everyone = bool(group.gather_integers(int(memory is not None)).all())
     finally:
         if made is not None:
             Path(made[0]).unlink(missing_ok=True)
@@ -87,27 +89,27 @@ def create_shared_memory(ranks: ProcessGroup, bytes: int) -> SharedMemory | None
     return memory if everyone else None
 
 
-def _file(bytes: int) -> tuple[str, str]:
-    """The path of a file that has room for so many bytes, and the sign at its beginning."""
-    sign = secrets.token_hex(SIGN // 2)
+def _create_file(bytes: int) -> tuple[str, str]:
+    """Create a file with room for so many bytes; return its path and the token at its start."""
+    token = secrets.token_hex(TOKEN_BYTES // 2)
     number, path = tempfile.mkstemp(prefix="attractor-", dir=MEMORY)
     try:
-        os.write(number, sign.encode())
-        os.posix_fallocate(number, 0, SIGN + bytes)  # what is promised here is there when it is written to
+        os.write(number, token.encode())
+        os.posix_fallocate(number, 0, TOKEN_BYTES + bytes)  # fails here rather than at the first write
     except BaseException:
         Path(path).unlink()
         raise
     finally:
         os.close(number)
-    return path, sign
+    return path, token
 
 
-def _opened(path: str, sign: str) -> int:
-    """The file, or -1 if it is another."""
+def _open_file(path: str, token: str) -> int:
+    """Open the file; return -1 if it has another token."""
     file = os.open(path, os.O_RDWR)
     same = False
     try:
-        same = os.read(file, SIGN) == sign.encode()
+        same = os.read(file, TOKEN_BYTES) == token.encode()
     finally:
         if not same:
             os.close(file)
