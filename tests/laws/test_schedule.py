@@ -182,7 +182,7 @@ def test_the_sum_of_laws() -> None:
     torch.testing.assert_close(
         total.layer(X, 0.2, Sphere(), 0.7), Sphere().retract(X.points + 0.2 * expected), rtol=0, atol=0
     )
-    with pytest.raises(InputError, match=r"must move tokens of one dimension, got \[3, 4\]"):
+    with pytest.raises(InputError, match=r"move tokens of different dimensions: \[3, 4\]"):
         one + Attention.isotropic(4, 1.0)
     with pytest.raises(TypeError, match="unsupported operand"):
         one + 3  # type: ignore[operator]

@@ -49,7 +49,7 @@ class Attention(Law):
     query: Tensor
     key: Tensor
     value: Tensor
-    kernel: Kernel | str = "softmax"
+    kernel: Kernel | Any = "softmax"
     mask: Mask | Any = None
     positions: Positions | None = None
     scale: float = 1.0
@@ -71,7 +71,6 @@ class Attention(Law):
                     f"positions must be None, Absolute(...), Rotary(...), Alibi(...) or Relative(...), got {self.positions!r}"
                 )
             self.positions.check(self.dim, self.query.shape[-2])
-            assert isinstance(self.kernel, Kernel)
             if self.positions.adds_to_scores and not self.kernel.bilinear:
                 raise InputError(
                     f"{self.positions.name} positions add to scores, and the {self.kernel.name} kernel has distances instead: "
@@ -193,7 +192,6 @@ class Attention(Law):
         scalars = self._value_scalars
         pairing, points = self._pairing(tokens, skip_self and scalars is not None, project)
         kernel = self.kernel
-        assert isinstance(kernel, Kernel)
         if self.output is not None or self.value_bias is not None:
             values = points.unsqueeze(-3) @ _with_heads(self.value).to(points).mT
             if self.value_bias is not None:
@@ -215,7 +213,6 @@ class Attention(Law):
 
     def _weigh(self, tokens: Tokens, project: Projection | None = None) -> Tensor:
         pairing, points = self._pairing(tokens, False, project)
-        assert isinstance(self.kernel, Kernel)
         return self.kernel.attend(pairing, torch.eye(tokens.n, dtype=points.dtype, device=points.device))
 
     def _pairing(self, tokens: Tokens, skip_self: bool, project: Projection | None = None) -> tuple[Pairing, Tensor]:
@@ -228,7 +225,6 @@ class Attention(Law):
         skip_self = skip_self and points is tokens.points
         masses = None if tokens.masses is None else tokens.masses.unsqueeze(-2)
         hide = {} if self.mask is None else self.mask.hide(tokens)
-        assert isinstance(self.kernel, Kernel)
         # computed only where it is used: it needs a (d, d) matrix for every head
         symmetric = project is None and self.kernel.uses_symmetry and self._symmetric_scores
         return Pairing(q, k, self.scale, masses, hide, skip_self, symmetric), points
@@ -254,12 +250,10 @@ class Attention(Law):
             return f"under a {self.mask.name} mask a token's multiplicity depends on its place in the sequence"
         if self.positions is not None and self.positions.changes_dynamics:
             return f"{self.positions.name} positions make tokens at the same point different"
-        assert isinstance(self.kernel, Kernel)
         return self.kernel.merge_obstacle()
 
     def is_attracting(self) -> bool:
         scalars = self._value_scalars
-        assert isinstance(self.kernel, Kernel)
         attracts = scalars is not None and bool((scalars > 0).all())
         return attracts and self.kernel.smooth and not self.kernel.signed
 
@@ -289,7 +283,6 @@ class Attention(Law):
 
     def _repr_html_(self) -> str:
         """A card for notebooks; small matrices are written out."""
-        assert isinstance(self.kernel, Kernel)
         rows = {"moves": "token i by the sum over j of w_ij V x_j", "dimension": self.dim, "heads": self.heads}
         rows |= {"head dimension": self.query.shape[-2], "kernel": self.kernel.name, "scale": float(self.scale)}
         rows |= {} if self.mask is None else {"mask": self.mask.name}
@@ -305,7 +298,6 @@ class Attention(Law):
     def __repr__(self) -> str:
         mask = "" if self.mask is None else f", mask={self.mask.name}"
         positions = "" if self.positions is None else f", positions={self.positions.name}"
-        assert isinstance(self.kernel, Kernel)
         return f"Attention(dim={self.dim}, heads={self.heads}, head_dim={self.query.shape[-2]}, kernel={self.kernel.name}{mask}{positions})"
 
 

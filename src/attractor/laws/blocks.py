@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attractor.errors import InputError
-from attractor.laws.law import Law
+from attractor.laws.law import CompositeLaw, Law
 from attractor.registry import check_name
 from attractor.serialization import Record
 from attractor.spaces import Space
@@ -166,7 +166,7 @@ Placement = Literal["none", "pre", "post", "peri"]
 
 
 @dataclass(frozen=True, eq=False)
-class Block(Law):
+class Block(CompositeLaw):
     r"""A real block, as a law and as a discrete layer. With attention a, feed-forward f and norms N:
 
     =========  ==========================================  ==============================================
@@ -199,9 +199,7 @@ class Block(Law):
         if len(norms) != wanted:
             raise InputError(f"placement {self.placement!r} needs {wanted} norms (or one for all), got {len(norms)}")
         object.__setattr__(self, "norms", norms)
-        dims = {law.dim for law in self._parts if law.dim is not None}
-        if len(dims) > 1:
-            raise InputError(f"attention and feed-forward move tokens of different dimensions: {sorted(dims)}")
+        self.check_dimensions("attention and feed-forward")
         for norm in norms:
             if None not in (norm.dim, self.dim) and norm.dim != self.dim:
                 raise InputError(
@@ -211,22 +209,18 @@ class Block(Law):
             raise InputError("a parallel block has no post placement: both parts read the same input")
 
     @property
-    def _parts(self) -> tuple[Law, ...]:
+    def components(self) -> tuple[Law, ...]:
         return (self.attention,) if self.feedforward is None else (self.attention, self.feedforward)
 
     @property
     def autonomous(self) -> bool:  # type: ignore[override]
-        return all(law.autonomous for law in self._parts)
-
-    @property
-    def dim(self) -> int | None:
-        return next((law.dim for law in self._parts if law.dim is not None), None)
+        return all(law.autonomous for law in self.components)
 
     def _part(self, index: int, tokens: Tokens, time: float, skip_self: bool = False) -> Tensor:
         """What part ``index`` adds to the residual stream."""
         norms = self.norms
         assert isinstance(norms, tuple)
-        law = self._parts[index]
+        law = self.components[index]
         if self.placement in ("none", "post"):
             return law.velocity(tokens, time, skip_self=skip_self)
         moved = law.velocity(tokens.with_points(norms[index](tokens.points)), time)
@@ -236,19 +230,19 @@ class Block(Law):
         if self.placement == "post":
             # a biased norm's image is not centred at 0: there the self term has a tangent part
             assert isinstance(self.norms, tuple)
-            skip_self = skip_self and self.norms[len(self._parts) - 1].bias is None
+            skip_self = skip_self and self.norms[len(self.components) - 1].bias is None
         total = self._part(0, tokens, time, skip_self)
-        for index in range(1, len(self._parts)):
+        for index in range(1, len(self.components)):
             total = total + self._part(index, tokens, time, skip_self)
         if self.placement == "post":
             assert isinstance(self.norms, tuple)
-            return self.norms[len(self._parts) - 1].tangent(tokens.points, total)
+            return self.norms[len(self.components) - 1].tangent(tokens.points, total)
         return total
 
     def layer(self, tokens: Tokens, step: float, space: Space, time: float = 0.0) -> Tensor:
         if self.parallel:
             return super().layer(tokens, step, space, time)
-        for index in range(len(self._parts)):
+        for index in range(len(self.components)):
             points = tokens.points + step * self._part(index, tokens, time)
             if self.placement == "post":
                 assert isinstance(self.norms, tuple)
@@ -262,23 +256,13 @@ class Block(Law):
     def between(self, start: float, end: float) -> Law:
         if not self.breaks(start - 1, end + 1):
             return self
-        parts = [law.between(start, end) for law in self._parts]
+        parts = [law.between(start, end) for law in self.components]
         return Block(parts[0], parts[1] if len(parts) > 1 else None, self.placement, self.norms, self.parallel)
-
-    def breaks(self, start: float, end: float) -> list[float]:
-        return sorted({time for law in self._parts for time in law.breaks(start, end)})
 
     def member(self, index: Tensor) -> Law:
         return Block(
-            *(law.member(index) for law in self._parts),
+            *(law.member(index) for law in self.components),
             placement=self.placement,
             norms=self.norms,
             parallel=self.parallel,
         )
-
-    def merge_obstacle(self) -> str | None:
-        return next((reason for law in self._parts if (reason := law.merge_obstacle())), None)
-
-    def check(self, tokens: Tokens) -> None:
-        for law in self._parts:
-            law.check(tokens)

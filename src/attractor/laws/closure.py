@@ -81,11 +81,8 @@ class Closure(Law):
 
 def summands(law: Law) -> tuple[Law, ...]:
     """The laws whose velocities add up to that of a law."""
-    if isinstance(law, Total):
-        return tuple(part for one in law.laws for part in summands(one))
-    if isinstance(law, Block) and law.placement == "none":
-        both = (law.attention,) if law.feedforward is None else (law.attention, law.feedforward)
-        return tuple(part for one in both for part in summands(one))
+    if isinstance(law, Total) or (isinstance(law, Block) and law.placement == "none"):
+        return tuple(part for one in law.components for part in summands(one))
     return (law,)
 
 
@@ -104,7 +101,6 @@ def closure_obstacle(law: Law) -> str:
         return f"a block with {law.placement} normalisation is not affine on Gaussian data"
     if not isinstance(law, Attention):
         return f"{type(law).__name__} is not affine on Gaussian data"
-    assert isinstance(law.kernel, Kernel)
     scale, masked = float(law.scale), law.mask is not None
     if not law.kernel.has_closure:
         more = f"; {OPEN}" if law.kernel.has_moment_closure else ""
@@ -132,7 +128,6 @@ def moment_rates(law: Law, mean: Tensor, factor: Tensor) -> Moments:
         velocity = (matrix @ mean.unsqueeze(-1)).squeeze(-1)
         return matrix.expand(*mean.shape[:-1], *matrix.shape), velocity if offset is None else velocity + offset
     assert isinstance(law, Attention)
-    assert isinstance(law.kernel, Kernel)
     column, columns = mean.unsqueeze(-2).unsqueeze(-1), factor.unsqueeze(-3)
     B, velocity = law.kernel.gaussian_moments(_heads(law, mean), column, columns)
     return B.sum(-3), velocity.squeeze(-1).sum(-2)
@@ -160,7 +155,6 @@ def closure_field(law: Law) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarr
             offset = offset if c is None else offset + c.detach().cpu().double().numpy()
             continue
         assert isinstance(part, Attention)
-        assert isinstance(part.kernel, Kernel)
         heads.append((part.kernel, _heads(part, None)))
 
     def field(mean: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -80,25 +80,53 @@ class Law(Record):
         return Total((*mine, *theirs))
 
 
+class CompositeLaw(Law):
+    """A law made of other laws, ``components``: what holds for each of them holds for the whole."""
+
+    @property
+    def components(self) -> tuple[Law, ...]:
+        raise NotImplementedError
+
+    @property
+    def dim(self) -> int | None:
+        return next((law.dim for law in self.components if law.dim is not None), None)
+
+    def check_dimensions(self, what: str) -> None:
+        """Raise InputError if the laws are for tokens of different dimensions."""
+        dims = {law.dim for law in self.components if law.dim is not None}
+        if len(dims) > 1:
+            raise InputError(f"{what} move tokens of different dimensions: {sorted(dims)}")
+
+    def breaks(self, start: float, end: float) -> list[float]:
+        return sorted({time for law in self.components for time in law.breaks(start, end)})
+
+    def merge_obstacle(self) -> str | None:
+        return next((reason for law in self.components if (reason := law.merge_obstacle())), None)
+
+    def check(self, tokens: Tokens) -> None:
+        for law in self.components:
+            law.check(tokens)
+
+
 @dataclass(frozen=True, eq=False)
-class Total(Law):
+class Total(CompositeLaw):
     """The sum of laws, for instance attention plus feed-forward: written ``law + law``."""
 
     laws: tuple[Law, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "laws", tuple(self.laws))
-        dims = {law.dim for law in self.laws if law.dim is not None}
-        if not self.laws or len(dims) > 1:
-            raise InputError(f"laws that are added must move tokens of one dimension, got {sorted(dims)}")
+        if not self.laws:
+            raise InputError("a sum of laws needs at least one")
+        self.check_dimensions("laws that are added")
+
+    @property
+    def components(self) -> tuple[Law, ...]:
+        return self.laws
 
     @property
     def autonomous(self) -> bool:  # type: ignore[override]
         return all(law.autonomous for law in self.laws)
-
-    @property
-    def dim(self) -> int | None:
-        return next((law.dim for law in self.laws if law.dim is not None), None)
 
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         total = self.laws[0].velocity(tokens, time, skip_self=skip_self)
@@ -114,15 +142,5 @@ class Total(Law):
     def between(self, start: float, end: float) -> Law:
         return Total(tuple(law.between(start, end) for law in self.laws))
 
-    def breaks(self, start: float, end: float) -> list[float]:
-        return sorted({time for law in self.laws for time in law.breaks(start, end)})
-
-    def merge_obstacle(self) -> str | None:
-        return next((reason for law in self.laws if (reason := law.merge_obstacle())), None)
-
     def member(self, index: Tensor) -> Law:
         return Total(tuple(law.member(index) for law in self.laws))
-
-    def check(self, tokens: Tokens) -> None:
-        for law in self.laws:
-            law.check(tokens)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError
-from attractor.laws.law import Law
+from attractor.laws.law import CompositeLaw, Law
 from attractor.serialization import Record
 from attractor.spaces import Space
 from attractor.states import Tokens
@@ -114,7 +114,7 @@ def _blend(first: Any, second: Any, share: float) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Stack(Law):
+class Stack(CompositeLaw):
     """Law number k acts during [k duration, (k+1) duration); past the last layer the last law goes on.
 
     With ``method="layers"`` and a step equal to ``duration`` this is a Transformer, one law a block.
@@ -130,9 +130,7 @@ class Stack(Law):
             raise InputError("a stack needs at least one law")
         if not self.duration > 0:
             raise InputError(f"a layer of a stack needs a positive duration, got {self.duration}")
-        dims = {law.dim for law in self.laws if law.dim is not None}
-        if len(dims) > 1:
-            raise InputError(f"the laws of a stack move tokens of different dimensions: {sorted(dims)}")
+        self.check_dimensions("the laws of a stack")
 
     @property
     def depth(self) -> float:
@@ -146,8 +144,8 @@ class Stack(Law):
         return self.laws[min(max(index, 0), len(self.laws) - 1)]
 
     @property
-    def dim(self) -> int | None:
-        return next((law.dim for law in self.laws if law.dim is not None), None)
+    def components(self) -> tuple[Law, ...]:
+        return self.laws
 
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         return self.at(time).velocity(tokens, time, skip_self=skip_self)
@@ -163,18 +161,10 @@ class Stack(Law):
 
     def breaks(self, start: float, end: float) -> list[float]:
         edges = [k * self.duration for k in range(1, len(self.laws)) if start < k * self.duration < end]
-        inner = [time for law in self.laws for time in law.breaks(start, end)]
-        return sorted({*edges, *inner})
+        return sorted({*edges, *super().breaks(start, end)})
 
     def member(self, index: Tensor) -> Law:
         return Stack(tuple(law.member(index) for law in self.laws), self.duration)
 
-    def merge_obstacle(self) -> str | None:
-        return next((reason for law in self.laws if (reason := law.merge_obstacle())), None)
-
     def is_attracting(self) -> bool:
         return all(law.is_attracting() for law in self.laws)
-
-    def check(self, tokens: Tokens) -> None:
-        for law in self.laws:
-            law.check(tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,7 +110,7 @@ class LatentAttention(Law):
     value: Tensor
     output: Tensor
     output_bias: Tensor | None = None
-    kernel: Kernel | str = "softmax"
+    kernel: Kernel | Any = "softmax"
     mask: Mask | str | None = None
     positions: Positions | None = None
     scale: float = 1.0
@@ -139,14 +140,12 @@ class LatentAttention(Law):
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         pairing, latent = self._pairing(tokens)
         values = latent @ self.value.to(latent).mT
-        assert isinstance(self.kernel, Kernel)
         moved = (self.kernel.attend(pairing, values) @ self.output.to(latent).mT).sum(-3)
         return moved if self.output_bias is None else moved + self.output_bias.to(moved)
 
     def weights(self, tokens: Tokens, time: float = 0.0) -> Tensor:
         """The weights w (..., h, n, n) themselves; masses included."""
         pairing, latent = self._pairing(tokens)
-        assert isinstance(self.kernel, Kernel)
         return self.kernel.attend(pairing, torch.eye(tokens.n, dtype=latent.dtype, device=latent.device))
 
     def _pairing(self, tokens: Tokens) -> tuple[Pairing, Tensor]:

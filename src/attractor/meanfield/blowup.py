@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Attention, Kernel, Law, has_kernel
+from attractor.laws import Attention, Law, has_kernel
 from attractor.meanfield.convergence import sample
 from attractor.observables import covariance
 from attractor.solvers import Trajectory, flow
@@ -54,7 +54,7 @@ class BlowUpBounds:
 def blow_up_bounds(law: Attention, start: Gaussian) -> BlowUpBounds:
     """The sandwich of the blow-up time of a softmax law from one Gaussian."""
     if not has_kernel(law, "softmax"):
-        raise UnsupportedError(f"bounds of the blow-up time are those of softmax attention, not of {law.kernel.name}")  # type: ignore[union-attr]
+        raise UnsupportedError(f"bounds of the blow-up time are those of softmax attention, not of {law.kernel.name}")
     V, A = matrices(law)
     Sigma = start.covariance.numpy()
     if V[0].shape != Sigma.shape:
@@ -74,7 +74,6 @@ def blow_up_bounds(law: Attention, start: Gaussian) -> BlowUpBounds:
 
 def growth_rate(law: Attention) -> float:
     r"""The r of :math:`|\Sigma_t| \le |\Sigma_0|e^{rt}`: for l2 with square invertible keys, and for sinkhorn."""
-    assert isinstance(law.kernel, Kernel)
     heads = zip(*(_heads(part) for part in (law.value_map, law.query, law.key)), strict=True)
     return sum(law.kernel.covariance_growth(*head) for head in heads)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Attention, Kernel, Law
+from attractor.laws import Attention, Law
 from attractor.solvers import Outcome, flow
 from attractor.states import Gaussian, Tokens
 
@@ -48,7 +48,7 @@ class MomentLaw(Law):
 
     def __post_init__(self) -> None:
         law = self.law
-        if not isinstance(law, Attention) or not isinstance(law.kernel, Kernel) or not law.kernel.has_moment_closure:
+        if not isinstance(law, Attention) or not law.kernel.has_moment_closure:
             raise UnsupportedError(
                 "a moment closure is for sigmoid and exponential attention; other closures are exact: use flow"
             )
@@ -70,7 +70,6 @@ class MomentLaw(Law):
     def _one(self, rows: np.ndarray) -> np.ndarray:
         mean, factor = rows[0], rows[1:].T
         moved, turned = np.zeros_like(mean), np.zeros_like(factor)
-        assert isinstance(self.law.kernel, Kernel)
         for query, key, value in zip(*map(_heads, (self.law.query, self.law.key, self.law.value_map)), strict=True):
             A = float(self.law.scale) * key.T @ query
             one, other = self.law.kernel.expected_field(A, mean, factor, self.order)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Attention, Closure, Kernel, Law, Symmetry
+from attractor.laws import Attention, Closure, Law, Symmetry
 from attractor.meanfield.distances import Measure
 from attractor.observables import energy, gaussian_energy, partition
 from attractor.states import Gaussian, Tokens
@@ -126,7 +126,6 @@ def common_multiple(V: Tensor, A: Tensor) -> float | None:
 
 def _of_tokens(law: Attention, tokens: Tokens) -> tuple[GradientStructure, ...] | str:
     A, V = _matrices(law)
-    assert isinstance(law.kernel, Kernel)
     metric = law.kernel.token_metric
     if metric is None:
         return law.kernel.token_obstacle
@@ -152,7 +151,6 @@ def _of_gaussians(law: Attention) -> tuple[GradientStructure, ...] | str:
     Closure(law)  # which says why a Gaussian may not stay one
     A, V = _matrices(law)
     kernel = law.kernel
-    assert isinstance(kernel, Kernel)
     found = []
     c = common_multiple(V, A.mT)
     symmetry = Symmetry(_near(A, A.mT), all(_near(head, head.mT) or _near(head, -head.mT) for head in A))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Attention, HeadNorms, Kernel, Law
+from attractor.laws import Attention, HeadNorms, Law
 from attractor.meanfield.distances import check_order, check_pair, conditional_wasserstein, wasserstein
 from attractor.solvers import flow
 from attractor.states import Tokens
@@ -21,7 +21,6 @@ def require_bounded_attention(law: Law, what: str) -> Attention:
     """The attention of which a bound is known."""
     if not isinstance(law, Attention):
         raise UnsupportedError(f"{what} is known for one attention, not for {type(law).__name__}")
-    assert isinstance(law.kernel, Kernel)
     if not law.kernel.bounded:
         raise UnsupportedError(
             f"{what} is not known for the {law.kernel.name} kernel: its tokens can reach infinity in finite time"
@@ -36,7 +35,6 @@ def require_bounded_attention(law: Law, what: str) -> Attention:
 def support_rate(law: Law, mass: float = 1.0) -> float:
     r""":math:`\rho = \sum_h\|V_h\|`, times the total mass where rows are not normalised."""
     attention = require_bounded_attention(law, "a bound on the support")
-    assert isinstance(attention.kernel, Kernel)
     value = attention.value_map if attention.value_map.ndim == 3 else attention.value_map.unsqueeze(0)
     total = float(torch.linalg.matrix_norm(value.double(), ord=2).sum())
     return total if attention.kernel.normalised else total * mass
@@ -96,7 +94,6 @@ def hardy_factor(law: Attention, p: float) -> float:
     """p / (p - 1) under a causal mask with normalised rows, 1 without a mask."""
     if law.mask is None:
         return 1.0
-    assert isinstance(law.kernel, Kernel)
     factor = law.kernel.causal_factor(p) if law.mask.sees_prefix else None
     if factor is None:
         raise UnsupportedError("stability under a mask is known for causal masks of softmax, l2 and sigmoid attention")
@@ -111,7 +108,6 @@ def _norm(matrix: Tensor) -> np.ndarray:
 
 def _constants(law: Attention, R: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray | None]:
     """L_x and L_mu at radii R of any shape, summed over heads (last axis below)."""
-    assert isinstance(law.kernel, Kernel)
     interaction = abs(float(law.scale)) * _norm(law.key.mT @ law.query)
     norms = HeadNorms(_norm(law.value_map), interaction, _norm(law.query), _norm(law.key), float(law.scale))
     return law.kernel.lipschitz(norms, R[..., None], mass)
@@ -139,7 +135,7 @@ def log_stability_bound(
         known = np.asarray(influence) if known is None and influence is not None else known
         if known is None:
             raise UnsupportedError(
-                f"no formula is known for the influence of the measure on {attention.kernel.name} attention: give "  # type: ignore[union-attr]
+                f"no formula is known for the influence of the measure on {attention.kernel.name} attention: give "
                 "influence=..., measured by local_constants"
             )
         total = point + factor * known
@@ -277,7 +273,7 @@ def _measured(law: Attention, runs: list[Any], p: float) -> tuple[float, tuple[s
                 row = masses if masses is None or masses.ndim == 1 else masses.reshape(-1, tokens.n)[index]
                 found.append(local_constants(law, Tokens.unchecked(points, row), p)[1])
     return max(found), (
-        f"the influence of the measure on {law.kernel.name} attention has no formula: it was measured at both ends of the runs, "  # type: ignore[union-attr]
+        f"the influence of the measure on {law.kernel.name} attention has no formula: it was measured at both ends of the runs, "
         f"{max(found):.3g} at most, and the bound that uses it is an estimate",
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Attention, Kernel, Law, list_kernels
 from attractor.observables.geometry import covariance, has_mass
-from attractor.observables.registry import Times, evaluate_at_times, kernel_of, observable, pairing_of
+from attractor.observables.registry import Times, evaluate_at_times, observable, pairing_of
 from attractor.spaces import Euclidean, Space
 from attractor.states import Gaussian, Tokens
 
@@ -40,7 +40,7 @@ def partition(
     """
 
     def of(state: Tokens, attention: Attention) -> Tensor:
-        kernel = kernel_of(attention)
+        kernel = attention.kernel
         if not kernel.exponential:
             raise UnsupportedError(
                 f"partition is the sum of e^s over the keys, and the {kernel.name} kernel has no such sum"
@@ -91,7 +91,7 @@ def _energy(tokens: Tokens, law: Attention, total: bool, log: bool) -> Tensor:
 
 def _with_energy(law: Attention, total: bool, log: bool) -> Kernel:
     """The kernel of a law, which must have an interaction energy."""
-    kernel = kernel_of(law)
+    kernel = law.kernel
     reason = kernel.energy_obstacle(total, log)
     if reason is not None:
         raise UnsupportedError(reason)
@@ -102,7 +102,7 @@ def gaussian_energy(mean: Tensor, factor: Tensor, law: Attention) -> Tensor:
     r"""The energy (...) of a Gaussian with a mean (..., d) and a factor L (..., d, r) of its covariance :math:`LL^\top`."""
     if not isinstance(law, Attention):
         raise InputError(f"the energy of a Gaussian belongs to one attention, got {type(law).__name__}")
-    kernel = kernel_of(law)
+    kernel = law.kernel
     if not kernel.has_gaussian_energy:
         known = [other.name for other in list_kernels() if other.gaussian_energy is not Kernel.gaussian_energy]
         raise UnsupportedError(
@@ -183,7 +183,7 @@ def tilt(
 
 def has_heavy_tails(law: Law) -> bool:
     """Whether the weights of a law are exponentials of scores without a bound, so that ``tilt`` above 1/2 is a warning."""
-    return isinstance(law, Attention) and kernel_of(law).exponential
+    return isinstance(law, Attention) and law.kernel.exponential
 
 
 def _tilt(state: Tokens | Gaussian, law: Attention) -> Tensor:
@@ -191,6 +191,6 @@ def _tilt(state: Tokens | Gaussian, law: Attention) -> Tensor:
     values, vectors = torch.linalg.eigh(shape)
     factor = (vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)).unsqueeze(-3)
     query, key = (part.unsqueeze(0) if part.ndim == 2 else part for part in (law.query, law.key))
-    scale = law.scale / kernel_of(law).temperature
+    scale = law.scale / law.kernel.temperature
     spread = (key.to(factor) @ factor).mT @ (query.to(factor) @ factor)
     return abs(scale) * torch.linalg.matrix_norm(spread, ord=2)

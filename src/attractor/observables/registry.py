@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Attention, Kernel, Law, Pairing, Schedule, Stack
+from attractor.laws import Attention, Law, Pairing, Schedule, Stack
 from attractor.registry import find
 from attractor.states import Tokens
 
@@ -83,11 +83,6 @@ def _attention(name: str, law: Law | None, tokens: Tokens) -> Attention:
 def pairing_of(law: Attention, tokens: Tokens) -> Pairing:
     """Queries and keys (..., h, n, k) of the tokens, with positions and biases."""
     return law._pairing(tokens, False)[0]
-
-
-def kernel_of(law: Attention) -> Kernel:
-    assert isinstance(law.kernel, Kernel)
-    return law.kernel
 
 
 def split_states(tokens: Tokens) -> Iterator[Tokens]:

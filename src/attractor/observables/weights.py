@@ -12,7 +12,7 @@ from attractor.errors import UnsupportedError
 from attractor.laws import Attention, Law
 from attractor.observables.energies import head_masses
 from attractor.observables.geometry import average
-from attractor.observables.registry import Times, evaluate_at_times, kernel_of, observable, pairing_of
+from attractor.observables.registry import Times, evaluate_at_times, observable, pairing_of
 from attractor.spaces import Space
 from attractor.states import Tokens
 
@@ -22,7 +22,7 @@ PAIRS = 1 << 20  # pairs held at once
 def log_rows(tokens: Tokens, law: Attention) -> Iterator[Tensor]:
     """Logarithms (..., h, rows, n) of the weights with rows normalised; -inf where a key is hidden or has no mass."""
     pairing = pairing_of(law, tokens)
-    logits = kernel_of(law).logits(pairing, head_masses(tokens, False).log())
+    logits = law.kernel.logits(pairing, head_masses(tokens, False).log())
     if logits is None:
         yield law.weights(tokens).log().log_softmax(-1)
         return
@@ -54,7 +54,7 @@ def self_weight(tokens: Tokens, law: Law | None = None, space: Space | None = No
 
 
 def _entropy(tokens: Tokens, law: Attention) -> Tensor:
-    kernel = kernel_of(law)
+    kernel = law.kernel
     if kernel.signed:
         raise UnsupportedError(f"{kernel.name} attention has weights of both signs, so its rows have no entropy")
     entropies = []
@@ -65,7 +65,7 @@ def _entropy(tokens: Tokens, law: Attention) -> Tensor:
 
 
 def _diagonal(tokens: Tokens, law: Attention) -> Tensor:
-    pairing, kernel = pairing_of(law, tokens), kernel_of(law)
+    pairing, kernel = pairing_of(law, tokens), law.kernel
     ones = tokens.points.new_ones(tokens.n, 1)
     own = kernel.attend(pairing, ones) - kernel.attend(replace(pairing, skip_self=True), ones)
     return average(own.squeeze(-1), _by_head(tokens))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attractor.engines import distributed
-from attractor.laws import Attention, Kernel, Law
+from attractor.laws import Attention, Law
 from attractor.solvers.steppers.stepper import Field, RungeKutta, Step, Stepper
 
 WARM_UP = 3  # steps of one shape before one is captured
@@ -27,7 +27,6 @@ def is_device_only(stepper: Stepper, law: Law, points: Tensor) -> bool:
         isinstance(stepper, RungeKutta)
         and stepper.adaptive
         and isinstance(law, Attention)
-        and isinstance(law.kernel, Kernel)
         and not law.kernel.reads_values
         and law.mask is None
         and law.positions is None

@@ -208,7 +208,9 @@ class GaussianMember:
         self.columns = np.flatnonzero(np.abs(rows[1:]).max(axis=1) > 0)
         mean, factor = rows[0], rows[1:][self.columns].T if len(self.columns) else np.zeros((rows.shape[1], 1))
         law = run.plan.law.law.member(torch.tensor([member]))
-        self.problem = RescaledGaussian(closure_field(law), factor.shape[1], len(mean), self.plan.start, self.plan.until)
+        self.problem = RescaledGaussian(
+            closure_field(law), factor.shape[1], len(mean), self.plan.start, self.plan.until
+        )
         self.z = self.problem.pack(mean, factor)
         self.log_size = float(self.z[self.problem.rank * self.problem.dim])
         self.speed = self.problem.rest(mean, factor)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attractor.engines import MODES, native
-from attractor.laws import Attention, Kernel
+from attractor.laws import Attention
 from attractor.solvers.merging import Merger, NativeMerges, narrow
 from attractor.solvers.step_control import GROW, SAFETY, SHRINK
 from attractor.solvers.steppers.stepper import StepPolynomial
@@ -65,7 +65,6 @@ def _is_law_supported(law: Any) -> bool:
     absent = ("positions", "output", "query_bias", "key_bias", "value_bias", "output_bias")
     return (
         type(law) is Attention
-        and isinstance(law.kernel, Kernel)
         and law.kernel.mode is not None
         and all(getattr(law, name) is None for name in absent)
         and isinstance(law.scale, float)
@@ -88,7 +87,6 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
     law = plan.law
     assert isinstance(law, Attention)
     kernel = law.kernel
-    assert isinstance(kernel, Kernel)
     assert kernel.mode is not None
     loop.set(mode=MODES.index(kernel.mode), squared=not kernel.bilinear, scale=law.scale)
     loop.set(averaged=not kernel.normalised, bias=kernel.score_bias)

@@ -374,7 +374,9 @@ def _merge_tolerance(law: Law, plan: Plan, merge: float | bool | None, different
     """The distance below which tokens are merged, or None for no merging."""
     obstacle = law.merge_obstacle()
     if merge is None:
-        fits = obstacle is None and law.is_attracting() and plan.space.is_curved and plan.adaptive and not differentiable
+        fits = (
+            obstacle is None and law.is_attracting() and plan.space.is_curved and plan.adaptive and not differentiable
+        )
         return 0.1 * plan.rtol if fits else None
     if merge is False:
         return None
