@@ -172,7 +172,7 @@ def test_what_is_measured_is_kept_when_the_run_is_stopped(tmp_path: Path, monkey
     [
         (["--rows", "speed"], "row 'speed' is not known; the rows are evaluation, solves"),
         (["--rows", ","], "no rows are named"),
-        (["--plot", "bench.gif"], "this picture is written as .png, .pdf, .svg"),
+        (["--plot", "bench.gif"], "this figure is written as .png, .pdf, .svg"),
         (["--out", "no/such/folder/bench.json"], "the folder no/such/folder does not exist"),
         (["--threads", "100000"], "--threads 100000 is more than the"),
         (["--rounds", "0"], "--rounds"),

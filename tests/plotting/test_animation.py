@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 from attractor.errors import AttractorError, MissingExtraError
-from attractor.plotting import Scene, draw, style
-from attractor.plotting import animation as animation
+from attractor.plotting import Scene, animation, draw, style
 
 Make = Callable[..., Scene]
 

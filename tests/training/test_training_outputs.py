@@ -116,7 +116,7 @@ def test_seeds_picture_and_page(
     history = History.read(tmp_path / "runs" / "seed1")
     assert (history.measure, len(history.evaluations)) == ("bits_per_byte", 2)
     for wrong, message in (
-        (["--plot", str(tmp_path / "x.html")], "this picture is written as .png, .pdf, .svg"),
+        (["--plot", str(tmp_path / "x.html")], "this figure is written as .png, .pdf, .svg"),
         (["--report", str(tmp_path / "none" / "x.html")], "none does not exist"),
         (["--set", "layers"], "is not of the form NAME=VALUE"),
         (["--set", "colour=red"], "an entry 'colour' that a run does not know"),

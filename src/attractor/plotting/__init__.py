@@ -1,4 +1,4 @@
-"""Pictures of tokens along time: static, animated, interactive; one style for all of them, and for figures of your own."""
+"""Figures of tokens along time (static, animated, interactive), charts, and the plot style of the package."""
 
 from attractor.plotting.charts import (
     Bounded,

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attractor.errors import AttractorError, missing
-from attractor.plotting import static as panels
-from attractor.plotting import static as strips
-from attractor.plotting import style
+from attractor.plotting import static, style
 from attractor.plotting.preparation import Drawing
 from attractor.plotting.scene import select_frames as choose
 from attractor.plotting.scene import subsample
@@ -25,12 +23,12 @@ from attractor.plotting.static import wrap
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# The last frame stays for a while, so that one sees how it ended before it starts again.
+# seconds for which the last frame of a GIF stays
 HOLD = 1.5
 
 
-def write_gif(pictures: Iterator[np.ndarray], path: Path, fps: int, hues: np.ndarray) -> None:
-    """One palette for all frames, so that colours do not flicker."""
+def write_gif(images: Iterator[np.ndarray], path: Path, fps: int, hues: np.ndarray) -> None:
+    """Write a GIF with one palette for all frames, so that colours do not flicker."""
     try:
         from PIL import Image
     except ImportError:
@@ -39,9 +37,9 @@ def write_gif(pictures: Iterator[np.ndarray], path: Path, fps: int, hues: np.nda
     ground = Image.new("P", (1, 1))
     ground.putpalette(colours.ravel().tolist())
     drawn = []
-    for pixels in pictures:
+    for pixels in images:
         image = Image.fromarray(pixels).quantize(palette=ground, dither=Image.Dither.NONE)
-        # pillow takes a nearly white for white, which shows on a white page
+        # pillow maps white to a near white, which is visible on a white page
         numbers = np.where((pixels == 255).all(axis=2), 0, np.asarray(image)).astype(np.uint8)
         exact = Image.fromarray(numbers)
         exact.putpalette(colours.ravel().tolist())
@@ -52,7 +50,7 @@ def write_gif(pictures: Iterator[np.ndarray], path: Path, fps: int, hues: np.nda
 
 
 def palette(hues: np.ndarray) -> np.ndarray:
-    """The 256 colours (256, 3) of a GIF: white first, the globe, the greys of ink, and the tokens' hues faded in steps."""
+    """Return the 256 colours (256, 3) of a GIF: white first, the sphere, greys, and the hues of tokens faded in steps."""
     kinds = np.unique(np.rint(hues * 15) / 15, axis=0)
     kinds = np.concatenate(
         [kinds[subsample(len(kinds), 24)], [style.rgb(style.PALETTE[0]), style.rgb(style.PALETTE[1])]]
@@ -67,10 +65,10 @@ def palette(hues: np.ndarray) -> np.ndarray:
     return np.rint(255 * np.resize(colours, (256, 3))).astype(np.uint8)
 
 
-def write_mp4(pictures: Iterator[np.ndarray], path: Path, fps: int) -> None:
-    """H.264 in the pixel format that every player knows."""
+def write_mp4(images: Iterator[np.ndarray], path: Path, fps: int) -> None:
+    """Write H.264 in the most widely supported pixel format."""
     program = ffmpeg()
-    first = next(pictures)
+    first = next(images)
     height, width = first.shape[:2]
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]
     coding = ["-an", "-c:v", "libx264", "-crf", "18", "-pix_fmt", "yuv420p", "-movflags", "+faststart", "-f", "mp4"]
@@ -79,11 +77,11 @@ def write_mp4(pictures: Iterator[np.ndarray], path: Path, fps: int) -> None:
     assert process.stdin is not None
     assert process.stderr is not None
     try:
-        # a broken pipe means that ffmpeg has given up; it says why on its error stream
+        # a broken pipe means that ffmpeg stopped; its error stream has the reason
         with suppress(BrokenPipeError):
             last = first
             process.stdin.write(first.tobytes())
-            for last in pictures:
+            for last in images:
                 process.stdin.write(last.tobytes())
             for _ in range(round(HOLD * fps)):
                 process.stdin.write(last.tobytes())
@@ -104,7 +102,7 @@ def write_mp4(pictures: Iterator[np.ndarray], path: Path, fps: int) -> None:
 
 
 def ffmpeg() -> str:
-    """The ffmpeg that comes with imageio-ffmpeg, or the system's."""
+    """Return the path of imageio-ffmpeg's ffmpeg, or of the system's."""
     try:
         import imageio_ffmpeg
 
@@ -136,15 +134,15 @@ def animate(
         raise missing("matplotlib", "plot")
     indices = choose(drawing.progress, frames)
     with style.use_style():
-        pictures = Stage(drawing, indices, style.inches(width), dpi).pictures(progress)
+        images = Stage(drawing, indices, style.inches(width), dpi).render(progress)
         if path.suffix.lower() == ".gif":
-            write_gif(pictures, path, fps, drawing.colours.tokens)
+            write_gif(images, path, fps, drawing.colours.tokens)
         else:
-            write_mp4(pictures, path, fps)
+            write_mp4(images, path, fps)
 
 
 class Stage:
-    """One figure whose still parts are drawn once; each frame puts trails, discs and the time on top of them."""
+    """A figure whose fixed parts are drawn once; each frame adds trails, discs and the time."""
 
     def __init__(self, drawing: Drawing, indices: np.ndarray, width: float, dpi: int) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -156,7 +154,7 @@ class Stage:
         side = 0.6 * width if strips_beside else min(width, 4.6)
         self.height = side + 0.5
         self.side, self.beside = side, strips_beside
-        # an even number of pixels each way, which video formats ask for
+        # video formats require even numbers of pixels
         self.figure: Figure = Figure(
             figsize=(2 * round(width * dpi / 2) / dpi, 2 * round(self.height * dpi / 2) / dpi), dpi=dpi
         )
@@ -176,13 +174,13 @@ class Stage:
         box = (0.09, 0.11, room - 0.12, 0.78) if flat else (0.01, 0.02, room - 0.03, self.side / self.height - 0.05)
         left = self.figure.add_axes(box)
         if drawing.dim == 1:
-            strips.draw_positions(left, drawing)
-            strips.set_time_axis(left, drawing)
+            static.draw_positions(left, drawing)
+            static.set_time_axis(left, drawing)
             self.strips = [left]
             self.trails = self.discs = None
         else:
-            panels.draw_backdrop(left, drawing)
-            self.trails, self.discs = panels.draw_snapshot(left, drawing, int(self.indices[0]), 0, full=self.side * 12)
+            static.draw_backdrop(left, drawing)
+            self.trails, self.discs = static.draw_snapshot(left, drawing, int(self.indices[0]), 0, full=self.side * 12)
             self.strips = self.lay_strips(room) if self.beside else []
         self.lines = [axes.axvline(0.0, color=style.PALETTE[1], linewidth=1.0) for axes in self.strips]
         self.moving = [artist for artist in (self.trails, self.discs, self.clock, *self.lines) if artist is not None]
@@ -195,14 +193,14 @@ class Stage:
         made = []
         for number, label in enumerate(self.labels):
             axes = self.figure.add_axes((room + 0.06, 0.1 + (count - 1 - number) * tall, 0.92 - room, tall - 0.13))
-            strips.draw_curve(axes, self.drawing, label)
-            strips.mark_times(axes, self.drawing, np.zeros(0, dtype=int))
-            strips.set_time_axis(axes, self.drawing, label=number == count - 1, most=4)
+            static.draw_curve(axes, self.drawing, label)
+            static.mark_times(axes, self.drawing, np.zeros(0, dtype=int))
+            static.set_time_axis(axes, self.drawing, label=number == count - 1, most=4)
             made.append(axes)
         return made
 
-    def pictures(self, progress: Progress | None) -> Iterator[np.ndarray]:
-        """Pixels (height, width, 3) of each frame."""
+    def render(self, progress: Progress | None) -> Iterator[np.ndarray]:
+        """Yield the pixels (height, width, 3) of each frame."""
         self.canvas.draw()
         still = self.canvas.copy_from_bbox(self.figure.bbox)
         for number, index in enumerate(self.indices):
@@ -215,18 +213,18 @@ class Stage:
                 progress(number + 1, len(self.indices))
 
     def move(self, number: int, index: int) -> None:
-        self.clock.set_text(panels.time_label(self.drawing, index))
+        self.clock.set_text(static.time_label(self.drawing, index))
         now = float(self.drawing.time_axis.place(self.drawing.scene.times[index]))
         for line in self.lines:
             line.set_xdata([now, now])
         if self.discs is None or self.trails is None:
             return
-        segments, hues = panels.trails_at(self.drawing, int(self.indices[max(0, number - TRAIL)]), index)
+        segments, hues = static.trails_at(self.drawing, int(self.indices[max(0, number - TRAIL)]), index)
         self.trails.set_segments(list(segments))
         self.trails.set_color(hues)
-        places, areas, colours = panels.discs_at(self.drawing, index, self.side * 12)
+        places, areas, colours = static.discs_at(self.drawing, index, self.side * 12)
         self.discs.set_offsets(places)
         self.discs.set_sizes(areas)
-        self.discs.set_linewidths(panels.rim_widths(areas))
+        self.discs.set_linewidths(static.rim_widths(areas))
         self.discs.set_facecolor(colours)
-        self.discs.set_edgecolor(panels.rim_colours(colours))
+        self.discs.set_edgecolor(static.rim_colours(colours))

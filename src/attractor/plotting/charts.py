@@ -19,7 +19,7 @@ HEIGHT, ABOVE, BELOW = 2.3, 0.25, 0.5  # inches of a panel, of its title and of 
 
 @dataclass(frozen=True)
 class Curve:
-    """``y`` over ``x``; ``dashed`` for what was predicted, ``dots`` for points that no line joins."""
+    """``y`` over ``x``; ``dashed`` for predictions, ``dots`` for points without a line."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -44,7 +44,7 @@ class Panel:
 def draw_panels(
     panels: Sequence[Panel], title: str, caption: str, path: str | os.PathLike[str] | None = None, dpi: int = 200
 ) -> Any:
-    """The panels side by side (in one column, one below the other) as a figure, or the path it was written to."""
+    """Draw panels side by side (in one column, below each other); return the figure, or the path it was written to."""
     if path is not None:
         static_suffix(path)
     with style.use_style():
@@ -75,7 +75,7 @@ def _fill(axes: Any, panel: Panel) -> None:
     if not panel.log_x and all(_whole(curve.x) for curve in panel.curves):
         from matplotlib.ticker import MaxNLocator
 
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))  # no half of a layer
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))  # whole numbers
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)
     axes.set_title(panel.title, loc="left")
@@ -84,7 +84,7 @@ def _fill(axes: Any, panel: Panel) -> None:
 
 
 def _plain_ticks(axis: Any) -> None:
-    """A few plain numbers where a logarithmic axis is shorter than a decade, and would label every tick 7.8 x 10^-1."""
+    """Label a logarithmic axis shorter than a decade with a few plain numbers instead of 7.8 x 10^-1."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
     low, high = axis.get_view_interval()
@@ -110,7 +110,7 @@ def draw_counts(
     title: str = "",
     caption: str = "",
 ) -> Any:
-    """One panel for each name: ``panels[name][series][label]`` is a count; labels share the axis, series the colours."""
+    """Draw bars, one panel for each name: ``panels[name][series][label]`` is a count."""
     labels = sorted({label for panel in panels.values() for counts in panel.values() for label in counts}, key=_order)
     series = list(dict.fromkeys(name for panel in panels.values() for name in panel))
     with style.use_style():
@@ -155,7 +155,7 @@ class Bounded:
 def draw_bounded(
     panels: Sequence[Bounded], *, title: str, caption: str, path: str | os.PathLike[str] | None = None
 ) -> Any:
-    """One panel beside the other, or below it in one column; lines are runs, the upper edge of the shaded part is the bound."""
+    """Draw quantities with their bounds, one panel each; lines are runs, the upper edge of the shaded part is the bound."""
     tall = 2.1
     with style.use_style():
         grid = Grid.of(len(panels), 1.9)
@@ -181,7 +181,7 @@ def _bounds_panel(axes: Any, panel: Bounded, colour: str) -> None:
                   fontsize=6.5, color=style.INK)  # fmt: skip
     axes.annotate("measured", (panel.times[-1], measured[-1].max()), textcoords="offset points", xytext=(-2, 4), ha="right",
                   fontsize=6.5, color=colour)  # fmt: skip
-    if panel.note:  # the bound has left the frame, so the corner beyond it is free
+    if panel.note:  # the bound is outside the frame, so this corner is free
         axes.text(0.99, 0.97, panel.note, transform=axes.transAxes, ha="right", va="top", fontsize=6.5, color=style.QUIET,
                   parse_math=False)  # fmt: skip
     axes.set_xlabel("time t")
@@ -215,7 +215,7 @@ def draw_decays(
     caption: str,
     path: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Small multiples, one for each quantity, on shared axes; dashed: the power -1/2 of independent samples."""
+    """Draw errors over sizes, one panel for each quantity on shared axes; dashed: the power -1/2 of independent samples."""
     with style.use_style():
         grid = Grid.of(len(decays), 1.1, left=0.55, gap=0.5, most=3)
         tall, gap = min(1.75, 1.3 * grid.wide), 0.78
@@ -259,7 +259,7 @@ LETTER = 0.56 * 6.5 / 72  # inches of a letter of a label
 
 @dataclass(frozen=True)
 class Interval:
-    """A number between two ends; ``null`` is how far from zero chance alone takes it (drawn as a band)."""
+    """A number with an interval; ``null`` is the half width of the band that chance alone explains."""
 
     value: float
     low: float
@@ -269,7 +269,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Rows:
-    """One panel: an interval for each of the shared rows, on an axis from ``-reach`` to ``reach``; what lies beyond is not seen."""
+    """One panel: an interval for each of the shared rows, on an axis from ``-reach`` to ``reach``."""
 
     title: str
     intervals: Sequence[Interval]
@@ -287,8 +287,7 @@ def draw_intervals(
     dpi: int = 200,
     grouped: bool = True,
 ) -> Any:
-    """Rows ``names``, coloured by ``groups``, and a panel beside the other (in one column, below it) for each set of intervals; names say
-    their group where it is ``grouped``."""
+    """Draw intervals in rows ``names`` coloured by ``groups``, one panel for each set; ``grouped`` adds the group to the names."""
     if path is not None:
         static_suffix(path)
     labels = [f"{name}  [{group}]" for name, group in zip(names, groups, strict=True)] if grouped else list(names)

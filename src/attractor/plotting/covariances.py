@@ -34,7 +34,7 @@ def draw_cone(
     title: str = "",
     caption: str = "",
 ) -> Any:
-    """Draw ways (k, 3) in the coordinates of the cone, coloured by what becomes of them: the cone, and the disc seen from above."""
+    """Draw paths (k, 3) in the coordinates of the cone, coloured by outcome: the cone, and the disc seen from above."""
     marks = [kind for kind in COLOURS if kind in set(kinds)]
     with style.use_style():
         grid = Grid.of(2, 2.2, left=0.2, gap=0.85, right=0.3)
@@ -94,7 +94,7 @@ def _cone_shell(axes: Any, top: float) -> None:
 
 
 def rim(axes: Any) -> None:
-    """The disc of covariances of trace one, whose rim is those of rank one."""
+    """Draw the circle of covariances of trace one and rank one."""
     angle = np.linspace(0, 2 * np.pi, 181)
     axes.plot(np.cos(angle), np.sin(angle), color=style.QUIET, lw=0.8)
     axes.set(
@@ -107,11 +107,11 @@ def rim(axes: Any) -> None:
 def draw_map(
     places: np.ndarray, values: np.ndarray, path: Path | str | None = None, *, title: str = "", caption: str = ""
 ) -> Any:
-    """Times (n,) at places (n, 2) of the disc, infinite ones in grey; beside it the share of starts that have blown up by then."""
+    """Draw times (n,) at places (n, 2) of the disc, infinite ones in grey, and the share of starts that have blown up by then."""
     finite = np.isfinite(values)
     with style.use_style():
         grid = Grid.of(2, 2.3, left=0.55, gap=1.4, right=0.15)
-        map_wide = grid.wide - (0.65 if grid.across == 1 else 0.0)  # beside it stands the scale of colours
+        map_wide = grid.wide - (0.65 if grid.across == 1 else 0.0)  # room for the colour scale
         share_tall = map_wide if grid.across > 1 else 1.4
         page = StaticFigure(title, caption, map_wide + 0.55 + (grid.rows - 1) * (share_tall + 0.55))
         disc = page.panel(grid.left, 0.1, map_wide, map_wide)
@@ -139,7 +139,7 @@ def _times(
 
 
 def _share(axes: Any, values: np.ndarray) -> None:
-    """The empirical distribution of the finite times, as a share of all starts."""
+    """Return the empirical distribution of the finite times, as a share of all starts."""
     times = np.sort(values[np.isfinite(values)])
     share = np.arange(1, len(times) + 1) / len(values)
     axes.step(times, share, where="post", color=style.PALETTE[0], linewidth=1.1)
@@ -150,10 +150,10 @@ def _share(axes: Any, values: np.ndarray) -> None:
 
 
 def _plain(axis: Any, low: float, high: float) -> None:
-    """Round numbers written out: 0.6 rather than 6 x 10^-1."""
+    """Label ticks as 0.6 rather than 6 x 10^-1."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
-    near = high < 5 * low  # a log scale has no two round numbers there
+    near = high < 5 * low  # too short for two round numbers on a log scale
     ticks = [float(tick) for tick in MaxNLocator(4).tick_values(low, high)] if near else log_ticks(low, high, most=5)
     ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
     axis.set_ticks(ticks, labels=[format_quantity(tick) for tick in ticks])
@@ -170,7 +170,7 @@ def draw_spectrum(
     title: str = "",
     caption: str = "",
 ) -> Any:
-    """Eigenvalues (S, d) and means (S, d) at times (S,); ``end`` marks a blow-up."""
+    """Draw eigenvalues (S, d) and means (S, d) at times (S,); ``end`` marks a blow-up."""
     with style.use_style():
         grid = Grid.of(2, 1.9, left=0.62, gap=0.6)
         tall = 1.9
@@ -195,7 +195,7 @@ def draw_spectrum(
 
 
 def _lines(axes: Any, times: np.ndarray, values: np.ndarray) -> None:
-    """A line for each column, the first ones wider, so that equal ones are all seen."""
+    """Draw a line for each column, earlier ones wider so that equal ones stay visible."""
     count = values.shape[1]
     for number, column in enumerate(values.T):
         wide = 1.0 + min(0.7, 1.6 / count) * (count - 1 - number)
@@ -203,7 +203,7 @@ def _lines(axes: Any, times: np.ndarray, values: np.ndarray) -> None:
 
 
 GRID = 240  # points of a curve, and cells across the plane
-TAIL = 0.002  # share of the mass that may lie outside of the drawn range on each side
+TAIL = 0.002  # mass fraction outside of the drawn range on each side
 
 
 def draw_densities(
@@ -243,7 +243,7 @@ def draw_densities(
 
 
 def line_density(axes: Any, points: np.ndarray, weights: np.ndarray, reference: Any = None) -> None:
-    """A histogram, the kernel estimate over it, and a dashed reference."""
+    """Draw a histogram, its kernel estimate and a dashed reference."""
     x = points[:, 0]
     low, high = _range(x, weights)
     counts, edges = np.histogram(x, bins=min(60, max(10, int(np.sqrt(len(x))))), range=(low, high), weights=weights)
@@ -259,7 +259,7 @@ def line_density(axes: Any, points: np.ndarray, weights: np.ndarray, reference: 
 
 
 def plane_density(axes: Any, points: np.ndarray, weights: np.ndarray, reference: Any = None) -> None:
-    """The kernel estimate as shades on equal axes, contours of a reference over it."""
+    """Draw the kernel estimate as shades on equal axes, with contours of a reference."""
     centre = np.array([sum(_range(points[:, k], weights)) / 2 for k in (0, 1)])
     half = max(float(np.diff(_range(points[:, k], weights))[0]) / 2 for k in (0, 1))
     edges = [np.linspace(c - half, c + half, GRID // 2 + 1) for c in centre]
@@ -275,13 +275,13 @@ def plane_density(axes: Any, points: np.ndarray, weights: np.ndarray, reference:
 
 
 def kernel_estimate(x: np.ndarray, weights: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Gaussian kernel estimate on a grid, with Silverman's bandwidth."""
+    """Return the Gaussian kernel estimate on a grid, with Silverman's bandwidth."""
     width = _bandwidth(x, weights, dim=1)
     return np.exp(-(((grid[:, None] - x) / width) ** 2) / 2) @ weights / (width * np.sqrt(2 * np.pi))
 
 
 def _bandwidth(x: np.ndarray, weights: np.ndarray, dim: int) -> float:
-    """Silverman's rule from the smaller of deviation and quartiles, so that a far token does not blur the rest."""
+    """Return Silverman's bandwidth from the smaller of deviation and quartiles, which is robust to outliers."""
     mean = weights @ x
     deviation = float(np.sqrt(weights @ (x - mean) ** 2))
     quartiles = float(np.diff(_quantiles(x, weights, [0.25, 0.75]))[0]) / 1.349

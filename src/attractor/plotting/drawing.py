@@ -28,18 +28,16 @@ LINE = 0.135  # inches of a line of the caption
 
 
 def static_suffix(path: str | os.PathLike[str]) -> str:
-    """The kind of static picture that a path asks for."""
+    """Return the suffix of a static figure; raise for other suffixes."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
-        raise InputError(
-            f"{path}: this picture is written as {', '.join(SUFFIXES)}, not as {suffix or 'a bare name'!r}"
-        )
+        raise InputError(f"{path}: this figure is written as {', '.join(SUFFIXES)}, not as {suffix or 'a bare name'!r}")
     return suffix
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Panels in rows, as many across as the width of the page has room for, in inches."""
+    """Panels in rows, as many per row as the width allows, in inches."""
 
     across: int
     rows: int
@@ -51,19 +49,19 @@ class Grid:
     def of(
         count: int, least: float, *, left: float = 0.6, gap: float = 0.65, right: float = 0.15, most: int = 4
     ) -> Grid:
-        """Room for ``count`` panels that are at least ``least`` wide, at most ``most`` of them in a row."""
+        """Return a grid of ``count`` panels that are at least ``least`` wide, at most ``most`` in a row."""
         room = inches() - left - right
         across = max(1, min(count, most, int((room + gap + 1e-9) / (least + gap))))
         return Grid(across, -(-count // across), (room - gap * (across - 1)) / across, left, gap)
 
     def place(self, number: int) -> tuple[int, float]:
-        """Row of a panel, and where it begins from the left."""
+        """Return the row of a panel and its distance from the left."""
         row, column = divmod(number, self.across)
         return row, self.left + column * (self.wide + self.gap)
 
 
 class StaticFigure:
-    """A figure of the width of the paper with a title above and a caption below; panels are placed in inches between."""
+    """A figure of the width of the paper, with a title, a caption, and panels placed in inches between them."""
 
     def __init__(self, title: str, caption: str, height: float) -> None:
         self.width = inches()
@@ -81,20 +79,20 @@ class StaticFigure:
         self.figure.text(0.1 / self.width, y, line, ha="left", parse_math=False, **words)
 
     def panel(self, left: float, top: float, width: float, height: float, **words: Any) -> Any:
-        """Axes with the upper left corner at (left, top) below the title, in inches."""
+        """Add axes with the upper left corner at (left, top) below the title, in inches."""
         bottom = self.height - self.top - top - height
         box = (left / self.width, bottom / self.height, width / self.width, height / self.height)
         return self.figure.add_axes(box, **words)
 
     def legend(self, handles: Any, names: Any, top: float, **words: Any) -> None:
-        """One row or several of signs and their names, ``top`` inches below the title."""
+        """Add a legend ``top`` inches below the title."""
         place = (0.06 / self.width, 1 - (self.top + top) / self.height)
         look = {"loc": "upper left", "frameon": False, "fontsize": 6.5, "borderpad": 0.2, "handlelength": 1.6}
         self.figure.legend(handles, names, bbox_to_anchor=place, **{**look, **words})
 
 
 def write_chart(figure: Figure, path: str | os.PathLike[str] | None, dpi: int = 200) -> Any:
-    """The figure, or the path it was written to."""
+    """Write a figure and return its path; return the figure without a path."""
     if path is None:
         return figure
     suffix, place = static_suffix(path), check_target(path)
@@ -105,7 +103,7 @@ def write_chart(figure: Figure, path: str | os.PathLike[str] | None, dpi: int = 
 
 PAGE, STILL, MOVING = (".html",), (".png", ".pdf", ".svg"), (".gif", ".mp4")
 BACKENDS = ("matplotlib", "plotly")
-# Tokens drawn at most: a browser moves them, a printer does not.
+# largest numbers of tokens in interactive and in other figures
 FEW, MANY = 2000, 5000
 
 
@@ -125,16 +123,23 @@ def draw(
     fps: int = 20,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
-    """Write a picture of a scene to ``path``, or return a figure if there is none.
+    """Draw a scene to ``path``, or return the figure without one.
 
-    The ending of the name decides: ``.html`` is a self-contained interactive page, ``.png``, ``.pdf`` and ``.svg`` are
-    static, ``.gif`` and ``.mp4`` move. Without a path the figure comes back, matplotlib's or (``backend="plotly"``) plotly's;
-    with one, the path.
+    The suffix selects the format: ``.html`` is a self-contained interactive page, ``.png``, ``.pdf`` and ``.svg`` are static, ``.gif``
+    and ``.mp4`` are animations.
 
-    colour: "auto", "cluster" (where tokens end), "start" (where they start) or "index"; view: azimuth and elevation in
-    degrees; tokens: the most to draw; width: "one" or "two" columns or inches, by default those of ``paper`` around it, or
-    two columns; snapshots: panels of a static picture; frames, fps: of what moves, at most so many frames; progress: called
-    with (frames done, all frames) by an animation.
+    Parameters
+    ----------
+    backend : of the returned figure, "matplotlib" or "plotly".
+    colour : "auto", "cluster" (final cluster), "start" (initial position) or "index".
+    view : azimuth and elevation in degrees.
+    tokens : largest number of tokens to draw.
+    width : "one" or "two" columns or inches; by default that of ``paper``, or two columns.
+    snapshots : panels of a static figure.
+    caption : whether a static figure has a caption.
+    dpi : resolution of raster formats.
+    frames, fps : largest number of frames, and frames per second.
+    progress : called with (frames done, all frames) by an animation.
     """
     check(backend=backend, snapshots=snapshots, tokens=tokens, frames=frames, fps=fps, dpi=dpi)
     place = None if path is None else check_target(path)
@@ -162,7 +167,7 @@ def check_suffix(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in (*PAGE, *STILL, *MOVING):
         ending = f"the ending {path.suffix!r}" if path.suffix else "a name without an ending"
-        raise InputError(f"a picture cannot be written to {ending}; give one of {', '.join((*PAGE, *STILL, *MOVING))}")
+        raise InputError(f"a figure cannot be written to {ending}; give one of {', '.join((*PAGE, *STILL, *MOVING))}")
     return suffix
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def token_figure(animation: AnimationFrames, leaders: np.ndarray) -> dict[str, Any]:
-    """Traces and layout of the tokens at the first frame; the last trace is the discs."""
+    """Return traces and layout of the tokens at the first frame; the last trace is the discs."""
     drawing = animation.drawing
     discs = traces.disc_trace(animation, 0, leaders[0])
     if drawing.dim == 1:
@@ -33,7 +33,7 @@ def token_figure(animation: AnimationFrames, leaders: np.ndarray) -> dict[str, A
 
 
 def curve_figure(animation: AnimationFrames) -> dict[str, Any]:
-    """Traces and layout of the observables: curves, then a dot on each at the first frame, then angles and merges."""
+    """Return traces and layout of the observables: curves, a dot on each at the first frame, angles and merges."""
     drawing = animation.drawing
     labels = shown_curves(drawing)
     axes = [{"xaxis": "x", "yaxis": "y" + axis_suffix(number)} for number in range(len(labels))]
@@ -54,13 +54,13 @@ def curve_figure(animation: AnimationFrames) -> dict[str, Any]:
 
 
 def values_at(animation: AnimationFrames, label: str) -> np.ndarray:
-    """An observable (F,) at the frames, NaN where it is not finite."""
+    """Return an observable (F,) at the frames, NaN where it is not finite."""
     values = animation.drawing.scene.curves[label][animation.indices]
     return np.where(np.isfinite(values), values, np.nan)
 
 
 def figure(drawing: Drawing, frames: int) -> Figure:
-    """One plotly figure: tokens on the left, observables on the right, frames with a slider below."""
+    """Return a plotly figure: tokens on the left, observables on the right, frames with a slider below."""
     try:
         import plotly.graph_objects as graph_objects
     except ImportError:
@@ -85,7 +85,7 @@ def figure(drawing: Drawing, frames: int) -> Figure:
 
 
 def join_layouts(tokens: dict[str, Any], curves: dict[str, Any], both: bool) -> dict[str, Any]:
-    """The two layouts in one, each in its half of the width."""
+    """Join two layouts side by side."""
     left, right = ([0.0, 0.56], [0.64, 1.0]) if both else ([0.0, 1.0], [0.99, 1.0])
     layout = {**tokens, **curves}
     if "scene" in layout:
@@ -99,7 +99,7 @@ def join_layouts(tokens: dict[str, Any], curves: dict[str, Any], both: bool) -> 
 
 
 def make_frame(animation: AnimationFrames, leaders: np.ndarray, number: int, moving: list[int]) -> dict[str, Any]:
-    """What changes from one frame to the next: discs, dots and the line that marks the time."""
+    """Return what changes in a frame: discs, dots and the line that marks the time."""
     discs = traces.disc_trace(animation, number, leaders[number])
     data = [
         {
@@ -122,7 +122,7 @@ def make_frame(animation: AnimationFrames, leaders: np.ndarray, number: int, mov
 
 
 def controls(drawing: Drawing, animation: AnimationFrames) -> dict[str, Any]:
-    """Plotly's slider and buttons."""
+    """Return plotly's slider and buttons."""
     still = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
     play = {"frame": {"duration": 60, "redraw": True}, "fromcurrent": True, "transition": {"duration": 0}}
     steps = [
@@ -149,7 +149,7 @@ def write_page(drawing: Drawing, path: Path, frames: int) -> None:
 
 
 def page(drawing: Drawing, frames: int) -> str:
-    """The whole page."""
+    """Return the HTML of the page."""
     try:
         from plotly.io.json import to_json_plotly
         from plotly.offline import get_plotlyjs
@@ -158,7 +158,7 @@ def page(drawing: Drawing, frames: int) -> str:
     animation = AnimationFrames.of(drawing, frames)
     read = files("attractor.plotting").joinpath
     shape = page_classes(animation)
-    # "<" is written as an escape so that no text can close the script element it travels in
+    # "<" is escaped so that no text can close the script element
     content = str(to_json_plotly(animation_content(animation))).replace("<", "\\u003c")
     return Template(read("page.html").read_text(encoding="utf-8")).substitute(
         title=escape(drawing.scene.title or "Tokens"),
@@ -176,14 +176,14 @@ def page(drawing: Drawing, frames: int) -> str:
 
 
 def page_classes(animation: AnimationFrames) -> str:
-    """Classes of the page: without curves, without frames to play."""
+    """Return CSS classes of the page: "lone" without curves, "still" without frames."""
     return " ".join(
         [*([] if has_strips(animation.drawing) else ["lone"]), *([] if len(animation.indices) > 1 else ["still"])]
     )
 
 
 def usage_note(drawing: Drawing) -> str:
-    """How to handle what only the interactive picture has."""
+    """Return a note on how to use the interactive figure."""
     turn = (
         "Drag to turn, scroll to come closer, point at a disc to read it."
         if drawing.dim == 3
@@ -194,7 +194,7 @@ def usage_note(drawing: Drawing) -> str:
 
 
 def animation_content(animation: AnimationFrames) -> dict[str, Any]:
-    """Everything the script needs; places are 16-bit fractions of the box, which is finer than a pixel."""
+    """Return the data of the script; places are 16-bit fractions of the box, finer than a pixel."""
     drawing = animation.drawing
     leaders = animation.leaders()
     centre, half = drawing.box()
@@ -228,7 +228,7 @@ def animation_content(animation: AnimationFrames) -> dict[str, Any]:
 
 
 def surface_of(drawing: Drawing) -> dict[str, Any] | None:
-    """What the script needs to turn the lens to the eye: W^(1/2) and W^(-1/2), its points in the unit disc, the light."""
+    """Return what the script needs to turn the lens to the viewer: M^(1/2), M^(-1/2), points of the unit disc, the light."""
     matrix = drawing.projection.surface
     if matrix is None or drawing.dim != 3:
         return None
@@ -237,7 +237,7 @@ def surface_of(drawing: Drawing) -> dict[str, Any] | None:
 
 
 def add_trails(figure: dict[str, Any], drawing: Drawing) -> dict[str, Any]:
-    """The figure with what only the script can keep up: trails below the discs, and a lens in place of the plain shell."""
+    """Return the figure with traces that the script updates: trails below the discs, and a lens instead of the shell."""
     matrix = drawing.projection.surface
     still = [
         traces.lens_trace(matrix) if trace["name"] == "shell" and matrix is not None else trace
@@ -249,5 +249,5 @@ def add_trails(figure: dict[str, Any], drawing: Drawing) -> dict[str, Any]:
 
 
 def encode_base64(values: np.ndarray, dtype: str) -> str:
-    """Little-endian bytes in base 64."""
+    """Return little-endian bytes in base 64."""
     return base64.b64encode(np.ascontiguousarray(values.astype(dtype)).tobytes()).decode("ascii")

@@ -12,7 +12,7 @@ from attractor.plotting import style
 from attractor.plotting.scene import Scene, group_tokens
 from attractor.plotting.time_axis import TimeAxis, format_quantity
 
-# Beyond this growth of norms a fixed frame would shrink the start to a dot.
+# beyond this growth of norms each time is drawn in its own units
 GROWTH = 6.0
 
 
@@ -38,7 +38,7 @@ class Projection:
 
 
 def project(scene: Scene) -> Projection:
-    """The first three coordinates, or the first three principal axes in dimension four and more."""
+    """Project on the first three coordinates, or on three principal axes in dimension four and more."""
     points, dim = scene.points, scene.points.shape[2]
     scale, notes = np.ones(scene.times.size), []
     if scene.surface is None:
@@ -63,18 +63,18 @@ def project(scene: Scene) -> Projection:
 
 
 def project_surface(scene: Scene, axes: np.ndarray) -> np.ndarray | None:
-    """M of {y : y'My = 1}, the outline of the space under y = Ax: M = (A W^-1 A')^-1; None in flat space."""
+    """Return the matrix M = (A W^-1 A')^-1 of the outline of {x : x'Wx = 1} under y = Ax; None in flat space."""
     return None if scene.surface is None else np.linalg.inv(axes @ np.linalg.solve(scene.surface, axes.T))
 
 
 def matrix_power(matrix: np.ndarray, power: float) -> np.ndarray:
-    """A symmetric positive definite matrix to a power."""
+    """Return a power of a symmetric positive definite matrix."""
     values, vectors = np.linalg.eigh(matrix)
     return (vectors * values**power) @ vectors.T
 
 
 def scale_points(scene: Scene, points: np.ndarray) -> np.ndarray:
-    """Tokens in units of the size of their space: on the unit sphere, or divided by the extent of the whole cloud."""
+    """Return tokens on the unit sphere or, in flat space, divided by the extent of all of them."""
     if scene.surface is not None:
         return points @ matrix_power(scene.surface, 0.5)
     points = points - points.mean(axis=(0, 1))
@@ -82,7 +82,7 @@ def scale_points(scene: Scene, points: np.ndarray) -> np.ndarray:
 
 
 def principal_axes(points: np.ndarray, centred: bool) -> tuple[np.ndarray, float]:
-    """Rows (3, d) of the leading axes of the first and last clouds, each cloud weighed alike, and the share they carry."""
+    """Return the leading axes (3, d) of the first and last states, weighted equally, and their share of the variance."""
     clouds = [cloud - cloud.mean(axis=0) if centred else cloud for cloud in (points[0], points[-1])]
     sizes = [max(float(np.sqrt(np.square(cloud).sum(axis=1).mean())), np.finfo(float).tiny) for cloud in clouds]
     stacked = np.concatenate([cloud / size for cloud, size in zip(clouds, sizes, strict=True)])
@@ -92,9 +92,9 @@ def principal_axes(points: np.ndarray, centred: bool) -> tuple[np.ndarray, float
     else:
         values, vectors = np.linalg.eigh(stacked.T @ stacked)
         shares, rows = values[::-1], vectors[:, ::-1].T
-    # fewer directions than axes, as for one token: any others that are orthogonal will do
+    # with fewer directions than axes, as for one token, add orthogonal ones
     axes = np.linalg.qr(np.concatenate([rows[:3], np.eye(3, rows.shape[1])]).T)[0].T[:3]
-    # a sign that does not hang on the library: the largest entry of each axis is positive
+    # the largest entry of each axis is positive, so that signs do not depend on the library
     axes = axes * np.where(axes[np.arange(3), np.abs(axes).argmax(axis=1)] < 0, -1.0, 1.0)[:, None]
     total = float(shares.sum())
     return axes, float(shares[:3].sum() / total) if total > 0 else 1.0
@@ -118,11 +118,11 @@ class Camera:
         return np.stack([right, np.cross(eye, right), eye])
 
     def screen(self, points: np.ndarray) -> np.ndarray:
-        """Places (..., 2) of points (..., 3) on the picture; flat points stay where they are."""
+        """Return the positions (..., 2) of points (..., 3) in the figure; points of the plane are unchanged."""
         return points @ self.frame[:2].T if points.shape[-1] == 3 else points
 
     def facing(self, points: np.ndarray, surface: np.ndarray | None) -> np.ndarray:
-        """From -1, at the back, to 1, at the front: by the normal of the surface, or by depth where there is none."""
+        """Return values from -1 (back) to 1 (front), by the normal of the surface or, without one, by depth."""
         if points.shape[-1] != 3:
             return np.ones(points.shape[:-1])
         if surface is not None:
@@ -132,7 +132,7 @@ class Camera:
 
 
 def choose_camera(projection: Projection, masses: np.ndarray, view: tuple[float, float] | None) -> Camera:
-    """The view asked for, or the one that shows most of the final mass, and some of the middle, well inside the front."""
+    """Return the given view, or the one that shows most of the final mass, and some of the mass half-way, near the front."""
     if view is not None:
         try:
             azimuth, elevation = (float(angle) for angle in view)
@@ -158,7 +158,7 @@ LIGHT = np.array([-0.38, 0.52, 0.77])
 
 
 def silhouette(surface: np.ndarray, camera: Camera, count: int = 181) -> np.ndarray:
-    """Outline (count, 2) on the picture of {x : x'Mx = 1}; in the plane, the curve itself."""
+    """Return the outline (count, 2) of {x : x'Mx = 1} seen by the camera; in the plane, the curve itself."""
     inverse = np.linalg.inv(surface)
     if len(surface) == 3:
         inverse = camera.frame[:2] @ inverse @ camera.frame[:2].T
@@ -167,7 +167,7 @@ def silhouette(surface: np.ndarray, camera: Camera, count: int = 181) -> np.ndar
 
 
 def shading(surface: np.ndarray, camera: Camera, reach: float, pixels: int = 220) -> np.ndarray:
-    """Picture (pixels, pixels, 3) of the lit surface on the square [-reach, reach]^2, row 0 at the bottom.
+    """Return an image (pixels, pixels, 3) of the lit surface on the square [-reach, reach]^2, row 0 at the bottom.
 
     In camera coordinates the front of the surface above (a, b) is the larger root c of the quadratic (a, b, c) M (a, b, c)' = 1
     and the normal is M (a, b, c).
@@ -184,7 +184,7 @@ def shading(surface: np.ndarray, camera: Camera, reach: float, pixels: int = 220
 
 
 def graticule(surface: np.ndarray, step: int = 30, count: int = 91) -> list[np.ndarray]:
-    """Meridians and parallels, each (count, 3), carried from the unit sphere to the surface."""
+    """Return meridians and parallels, each (count, 3), mapped from the unit sphere to the surface."""
     angles = np.linspace(0.0, 2 * np.pi, count)
     half = np.linspace(-np.pi / 2, np.pi / 2, count)
     lines = [
@@ -203,7 +203,7 @@ def graticule(surface: np.ndarray, step: int = 30, count: int = 91) -> list[np.n
 
 
 def sheet(surface: np.ndarray, meridians: int = 49, parallels: int = 25) -> np.ndarray:
-    """The surface as a grid of points (parallels, meridians, 3)."""
+    """Return the surface as a grid of points (parallels, meridians, 3)."""
     turn, height = np.meshgrid(np.linspace(0, 2 * np.pi, meridians), np.linspace(-np.pi / 2, np.pi / 2, parallels))
     return np.stack(
         [np.cos(height) * np.cos(turn), np.cos(height) * np.sin(turn), np.sin(height)], axis=2
@@ -211,7 +211,7 @@ def sheet(surface: np.ndarray, meridians: int = 49, parallels: int = 25) -> np.n
 
 
 def lens(rings: int = 12, spokes: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """The unit disc as points (m, 2) and triangles (t, 3), rings closer towards the edge, where shading changes fastest."""
+    """Return the unit disc as points (m, 2) and triangles (t, 3), with rings closer towards the edge, where shading varies most."""
     radii = np.sin(np.linspace(0, np.pi / 2, rings + 1)[1:])
     turn = np.linspace(0, 2 * np.pi, spokes, endpoint=False)
     points = np.stack([np.outer(radii, np.cos(turn)), np.outer(radii, np.sin(turn))], axis=2).reshape(-1, 2)
@@ -224,13 +224,13 @@ def lens(rings: int = 12, spokes: int = 64) -> tuple[np.ndarray, np.ndarray]:
 
 
 RULES = ("auto", "cluster", "start", "index")
-# Tokens chained by steps of a twentieth of the space's size end together, if their cluster is this compact.
+# tokens chained by steps of a twentieth of the size of the space form a cluster if it is this compact
 REACH, COMPACT = 0.05, 0.35
 
 
 @dataclass(frozen=True, eq=False)
 class Colours:
-    """One colour per token (n, 3), the cluster of each token if that is what they show, and the words for the caption."""
+    """One colour per token (n, 3), the cluster of each token if colours show clusters, and a text for the caption."""
 
     tokens: np.ndarray
     clusters: np.ndarray | None
@@ -238,7 +238,7 @@ class Colours:
 
 
 def colour_tokens(projection: Projection, masses: np.ndarray, rule: str = "auto") -> Colours:
-    """By final cluster when there are two to seven of them, otherwise by starting place."""
+    """Colour by final cluster if there are two to seven, otherwise by initial position."""
     if rule not in RULES:
         raise InputError(f"colour {rule!r} is not known; give one of {', '.join(RULES)}")
     n = masses.size
@@ -263,7 +263,7 @@ def by_index(n: int) -> Colours:
 
 
 def by_start(projection: Projection) -> Colours:
-    """Longitude on the first two drawn axes, or rank on a line."""
+    """Colour by longitude on the first two drawn axes, or by rank on a line."""
     start = projection.coordinates[0]
     if start.shape[1] == 1:
         rank = np.argsort(np.argsort(start[:, 0], kind="stable"), kind="stable")
@@ -275,7 +275,7 @@ def by_start(projection: Projection) -> Colours:
 
 
 def final_clusters(bodies: np.ndarray, masses: np.ndarray) -> np.ndarray:
-    """Labels (n,) of the clusters of a state, the heaviest first."""
+    """Return labels (n,) of the clusters of a state, the heaviest first."""
     labels = group_tokens(bodies, REACH)
     weights = np.bincount(labels, weights=masses)
     rank = np.empty(weights.size, dtype=int)
@@ -284,19 +284,19 @@ def final_clusters(bodies: np.ndarray, masses: np.ndarray) -> np.ndarray:
 
 
 def compact(bodies: np.ndarray, clusters: np.ndarray) -> bool:
-    """True when every cluster is small: a chain that winds over the whole space is no cluster."""
+    """Whether every cluster is small compared with the space."""
     counts = np.bincount(clusters)
     centres = np.stack([np.bincount(clusters, weights=column) / counts for column in bodies.T], axis=1)
     return bool(np.linalg.norm(bodies - centres[clusters], axis=1).max() < COMPACT)
 
 
-# Closer than this, in units of the size of the space, tokens are one disc to the eye.
+# tokens closer than this, in units of the size of the space, are drawn as one disc
 COINCIDENCE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """A scene made ready; ``scene`` holds only the saved times and the tokens that are drawn."""
+    """A prepared scene; ``scene`` holds only the saved times and tokens that are drawn."""
 
     scene: Scene
     projection: Projection
@@ -313,28 +313,28 @@ class Drawing:
 
     @property
     def fractions(self) -> np.ndarray:
-        """Masses (n,) as parts of the whole."""
+        """Masses (n,) as fractions of the total."""
         return self.scene.masses / self.scene.masses.sum()
 
     def names(self) -> list[int | str]:
-        """What each token is called: its number, and its label if it has one."""
+        """Return the number of each token, with its label if it has one."""
         labels = self.scene.labels
         return [f"{index}: {labels[place]}" if labels else int(index) for place, index in enumerate(self.tokens)]
 
     def leaders(self, index: int) -> np.ndarray:
-        """For each token (n,), the first of those it coincides with at a saved time: the one that is drawn for all."""
+        """Return for each token (n,) the first token at the same place, which is drawn for all of them."""
         labels = group_tokens(self.projection.bodies[index], COINCIDENCE)
         first = np.unique(labels, return_index=True)[1]
         return first[labels]
 
     def discs(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens to draw at a saved time, and the share of the mass that each of their discs carries."""
+        """Return the tokens to draw at a saved time and the mass fractions of their discs."""
         leaders = self.leaders(index)
         drawn = np.unique(leaders)
         return drawn, np.bincount(leaders, weights=self.fractions)[drawn]
 
     def box(self, index: int | None = None) -> tuple[np.ndarray, float]:
-        """Centre (k,) and half side of a cube that holds the surface or, in flat space, every token at every time."""
+        """Return centre (k,) and half side of a cube that holds the surface or, in flat space, all tokens at all times."""
         if self.projection.surface is not None:
             return np.zeros(self.dim), 1.0 / float(np.sqrt(np.linalg.eigvalsh(self.projection.surface)[0]))
         points = self.projection.coordinates if index is None else self.projection.coordinates[index]
@@ -344,7 +344,7 @@ class Drawing:
         return (low + high) / 2, 1.12 * half if half > 0 else 1.0
 
     def facing(self, points: np.ndarray) -> np.ndarray:
-        """From -1, at the back, to 1, at the front."""
+        """Return values from -1 (back) to 1 (front)."""
         if self.projection.on_surface:
             return self.camera.facing(points, self.projection.surface)
         centre, half = self.box()
@@ -355,26 +355,26 @@ class Drawing:
         return self.dim == 2 and self.projection.surface is not None
 
     def angles(self) -> np.ndarray:
-        """Angles (S, n) in degrees in the plane; NaN breaks a line that leaves at the top and comes back at the bottom."""
+        """Return angles (S, n) in degrees in the plane, with NaN where a line jumps from 180 to -180."""
         turn = np.rad2deg(np.arctan2(self.projection.coordinates[..., 1], self.projection.coordinates[..., 0]))
         turn[1:][np.abs(np.diff(turn, axis=0)) > 180] = np.nan
         return turn
 
     @property
     def caption(self) -> str:
-        """What the picture shows and how to read it."""
+        """Text on what the figure shows and how to read it."""
         legend = "Each disc is a token, its area the mass; tokens that coincide are one disc." if self.dim > 1 else ""
         parts = [self.scene.caption.strip(), legend, self.colours.legend, *self.notes]
         return " ".join(part for part in parts if part)
 
     def left_out(self, most: int) -> str:
-        """A word on observables for which there is no room."""
+        """Return a note on observables that are not drawn."""
         count = len(self.scene.curves)
         return f"The first {most} of {count} observables are drawn." if count > most else ""
 
     @property
     def verdict(self) -> str:
-        """One sentence on how the run ended."""
+        """One sentence on the outcome of the run."""
         if not self.scene.outcome:
             return ""
         name, time = self.scene.outcome.replace("_", " "), self.scene.outcome_time
@@ -388,7 +388,7 @@ def prepare(
     colour: str = "auto",
     view: tuple[float, float] | None = None,
 ) -> Drawing:
-    """Drop what cannot be drawn (and say so), choose tokens, coordinates, colours and a point of view."""
+    """Drop what cannot be drawn (with a note), and choose tokens, coordinates, colours and a camera."""
     scene, notes = drop_infinite(scene)
     chosen = selection.subsample(scene.masses.size, tokens)
     if chosen.size < scene.masses.size:
@@ -408,7 +408,7 @@ def prepare(
 
 
 def drop_infinite(scene: Scene) -> tuple[Scene, list[str]]:
-    """Leave out saved times at which a coordinate is not a finite number of drawable size, as after a blow-up."""
+    """Drop saved times with coordinates that are not finite or too large, as after a blow-up."""
     with np.errstate(invalid="ignore"):
         sound = (np.abs(scene.points) < 1e30).all(axis=(1, 2))
     if sound.all():

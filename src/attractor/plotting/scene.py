@@ -12,12 +12,12 @@ from attractor.plotting.time_axis import TimeAxis
 
 
 def group_tokens(points: np.ndarray, tolerance: float, grids: int = 6) -> np.ndarray:
-    """Labels (n,) of tokens chained by steps of about the tolerance.
+    """Return labels (n,) of tokens chained by steps of about the tolerance.
 
     Tokens that share a cell in one of several shifted grids are joined, so the cost is linear in n even when thousands
     of tokens sit on one point.
     """
-    # scipy is slow to import, and importing pictures must not be
+    # scipy is slow to import
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -40,7 +40,7 @@ def group_tokens(points: np.ndarray, tolerance: float, grids: int = 6) -> np.nda
 
 
 def measure_progress(times: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """How far the story has come at each saved time, from 0 to 1: half by distance travelled, half by the time axis."""
+    """Return the progress of the run at each saved time, from 0 to 1: half by distance travelled, half by the time axis."""
     moved = np.sqrt(np.square(np.diff(points, axis=0)).sum(axis=2).mean(axis=1))
     travelled = np.concatenate([[0.0], np.cumsum(moved)])
     placed = TimeAxis.of(times).place(times)
@@ -52,7 +52,7 @@ def measure_progress(times: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def select_frames(progress: np.ndarray, most: int) -> np.ndarray:
-    """Indices of at most ``most`` saved times, evenly paced, first and last among them."""
+    """Return indices of at most ``most`` saved times, evenly spaced in progress, first and last included."""
     if progress.size <= most:
         return np.arange(progress.size)
     if most == 1:
@@ -63,7 +63,7 @@ def select_frames(progress: np.ndarray, most: int) -> np.ndarray:
 
 
 def subsample(count: int, most: int) -> np.ndarray:
-    """Indices of at most ``most`` of ``count`` things, the same ones each time."""
+    """Return at most ``most`` of ``count`` indices, always the same ones."""
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
@@ -102,11 +102,11 @@ class Scene:
         saved = self.times.shape[0] if self.times.ndim == 1 else 0
         if self.points.ndim != 3 or saved == 0 or self.points.shape[0] != saved or 0 in self.points.shape:
             raise InputError(
-                "a picture needs times (S,) and points (S, n, d) of one ensemble member, "
+                "a figure needs times (S,) and points (S, n, d) of one ensemble member, "
                 f"got times {self.times.shape} and points {self.points.shape}"
             )
         if not np.isfinite(self.times).all():
-            raise InputError("the times of a picture must be finite")
+            raise InputError("the times of a figure must be finite")
         if self.labels and len(self.labels) != self.points.shape[1]:
             raise InputError(f"{len(self.labels)} labels do not name {self.points.shape[1]} tokens: give one for each")
         self._check_masses()
@@ -144,7 +144,7 @@ class Scene:
 
 
 def as_array(value: object, name: str) -> np.ndarray:
-    """A float64 array, or one clear sentence."""
+    """Return a float64 array; raise if the value is not a rectangular array of numbers."""
     try:
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -27,7 +27,7 @@ LETTER = 0.56 * 6.5 / 72  # inches of a letter of a label
 
 
 def draw_backdrop(axes: Axes, drawing: Drawing) -> None:
-    """What stands still: the surface with its grid, the axes of a plane, the box of a space."""
+    """Draw the surface with its grid, the axes of a plane, or the box of a space."""
     if drawing.projection.surface is not None:
         paint_surface(axes, drawing)
     elif drawing.dim == 3:
@@ -50,7 +50,7 @@ def paint_surface(axes: Axes, drawing: Drawing) -> None:
     axes.add_patch(edge)
     if drawing.dim == 2:
         return
-    # the picture of the shading is clipped by the outline, so its edge stays sharp at any size
+    # the shading is clipped by the outline, which keeps the edge sharp
     image = axes.imshow(
         globe.shading(surface, camera, reach),
         origin="lower",
@@ -63,7 +63,7 @@ def paint_surface(axes: Axes, drawing: Drawing) -> None:
 
 
 def paint_grid(axes: Axes, drawing: Drawing, surface: np.ndarray) -> None:
-    """Meridians and parallels, fainter behind: two broken lines, which keep a vector file small."""
+    """Draw meridians and parallels, fainter at the back; two broken lines keep vector files small."""
     lines = np.stack(globe.graticule(surface))
     front = (
         drawing.camera.facing(lines, surface) > 0
@@ -72,7 +72,7 @@ def paint_grid(axes: Axes, drawing: Drawing, surface: np.ndarray) -> None:
     )
     places = drawing.camera.screen(lines)
     for side, alpha in ((front, 0.75), (~front, 0.25)):
-        # one point beyond each end, so that the two lines meet
+        # one more point at each end, so that the two lines meet
         kept = side.copy()
         kept[:, 1:] |= side[:, :-1]
         broken = np.where(kept[..., None], places, np.nan)
@@ -91,7 +91,7 @@ def paint_plane(axes: Axes, drawing: Drawing) -> None:
 
 
 def paint_box(axes: Axes, drawing: Drawing) -> None:
-    """A cube seen by the camera, its three hidden faces ruled, its axes named."""
+    """Draw a cube seen by the camera, with rulings on its three hidden faces and names of axes."""
     from matplotlib.collections import LineCollection
 
     centre, half = drawing.box()
@@ -118,18 +118,18 @@ def paint_box(axes: Axes, drawing: Drawing) -> None:
 
 
 def _room(axes: Axes, away: float, inches: float) -> float:
-    """Half the range of an axis on which words so many inches long, centred this far from its middle, still fit."""
+    """Return half the range of an axis on which a text of this many inches fits, centred this far from its middle."""
     side = axes.bbox.width / axes.get_figure(root=True).dpi  # type: ignore[union-attr]
     return away / max(0.3, 1 - inches / side)
 
 
 def strength(facing: np.ndarray, on_surface: bool) -> np.ndarray:
-    """Opacity: on a surface the back is faded at once, in a solid by degrees."""
+    """Return opacities: on a surface the back is faded at once, in a solid gradually."""
     return np.where(facing >= 0, 1.0, 0.22) if on_surface else 0.35 + 0.65 * (facing + 1) / 2
 
 
 def discs_at(drawing: Drawing, index: int, full: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Places (m, 2), areas and colours (m, 4) of the discs, the farthest first; ``full`` points across is all the mass."""
+    """Return places (m, 2), areas and colours (m, 4) of the discs, the farthest first; ``full`` points is the diameter of all mass."""
     drawn, shares = drawing.discs(index)
     points = drawing.projection.coordinates[index][drawn]
     facing = drawing.facing(points)
@@ -146,7 +146,7 @@ def discs_at(drawing: Drawing, index: int, full: float) -> tuple[np.ndarray, np.
 
 
 def trails_at(drawing: Drawing, start: int, index: int) -> tuple[np.ndarray, np.ndarray]:
-    """Segments (m, 2, 2) and colours (m, 4) of the paths of some discs from one saved time to another, older parts fainter."""
+    """Return segments (m, 2, 2) and colours (m, 4) of the paths of some discs between two saved times, older parts fainter."""
     steps = start + select_frames(drawing.progress[start : index + 1] - drawing.progress[start], TRAIL_STEPS)
     if steps.size < 2:
         return np.zeros((0, 2, 2)), np.zeros((0, 4))
@@ -161,7 +161,7 @@ def trails_at(drawing: Drawing, start: int, index: int) -> tuple[np.ndarray, np.
 
 
 def along_surface(paths: np.ndarray, drawing: Drawing) -> tuple[np.ndarray, np.ndarray]:
-    """Paths (T, m, k) whose long steps follow the surface, and how recent each point of them is, in [0, 1]."""
+    """Return paths (T, m, k) whose long steps follow the surface, and the recency of each point in [0, 1]."""
     surface, age = drawing.projection.surface, np.linspace(0.0, 1.0, len(paths))
     if surface is None or not drawing.projection.on_surface:
         return paths, age
@@ -177,14 +177,14 @@ def along_surface(paths: np.ndarray, drawing: Drawing) -> tuple[np.ndarray, np.n
 
 
 def draw_snapshot(axes: Axes, drawing: Drawing, index: int, start: int, full: float) -> tuple[Any, Any]:
-    """Trails and discs of the tokens at a saved time; the two collections, so that an animation can move them."""
+    """Draw trails and discs at a saved time; return both collections, so that an animation can update them."""
     from matplotlib.collections import LineCollection
 
     segments, hues = trails_at(drawing, start, index)
     trails = LineCollection(list(segments), colors=hues, linewidths=0.7, zorder=3)
     axes.add_collection(trails, autolim=False)
     places, areas, colours = discs_at(drawing, index, full)
-    # thousands of vector discs make a heavy file: they become one picture inside it
+    # thousands of vector discs would make a large file
     discs: Any = axes.scatter(
         *places.T, s=areas, c=colours, linewidths=rim_widths(areas).tolist(), zorder=4, rasterized=len(places) > MANY
     )
@@ -193,17 +193,17 @@ def draw_snapshot(axes: Axes, drawing: Drawing, index: int, start: int, full: fl
 
 
 def rim_widths(areas: np.ndarray) -> np.ndarray:
-    """Widths of the rim_widths: thin enough to leave the smallest discs their colour."""
+    """Return widths of the rims, small enough to keep the colour of the smallest discs."""
     return np.minimum(0.4, 0.1 * np.sqrt(areas))
 
 
 def rim_colours(colours: np.ndarray) -> np.ndarray:
-    """White rim_widths that fade with their discs."""
+    """Return white rims that fade with their discs."""
     return np.column_stack([np.ones((len(colours), 3)), colours[:, 3]])
 
 
 def time_label(drawing: Drawing, index: int) -> str:
-    """The time of a snapshot, and what a unit is worth if norms grow."""
+    """Return the time of a snapshot, and the unit of length if norms grow."""
     words = f"t = {format_quantity(float(drawing.scene.times[index]))}"
     return (
         f"{words}, unit {format_quantity(float(drawing.projection.scale[index]))}"
@@ -216,7 +216,7 @@ LINES = 400
 
 
 def set_time_axis(axes: Axes, drawing: Drawing, label: bool = True, most: int = 5) -> None:
-    """The common time axis of all strips."""
+    """Set the time axis that all strips share."""
     low, high = drawing.time_axis.limits
     margin = 0.02 * (high - low)
     axes.set_xlim(low - margin, high + margin)
@@ -230,7 +230,7 @@ def set_time_axis(axes: Axes, drawing: Drawing, label: bool = True, most: int = 
 
 
 def mark_times(axes: Axes, drawing: Drawing, snapshots: np.ndarray) -> None:
-    """Dotted lines at the snapshots, ticks at the merge events."""
+    """Draw dotted lines at the snapshots and ticks at the merges."""
     above = axes.get_xaxis_transform()
     for letter, place in zip("abcdefghijklmnop", drawing.time_axis.place(drawing.scene.times[snapshots]), strict=False):
         axes.axvline(float(place), color=style.FAINT, linewidth=0.6, linestyle=(0, (1, 2)), zorder=0)
@@ -248,7 +248,7 @@ def mark_times(axes: Axes, drawing: Drawing, snapshots: np.ndarray) -> None:
 
 
 def draw_curve(axes: Axes, drawing: Drawing, label: str, colour: str = style.PALETTE[0]) -> None:
-    """One observable against time, on a logarithmic scale when it is positive and spans three decades."""
+    """Draw one observable against time, on a logarithmic scale if it is positive and spans three decades."""
     values = drawing.scene.curves[label]
     places = drawing.time_axis.place(drawing.scene.times)
     sound = np.isfinite(values)
@@ -264,7 +264,7 @@ def draw_curve(axes: Axes, drawing: Drawing, label: str, colour: str = style.PAL
 
 
 def needs_log_scale(values: np.ndarray, ratio: float) -> bool:
-    """Whether positive values span so much that only a logarithmic scale shows them all."""
+    """Whether values are positive and span more than ``ratio``."""
     return bool(values.size and values.min() > 0 and values.max() > ratio * values.min())
 
 
@@ -276,14 +276,14 @@ def set_log_axis(axes: Axes, low: float, high: float) -> None:
 
 
 def draw_angles(axes: Axes, drawing: Drawing) -> None:
-    """Where tokens on a circle are, against time."""
+    """Draw the angles of tokens on a circle against time."""
     draw_threads(axes, drawing, drawing.angles())
     axes.set(ylim=(-180, 180), yticks=[-180, -90, 0, 90, 180], yticklabels=["−180°", "−90°", "0°", "90°", "180°"])
     axes.set_title("angle of each token", loc="left", pad=9)
 
 
 def draw_positions(axes: Axes, drawing: Drawing) -> None:
-    """Where tokens on a line are, against time."""
+    """Draw the positions of tokens on a line against time."""
     draw_threads(axes, drawing, drawing.projection.coordinates[..., 0])
     axes.locator_params(axis="y", nbins=5)
     name = "x / extent" if drawing.projection.rescaled else "x"
@@ -313,7 +313,7 @@ STRIP, STRIP_GAP, HEADING = 1.05, 0.42, 0.22
 def compose(
     drawing: Drawing, *, width: str | float | None = None, snapshots: int | None = None, caption: bool = True
 ) -> Figure:
-    """A matplotlib figure that belongs to no global state and leaves the user's settings as they are."""
+    """Return a matplotlib figure without using or changing global state."""
     across, make = style.inches(width), figure_class()
     with style.use_style():
         figure = make()
@@ -322,7 +322,7 @@ def compose(
 
 
 def figure_class() -> type[Figure]:
-    """A figure that shows itself in a notebook although pyplot knows nothing of it."""
+    """Return a figure class that displays itself in notebooks without pyplot."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -345,7 +345,7 @@ def save(figure: Figure, place: Path | BytesIO, dpi: int, kind: str) -> None:
 
 
 class Page:
-    """Lays out panels from the top down, in inches."""
+    """Layout of the panels from top to bottom, in inches."""
 
     def __init__(self, figure: Figure, drawing: Drawing, width: float, snapshots: int | None, caption: bool) -> None:
         self.figure, self.drawing, self.width = figure, drawing, width
@@ -381,18 +381,18 @@ class Page:
         self.strips(strip_names, per_row)
 
     def usage_note(self) -> str:
-        """How to read what only the printed picture has."""
+        """Return a note on how to read the static figure."""
         drawing = self.drawing
         far = "Faded discs are on the far side." if drawing.projection.on_surface and drawing.dim == 3 else ""
         merges = "Ticks on the time axes are merges." if drawing.scene.events else ""
         return " ".join(part for part in (far, merges, drawing.left_out(CURVES)) if part)
 
     def strip_names(self) -> list[str | None]:
-        """Curves to draw, preceded by None for the angles of tokens on a circle."""
+        """Return the curves to draw, preceded by None for the angles of tokens on a circle."""
         return [*([None] if self.drawing.circle else []), *list(self.drawing.scene.curves)[:CURVES]]
 
     def proportion(self) -> float:
-        """Height of a snapshot for its width: an ellipsoid may lie flat."""
+        """Return the ratio of height to width of a snapshot, small for a flat ellipsoid."""
         surface = self.drawing.projection.surface
         if surface is None or self.drawing.dim == 1:
             return 1.0
@@ -455,5 +455,5 @@ class Page:
 
 
 def wrap(text: str, width: float, size: float = 6.5, *, bold: bool = False) -> list[str]:
-    """Lines that fit: a letter of the font is about 0.56 of its size wide, a bold one 0.65."""
+    """Wrap text: a letter is about 0.56 of the font size wide, a bold one 0.65."""
     return textwrap.wrap(text, max(12, int((width - 0.2) * 72 / ((0.65 if bold else 0.56) * size))))

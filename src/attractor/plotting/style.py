@@ -1,4 +1,4 @@
-"""The one plot style: colours that the colour-blind can tell apart, fonts, sizes."""
+"""Plot style: colours for colour-blind readers, fonts, sizes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 
 from attractor.errors import InputError, missing
 
-# Okabe and Ito's palette without black and yellow, which are lost on dark and on white paper.
+# the palette of Okabe and Ito without black and yellow, which have too little contrast on dark and on white
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A6A58")
-# The same hues in an order that closes up: for longitudes.
+# the same hues in cyclic order, for longitudes
 WHEEL = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7")
 
 INK, QUIET, FAINT, HAIR = "#1b1f24", "#5b6470", "#b8c0cc", "#dfe4ea"
 GLOBE_LIGHT, GLOBE_SHADE = "#ffffff", "#c3cddb"
 
 COLUMNS = {"one": 3.4, "two": 7.0}
-GOLDEN = 0.618  # height of a figure of one's own for its width
-_width: ContextVar[float] = ContextVar("width of a picture in inches", default=COLUMNS["two"])
+GOLDEN = 0.618  # height over width of a figure
+_width: ContextVar[float] = ContextVar("width of a figure in inches", default=COLUMNS["two"])
 
 RC: dict[str, Any] = {
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib, so it is there and it can be embedded
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib and can be embedded
     "font.size": 7.5,
     "axes.titlesize": 8.0,
     "axes.labelsize": 7.5,
@@ -47,9 +47,9 @@ RC: dict[str, Any] = {
     "savefig.facecolor": "white",
     "savefig.bbox": None,
     "lines.solid_capstyle": "round",
-    "pdf.fonttype": 42,  # TrueType, embedded and searchable: many journals refuse type 3
+    "pdf.fonttype": 42,  # TrueType, embedded and searchable: many journals reject type 3
     "ps.fonttype": 42,
-    "svg.fonttype": "path",  # outlines, which need no font where they are read
+    "svg.fonttype": "path",  # outlines need no font
     "svg.hashsalt": "attractor",
     "axes.unicode_minus": True,
     "text.usetex": False,
@@ -58,7 +58,7 @@ RC: dict[str, Any] = {
 
 @contextmanager
 def use_style() -> Iterator[None]:
-    """Our settings while a picture is made, whatever the user's are; theirs come back afterwards."""
+    """Apply the settings of the package while a figure is drawn; the user's settings are restored afterwards."""
     try:
         import matplotlib
     except ImportError:
@@ -72,11 +72,10 @@ def use_style() -> Iterator[None]:
 
 @contextmanager
 def paper(width: str | float = "two") -> Iterator[tuple[float, float]]:
-    """The style of the package, for its pictures and for yours: ``with at.plotting.paper("one"): ...``.
+    """Apply the style of the package: ``with at.plotting.paper("one"): ...``.
 
-    Inside, every picture that attractor draws is ``width`` wide ("one" column, "two" columns or a number of inches) unless it is
-    told otherwise, and figures of your own made with matplotlib have the same fonts, colours and width. Yields that width and a
-    height in the golden section to it. Your settings come back afterwards.
+    Inside, figures of attractor are ``width`` wide ("one" column, "two" columns or inches) by default, and other matplotlib figures
+    have the same fonts, colours and width. Yields that width and a height in the golden ratio. The user's settings are restored afterwards.
     """
     with use_width(width) as across, use_style():
         import matplotlib
@@ -89,7 +88,7 @@ def paper(width: str | float = "two") -> Iterator[tuple[float, float]]:
 
 @contextmanager
 def use_width(width: str | float) -> Iterator[float]:
-    """Pictures of attractor are so wide inside unless they are told otherwise; the width in inches."""
+    """Set the default width of figures; yields it in inches."""
     token = _width.set(inches(width))
     try:
         yield _width.get()
@@ -98,7 +97,7 @@ def use_width(width: str | float) -> Iterator[float]:
 
 
 def inches(width: str | float | None = None) -> float:
-    """Width of a figure: "one" or "two" columns, a number of inches, or None for that of the ``paper`` around."""
+    """Return the width of a figure: "one" or "two" columns, inches, or None for the current default."""
     if width is None:
         return _width.get()
     if isinstance(width, str) and width in COLUMNS:
@@ -115,23 +114,23 @@ def inches(width: str | float | None = None) -> float:
 
 
 def rgb(colour: str) -> np.ndarray:
-    """Red, green, blue in [0, 1] of #rrggbb."""
+    """Return red, green, blue in [0, 1] of #rrggbb."""
     return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255.0
 
 
 def to_hex(colours: np.ndarray) -> list[str]:
-    """#rrggbb of each row of colours (n, 3)."""
+    """Return #rrggbb of each row of colours (n, 3)."""
     levels = np.clip(np.rint(colours * 255), 0, 255).astype(int)
     return [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in levels]
 
 
 def wheel(fractions: np.ndarray) -> np.ndarray:
-    """Colours (n, 3) of positions in [0, 1) on the closed wheel, mixed in linear light so that none turns muddy."""
+    """Return colours (n, 3) of positions in [0, 1) on the closed wheel, mixed in linear light."""
     stops = np.array([rgb(colour) for colour in (*WHEEL, WHEEL[0])]) ** 2.2
     place = np.mod(fractions, 1.0) * len(WHEEL)
     return np.stack([np.interp(place, np.arange(len(stops)), channel) for channel in stops.T], axis=1) ** (1 / 2.2)
 
 
 def ramp(fractions: np.ndarray) -> np.ndarray:
-    """Colours (n, 3) of positions in [0, 1] on an open scale: the wheel without its seam."""
+    """Return colours (n, 3) of positions in [0, 1] on an open scale, the wheel without its seam."""
     return wheel(np.clip(fractions, 0.0, 1.0) * (len(WHEEL) - 1) / len(WHEEL))

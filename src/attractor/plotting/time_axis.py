@@ -12,7 +12,7 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """Places times on a line: u = t, or u = log10 t with a short linear piece from 0 to the first positive time."""
+    """Map of times to a line: u = t, or u = log10 t with a short linear piece from 0 to the first positive time."""
 
     logarithmic: bool
     first: float
@@ -21,7 +21,7 @@ class TimeAxis:
 
     @staticmethod
     def of(times: np.ndarray) -> TimeAxis:
-        """Logarithmic when the positive times span two decades and most of them crowd into the first tenth."""
+        """Return a logarithmic axis if positive times span two decades and most are in the first tenth, otherwise a linear one."""
         positive = times[times > 0]
         start, last = float(times.min()), float(times.max())
         if positive.size < 3 or start < 0:
@@ -36,7 +36,7 @@ class TimeAxis:
         return max(0.05 * math.log10(self.last / self.first), 0.3)
 
     def place(self, times: np.ndarray | float) -> np.ndarray:
-        """Positions u of times; anything before the first saved time is drawn at the left end."""
+        """Return positions u of times; times before the first saved one are at the left end."""
         values = np.clip(np.asarray(times, dtype=float), self.start, None)
         if not self.logarithmic:
             return values
@@ -49,14 +49,14 @@ class TimeAxis:
         return (low, high) if high > low else (low - 0.5, high + 0.5)
 
     def ticks(self, most: int = 6) -> tuple[list[float], list[str]]:
-        """Positions and labels of the ticks of a logarithmic axis."""
+        """Return positions and labels of the ticks of a logarithmic axis."""
         low, high = math.ceil(math.log10(self.first) - 1e-9), math.floor(math.log10(self.last) + 1e-9)
         stride = max(1, math.ceil((high - low + 1) / most))
         powers = [power for power in range(low, high + 1) if power % stride == 0]
         positions, labels = [float(power) for power in powers], [power_of_ten(power) for power in powers]
         if self.start == 0:
             origin = float(self.place(0.0))
-            # a decade right next to the origin would print over its label
+            # the label of a decade next to the origin would overlap
             while positions and positions[0] - origin < 0.1 * (float(self.place(self.last)) - origin):
                 positions, labels = positions[1:], labels[1:]
             return [origin, *positions], ["0", *labels]
@@ -68,7 +68,7 @@ def power_of_ten(power: int) -> str:
 
 
 def format_quantity(value: float) -> str:
-    """A number as one reads it: 0.25, 12.3, 1.5×10⁶."""
+    """Format a number: 0.25, 12.3, 1.5×10⁶."""
     if not math.isfinite(value):
         return str(value)
     if value == 0 or 1e-3 <= abs(value) < 1e4:
@@ -79,7 +79,7 @@ def format_quantity(value: float) -> str:
 
 
 def log_ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """A few round numbers between two positive ones, for a logarithmic scale."""
+    """Return a few round numbers between two positive ones, for a logarithmic scale."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits, stride in [((1, 2, 5), 1), ((1, 3), 1), *(((1,), stride) for stride in range(1, 400))]:
         ticks = [digit * 10.0**power for power in powers if power % stride == 0 for digit in digits]

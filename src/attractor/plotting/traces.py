@@ -23,7 +23,7 @@ CURVE_POINTS, CURVES, THREADS, EVENTS = 600, 5, 200, 500
 
 @dataclass(frozen=True, eq=False)
 class AnimationFrames:
-    """The frames of an interactive picture: which saved times, and what each one shows."""
+    """The frames of an interactive figure: indices of saved times and what is drawn at each."""
 
     drawing: Drawing
     indices: np.ndarray
@@ -34,7 +34,7 @@ class AnimationFrames:
 
     @property
     def coordinates(self) -> np.ndarray:
-        """Places (F, n, k)."""
+        """Positions (F, n, k)."""
         return self.drawing.projection.coordinates[self.indices].astype(np.float32)
 
     @property
@@ -43,11 +43,11 @@ class AnimationFrames:
         return self.drawing.time_axis.place(self.drawing.scene.times[self.indices])
 
     def leaders(self) -> np.ndarray:
-        """For each frame and token (F, n), the token that is drawn for all that coincide with it."""
+        """Return for each frame and token (F, n) the token that is drawn for all at the same place."""
         return np.stack([self.drawing.leaders(int(index)) for index in self.indices])
 
     def sizes(self, leaders: np.ndarray) -> np.ndarray:
-        """Diameters (n,) in pixels of the discs of one frame; a token drawn by another has none."""
+        """Return diameters (n,) in pixels of the discs of one frame; zero for tokens that another one represents."""
         shares = np.bincount(leaders, weights=self.drawing.fractions, minlength=leaders.size)
         own = leaders == np.arange(leaders.size)
         return np.where(own, np.maximum(FULL * np.sqrt(shares), SMALLEST), 0.0)
@@ -57,17 +57,17 @@ class AnimationFrames:
 
 
 def xyz(points: np.ndarray) -> dict[str, np.ndarray]:
-    """Columns of points (n, k) as plotly's x, y, z."""
+    """Return columns of points (n, k) as plotly's x, y, z."""
     return {name: points[:, axis].astype(np.float32) for axis, name in zip(range(points.shape[1]), "xyz", strict=False)}
 
 
 def axes_of(drawing: Drawing) -> dict[str, str]:
-    """Tokens live in the 3-D scene, or on a pair of axes that no observable uses."""
+    """Return the plotly axes of tokens: the 3-D scene, or a pair that no observable uses."""
     return {"type": "scatter3d"} if drawing.dim == 3 else {"type": "scatter", "xaxis": "x9", "yaxis": "y9"}
 
 
 def surface_traces(drawing: Drawing) -> list[dict[str, Any]]:
-    """A translucent sphere or ellipsoid with its grid, or a circle: what stands still."""
+    """Return a translucent sphere or ellipsoid with its grid, or a circle."""
     surface = drawing.projection.surface
     if surface is None or drawing.dim == 1:
         return []
@@ -90,10 +90,10 @@ def surface_traces(drawing: Drawing) -> list[dict[str, Any]]:
 
 
 def shell_trace(surface: np.ndarray) -> dict[str, Any]:
-    """A translucent surface, a little smaller than the true one, so that tokens and grid do not drown in it."""
+    """Return a translucent surface, slightly smaller than the true one so that tokens and grid stay visible."""
     sheet = (0.985 * globe.sheet(surface)).astype(np.float32)
     still = {axis: {"highlight": False} for axis in "xyz"}
-    # no shading: WebGL does not sort the triangles, and what is lit twice would show as a seam
+    # no shading: WebGL does not sort the triangles, and overlaps would show as seams
     light = {"ambient": 1.0, "diffuse": 0.0, "specular": 0.0, "fresnel": 0.0}
     return {"type": "surface", "x": sheet[..., 0], "y": sheet[..., 1], "z": sheet[..., 2], "showscale": False, "opacity": 0.3,
             "hoverinfo": "skip", "name": "shell", "contours": still, "lighting": light,
@@ -115,7 +115,7 @@ def lens_trace(surface: np.ndarray) -> dict[str, Any]:
 
 
 def trail_trace(drawing: Drawing) -> dict[str, Any]:
-    """Where some tokens have been in the last frames; empty, the page's script fills it."""
+    """Return an empty trace that the script fills with recent positions of some tokens."""
     axes = {letter: [None] for letter in "xyz"[: drawing.dim]}
     width, opacity = (3, 1.0) if drawing.dim == 3 else (1, 0.6)
     look = {"line": {"color": style.FAINT, "width": width}, "opacity": opacity}
@@ -123,7 +123,7 @@ def trail_trace(drawing: Drawing) -> dict[str, Any]:
 
 
 def disc_trace(animation: AnimationFrames, frame: int, leaders: np.ndarray) -> dict[str, Any]:
-    """The tokens of one frame; hovering tells index and mass."""
+    """Return the tokens of one frame, with index and mass as hover text."""
     drawing = animation.drawing
     points = animation.coordinates[frame]
     if drawing.dim == 1:
@@ -139,7 +139,7 @@ def disc_trace(animation: AnimationFrames, frame: int, leaders: np.ndarray) -> d
 
 
 def thread_traces(animation: AnimationFrames, values: np.ndarray, axes: dict[str, str]) -> list[dict[str, Any]]:
-    """Paths of some tokens against time, values (F, n); tokens of nearly one colour share a trace, which keeps the page quick."""
+    """Return paths of some tokens against time, values (F, n); tokens of similar colour share a trace, for speed."""
     tokens = subsample(animation.drawing.tokens.size, THREADS)
     colours = animation.drawing.colours.tokens[tokens]
     _, groups = np.unique(np.rint(colours * 5), axis=0, return_inverse=True)
@@ -156,7 +156,7 @@ def thread_traces(animation: AnimationFrames, values: np.ndarray, axes: dict[str
 
 
 def curve_trace(drawing: Drawing, label: str) -> dict[str, Any]:
-    """One observable; times in the hover text, because the axis may be logarithmic by hand."""
+    """Return one observable; hover texts hold the times, since the axis may be transformed."""
     kept = select_frames(drawing.progress, CURVE_POINTS)
     values = drawing.scene.curves[label][kept]
     values = np.where(np.isfinite(values), values, np.nan)
@@ -167,7 +167,7 @@ def curve_trace(drawing: Drawing, label: str) -> dict[str, Any]:
 
 
 def event_trace(drawing: Drawing) -> dict[str, Any] | None:
-    """Merges as ticks on the time axis, named when hovered over."""
+    """Return merges as ticks on the time axis, with hover texts."""
     events = [(time, label) for time, label in drawing.scene.events if np.isfinite(time)]
     if not events:
         return None
@@ -188,14 +188,14 @@ FONT = {
 
 
 def base_layout(**more: Any) -> dict[str, Any]:
-    """What every layout has: no legend, no background of its own, a camera and zoom that survive updates."""
+    """Return what all layouts share: no legend, no background, a camera and zoom that survive updates."""
     buttons = {"bgcolor": CLEAR, "color": style.FAINT, "activecolor": style.QUIET}
     return {"showlegend": False, "paper_bgcolor": CLEAR, "plot_bgcolor": CLEAR, "font": FONT, "uirevision": "keep",
             "hoverlabel": {"font": {"size": 13}}, "modebar": buttons, **more}  # fmt: skip
 
 
 def token_layout(drawing: Drawing) -> dict[str, Any]:
-    """Axes of the tokens: hidden around a surface, ruled in flat space, time across for tokens on a line."""
+    """Return axes of the tokens: hidden around a surface, ruled in flat space, time across for tokens on a line."""
     if drawing.dim == 3:
         return base_layout(margin=dict.fromkeys("lrtb", 0), scene=scene_layout(drawing))
     rule = {"gridcolor": style.HAIR, "zeroline": False, "showline": False, "ticks": "", "color": style.QUIET}
@@ -227,7 +227,7 @@ def scene_layout(drawing: Drawing) -> dict[str, Any]:
                           "tickfont": {"size": 11}, "nticks": 5}
         for letter, middle, name in zip("xyz", centre, drawing.projection.axes, strict=True)
     }  # fmt: skip
-    # orthographic around a surface, so that its outline stays where the surface is; in a box perspective shows the depth
+    # orthographic keeps the outline of a surface; perspective shows the depth of a box
     camera = {
         "eye": point(2.4 * drawing.camera.frame[2]),
         "up": point([0, 0, 1]),
@@ -250,7 +250,7 @@ def point(values: Iterable[float]) -> dict[str, float]:
 
 
 def time_axis_layout(axis: TimeAxis) -> dict[str, Any]:
-    """The time axis; a logarithmic one is placed and labelled by us, because plotly's has no zero."""
+    """Return the time axis; a logarithmic one has its own ticks, since plotly's has no zero."""
     low, high = axis.limits
     margin = 0.02 * (high - low)
     ruler: dict[str, Any] = {"range": [low - margin, high + margin], "title": {"text": "time", "standoff": 8}}
@@ -265,12 +265,12 @@ def shown_curves(drawing: Drawing) -> list[str]:
 
 
 def has_strips(drawing: Drawing) -> bool:
-    """Whether there is anything to draw against time beside the tokens."""
+    """Whether anything is drawn against time."""
     return bool(shown_curves(drawing)) or drawing.circle
 
 
 def curve_layout(drawing: Drawing) -> dict[str, Any]:
-    """Observables one above the other (below the angles of tokens on a circle), a thin lane for merges, one time axis."""
+    """Return the layout of observables below each other, with a lane for merges and one time axis."""
     strips = [
         (label, axis_suffix(number), value_axis_layout(drawing.scene.curves[label]))
         for number, label in enumerate(shown_curves(drawing))
@@ -307,7 +307,7 @@ def curve_layout(drawing: Drawing) -> dict[str, Any]:
 
 
 def value_axis_layout(values: np.ndarray) -> dict[str, Any]:
-    """Whole numbers for counts, a logarithmic scale where only that shows everything."""
+    """Return a value axis: whole numbers for counts, logarithmic if needed."""
     sound = values[np.isfinite(values)]
     whole = bool(sound.size) and bool(np.equal(np.mod(sound, 1.0), 0).all())
     if needs_log_scale(sound, 20 if whole else 1e3):
@@ -322,5 +322,5 @@ def value_axis_layout(values: np.ndarray) -> dict[str, Any]:
 
 
 def axis_suffix(number: int) -> str:
-    """Plotly's name of the axis with a number: y, y2, y3."""
+    """Return plotly's suffix of an axis: y, y2, y3."""
     return "" if number == 0 else str(number + 1)
