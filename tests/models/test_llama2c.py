@@ -15,7 +15,7 @@ from torch import Tensor
 import attractor as at
 from attractor import assets
 from attractor.errors import CheckpointError, FetchError
-from attractor.models.llama2c import Llama2cTensors, Pieces
+from attractor.models.llama2c import Llama2cTensors, Llama2cTokenizer
 from attractor.models.loading import load_model
 
 SIZES = {"dim": 24, "hidden": 40, "layers": 2, "heads": 4, "groups": 2, "vocabulary": 300, "context": 16}
@@ -128,14 +128,14 @@ def test_damaged_files(tmp_path: Path) -> None:
     sizes = [*SIZES.values()]
     at_cosines = len(whole) - 4 * 2 * SIZES["context"] * (sizes[0] // sizes[3] // 2)
     path.write_bytes(whole[:at_cosines] + bytes(len(whole) - at_cosines))
-    with pytest.raises(CheckpointError, match="other angles"):
+    with pytest.raises(CheckpointError, match="rotary angles other"):
         at.checkpoint(path)
     torch.save({"a": torch.ones(2)}, path)
     with pytest.raises(CheckpointError, match="single pickle"):
         at.checkpoint(path)
 
 
-def naive(pieces: Pieces, text: str) -> list[int]:
+def naive(pieces: Llama2cTokenizer, text: str) -> list[int]:
     """The loop of llama2.c: look at every pair, merge the best, begin again; bytes without a piece are left alone."""
     ids = []
     for character in " " + text:
@@ -159,7 +159,7 @@ def test_pieces() -> None:
     words = [b" ", b"t", b"h", b"e", b"th", b"he", b"the", b" the", b"ee", b" t", "é".encode()]
     stored = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *singles, *words]
     scores = [0.0] * 259 + [0, 0, 0, 0, -1, -2, -3, -4, -2, -5, 0]
-    pieces = Pieces(tuple(stored), tuple(map(float, scores)))
+    pieces = Llama2cTokenizer(tuple(stored), tuple(map(float, scores)))
     for text in ("the thee", "eeehethe", "é☕ the\n", "théé the the", ""):
         assert pieces(text)["input_ids"] == naive(pieces, text)
         assert pieces.decode(pieces(text)["input_ids"]) == text

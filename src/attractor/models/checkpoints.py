@@ -17,14 +17,14 @@ from torch import Tensor
 from attractor.errors import InputError, UnsupportedError
 from attractor.models.attention_layers import Layer, use_float64
 from attractor.models.family import Family, get_hidden_states, get_output
-from attractor.models.tensors import Reader, Tensors, reader
+from attractor.models.tensors import Reader, Tensors, make_reader
 from attractor.solvers import velocity
 from attractor.states import Tokens
 
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """The largest difference divided by the largest entry: of attention's output, and of what the norm before it gives."""
+    """Errors of one layer, the largest difference over the largest entry: of the output of attention, and of the norm before it."""
 
     name: str
     attention: float
@@ -37,7 +37,7 @@ class LayerCheck:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was compared, layer by layer."""
+    """Comparison of our attention with that of the original model; true if the error is below 1e-9."""
 
     family: str
     layers: tuple[LayerCheck, ...]
@@ -50,27 +50,27 @@ class Verification:
         return max(check.error for check in self.layers)
 
     def __bool__(self) -> bool:
-        """Whether the laws are the model's attention, to rounding."""
+        """Whether our attention equals the model's up to rounding."""
         return self.error < 1e-9
 
 
 def verify(checkpoint: Checkpoint, layers: list[int] | None = None, tokens: int = 12, seed: int = 0) -> Verification:
-    """Compare the laws of some layers (all of them by default) with the model's own attention on random tokens."""
+    """Compare the laws of some layers, all by default, with the original attention on random tokens."""
     start = time.perf_counter()
     indices = range(len(checkpoint.layers)) if layers is None else layers
-    checks = tuple(_checked(checkpoint, index, tokens, seed) for index in indices)
+    checks = tuple(_check_layer(checkpoint, index, tokens, seed) for index in indices)
     return Verification(checkpoint.family.name, checks, tokens, time.perf_counter() - start)
 
 
-def _checked(checkpoint: Checkpoint, index: int, tokens: int, seed: int) -> LayerCheck:
+def _check_layer(checkpoint: Checkpoint, index: int, tokens: int, seed: int) -> LayerCheck:
     layer = checkpoint.layers[index]
-    stream, reads, writes = _own(checkpoint, index, tokens, seed)
+    stream, reads, writes = _run_original(checkpoint, index, tokens, seed)
     ours = velocity(layer.attention, Tokens(reads))
     return LayerCheck(layer.name, _difference(ours, writes), _norm_error(layer, stream, reads))
 
 
 def _norm_error(layer: Layer, stream: Tensor, reads: Tensor) -> float | None:
-    """The norm before attention; in a post-norm model it lies outside the layer."""
+    """Error of the norm before attention; None in a post-norm model, where it belongs to another layer."""
     if layer.placement not in ("pre", "peri") or layer.norm is None:
         return None
     return _difference(layer.norm(stream), reads)
@@ -80,14 +80,14 @@ def _difference(ours: Tensor, own: Tensor) -> float:
     return float((ours - own).abs().max() / own.abs().max())
 
 
-def _own(checkpoint: Checkpoint, index: int, tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The stream before the block, what attention reads and what it writes, each (n, d)."""
+def _run_original(checkpoint: Checkpoint, index: int, tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the original code on one layer: the stream before the block, and input and output of attention, each (n, d)."""
     family, config = checkpoint.family, checkpoint.config
     stack, within = checkpoint.layers.place(index)
     seen: dict[str, Tensor] = {}
-    state = _state(checkpoint, stack, within)  # read outside of the double world, which files do not belong to
+    state = _read_state(checkpoint, stack, within)  # read before the switch to float64, which must not apply to files
     with use_float64(), torch.no_grad(), silence_transformers():
-        model = _single(checkpoint, stack, within, state)
+        model = _build_small(checkpoint, stack, within, state)
         modules = family.modules(stack, family.slot(config, within))
         at = model.get_submodule
         at(modules.block).register_forward_pre_hook(_keep(seen, "stream"), with_kwargs=True)
@@ -99,16 +99,16 @@ def _own(checkpoint: Checkpoint, index: int, tokens: int, seed: int) -> tuple[Te
     return tuple(seen[name][0] for name in ("stream", "reads", "writes"))  # type: ignore[return-value]
 
 
-def _state(checkpoint: Checkpoint, stack: str, index: int) -> dict[str, Tensor]:
-    """Every tensor of the layer but the feed-forward's, under the names of the small model."""
+def _read_state(checkpoint: Checkpoint, stack: str, index: int) -> dict[str, Tensor]:
+    """The tensors of the layer without the feed-forward, under the names of the small model."""
     family, read = checkpoint.family, checkpoint.reader
     old, new = family.path(stack, index), family.path(stack, family.slot(checkpoint.config, index))
     state = {new + name.removeprefix(old): read(name).double() for name in read.under(old)}
     return state | {name: read(name).double() for name in family.shared(stack) if name in read}
 
 
-def _single(checkpoint: Checkpoint, stack: str, index: int, state: dict[str, Tensor]) -> torch.nn.Module:
-    """A model of the family's own code that has this layer alone."""
+def _build_small(checkpoint: Checkpoint, stack: str, index: int, state: dict[str, Tensor]) -> torch.nn.Module:
+    """A model of transformers that has only this layer."""
     from transformers import AutoModel
 
     family, config = checkpoint.family, copy.deepcopy(checkpoint.config)
@@ -137,7 +137,7 @@ def _keep(seen: dict[str, Tensor], name: str) -> Callable[..., None]:
 
 
 class silence_transformers:
-    """No reports of transformers about tensors that the small model does not have."""
+    """Context manager that suppresses the log messages and progress bars of transformers."""
 
     def __enter__(self) -> None:
         from transformers.utils import logging
@@ -155,10 +155,17 @@ class silence_transformers:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model's attention, read when asked for and not kept.
+    """The attention of a model, read on demand and not cached.
 
-    ``layers`` is a sequence of ``Layer``; each access reads that layer's attention tensors from the files anew, so that no more
-    than one layer need be in memory. ``dtype`` is what tensors are converted to.
+    Attributes
+    ----------
+    name : path or name of the model.
+    family, config : its family and its configuration of transformers.
+    tensors : its stored tensors.
+    dtype : precision of the laws.
+    model : the model itself, if it was given in memory.
+    notes : remarks.
+    layers : sequence of ``Layer``; each access reads that layer from the files, so that one layer at a time is in memory.
     """
 
     name: str
@@ -171,7 +178,7 @@ class Checkpoint:
 
     @cached_property
     def reader(self) -> Reader:
-        return reader(self.tensors, self.family.prefixes, self.family.probe, self.dtype)
+        return make_reader(self.tensors, self.family.prefixes, self.family.probe, self.dtype)
 
     @cached_property
     def layers(self) -> Layers:
@@ -190,7 +197,7 @@ class Checkpoint:
         return stacks[0] if stack is None else stack
 
     def verify(self, layers: Sequence[int] | None = None, tokens: int = 12, seed: int = 0) -> Verification:
-        """Compare our laws with the model's own attention on random tokens, layer by layer."""
+        """Compare our laws with the original attention on random tokens, layer by layer."""
         return verify(self, None if layers is None else list(layers), tokens, seed)
 
     def __repr__(self) -> str:
@@ -198,7 +205,7 @@ class Checkpoint:
 
 
 class Layers(Sequence[Layer]):
-    """The layers of a checkpoint, read one at a time; encoders and decoders follow each other."""
+    """The layers of a checkpoint, read one at a time; decoder layers follow encoder layers."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -225,11 +232,11 @@ class Layers(Sequence[Layer]):
         checkpoint = self._checkpoint
         return checkpoint.family.layer(checkpoint.config, checkpoint.reader, stack, within)
 
-    def __iter__(self):  # Sequence's own would end on IndexError
+    def __iter__(self):  # that of Sequence would end on IndexError
         return (self[index] for index in range(len(self)))
 
     def prefetch(self, indices: Iterable[int]) -> Iterator[Layer]:
-        """Layers one after the other, the next being read while the present one is looked at: two are in memory, as stored."""
+        """Iterate over layers while the next one is read in a thread; two are in memory, as stored."""
         with ThreadPoolExecutor(1, "attractor-layers") as reading:
             coming = None
             for index in indices:

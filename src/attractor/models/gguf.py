@@ -14,7 +14,7 @@ from attractor.errors import CheckpointError, UnsupportedError, missing
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.family import find_family
 
-# architectures of llama.cpp whose tensors are those of the family, but for the order of rows that is undone below
+# architectures of llama.cpp and their families; their tensors agree up to the order of rows, see to_half_split
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 FIELDS = {
     "num_hidden_layers": "block_count",
@@ -29,8 +29,8 @@ FIELDS = {
 }
 
 
-def opened(path: Path, dtype: torch.dtype) -> Checkpoint:
-    """The checkpoint in a GGUF file."""
+def open_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
+    """Open a GGUF file."""
     tensors = GGUFTensors(path)
     architecture = tensors.field("general.architecture")
     if architecture not in ARCHITECTURES:
@@ -39,14 +39,14 @@ def opened(path: Path, dtype: torch.dtype) -> Checkpoint:
             "and other families from safetensors"
         )
     family = find_family(ARCHITECTURES[architecture], str(path))
-    config = _configuration(tensors, architecture)
-    tensors.arrange(config, permuted=architecture == "llama")
-    note = f"the weights are quantised ({', '.join(tensors.kinds())}), so spectra are approximate"
+    config = _make_config(tensors, architecture)
+    tensors.map_names(config, permuted=architecture == "llama")
+    note = f"the weights are quantised ({', '.join(tensors.formats())}), so spectra are approximate"
     return Checkpoint(str(path), family, config, tensors, dtype, notes=(note,))
 
 
 class GGUFTensors:
-    """The tensors of a GGUF file under the names that transformers gives them."""
+    """The tensors of a GGUF file under their names in transformers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,11 +70,11 @@ class GGUFTensors:
         return default if found is None else found.contents()
 
     def __contains__(self, stored: str) -> bool:
-        """Whether there is a tensor of this name of llama.cpp's."""
+        """Whether the file has a tensor of this name of llama.cpp."""
         return stored in self._stored
 
-    def arrange(self, config: Any, permuted: bool) -> None:
-        """Name the tensors as the family does; llama.cpp stores the rows of q and k in the order of neighbouring pairs."""
+    def map_names(self, config: Any, permuted: bool) -> None:
+        """Map names of transformers to stored ones; with ``permuted`` the rows of q and k are stored as neighbouring pairs."""
         architecture = self._gguf.MODEL_ARCH[self.field("general.architecture").upper()]
         table = self._gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
         parts = ["q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"]
@@ -93,8 +93,8 @@ class GGUFTensors:
     def names(self) -> Collection[str]:
         return self._names.keys()
 
-    def kinds(self) -> list[str]:
-        """The formats in which attention matrices are stored."""
+    def formats(self) -> list[str]:
+        """The storage formats of attention matrices."""
         matrices = [tensor for name, tensor in self._stored.items() if ".attn_" in name and len(tensor.shape) > 1]
         return sorted({tensor.tensor_type.name for tensor in matrices})
 
@@ -106,33 +106,34 @@ class GGUFTensors:
             raise UnsupportedError(
                 f"the tensor {name} of {self.path} is stored as {stored.tensor_type.name}, which gguf cannot read"
             ) from None
-        heads = self._heads.get(name)
-        return values if heads is None else across_halves(values, heads)
+        return self._permute(name, values)
 
     def step(self, name: str) -> Tensor | None:
-        """The step of every entry of a tensor, None where its format has no uniform grid."""
+        """The grid step of every entry of a tensor; None where its format has no uniform grid."""
         from attractor.models.quantisation import steps
 
         stored = self._stored[self._names[name]]
         found = steps(self._gguf, stored.data, stored.tensor_type)
         if found is None:
             return None
+        return self._permute(name, torch.from_numpy(found))
+
+    def _permute(self, name: str, values: Tensor) -> Tensor:
         heads = self._heads.get(name)
-        values = torch.from_numpy(found)
-        return values if heads is None else across_halves(values, heads)
+        return values if heads is None else to_half_split(values, heads)
 
     def describe(self) -> str:
         return str(self.path)
 
 
-def across_halves(rows: Tensor, heads: int) -> Tensor:
-    """Rows in neighbouring pairs become rows paired across the halves of a head, as transformers has them."""
+def to_half_split(rows: Tensor, heads: int) -> Tensor:
+    """Permute rows of heads from neighbouring rotary pairs to half-split ones, the order of transformers."""
     half = rows.shape[0] // heads // 2
     return rows.unflatten(0, (heads, half, 2)).transpose(1, 2).reshape(rows.shape)
 
 
-def _configuration(tensors: GGUFTensors, architecture: str) -> Any:
-    """The configuration of transformers that the metadata describe."""
+def _make_config(tensors: GGUFTensors, architecture: str) -> Any:
+    """A configuration of transformers from the metadata."""
     from transformers import AutoConfig
 
     found = {name: tensors.field(f"{architecture}.{key}") for name, key in FIELDS.items()}
@@ -158,10 +159,10 @@ def _rope(tensors: GGUFTensors, architecture: str, settings: dict[str, Any]) -> 
         raise UnsupportedError(f"{tensors.path} scales rotary positions by {kind!r}, which is not read from GGUF files")
     head_dim = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
     if tensors.field(f"{architecture}.rope.dimension_count", head_dim) != head_dim:
-        raise UnsupportedError(f"{tensors.path} turns only a part of each head, which is not read from GGUF files")
+        raise UnsupportedError(f"{tensors.path} rotates only a part of each head, which is not read from GGUF files")
     divisors = tensors._stored.get("rope_freqs.weight")
     if divisors is not None:
-        # Llama 3: each angle has its own divisor, which transformers calls longrope
+        # Llama 3 stores one divisor for each angle; transformers' longrope has the same form
         factors = [float(value) for value in divisors.data]
         same = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
         limit = settings.get("max_position_embeddings", 2048)

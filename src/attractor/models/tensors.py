@@ -16,8 +16,8 @@ from torch import Tensor
 
 from attractor.errors import CheckpointError, InputError, UnsupportedError, missing
 
-# parts of the names of files that Trainer, accelerate and others write beside the weights
-BESIDE = (
+# parts of the names of files that Trainer, accelerate and others write next to the weights
+NOT_WEIGHTS = (
     "optimizer",
     "scheduler",
     "scaler",
@@ -33,23 +33,22 @@ class Tensors(Protocol):
     """Named tensors that are read one at a time."""
 
     def names(self) -> Collection[str]:
-        """Every name there is, without reading anything."""
+        """All names; no tensor is read."""
         ...
 
     def read(self, name: str) -> Tensor:
-        """One tensor as it is stored."""
+        """Read one tensor as it is stored."""
         ...
 
     def describe(self) -> str:
-        """Where the tensors are, for messages."""
+        """The location of the tensors, for messages."""
         ...
 
 
 class SafetensorsFolder:
     """The safetensors files of a folder, one or many.
 
-    A file is mapped into memory only while one of its tensors is read: pages that were touched would count as memory of the
-    process for as long as the map exists.
+    A file is mapped only while one of its tensors is read: touched pages count as memory of the process while the map exists.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,12 +63,12 @@ class SafetensorsFolder:
                     f"{index} names {len(set(self._files.values()))} files and {lost}: {', '.join(absent[:3])}"
                 )
             for file in sorted(set(self._files.values())):
-                held = set(_keys(file))  # reads the header alone, and refuses a file that is shorter than it says
+                held = set(_keys(file))  # reads only the header, and raises if the file is shorter than it says
                 lost = next((name for name, place in self._files.items() if place == file and name not in held), None)
                 if lost is not None:
                     raise CheckpointError(f"{index} says that {file.name} holds the tensor {lost}, which it does not")
         else:
-            files = [file for file in sorted(folder.glob("*.safetensors")) if not _beside(file)]
+            files = [file for file in sorted(folder.glob("*.safetensors")) if not _is_other_file(file)]
             whole = folder / "model.safetensors"
             files = [whole] if whole in files else files
             self._files = {name: file for file in files for name in _keys(file)}
@@ -90,13 +89,13 @@ class SafetensorsFolder:
 
 
 class PickleFolder:
-    """PyTorch's own files, read only if they hold nothing but tensors."""
+    """Pickles of PyTorch, read only if they contain nothing but tensors."""
 
     def __init__(self, files: list[Path]) -> None:
         self.files = files
         self._tensors: dict[str, Tensor] = {}
         for file in files:
-            self._tensors |= unpickled(file)
+            self._tensors |= load_pickle(file)
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
@@ -109,7 +108,7 @@ class PickleFolder:
 
 
 class LiveTensors:
-    """The parameters of a model in memory; nothing is copied before it is read."""
+    """The parameters of a model in memory, without copies."""
 
     def __init__(self, model: torch.nn.Module, as_in_files: bool = False) -> None:
         self._tensors = model.state_dict()
@@ -129,10 +128,10 @@ class LiveTensors:
         return f"the {self._kind} in memory"
 
 
-def folder_tensors(folder: Path) -> Tensors:
+def open_tensors(folder: Path) -> Tensors:
     """The tensors of a folder: safetensors, or pickles that load safely."""
     if (
-        any(not _beside(file) for file in folder.glob("*.safetensors"))
+        any(not _is_other_file(file) for file in folder.glob("*.safetensors"))
         or (folder / "model.safetensors.index.json").exists()
     ):
         return SafetensorsFolder(folder)
@@ -155,23 +154,23 @@ def folder_tensors(folder: Path) -> Tensors:
 
 
 def _pickles(folder: Path) -> list[Path]:
-    """Files that may hold weights, where none has the name that transformers uses; what training leaves beside them is left out."""
+    """Files that may contain weights, where none has a name of transformers."""
     found = sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt")) + sorted(folder.glob("*.pth"))
-    return [file for file in found if not _beside(file)]
+    return [file for file in found if not _is_other_file(file)]
 
 
-def _beside(file: Path) -> bool:
-    return any(word in file.name.lower() for word in BESIDE)
+def _is_other_file(file: Path) -> bool:
+    return any(word in file.name.lower() for word in NOT_WEIGHTS)
 
 
-def unpickled(file: Path) -> dict[str, Tensor]:
-    """The tensors of a pickle, refused if it asks for anything else."""
+def load_pickle(file: Path) -> dict[str, Tensor]:
+    """The tensors of a pickle; raises if it contains anything else."""
     if not file.exists():
         raise CheckpointError(f"the index names {file.name}, which is missing from {file.parent}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the version of a pickle; whatever is wrong with it is said below
-            # old files cannot be mapped
+            warnings.simplefilter("ignore")  # about the version of a pickle; errors are reported below
+            # files of the old format cannot be mapped
             stored = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
     except Exception as error:
         reason = str(error).split("\n")[0].split(". ")[0]
@@ -223,10 +222,10 @@ FEED_FORWARD = re.compile(r"\.(mlp|fc1|fc2|fc_in|fc_out|intermediate|experts|ffn
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads ``prefix + name``; a shape that contradicts the configuration and entries that are not finite are refused.
+    """Reads the tensor ``prefix + name``; raises if its shape contradicts the configuration or an entry is not finite.
 
-    Vectors come in ``dtype``, matrices as they are stored unless ``widened``: they are converted head by head, so that a layer
-    takes no more memory than its file does.
+    Vectors are converted to ``dtype``; matrices are returned as stored unless ``widened``, and are later converted head by head, so that
+    a layer takes no more memory than its file.
     """
 
     tensors: Tensors
@@ -236,14 +235,14 @@ class Reader:
     widened: bool = False
 
     def wide(self) -> Reader:
-        """The same, with matrices in ``dtype`` too."""
+        """A reader that converts matrices to ``dtype`` too."""
         return replace(self, widened=True)
 
     def __contains__(self, name: str) -> bool:
         return self.prefix + name in self.names
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """A tensor, which must have this shape if one is given."""
+        """Read a tensor; raises if it does not have the given shape."""
         if name not in self:
             raise CheckpointError(
                 f"{self.tensors.describe()} has no tensor {self.prefix + name}, which its configuration calls for"
@@ -258,28 +257,28 @@ class Reader:
         return tensor.to(self.dtype) if self.widened or tensor.ndim < 2 else tensor
 
     def maybe(self, name: str, *shape: int) -> Tensor | None:
-        """A tensor, or None where there is none."""
+        """Read a tensor, or return None if it does not exist."""
         return self(name, *shape) if name in self else None
 
     def first(self, *names: str) -> str:
-        """The first of several names that exists: releases of transformers have renamed modules."""
+        """The first name that exists; releases of transformers have renamed modules."""
         return next((name for name in names if name in self), names[0])
 
     def under(self, prefix: str) -> list[str]:
-        """Short names that begin with ``prefix``, the feed-forward's left out."""
+        """Names below ``prefix``, without those of the feed-forward."""
         start = self.prefix + prefix
         found = [name[len(self.prefix) :] for name in self.names if name.startswith(start)]
         return sorted(name for name in found if not FEED_FORWARD.search(name))
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """Refuse weights that are NaN or infinite, and those whose numbers mean nothing without scales beside them."""
+    """Raise if weights are NaN or infinite, or are stored in 8 bits with separate scales."""
     if tensor.is_floating_point() and tensor.element_size() < 2:
         raise UnsupportedError(
             f"the tensor {name} has the type {str(tensor.dtype).removeprefix('torch.')}, whose scales attractor does not read: "
             "convert the checkpoint to bfloat16 first"
         )
-    # both propagate NaN, need no copy, and are much faster than looking at every entry
+    # minimum and maximum propagate NaN, need no copy, and are much faster than a test of every entry
     if tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor)):
         return
     count = int((~torch.isfinite(tensor)).sum())
@@ -291,7 +290,7 @@ def check_finite(name: str, tensor: Tensor) -> None:
 
 
 def check_range(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    """Refuse weights that are finite as they are stored and too large for the type that they are to be brought to."""
+    """Raise if a finite weight is too large for the type that it is converted to."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return
     most = torch.finfo(dtype).max
@@ -305,7 +304,7 @@ def check_range(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
         )
 
 
-def reader(tensors: Tensors, prefixes: tuple[str, ...], probe: str, dtype: torch.dtype) -> Reader:
+def make_reader(tensors: Tensors, prefixes: tuple[str, ...], probe: str, dtype: torch.dtype) -> Reader:
     """A reader with the first prefix under which the tensor ``probe`` exists."""
     names = frozenset(tensors.names())
     for prefix in prefixes:

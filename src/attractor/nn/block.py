@@ -1,4 +1,4 @@
-"""A small Transformer block with a choice of norm placements."""
+"""A Transformer block with a choice of norm placement."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ NORMS = {"none": 0, "pre": 2, "post": 2, "peri": 4}
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a feed-forward part, each added to the residual stream.
+    """Attention and a feed-forward network, each added to the residual stream.
 
     Parameters
     ----------
-    attention : any layer of ``attractor.nn``.
-    hidden : width of the feed-forward part, four times the dimension unless given; 0 leaves it out.
+    attention : a layer of ``attractor.nn``.
+    hidden : hidden width of the feed-forward network, 4 d by default; 0 for none.
     placement : "none", "pre", "post" or "peri" (also called "sandwich"), as in ``at.Block``.
     norm : "layer" or "rms".
-    dropout : of what each part adds.
-    drop_path : share of the sequences of a batch that a part leaves as they are in training (stochastic depth).
+    activation : of the feed-forward network.
+    dropout : probability of dropping an entry of what each part adds.
+    drop_path : probability that a part is skipped for a sequence in training (stochastic depth).
+    eps : of the norms.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class TransformerBlock(nn.Module):
         self.dropout, self.drop_path = nn.Dropout(dropout), float(drop_path)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (..., n, d); ``mask`` as in ``AttentionLayer``."""
+        """Apply the block to tokens x (..., n, d); ``mask`` as in ``AttentionLayer``."""
         x = self._add(x, 0, mask)
         return x if self.widen is None else self._add(x, 1, mask)
 
@@ -80,7 +82,7 @@ class TransformerBlock(nn.Module):
         return self.narrow(ACTIVATIONS[self.activation](self.widen(x)))
 
     def law(self, dtype: torch.dtype = torch.float64) -> Block:
-        """The block as a law; its discrete layer with step 1 is this block."""
+        """The block as a ``Block`` law, whose discrete layer with step 1 is this block."""
         norms: list[Norm] = []
         for norm in self.norms:
             assert isinstance(norm, (nn.LayerNorm, nn.RMSNorm))

@@ -14,11 +14,11 @@ from attractor.nn.parameters import PIVOT, Formed, Signed, Weights, split_heads,
 from attractor.registry import check_name
 
 Solve = Literal["quotient", "product"]
-SMALLEST = 1e-2  # eigenvalue that the start's symmetric part is clipped at
+SMALLEST = 1e-2  # lower bound of the eigenvalues of the initial symmetric part
 
 
 class Official(Formed):
-    """Free query and output (d, d), definite ``interaction`` W and ``metric`` A (d, d)."""
+    """The published parameterisation: free query and output (d, d), definite ``interaction`` and ``metric`` (d, d)."""
 
     def __init__(self, signs: Tensor, inner: Tensor, heads: int, skew: bool, solve: Solve, pivot: float) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Official(Formed):
 
 
 def _lower(matrix: Tensor) -> Tensor:
-    """The unit lower triangular factor of the clipped symmetric part."""
+    """The unit lower triangular Cholesky factor of the symmetric part with clipped eigenvalues."""
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     factor = torch.linalg.cholesky((vectors * values.clamp_min(SMALLEST)) @ vectors.mT)
     return factor / factor.diagonal()
@@ -60,27 +60,36 @@ Skew = Literal["none", "interaction", "both"]
 
 
 class DefiniteAttention(AttentionLayer):
-    """Self-attention that is convergent, divergent or intermediate by construction, for any values of its parameters.
+    r"""Self-attention that is convergent, divergent or intermediate for all values of its parameters.
+
+    Head h has a key map :math:`P_h` (k, d) and a matrix :math:`S_h` (k, k) whose symmetric part is definite; all heads share a symmetric
+    :math:`B` (d, d):
+
+    .. math:: K_h = P_h,\quad Q_h = S_h^\top P_h,\quad V_h = S_h P_h,\quad O_h = B P_h^\top.
+
+    So :math:`W_h = Q_h^\top K_h = P_h^\top S_h P_h` and :math:`O_h V_h = B W_h`: the metric :math:`A = B^{-1}` is the same for all heads.
+    The signs of :math:`S_h` and :math:`B` are those of the pivots of an LDL' factorisation, which training cannot change.
 
     Parameters
     ----------
-    dim, heads : sizes; heads * head_dim must be at least dim, or the interactions could not add up to a definite one.
-    regime : "convergent", "divergent" or "intermediate".
+    dim, heads : width d and number of heads.
+    regime : "convergent" (B negative definite), "divergent" (positive definite) or "intermediate" (indefinite).
+    head_dim : dimension k; heads * head_dim must be at least dim, otherwise the sum of interactions cannot be definite.
     negative : share of negative directions of the metric in the intermediate regime.
-    signs : of the metric's pivots, one by one (+1 or -1) in the place of those of the regime, to compare with permuted signs.
-    interaction : "positive"; "negative" makes every sym S_h negative definite, the other column of the phase table: a positive metric then
-        polarises and a negative one escapes. Or signs (heads, head_dim) of the pivots of every S_h: then those of the metric and of the
-        interactions have in total as many negative ones as the regime, at any place. This is the control for the
-        parameterisation itself: the same parameters and the same signs in other places, and no regime.
-    skew : "interaction" (or True) gives every S_h a skew part, which the theorems allow; "both" gives one to B too, as the published
-        experiments have it, and then no theorem applies; "none" (or False) has symmetric interactions.
+    signs : signs (+1 or -1) of the d pivots of the metric, instead of those of the regime, with the same number of negative ones.
+    interaction : "positive" or "negative", the sign of all S_h; a negative interaction polarises with a positive metric and escapes with
+        a negative one. Or signs (heads, head_dim) of all pivots: the metric and the interactions then have together as many
+        negative signs as the regime, at any place, and the layer has no regime. This is a control for the parameterisation.
+    skew : "interaction" (or True) adds a skew part to every S_h, which the theorems allow; "both" also to B, as in the published
+        experiments, and then no theorem applies; "none" (or False) has symmetric S_h.
     metric : "full" or "diagonal" B.
-    relaxed : value and output are free from the start that the regime gives them; only interactions stay definite.
-    orientation : "token", or "official" for the published D x D parameterisation, which makes Wq Wk' definite instead of Wq' Wk and
-        leaves heads and output out, so it guarantees nothing about tokens.
-    solve : how the official orientation defines its value: "quotient" (EnWik8, ImageNet) or "product" (WikiText-103).
+    relaxed : value and output are free parameters that start as the regime defines them; only the interactions stay definite.
+    orientation : "token", or "official" for the published (d, d) parameterisation, which makes Wq Wk' definite instead of Wq' Wk,
+        ignores heads and output, and so guarantees nothing about tokens.
+    solve : definition of the value in the official orientation: "quotient" (EnWik8, ImageNet) or "product" (WikiText-103).
+    pivot : initial size of the pivots.
 
-    Further options (causal, positions, scale, refinement, dropout, kernel) are those of ``AttentionLayer``.
+    Other options (causal, positions, scale, refinement, dropout, kernel) are those of ``AttentionLayer``.
     """
 
     def __init__(
@@ -124,7 +133,7 @@ class DefiniteAttention(AttentionLayer):
             self.refinement.check_metric(self.metric_diagonal())
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
-        """Raise before copying weights of another regime, whose shapes fit but whose signs do not."""
+        """Raise before loading if the signs differ: weights of another regime have the same shapes."""
         for name, own in self.named_buffers():
             if not name.endswith("signs"):
                 continue
@@ -144,7 +153,7 @@ class DefiniteAttention(AttentionLayer):
         return self.core.weights(dtype)
 
     def inverse_metric(self, dtype: torch.dtype | None = None) -> Tensor:
-        """B (d, d), the inverse of the metric A that all heads share."""
+        """B (d, d), the inverse of the metric A shared by all heads."""
         if not isinstance(self.core, Token) or self.core.inverse_metric is None:
             kind = "relaxed layer" if self.relaxed else "layer of official orientation"
             raise InputError(f"a {kind} has no metric that its heads share; exact layers of token orientation do")
@@ -160,7 +169,7 @@ class DefiniteAttention(AttentionLayer):
 
 
 class Token(nn.Module):
-    """P (h, k, d), S (h, k, k) and B (d, d); relaxed: value and output instead of B."""
+    """Parameters P (h, k, d), S (h, k, k) and B (d, d); relaxed: value and output instead of B."""
 
     def __init__(
         self,
@@ -180,7 +189,7 @@ class Token(nn.Module):
                 f"{heads} heads of dimension {head_dim} span {heads * head_dim} of {dim} dimensions, so their interactions cannot "
                 f"add up to a definite one: head_dim must be at least {-(-dim // heads)}"
             )
-        # variance 1/d like independent normal entries, but well conditioned; scaled for more rows than dimensions
+        # entries of variance 1/d, as for independent normal ones, but well conditioned
         start = nn.init.orthogonal_(torch.empty(heads * head_dim, dim))
         self.projection = nn.Parameter((start * (heads * head_dim / dim) ** 0.5).unflatten(0, (heads, head_dim)))
         self.interaction = Signed(inner, heads, skew=skew != "none", pivot=pivot)
@@ -207,7 +216,7 @@ class Token(nn.Module):
 
 
 def _signs(regime: str, dim: int, negative: float, signs: Sequence[int] | None, elsewhere: int) -> Tensor:
-    """Signs of the metric's pivots; the negative ones come first unless they are given. ``elsewhere`` are those among interactions."""
+    """Signs of the metric's pivots, negative ones first by default; ``elsewhere`` is the number of negative signs of the interactions."""
     check_name(regime, ("convergent", "divergent", "intermediate"), "regime")
     if not 0 <= negative <= 1:
         raise InputError(f"negative is a share of directions, between 0 and 1, got {negative}")

@@ -28,19 +28,23 @@ from attractor.nn.refinements import Refinement, refinement_named
 
 
 class AttentionLayer(nn.Module):
-    r"""Multi-head self-attention, x (..., n, d) to :math:`\sum_h O_h \sum_j w^h_{ij} V_h x_j`, with weights that a subclass makes.
+    r"""Multi-head self-attention, :math:`x_i \mapsto \sum_h O_h \sum_j w^h_{ij} V_h x_j`, for tokens (..., n, d).
+
+    The weights :math:`w^h_{ij}` are those of ``kernel`` for the scores :math:`s\,\langle Q_h x_i, K_h x_j\rangle`; a subclass defines
+    Q, K, V and O.
 
     Parameters
     ----------
-    dim, heads : sizes; ``head_dim`` is dim / heads unless given.
-    kernel : "softmax" (through PyTorch's fused attention), "l2", "sinkhorn", "sigmoid", or a Kernel: those of ``at.Attention``.
-    causal : whether token i sees tokens 0..i only. Under sinkhorn the coupling is made of all tokens first, as in the dynamics, so
-        a later token still moves the potentials: such a layer is no autoregressive model. Sigmoid averages over all n tokens,
-        so its output is scaled by the length of the sequence.
+    dim, heads : width d and number of heads.
+    head_dim : dimension of queries and keys, dim / heads by default.
+    kernel : "softmax" (PyTorch's fused attention), "l2", "sinkhorn", "sigmoid" or a ``Kernel``, as in ``at.Attention``.
+    causal : token i attends to tokens 0..i only. The sinkhorn kernel couples all tokens before the mask is applied, so later tokens
+        still affect its potentials and such a layer is not autoregressive. The sigmoid kernel averages over all n tokens, so its
+        output depends on the length of the sequence.
     positions : None, "rotary" or Rotary(...). Absolute positions are added to tokens before the first layer, not here.
-    scale : of the scores, 1/sqrt(head_dim) unless given.
-    refinement : None, "shift", "slice", "metric", or a Refinement: a learned term of the scores.
-    dropout : of attention weights, softmax only.
+    scale : factor s of the scores, 1/sqrt(head_dim) by default.
+    refinement : a learned term of the scores: None, "shift", "slice", "metric" or a ``Refinement``.
+    dropout : probability of dropping an attention weight, for the softmax kernel.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class AttentionLayer(nn.Module):
         self.head_dim = head_size(dim, heads) if head_dim is None else head_dim
         self.kernel, self.causal = kernel_named(kernel), bool(causal)
         self.positions = _positions(positions)
-        self._kept: tuple[Any, tuple[Tensor, Tensor]] | None = None
+        self._cached_tables: tuple[Any, tuple[Tensor, Tensor]] | None = None
         if self.positions is not None:
             self.positions.check(dim, self.head_dim)
         self.scale = self.head_dim**-0.5 if scale is None else finite_scale(scale)
@@ -85,15 +89,18 @@ class AttentionLayer(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
     def weights(self, dtype: torch.dtype | None = None) -> Weights:
-        """The plain weights that the layer has now, differentiable, in float32 at least."""
+        """The current query, key, value and output weights, differentiable, in float32 at least."""
         raise NotImplementedError
 
     def scores_scale(self) -> Tensor | float:
-        """What multiplies every score."""
+        """The factor of the scores."""
         return self.scale
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (..., n, d); ``mask`` is boolean, (n, n) or broadcast to (..., h, n, n), True where a query sees a key."""
+        """Apply the layer to tokens x (..., n, d).
+
+        ``mask`` is boolean, (n, n) or broadcast to (..., h, n, n), and True where a query attends to a key.
+        """
         if x.ndim < 2 or x.shape[-1] != self.dim:
             raise InputError(f"the layer reads tokens of dimension {self.dim}, got shape {tuple(x.shape)}")
         weights = self.weights().to(_compute(x))
@@ -104,11 +111,11 @@ class AttentionLayer(nn.Module):
         return functional.linear(moved.transpose(-3, -2).flatten(-2), weights.o, weights.output_bias)
 
     def metric_diagonal(self, dtype: torch.dtype | None = None) -> Tensor | None:
-        """The metric A (d,) where it is explicit and diagonal."""
+        """The metric A (d,) if it is explicit and diagonal."""
         return None
 
     def _project(self, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (..., h, n, k), turned by positions."""
+        """Queries, keys and values (..., h, n, k), with rotary positions applied."""
         parts = []
         for name in ("query", "key", "value"):
             matrix, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
@@ -116,18 +123,18 @@ class AttentionLayer(nn.Module):
             parts.append(flat.unflatten(-1, (self.heads, -1)).transpose(-3, -2))
         q, k, v = parts
         if self.positions is not None:
-            cos, sin = self._turns(self.positions, q)
+            cos, sin = self._rotary_tables(self.positions, q)
             q, k = turn_pairs(q, cos, sin), turn_pairs(k, cos, sin)
         return q, k, v
 
-    def _turns(self, positions: Rotary, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (n, pairs) for queries of this length; the last ones are kept, since making them waits for the device."""
+    def _rotary_tables(self, positions: Rotary, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (n, pairs) for queries of this length; cached, since computing them synchronises the device."""
         if torch.compiler.is_compiling():
-            return _tables(positions, q)
+            return _make_tables(positions, q)
         wanted = q.shape[-2:], q.dtype, q.device, torch.is_inference_mode_enabled()
-        if self._kept is None or self._kept[0] != wanted:
-            self._kept = wanted, _tables(positions, q)
-        return self._kept[1]
+        if self._cached_tables is None or self._cached_tables[0] != wanted:
+            self._cached_tables = wanted, _make_tables(positions, q)
+        return self._cached_tables[1]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         scale = self.scores_scale()
@@ -143,17 +150,17 @@ class AttentionLayer(nn.Module):
         if mask is not None:
             hide = {"visible": mask & _causal(q.shape[-2], q.device) if self.causal else mask}
         if torch.compiler.is_compiling():
-            # outside any compiled graph: which engine runs is decided by what the tensors are
-            apart: Any = torch.compiler.disable(_by_engine)
-            return apart(self.kernel, q, k, v, scale, hide)
-        return _by_engine(self.kernel, q, k, v, scale, hide)
+            # outside the compiled graph: the engine is chosen by properties of the tensors
+            uncompiled: Any = torch.compiler.disable(_attend_by_engine)
+            return uncompiled(self.kernel, q, k, v, scale, hide)
+        return _attend_by_engine(self.kernel, q, k, v, scale, hide)
 
-    def exported(self, dtype: torch.dtype | None = None) -> tuple[Weights, Rotary | None]:
-        """Plain weights and positions that compute what the layer computes.
+    def export(self, dtype: torch.dtype | None = None) -> tuple[Weights, Rotary | None]:
+        """Weights and positions of an equivalent layer without refinement.
 
-        A refinement becomes further rows of query and key, which positions leave alone.
+        A refinement becomes further rows of query and key, to which positions do not apply.
         """
-        with _looked_at(self):
+        with _evaluation_mode(self):
             weights, positions = self.weights(dtype).detach(), self.positions
             if self.refinement is None:
                 return weights, positions
@@ -162,8 +169,8 @@ class AttentionLayer(nn.Module):
             return self.refinement.merge(weights, self.metric_diagonal(dtype)).detach(), positions
 
     def law(self, dtype: torch.dtype = torch.float64) -> Attention:
-        """The layer as a law of motion, its value map factored."""
-        weights, positions = self.exported(dtype)
+        """The layer as an ``Attention`` law with a factored value map."""
+        weights, positions = self.export(dtype)
         scale = self.scores_scale()
         return Attention(
             weights.query,
@@ -181,8 +188,7 @@ class AttentionLayer(nn.Module):
         )
 
     def plain(self) -> PlainAttention:
-        """A layer with free query, key, value and output weights that computes the same, refinement included."""
-
+        """An equivalent ``PlainAttention``, refinement included."""
         return PlainAttention.of(self)
 
     def extra_repr(self) -> str:
@@ -193,8 +199,8 @@ class AttentionLayer(nn.Module):
 
 
 @contextmanager
-def _looked_at(layer: nn.Module) -> Iterator[None]:
-    """As in evaluation: spectral normalisation would move its vectors at every look at a weight in training."""
+def _evaluation_mode(layer: nn.Module) -> Iterator[None]:
+    """Evaluation mode: in training, spectral normalisation updates its vectors whenever a weight is read."""
     training = [module for module in layer.modules() if module.training]
     for module in training:
         module.training = False
@@ -215,22 +221,22 @@ def _positions(positions: Any) -> Rotary | None:
     )
 
 
-def _tables(positions: Rotary, q: Tensor) -> tuple[Tensor, Tensor]:
+def _make_tables(positions: Rotary, q: Tensor) -> tuple[Tensor, Tensor]:
     frequencies = positions.frequencies(q.shape[-1]).to(q.device)
     angles = torch.arange(q.shape[-2], device=q.device, dtype=torch.float64).unsqueeze(-1) * frequencies
     return angles.cos().to(q.dtype), angles.sin().to(q.dtype)
 
 
 def _compute(x: Tensor) -> torch.dtype:
-    """Return the dtype of products of weights and tokens: that of autocast if it is enabled."""
+    """The precision of products of weights and tokens: that of autocast where it is enabled."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def _by_engine(
+def _attend_by_engine(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float, hide: dict[str, object]
 ) -> Tensor:
-    """A kernel of the dynamics, whose engines work in float32 and float64."""
+    """Attention by one of the engines, which work in float32 and float64."""
     wide = working_dtype(q.dtype, None)
     with torch.autocast(q.device.type, enabled=False):
         return kernel.attend(Pairing(q.to(wide), k.to(wide), scale, None, hide), v.to(wide)).to(v.dtype)
@@ -241,10 +247,16 @@ def _causal(n: int, device: torch.device) -> Tensor:
 
 
 class PlainAttention(AttentionLayer):
-    r"""Four linear maps ``query``, ``key`` (h k, d), ``value`` (h r, d) and ``output`` (d, h r).
+    r"""Unconstrained attention with linear maps ``query``, ``key`` (h k, d), ``value`` (h r, d) and ``output`` (d, h r).
 
-    ``temperature`` divides every score and ``gain`` multiplies every value: numbers, or "learned" from 1 on (as the exponential of a
-    parameter, so that neither can change its sign). Further options are those of ``AttentionLayer``.
+    Parameters
+    ----------
+    value_dim : dimension r of values, head_dim by default.
+    bias : whether the linear maps have biases.
+    temperature, gain : divisor of the scores and factor of the values; numbers, or "learned" for the exponential of a parameter that
+        starts at 0, so that the sign is fixed.
+
+    Other parameters are those of ``AttentionLayer``.
     """
 
     def __init__(
@@ -274,13 +286,13 @@ class PlainAttention(AttentionLayer):
         self.key = nn.Linear(dim, heads * self.head_dim, bias=bias)
         self.value = nn.Linear(dim, heads * self.value_dim, bias=bias)
         self.output = nn.Linear(heads * self.value_dim, dim, bias=bias)
-        self.temperature, self.log_temperature = _positive(temperature, "temperature")
-        self.gain, self.log_gain = _factor(gain)
+        self.temperature, self.log_temperature = _number_or_learned(temperature, "temperature", positive=True)
+        self.gain, self.log_gain = _number_or_learned(gain, "gain")
 
     @classmethod
     def of(cls, layer: AttentionLayer) -> PlainAttention:
-        """A plain layer that computes what another one computes."""
-        weights, positions = layer.exported()
+        """A plain layer equivalent to another layer."""
+        weights, positions = layer.export()
         scale = layer.scores_scale()
         made = cls(
             layer.dim,
@@ -300,7 +312,7 @@ class PlainAttention(AttentionLayer):
         return made.train(layer.training)
 
     def weights(self, dtype: torch.dtype | None = None) -> Weights:
-        # each read once: a normalised weight is made at every reading
+        # read once each: a spectrally normalised weight is computed on every access
         query_weight, key_weight, value_weight = self.query.weight, self.key.weight, self.value.weight
         wide = working_dtype(query_weight.dtype, dtype)
         heads, gain = self.heads, self.gain if self.log_gain is None else self.log_gain.exp().to(wide)
@@ -318,38 +330,31 @@ class PlainAttention(AttentionLayer):
         )
 
     def scores_scale(self) -> Tensor | float:
-        return (
-            self.scale / self.temperature
-            if self.log_temperature is None
-            else self.scale * (-self.log_temperature).exp()
-        )
+        if self.log_temperature is None:
+            return self.scale / self.temperature
+        return self.scale * (-self.log_temperature).exp()
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _positive(value: float | str, name: str) -> tuple[float, nn.Parameter | None]:
+def _number_or_learned(value: Any, name: str, positive: bool = False) -> tuple[float, nn.Parameter | None]:
+    """A number, or 1 and the logarithm of a learned factor."""
     if value == "learned":
         return 1.0, nn.Parameter(torch.zeros(()))
-    if not _number(value) or not 0 < float(value) < float("inf"):
-        raise InputError(f"{name} must be a positive number or 'learned', got {value!r}")
-    return float(value), None
-
-
-def _factor(value: float | str) -> tuple[float, nn.Parameter | None]:
-    if value == "learned":
-        return 1.0, nn.Parameter(torch.zeros(()))
-    if not _number(value) or not abs(float(value)) < float("inf"):
-        raise InputError(f"gain must be a finite number or 'learned', got {value!r}")
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not abs(float(value)) < float("inf") or (positive and float(value) <= 0):
+        raise InputError(f"{name} must be a {'positive' if positive else 'finite'} number or 'learned', got {value!r}")
     return float(value), None
 
 
 def spectral(layer: PlainAttention, part: str = "value", iterations: int = 1) -> PlainAttention:
-    """Keep the spectral norm of a plain layer's weight at 1 while it trains, in place; ``gain`` of the layer then sets the bound.
+    """Normalise a weight of a plain layer to spectral norm 1 during training, in place; the layer's ``gain`` then sets the bound.
 
-    ``part`` is "query", "key", "value" or "output". One step of the power method refreshes the estimate at each training forward, so the
-    bound holds up to that estimate. Undo with ``torch.nn.utils.parametrize.remove_parametrizations(layer.value, "weight")``.
+    Parameters
+    ----------
+    layer : a plain layer.
+    part : "query", "key", "value" or "output".
+    iterations : steps of the power method at each forward pass in training; the bound holds up to its estimate.
+
+    Undo with ``torch.nn.utils.parametrize.remove_parametrizations(layer.value, "weight")``.
     """
     if not isinstance(layer, PlainAttention):
         raise InputError(f"spectral normalisation is for PlainAttention, got {type(layer).__name__}: see its plain()")

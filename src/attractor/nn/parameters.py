@@ -1,4 +1,4 @@
-"""Weights of attention layers: sizes, definite factors, plain weights."""
+"""Parameters of attention layers: checks of sizes, matrices with fixed signs, and plain weights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from attractor.errors import InputError
 
 
 def check_size(name: str, size: Any) -> None:
-    """Refuse what is no whole number of at least 1."""
+    """Raise unless a size is an integer of at least 1."""
     if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
         raise InputError(f"{name} must be a whole number of at least 1, got {size!r}")
 
 
 def head_size(dim: int, heads: int) -> int:
-    """dim / heads."""
+    """Return dim / heads; raise if it is not an integer."""
     if dim % heads:
         raise InputError(
             f"dimension {dim} does not split into {heads} heads: dim must be a positive multiple of heads, or give head_dim too"
@@ -31,7 +31,7 @@ def head_size(dim: int, heads: int) -> int:
 
 
 def finite_scale(scale: Any) -> float:
-    """A scale of the scores."""
+    """Return a scale as a float; raise if it is not finite."""
     if isinstance(scale, (str, bool)) or not math.isfinite(scale):
         raise InputError(f"scale must be a finite number, got {scale!r}")
     return float(scale)
@@ -41,18 +41,21 @@ LETTERS = "form_letters"
 
 
 class Formed(nn.Module):
-    """A module with a ``form``; a subclass calls ``mark_form`` when its form is known."""
+    """A module whose parameters have a meaning, the ``form``, that is stored with its weights and checked when weights are loaded.
+
+    A subclass calls ``mark_form`` in its constructor.
+    """
 
     @property
     def form(self) -> str:
         raise NotImplementedError
 
     def mark_form(self) -> None:
-        """Store the form with the weights."""
+        """Store the form in a buffer."""
         self.register_buffer(LETTERS, torch.tensor(list(self.form.encode()), dtype=torch.uint8))
 
     def check_form(self, state: Mapping[str, Any], prefix: str) -> None:
-        """Refuse weights that say to be of another form."""
+        """Raise if weights have another form."""
         given = state.get(prefix + LETTERS)
         if not isinstance(given, Tensor) or given.is_meta:
             return
@@ -66,26 +69,34 @@ class Formed(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
         self.check_form(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **options)
-        missing = options["missing_keys"] if "missing_keys" in options else args[2]  # torch gives them by place
+        missing = options["missing_keys"] if "missing_keys" in options else args[2]  # torch passes them by position
         if prefix + LETTERS in missing:
             missing.remove(prefix + LETTERS)
 
 
 def check_forms(module: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
-    """Refuse weights of another form for any part of a module, before one of them is copied."""
+    """Raise if weights for any part of a module have another form, before any of them is copied."""
     for name, part in module.named_modules(prefix=prefix.removesuffix(".")):
         if isinstance(part, Formed):
             part.check_form(state, name + "." if name else "")
 
 
-PIVOT = 0.15  # where pivots start, as in the published experiments
-SKEW = 0.02  # standard deviation of the skew part at the start
+PIVOT = 0.15  # initial size of pivots, as in the published experiments
+SKEW = 0.02  # initial standard deviation of the skew part
 
 
 class Signed(nn.Module):
-    """One (size, size) matrix, or ``copies`` of them, with pivots of the given ``signs``, (size,) or (copies, size).
+    r"""A matrix :math:`L\,\mathrm{diag}(\pm\mathrm{softplus}(\theta))\,L^\top` with unit lower triangular L and fixed signs.
 
-    ``diagonal`` keeps the pivots alone; ``skew`` adds T - T'. Products are made in float32 at least, also inside autocast.
+    Parameters
+    ----------
+    signs : signs of the pivots, (size,) or (copies, size).
+    copies : number of matrices; None for one without a leading axis.
+    diagonal : L is the identity.
+    skew : add a skew part T - T'.
+    pivot : initial size of the pivots.
+
+    Products are computed in float32 at least, also under autocast.
     """
 
     signs: Tensor
@@ -109,7 +120,7 @@ class Signed(nn.Module):
         self.skew = nn.Parameter(SKEW * torch.randn(*leading, below)) if skew else None
 
     def start(self, lower: Tensor) -> None:
-        """Take the strictly lower triangle of a matrix as L's."""
+        """Set the strictly lower triangle of L."""
         assert self.lower is not None
         row, column = _below(self.size, lower.device)
         with torch.no_grad():
@@ -118,7 +129,7 @@ class Signed(nn.Module):
     def scaled_pivots(self, dtype: torch.dtype | None = None) -> Tensor:
         """The signed pivots (..., size)."""
         pivots = self.pivots.to(working_dtype(self.pivots.dtype, dtype))
-        # far below zero a softplus is rounded to zero, which has no sign
+        # softplus underflows to zero, which has no sign
         return self.signs.to(pivots) * functional.softplus(pivots).clamp_min(torch.finfo(pivots.dtype).tiny)
 
     def forward(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -144,7 +155,7 @@ class Signed(nn.Module):
 
 
 def working_dtype(own: torch.dtype, requested: torch.dtype | None) -> torch.dtype:
-    """Return the dtype for products of factors: the requested one, or that of the parameters, at least float32."""
+    """The precision for products of factors: the requested one, or that of the parameters but at least float32."""
     if requested is not None:
         return requested
     return torch.float32 if own in (torch.float16, torch.bfloat16) else own
@@ -206,11 +217,11 @@ class Weights:
         return self.output @ self.value
 
     def to(self, like: torch.dtype | Tensor) -> Weights:
-        """The same in another precision, or where another tensor is."""
+        """Convert to another precision, or to that and the device of a tensor."""
         return self._each(lambda part: part.to(like))
 
     def detach(self) -> Weights:
-        """The same without gradients."""
+        """Detach from the autograd graph."""
         return self._each(Tensor.detach)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Weights:
@@ -220,10 +231,10 @@ class Weights:
 
 
 def split_heads(matrix: Tensor, heads: int) -> Tensor:
-    """(h k, d) of a linear layer as (h, k, d)."""
+    """Split a weight (h k, d) of a linear layer into heads, (h, k, d)."""
     return matrix.unflatten(0, (heads, -1))
 
 
 def split_output(matrix: Tensor, heads: int) -> Tensor:
-    """(d, h r) of a linear layer as (h, d, r)."""
+    """Split an output weight (d, h r) of a linear layer into heads, (h, d, r)."""
     return matrix.unflatten(1, (heads, -1)).transpose(0, 1)
