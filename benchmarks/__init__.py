@@ -4,7 +4,7 @@ One file for each group of rows; the peers (JAX, diffrax, torchdiffeq, KeOps) ar
 their row is run.
 """
 
-from benchmarks.program import CPU, GPU, GROUPS, benchmark, chosen
+from benchmarks.program import CPU, GPU, GROUPS, benchmark, choose_rows
 from benchmarks.racing import Contender, Contest, Ready, Settings, Skip
 
-__all__ = ["CPU", "GPU", "GROUPS", "Contender", "Contest", "Ready", "Settings", "Skip", "benchmark", "chosen"]
+__all__ = ["CPU", "GPU", "GROUPS", "Contender", "Contest", "Ready", "Settings", "Skip", "benchmark", "choose_rows"]

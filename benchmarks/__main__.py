@@ -47,7 +47,7 @@ def machine(report: dict[str, Any]) -> dict[str, str]:
             most = f"{unit(rates['exponentials'])}exp/s, {unit(2 * rates['multiply_adds'])}FLOP/s"
             rows[f"{device} {dtype}"] = f"{most} ({ceilings['source']})"
     if report["settings"]["quick"]:
-        rows["quick"] = "sizes are too small for the figures to mean anything, and targets are not judged"
+        rows["quick"] = "sizes are too small to measure speed, and targets are not judged"
     return rows
 
 
@@ -92,12 +92,12 @@ option, output = panel("Rows"), panel("Results")
 
 @dataclass(frozen=True)
 class RowOptions:
-    """What is measured, and how."""
+    """Rows, sizes and repetitions."""
 
     rows: Annotated[str | None, option("NAME,...", "Which groups of rows.", default="all of the CPU")] = None
     gpu: Annotated[bool, option("", "The rows of the GPU; with --rows, these too.", "--gpu")] = False
-    rounds: Annotated[int, option("N", "Rounds in which every contender has a turn.", min=1)] = 5
-    quick: Annotated[bool, option("", "A smoke run: small sizes that say nothing about speed.", "--quick")] = False
+    rounds: Annotated[int, option("N", "Rounds; every contender runs in each.", min=1)] = 5
+    quick: Annotated[bool, option("", "A smoke run: sizes too small to measure speed.", "--quick")] = False
     seed: Annotated[int, option("N", "Seed of the tokens.", min=0)] = 0
     threads: Annotated[
         int | None, option("N", "Threads of every contender.", min=1, default="those torch uses, at most all cores")
@@ -106,10 +106,10 @@ class RowOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What becomes of the figures."""
+    """Outputs."""
 
     out: Annotated[
-        Path | None, output("FILE", "Write all figures as JSON, after each contest what is known.", "--out", "-o")
+        Path | None, output("FILE", "Write the report as JSON, updated after each contest.", "--out", "-o")
     ] = None
     json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
     plot: Annotated[Path | None, output("FILE", "Draw ratios, targets and growth: .png, .pdf or .svg.")] = None
@@ -122,35 +122,35 @@ class ReportOptions:
 
 @grouped(RowOptions, ReportOptions, PictureOptions)
 def bench(context: typer.Context, rows: RowOptions, report: ReportOptions, pictures: PictureOptions) -> None:
-    """Measure attractor against its peers, contenders interleaved, beside the targets and the limit of the machine.
+    """Measure attractor against other libraries in interleaved rounds, with targets and the peak rates of the machine.
 
     Rows: evaluation, solves, small, merging, spectral, ensembles, processes, growth; gpu with --gpu. Peers that are not installed
     (the extra peers) are reported as skipped. Exit code 0 if it ran; 1 with --check if a target is missed.
     """
     with ending(NAME, report.debug), pictures.sized():
-        groups, settings = asked(rows)
-        check_places(report)
+        groups, settings = read_options(rows)
+        check_outputs(report)
         from benchmarks import benchmark
 
         command = replay(context, without=("json", "progress", "debug"))
-        with progress_bar("bench", report.progress, count=False) as update, quiet_stdout():
+        with progress_bar("bench", report.progress, count=False) as update, redirect_stdout():
             progress = lambda share, text: update(share, 1.0, text)  # noqa: E731
-            found = benchmark(groups, settings, progress, keeper(report.out), command)
+            found = benchmark(groups, settings, progress, partial_writer(report.out), command)
         tell(found, report, command)
         if report.check and found["summary"]["missed"]:
             complain(f"{found['summary']['missed']} of the measured targets missed", NAME)
             raise typer.Exit(FAILED)
 
 
-def asked(options: RowOptions) -> tuple[tuple[str, ...], Any]:
+def read_options(options: RowOptions) -> tuple[tuple[str, ...], Any]:
     """The groups and the settings that the options name."""
     import torch
 
-    from benchmarks import CPU, GPU, Settings, chosen
+    from benchmarks import CPU, GPU, Settings, choose_rows
 
     named = [name.strip() for name in (options.rows or "").split(",") if name.strip()]
     if options.rows is not None:
-        groups = chosen([*named, *(GPU if options.gpu else ())])
+        groups = choose_rows([*named, *(GPU if options.gpu else ())])
     else:
         groups = GPU if options.gpu else CPU
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -161,8 +161,8 @@ def asked(options: RowOptions) -> tuple[tuple[str, ...], Any]:
     return groups, Settings(options.rounds, options.quick, options.seed, threads, turn)
 
 
-def check_places(options: ReportOptions) -> None:
-    """Refuse a file that could not be written, before an hour is spent."""
+def check_outputs(options: ReportOptions) -> None:
+    """Reject output files that cannot be written, before the benchmark starts."""
     from attractor.cli.inputs import check_file, check_picture
 
     if options.out is not None:
@@ -171,8 +171,8 @@ def check_places(options: ReportOptions) -> None:
         check_picture(options.plot, still=True)
 
 
-def keeper(place: Path | None) -> Callable[[dict[str, Any]], None]:
-    """A benchmark takes long: what is measured is in the file at once, so that a run that is stopped leaves it."""
+def partial_writer(place: Path | None) -> Callable[[dict[str, Any]], None]:
+    """A function that writes the report so far, so that an interrupted run keeps its results."""
     from attractor.files import write_json
 
     if place is None:
@@ -181,7 +181,7 @@ def keeper(place: Path | None) -> Callable[[dict[str, Any]], None]:
 
 
 def tell(found: dict[str, Any], options: ReportOptions, command: str) -> None:
-    """The table, or the object; and the files."""
+    """Print the tables or the JSON object, and draw the figure."""
     from attractor.cli.console import print_json
 
     if options.plot is not None:
@@ -197,8 +197,8 @@ def tell(found: dict[str, Any], options: ReportOptions, command: str) -> None:
 
 
 @contextmanager
-def quiet_stdout() -> Iterator[None]:
-    """What peers and their compilers print goes to stderr: stdout is for results."""
+def redirect_stdout() -> Iterator[None]:
+    """Send what peers and their compilers print to stderr: stdout is for results."""
     sys.stdout.flush()
     try:
         kept = os.dup(1)

@@ -14,12 +14,12 @@ from benchmarks.racing import (
     Contest,
     Settings,
     Skip,
-    array,
+    as_tensor,
     engine,
-    evaluated,
-    peer,
+    evaluate_rows,
+    import_peer,
+    sample_rows,
     sampled_error,
-    some_rows,
     uniform,
 )
 
@@ -61,7 +61,7 @@ def _contest(settings: Settings, dtype: str, dim: int) -> Contest:
             contender("torch.compile blockwise", _unless_quick(settings, compiled_blockwise)),
             contender("KeOps", _unless_quick(settings, keops)),
         ),
-        error=lambda result: sampled_error(array(result), points(), settings.seed),
+        error=lambda result: sampled_error(as_tensor(result), points(), settings.seed),
         tolerance=ours,
         pairs=float(n) ** 2,
         dim=dim,
@@ -116,7 +116,7 @@ def compiled_blockwise(x: Tensor) -> Call:
 
 def jax_blockwise(x: Tensor) -> Call:
     """A scan over blocks of queries, compiled as a whole."""
-    jax = peer("jax")
+    jax = import_peer("jax")
     jax.config.update("jax_enable_x64", True)
     points = jax.numpy.asarray(x.numpy())
 
@@ -130,8 +130,8 @@ def jax_blockwise(x: Tensor) -> Call:
 
 def keops(x: Tensor) -> Call:
     """Symbolic matrices, reduced by C++ that KeOps writes and compiles on first use."""
-    peer("pykeops").set_verbose(False)
-    lazy = peer("pykeops.torch").LazyTensor
+    import_peer("pykeops").set_verbose(False)
+    lazy = import_peer("pykeops.torch").LazyTensor
     queries, keys = lazy(x[:, None, :]), lazy(x[None, :, :])
     return lambda: (queries * keys).sum(-1).sumsoftmaxweight(keys, axis=1)
 
@@ -152,7 +152,7 @@ def _ensembles_contest(settings: Settings, dtype: str, target: float) -> Contest
         name=f"ensemble evaluation {dtype}, {members} systems, n={n}, d={DIM}",
         ours=Contender("attractor fused", lambda: fused(points()), tolerance=ours),
         peers=(Contender("torch bmm", lambda: bmm(points()), target, theirs),),
-        error=lambda result: float((array(result).double() - _exact(points())).abs().max()),
+        error=lambda result: float((as_tensor(result).double() - _exact(points())).abs().max()),
         tolerance=ours,
         pairs=float(members) * n**2,
         dim=DIM,
@@ -190,7 +190,7 @@ def _spectral_contest(settings: Settings, n: int, dim: int, target: float | None
         name=f"evaluation float64, d={dim}, n={n}, beta={BETA:g}",
         ours=Contender("attractor spectral", lambda: velocity(points(), "spectral")),
         peers=(Contender("attractor fused", lambda: velocity(points(), "fused"), target),),
-        error=lambda result: velocity_error(array(result), points(), settings.seed),
+        error=lambda result: velocity_error(as_tensor(result), points(), settings.seed),
         tolerance=TOLERANCE,
     )
 
@@ -214,7 +214,7 @@ def velocity(x: Tensor, name: str, beta: float = BETA) -> Call:
 
 def velocity_error(result: Tensor, x: Tensor, seed: int) -> float:
     """The largest error of a coordinate of the velocity over some rows."""
-    rows = some_rows(len(x), seed)
-    exact = evaluated(x, rows, BETA)
+    rows = sample_rows(len(x), seed)
+    exact = evaluate_rows(x, rows, BETA)
     tangent = exact - (exact * x[rows]).sum(-1, keepdim=True) * x[rows]
     return float((result[rows] - tangent).abs().max())

@@ -45,7 +45,7 @@ def contests(settings: Settings) -> list[Contest]:
             dtype=dtype,
             rate=None if settings.quick else rate,
             device="cuda",
-            timer=by_events,
+            timer=time_by_events,
         )
 
     return [
@@ -67,7 +67,7 @@ class Sized:
         return self.call(), self.x
 
 
-def by_events(call: Call) -> tuple[float, Any]:
+def time_by_events(call: Call) -> tuple[float, Any]:
     """Seconds between two events on the stream."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.racing import Call, Settings, Skip, Tell, engine, race, uniform, wall
+from benchmarks.racing import Call, Settings, Skip, Tell, engine, time_interleaved, uniform, wall_time
 
 TAIL = 3  # points of the slope at the end
 
@@ -83,8 +83,8 @@ def _timed(curve: Curve, settings: Settings, tell: Tell) -> list[float]:
         tell(f"{curve.variable} = {size:g}")
         call = calls[f"{size:g}"] = curve.build(size)
         call()
-        repeats = {**repeats, f"{size:g}": max(1, math.ceil(settings.turn / 4 / max(wall(call)[0], 1e-6)))}
-    times = race(calls, settings.rounds, wall, repeats, tell)
+        repeats = {**repeats, f"{size:g}": max(1, math.ceil(settings.turn / 4 / max(wall_time(call)[0], 1e-6)))}
+    times = time_interleaved(calls, settings.rounds, wall_time, repeats, tell)
     # no ratio is taken here, so the fastest round is the one that was disturbed least
     return [min(seconds) for seconds in times.values()]
 

@@ -30,10 +30,8 @@ PACKAGES = (
 )
 
 
-def machine() -> dict[str, Any]:
-    """Processor, cores, instruction set, memory, GPU, and how busy others keep it."""
-    import torch
-
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores, instruction set, memory, GPU, and load."""
     from attractor.engines import fused as kernels
 
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
@@ -66,14 +64,14 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def now() -> str:
+def timestamp() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 DTYPES = ("float32", "float64")
 ROUNDS = 5
 CHAIN = 64  # exponentials one after the other for each number that is read
-TRIES = 60  # of a few milliseconds: some of them fall between other people's turns at the processor
+TRIES = 60  # of a few milliseconds: on a shared machine some of them are undisturbed
 
 
 def limit(ceilings: dict[str, Any] | None, dtype: str | None, dim: int | None) -> float | None:
@@ -84,16 +82,16 @@ def limit(ceilings: dict[str, Any] | None, dtype: str | None, dim: int | None) -
     return 1.0 / (1.0 / rates["exponentials"] + 2.0 * dim / rates["multiply_adds"])
 
 
-def both(groups: Iterable[str], settings: Settings, of_gpu: Iterable[str]) -> dict[str, Any]:
-    """Those of the CPU and of the GPU, where a group of rows asks for them."""
+def measure_ceilings(groups: Iterable[str], settings: Settings, of_gpu: Iterable[str]) -> dict[str, Any]:
+    """Peak rates of the CPU and of the GPU, where a group of rows needs them."""
     on_gpu = set(groups) & set(of_gpu)
     return {
-        "cpu": processor(settings.threads, settings.quick) if set(groups) - on_gpu else None,
-        "cuda": graphics() if on_gpu else None,
+        "cpu": cpu_rates(settings.threads, settings.quick) if set(groups) - on_gpu else None,
+        "cuda": gpu_rates() if on_gpu else None,
     }
 
 
-def processor(threads: int, quick: bool = False) -> dict[str, Any]:
+def cpu_rates(threads: int, quick: bool = False) -> dict[str, Any]:
     """Rates of the CPU with one thread and with all that the benchmark uses."""
     from attractor.engines import fused as kernels
 
@@ -150,15 +148,15 @@ def _repeated(call: Any, operations: int, seconds: float) -> float:
     return max(done, operations) / max(took, 1e-9)
 
 
-def graphics() -> dict[str, Any] | None:
+def gpu_rates() -> dict[str, Any] | None:
     """Rates of the GPU: products of matrices, without tensor-core shortcuts, and a long chain of exponentials in one kernel."""
     if not torch.cuda.is_available():
         return None
-    from benchmarks.gpu import by_events
+    from benchmarks.gpu import time_by_events
 
     def best(call: Any, operations: float) -> float:
         call()
-        return operations / min(by_events(call)[0] for _ in range(ROUNDS))
+        return operations / min(time_by_events(call)[0] for _ in range(ROUNDS))
 
     chain = torch.compile(_chain, dynamic=False)
     rates: dict[str, dict[str, float]] = {}

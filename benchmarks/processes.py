@@ -24,7 +24,7 @@ def contests(settings: Settings) -> list[Contest]:
     n, until = settings.size(16384, 64), settings.size(2.0, 0.5)
     options = ["--tokens", str(n), "--beta", str(BETA), "--until", str(until), "--seed", str(settings.seed)]
     options += ["--repeats", str(settings.size(REPEATS, 1))]
-    alone = cache(lambda: launched([sys.executable, "-m", "benchmarks.worker"], options)["points"])
+    alone = cache(lambda: launch_worker([sys.executable, "-m", "benchmarks.worker"], options)["points"])
     return [
         Contest(
             group="processes",
@@ -33,25 +33,25 @@ def contests(settings: Settings) -> list[Contest]:
             peers=(Contender("one process", lambda: one(options), TARGET),),
             error=lambda result: float(np.abs(result["points"] - alone()).max()),
             tolerance=1e-12,
-            timer=reported,
+            timer=reported_time,
         )
     ]
 
 
-def reported(call: Call) -> tuple[float, Any]:
+def reported_time(call: Call) -> tuple[float, Any]:
     """Seconds of the flow alone (the median of its repeats), as the process that ran it took them; starting it is not counted."""
     result = call()
     return float(result["seconds"]), result
 
 
 def one(options: list[str]) -> Call:
-    return lambda: launched([sys.executable, "-m", "benchmarks.worker"], options)
+    return lambda: launch_worker([sys.executable, "-m", "benchmarks.worker"], options)
 
 
 def two(options: list[str], supported: Callable[[], bool] | None = None) -> Call:
     import torch
 
-    if not (supported or sharding)():
+    if not (supported or can_shard)():
         raise Skip("this version of attractor does not shard a flow over processes")
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         raise Skip("this PyTorch has no gloo")
@@ -59,17 +59,17 @@ def two(options: list[str], supported: Callable[[], bool] | None = None) -> Call
     if cores < 2:
         raise Skip("two processes need two cores, and this one may use one (--threads 1 asks for that)")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return lambda: launched([*launch, "-m", "benchmarks.worker"], options)
+    return lambda: launch_worker([*launch, "-m", "benchmarks.worker"], options)
 
 
-def sharding() -> bool:
+def can_shard() -> bool:
     """Whether flow knows how to share its tokens out."""
     from importlib.util import find_spec
 
     return find_spec("attractor.engines.distributed") is not None
 
 
-def launched(command: list[str], options: list[str]) -> dict[str, Any]:
+def launch_worker(command: list[str], options: list[str]) -> dict[str, Any]:
     """What the worker wrote."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any
 from attractor.cli.environment import source_commit
 from attractor.errors import InputError
 from attractor.registry import unknown
-from benchmarks import evaluations as ensembles
-from benchmarks import evaluations as evaluation
-from benchmarks import evaluations as spectral
-from benchmarks import gpu, growth, processes, solves
-from benchmarks import machine as ceilings
-from benchmarks import machine as facts
-from benchmarks import solves as merging
-from benchmarks import solves as small
-from benchmarks.racing import Contest, Settings, confined, hold
+from benchmarks import evaluations, gpu, growth, machine, processes, solves
+from benchmarks.racing import Contest, Settings, limit_threads, run_contest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +28,7 @@ CAPTION = (
 
 
 def draw(report: dict[str, Any], path: Path | None = None) -> Any:
-    """The picture of a report as a figure, or the path it was written to."""
+    """Draw a report: returns the figure, or the path it was written to."""
     from attractor.plotting import style
     from attractor.plotting.drawing import Grid, StaticFigure, static_suffix, write_chart
     from attractor.plotting.static import wrap
@@ -69,13 +62,8 @@ def draw(report: dict[str, Any], path: Path | None = None) -> Any:
 
 
 def _title(report: dict[str, Any]) -> str:
-    machine = report["machine"]
-    parts = [
-        machine["processor"],
-        machine["instruction_set"],
-        f"{report['settings']['threads']} threads",
-        machine["gpu"],
-    ]
+    found = report["machine"]
+    parts = [found["processor"], found["instruction_set"], f"{report['settings']['threads']} threads", found["gpu"]]
     kind = "quick run: sizes too small to say anything" if report["settings"]["quick"] else report["ended"]
     return ", ".join(str(part) for part in (*parts, kind) if part)
 
@@ -91,7 +79,7 @@ def _ratios(
     axes = page.panel(left, 0.0, page.width - left - 0.15, rows)
     height, ticks = 0.0, []
     for name, entries in groups.items():
-        # a name stands alone in its line, from the edge of the paper on: however long it is, nothing cuts it
+        # each name has its own line from the left edge, so that long names are not cut
         height += GROUP - 0.11
         for line in names[name]:
             place = (0.1 / page.width, 1 - (page.top + height + 0.02) / page.height)
@@ -139,15 +127,15 @@ def _growth(axes: Axes, variable: str, curves: list[dict[str, Any]]) -> None:
 
 SCHEMA = "benchmarks/1"
 ProgressCallback = Callable[[float, str], None]  # share that is done, and what is being done
-Keep = Callable[[dict[str, Any]], None]  # takes the report as far as it goes
+Keep = Callable[[dict[str, Any]], None]  # receives the report so far
 
 CONTESTS: dict[str, Callable[[Settings], list[Contest]]] = {
-    "evaluation": evaluation.evaluation_contests,
+    "evaluation": evaluations.evaluation_contests,
     "solves": solves.contests,
-    "small": small.small_contests,
-    "merging": merging.merging_contests,
-    "spectral": spectral.spectral_contests,
-    "ensembles": ensembles.ensemble_contests,
+    "small": solves.small_contests,
+    "merging": solves.merging_contests,
+    "spectral": evaluations.spectral_contests,
+    "ensembles": evaluations.ensemble_contests,
     "processes": processes.contests,
     "gpu": gpu.contests,
 }
@@ -156,7 +144,7 @@ GPU = ("gpu",)
 CPU = tuple(name for name in GROUPS if name not in GPU)
 
 
-def chosen(names: Iterable[str]) -> tuple[str, ...]:
+def choose_rows(names: Iterable[str]) -> tuple[str, ...]:
     """Groups by name, in the order of the table."""
     names = list(names)
     for name in names:
@@ -174,17 +162,17 @@ def benchmark(
     keep: Keep = lambda report: None,
     command: str = "",
 ) -> dict[str, Any]:
-    """Run the groups and report, in what JSON can hold; ``keep`` is given what there is after every contest."""
-    groups = chosen(groups)
+    """Run the groups and return the report, which JSON can hold; ``keep`` receives the report after every contest."""
+    groups = choose_rows(groups)
     contests = [contest for name in groups if name in CONTESTS for contest in CONTESTS[name](settings)]
     curves = growth.curves(settings) if "growth" in groups else []
     head = {
         "schema": SCHEMA,
         "command": command,
-        "began": facts.now(),
+        "began": machine.timestamp(),
         "settings": {"rows": list(groups), **asdict(settings)},
-        "machine": facts.machine(),
-        "versions": facts.versions(),
+        "machine": machine.describe_machine(),
+        "versions": machine.versions(),
         "commit": source_commit(),
     }
     results: list[dict[str, Any]] = []
@@ -193,16 +181,16 @@ def benchmark(
     def report() -> dict[str, Any]:
         done = len(results) + len(grown) == len(contests) + len(curves)
         body = {"ceilings": limits, "contests": results, "growth": grown, "summary": summary(results)}
-        return {**head, "ended": facts.now(), "finished": done, **body}
+        return {**head, "ended": machine.timestamp(), "finished": done, **body}
 
-    with confined(settings.threads):
+    with limit_threads(settings.threads):
         progress(0.0, "ceilings of the machine")
-        limits = ceilings.both(groups, settings, GPU)
+        limits = machine.measure_ceilings(groups, settings, GPU)
         for number, item in enumerate([*contests, *curves]):
             tell = _teller(progress, number / (len(contests) + len(curves)), item.name)
             if isinstance(item, Contest):
-                limit = ceilings.limit(limits[item.device], item.dtype, item.dim)
-                results.append(hold(item, settings, limit, tell))
+                limit = machine.limit(limits[item.device], item.dtype, item.dim)
+                results.append(run_contest(item, settings, limit, tell))
             else:
                 grown.append(growth.measure(item, settings, tell))
             keep(report())
@@ -214,14 +202,14 @@ def _teller(progress: ProgressCallback, share: float, name: str) -> Callable[[st
 
 
 def summary(results: list[dict[str, Any]]) -> dict[str, int]:
-    """How many targets were met and missed, and how many contenders are out."""
+    """Numbers of targets met and missed, and of contenders skipped, wrong or failed."""
     entries = [entry for result in results for entry in result["contenders"]]
-    counted = {"met": sum(entry["met"] is True for entry in entries), "missed": sum(map(missed, entries))}
+    counted = {"met": sum(entry["met"] is True for entry in entries), "missed": sum(map(is_missed, entries))}
     return counted | {
         status: sum(entry["status"] == status for entry in entries) for status in ("skipped", "wrong", "failed")
     }
 
 
-def missed(entry: dict[str, Any]) -> bool:
-    """A target that was measured and not met; an answer of ours that is wrong, or did not come, is one too."""
+def is_missed(entry: dict[str, Any]) -> bool:
+    """Whether a measured target was not met, or our own contender was wrong or failed."""
     return entry["met"] is False or (entry["ours"] and entry["status"] in ("wrong", "failed"))

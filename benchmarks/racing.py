@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Settings:
-    """``turn`` is how long a contender is at least kept busy when it is its turn, so that short calls can be timed."""
+    """Options of a benchmark; ``turn`` is the least time of a contender's turn, in which short calls are repeated."""
 
     rounds: int = 5
     quick: bool = False
@@ -30,15 +30,13 @@ class Settings:
     turn: float = 0.1
 
     def size(self, full: Value, quick: Value) -> Value:
-        """A size of the problem, smaller for a smoke run."""
+        """The size of a problem, smaller for a smoke run."""
         return quick if self.quick else full
 
 
 @contextmanager
-def confined(threads: int) -> Iterator[None]:
-    """Every contender gets the same processors: those of JAX and numpy follow the affinity, torch wants to be told."""
-    import torch
-
+def limit_threads(threads: int) -> Iterator[None]:
+    """Restrict all contenders to the same cores: JAX and numpy follow the affinity, torch has its own setting."""
     before = torch.get_num_threads()
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     torch.set_num_threads(threads)
@@ -61,7 +59,7 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Ready:
-    """A contender that is compiled, tuned and waiting: what is timed, and a note for the report."""
+    """A compiled and tuned contender: the call to time, and a note for the report."""
 
     call: Call
     note: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +67,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Contender:
-    """``target`` is the least ratio of its time to ours that we set out to reach; ``tolerance`` replaces the contest's."""
+    """A way to compute a result; ``target`` is the least ratio of its time to ours, ``tolerance`` replaces the contest's."""
 
     name: str
     build: Callable[[], Ready | Call]
@@ -80,8 +78,8 @@ class Contender:
 Timer = Callable[[Call], tuple[float, Any]]
 
 
-def wall(call: Call) -> tuple[float, Any]:
-    """Seconds of one call by the clock on the wall, and its result."""
+def wall_time(call: Call) -> tuple[float, Any]:
+    """Wall-clock seconds of one call, and its result."""
     start = time.perf_counter()
     result = call()
     return time.perf_counter() - start, result
@@ -92,7 +90,7 @@ class Contest:
     """``pairs`` (query, key) are evaluated by a call, of ``dim`` coordinates in ``dtype``: that gives rates and the limit.
 
     ``error`` measures a result against the truth; above ``tolerance`` it is wrong and is not timed. ``rate`` is a target for
-    ours alone, in pairs a second. ``check`` looks at the truth itself before anyone runs.
+    our contender, in pairs a second. ``check`` verifies the truth before the contest.
     """
 
     group: str
@@ -106,7 +104,7 @@ class Contest:
     dtype: str | None = None
     rate: float | None = None
     device: str = "cpu"
-    timer: Timer = wall
+    timer: Timer = wall_time
     check: Callable[[], Mapping[str, Any]] = dict
 
     @property
@@ -114,7 +112,7 @@ class Contest:
         return (self.ours, *self.peers)
 
 
-def peer(name: str) -> ModuleType:
+def import_peer(name: str) -> ModuleType:
     """A package of the extra ``peers``, imported only where its row is run."""
     try:
         return importlib.import_module(name)
@@ -125,7 +123,7 @@ def peer(name: str) -> ModuleType:
 
 
 def engine(name: str) -> str:
-    """The name of one of our engines, if it is here and works."""
+    """The name of one of our engines; raises Skip if it does not work here."""
     from attractor import engines
 
     for found in engines.available():
@@ -146,8 +144,8 @@ def uniform(n: int, dim: int, seed: int, dtype: str = "float64", ensemble: int |
     return Tokens.uniform(n, dim, seed, ensemble).points.to(getattr(torch, dtype))
 
 
-def array(result: Any) -> Tensor:
-    """A result as a tensor, whichever library made it."""
+def as_tensor(result: Any) -> Tensor:
+    """The result of any library as a tensor."""
     if isinstance(result, Tensor):
         return result
     import numpy as np
@@ -155,7 +153,7 @@ def array(result: Any) -> Tensor:
     return torch.from_numpy(np.array(result))
 
 
-def evaluated(x: Tensor, rows: Tensor, beta: float = 1.0) -> Tensor:
+def evaluate_rows(x: Tensor, rows: Tensor, beta: float = 1.0) -> Tensor:
     """Rows of softmax(beta x x') x in float64, by the reference engine."""
     from attractor.engines import attend
 
@@ -165,8 +163,8 @@ def evaluated(x: Tensor, rows: Tensor, beta: float = 1.0) -> Tensor:
     return output
 
 
-def some_rows(n: int, seed: int) -> Tensor:
-    """Tokens that are checked: the same for every contender."""
+def sample_rows(n: int, seed: int) -> Tensor:
+    """Indices of tokens that are checked, the same for every contender."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:ROWS]
 
 
@@ -174,15 +172,15 @@ def sampled_error(result: Tensor, x: Tensor, seed: int, beta: float = 1.0) -> fl
     """The largest error of a coordinate over some rows."""
     if tuple(result.shape) != tuple(x.shape):
         return float("inf")
-    rows = some_rows(len(x), seed).to(x.device)
-    return float((result.to(x.device)[rows].double() - evaluated(x, rows, beta)).abs().max())
+    rows = sample_rows(len(x), seed).to(x.device)
+    return float((result.to(x.device)[rows].double() - evaluate_rows(x, rows, beta)).abs().max())
 
 
 Tell = Callable[[str], None]
 SLOW = 5.0  # seconds of a call above which a contender without a target is timed in one round only
 
 
-def race(
+def time_interleaved(
     calls: Mapping[str, Call],
     rounds: int,
     timer: Timer,
@@ -190,7 +188,7 @@ def race(
     tell: Tell = lambda text: None,
     once: Collection[str] = (),
 ) -> dict[str, list[float]]:
-    """Seconds of one call of each contender, round by round; another one starts each round. Some run in the first alone."""
+    """Seconds per call of each contender in each round, with rotating order; those in ``once`` run in the first round only."""
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
@@ -211,9 +209,11 @@ def ratio(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
     return {"median": middle, "low": low, "high": high, "least": ratios[0], "most": ratios[-1]}
 
 
-def hold(contest: Contest, settings: Settings, limit: float | None = None, tell: Tell = lambda text: None) -> dict:
-    """Prepare, check and time everyone who can take part; ``limit`` is the hardware's, in pairs a second."""
-    tell("the truth")
+def run_contest(
+    contest: Contest, settings: Settings, limit: float | None = None, tell: Tell = lambda text: None
+) -> dict:
+    """Prepare, check and time all contenders; ``limit`` is that of the hardware, in pairs a second."""
+    tell("reference result")
     head = {"group": contest.group, "name": contest.name, "device": contest.device, "pairs": contest.pairs}
     try:
         truth = dict(contest.check())
@@ -227,7 +227,7 @@ def hold(contest: Contest, settings: Settings, limit: float | None = None, tell:
             entries.append(_entry(contest, contender, status="skipped", reason=reason))
             continue
         tell(f"preparing {contender.name}")
-        entry, ready, seconds = admit(contest, contender)
+        entry, ready, seconds = prepare(contest, contender)
         entries.append(entry)
         if ready is not None:
             calls[contender.name] = ready.call
@@ -235,27 +235,27 @@ def hold(contest: Contest, settings: Settings, limit: float | None = None, tell:
             if contender.target is None and contender is not contest.ours and seconds > SLOW:
                 once.add(contender.name)
                 entry["reason"] = f"a call takes {seconds:.0f} s, and no target is set: timed in one round only"
-    times = race(calls, settings.rounds, contest.timer, repeats, tell, once) if calls else {}
+    times = time_interleaved(calls, settings.rounds, contest.timer, repeats, tell, once) if calls else {}
     for entry in entries:
         if entry["name"] in times:
-            entry |= judged(contest, entry, times, limit)
+            entry |= judge(contest, entry, times, limit)
             # the targets are set for the full sizes
             entry["met"] = None if settings.quick else entry["met"]
     return {**head, "limit": limit, "truth": truth, "contenders": entries}
 
 
-def admit(contest: Contest, contender: Contender) -> tuple[dict[str, Any], Ready | None, float]:
+def prepare(contest: Contest, contender: Contender) -> tuple[dict[str, Any], Ready | None, float]:
     """Build a contender and check its result: its entry, the call to time (None if it is out), and seconds of a call."""
     try:
         built = contender.build()
         ready = built if isinstance(built, Ready) else Ready(built)
         seconds, result = contest.timer(ready.call)
         error = float(contest.error(result))
-        if seconds < 60.0:  # the first call may have compiled or woken something
+        if seconds < 60.0:  # the first call may have compiled something
             seconds, _ = contest.timer(ready.call)
     except Skip as reason:
         return _entry(contest, contender, status="skipped", reason=str(reason)), None, 0.0
-    except Exception as failure:  # a peer that breaks is a result, not the end of the benchmark
+    except Exception as failure:  # a failing peer is a result, not the end of the benchmark
         reason = " ".join(f"{type(failure).__name__}: {failure}".split())[:300]
         return _entry(contest, contender, status="failed", reason=reason), None, 0.0
     tolerance = contest.tolerance if contender.tolerance is None else contender.tolerance
@@ -266,10 +266,10 @@ def admit(contest: Contest, contender: Contender) -> tuple[dict[str, Any], Ready
     return _entry(contest, contender, status="timed", **known), ready, seconds
 
 
-def judged(
+def judge(
     contest: Contest, entry: dict[str, Any], times: Mapping[str, Sequence[float]], limit: float | None
 ) -> dict[str, Any]:
-    """What the times of a contender say."""
+    """Median, rate, ratio and target of a contender from its times."""
     seconds, ours = times[entry["name"]], times[contest.ours.name]
     median = statistics.median(seconds)
     rate = None if contest.pairs is None else contest.pairs / median

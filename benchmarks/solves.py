@@ -11,7 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.racing import Contender, Contest, Ready, Settings, Skip, array, peer, race, uniform, wall
+from benchmarks.racing import (
+    Contender,
+    Contest,
+    Ready,
+    Settings,
+    Skip,
+    as_tensor,
+    import_peer,
+    time_interleaved,
+    uniform,
+    wall_time,
+)
 
 Solve = Callable[[float], Any]
 
@@ -30,7 +41,7 @@ def ours(x: Tensor, beta: float, until: float, **options: Any) -> Solve:
 
 
 def torchdiffeq_dopri5(x: Tensor, beta: float, until: float) -> Solve:
-    odeint = peer("torchdiffeq").odeint
+    odeint = import_peer("torchdiffeq").odeint
     times = torch.tensor([0.0, until], dtype=x.dtype)
 
     def field(time: Tensor, x: Tensor) -> Tensor:
@@ -88,7 +99,7 @@ def _scipy(x: Tensor, until: float, drive: Callable[[np.ndarray], np.ndarray]) -
 
 def diffrax_tsit5(x: Tensor, beta: float, until: float) -> Solve:
     """Compiled once for all tolerances; an ensemble (members, n, d) is vmapped, each member with its own steps."""
-    jax, diffrax = peer("jax"), peer("diffrax")
+    jax, diffrax = import_peer("jax"), import_peer("diffrax")
     jax.config.update("jax_enable_x64", True)
 
     def field(time, x, _):
@@ -127,7 +138,7 @@ class Truth:
 
     def error(self, result: Any) -> float:
         """The largest error of a coordinate of any token of any member."""
-        found = array(result)
+        found = as_tensor(result)
         return float((found - self.points).abs().max()) if found.shape == self.points.shape else float("inf")
 
     def checked(self, members: int = 2) -> dict[str, Any]:
@@ -135,7 +146,7 @@ class Truth:
         some = self.x[None] if self.x.ndim == 2 else self.x[:members]
         points = self.points[None] if self.x.ndim == 2 else self.points[:members]
         apart = max(
-            float((array(scipy_on_fused(x, self.beta, self.until)(self.rtol)) - end).abs().max())
+            float((as_tensor(scipy_on_fused(x, self.beta, self.until)(self.rtol)) - end).abs().max())
             for x, end in zip(some, points, strict=True)
         )
         if not apart <= 0.1 * GOAL:
@@ -143,7 +154,7 @@ class Truth:
         return {"reference": f"attractor dop853, rtol {self.rtol:g}", "scipy_differs_by": apart}
 
 
-def tuned(solve: Solve, error: Callable[[Any], float], start: float = GOAL, goal: float = GOAL) -> Ready:
+def tune(solve: Solve, error: Callable[[Any], float], start: float = GOAL, goal: float = GOAL) -> Ready:
     """The solve at the loosest tolerance found whose error is at most the goal and, where that can be had, near it.
 
     The error is about proportional to the tolerance, which gives the next one to try; where it is not (a step bound by
@@ -151,7 +162,7 @@ def tuned(solve: Solve, error: Callable[[Any], float], start: float = GOAL, goal
     """
     rtol, best, loose = start, None, COARSEST * 30
     for _ in range(TRIES):
-        seconds, result = wall(partial(solve, rtol))
+        seconds, result = wall_time(partial(solve, rtol))
         reached = error(result)
         if reached <= goal:
             best = max(best or (0.0, 0.0, 0.0), (rtol, reached, seconds))
@@ -172,10 +183,10 @@ def tuned(solve: Solve, error: Callable[[Any], float], start: float = GOAL, goal
     return Ready(partial(solve, rtol), {"rtol": rtol, "tuned_error": best[1], "tuning_seconds": best[2]})
 
 
-def best_of(solves: dict[str, Solve], error: Callable[[Any], float]) -> Ready:
+def choose_fastest(solves: dict[str, Solve], error: Callable[[Any], float]) -> Ready:
     """The fastest of several ways to the same error: that with the fastest of a few calls, taken in turns."""
-    ready = {name: tuned(solve, error) for name, solve in solves.items()}
-    times = race({name: one.call for name, one in ready.items()}, 2, wall)
+    ready = {name: tune(solve, error) for name, solve in solves.items()}
+    times = time_interleaved({name: one.call for name, one in ready.items()}, 2, wall_time)
     name = min(ready, key=lambda name: min(ready[name].note["tuning_seconds"], *times[name]))
     return Ready(ready[name].call, {"method": name, **ready[name].note})
 
@@ -217,11 +228,11 @@ def solve_contest(
     def own(**options: Any) -> Ready:
         problem = truth()
         solves = {method: ours(problem.x, problem.beta, problem.until, method=method, **options) for method in METHODS}
-        return best_of(solves, problem.error)
+        return choose_fastest(solves, problem.error)
 
     def theirs(solver: Callable[..., Solve]) -> Ready:
         problem = truth()
-        return tuned(solver(problem.x, problem.beta, problem.until), problem.error)
+        return tune(solver(problem.x, problem.beta, problem.until), problem.error)
 
     beside = [Contender(label, lambda options=options: own(**options)) for label, options in (variants or {}).items()]
     return Contest(
@@ -275,7 +286,7 @@ def merging_contests(settings: Settings) -> list[Contest]:
             name=f"long horizon, beta={MERGING_BETA:g}, n={n}, T={until:g}, rtol={RTOL:g}",
             ours=contender("merged"),
             peers=(contender("unmerged", 8.0, merge=False),),
-            error=lambda result: float((array(result) - truth()).abs().max()),
+            error=lambda result: float((as_tensor(result) - truth()).abs().max()),
             tolerance=TOLERANCE,
         )
     ]

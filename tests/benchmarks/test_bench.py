@@ -14,7 +14,7 @@ from benchmarks.__main__ import main as run
 
 import attractor
 from attractor.errors import InputError
-from benchmarks import CPU, GPU, GROUPS, Settings, chosen, processes, program
+from benchmarks import CPU, GPU, GROUPS, Settings, choose_rows, processes, program
 
 KEYS = {
     "schema",
@@ -55,12 +55,12 @@ def no_number(name: str) -> Any:
 
 
 def test_rows_are_chosen_by_name() -> None:
-    assert chosen(["growth", "evaluation"]) == ("evaluation", "growth")
+    assert choose_rows(["growth", "evaluation"]) == ("evaluation", "growth")
     assert set(CPU) | set(GPU) == set(GROUPS)
     with pytest.raises(InputError, match="'speed' is not known; the rows are evaluation"):
-        chosen(["speed"])
+        choose_rows(["speed"])
     with pytest.raises(InputError, match="no rows are named"):
-        chosen([])
+        choose_rows([])
 
 
 def test_the_table_of_targets_is_all_there() -> None:
@@ -153,14 +153,14 @@ def test_check_turns_a_missed_target_into_exit_code_1(monkeypatch: pytest.Monkey
 
 def test_what_is_measured_is_kept_when_the_run_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file holds what was done so far, and says that it is not all."""
-    file, hold = tmp_path / "bench.json", program.hold
+    file, run_contest = tmp_path / "bench.json", program.run_contest
 
     def stop_at_the_second(contest: Any, *arguments: Any) -> Any:
         if "float32" in contest.name:
             raise KeyboardInterrupt
-        return hold(contest, *arguments)
+        return run_contest(contest, *arguments)
 
-    monkeypatch.setattr(program, "hold", stop_at_the_second)
+    monkeypatch.setattr(program, "run_contest", stop_at_the_second)
     assert run([*QUICK, "--rows", "ensembles", "--out", str(file)]) == 130
     report = json.loads(file.read_text())
     assert report["finished"] is False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.racing import hold, sampled_error, uniform
+from benchmarks.racing import run_contest, sampled_error, uniform
 
 from benchmarks import Settings, Skip, gpu
 
@@ -29,7 +29,7 @@ def test_the_time_of_fewer_tokens_is_scaled_to_the_pairs() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_every_row_is_skipped_with_the_reason() -> None:
     for contest in gpu.contests(Settings(rounds=1, quick=True)):
-        entries = hold(contest, Settings(rounds=1, quick=True))["contenders"]
+        entries = run_contest(contest, Settings(rounds=1, quick=True))["contenders"]
         assert {entry["status"] for entry in entries} == {"skipped"}
         assert entries[0]["reason"] == "there is no CUDA device here"
     with pytest.raises(Skip, match="no CUDA device"):
@@ -41,6 +41,6 @@ def test_without_a_gpu_every_row_is_skipped_with_the_reason() -> None:
 def test_on_a_gpu_the_peers_run() -> None:
     x = uniform(512, 3, 0, "float32").cuda()
     for make in (gpu.sdpa, gpu.naive, gpu.chunked):
-        seconds, result = gpu.by_events(gpu.Sized(make(x), x, 1.0))
+        seconds, result = gpu.time_by_events(gpu.Sized(make(x), x, 1.0))
         assert seconds > 0
         assert sampled_error(result[0], x, seed=0) < 1e-4

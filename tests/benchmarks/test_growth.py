@@ -6,7 +6,7 @@ import math
 
 import pytest
 from benchmarks.growth import Curve, curves, measure, slope
-from benchmarks.machine import limit, processor
+from benchmarks.machine import cpu_rates, limit
 
 from benchmarks import Settings, Skip
 
@@ -61,7 +61,7 @@ def test_the_limit_of_a_pair() -> None:
 
 
 def test_the_ceilings_of_this_machine() -> None:
-    found = processor(1, quick=True)
+    found = cpu_rates(1, quick=True)
     for rates in found["rates"].values():
         assert set(rates) == {"exponentials", "multiply_adds"}
         assert all(0 < rate < math.inf for rate in rates.values())

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from benchmarks.program import missed, summary
-from benchmarks.racing import engine, hold, peer, race, ratio
+from benchmarks.program import is_missed, summary
+from benchmarks.racing import engine, import_peer, ratio, run_contest, time_interleaved
 
 from benchmarks import Contender, Contest, Ready, Settings, Skip
 
@@ -46,7 +46,7 @@ def raising(name: str, error: Exception, **options: Any) -> Contender:
 def held(ours: Contender, *peers: Contender, limit: float | None = None, **options: Any) -> dict[str, dict[str, Any]]:
     made_up = Contest("made up", "made up", ours, peers, error=float, tolerance=1e-6, timer=fake_clock, **options)
     LOG.clear()
-    return {entry["name"]: entry for entry in hold(made_up, SETTINGS, limit)["contenders"]}
+    return {entry["name"]: entry for entry in run_contest(made_up, SETTINGS, limit)["contenders"]}
 
 
 def test_the_ratio_is_the_median_of_ratios_within_rounds() -> None:
@@ -61,13 +61,13 @@ def test_the_ratio_is_the_median_of_ratios_within_rounds() -> None:
 def test_contenders_take_turns_and_another_starts_each_round() -> None:
     LOG.clear()
     calls = {name: Fake(name, [1.0] * 9) for name in "abc"}
-    times = race(calls, 3, fake_clock, {"a": 1, "b": 2, "c": 1})
+    times = time_interleaved(calls, 3, fake_clock, {"a": 1, "b": 2, "c": 1})
     assert "".join(LOG) == "abbc" + "bbca" + "cabb"
     assert times == {name: [1.0] * 3 for name in "abc"}
 
 
 def test_a_turn_of_several_calls_counts_as_their_mean() -> None:
-    times = race({"a": Fake("a", [1.0, 2.0, 3.0])}, 1, fake_clock, {"a": 3})
+    times = time_interleaved({"a": Fake("a", [1.0, 2.0, 3.0])}, 1, fake_clock, {"a": 3})
     assert times == {"a": [2.0]}
 
 
@@ -75,7 +75,7 @@ def test_short_calls_are_repeated_until_the_turn_is_long_enough() -> None:
     busy = Contender("ours", lambda: Ready(Fake("ours", [0.1] * 100)))
     contest = Contest("made up", "made up", busy, (), error=float, tolerance=1.0, timer=fake_clock)
     LOG.clear()
-    hold(contest, Settings(rounds=2, turn=0.45))
+    run_contest(contest, Settings(rounds=2, turn=0.45))
     assert len(LOG) == 2 + 2 * 5
 
 
@@ -90,13 +90,13 @@ def test_targets_are_judged_by_the_median() -> None:
     assert found["easy"]["ratio"]["median"] == 4.0
     assert found["easy"]["note"] == {"rtol": 1.0}
     assert found["ours"]["ratio"] is None
-    assert [missed(entry) for entry in found.values()] == [False, False, True, False]
+    assert [is_missed(entry) for entry in found.values()] == [False, False, True, False]
 
 
 def test_a_quick_run_judges_nothing() -> None:
     ours, slow = contender("ours", [1.0]), contender("slow", [1.0], target=2.0)
     contest = Contest("made up", "made up", ours, (slow,), error=float, tolerance=1.0, timer=fake_clock)
-    found = hold(contest, Settings(rounds=1, quick=True, turn=0.0))
+    found = run_contest(contest, Settings(rounds=1, quick=True, turn=0.0))
     assert found["contenders"][1]["target"] == {"what": "ratio", "least": 2.0}
     assert found["contenders"][1]["met"] is None
 
@@ -164,7 +164,7 @@ def test_a_doubtful_reference_stops_the_contest() -> None:
 
 def test_missing_peers_and_engines_say_how_to_get_them() -> None:
     with pytest.raises(Skip, match=r"no_such_peer is not installed: pip install 'attractor\[peers\]'"):
-        peer("no_such_peer")
+        import_peer("no_such_peer")
     with pytest.raises(Skip, match="has no engine warp"):
         engine("warp")
     assert engine("reference") == "reference"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from benchmarks.racing import uniform
-from benchmarks.solves import FINEST, NEAR, Truth, best_of, scipy_dop853, scipy_on_fused, tuned
+from benchmarks.solves import FINEST, NEAR, Truth, choose_fastest, scipy_dop853, scipy_on_fused, tune
 
 from benchmarks import Skip
 
@@ -23,7 +23,7 @@ from benchmarks import Skip
     ],
 )
 def test_the_error_comes_near_the_goal_and_not_above(error: Callable[[float], float]) -> None:
-    ready = tuned(lambda rtol: rtol, error, goal=1e-6)
+    ready = tune(lambda rtol: rtol, error, goal=1e-6)
     reached = error(ready.call())
     assert NEAR * 1e-6 <= reached <= 1e-6 or ready.note["rtol"] == 1e-2
     assert ready.note["tuned_error"] == reached
@@ -31,15 +31,15 @@ def test_the_error_comes_near_the_goal_and_not_above(error: Callable[[float], fl
 
 def test_a_step_bound_by_stability_ends_the_search() -> None:
     """The error jumps from far below the goal to far above it: the best below is taken."""
-    ready = tuned(lambda rtol: rtol, lambda rtol: 1e-9 if rtol <= 3e-5 else 1.0, goal=1e-6)
+    ready = tune(lambda rtol: rtol, lambda rtol: 1e-9 if rtol <= 3e-5 else 1.0, goal=1e-6)
     assert 1e-6 < ready.note["rtol"] <= 3e-5
 
 
 def test_no_tolerance_is_enough() -> None:
     with pytest.raises(Skip, match="no tolerance was found"):
-        tuned(lambda rtol: rtol, lambda rtol: 1.0)
+        tune(lambda rtol: rtol, lambda rtol: 1.0)
     with pytest.raises(Skip, match="no tolerance was found"):
-        tuned(lambda rtol: rtol, lambda rtol: float("nan"))
+        tune(lambda rtol: rtol, lambda rtol: float("nan"))
     assert FINEST < 1e-12
 
 
@@ -55,7 +55,7 @@ def test_the_faster_of_two_methods_runs() -> None:
 
         return call
 
-    ready = best_of({name: solve(name) for name in calls}, lambda rtol: rtol)
+    ready = choose_fastest({name: solve(name) for name in calls}, lambda rtol: rtol)
     assert ready.note["method"] == "fast"
     before = len(calls["fast"])
     ready.call()
