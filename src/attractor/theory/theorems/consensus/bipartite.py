@@ -18,7 +18,7 @@ from attractor.states import Tokens
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import CAUSAL_HEAD, VALUE_SYMMETRIC, linearize, to_sphere
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, integrate
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
 
 HORIZON = 80.0
@@ -76,20 +76,16 @@ def compare_linearisation(case: Case, measured: float, promised: float, points: 
     )
 
 
-def make_sampler(sign: float, gap: tuple[float, float] = (0.15, 1.0)) -> Sampler:
+def draw_case(rng: Rng, sign: float, gap: tuple[float, float] = (0.15, 1.0)) -> Case:
     """Cases with p on one side of its threshold, by the gap."""
-
-    def draw_case(rng: Rng) -> Case:
-        space, basis = rng.space(3), rng.orthogonal(3)
-        second = float(rng.uniform(-0.5, 0.6))
-        value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
-        level = 1.0 / (2.0 - second)
-        p = 0.5 * float(torch.logit(torch.tensor(level, dtype=torch.float64))) + sign * float(rng.uniform(*gap))
-        law = rng.sphere_law(space, value, [draw_interaction(rng, basis[:, 0], p)], mask="causal")
-        points = torch.stack((-basis[:, 0], basis[:, 0]))
-        return Case(law, map_to_space(space, points), space, HORIZON, {"save": [0.0, HORIZON]})
-
-    return draw_case
+    space, basis = rng.space(3), rng.orthogonal(3)
+    second = float(rng.uniform(-0.5, 0.6))
+    value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
+    level = 1.0 / (2.0 - second)
+    p = 0.5 * float(torch.logit(torch.tensor(level, dtype=torch.float64))) + sign * float(rng.uniform(*gap))
+    law = rng.sphere_law(space, value, [draw_interaction(rng, basis[:, 0], p)], mask="causal")
+    points = torch.stack((-basis[:, 0], basis[:, 0]))
+    return Case(law, map_to_space(space, points), space, HORIZON, {"save": [0.0, HORIZON]})
 
 
 def draw_interaction(rng: Rng, vector: Tensor, p: float) -> Tensor:
@@ -129,8 +125,8 @@ THEOREM = Theorem(
     fate="bipartite",
     rate=r"\max\{\lambda_2 - \lambda_1,\ \sigma\lambda_2 - (2\sigma-1)\lambda_1\}",
     conclude=conclude,
-    sample=make_sampler(1.0),
-    violate={"sharp attention": make_sampler(-1.0)},
+    sample=lambda rng: draw_case(rng, 1.0),
+    violate={"sharp attention": lambda rng: draw_case(rng, -1.0)},
     gather=gather,
     proof="Weights change by multiples of v_1 only, which the projection removes; the rest is a triangular linearisation.",
 )

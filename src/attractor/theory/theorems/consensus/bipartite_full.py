@@ -16,7 +16,7 @@ from torch import Tensor
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import FULL_HEAD, VALUE_SYMMETRIC
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
+from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import bipartite, causal_symmetric, common_value
 
 
@@ -38,21 +38,17 @@ def gather(cases: Sequence[Case]) -> list[tuple[float, Tensor]]:
     return bipartite.gather(cases)
 
 
-def make_sampler(sign: float) -> Sampler:
+def draw_case(rng: Rng, sign: float) -> Case:
     """Cases with tanh p on one side of lambda_2 / lambda_1."""
-
-    def draw_case(rng: Rng) -> Case:
-        space, basis = rng.space(3), rng.orthogonal(3)
-        second = float(rng.uniform(-0.5, 0.6))
-        value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
-        p = math.atanh(max(0.0, second)) + sign * float(rng.uniform(0.15, 1.0))
-        law = rng.sphere_law(space, value, [bipartite.draw_interaction(rng, basis[:, 0], p)])
-        half = int(rng.integers(1, 3))
-        signs = torch.tensor([1.0, -1.0] * half, dtype=torch.float64)
-        points = signs[:, None] * basis[:, 0]
-        return Case(law, map_to_space(space, points), space, bipartite.HORIZON, {"save": [0.0, bipartite.HORIZON]})
-
-    return draw_case
+    space, basis = rng.space(3), rng.orthogonal(3)
+    second = float(rng.uniform(-0.5, 0.6))
+    value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
+    p = math.atanh(max(0.0, second)) + sign * float(rng.uniform(0.15, 1.0))
+    law = rng.sphere_law(space, value, [bipartite.draw_interaction(rng, basis[:, 0], p)])
+    half = int(rng.integers(1, 3))
+    signs = torch.tensor([1.0, -1.0] * half, dtype=torch.float64)
+    points = signs[:, None] * basis[:, 0]
+    return Case(law, map_to_space(space, points), space, bipartite.HORIZON, {"save": [0.0, bipartite.HORIZON]})
 
 
 def _halves_margin(case: Case) -> Margin:
@@ -86,8 +82,8 @@ THEOREM = Theorem(
     fate="bipartite",
     rate=r"\max\{\lambda_2 - \lambda_1\tanh p,\ (\lambda_2 - \lambda_1)\tanh p,\ -\lambda_1\tanh p\}",
     conclude=conclude,
-    sample=make_sampler(1.0),
-    violate={"sharp attention": make_sampler(-1.0)},
+    sample=lambda rng: draw_case(rng, 1.0),
+    violate={"sharp attention": lambda rng: draw_case(rng, -1.0)},
     gather=gather,
     proof="Weights change by multiples of v_1 only, which the projection removes; three families of modes are left.",
 )

@@ -30,7 +30,7 @@ from attractor.theory.spheres import (
     max_distance,
     to_sphere,
 )
-from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem, integrate
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import common_value
 
 HORIZON = 40.0
@@ -79,21 +79,17 @@ def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measuremen
     )
 
 
-def make_sampler(values: tuple[float, float] | None) -> Sampler:
+def draw_case(rng: Rng, values: tuple[float, float] | None) -> Case:
     """Cases whose other eigenvalues lie between the bounds, below a top eigenvalue of 1; None: all negative."""
-
-    def draw_case(rng: Rng) -> Case:
-        n, d = rng.sizes(SIZES)
-        space, basis = rng.space(d), rng.orthogonal(d)
-        if values is None:
-            chosen = [-1.0, *rng.uniform(-3.0, -1.4, d - 1)]
-        else:
-            chosen = [1.0, *rng.uniform(*values, d - 1)]
-        value = basis @ torch.diag(torch.tensor(chosen, dtype=torch.float64)) @ basis.mT
-        law = rng.sphere_heads(space, value, 0.5, mask="causal")
-        return Case(law, map_to_space(space, rng.hemisphere(n, d, basis[:, 0], 0.15)), space, HORIZON)
-
-    return draw_case
+    n, d = rng.sizes(SIZES)
+    space, basis = rng.space(d), rng.orthogonal(d)
+    if values is None:
+        chosen = [-1.0, *rng.uniform(-3.0, -1.4, d - 1)]
+    else:
+        chosen = [1.0, *rng.uniform(*values, d - 1)]
+    value = basis @ torch.diag(torch.tensor(chosen, dtype=torch.float64)) @ basis.mT
+    law = rng.sphere_heads(space, value, 0.5, mask="causal")
+    return Case(law, map_to_space(space, rng.hemisphere(n, d, basis[:, 0], 0.15)), space, HORIZON)
 
 
 def sample_both_sides(rng: Rng) -> Case:
@@ -145,9 +141,9 @@ THEOREM = Theorem(
     fate="consensus",
     rate=r"|x_i \mp v_1| \sim e^{-(\lambda_1 - \max_{k\ge2,\,i\le n}\lambda_k/i)\,t}",
     conclude=conclude,
-    sample=make_sampler((-1.5, 0.5)),
+    sample=lambda rng: draw_case(rng, (-1.5, 0.5)),
     violate={
-        "top eigenvalue positive": make_sampler(None),
+        "top eigenvalue positive": lambda rng: draw_case(rng, None),
         "one side": sample_both_sides,
         "causal mask": sample_unmasked,
     },

@@ -17,7 +17,7 @@ from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.hypotheses import BIASES, FULL, NO_POSITIONS, ONE_HEAD, SOFTMAX, TOKENS
 from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.spheres import ON_SPHERE, to_sphere
-from attractor.theory.theorem import Case, Citation, Measurement, Sampler, Status, Theorem
+from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.weights import asymmetry
 
 
@@ -82,26 +82,22 @@ def sample(rng: Rng) -> Case:
     return Case(law, map_to_space(space, rng.unit_points(n, d)), space, horizon=6.0)
 
 
-def make_sampler(shape: str) -> Sampler:
+def draw_case(rng: Rng, shape: str) -> Case:
     """Cases that miss one hypothesis."""
-
-    def draw_case(rng: Rng) -> Case:
-        n, d = rng.sizes(SPHERE_SIZES)
-        space = rng.space(d, 0.0)
-        interaction = rng.definite(d, 1.0, 0.2, 4.0)
-        value, mask = interaction, None
-        if shape == "identity":
-            value = torch.eye(d, dtype=torch.float64)
-        elif shape == "skew":
-            value = interaction = interaction + rng.skew(d, 2.0)
-        elif shape == "negative":
-            value = -interaction
-        elif shape == "masked":
-            mask = "causal"
-        law = rng.sphere_law(space, value, [interaction], mask=mask)
-        return Case(law, map_to_space(space, rng.unit_points(n, d)), space, horizon=6.0)
-
-    return draw_case
+    n, d = rng.sizes(SPHERE_SIZES)
+    space = rng.space(d, 0.0)
+    interaction = rng.definite(d, 1.0, 0.2, 4.0)
+    value, mask = interaction, None
+    if shape == "identity":
+        value = torch.eye(d, dtype=torch.float64)
+    elif shape == "skew":
+        value = interaction = interaction + rng.skew(d, 2.0)
+    elif shape == "negative":
+        value = -interaction
+    elif shape == "masked":
+        mask = "causal"
+    law = rng.sphere_law(space, value, [interaction], mask=mask)
+    return Case(law, map_to_space(space, rng.unit_points(n, d)), space, horizon=6.0)
 
 
 def _unbiased_margin(case: Case) -> Margin:
@@ -153,10 +149,10 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={
-        "value follows interaction": make_sampler("identity"),
-        "interaction symmetric": make_sampler("skew"),
-        "ascent": make_sampler("negative"),
-        "full attention": make_sampler("masked"),
+        "value follows interaction": lambda rng: draw_case(rng, "identity"),
+        "interaction symmetric": lambda rng: draw_case(rng, "skew"),
+        "ascent": lambda rng: draw_case(rng, "negative"),
+        "full attention": lambda rng: draw_case(rng, "masked"),
     },
     proof="The derivative of E in x_i is m_i Z_i P b_i = m_i Z_i W V b_i / c, and the projection to the tangent "
     "space is W-orthogonal.",

@@ -14,7 +14,7 @@ from attractor.theory.checking import select_valid_rows, smallest_increase
 from attractor.theory.hypotheses import TOKENS
 from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.spheres import ATTRACTION, HEMISPHERE, IDENTITY_VALUES, SPHERE_SETTING, to_sphere
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
+from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
 
 HORIZON = 8.0
@@ -43,19 +43,16 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def make_sampler(pole: bool = True) -> Sampler:
-    def draw_case(rng: Rng) -> Case:
-        n, d = rng.sizes(SPHERE_SIZES)
-        space, value = rng.space(d), torch.eye(d, dtype=torch.float64)
-        mask, kernel = MASKS[int(rng.integers(3))], KERNELS[int(rng.integers(2))]
-        positions = Rotary(10.0) if d == 4 else None
-        if rng.random() < 0.1:
-            law = rng.schedule(space, value, HORIZON, mask="causal")
-        else:
-            law = rng.sphere_heads(space, value, mask=mask, kernel=kernel, positions=positions)
-        return Case(law, map_to_space(space, rng.hemisphere(n, d)), space, HORIZON)
-
-    return draw_case
+def sample(rng: Rng) -> Case:
+    n, d = rng.sizes(SPHERE_SIZES)
+    space, value = rng.space(d), torch.eye(d, dtype=torch.float64)
+    mask, kernel = MASKS[int(rng.integers(3))], KERNELS[int(rng.integers(2))]
+    positions = Rotary(10.0) if d == 4 else None
+    if rng.random() < 0.1:
+        law = rng.schedule(space, value, HORIZON, mask="causal")
+    else:
+        law = rng.sphere_heads(space, value, mask=mask, kernel=kernel, positions=positions)
+    return Case(law, map_to_space(space, rng.hemisphere(n, d)), space, HORIZON)
 
 
 def sample_skew_value(rng: Rng) -> Case:
@@ -77,7 +74,7 @@ THEOREM = Theorem(
     hypotheses=(TOKENS, *SPHERE_SETTING, IDENTITY_VALUES, ATTRACTION, HEMISPHERE),
     fate="monotone",
     conclude=conclude,
-    sample=make_sampler(),
+    sample=sample,
     violate={"identity values": sample_skew_value},
     proof="The lowest token is pulled towards tokens that are not lower, and shortened by less.",
 )

@@ -12,7 +12,7 @@ import torch
 from attractor.solvers import Trajectory
 from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import fit_decay_rate, max_distance, to_sphere
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
+from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
 from attractor.theory.theorems.consensus.gradient_layers import integrate_layers, layer_options
 
@@ -37,20 +37,18 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     return (Measurement("a layer divides angles by 1 + hc", -missed, 0.01, asymptotic=True),)
 
 
-def make_sampler(mask: str | None, layers: dict[float, int], size: float = 0.5, value: float | None = None) -> Sampler:
+def draw_case(
+    rng: Rng, mask: str | None, layers: dict[float, int], size: float = 0.5, value: float | None = None
+) -> Case:
     """Tokens of a hemisphere under values I (or others, given by the size of their asymmetry)."""
-
-    def draw_case(rng: Rng) -> Case:
-        n, d = rng.sizes(FEW)
-        space, matrix = rng.space(d), torch.eye(d, dtype=torch.float64)
-        if value is not None:
-            space, matrix = rng.space(d, 0.0), torch.diag(torch.from_numpy(rng.uniform(1 - value, 1.0, d)))
-        step = list(layers)[int(rng.integers(len(layers)))]
-        law = rng.sphere_heads(space, matrix, size, mask=mask)
-        state = map_to_space(space, rng.hemisphere(n, d, least=0.3))
-        return Case(law, state, space, layers[step] * step, layer_options(step, layers[step]))
-
-    return draw_case
+    n, d = rng.sizes(FEW)
+    space, matrix = rng.space(d), torch.eye(d, dtype=torch.float64)
+    if value is not None:
+        space, matrix = rng.space(d, 0.0), torch.diag(torch.from_numpy(rng.uniform(1 - value, 1.0, d)))
+    step = list(layers)[int(rng.integers(len(layers)))]
+    law = rng.sphere_heads(space, matrix, size, mask=mask)
+    state = map_to_space(space, rng.hemisphere(n, d, least=0.3))
+    return Case(law, state, space, layers[step] * step, layer_options(step, layers[step]))
 
 
 THEOREM = Theorem(
@@ -64,8 +62,8 @@ THEOREM = Theorem(
     fate="consensus",
     rate=r"|x_i - x_j| \sim (1 + hc)^{-k}",
     conclude=conclude,
-    sample=make_sampler(None, STEPS),
-    violate={"identity values": make_sampler(None, STEPS, value=0.7)},
+    sample=lambda rng: draw_case(rng, None, STEPS),
+    violate={"identity values": lambda rng: draw_case(rng, None, STEPS, value=0.7)},
     gather=integrate_layers,
     proof="At consensus weights are the masses, so deviations from the mean vanish in b, and |x + hb| = 1 + hc.",
 )

@@ -10,7 +10,7 @@ from attractor.theory.spheres import to_sphere
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import causal_identity
 from attractor.theory.theorems.consensus.gradient_layers import integrate_layers
-from attractor.theory.theorems.consensus.layer_rates import make_sampler, measure_factor, step_size
+from attractor.theory.theorems.consensus.layer_rates import draw_case, measure_factor, step_size
 
 STEPS = {0.5: 200, 1.0: 130, 5.0: 80}
 
@@ -35,8 +35,11 @@ THEOREM = Theorem(
     fate="consensus",
     rate=r"|x_i - x_1| \sim \left(\frac{1 + hc/2}{1 + hc}\right)^k",
     conclude=conclude,
-    sample=make_sampler("causal", STEPS),
-    violate={"identity values": make_sampler("causal", STEPS, value=0.7), "causal mask": make_sampler(None, STEPS)},
+    sample=lambda rng: draw_case(rng, "causal", STEPS),
+    violate={
+        "identity values": lambda rng: draw_case(rng, "causal", STEPS, value=0.7),
+        "causal mask": lambda rng: draw_case(rng, None, STEPS),
+    },
     gather=integrate_layers,
     proof="The linearisation of a layer is triangular with diagonal (1 + hc/i)/(1 + hc).",
 )

@@ -17,7 +17,7 @@ from attractor.solvers import Trajectory
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import fit_decay_rate, linearize, max_distance, to_sphere
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
+from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
 from attractor.theory.theorems.consensus.gradient_layers import integrate_layers, layer_options
 from attractor.theory.theorems.consensus.layer_rates import step_size
@@ -60,17 +60,14 @@ def conclude(case: Case, evidence: tuple[Trajectory, float]) -> tuple[Measuremen
     )
 
 
-def make_sampler(low: float, high: float) -> Sampler:
-    def draw_case(rng: Rng) -> Case:
-        n, d = rng.sizes(causal_symmetric.SIZES)
-        space, basis = rng.space(d), rng.orthogonal(d)
-        value = basis @ torch.diag(torch.tensor([1.0, *rng.uniform(low, high, d - 1)], dtype=torch.float64)) @ basis.mT
-        step = list(LAYERS)[int(rng.integers(len(LAYERS)))]
-        law = rng.sphere_heads(space, value, 0.5, mask="causal")
-        state = map_to_space(space, rng.hemisphere(n, d, basis[:, 0], 0.15))
-        return Case(law, state, space, LAYERS[step] * step, layer_options(step, LAYERS[step]))
-
-    return draw_case
+def draw_case(rng: Rng, low: float, high: float) -> Case:
+    n, d = rng.sizes(causal_symmetric.SIZES)
+    space, basis = rng.space(d), rng.orthogonal(d)
+    value = basis @ torch.diag(torch.tensor([1.0, *rng.uniform(low, high, d - 1)], dtype=torch.float64)) @ basis.mT
+    step = list(LAYERS)[int(rng.integers(len(LAYERS)))]
+    law = rng.sphere_heads(space, value, 0.5, mask="causal")
+    state = map_to_space(space, rng.hemisphere(n, d, basis[:, 0], 0.15))
+    return Case(law, state, space, LAYERS[step] * step, layer_options(step, LAYERS[step]))
 
 
 def _small_step_margin(case: Case) -> Margin:
@@ -93,8 +90,8 @@ THEOREM = Theorem(
     fate="consensus",
     rate=r"|x_i \mp v_1| \sim \Big(\max_{k\ge2,\,i}\frac{|1 + h\lambda_k/i|}{1 + h\lambda_1}\Big)^k",
     conclude=conclude,
-    sample=make_sampler(-1.2, 0.4),
-    violate={"small step": make_sampler(-20.0, -9.0)},
+    sample=lambda rng: draw_case(rng, -1.2, 0.4),
+    violate={"small step": lambda rng: draw_case(rng, -20.0, -9.0)},
     gather=gather,
     proof="Power iteration for token 1, then induction: the height grows by 1 + h lambda_1 at least, the rest by less.",
 )

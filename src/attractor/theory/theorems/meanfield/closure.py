@@ -15,7 +15,7 @@ from attractor.laws import Attention, Closure, Sigmoid, Sinkhorn
 from attractor.states import Gaussian, Tokens
 from attractor.theory.gaussians import cite, gaussian_setting
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 NODES = 24
 REACH = 2.0  # standard deviations within which the quadrature is exact to ten digits
@@ -66,17 +66,14 @@ def conclude(case: Case, found: Field) -> tuple[Measurement, ...]:
     return tuple(measured)
 
 
-def make_sampler(*names: str) -> Sampler:
-    def draw_case(rng: Rng) -> Case:
-        name = names[int(rng.integers(len(names)))]
-        kernel = {"sinkhorn": Sinkhorn(eps=1.0, tolerance=1e-12), "sigmoid": Sigmoid(bias=0.5)}.get(name, name)
-        heads = int(rng.integers(1, 3)) if name in ("softmax", "l2", "linear") else 1
-        parts = [rng.matrix(2, 0.5) for _ in range(2 * heads)]
-        value = torch.stack([rng.matrix(2, 1.0) for _ in range(heads)])
-        law = Attention(torch.stack(parts[:heads]), torch.stack(parts[heads:]), value, kernel=kernel)
-        return Case(law, rng.gaussian(2, 0.2, 0.8, 0.5))
-
-    return draw_case
+def draw_case(rng: Rng, *names: str) -> Case:
+    name = names[int(rng.integers(len(names)))]
+    kernel = {"sinkhorn": Sinkhorn(eps=1.0, tolerance=1e-12), "sigmoid": Sigmoid(bias=0.5)}.get(name, name)
+    heads = int(rng.integers(1, 3)) if name in ("softmax", "l2", "linear") else 1
+    parts = [rng.matrix(2, 0.5) for _ in range(2 * heads)]
+    value = torch.stack([rng.matrix(2, 1.0) for _ in range(heads)])
+    law = Attention(torch.stack(parts[:heads]), torch.stack(parts[heads:]), value, kernel=kernel)
+    return Case(law, rng.gaussian(2, 0.2, 0.8, 0.5))
 
 
 def double_scale(case: Case) -> Case:
@@ -94,8 +91,8 @@ THEOREM = Theorem(
     hypotheses=gaussian_setting(*EXACT),
     fate="identity",
     conclude=conclude,
-    sample=make_sampler(*EXACT),
-    violate={"kernel": make_sampler("sigmoid", "exponential")},
+    sample=lambda rng: draw_case(rng, *EXACT),
+    violate={"kernel": lambda rng: draw_case(rng, "sigmoid", "exponential")},
     gather=gather_each(evaluate_field),
     break_case=double_scale,
     proof="Tilting a Gaussian by an exponential of a linear form moves its mean linearly; L2 is a Gaussian posterior.",

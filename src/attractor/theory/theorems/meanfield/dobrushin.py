@@ -15,7 +15,7 @@ from attractor.solvers import flow
 from attractor.theory.gaussians import NO_BIASES_OR_POSITIONS, cite, require_kernel
 from attractor.theory.hypotheses import FLAT, FULL, TOKENS
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 TIMES = 5
 LONGEST = 0.5  # later the bound says nothing, and tokens may have run away
@@ -40,14 +40,11 @@ def conclude(case: Case, seen: tuple[np.ndarray, np.ndarray]) -> tuple[Measureme
     return (Measurement("measures part at most as fast as promised", float((bound - logarithms).min()), 1e-7),)
 
 
-def make_sampler(*names: str, mask: str | None = None) -> Sampler:
-    def draw_case(rng: Rng) -> Case:
-        name = names[int(rng.integers(len(names)))]
-        kernel = Sigmoid(bias=0.0) if name == "sigmoid" else name
-        law = rng.law(rng.matrix(2, 0.5), rng.matrix(2, 0.7), kernel=kernel, mask=mask)
-        return Case(law, rng.tokens(8, 2, 0.4), horizon=0.5)
-
-    return draw_case
+def draw_case(rng: Rng, *names: str, mask: str | None = None) -> Case:
+    name = names[int(rng.integers(len(names)))]
+    kernel = Sigmoid(bias=0.0) if name == "sigmoid" else name
+    law = rng.law(rng.matrix(2, 0.5), rng.matrix(2, 0.7), kernel=kernel, mask=mask)
+    return Case(law, rng.tokens(8, 2, 0.4), horizon=0.5)
 
 
 def scale_values(case: Case) -> Case:
@@ -68,7 +65,7 @@ THEOREM = Theorem(
     hypotheses=(require_kernel("softmax", "l2", "sigmoid"), FLAT, TOKENS, FULL, NO_BIASES_OR_POSITIONS),
     fate="identity",
     conclude=conclude,
-    sample=make_sampler("softmax", "l2", "sigmoid"),
+    sample=lambda rng: draw_case(rng, "softmax", "l2", "sigmoid"),
     gather=gather_each(measure_log_distances),
     break_case=scale_values,
     proof="The field is Lipschitz in the point and in the measure, with these constants; Gronwall along an optimal coupling.",

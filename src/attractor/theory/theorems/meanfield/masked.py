@@ -30,7 +30,7 @@ THEOREM = Theorem(
     ),
     fate="identity",
     conclude=dobrushin.conclude,
-    sample=dobrushin.make_sampler("softmax", "l2", mask="causal"),
+    sample=lambda rng: dobrushin.draw_case(rng, "softmax", "l2", mask="causal"),
     gather=gather_each(dobrushin.measure_log_distances),
     break_case=dobrushin.scale_values,
     proof="As for T13 at every position; Hardy's inequality sums the prefix averages.",

@@ -8,7 +8,7 @@ from attractor.theory.gaussians import NO_BIASES_OR_POSITIONS, cite, require_ker
 from attractor.theory.hypotheses import FLAT, TOKENS
 from attractor.theory.sampling import Rng
 from attractor.theory.spheres import CAUSAL_IN_ORDER
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem
+from attractor.theory.theorem import Case, Measurement, Status, Theorem
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
@@ -21,13 +21,10 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     return (Measurement("the first token is linear", -float(missed.max()), 1e-7),)
 
 
-def make_sampler(mask: str | None) -> Sampler:
-    def draw_case(rng: Rng) -> Case:
-        n, d = rng.sizes()
-        kernel = ("softmax", "l2")[int(rng.integers(2))]
-        return Case(rng.law(rng.matrix(d), rng.matrix(d), kernel=kernel, mask=mask), rng.tokens(n, d), horizon=2.0)
-
-    return draw_case
+def draw_case(rng: Rng, mask: str | None) -> Case:
+    n, d = rng.sizes()
+    kernel = ("softmax", "l2")[int(rng.integers(2))]
+    return Case(rng.law(rng.matrix(d), rng.matrix(d), kernel=kernel, mask=mask), rng.tokens(n, d), horizon=2.0)
 
 
 THEOREM = Theorem(
@@ -40,7 +37,7 @@ THEOREM = Theorem(
     hypotheses=(require_kernel("softmax", "l2"), FLAT, TOKENS, CAUSAL_IN_ORDER, NO_BIASES_OR_POSITIONS),
     fate="identity",
     conclude=conclude,
-    sample=make_sampler("causal"),
-    violate={"causal mask": make_sampler(None)},
+    sample=lambda rng: draw_case(rng, "causal"),
+    violate={"causal mask": lambda rng: draw_case(rng, None)},
     proof="The first row has one weight, which is one.",
 )

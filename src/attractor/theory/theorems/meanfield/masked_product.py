@@ -14,7 +14,7 @@ from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.gaussians import NO_BIASES_OR_POSITIONS, cite, require_kernel
 from attractor.theory.hypotheses import FLAT, TOKENS
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 LATEST = 2.0
 
@@ -63,17 +63,14 @@ def conclude(case: Case, seen: tuple[torch.Tensor, torch.Tensor]) -> tuple[Measu
     return (Measurement("the mask changes nothing", -missed, 1e-7),)
 
 
-def make_sampler(product: bool) -> Sampler:
-    def draw_case(rng: Rng) -> Case:
-        n, d = rng.sizes(((3, 2), (4, 3)))
-        count = int(rng.integers(2, 5))
-        parts = [rng.tokens(n, d).points] * count if product else [rng.tokens(n, d).points for _ in range(count)]
-        kernel = ("softmax", "l2")[int(rng.integers(2))]
-        law = rng.law(rng.matrix(d), rng.matrix(d), kernel=kernel, mask="causal")
-        where = torch.arange(count).repeat_interleave(n)
-        return Case(law, Tokens(torch.cat(parts), positions=where), horizon=1.0)
-
-    return draw_case
+def draw_case(rng: Rng, product: bool) -> Case:
+    n, d = rng.sizes(((3, 2), (4, 3)))
+    count = int(rng.integers(2, 5))
+    parts = [rng.tokens(n, d).points] * count if product else [rng.tokens(n, d).points for _ in range(count)]
+    kernel = ("softmax", "l2")[int(rng.integers(2))]
+    law = rng.law(rng.matrix(d), rng.matrix(d), kernel=kernel, mask="causal")
+    where = torch.arange(count).repeat_interleave(n)
+    return Case(law, Tokens(torch.cat(parts), positions=where), horizon=1.0)
 
 
 def vary_positions(case: Case) -> Case:
@@ -101,8 +98,8 @@ THEOREM = Theorem(
     ),
     fate="identity",
     conclude=conclude,
-    sample=make_sampler(True),
-    violate={"product data": make_sampler(False)},
+    sample=lambda rng: draw_case(rng, True),
+    violate={"product data": lambda rng: draw_case(rng, False)},
     gather=gather_each(compare_runs),
     break_case=vary_positions,
     proof="What a position sees, made a probability, has the marginal nu.",

@@ -13,7 +13,7 @@ import torch
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.gaussians import SOFTMAX_GAUSSIAN, cite
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, gather_each
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
 
 NODES = 40
 
@@ -40,15 +40,12 @@ def conclude(case: Case, measured: float) -> tuple[Measurement, ...]:
     return (Measurement("the second moment is the determinant", -abs(measured / exact - 1.0), 1e-6),)
 
 
-def make_sampler(low: float, high: float) -> Sampler:
-    def draw_case(rng: Rng) -> Case:
-        start = rng.gaussian(2)
-        top = float(rng.uniform(low, high))
-        a = rng.orthogonal(2) @ torch.diag(torch.tensor([top, top * rng.uniform(0, 1)])).double() @ rng.orthogonal(2)
-        inverse = torch.linalg.inv(start.factor)
-        return Case(rng.softmax_law(inverse.mT @ a @ inverse, torch.eye(2, dtype=torch.float64)), start)
-
-    return draw_case
+def draw_case(rng: Rng, low: float, high: float) -> Case:
+    start = rng.gaussian(2)
+    top = float(rng.uniform(low, high))
+    a = rng.orthogonal(2) @ torch.diag(torch.tensor([top, top * rng.uniform(0, 1)])).double() @ rng.orthogonal(2)
+    inverse = torch.linalg.inv(start.factor)
+    return Case(rng.softmax_law(inverse.mT @ a @ inverse, torch.eye(2, dtype=torch.float64)), start)
 
 
 def _light_margin(case: Case) -> Margin:
@@ -73,8 +70,8 @@ THEOREM = Theorem(
     ),
     fate="identity",
     conclude=conclude,
-    sample=make_sampler(0.05, 0.3),
-    violate={"light tilt": make_sampler(0.55, 0.7)},
+    sample=lambda rng: draw_case(rng, 0.05, 0.3),
+    violate={"light tilt": lambda rng: draw_case(rng, 0.55, 0.7)},
     gather=gather_each(second_moment),
     break_case=lambda case: replace(case, law=replace(case.attention, scale=0.5)),
     proof="Two Gaussian integrals.",

@@ -26,7 +26,7 @@ from attractor.theory.hypotheses import (
     cite_regimes,
 )
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Measurement, Sampler, Status, Theorem, reverse_velocity
+from attractor.theory.theorem import Case, Measurement, Status, Theorem, reverse_velocity
 
 HORIZON = 100.0
 LATE = {"save": geometric_times(HORIZON)}
@@ -62,14 +62,11 @@ def sample_rotation(rng: Rng) -> Case:
     return Case(law, rng.tokens(4, 2), horizon=10.0, options={"save": geometric_times(10.0), **STOP_FAR_AWAY})
 
 
-def make_sampler(metric_sign: float, interaction_sign: float) -> Sampler:
-    def draw_case(rng: Rng) -> Case:
-        n, d = rng.sizes()
-        metric = rng.definite(d, metric_sign) if metric_sign else rng.indefinite(d)
-        law = rng.metric_law(metric, rng.definite(d, interaction_sign))
-        return Case(law, rng.tokens(n, d), horizon=10.0, options={"save": geometric_times(10.0), **STOP_FAR_AWAY})
-
-    return draw_case
+def draw_case(rng: Rng, metric_sign: float, interaction_sign: float) -> Case:
+    n, d = rng.sizes()
+    metric = rng.definite(d, metric_sign) if metric_sign else rng.indefinite(d)
+    law = rng.metric_law(metric, rng.definite(d, interaction_sign))
+    return Case(law, rng.tokens(n, d), horizon=10.0, options={"save": geometric_times(10.0), **STOP_FAR_AWAY})
 
 
 def sample_masked(rng: Rng) -> Case:
@@ -101,8 +98,8 @@ THEOREM = Theorem(
     sample=sample,
     violate={
         "metric symmetric": sample_rotation,
-        "metric negative": make_sampler(0.0, 1.0),
-        "interaction positive": make_sampler(-1.0, -1.0),
+        "metric negative": lambda rng: draw_case(rng, 0.0, 1.0),
+        "interaction positive": lambda rng: draw_case(rng, -1.0, -1.0),
         "full attention": sample_masked,
         "no positions": sample_rotary,
     },
