@@ -1,10 +1,9 @@
-"""Writes docs/experiments.md: the words of experiments.md.in with the numbers of benchmarks/results/training.
+"""Generate docs/experiments.md from the text of experiments.md.in and the numbers of benchmarks/results/training.
 
-python docs/experiments_page.py              # and with --pictures also docs/_static/study_*.png
+    python docs/experiments_page.py              # with --figures also docs/_static/study_*.png
 
-In the words, ``[[bytes convergent/rotary plain/rotary]]`` is a difference with its interval (``[[after ...]]`` where no
-question asks for it), ``[[norm bytes plain/rotary]]`` a log growth
-of norms with its interval, ``{{regimes}}`` the table of a question.
+In the text, ``[[bytes convergent/rotary plain/rotary]]`` is a difference with its interval (``[[after ...]]`` for a pair of no question),
+``[[norm bytes plain/rotary]]`` a log growth of norms with its interval, ``{{regimes}}`` the table of a question.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from attractor.training import (
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results" / "training"
-POINTS = {"bytes": 1.0, "bpe": 1.0, "vision": 100.0}  # accuracies are said in percent
+POINTS = {"bytes": 1.0, "bpe": 1.0, "vision": 100.0}  # accuracies are in percent
 DIGITS = {"bytes": 3, "bpe": 4, "vision": 1}
 FOLLOWED = (
     "plain",
@@ -44,7 +43,7 @@ BARE = ("bare-plain", "bare-convergent", "bare-intermediate", "bare-divergent")
 
 
 class Numbers:
-    """What the data say, by study."""
+    """Results by study."""
 
     def __init__(self) -> None:
         self.pairs: dict[str, list[ArmComparison]] = {}
@@ -62,14 +61,14 @@ class Numbers:
             self.arms[name] = {arm.arm: arm for arm in summarise_arms(study, runs)}
             self.dynamics[name] = {arm.arm: arm for arm in summarise_dynamics(study, runs)}
 
-    def said(self, match: re.Match[str]) -> str:
-        """The number that a mark in the words stands for."""
+    def replace(self, match: re.Match[str]) -> str:
+        """Return the number of a mark in the text."""
         words = match[1].split()
         if words[0] in ("norm", "later_norm", "cosine"):
             return between(getattr(self.dynamics[words[1]][words[2]], words[0]), 2)
         study, arm, reference = words[-3:]
         planned = [one for one in self.pairs[study] if (one.arm, one.reference) == (arm, reference)]
-        assert bool(planned) != (words[0] == "after"), match[1]  # a pair that no question asks about is called so
+        assert bool(planned) != (words[0] == "after"), match[1]  # pairs of no question are marked as such
         values = self.values[study]
         pair = planned[0] if planned else compare_pair(values[arm], values[reference], STUDIES[study].lower)
         assert pair is not None
@@ -78,7 +77,7 @@ class Numbers:
         return "{}{unit} ({} to {})".format(*ends, unit=unit)
 
     def table(self, question: str) -> str:
-        """The comparisons of one question."""
+        """Return the comparisons of one question."""
         lines = [
             "| study | arm | reference | arm's mean | difference (95%) | deviations | p | Holm | flips |",
             "|---|---|---|---|---|---|---|---|---|",
@@ -99,7 +98,7 @@ class Numbers:
         return "| " + " | ".join((study, pair.arm, pair.reference, mean, difference, size, *tests)) + " |"
 
     def sizes(self) -> str:
-        """How far totals of parameters are apart: within the same positions, and what learned positions add."""
+        """Return how totals of parameters differ, for equal positions and by learned positions."""
         apart, more = 0.0, []
         for study, arms in self.arms.items():
             plain = {arm.partition("/")[2]: row.parameters for arm, row in arms.items() if arm.startswith("plain/")}
@@ -113,7 +112,7 @@ class Numbers:
         )
 
     def everything(self) -> str:
-        """All arms of all studies: means with intervals."""
+        """Return all arms of all studies: means with intervals."""
         lines = ["| arm | bytes, bits per byte | bpe, bits per byte | vision, % right |", "|---|---|---|---|"]
         for arm in dict.fromkeys(arm for study in STUDIES.values() for arm in study.arms):
             cells = []
@@ -124,7 +123,7 @@ class Numbers:
         return "\n".join(lines)
 
     def depth(self) -> str:
-        """What tokens do in trained models."""
+        """Return norms, cosines and growth of trained models."""
         lines = [
             "| study | arm | log growth of norms (95%) | after the first block (95%) | last cosine (95%) | max Re λ, layers | negative |",
             "|---|---|---|---|---|---|---|",
@@ -152,16 +151,16 @@ def between(found: Summary, digits: int, factor: float = 1.0) -> str:
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     numbers = Numbers()
     words = (DOCS / "experiments.md.in").read_text(encoding="utf-8")
-    words = re.sub(r"\[\[(.+?)\]\]", numbers.said, words)
+    words = re.sub(r"\[\[(.+?)\]\]", numbers.replace, words)
     special = {"all arms": numbers.everything, "depth": numbers.depth, "sizes": numbers.sizes}
     return re.sub(r"\{\{(.+?)\}\}", lambda match: special.get(match[1], lambda: numbers.table(match[1]))(), words)
 
 
-def pictures() -> None:
-    """Redraw the pictures, by the commands that their captions name."""
+def draw_figures() -> None:
+    """Draw the figures by the commands in their captions."""
     from attractor.cli.main import run
 
     for name in STUDIES:
@@ -172,5 +171,5 @@ def pictures() -> None:
 
 if __name__ == "__main__":
     (DOCS / "experiments.md").write_text(page(), encoding="utf-8")
-    if "--pictures" in sys.argv:
-        pictures()
+    if "--figures" in sys.argv:
+        draw_figures()
