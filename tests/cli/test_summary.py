@@ -8,7 +8,7 @@ import torch
 
 import attractor as at
 from attractor.files import to_json
-from attractor.solvers.trajectory import ENDS, LISTED, LOOKED_AT, MERGES
+from attractor.solvers.trajectory import ENDS, LISTED, MERGES, SUMMARISED
 
 
 def test_a_summary_is_json() -> None:
@@ -16,7 +16,7 @@ def test_a_summary_is_json() -> None:
     report = json.loads(json.dumps(run.summary(), allow_nan=False))
     assert report["outcome"]["name"] == "consensus"
     assert report["sizes"] == {"tokens": 8, "dim": 3, "ensemble": [], "saved": len(run.times)}
-    assert set(report["observables"]) == set(LOOKED_AT)
+    assert set(report["observables"]) == set(SUMMARISED)
     assert report["observables"]["clusters"] == {"start": 8, "end": 1}
     assert [event["time"] for event in report["events"]] == [event.time for event in run.events]
 

@@ -13,7 +13,7 @@ import torch
 from attractor.cli.main import run
 from attractor.papers import divergence, layers, mixed, placement
 from attractor.papers.figure import question, questions
-from attractor.solvers.trajectory import entries
+from attractor.solvers.trajectory import read_bibliography
 from attractor.theory import Rng
 
 
@@ -21,7 +21,7 @@ def test_each_says_what_it_asks() -> None:
     assert {entry.key for entry in questions()} >= {"placement", "mixed", "layers", "divergence"}
     for entry in questions():
         assert entry.question.endswith("?")
-        assert entry.source in entries()
+        assert entry.source in read_bibliography()
 
 
 def test_layers_have_the_exponents_of_the_theorems(monkeypatch: pytest.MonkeyPatch) -> None:

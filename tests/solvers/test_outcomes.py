@@ -343,3 +343,12 @@ def test_no_stops() -> None:
     run = at.flow(at.Attention.isotropic(3, 1.0), at.Tokens.uniform(6, 3, seed=1), space=SPHERE, until=100.0, stop=())
     assert_says(run, "reached")
     assert run.outcome.time == 100.0
+
+
+def test_runs_cite_what_they_used() -> None:
+    tokens = at.flow(at.Attention.isotropic(3, 1.0), at.Tokens.uniform(4, 3), space="sphere", until=0.1, rtol=1e-4)
+    assert "abella2024asymptotic" in tokens.cite()
+    assert "dormand1980family" in tokens.cite()
+    gaussian = at.flow(at.Attention.isotropic(2, 1.0), at.Gaussian([0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]]), until=0.1)
+    assert "castin2025unified" in gaussian.cite()
+    assert "hairer1993solving" in gaussian.cite()

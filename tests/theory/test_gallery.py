@@ -9,7 +9,7 @@ import pytest
 
 import attractor as at
 from attractor.cli.main import run
-from attractor.solvers.trajectory import entries
+from attractor.solvers.trajectory import read_bibliography
 from attractor.theory import list_theorems
 from attractor.theory.claims import VERDICTS, CounterExample, find_counterexample, list_counterexamples, render_claims
 
@@ -28,7 +28,7 @@ def test_it_says_what_it_is(example: CounterExample) -> None:
     assert example.title
     assert example.claim.endswith(".")
     assert example.truth.endswith(".")
-    assert example.source == "code" or example.source in entries()
+    assert example.source == "code" or example.source in read_bibliography()
     # statements of a paper whose files are not there yet cannot be looked up
     assert all(key in known for key in example.theorems if key.split(".")[0] in papers)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import attractor as at
-from attractor.solvers.trajectory import entries
+from attractor.solvers.trajectory import read_bibliography
 from attractor.theory import Case, Theorem, Verdict, find_theorem, list_theorems
 from attractor.theory.checking import check_theorem, draw_cases, draw_violating
 from attractor.theory.sampling import Rng
@@ -25,7 +25,7 @@ def every(test):
 def test_it_says_what_it_is(statement: Theorem) -> None:
     assert statement.title
     assert statement.statement.count(r"\(") == statement.statement.count(r"\)")
-    assert statement.citation.key in entries()
+    assert statement.citation.key in read_bibliography()
     assert statement.citation.symbols
     assert statement.hypotheses
     assert statement.violate or statement.fate == "identity"

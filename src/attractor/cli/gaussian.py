@@ -183,7 +183,7 @@ def one(start: StartOptions, law: LawOptions, many: ManyOptions, results: Result
     """One Gaussian, followed until a time or its blow-up."""
     from attractor.files import to_json
     from attractor.report import add_gaussian
-    from attractor.solvers import flow, summarise
+    from attractor.solvers import flow
 
     moved, state = read_start(start, law)
     if start.save is not None:
@@ -194,7 +194,7 @@ def one(start: StartOptions, law: LawOptions, many: ManyOptions, results: Result
     run = flow(moved, state, until=until, save=save, rtol=start.rtol, progress=bool(results.progress))
     shown = range(len(run.times)) if save else (0, len(run.times) - 1)
     states = [{"time": float(run.times[k]), **_moments(run.means[k], run.covariances[k])} for k in shown]
-    report = {**summarise(run), "states": states, "final": _moments(run.final.mean, run.final.covariance)}  # type: ignore[union-attr]
+    report = {**run.summary(), "states": states, "final": _moments(run.final.mean, run.final.covariance)}  # type: ignore[union-attr]
     report["bounds"] = _bounds(moved, state)
     report.pop("observables")
     if results.plot is not None:

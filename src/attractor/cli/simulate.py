@@ -205,12 +205,11 @@ def tell(
     """Print the result: one JSON object, or a summary for people."""
     from attractor.cli.console import print_json, print_run
     from attractor.cli.environment import versions
-    from attractor.solvers import summarise
 
     if output.quiet and not output.json:
         return
     observe = tuple(dict.fromkeys(output.observe or ()))
-    report = summarise(run, observe)
+    report = run.summary(observe)
     store = output.out or output.resume
     written = Written(pictures, output.report, store=store)
     command = again(context)

@@ -27,7 +27,7 @@ from attractor.models.loading import ShortTextError, context_length, load_model,
 from attractor.models.measurements import HEADS, MeasurementCollector, Measurements, Rows
 from attractor.models.opening import checkpoint as open_checkpoint
 from attractor.serialization import to_frame
-from attractor.solvers import Outcome, Statistics, Trajectory, drawing
+from attractor.solvers import Outcome, Statistics, Trajectory
 from attractor.spaces import Euclidean
 from attractor.states import Tokens
 
@@ -135,7 +135,7 @@ class Trace(Trajectory):
         for name in ("token_norm", "cosine"):
             first, last = (float(self.observe(name)[place]) for place in (0, -1))
             rows[name.replace("_", " ")] = f"{first:.4g} before the first block, {last:.4g} after the last"
-        return html_card("Trace", rows | {"took": f"{self.stats.seconds:.3g} s"}, drawing(self))
+        return html_card("Trace", rows | {"took": f"{self.stats.seconds:.3g} s"}, self.draw_curve())
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from attractor.solvers.saving import save_times
 from attractor.solvers.steppers.stepper import default_method, stepper_named
 from attractor.solvers.stored_runs import load, resume
 from attractor.solvers.termination import Collapse, Consensus, Event, Rule, Steady, View
-from attractor.solvers.trajectory import Trajectory, drawing, scene, summarise
+from attractor.solvers.trajectory import Trajectory
 
 __all__ = [
     "Collapse",
@@ -21,14 +21,11 @@ __all__ = [
     "View",
     "check_footprint",
     "default_method",
-    "drawing",
     "flow",
     "is_first_process",
     "load",
     "resume",
     "save_times",
-    "scene",
     "stepper_named",
-    "summarise",
     "velocity",
 ]

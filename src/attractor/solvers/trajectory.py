@@ -14,22 +14,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor import observables
 from attractor.errors import InputError, UnsupportedError
 from attractor.files import to_json
 from attractor.html_repr import curve, html_card
 from attractor.laws import Law
-from attractor.observables import find_observable
+from attractor.observables import find_observable, pairwise_distance
 from attractor.plotting import Scene, draw
 from attractor.serialization import citations, move_tensors
 from attractor.solvers.merging import EventLog
 from attractor.solvers.outcome import EventRecord, Outcome, Statistics
-from attractor.solvers.steppers.stepper import stepper_named
+from attractor.solvers.steppers.stepper import method_citations
 from attractor.solvers.store import RunRecord, write_run
 from attractor.spaces import Space
 from attractor.states import Gaussian, Tokens
 
 PAIRS = 1 << 22  # pairs of tokens in one call of an observable
+MAX_DRAWN = 1 << 24  # numbers in a run above which a curve shows only some of the saved times
+SUMMARISED = ("clusters", "token_norm", "pairwise_distance", "cosine", "effective_rank")  # none of them costs n^2
+LISTED = 64  # tokens of a merge that are listed in a summary
+MERGES = 2000  # merges that are listed in a summary; of more, the first and the last ENDS are
+ENDS = 100
+SPHERE_CURVES = ("clusters", "consensus_gap", "hemisphere_margin")
+FLAT_CURVES = ("token_norm", "pairwise_distance", "clusters")
+CHEAP_CURVES = ("consensus_gap", "token_norm", "pairwise_distance")
+MARKED = 4000  # events marked in a figure
+LARGE = 4096  # tokens above which only cheap curves are drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +176,7 @@ class Trajectory:
             raise InputError("the run has no saved states to observe; give save times")
         if self.law is not None and not self.law.autonomous:
             states = [
-                function(self.state(k), law=law_at(self.law, float(t)), space=self.space, **options)
+                function(self.state(k), law=self._law_at(float(t)), space=self.space, **options)
                 for k, t in enumerate(self.times)
             ]
             return torch.stack([torch.as_tensor(state) for state in states])
@@ -179,8 +188,13 @@ class Trajectory:
         return torch.cat(parts)
 
     def cite(self) -> str:
-        """Return BibTeX entries of what this run used."""
-        return bibtex(self)
+        """Return BibTeX entries of the toolkit, the law, the space and the method of this run."""
+        keys = ["attractor", *citations(self.law), *citations(self.space)]
+        keys += ["abella2024asymptotic"] if self.space.is_curved else []
+        keys += ["castin2025unified"] if isinstance(self.initial, Gaussian) else []
+        keys += method_citations(self.stats.method)
+        known = read_bibliography()
+        return "\n\n".join(known[key] for key in dict.fromkeys(keys)) + "\n"
 
     def save(self, path: str | Path) -> None:
         """Write the run to a Zarr store, for ``attractor.load``."""
@@ -188,31 +202,153 @@ class Trajectory:
             raise UnsupportedError("this trajectory did not come from a flow, so there is no run to store")
         write_run(self.record, self.definition, path)
 
-    def plot(self, path: str | Path | None = None, **options: Any) -> Any:
-        """Draw the run to .html (interactive), .png, .pdf, .svg, .gif or .mp4; without a path return the figure."""
-        return plot(self, path, **options)
+    def plot(
+        self,
+        path: str | Path | None = None,
+        *,
+        member: int = 0,
+        curves: Sequence[str] | None = None,
+        title: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Draw one member of the run.
 
-    def summary(self) -> dict[str, Any]:
-        """Return the run in numbers, for JSON."""
-        return summarise(self)
+        Parameters
+        ----------
+        path : file to write: .html (interactive), .png, .pdf, .svg, .gif or .mp4; None returns the figure.
+        member : index in the flattened ensemble.
+        curves : names of observables to show beside the tokens; None chooses by the space.
+        title, options : see ``attractor.plotting.draw``.
+        """
+        return draw(self.scene(member, curves, title), path, **options)
+
+    def scene(self, member: int = 0, curves: Sequence[str] | None = None, title: str | None = None) -> Scene:
+        """Return what a figure of one member shows; see ``plot``."""
+        if isinstance(self.initial, Gaussian):
+            raise UnsupportedError("a run of a Gaussian has no tokens to draw; plot its means and covariances instead")
+        if len(self.times) == 0:
+            raise InputError("the run has no saved states to draw; give save times")
+        if not 0 <= member < len(self.outcomes):
+            raise InputError(f"the run has {len(self.outcomes)} members, numbered from 0; there is no member {member}")
+        run, space, surface = self.member(member), self.space, self.space.surface(self.dim)
+        if curves is None:
+            curves = SPHERE_CURVES if space.is_curved else FLAT_CURVES
+            curves = [name for name in curves if self.n <= LARGE or name in CHEAP_CURVES]
+        words = tuple(getattr(self, "words", ()))  # of a trace of a model
+        # every k-th of very many merges; they are in the order of time, and the last are the largest
+        log = EventLog.from_events(run.events)
+        events = log.thin(lambda merges: merges[:: -(-len(merges) // MARKED) or 1])
+        place = f" on the {space.name}" if space.is_curved else ""
+        return Scene(
+            times=run.times.numpy(),
+            points=run.points.detach().cpu().double().numpy(),
+            masses=run.masses.detach().cpu().double().numpy(),
+            surface=None if surface is None else surface.detach().cpu().double().numpy(),
+            curves={name.replace("_", " "): _mean_curve(run, name) for name in curves},
+            title=title or f"{self.n} tokens under {_describe_law(self.law)}{place}",
+            caption=_caption(run, log.merges),
+            events=[
+                (event.time, f"{event.size} tokens become one" if event.kind == "merge" else event.kind)
+                for event in events
+            ],
+            outcome="" if self.stats.method == "blocks" else run.outcome.name,  # a model always reaches its last block
+            labels=words if len(words) == self.n else (),
+            outcome_time=run.outcome.time,
+        )
+
+    def summary(self, observe: Sequence[str] = ()) -> dict[str, Any]:
+        """Return outcome, costs, events and observables of the run, for JSON.
+
+        Observables are evaluated at the start and at the end; those named in ``observe`` also at every saved time, under
+        ``values``. Of very many merges only the first and the last are listed, and ``events_left_out`` counts the others.
+        Ensemble axes become nested lists; numbers that are not finite become None.
+        """
+        log = EventLog.from_events(self.events)
+        few = log.merges <= MERGES
+        events = log if few else log.thin(lambda merges: np.concatenate([merges[:ENDS], merges[-ENDS:]]))
+        ensemble, tokens = list(self.initial.batch_shape), None if isinstance(self.initial, Gaussian) else self.n
+        report: dict[str, Any] = {
+            "outcome": asdict(self.outcome),
+            "sizes": {"tokens": tokens, "dim": self.dim, "ensemble": ensemble, "saved": len(self.times)},
+            "law": None if self.law is None else repr(self.law),
+            "space": self.space.name,
+            "stats": asdict(self.stats),
+            "events": [_event_row(event) for event in events],
+            "events_left_out": len(self.events) - len(events),
+            "times": self.times,
+            "observables": self._evaluate(observe),
+        }
+        if ensemble:
+            report["outcomes"] = dict(Counter(outcome.name for outcome in self.outcomes).most_common())
+            report["members"] = [asdict(outcome) for outcome in self.outcomes]
+        return to_json(report)
+
+    def _evaluate(self, observe: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Observables of tokens at the start and the end, and those of ``observe`` at every saved time."""
+        if not isinstance(self.initial, Tokens) or not isinstance(self.final, Tokens):
+            return {}
+        # the initial state of the flow: positions added by the law, and put on the space
+        start = self.initial if self.law is None else self.law.enter(self.initial)
+        start = start.with_points(self.space.enter(start.points))
+        first = float(self.times[0]) if len(self.times) else 0.0
+        states = {"start": (start, first), "end": (self.final, self.outcome.time)}
+        report: dict[str, dict[str, Any]] = {}
+        for name in dict.fromkeys((*SUMMARISED, *observe)):
+            function = find_observable(name)
+            report[name] = {
+                when: function(tokens, law=self._law_at(time), space=self.space)
+                if bool(torch.isfinite(tokens.points).all())
+                else None
+                for when, (tokens, time) in states.items()
+            }
+            if name in observe and len(self.times):
+                report[name]["values"] = self.observe(function)
+        return report
+
+    def _law_at(self, time: float) -> Law | None:
+        at = getattr(self.law, "at", None)
+        return at(time) if at is not None else self.law
+
+    def draw_curve(self) -> str:
+        """Return an SVG of the pairwise distance of tokens, or of the trace of the covariance, of the first member."""
+        if len(self.times) < 2:
+            return ""
+        step = max(1, self.points.numel() // MAX_DRAWN)
+        rows = self.points[::step].detach()
+        points = rows.reshape(len(rows), -1, *self.points.shape[-2:])[:, 0].cpu().double()
+        if isinstance(self.initial, Gaussian):
+            sizes = points[:, 1:].square().sum((-2, -1)).clamp_min(1e-300)
+            if self.outcome.name == "blow_up":  # the last state is the blow-up itself
+                sizes = sizes[:-1]
+            return curve(sizes.log10(), "log10 of the trace of the covariance")
+        distances = torch.as_tensor(pairwise_distance(Tokens.unchecked(points)))
+        return curve(distances, "mean squared distance of two tokens") if points.shape[1] > 1 else ""
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks: the outcome, and pairwise distance (or size of the covariance) along time."""
-        return render_html(self)
+        """Return HTML for notebooks: outcome, sizes, costs and one curve."""
+        end, stats = self.outcome, self.stats
+        members = "".join(f"{size} x " for size in self.initial.batch_shape)
+        tokens = not isinstance(self.initial, Gaussian)
+        what = f"{self.n:,} tokens of dimension {self.dim}" if tokens else f"a Gaussian of dimension {self.dim}"
+        rows: dict[str, Any] = {
+            "outcome": f"{end.name.replace('_', ' ')} at t = {end.time:.6g}",
+            "": end.message,
+            "state": members + what,
+            "space": self.space.name,
+            "law": "a function" if self.law is None else repr(self.law),
+            "saved": f"{len(self.times):,} times",
+            **({"merges": stats.merges} if stats.merges else {}),
+            "took": f"{stats.evaluations:,} evaluations, {stats.seconds:.3g} s ({stats.method})",
+        }
+        return html_card(type(self).__name__, rows, self.draw_curve())
 
     def __repr__(self) -> str:
         shape = "x".join(str(size) for size in self.points.shape)
         return f"Trajectory({shape}, {self.outcome.name} at t = {self.outcome.time:.6g}, {self.stats.evaluations} evaluations)"
 
 
-def law_at(law: Law, time: float) -> Law:
-    """The law in force at one time."""
-    at = getattr(law, "at", None)
-    return at(time) if at is not None else law
-
-
-def entries() -> dict[str, str]:
-    """All entries of the one bibliography, by key."""
+def read_bibliography() -> dict[str, str]:
+    """Return the entries of ``references.bib`` by key."""
     text = (files("attractor") / "references.bib").read_text(encoding="utf-8")
     found = {}
     for match in re.finditer(r"^@\w+\s*\{\s*([^,\s]+)\s*,", text, flags=re.MULTILINE):
@@ -225,210 +361,21 @@ def entries() -> dict[str, str]:
     return found
 
 
-def keys(run: Trajectory) -> list[str]:
-    """Citation keys of the toolkit, the law, the space and the method."""
-    used = ["attractor", *citations(run.law), *citations(run.space)]
-    if run.space.is_curved:
-        used.append("abella2024asymptotic")
-    if isinstance(run.initial, Gaussian):
-        used.append("castin2025unified")
-    if run.stats.method:
-        used += stepper_named(run.stats.method).cites
-    return list(dict.fromkeys(used))
-
-
-def bibtex(run: Trajectory) -> str:
-    """The entries of what a run used, ready for a .bib file."""
-    known = entries()
-    return "\n\n".join(known[key] for key in keys(run)) + "\n"
-
-
-MOST = 1 << 24  # numbers in a run above which only a few saved times are looked at
-
-
-def render_html(run: Trajectory) -> str:
-    """HTML of a run: outcome, sizes, costs and one curve."""
-    end, gaussian = run.outcome, isinstance(run.initial, Gaussian)
-    rows: dict[str, Any] = {"outcome": f"{end.name.replace('_', ' ')} at t = {end.time:.6g}", "": end.message}
-    members = "".join(f"{size} x " for size in run.initial.batch_shape)
-    what = f"a Gaussian of dimension {run.dim}" if gaussian else f"{run.n:,} tokens of dimension {run.dim}"
-    rows |= {
-        "state": members + what,
-        "space": run.space.name,
-        "law": "a function" if run.law is None else repr(run.law),
-    }
-    rows |= {"saved": f"{len(run.times):,} times"}
-    if run.stats.merges:
-        rows["merges"] = run.stats.merges
-    rows["took"] = f"{run.stats.evaluations:,} evaluations, {run.stats.seconds:.3g} s ({run.stats.method})"
-    return html_card(type(run).__name__, rows, drawing(run))
-
-
-def drawing(run: Trajectory) -> str:
-    """Pairwise distance of tokens, or the trace of a covariance, at the saved times of the first member."""
-    if len(run.times) < 2:
-        return ""
-    step = max(1, run.points.numel() // MOST)
-    points = (
-        run.points[::step].detach().reshape(len(run.times[::step]), -1, *run.points.shape[-2:])[:, 0].cpu().double()
-    )
-    if isinstance(run.initial, Gaussian):
-        sizes = points[:, 1:].square().sum((-2, -1)).clamp_min(1e-300)
-        if run.outcome.name == "blow_up":  # the last state is the blow-up itself
-            sizes = sizes[:-1]
-        return curve(sizes.log10(), "log10 of the trace of the covariance")
-    from attractor.observables import pairwise_distance
-
-    distances = pairwise_distance(Tokens.unchecked(points, None, None))
-    return curve(torch.as_tensor(distances), "mean squared distance of two tokens") if points.shape[1] > 1 else ""
-
-
-LOOKED_AT = ("clusters", "token_norm", "pairwise_distance", "cosine", "effective_rank")  # none of them costs n^2
-LISTED = 64  # original tokens of a merge that are listed one by one
-MERGES = 2000  # merges that are listed one by one; of more, the first and the last are
-ENDS = 100  # of either
-
-
-def summarise(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, Any]:
-    """How a run ended, what it cost, what happened on the way, and observables at its start and end.
-
-    ``observe`` names further observables; those are given at every saved time too, under ``values``. Of very many merges
-    only the first and the last are listed, and ``events_left_out`` says how many are not. Ensemble axes become nested
-    lists. A number that JSON cannot hold (an infinite norm) is None.
-    """
-    events = listed(run.events)
-    ensemble, gaussian = list(run.initial.batch_shape), isinstance(run.initial, Gaussian)
-    report: dict[str, Any] = {
-        "outcome": asdict(run.outcome),
-        "sizes": {"tokens": None if gaussian else run.n, "dim": run.dim, "ensemble": ensemble, "saved": len(run.times)},
-        "law": None if run.law is None else repr(run.law),
-        "space": run.space.name,
-        "stats": asdict(run.stats),
-        "events": [described(event) for event in events],
-        "events_left_out": len(run.events) - len(events),
-        "times": run.times,
-        "observables": measured(run, observe),
-    }
-    if ensemble:
-        report["outcomes"] = dict(Counter(outcome.name for outcome in run.outcomes).most_common())
-        report["members"] = [asdict(outcome) for outcome in run.outcomes]
-    return to_json(report)
-
-
-def measured(run: Trajectory, observe: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Observables of tokens at the start and the end, and those of ``observe`` at every saved time."""
-    if not isinstance(run.initial, Tokens) or not isinstance(run.final, Tokens):
-        return {}
-    first = float(run.times[0]) if len(run.times) else 0.0
-    moments = {"start": (entered(run, run.initial), first), "end": (run.final, run.outcome.time)}
-    report: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys((*LOOKED_AT, *observe)):
-        function = observables.find_observable(name)
-        report[name] = {
-            when: function(tokens, law=_law(run, time), space=run.space) if finite(tokens) else None
-            for when, (tokens, time) in moments.items()
-        }
-        if name in observe and len(run.times):
-            report[name]["values"] = run.observe(function)
-    return report
-
-
-def entered(run: Trajectory, tokens: Tokens) -> Tokens:
-    """The tokens as the flow began with them: positions of the input added, put on the space."""
-    tokens = tokens if run.law is None else run.law.enter(tokens)
-    return tokens.with_points(run.space.enter(tokens.points))
-
-
-def _law(run: Trajectory, time: float) -> Law | None:
-    return None if run.law is None else law_at(run.law, time)
-
-
-def finite(tokens: Tokens) -> bool:
-    return bool(torch.isfinite(tokens.points).all())
-
-
-def listed(events: Sequence[EventRecord]) -> Sequence[EventRecord]:
-    """All events, but of very many merges the first and the last; ``stats.merges`` counts all."""
-    log = EventLog.from_events(events)
-    if log.merges <= MERGES:
-        return log
-    return log.thin(lambda merges: np.concatenate([merges[:ENDS], merges[-ENDS:]]))
-
-
-def described(event: EventRecord) -> dict[str, Any]:
-    """An event; the members of a large merge are not listed, ``size`` says how many they are."""
-    words: dict[str, Any] = {"kind": event.kind, "time": event.time, "member": event.member}
+def _event_row(event: EventRecord) -> dict[str, Any]:
+    """An event for JSON; the members of a large merge are not listed."""
+    row: dict[str, Any] = {"kind": event.kind, "time": event.time, "member": event.member}
     if event.kind == "merge":
         members = list(event.members) if event.size <= LISTED else None
-        words |= {"size": event.size, "mass": event.mass, "members": members}
-    return words
+        row |= {"size": event.size, "mass": event.mass, "members": members}
+    return row
 
 
-SPHERE_CURVES = ("clusters", "consensus_gap", "hemisphere_margin")
-FLAT_CURVES = ("token_norm", "pairwise_distance", "clusters")
-MARKED = 4000  # events marked in a picture
-LARGE = 4096  # tokens above which observables that search neighbours or hulls are left out of pictures
-
-
-def plot(
-    run: Trajectory,
-    path: str | Path | None = None,
-    *,
-    member: int = 0,
-    curves: Sequence[str] | None = None,
-    **options: Any,
-) -> Any:
-    """Draw one member of a run; ``curves`` names the observables to show beside the tokens."""
-    return draw(scene(run, member, curves, options.pop("title", None)), path, **options)
-
-
-def scene(run: Trajectory, member: int = 0, curves: Sequence[str] | None = None, title: str | None = None) -> Scene:
-    """What the picture of one member of a run shows."""
-    if isinstance(run.initial, Gaussian):
-        raise UnsupportedError("a run of a Gaussian has no tokens to draw; plot its means and covariances instead")
-    if len(run.times) == 0:
-        raise InputError("the run has no saved states to draw; give save times")
-    if not 0 <= member < len(run.outcomes):
-        raise InputError(f"the run has {len(run.outcomes)} members, numbered from 0; there is no member {member}")
-    single = run.member(member)
-    outcome, space = single.outcome, run.space
-    surface = space.surface(run.dim)
-    if curves is None:
-        curves = SPHERE_CURVES if space.is_curved else FLAT_CURVES
-        curves = [
-            name for name in curves if run.n <= LARGE or name in ("consensus_gap", "token_norm", "pairwise_distance")
-        ]
-    words = tuple(getattr(run, "words", ()))  # of a trace of a model
-    # of a million merges some show where all are; they come in the order of time, and the last ones are the largest
-    log = EventLog.from_events(single.events)
-    events = log.thin(lambda merges: merges[:: -(-len(merges) // MARKED) or 1])
-    return Scene(
-        times=single.times.numpy(),
-        points=single.points.detach().cpu().double().numpy(),
-        masses=single.masses.detach().cpu().double().numpy(),
-        surface=None if surface is None else surface.detach().cpu().double().numpy(),
-        curves={name.replace("_", " "): _curve(single, name) for name in curves},
-        title=title
-        or f"{run.n} tokens under {_drawing_law(run)}" + (f" on the {space.name}" if space.is_curved else ""),
-        caption=_caption(single, log.merges),
-        events=[(event.time, _words(event)) for event in events],
-        outcome="" if run.stats.method == "blocks" else outcome.name,  # a model always comes to its last block
-        labels=words if len(words) == run.n else (),
-        outcome_time=outcome.time,
-    )
-
-
-def _words(event: EventRecord) -> str:
-    return f"{event.size} tokens become one" if event.kind == "merge" else event.kind
-
-
-def _curve(run: Trajectory, name: str) -> np.ndarray:
+def _mean_curve(run: Trajectory, name: str) -> np.ndarray:
     values = run.observe(name).detach().cpu().double()
     return values.reshape(len(run.times), -1).mean(-1).numpy()
 
 
-def _drawing_law(run: Trajectory) -> str:
-    law = run.law
+def _describe_law(law: Law | None) -> str:
     kernel = getattr(getattr(law, "kernel", None), "name", None)
     if kernel is None:
         return "a law of motion" if law is None else type(law).__name__.lower()
@@ -440,7 +387,7 @@ def _drawing_law(run: Trajectory) -> str:
 
 
 def _caption(run: Trajectory, merges: int) -> str:
-    """What the picture shows, in two sentences."""
+    """The caption of a figure, in two sentences."""
     first, last = float(run.times[0]), float(run.times[-1])
     count = int(run.observe("clusters")[-1]) if run.n <= LARGE else None
     end = "" if count is None else f", where {'one cluster is' if count == 1 else f'{count} clusters are'} left"

@@ -139,7 +139,6 @@ def traced(section: Section, settings: Settings, say: Say) -> tuple[str, dict[st
     """The residual stream block by block, as a trajectory like any other."""
     from attractor.models import trace
     from attractor.report import add_heads
-    from attractor.solvers import scene
 
     found, text = opened(settings.model), settings.text or TEXT
     say(f"{name_of(found)} reads a sentence")
@@ -157,9 +156,7 @@ def traced(section: Section, settings: Settings, say: Say) -> tuple[str, dict[st
         "observable and every picture works on it."
     )
     section.card({"the text": text, "its tokens": "  ·  ".join(run.words)})
-    section.animation(
-        scene(run, curves=tuple(CURVES), title=f"{len(run.words)} tokens of {name_of(found)} along depth")
-    )
+    section.animation(run.scene(curves=tuple(CURVES), title=f"{len(run.words)} tokens of {name_of(found)} along depth"))
     cosine, rank = measured.curves["cosine"], measured.curves["effective_rank"]
     section.card(
         {"before the first block": float(cosine[0]), "after the last": float(cosine[-1])}, "Mean cosine of two tokens"

@@ -11,7 +11,7 @@ from attractor.plotting import style
 from attractor.report.blocks import Badge
 from attractor.report.pages.theory import add_fates, add_theorem
 from attractor.report.report import Report, Section
-from attractor.solvers import Trajectory, scene, summarise
+from attractor.solvers import Trajectory
 
 MOST = 1024  # tokens up to which theorems are evaluated at the start
 BAD = ("stalled", "budget", "unfinished")
@@ -19,7 +19,7 @@ BAD = ("stalled", "budget", "unfinished")
 
 def simulation_report(run: Trajectory, command: str, member: int = 0, observe: tuple[str, ...] = ()) -> Report:
     """Build the page of a run."""
-    found = summarise(run, observe)
+    found = run.summary(observe)
     outcome, sizes = run.outcome, found["sizes"]
     lead = f"{outcome.name.replace('_', ' ').capitalize()} at t = {outcome.time:.6g}: {outcome.message}."
     members = "".join(f"{count} × " for count in sizes["ensemble"])
@@ -44,7 +44,7 @@ def add_run(section: Section, run: Trajectory, member: int = 0, command: str = "
     if len(run.times) == 0:
         return section.text("The run saved no states: give save times to draw it.", tone="warn")
     which = f"Member {member} of the ensemble. " if run.initial.batch_shape else ""
-    return section.animation(scene(run, member), caption=which, command=command)
+    return section.animation(run.scene(member), caption=which, command=command)
 
 
 def add_members(section: Section, found: dict[str, Any]) -> Section:

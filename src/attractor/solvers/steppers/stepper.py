@@ -256,6 +256,12 @@ def default_method(rtol: float) -> str:
     return "dop853" if rtol <= 1e-7 else "dopri5"
 
 
+def method_citations(name: str) -> tuple[str, ...]:
+    """Keys in ``references.bib`` of a method; those of DOP853 for the rescaled integration of Gaussians."""
+    found = _steppers.get("dop853" if name == "rescaled" else name)
+    return () if found is None else found.cites
+
+
 def stepper_named(name: str) -> Stepper:
     """Return the stepper of that name."""
     return find(name, _steppers, "method")()
