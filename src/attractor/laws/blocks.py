@@ -102,7 +102,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class Affine(Law):
-    r""":math:`F(x) = W x + c`: ``matrix`` (d, d), ``offset`` (d,)."""
+    r"""The affine field :math:`F(x) = W x + c`: ``matrix`` W (d, d), ``offset`` c (d,) or None for zero."""
 
     matrix: Tensor
     offset: Tensor | None = None
@@ -129,6 +129,9 @@ class MLP(Law):
     :math:`W_2\,(\sigma(G x) \odot (W_1 x + b_1)) + b_2`.
 
     Shapes: w1 (m, d), b1 (m,), w2 (d, m), b2 (d,). Activations: relu, gelu, gelu_tanh, silu, tanh, identity.
+
+    Symbols: w1 and w2 are the transposes of :math:`W_1, W_2` in [vaswani2017attention], where tokens are rows. In gated units
+    written :math:`(\sigma(xW) \odot xV)W_2`, ``gate`` is W' and ``w1`` is V'.
     """
 
     w1: Tensor

@@ -25,7 +25,8 @@ class NormedAttention(Law):
     r"""Scores :math:`\text{scale}\,\langle R_i N_q(Q x_i), R_j N_k(K x_j)\rangle` (Qwen 3, Gemma 3, OLMo 2).
 
     They are not bilinear in the tokens: there is no matrix W with :math:`s_{ij} = \langle x_i, W x_j\rangle`, so what the
-    theory says about W does not apply. ``joint`` norms act on the concatenated heads, (h k,); others on each head, (k,).
+    theory says about W does not apply. :math:`N_q, N_k` are ``q_norm`` and ``k_norm`` of these models.
+    ``joint`` norms act on the concatenated heads, (h k,); others on each head, (k,).
     """
 
     attention: Attention
@@ -102,6 +103,9 @@ class LatentAttention(Law):
     and values are linear in z: ``query`` and ``key`` (h, k, m), ``value`` (h, r, m), ``output`` (h, d, r).
 
     A norm inside a feature makes scores other than bilinear in x and the value map other than linear: neither W nor V exists.
+
+    Symbols: the matrices of ``features`` are :math:`W^{DQ}, W^{DKV}, W^{KR}` in [deepseek2024v2], ``query`` has the rows of
+    :math:`W^{UQ}, W^{QR}`, ``key`` those of :math:`W^{UK}`, ``value`` is :math:`W^{UV}` and ``output`` :math:`W^O`.
     """
 
     features: tuple[Feature, ...]

@@ -152,7 +152,7 @@ def measure_rates(
     progress : called with the share that is done and a word about it; ``options`` go to ``flow``.
     """
     problem = _Problem(law, start, float(until), against, tuple(measures), whitened, options)
-    sizes = _checked(problem, sizes, repeats)
+    sizes = _check_sizes(problem, sizes, repeats)
     work = [float(n) * n for n in sizes]
     errors: dict[str, list[np.ndarray]] = {name: [] for name in problem.measures}
     for index, n in enumerate(sizes):
@@ -189,7 +189,7 @@ class _Problem:
             raise InputError(f"start(n, seed, ensemble) must give Tokens of shape ({repeats}, {n}, d), it gave {shape}")
         return tokens
 
-    def moved(self, state: Measure) -> Measure:
+    def integrate(self, state: Measure) -> Measure:
         options = {"stop": (), "save": [self.until], **TOLERANCES, **self.options}
         run = flow(self.law, state, until=self.until, **options)
         failed = [outcome for outcome in run.outcomes if outcome.name not in ("reached", "consensus", "steady")]
@@ -201,7 +201,7 @@ class _Problem:
         return run.final
 
 
-def _checked(problem: _Problem, sizes: Sequence[int], repeats: int) -> tuple[int, ...]:
+def _check_sizes(problem: _Problem, sizes: Sequence[int], repeats: int) -> tuple[int, ...]:
     if not isinstance(problem.start, Gaussian) and not callable(problem.start):
         raise InputError(
             f"rates start from a Gaussian or a function (n, seed, ensemble), got {type(problem.start).__name__}"
@@ -246,16 +246,18 @@ def _errors(problem: _Problem, n: int, repeats: int, seeds: list[int]) -> dict[s
     """Every measure (repeats,) for one n."""
     exact: Measure
     limit = (
-        problem.moved(problem.start) if isinstance(problem.start, Gaussian) and problem.against == "closure" else None
+        problem.integrate(problem.start)
+        if isinstance(problem.start, Gaussian) and problem.against == "closure"
+        else None
     )
-    moved = problem.moved(problem.draw(n, seeds[0], repeats, problem.whitened and limit is not None))
+    moved = problem.integrate(problem.draw(n, seeds[0], repeats, problem.whitened and limit is not None))
     assert isinstance(moved, Tokens)
     if isinstance(limit, Gaussian):
         others = sample(limit, n, seeds[1], ensemble=repeats)
         exact = Gaussian(limit.mean.expand(repeats, -1), limit.covariance.expand(repeats, -1, -1))
     else:
         size = n if problem.against == "pair" else int(problem.against)
-        reference = problem.moved(problem.draw(size, seeds[1], repeats))
+        reference = problem.integrate(problem.draw(size, seeds[1], repeats))
         assert isinstance(reference, Tokens)
         others = exact = reference
     functions: dict[str, Callable[[], Any]] = {

@@ -30,7 +30,7 @@ class Cloud:
         return self.points.shape[-2]
 
     @property
-    def explicit(self) -> Tensor:
+    def full_weights(self) -> Tensor:
         """Weights (..., n), also where they are all equal."""
         if self.weights is None:
             return self.points.new_full(self.points.shape[:-1], 1.0 / self.n)
@@ -85,19 +85,19 @@ def quantile_distance(x: Tensor, x_weights: Tensor | None, y: Tensor, y_weights:
     """W_p^p (...) of points x (..., n) and y (..., m) on the line; weights sum to one, None are all equal."""
     if x_weights is None and y_weights is None and x.shape[-1] == y.shape[-1]:
         return ((x.sort(-1).values - y.sort(-1).values).abs() ** p).mean(-1)
-    x, x_levels = _ordered(x, x_weights)
-    y, y_levels = _ordered(y, y_weights)
+    x, x_levels = _sort_points(x, x_weights)
+    y, y_levels = _sort_points(y, y_weights)
     batch = torch.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     x, x_levels, y, y_levels = (part.expand(*batch, -1).contiguous() for part in (x, x_levels, y, y_levels))
     levels = torch.cat((x_levels, y_levels), -1).sort(-1).values
     widths = torch.diff(levels, dim=-1, prepend=torch.zeros_like(levels[..., :1]))
-    there = (_at(x, x_levels, levels) - _at(y, y_levels, levels)).abs() ** p
+    there = (_quantiles(x, x_levels, levels) - _quantiles(y, y_levels, levels)).abs() ** p
     return (widths * there).sum(-1)
 
 
 def normal_distance(x: Tensor, weights: Tensor | None, mean: Tensor, deviation: Tensor) -> Tensor:
     """W_2^2 (...) of points x (..., n) on the line and the normal law of a mean and a standard deviation (...)."""
-    x, levels = _ordered(x, weights)
+    x, levels = _sort_points(x, weights)
     widths = torch.diff(levels, dim=-1, prepend=torch.zeros_like(levels[..., :1]))
     z = torch.special.ndtri(levels)  # infinite at one, where the density vanishes
     density = torch.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
@@ -110,14 +110,14 @@ def normal_distance(x: Tensor, weights: Tensor | None, mean: Tensor, deviation: 
 
 def line_energy(x: Tensor, x_weights: Tensor | None, y: Tensor, y_weights: Tensor | None) -> Tensor:
     r""":math:`2\int (F - G)^2`, which on the line is :math:`2E|X-Y| - E|X-X'| - E|Y-Y'|`; weights as above."""
-    x, x_levels = _ordered(x, x_weights)
-    y, y_levels = _ordered(y, y_weights)
+    x, x_levels = _sort_points(x, x_weights)
+    y, y_levels = _sort_points(y, y_weights)
     places = torch.cat((x, y), -1).sort(-1).values
     gap = _distribution(x, x_levels, places) - _distribution(y, y_levels, places)
     return 2.0 * (gap[..., :-1] ** 2 * places.diff(dim=-1)).sum(-1)
 
 
-def _ordered(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+def _sort_points(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """Points in order and the distribution function after each, which ends at exactly one."""
     x, order = x.sort(-1)
     if weights is None:
@@ -127,7 +127,7 @@ def _ordered(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     return x, levels / levels[..., -1:]
 
 
-def _at(x: Tensor, x_levels: Tensor, levels: Tensor) -> Tensor:
+def _quantiles(x: Tensor, x_levels: Tensor, levels: Tensor) -> Tensor:
     """The quantile just below each level."""
     index = torch.searchsorted(x_levels, levels.contiguous()).clamp_max(x.shape[-1] - 1)
     return x.gather(-1, index)
@@ -155,22 +155,22 @@ def sinkhorn_distance(
     if not isinstance(first, Tokens) or not isinstance(second, Tokens):
         raise UnsupportedError("sinkhorn_distance compares tokens; draw some from the Gaussian by meanfield.sample")
     here, there = to_cloud(first), to_cloud(second)
-    centre = (here.explicit.unsqueeze(-1) * here.points).sum(-2, keepdim=True)
+    centre = (here.full_weights.unsqueeze(-1) * here.points).sum(-2, keepdim=True)
     here, there = (Cloud(side.points - centre, side.weights) for side in (here, there))
     if eps is None:
-        size = sum((side.explicit * (side.points**2).sum(-1)).sum(-1) for side in (here, there))
+        size = sum((side.full_weights * (side.points**2).sum(-1)).sum(-1) for side in (here, there))
         eps = SHARE * float(torch.as_tensor(size).max()) or 1.0  # two clouds at one point need none
     if not 0 < eps < float("inf"):
         raise InputError(f"sinkhorn_distance needs eps > 0, got {eps}")
     pairs = ((here, there), (here, here), (there, there))
-    across, left, right = (_transport(*pair, eps, tolerance, rounds) for pair in pairs)
+    across, left, right = (_entropic_cost(*pair, eps, tolerance, rounds) for pair in pairs)
     return (across - (left + right) / 2.0).clamp_min(0.0).sqrt()
 
 
-def _transport(a: Cloud, b: Cloud, eps: float, tolerance: float, rounds: int) -> Tensor:
+def _entropic_cost(a: Cloud, b: Cloud, eps: float, tolerance: float, rounds: int) -> Tensor:
     """T_eps: the sum of both potentials against their measures, at potentials that settled."""
     q, k = 2.0 / eps * a.points, b.points
-    q_bias, k_bias = (side.explicit.log() - (side.points**2).sum(-1) / eps for side in (a, b))
+    q_bias, k_bias = (side.full_weights.log() - (side.points**2).sum(-1) / eps for side in (a, b))
     f, g = torch.zeros_like(q_bias), torch.zeros_like(k_bias)
     same = a is b
     for _ in range(rounds):
@@ -182,8 +182,10 @@ def _transport(a: Cloud, b: Cloud, eps: float, tolerance: float, rounds: int) ->
         else:
             change, f = (update - f).abs(), update
             g = -_logsumexp(k, q, f + q_bias) + (b.points**2).sum(-1) / eps
-        if float(torch.where(a.explicit > 0, change, 0.0).max()) < tolerance:
-            weigh = [torch.where(side.explicit > 0, side.explicit * h, 0.0).sum(-1) for side, h in ((a, f), (b, g))]
+        if float(torch.where(a.full_weights > 0, change, 0.0).max()) < tolerance:
+            weigh = [
+                torch.where(side.full_weights > 0, side.full_weights * h, 0.0).sum(-1) for side, h in ((a, f), (b, g))
+            ]
             return eps * (weigh[0] + weigh[1])
     raise AttractorError(f"sinkhorn_distance did not settle in {rounds} rounds at eps = {eps:g}; raise eps or rounds")
 
@@ -203,7 +205,7 @@ def wasserstein(first: Tokens, second: Tokens, p: float = 2.0) -> Tensor:
     check_pair(first, second, "wasserstein")
     p = check_order(p, "wasserstein")
     if isinstance(first, Gaussian) or isinstance(second, Gaussian):
-        return _with_gaussian(first, second, p)
+        return _distance_to_gaussian(first, second, p)
     here, there = to_cloud(first), to_cloud(second)
     if first.dim == 1:
         return quantile_distance(here.line, here.weights, there.line, there.weights, p) ** (1.0 / p)
@@ -213,12 +215,12 @@ def wasserstein(first: Tokens, second: Tokens, p: float = 2.0) -> Tensor:
             "use sliced_wasserstein or sinkhorn_distance"
         )
     equal = here.weights is None and there.weights is None and here.n == there.n
-    solve = _assignment if equal else _simplex
-    costs = [solve(*pair, p) for pair in _members(here, there)]
+    solve = _solve_assignment if equal else _solve_transport
+    costs = [solve(*pair, p) for pair in _split_members(here, there)]
     return torch.tensor(costs, dtype=torch.float64).reshape(first.batch_shape) ** (1.0 / p)
 
 
-def _with_gaussian(first: Measure, second: Measure, p: float) -> Tensor:
+def _distance_to_gaussian(first: Measure, second: Measure, p: float) -> Tensor:
     if isinstance(first, Gaussian) and isinstance(second, Gaussian) and p == 2.0:
         return bures_wasserstein(first, second)
     tokens, gaussian = (first, second) if isinstance(first, Tokens) else (second, first)
@@ -232,14 +234,16 @@ def _with_gaussian(first: Measure, second: Measure, p: float) -> Tensor:
     return normal_distance(here.line, here.weights, mean, deviation).clamp_min(0.0).sqrt()
 
 
-def _members(here: Cloud, there: Cloud) -> list[tuple[Cloud, Cloud]]:
+def _split_members(here: Cloud, there: Cloud) -> list[tuple[Cloud, Cloud]]:
     """The pairs of an ensemble one by one."""
 
     def split(side: Cloud) -> list[Cloud]:
         points = side.points.reshape(-1, *side.points.shape[-2:])
         if side.weights is None:
             return [Cloud(part, None) for part in points]
-        return [Cloud(part, row) for part, row in zip(points, side.explicit.reshape(len(points), side.n), strict=True)]
+        return [
+            Cloud(part, row) for part, row in zip(points, side.full_weights.reshape(len(points), side.n), strict=True)
+        ]
 
     return list(zip(split(here), split(there), strict=True))
 
@@ -250,7 +254,7 @@ def _costs(here: Cloud, there: Cloud, p: float) -> np.ndarray:
     return distances if p == 1.0 else distances**p
 
 
-def _assignment(here: Cloud, there: Cloud, p: float) -> float:
+def _solve_assignment(here: Cloud, there: Cloud, p: float) -> float:
     from scipy.optimize import linear_sum_assignment
 
     costs = _costs(here, there, p)
@@ -258,18 +262,18 @@ def _assignment(here: Cloud, there: Cloud, p: float) -> float:
     return float(costs[rows, columns].mean())
 
 
-def _simplex(here: Cloud, there: Cloud, p: float) -> float:
+def _solve_transport(here: Cloud, there: Cloud, p: float) -> float:
     transport = optimal_transport()
-    here, there = _carrying(here), _carrying(there)
+    here, there = _drop_massless(here), _drop_massless(there)
     costs = _costs(here, there, p)
-    a, b = (side.explicit.cpu().numpy() for side in (here, there))
+    a, b = (side.full_weights.cpu().numpy() for side in (here, there))
     _, log = transport.emd2(a / a.sum(), b / b.sum(), costs, numItermax=10_000_000, return_matrix=False, log=True)
     if log["warning"]:
         raise UnsupportedError(f"POT could not finish the transport problem: {log['warning']}")
     return max(float(log["cost"]), 0.0)
 
 
-def _carrying(side: Cloud) -> Cloud:
+def _drop_massless(side: Cloud) -> Cloud:
     """Without the points of no mass."""
     if side.weights is None or bool((side.weights > 0).all()):
         return side
@@ -300,11 +304,11 @@ def sliced_wasserstein(first: Measure, second: Measure, p: float = 2.0, directio
         powers = (m1 - m2) ** 2 + (s1 - s2) ** 2
     elif gaussians:
         side = to_cloud(first if isinstance(first, Tokens) else second)  # type: ignore[arg-type]
-        powers = normal_distance(*_shadows(side, axes), *_slices(gaussians[0], axes))
+        powers = normal_distance(*_project_points(side, axes), *_slices(gaussians[0], axes))
     else:
         assert isinstance(first, Tokens)
         assert isinstance(second, Tokens)
-        powers = quantile_distance(*_shadows(to_cloud(first), axes), *_shadows(to_cloud(second), axes), p)
+        powers = quantile_distance(*_project_points(to_cloud(first), axes), *_project_points(to_cloud(second), axes), p)
     return powers.mean(-1).clamp_min(0.0) ** (1.0 / p)
 
 
@@ -319,7 +323,7 @@ def _directions(dim: int, count: int, seed: int) -> Tensor:
     return vectors / vectors.norm(dim=-1, keepdim=True)
 
 
-def _shadows(side: Cloud, axes: Tensor) -> tuple[Tensor, Tensor | None]:
+def _project_points(side: Cloud, axes: Tensor) -> tuple[Tensor, Tensor | None]:
     """Points (..., directions, n) of every slice, with their weights."""
     shadows = axes.to(side.points) @ side.points.mT
     return shadows, None if side.weights is None else side.weights.unsqueeze(-2)
@@ -339,18 +343,18 @@ def energy_distance(first: Tokens, second: Tokens) -> Tensor:
     if first.dim == 1:
         return line_energy(here.line, here.weights, there.line, there.weights).clamp_min(0.0).sqrt()
     squares = [
-        2.0 * _mean_distance(a, b) - _mean_distance(a, a) - _mean_distance(b, b) for a, b in _members(here, there)
+        2.0 * _mean_distance(a, b) - _mean_distance(a, a) - _mean_distance(b, b) for a, b in _split_members(here, there)
     ]
     return torch.stack(squares).reshape(first.batch_shape).clamp_min(0.0).sqrt()
 
 
 def _mean_distance(a: Cloud, b: Cloud) -> Tensor:
     height = max(1, PAIRS // b.n)
-    weights, sums = a.explicit, []
+    weights, sums = a.full_weights, []
     for start in range(0, a.n, height):
         rows = slice(start, start + height)
         block = torch.cdist(a.points[rows], b.points, compute_mode="donot_use_mm_for_euclid_dist")
-        sums.append(weights[rows] @ (block @ b.explicit))
+        sums.append(weights[rows] @ (block @ b.full_weights))
     return torch.stack(sums).sum()
 
 
@@ -383,15 +387,15 @@ def conditional_wasserstein(first: Tokens, second: Tokens, p: float = 2.0) -> Te
         raise UnsupportedError("conditional_wasserstein compares tokens with positions; a Gaussian has none")
     here, there = to_cloud(first), to_cloud(second)
     if first.positions is None and second.positions is None and first.n == second.n:
-        return _one_by_one(here, there, p)
+        return _paired_distance(here, there, p)
     members = range(max(1, first.batch_shape.numel()))
-    values = [_member(_take(first, here, k), _take(second, there, k), p) for k in members]
+    values = [_placed_distance(_placed_points(first, here, k), _placed_points(second, there, k), p) for k in members]
     return torch.tensor(values, dtype=torch.float64).reshape(first.batch_shape)
 
 
-def _one_by_one(here: Cloud, there: Cloud, p: float) -> Tensor:
-    weights = here.explicit
-    differ = ((weights - there.explicit).abs() > SAME * weights.clamp_min(1e-300)).any(-1)
+def _paired_distance(here: Cloud, there: Cloud, p: float) -> Tensor:
+    weights = here.full_weights
+    differ = ((weights - there.full_weights).abs() > SAME * weights.clamp_min(1e-300)).any(-1)
     lengths = (here.points - there.points).norm(dim=-1)
     return torch.where(differ, torch.inf, (weights * lengths**p).sum(-1) ** (1.0 / p))
 
@@ -399,18 +403,18 @@ def _one_by_one(here: Cloud, there: Cloud, p: float) -> Tensor:
 Placed = tuple[Tensor, Tensor, Tensor]  # points (n, d), weights (n,), positions (n,)
 
 
-def _take(tokens: Tokens, side: Cloud, member: int) -> Placed:
+def _placed_points(tokens: Tokens, side: Cloud, member: int) -> Placed:
     positions = tokens.positions
     if positions is None:
         positions = torch.arange(tokens.n, dtype=side.points.dtype)
     positions = positions.expand(side.points.shape[:-1]).reshape(-1, tokens.n)[member].double()
     points = side.points.reshape(-1, *side.points.shape[-2:])[member]
-    weights = side.explicit.reshape(-1, tokens.n)[member]
+    weights = side.full_weights.reshape(-1, tokens.n)[member]
     carrying = weights > 0
     return points[carrying], weights[carrying], positions[carrying]
 
 
-def _member(first: Placed, second: Placed, p: float) -> float:
+def _placed_distance(first: Placed, second: Placed, p: float) -> float:
     places = torch.unique(first[2])
     if not torch.equal(places, torch.unique(second[2])):
         return float("inf")
@@ -420,10 +424,14 @@ def _member(first: Placed, second: Placed, p: float) -> float:
         mass, other = float(a.sum()), float(b.sum())
         if abs(mass - other) > SAME * mass:
             return float("inf")
-        total += mass * float(wasserstein(Tokens.unchecked(x, _unequal(a)), Tokens.unchecked(y, _unequal(b)), p)) ** p
+        total += (
+            mass
+            * float(wasserstein(Tokens.unchecked(x, _masses_or_none(a)), Tokens.unchecked(y, _masses_or_none(b)), p))
+            ** p
+        )
     return total ** (1.0 / p)
 
 
-def _unequal(weights: Tensor) -> Tensor | None:
+def _masses_or_none(weights: Tensor) -> Tensor | None:
     """Masses, or None where all are the same: assignments are solved faster than transport."""
     return None if bool((weights == weights[0]).all()) else weights

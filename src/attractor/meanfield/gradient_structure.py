@@ -98,7 +98,7 @@ def _obstacle(law: Law) -> str:
     if not isinstance(law, Attention):
         return f"the structure is that of one attention, not of {type(law).__name__}"
     if law.mask is not None:
-        return "a mask lets a token act on another that does not act back"
+        return "under a mask the interaction of two tokens is not mutual"
     if law.positions is not None:
         return "positions make tokens at the same point different"
     if any(part is not None for part in (law.query_bias, law.key_bias, law.value_bias, law.output_bias)):

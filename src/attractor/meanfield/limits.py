@@ -241,7 +241,7 @@ def phase_portrait(
 ) -> PhasePortrait:
     """Follow every start (or a grid so many across) to its limit, and keep its way."""
     if law.dim != 2:
-        raise InputError(f"a phase picture is one of covariances in the plane, the law has dimension {law.dim}")
+        raise InputError(f"a phase portrait is one of covariances in the plane, the law has dimension {law.dim}")
     given = disc_grid(starts) if isinstance(starts, (int, np.integer)) else np.asarray(starts, dtype=np.float64)
     found: list[Limit] = []
     for number, start in enumerate(given):

@@ -201,8 +201,8 @@ class Stability:
     @property
     def holds(self) -> bool:
         """Whether neither bound is passed anywhere."""
-        apart = np.log(self.ratio) <= self.log_bound + SLACK
-        return bool(apart.all() and (self.radius <= self.radius_bound * (1 + SLACK)).all())
+        close = np.log(self.ratio) <= self.log_bound + SLACK
+        return bool(close.all() and (self.radius <= self.radius_bound * (1 + SLACK)).all())
 
     def plot(self, path: Any = None) -> Any:
         """Ratio and radius along time under their bounds: .png, .pdf or .svg, or the figure itself."""
@@ -281,7 +281,7 @@ def _measured(law: Attention, runs: list[Any], p: float) -> tuple[float, tuple[s
 def perturb(tokens: Tokens, share: float, seed: int = 0) -> Tokens:
     """Tokens moved by independent normal steps of rms length ``share`` times the radius of the cloud."""
     if not 0 < share < float("inf"):
-        raise InputError(f"tokens are moved apart by a positive share of their radius, got {share}")
+        raise InputError(f"a perturbation is a positive share of the radius, got {share}")
     noise = torch.from_numpy(np.random.default_rng([seed, 1]).standard_normal(tuple(tokens.points.shape)))
     step = share * support_radius(tokens).reshape(*tokens.batch_shape, 1, 1) / tokens.dim**0.5
     return Tokens(tokens.points + step * noise.to(tokens.points), tokens.masses, tokens.positions)

@@ -155,7 +155,7 @@ def nearest_hull_point(points: Array) -> tuple[Array, Array]:
     r"""Weights :math:`\lambda` (n,) of the point of the hull of points (n, d) nearest to 0, and its direction e (d,).
 
     e is zero where the hull contains the origin. Otherwise :math:`\langle e, y_i\rangle \ge \rho` for all i, with equality
-    where :math:`\lambda_i > 0`: the pair proves the distance :math:`\rho` from both sides, as far as rounding lets the
+    where :math:`\lambda_i > 0`: the pair proves the distance :math:`\rho` from both sides, up to the rounding of the
     direction of a very small vector be known. Wolfe's algorithm [wolfe1976finding] on the least-squares problem
     :math:`[Y^\top; 1^\top]\lambda = e_{d+1},\ \lambda \ge 0` [lawson1974solving], started from scipy's answer to it.
     """

@@ -18,7 +18,7 @@ class Alibi(Positions):
     r"""Scores :math:`s_{ij} + m_h\,(p_j - p_i)`, :math:`m_h` in ``slopes`` (h,) [press2022train].
 
     Two further coordinates of queries and keys carry the bias. Under a causal mask :math:`p_j \le p_i` and it is the paper's
-    penalty on distance.
+    penalty on distance. Symbols: :math:`m_h` is the paper's head-specific slope m.
     """
 
     slopes: Tensor

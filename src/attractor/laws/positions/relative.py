@@ -21,6 +21,8 @@ class Relative(Positions):
     Half of the buckets are single distances, the others widen geometrically up to ``reach`` and the last holds all that is
     beyond; with ``both_sides`` keys after the query have separate buckets, without it they share bucket 0. The bias is
     carried by n further coordinates of queries and keys, so it costs as much memory as the scores.
+
+    Symbols: ``table`` is T5's ``relative_attention_bias``, ``reach`` its ``relative_attention_max_distance``.
     """
 
     table: Tensor

@@ -19,6 +19,8 @@ class Rotary(Positions):
     :math:`i\,\theta^{-2p/\text{dim}}` [su2021roformer].
 
     ``dim`` (even) coordinates at the start of each head are turned, all of them by default; the rest stay (partial rotary).
+
+    Symbols: our :math:`R_i` is :math:`R^d_{\Theta,i}` in [su2021roformer], ``theta`` its base 10000, pair p its index i - 1.
     """
 
     theta: float = 1e4
