@@ -22,7 +22,7 @@ def test_rates_are_those_of_python(command: Command) -> None:
     law = at.Attention.random(2, seed=3)
     wanted = measure_rates(
         law,
-        lambda n, seed, ensemble: at.Tokens.drawn("box", n, 2, seed, 0.5, ensemble),
+        lambda n, seed, ensemble: at.Tokens.sample("box", n, 2, seed, 0.5, ensemble),
         until=0.5,
         sizes=(10, 20),
         repeats=2,
@@ -93,7 +93,7 @@ def test_stability_is_that_of_python(command: Command, folder: Path) -> None:
         "meanfield --study stability --sizes 10 --repeats 2 --random-law 1 --until 0.5 --apart 0.2 --order 1.5 --seed 4"
     )
     report = command(f"{line} --json").json
-    first = at.Tokens.drawn("ball", 10, 2, 4, ensemble=2)
+    first = at.Tokens.sample("ball", 10, 2, 4, ensemble=2)
     law = at.Attention.random(2, seed=1)
     wanted = measure_stability(law, first, perturb(first, 0.2, 4), until=0.5, p=1.5, rtol=1e-6)
     np.testing.assert_array_equal(report["ratio"], wanted.ratio)

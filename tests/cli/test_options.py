@@ -105,7 +105,7 @@ SAME: dict[str, Run] = {
         isotropic(), six(), space=at.Ellipsoid(array("W")), until=1.0
     ),
     "--tokens 9 --start student:4 --spread 0.5 --until 1": lambda: at.flow(
-        isotropic(3), at.Tokens.drawn("student:4", 9, 3, scale=0.5), until=1.0
+        isotropic(3), at.Tokens.sample("student:4", 9, 3, scale=0.5), until=1.0
     ),
     "--tokens 5 --space ellipsoid --axes 1,2 --until 1": lambda: at.flow(
         isotropic(2),

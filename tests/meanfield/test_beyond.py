@@ -73,7 +73,7 @@ def test_a_kernel_estimate_is_a_density() -> None:
 def test_densities_along_a_run(dim: int, tmp_path: Path) -> None:
     """A Gaussian beside it is drawn while it exists, and not after its blow-up."""
     law, times = Attention.isotropic(dim, 1.0), [0.0, 0.4, 0.8, 1.2]
-    run = flow(law, Tokens.drawn("mixture:2", 60, dim, masses=np.arange(1.0, 61.0)), save=times)
+    run = flow(law, Tokens.sample("mixture:2", 60, dim, masses=np.arange(1.0, 61.0)), save=times)
     beside = flow(law, half(dim), save=times, until=1.2)
     figure = plot_densities(run, times=times, gaussian=beside)
     assert [axes.get_title() for axes in figure.axes] == ["t = 0", "t = 0.4", "t = 0.8", "t = 1.2"]

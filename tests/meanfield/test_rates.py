@@ -16,7 +16,7 @@ from attractor.observables.energies import tilt
 
 
 def disc(n: int, seed: int, ensemble: int) -> Tokens:
-    return Tokens.drawn("ball", n, 2, seed, ensemble=ensemble)
+    return Tokens.sample("ball", n, 2, seed, ensemble=ensemble)
 
 
 @pytest.mark.theorem

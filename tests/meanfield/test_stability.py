@@ -31,7 +31,7 @@ KERNELS = ["softmax", "l2", Sigmoid(-0.4), Sinkhorn(0.7)]
 def cloud(seed: int, n: int = 12, dim: int = 2) -> Tokens:
     generator = np.random.default_rng(seed)
     masses = generator.random(n)
-    return Tokens(Tokens.drawn("ball", n, dim, seed).points, masses / masses.sum())
+    return Tokens(Tokens.sample("ball", n, dim, seed).points, masses / masses.sum())
 
 
 @pytest.mark.theorem
@@ -53,7 +53,7 @@ def test_the_field_is_lipschitz_with_the_constants(kernel: object) -> None:
     """Finite differences of the field between measures far apart, in the point and in the measure, mass 1.7."""
     law = Attention.random(2, heads=2, head_dim=2, seed=4, kernel=kernel, scale=0.9)
     first, second = (Tokens(cloud(seed).points, 1.7 * cloud(seed).weights) for seed in (1, 2))
-    probes = Tokens.drawn("ball", 9, 2, 5).points
+    probes = Tokens.sample("ball", 9, 2, 5).points
     constants = dobrushin_constants(law, 1.0, mass=1.7)
 
     def field(tokens: Tokens) -> torch.Tensor:
@@ -169,7 +169,7 @@ def test_hardy() -> None:
 def test_causal_attention_is_stable_position_by_position(kernel: object) -> None:
     """T14: d_2 below the bound with Hardy's factor; positions do not move."""
     law = Attention.random(2, seed=2, kernel=kernel, mask="causal")
-    first = Tokens.drawn("ball", 40, 2, 1)
+    first = Tokens.sample("ball", 40, 2, 1)
     second = perturb(first, 0.2)
     found = measure_stability(law, first, second, until=0.6, save=4, rtol=1e-6)
     assert found.holds
@@ -190,7 +190,7 @@ def test_the_first_token_sees_itself_alone() -> None:
 @pytest.mark.theorem
 def test_product_data_do_not_see_the_mask() -> None:
     """T14: blocks of equal tokens at every position, so that each prefix has the law of the whole."""
-    block = Tokens.drawn("ball", 6, 2, 3).points
+    block = Tokens.sample("ball", 6, 2, 3).points
     places = torch.arange(4.0).repeat_interleave(6)
     law = {mask: Attention.random(2, seed=5, mask=mask) for mask in (None, "causal")}
     runs = {
@@ -203,14 +203,14 @@ def test_product_data_do_not_see_the_mask() -> None:
 
 
 def test_ratios_are_to_the_start() -> None:
-    first, law = Tokens.drawn("ball", 6, 2), Attention.random(2, seed=1)
+    first, law = Tokens.sample("ball", 6, 2), Attention.random(2, seed=1)
     found = measure_stability(law, first, perturb(first, 0.1), until=1.0, save=[0.5, 1.0])
     assert found.times.tolist() == [0.0, 0.5, 1.0]
     assert found.distance[0] == pytest.approx(float(wasserstein(first, perturb(first, 0.1))), rel=1e-12)
 
 
 def test_refusals() -> None:
-    first = Tokens.drawn("ball", 6, 2)
+    first = Tokens.sample("ball", 6, 2)
     second, law = perturb(first, 0.1), Attention.random(2)
     with pytest.raises(UnsupportedError, match="infinity in finite time"):
         measure_stability(Attention.random(2, kernel="exponential"), first, second, until=1.0)
@@ -233,7 +233,7 @@ def test_refusals() -> None:
 
 
 def test_the_picture(tmp_path: Path) -> None:
-    first = Tokens.drawn("ball", 8, 2, ensemble=2)
+    first = Tokens.sample("ball", 8, 2, ensemble=2)
     found = measure_stability(Attention.random(2, seed=1), first, perturb(first, 0.1), until=1.0, save=6)
     figure = found.plot()
     assert [axes.get_title() for axes in figure.axes] == ["how far two measures part", "how far tokens get"]

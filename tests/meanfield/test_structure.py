@@ -10,7 +10,7 @@ from attractor import L2, Affine, Attention, Gaussian, Sigmoid, Sinkhorn, Tokens
 from attractor.errors import UnsupportedError
 from attractor.meanfield import energy_and_rate, gradient_structures, sample
 from attractor.observables.energies import gaussian_energy
-from attractor.states.arrays import floating
+from attractor.states.arrays import to_float_tensor
 
 RNG = np.random.default_rng(0)
 ROOT = RNG.standard_normal((3, 3)) / 2
@@ -87,7 +87,7 @@ def test_the_energy_of_a_gaussian_is_that_of_very_many_tokens() -> None:
     keep = weights > 1e-14
     line = Attention([[1.3]], [[1.0]], [[1.0]], kernel=Sinkhorn(0.6))
     points = Tokens(0.4 + 0.9 * nodes[keep, None], weights[keep] / weights[keep].sum())
-    mean, factor = floating([0.4], "mean"), floating([[0.9]], "factor")
+    mean, factor = to_float_tensor([0.4], "mean"), to_float_tensor([[0.9]], "factor")
     assert float(energy(points, line)) == pytest.approx(float(gaussian_energy(mean, factor, line)), rel=1e-8)
 
 

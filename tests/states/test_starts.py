@@ -14,7 +14,7 @@ N = 20_000
 
 
 def draw(name: str, dim: int = 3, **options: object) -> np.ndarray:
-    return Tokens.drawn(name, N, dim, seed=5, **options).points.numpy()  # type: ignore[arg-type]
+    return Tokens.sample(name, N, dim, seed=5, **options).points.numpy()  # type: ignore[arg-type]
 
 
 def uniform(values: np.ndarray) -> bool:
@@ -52,18 +52,18 @@ def test_a_mixture_has_its_parts() -> None:
 
 @pytest.mark.parametrize("name", list_starts())
 def test_every_start_has_seeds_and_ensembles(name: str) -> None:
-    tokens = Tokens.drawn(name, 5, 2, seed=1, ensemble=(2, 3), masses=np.arange(5.0))
+    tokens = Tokens.sample(name, 5, 2, seed=1, ensemble=(2, 3), masses=np.arange(5.0))
     assert tokens.points.shape == (2, 3, 5, 2)
-    again, other = (Tokens.drawn(name, 5, 2, seed=seed, ensemble=(2, 3)).points for seed in (1, 2))
+    again, other = (Tokens.sample(name, 5, 2, seed=seed, ensemble=(2, 3)).points for seed in (1, 2))
     assert np.array_equal(tokens.points, again)
     assert not np.array_equal(tokens.points, other)
-    assert Tokens.drawn(name, 4, 1).points.shape == (4, 1)
+    assert Tokens.sample(name, 4, 1).points.shape == (4, 1)
 
 
 def test_the_older_constructors_are_the_same_draws() -> None:
-    assert np.array_equal(Tokens.uniform(7, 3, 2).points, Tokens.drawn("uniform", 7, 3, 2).points)
-    assert np.array_equal(Tokens.gaussian(7, 3, 2, 0.3).points, Tokens.drawn("gaussian", 7, 3, 2, 0.3).points)
-    assert np.array_equal(Tokens.hemisphere(7, 3, 2).points, Tokens.drawn("hemisphere", 7, 3, 2).points)
+    assert np.array_equal(Tokens.uniform(7, 3, 2).points, Tokens.sample("uniform", 7, 3, 2).points)
+    assert np.array_equal(Tokens.gaussian(7, 3, 2, 0.3).points, Tokens.sample("gaussian", 7, 3, 2, 0.3).points)
+    assert np.array_equal(Tokens.hemisphere(7, 3, 2).points, Tokens.sample("hemisphere", 7, 3, 2).points)
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ def test_the_older_constructors_are_the_same_draws() -> None:
 )
 def test_refusals(name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Tokens.drawn(name, 5, 2)
+        Tokens.sample(name, 5, 2)

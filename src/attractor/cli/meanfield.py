@@ -369,7 +369,7 @@ def _draw(question: Question, n: int, seed: int, ensemble: int) -> Tokens:
 
     if question.gaussian is not None:
         return sample(question.gaussian, n, seed, ensemble=ensemble)
-    return Tokens.drawn(question.start, n, question.dim, seed, question.spread, ensemble)
+    return Tokens.sample(question.start, n, question.dim, seed, question.spread, ensemble)
 
 
 def _rates(question: Question, progress: Any) -> Any:

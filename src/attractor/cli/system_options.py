@@ -97,7 +97,7 @@ def read_tokens(options: TokenOptions) -> Tokens | None:
 
 def random_tokens(options: TokenOptions, dim: int) -> Tokens:
     """Tokens as --start asks."""
-    from attractor.states import UNIT, Tokens, drawn, list_starts
+    from attractor.states import UNIT, Tokens, list_starts
 
     n = TOKENS if options.tokens is None else options.tokens
     attributes = _attributes(options)
@@ -110,7 +110,7 @@ def random_tokens(options: TokenOptions, dim: int) -> Tokens:
             raise InputError("--start orthonormal has nothing random in it: leave --ensemble out")
         return Tokens.orthonormal(n if options.tokens is not None else min(n, dim), dim, **attributes)
     ensemble = () if options.ensemble is None else options.ensemble
-    return drawn(options.start, n, dim, options.seed, options.spread, ensemble, **attributes)
+    return Tokens.sample(options.start, n, dim, options.seed, options.spread, ensemble, **attributes)
 
 
 def _attributes(options: TokenOptions) -> dict[str, Any]:

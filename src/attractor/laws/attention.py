@@ -19,7 +19,7 @@ from attractor.laws.kernels.kernel import Kernel, Pairing, kernel_named
 from attractor.laws.law import Law
 from attractor.laws.masks import Mask, as_mask
 from attractor.laws.positions.position import Positions
-from attractor.states import Tokens, alike, version
+from attractor.states import Tokens, convert_parameters, tensor_version
 
 Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # points to queries and keys
 
@@ -60,7 +60,9 @@ class Attention(Law):
     output_bias: Tensor | None = None
 
     def __post_init__(self) -> None:
-        alike(self, ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias", "output_bias"))
+        convert_parameters(
+            self, ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias", "output_bias")
+        )
         object.__setattr__(self, "scale", _number(self.scale))
         object.__setattr__(self, "kernel", kernel_named(self.kernel))
         object.__setattr__(self, "mask", as_mask(self.mask))
@@ -158,7 +160,7 @@ class Attention(Law):
         matrix: Tensor = getattr(self, name)
         if _watched(matrix):
             return None, False
-        now, known = version(matrix), self._multiples.get(name)
+        now, known = tensor_version(matrix), self._multiples.get(name)
         if known is None or known[0] != now or now < 0:
             scalars = _multiple(matrix)
             known = self._multiples[name] = (now, scalars, scalars is not None and bool((scalars == 1).all()))

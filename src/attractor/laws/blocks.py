@@ -16,7 +16,7 @@ from attractor.laws.law import CompositeLaw, Law
 from attractor.registry import check_name
 from attractor.serialization import Record
 from attractor.spaces import Space
-from attractor.states import Tokens, alike, finite, floating
+from attractor.states import Tokens, check_finite, convert_parameters, to_float_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Norm(Record):
         for name in ("gain", "bias"):
             given = getattr(self, name)
             if given is not None:
-                tensor = finite(floating(given, f"the norm's {name}"), f"the norm's {name}")
+                tensor = check_finite(to_float_tensor(given, f"the norm's {name}"), f"the norm's {name}")
                 if tensor.ndim != 1:
                     raise InputError(f"a norm's {name} has shape (d,), got {tuple(tensor.shape)}")
                 object.__setattr__(self, name, tensor)
@@ -108,7 +108,7 @@ class Affine(Law):
     offset: Tensor | None = None
 
     def __post_init__(self) -> None:
-        alike(self, ("matrix", "offset"))
+        convert_parameters(self, ("matrix", "offset"))
         matrix, offset = tuple(self.matrix.shape), None if self.offset is None else tuple(self.offset.shape)
         if len(matrix) != 2 or matrix[0] != matrix[1] or offset not in (None, matrix[:1]):
             given = f"{matrix}" if offset is None else f"{matrix} and {offset}"
@@ -142,7 +142,7 @@ class MLP(Law):
     gate: Tensor | None = None
 
     def __post_init__(self) -> None:
-        alike(self, ("w1", "b1", "w2", "b2", "gate"))
+        convert_parameters(self, ("w1", "b1", "w2", "b2", "gate"))
         check_name(self.activation, ACTIVATIONS, "activation")
         if self.w1.ndim != 2:
             raise InputError(f"w1 must be (m, d), got {tuple(self.w1.shape)}")

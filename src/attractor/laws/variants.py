@@ -17,7 +17,7 @@ from attractor.laws.law import Law
 from attractor.laws.masks import Mask, as_mask
 from attractor.laws.positions.position import Positions
 from attractor.serialization import Record
-from attractor.states import Tokens, alike
+from attractor.states import Tokens, convert_parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class Feature(Record):
     norm: Norm | None = None
 
     def __post_init__(self) -> None:
-        alike(self, ("matrix", "bias"))
+        convert_parameters(self, ("matrix", "bias"))
 
     def __call__(self, points: Tensor) -> Tensor:
         latent = points @ self.matrix.to(points).mT
@@ -120,7 +120,7 @@ class LatentAttention(Law):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        alike(self, ("query", "key", "value", "output", "output_bias"))
+        convert_parameters(self, ("query", "key", "value", "output", "output_bias"))
         object.__setattr__(self, "features", tuple(self.features))
         object.__setattr__(self, "kernel", kernel_named(self.kernel))
         object.__setattr__(self, "mask", as_mask(self.mask))

@@ -12,7 +12,7 @@ from torch import Tensor
 from attractor.errors import InputError
 from attractor.registry import find
 from attractor.serialization import Record
-from attractor.states import Tokens, finite, floating
+from attractor.states import Tokens, check_finite, to_float_tensor
 
 
 class Space(Record):
@@ -207,7 +207,7 @@ class Ellipsoid(Space):
     native_name: ClassVar[str | None] = "ellipsoid"
 
     def __post_init__(self) -> None:
-        W = finite(floating(self.W, "the ellipsoid's matrix"), "the ellipsoid's matrix")
+        W = check_finite(to_float_tensor(self.W, "the ellipsoid's matrix"), "the ellipsoid's matrix")
         if W.ndim != 2 or W.shape[0] != W.shape[1] or W.numel() == 0:
             raise InputError(f"an ellipsoid needs a square matrix, got shape {tuple(W.shape)}")
         asymmetry = float(((W - W.T).abs().max() / W.abs().max().clamp_min(1e-300)).detach())

@@ -1,7 +1,16 @@
 """What moves: measures. ``Tokens`` are finitely many weighted points; ``Gaussian`` is a mean and a covariance factor."""
 
-from attractor.states.arrays import alike, finite, floating, version
+from attractor.states.arrays import check_finite, convert_parameters, tensor_version, to_float_tensor
 from attractor.states.gaussian import Gaussian
-from attractor.states.tokens import UNIT, Tokens, drawn, list_starts
+from attractor.states.tokens import UNIT, Tokens, list_starts
 
-__all__ = ["UNIT", "Gaussian", "Tokens", "alike", "drawn", "finite", "floating", "list_starts", "version"]
+__all__ = [
+    "UNIT",
+    "Gaussian",
+    "Tokens",
+    "check_finite",
+    "convert_parameters",
+    "list_starts",
+    "tensor_version",
+    "to_float_tensor",
+]

@@ -12,7 +12,7 @@ from torch import Tensor
 from attractor.errors import InputError
 
 
-def floating(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
+def to_float_tensor(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
     """Return a floating-point tensor: torch floats keep their dtype unless ``dtype`` is given, everything else becomes float64."""
     if isinstance(value, np.ndarray) and np.iscomplexobj(value):
         raise InputError(f"{name} must be real, got dtype {value.dtype}")
@@ -30,7 +30,7 @@ def floating(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
     return value.to(dtype)
 
 
-def finite(value: Tensor, name: str) -> Tensor:
+def check_finite(value: Tensor, name: str) -> Tensor:
     """Return the tensor; raise ``InputError`` if it contains NaN or infinity."""
     # a finite sum has finite terms, and needs no copy of a large tensor
     if bool(torch.isfinite(value.detach().sum())):
@@ -43,15 +43,15 @@ def finite(value: Tensor, name: str) -> Tensor:
     return value
 
 
-def alike(record: object, names: tuple[str, ...]) -> None:
+def convert_parameters(record: object, names: tuple[str, ...]) -> None:
     """Store the named parameters of a frozen record as finite tensors of one dtype, the widest that was given."""
     given = {name: getattr(record, name) for name in names if getattr(record, name) is not None}
-    parts = {name: finite(floating(value, f"the {name}"), f"the {name}") for name, value in given.items()}
+    parts = {name: check_finite(to_float_tensor(value, f"the {name}"), f"the {name}") for name, value in given.items()}
     dtype = reduce(torch.promote_types, (part.dtype for part in parts.values()))
     for name, part in parts.items():
         object.__setattr__(record, name, part.to(dtype))
 
 
-def version(tensor: Tensor) -> int:
+def tensor_version(tensor: Tensor) -> int:
     """Return a number that changes when a tensor is written to; -1 for inference tensors, which have none."""
     return -1 if tensor.is_inference() else tensor._version

@@ -10,7 +10,7 @@ from torch import Tensor
 from attractor.errors import InputError
 from attractor.html_repr import ellipse, html_card
 from attractor.serialization import Record
-from attractor.states.arrays import finite, floating
+from attractor.states.arrays import check_finite, to_float_tensor
 
 
 def _rounding(given: object) -> float:
@@ -30,8 +30,8 @@ class Gaussian(Record):
 
     def __post_init__(self) -> None:
         rounding = max(_rounding(part) for part in (self.mean, self.covariance))
-        mean = finite(floating(self.mean, "the mean", torch.float64), "the mean")
-        covariance = finite(floating(self.covariance, "the covariance", torch.float64), "the covariance")
+        mean = check_finite(to_float_tensor(self.mean, "the mean", torch.float64), "the mean")
+        covariance = check_finite(to_float_tensor(self.covariance, "the covariance", torch.float64), "the covariance")
         if mean.ndim < 1 or mean.shape[-1] == 0:
             raise InputError(f"the mean must have shape (..., d), got {tuple(mean.shape)}")
         dim = mean.shape[-1]

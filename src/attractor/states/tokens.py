@@ -16,7 +16,7 @@ from attractor.errors import InputError
 from attractor.html_repr import dots, html_card
 from attractor.registry import find
 from attractor.serialization import Record
-from attractor.states.arrays import finite, floating
+from attractor.states.arrays import check_finite, to_float_tensor
 
 LARGE = 1 << 20  # numbers in a random start above which the free memory is checked
 
@@ -43,7 +43,7 @@ class Tokens(Record):
         dtype = self.dtype or torch.float64
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"tokens are kept in float64 or float32, not {dtype}")
-        points = floating(self.points, "tokens", dtype)
+        points = to_float_tensor(self.points, "tokens", dtype)
         if points.ndim < 2:
             raise InputError(f"tokens must have shape (..., n, d), got {tuple(points.shape)}")
         if points.shape[-2] == 0 or points.shape[-1] == 0:
@@ -52,7 +52,7 @@ class Tokens(Record):
             )
         if points.numel() == 0:
             raise InputError(f"an ensemble axis is empty: tokens have shape {tuple(points.shape)}")
-        object.__setattr__(self, "points", finite(points, "tokens"))
+        object.__setattr__(self, "points", check_finite(points, "tokens"))
         object.__setattr__(self, "masses", self._checked_masses(points))
         object.__setattr__(self, "positions", self._checked_positions(points))
         object.__setattr__(self, "dtype", dtype)
@@ -60,7 +60,7 @@ class Tokens(Record):
     def _checked_masses(self, points: Tensor) -> Tensor | None:
         if self.masses is None:
             return None
-        masses = finite(floating(self.masses, "masses", points.dtype).to(points.device), "masses")
+        masses = check_finite(to_float_tensor(self.masses, "masses", points.dtype).to(points.device), "masses")
         _check_row(masses, points, "masses")
         if bool((masses < 0).any()):
             raise InputError(f"masses must not be negative, the smallest is {float(masses.min()):.6g}")
@@ -71,7 +71,9 @@ class Tokens(Record):
     def _checked_positions(self, points: Tensor) -> Tensor | None:
         if self.positions is None:
             return None
-        positions = finite(floating(self.positions, "positions", points.dtype).to(points.device), "positions")
+        positions = check_finite(
+            to_float_tensor(self.positions, "positions", points.dtype).to(points.device), "positions"
+        )
         _check_row(positions, points, "positions")
         return positions
 
@@ -130,7 +132,7 @@ class Tokens(Record):
         return cls(scale * _normal(n, dim, seed, ensemble), **options)
 
     @classmethod
-    def drawn(
+    def sample(
         cls,
         start: str,
         n: int,
@@ -140,9 +142,25 @@ class Tokens(Record):
         ensemble: int | Sequence[int] = (),
         **options: Any,
     ) -> Tokens:
-        """Draw n tokens of a named measure, times ``scale``: ball, box, shell, ellipse:2,1, mixture:3, student:5, laplace, ..."""
+        """Sample n independent tokens (..., n, dim) from a named measure, times ``scale``.
 
-        return drawn(start, n, dim, seed, scale, ensemble, **options)
+        Measures are uniform, hemisphere, gaussian, ball, box, shell:0.8, ellipse:2,1, mixture:3, student:5 and laplace, with
+        numbers after a colon where they have parameters; ``options`` as for Tokens.
+        """
+        if n < 1 or dim < 1:
+            raise InputError(f"there must be at least one token of at least one dimension, got n={n}, dim={dim}")
+        if not (math.isfinite(scale) and scale > 0):
+            raise InputError(f"the scale of a start must be positive, got {scale}")
+        function, numbers = _parse_start(start)
+        axes = (ensemble,) if isinstance(ensemble, int) else tuple(ensemble)
+        shape = (*axes, n, dim)
+        if math.prod(shape) > LARGE:
+            memory.check(34.0 * math.prod(shape), n, f"a start of {n:,} tokens of dimension {dim}")
+        try:
+            points = function(np.random.default_rng(seed), shape, *numbers)
+        except TypeError:
+            raise InputError(f"start {start!r} has {len(numbers)} numbers, which are too many") from None
+        return cls(torch.from_numpy(scale * points), **options)
 
     @classmethod
     def hemisphere(cls, n: int, dim: int, seed: int = 0, ensemble: int | Sequence[int] = (), **options: Any) -> Tokens:
@@ -204,7 +222,7 @@ _starts: dict[str, Draw] = {}
 UNIT = ("uniform", "hemisphere")  # on the unit sphere for every scale
 
 
-def start(function: Draw) -> Draw:
+def register_start(function: Draw) -> Draw:
     """Register a start under the name of its function."""
     _starts[function.__name__.removesuffix("_")] = function
     return function
@@ -215,33 +233,7 @@ def list_starts() -> list[str]:
     return list(_starts)
 
 
-def drawn(
-    name: str,
-    n: int,
-    dim: int,
-    seed: int = 0,
-    scale: float = 1.0,
-    ensemble: int | Sequence[int] = (),
-    **options: Any,
-) -> Tokens:
-    """Draw n independent tokens (..., n, dim) of a named start, multiplied by ``scale``; ``options`` as for Tokens."""
-    if n < 1 or dim < 1:
-        raise InputError(f"there must be at least one token of at least one dimension, got n={n}, dim={dim}")
-    if not (math.isfinite(scale) and scale > 0):
-        raise InputError(f"the scale of a start must be positive, got {scale}")
-    function, numbers = _parsed(name)
-    axes = (ensemble,) if isinstance(ensemble, int) else tuple(ensemble)
-    shape = (*axes, n, dim)
-    if math.prod(shape) > LARGE:
-        memory.check(34.0 * math.prod(shape), n, f"a start of {n:,} tokens of dimension {dim}")
-    try:
-        points = function(np.random.default_rng(seed), shape, *numbers)
-    except TypeError:
-        raise InputError(f"start {name!r} has {len(numbers)} numbers, which are too many") from None
-    return Tokens(torch.from_numpy(scale * points), **options)
-
-
-def _parsed(name: str) -> tuple[Draw, list[float]]:
+def _parse_start(name: str) -> tuple[Draw, list[float]]:
     word, _, text = str(name).partition(":")
     function = find(word, _starts, "start")
     try:
@@ -258,35 +250,35 @@ def _sphere(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
     return (points / points.norm(dim=-1, keepdim=True)).numpy()  # to the bit what Tokens.uniform gives
 
 
-@start
+@register_start
 def uniform(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return _sphere(generator, shape)
 
 
-@start
+@register_start
 def hemisphere(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     points = _sphere(generator, shape)
     points[..., -1] = np.abs(points[..., -1])
     return points
 
 
-@start
+@register_start
 def gaussian(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return generator.standard_normal(shape)
 
 
-@start
+@register_start
 def ball(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     directions = _sphere(generator, shape)
     return directions * generator.random((*shape[:-1], 1)) ** (1.0 / shape[-1])
 
 
-@start
+@register_start
 def box(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return generator.uniform(-1.0, 1.0, shape)
 
 
-@start
+@register_start
 def shell(generator: np.random.Generator, shape: tuple[int, ...], inner: float = 0.8) -> np.ndarray:
     if not 0 <= inner < 1:
         raise InputError(f"a shell has an inner radius from 0 to 1, got {inner:g}")
@@ -295,7 +287,7 @@ def shell(generator: np.random.Generator, shape: tuple[int, ...], inner: float =
     return directions * generator.uniform(inner**dim, 1.0, (*shape[:-1], 1)) ** (1.0 / dim)
 
 
-@start
+@register_start
 def ellipse(generator: np.random.Generator, shape: tuple[int, ...], *axes: float) -> np.ndarray:
     axes = axes or tuple(1.0 / (i + 1) for i in range(shape[-1]))
     if len(axes) != shape[-1] or min(axes) <= 0:
@@ -304,7 +296,7 @@ def ellipse(generator: np.random.Generator, shape: tuple[int, ...], *axes: float
     return ball(generator, shape) * np.array(axes)
 
 
-@start
+@register_start
 def mixture(
     generator: np.random.Generator, shape: tuple[int, ...], parts: float = 2, spread: float = 0.3
 ) -> np.ndarray:
@@ -322,7 +314,7 @@ def mixture(
     return centres[members] + spread * generator.standard_normal(shape)
 
 
-@start
+@register_start
 def student(generator: np.random.Generator, shape: tuple[int, ...], degrees: float = 5.0) -> np.ndarray:
     if not degrees > 0:
         raise InputError(f"student needs positive degrees of freedom, got {degrees:g}")
@@ -330,6 +322,6 @@ def student(generator: np.random.Generator, shape: tuple[int, ...], degrees: flo
     return points / np.sqrt(generator.chisquare(degrees, (*shape[:-1], 1)) / degrees)
 
 
-@start
+@register_start
 def laplace(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return generator.laplace(size=shape)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attractor.errors import InputError
 from attractor.laws.positions.position import Positions, indices
-from attractor.states import Tokens, finite, floating
+from attractor.states import Tokens, check_finite, to_float_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Absolute(Positions):
     name: ClassVar[str] = "absolute"
 
     def __post_init__(self) -> None:
-        table = finite(floating(self.table, "the position table"), "the position table")
+        table = check_finite(to_float_tensor(self.table, "the position table"), "the position table")
         if table.ndim != 2:
             raise InputError(f"the position table must have shape (places, d), got {tuple(table.shape)}")
         if self.when not in ("every", "input"):

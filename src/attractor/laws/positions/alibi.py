@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attractor.errors import InputError
 from attractor.laws.positions.position import Positions, indices
-from attractor.states import Tokens, finite, floating
+from attractor.states import Tokens, check_finite, to_float_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Alibi(Positions):
     adds_to_scores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        slopes = finite(floating(self.slopes, "the slopes"), "the slopes")
+        slopes = check_finite(to_float_tensor(self.slopes, "the slopes"), "the slopes")
         if slopes.ndim != 1:
             raise InputError(f"alibi positions have one slope for each head, (h,), got shape {tuple(slopes.shape)}")
         object.__setattr__(self, "slopes", slopes)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attractor.errors import InputError
 from attractor.laws.positions.position import Positions, indices
-from attractor.states import Tokens, finite, floating
+from attractor.states import Tokens, check_finite, to_float_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Relative(Positions):
     adds_to_scores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        table = finite(floating(self.table, "the table of biases"), "the table of biases")
+        table = check_finite(to_float_tensor(self.table, "the table of biases"), "the table of biases")
         sides = 2 if self.both_sides else 1
         if table.ndim != 2 or table.shape[0] % (2 * sides) or not table.shape[0]:
             raise InputError(
