@@ -26,11 +26,10 @@ REAL = {
 }
 HEAD = """# Families
 
-Each family was verified by running its own code (`transformers` {version}) and our laws on the same random tokens, layer by layer
-and in float64 throughout, as `checkpoint.verify()` does. The error is the largest difference of an entry of attention's output (or
-of the norm before it) divided by the largest entry; rounding is about 1e-16. Models are random in all their parameters, biases and
-gains included, and small, with the real shapes; two have real weights. The table is written by `python docs/families_table.py`; the
-tests do the same for every row.
+Each family is verified as by `checkpoint.verify()`: the original code (`transformers` {version}) and our laws run on the same random
+tokens, layer by layer in float64. The error is the largest difference in the output of attention (or of the norm before it) divided by
+the largest entry; rounding is about 1e-16. All but two models are small and have random parameters, including biases and gains.
+`python docs/families_table.py` writes this page; the tests verify every row.
 
 | family | model | layers | heads | keys | error | remark |
 |---|---|---|---|---|---|---|
