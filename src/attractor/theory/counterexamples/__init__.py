@@ -1,1 +1,1 @@
-"""Systems that refute claims, one file each; see ``attractor.theory.claims``."""
+"""Systems that refute published claims, one file each; every module with an ``EXAMPLE`` is registered."""

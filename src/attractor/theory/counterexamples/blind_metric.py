@@ -1,4 +1,4 @@
-"""The published consensus metric cannot tell agreement from opposition."""
+"""The published consensus metric does not distinguish consensus from opposite clusters."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""L2 attention with a limit of rank above d/2, on which tokens turn."""
+"""L2 attention with a limit covariance of rank above d/2, on which tokens rotate."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Consensus that never rests: a value with a skew part carries the agreed point around."""
+"""Consensus without equilibrium: under a value with a skew part the consensus point rotates."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Adding lambda I to the interaction pushes towards divergence or away from it: the value decides."""
+"""Adding lambda I to the interaction favours divergence or collapse, depending on the sign of the value."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""A negative top eigenvalue: tokens leave the hemisphere that was said to hold them."""
+"""With a negative top eigenvalue tokens leave the hemisphere that contains them at the start."""
 
 import numpy as np
 import torch

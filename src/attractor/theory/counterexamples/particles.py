@@ -1,4 +1,4 @@
-"""Particles outlive the Gaussian: blow-up is a property of unbounded support."""
+"""Particles exist beyond the blow-up time of the Gaussian: blow-up needs unbounded support."""
 
 import torch
 

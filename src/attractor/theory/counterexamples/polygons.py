@@ -1,4 +1,4 @@
-"""Identity values outside a hemisphere: a polygon that turns for ever."""
+"""Identity values without a hemisphere: polygons that rotate for all times."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Euler steps with a projection to positive matrices walk through a blow-up without a sign of it."""
+"""Euler steps with a projection to positive matrices pass a blow-up time with finite numbers."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Ranks of limits by a fixed cut: what falls like 1/t is counted as gone, or as kept, by the time of the look."""
+"""Ranks of limits by a fixed cut depend on the time of measurement, because eigenvalues fall like 1/t."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Collapse is slow: norms fall like the inverse root of time, so that few layers show nothing of it."""
+"""Collapse is slow: norms fall like t^(-1/2), so few layers do not show it."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A layer can reach another point than the flow it discretises."""
+"""Discrete layers can converge to another point than the flow that they discretise."""
 
 import torch
 

@@ -1,1 +1,1 @@
-"""Theorems, one file each, in a folder for each source; adding a file is all it takes."""
+"""Theorems, one file each, in a folder per source; every module with a ``THEOREM`` is registered."""

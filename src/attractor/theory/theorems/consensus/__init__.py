@@ -1,1 +1,1 @@
-"""Consensus on spheres and ellipsoids [abella2024asymptotic], with the hypotheses its claims need, and its neighbours."""
+"""Consensus on spheres and ellipsoids [abella2024asymptotic], with the hypotheses that its claims need, and related results."""

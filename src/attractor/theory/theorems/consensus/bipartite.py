@@ -1,4 +1,4 @@
-r"""T4, why the hemisphere is needed: two tokens under a causal mask stay at opposite poles where attention is sharp enough.
+r"""T4, the bipartite state under a causal mask: two tokens stay at opposite poles where attention is sharp enough.
 
 At :math:`x_1 = -v_1, x_2 = v_1` token 2 gives itself the weight :math:`\sigma(2p)`, :math:`p = v_1^\top Pv_1`. A
 tangent perturbation changes weights only to multiples of :math:`v_1`, which the projection removes, so
@@ -51,7 +51,7 @@ def abscissa(case: Case) -> float:
 
 
 def perturb(case: Case, size: float = PERTURBATION) -> Case:
-    """The same start a little off, the same way every time."""
+    """Return the case with its start perturbed in a fixed random direction."""
     points = case.tokens.points
     push = torch.from_numpy(np.random.default_rng(7).standard_normal(tuple(points.shape)))
     return replace(case, state=Tokens(case.space.retract(points + size * push)))
@@ -77,7 +77,7 @@ def compare_linearisation(case: Case, measured: float, promised: float, points: 
 
 
 def draw_case(rng: Rng, sign: float, gap: tuple[float, float] = (0.15, 1.0)) -> Case:
-    """Cases with p on one side of its threshold, by the gap."""
+    """Draw a case with p above (sign 1) or below its threshold, by a distance from ``gap``."""
     space, basis = rng.space(3), rng.orthogonal(3)
     second = float(rng.uniform(-0.5, 0.6))
     value = basis @ torch.diag(torch.tensor([1.0, second, -1.0], dtype=torch.float64)) @ basis.mT
@@ -89,7 +89,7 @@ def draw_case(rng: Rng, sign: float, gap: tuple[float, float] = (0.15, 1.0)) -> 
 
 
 def draw_interaction(rng: Rng, vector: Tensor, p: float) -> Tensor:
-    """An interaction without symmetry for which v' P v = p."""
+    """Draw an interaction without symmetry with v' P v = p."""
     matrix = rng.matrix(len(vector), 0.5)
     return matrix + (p - float(vector @ matrix @ vector)) * vector[:, None] * vector
 

@@ -1,4 +1,4 @@
-r"""T4 for full attention: two equal halves stay at opposite poles where attention is sharp enough.
+r"""T4, the bipartite state under full attention: two equal halves stay at opposite poles where attention is sharp enough.
 
 With half of the tokens at each pole a row gives :math:`\sigma(2p)` to its own side, so the drive is
 :math:`\lambda_1\tanh(p)\,v_1` and a tangent perturbation obeys :math:`\dot\varepsilon_i =

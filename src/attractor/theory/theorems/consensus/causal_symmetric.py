@@ -1,4 +1,4 @@
-r"""T4: under a causal mask a symmetric value with a simple positive top eigenvalue draws all tokens of a hemisphere to
+r"""T4: under a causal mask a symmetric value with a simple positive top eigenvalue attracts all tokens of a hemisphere to
 its eigenvector.
 
 :math:`\dot c_i = \lambda_1\sum_ja_{ij}c_j - (x_i^\top U\tilde b_i)c_i` with :math:`c_i = \langle v_1, x_i\rangle`.

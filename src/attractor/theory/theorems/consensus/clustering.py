@@ -1,4 +1,4 @@
-r"""A neighbour: with V = c I and P = beta I almost every start reaches consensus on spheres of dimension two or more.
+r"""Global clustering: with V = c I and P = beta I almost every start reaches consensus on spheres of dimension two or more.
 
 The flow is the gradient flow of E (T1), whose critical points other than consensus are strict saddles for :math:`d \ge
 3` [geshkovski2023mathematical] [criscitiello2024synchronization], so they attract a null set only. On the circle this
@@ -25,7 +25,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def _spatial_margin(case: Case) -> Margin:
-    """Tokens of a plane stay in it, where they are as on a circle."""
+    """The tokens span more than a plane: those of a plane stay in it, as on a circle."""
     points = to_sphere(case).map_points(case.initial_tokens.points)
     if min(points.shape) < 3:
         return Margin.boolean(True, f"{len(points)} tokens in {points.shape[1]} dimensions")

@@ -1,4 +1,4 @@
-r"""T4, stronger: one value with a dominant eigenvector draws all tokens of its hemisphere, whatever the weights.
+r"""T4, stronger: one value with a dominant eigenvector attracts all tokens of its hemisphere, for any weights.
 
 Let :math:`Uv = \lambda v`, :math:`U^\top v = \lambda v`, :math:`\lambda > \mu = \|U|_{v^\perp}\|` (for symmetric U: the
 top eigenvalue exceeds the modulus of all others), and all :math:`c_i = \langle v, x_i\rangle > 0`, with any weights
@@ -32,7 +32,8 @@ HORIZON = 12.0
 
 @dataclass(frozen=True, eq=False)
 class Dominant:
-    """The eigenvector v of the eigenvalue with the largest real part, and the norm of U beside it."""
+    """The eigenvalue of U with the largest real part, its eigenvector v, the norm of U on the complement of v (``others``), and
+    the distance of v from an eigenvector of U and of its transpose (``residual``)."""
 
     value: float
     vector: Tensor
@@ -41,7 +42,7 @@ class Dominant:
 
 
 def find_dominant(case: Case) -> Dominant:
-    """Looked for in the total value; ``residual`` is how far v is from an eigenvector of U and of its transpose."""
+    """Find the dominant eigenvector of the total value on the unit sphere."""
     value = to_sphere(case).total
     values, vectors = torch.linalg.eig(value)
     top = int(values.real.argmax())
@@ -55,7 +56,7 @@ def find_dominant(case: Case) -> Dominant:
 
 
 def signed_heights(case: Case, points: Tensor) -> Tensor:
-    """Heights over the hyperplane of v, of the sign that the first token has."""
+    """Return <v, x> with the sign of v chosen so that the first token is positive."""
     found = to_sphere(case).map_points(points) @ find_dominant(case).vector
     first = found.reshape(-1)[0]
     return found * (-1.0 if float(first) < 0 else 1.0)
@@ -76,7 +77,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 def draw_value(
     rng: Rng, d: int, low: float = -0.9, high: float = 0.9, symmetric: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """U = lambda v v' + U' with U' on the complement of v of norm below lambda; and v."""
+    """Draw U = lambda v v' + U', U' on the complement of v with norm below lambda; return U and v."""
     basis, top = rng.orthogonal(d), float(rng.uniform(0.7, 1.5))
     inner = torch.diag(torch.from_numpy(rng.uniform(low, high, d - 1)))
     if not symmetric:

@@ -29,7 +29,7 @@ def pair_cosines(points: Tensor) -> Tensor:
 
 
 def solve_cosine(n: int, beta: float, weight: float, start: float, times: np.ndarray) -> np.ndarray:
-    """The cosine at some times, by scipy."""
+    """Solve the equation of the cosine with SciPy, at given times."""
     from scipy.integrate import solve_ivp
 
     def slope(_: float, g: np.ndarray) -> np.ndarray:

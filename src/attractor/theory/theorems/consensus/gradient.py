@@ -45,7 +45,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def _balance(case: Case, state: Tokens, c: float) -> float:
-    """dE/dt less the squared speed over c, relative to the sizes that cancel in it."""
+    """Return |dE/dt - (squared speed) / c| relative to the terms that cancel in it."""
     rate = float(energy_rate(state, case.law, case.space))
     found, motion = to_sphere(case), velocity(case.law, state, case.space)
     weights = state.weights * partition(state, case.law).squeeze(-2)
@@ -58,7 +58,7 @@ def _balance(case: Case, state: Tokens, c: float) -> float:
 
 
 def _parallel(case: Case, state: Tokens, c: float) -> float:
-    """The tangent part of the gradient (by automatic differentiation) less the weighted velocity."""
+    """Return the relative difference of the tangent gradient (by automatic differentiation) and the weighted velocity."""
     found = to_sphere(case)
     points = found.map_points(state.points).requires_grad_()
     inverse = torch.linalg.inv(found.root)
@@ -83,7 +83,7 @@ def sample(rng: Rng) -> Case:
 
 
 def draw_case(rng: Rng, shape: str) -> Case:
-    """Cases that miss one hypothesis."""
+    """Draw a case that violates one hypothesis."""
     n, d = rng.sizes(SPHERE_SIZES)
     space = rng.space(d, 0.0)
     interaction = rng.definite(d, 1.0, 0.2, 4.0)

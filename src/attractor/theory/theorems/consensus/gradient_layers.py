@@ -30,12 +30,12 @@ STEPS = (0.1, 1.0, 20.0, 1000.0)
 
 
 def layer_options(step: float, layers: int = LAYERS) -> dict[str, object]:
-    """Options of a flow that takes discrete layers and keeps them all."""
+    """Return options of a flow in discrete layers that saves every layer."""
     return {"method": "layers", "step": step, "save": [k * step for k in range(layers + 1)]}
 
 
 def integrate_layers(cases: Sequence[Case]) -> list[Trajectory]:
-    """Runs in discrete layers, of step 1 where a case does not say."""
+    """Integrate in discrete layers, of step 1 where a case has no step."""
     plain: dict[str, Any] = {"horizon": float(LAYERS), "options": layer_options(1.0)}
     return integrate([case if case.options.get("method") == "layers" else replace(case, **plain) for case in cases])
 

@@ -1,4 +1,4 @@
-r"""T2, what is left of it for every mask, kernel and interaction: heights over a hyperplane never fall.
+r"""T2 for every mask, kernel and interaction: the lowest height over a hyperplane never decreases.
 
 If :math:`m_e = \min_i\langle e, x_i\rangle \ge 0` and token i is lowest, then :math:`\langle e, \dot x_i\rangle =
 \sum_ja_{ij}(\langle e, x_j\rangle - \langle x_i, x_j\rangle m_e) \ge m_e\sum_ja_{ij}(1 - \langle x_i, x_j\rangle) \ge

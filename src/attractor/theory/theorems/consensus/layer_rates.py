@@ -21,12 +21,12 @@ FEW = ((4, 3),)  # one shape: layers are slow to take one by one
 
 
 def step_size(case: Case) -> float:
-    """The size of a layer: that of the case, or 1."""
+    """Return the step of the case, or 1."""
     return float(case.options.get("step", 1.0))
 
 
 def measure_factor(case: Case, run: Trajectory) -> float:
-    """The factor by which one layer shrinks angles, from the run."""
+    """Measure the factor by which one layer shrinks angles."""
     rate = fit_decay_rate(run.times, max_distance(to_sphere(case).map_points(run.points)), 1e-11, 1e-5)
     return math.exp(rate * step_size(case))
 
@@ -40,7 +40,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 def draw_case(
     rng: Rng, mask: str | None, layers: dict[float, int], size: float = 0.5, value: float | None = None
 ) -> Case:
-    """Tokens of a hemisphere under values I (or others, given by the size of their asymmetry)."""
+    """Draw tokens of a hemisphere under the value I, or a diagonal one with entries in [1 - value, 1]."""
     n, d = rng.sizes(FEW)
     space, matrix = rng.space(d), torch.eye(d, dtype=torch.float64)
     if value is not None:

@@ -20,7 +20,7 @@ LONG_RUN = {"max_evaluations": 20_000_000}
 
 
 def late_motion(case: Case, run: Trajectory) -> float:
-    """How far a token went in the second half of the time."""
+    """Return the largest path length of a token in the second half of the time."""
     kept = select_valid_rows(run)
     points, times = to_sphere(case).map_points(run.points[kept]), run.times[kept]
     steps = (points[1:] - points[:-1]).norm(dim=-1).amax(-1)
@@ -34,7 +34,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def gather(cases: Sequence[Case]) -> list[Trajectory]:
-    """Nothing bounds how long a start near a saddle waits: what still moves is followed much longer before it is judged."""
+    """Integrate; cases that still move at the end (a start near a saddle may stay long) are integrated much longer."""
     runs = integrate(cases)
     for index, (case, run) in enumerate(zip(cases, runs, strict=True)):
         if case.horizon == HORIZON and late_motion(case, run) > AT_REST:
@@ -52,7 +52,7 @@ def sample(rng: Rng) -> Case:
 
 
 def sample_skew_value(rng: Rng) -> Case:
-    """A value with a large skew part: tokens that agree keep turning."""
+    """Draw a value with a large skew part, under which a consensus keeps rotating."""
     n, d = rng.sizes(SPHERE_SIZES)
     space, interaction = rng.space(d, 0.0), gradient.draw_interaction(rng, d)
     law = rng.sphere_law(space, interaction + rng.skew(d, 2.0), [interaction])

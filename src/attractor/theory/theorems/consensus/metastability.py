@@ -1,4 +1,4 @@
-r"""A neighbour: separated tokens stay separated for a time that is exponential in beta.
+r"""Metastability: separated tokens stay separated for a time that is exponential in beta.
 
 Proof. While all pairs keep angles of at least :math:`\theta'`, the weight that token i gives to others is at most
 :math:`\sum_{j\ne i}m_je^{\beta(\cos\theta'-1)}/m_i \le M e^{-\beta(1-\cos\theta')}`, :math:`M = (1-m)/m` with m the
@@ -31,7 +31,7 @@ def smallest_angle(case: Case, points: torch.Tensor) -> torch.Tensor:
 
 
 def predict_time(case: Case) -> float:
-    """The time before which no angle is below half of the smallest at the start."""
+    """Return the time before which no angle is below half of the smallest initial one."""
     start = float(smallest_angle(case, case.tokens.points))
     masses = case.tokens.weights / case.tokens.weights.sum()
     crowd = float((1 - masses.min()) / masses.min())
@@ -69,7 +69,7 @@ def draw_orthogonal_points(rng: Rng) -> torch.Tensor:
 
 
 def disable_attention(case: Case) -> Case:
-    """Attention that does not look."""
+    """Set all scores to zero."""
     return replace(case, law=replace(case.attention, scale=0.0))
 
 

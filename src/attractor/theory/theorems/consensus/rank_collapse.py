@@ -1,4 +1,4 @@
-r"""A neighbour: attention without skip connection shrinks the diameter cubically.
+r"""Rank collapse: attention without skip connection shrinks the diameter cubically.
 
 Proof. For the map :math:`y_i = \sum_h\sum_jw^h_{ij}V_hx_j` let D be the diameter of the tokens. Scores of two queries
 differ, as functions of the key j and up to constants, by :math:`(x_i-x_k)^\top P_hx_j`, which oscillates by at most
@@ -63,7 +63,7 @@ def sample_masked(rng: Rng) -> Case:
 
 
 def emulate_skip(case: Case) -> Case:
-    """With a skip connection nothing of the kind holds: emulated by a value that keeps the tokens apart."""
+    """Emulate a skip connection, under which the bound fails, by sharp attention of each token to itself."""
     law = case.attention
     return replace(case, law=replace(law, query=60.0 * law.query, key=60.0 * law.query, value=law.value * 5.0))
 

@@ -1,5 +1,4 @@
-r"""A neighbour: Renyi centres. Under a causal mask with sharp attention, tokens far from all earlier ones hardly move
-for a long time.
+r"""Renyi centres: under a causal mask with sharp attention, tokens far from all earlier ones hardly move for a long time.
 
 Token i is a (strong) centre at radius :math:`\delta` if no earlier token is within :math:`\delta`. At that moment it
 gives the earlier tokens a weight of at most :math:`(i-1)e^{-\beta\delta^2/2}`, its speed (chords: :math:`1 - \langle x,
@@ -24,7 +23,7 @@ RADIUS = 4.0  # delta in units of beta^-1/2
 
 
 def find_centres(points: Tensor, radius: float) -> Tensor:
-    """Which tokens are farther than the radius from every earlier one, (n,)."""
+    """Return which tokens are farther than the radius from every earlier one, (n,)."""
     near = torch.cdist(points, points) <= radius
     return ~torch.tril(near, -1).any(-1)
 
@@ -57,7 +56,7 @@ def sample_unmasked(rng: Rng) -> Case:
 
 
 def disable_attention(case: Case) -> Case:
-    """Attention that does not look: every earlier token pulls alike."""
+    """Set all scores to zero, so that every earlier token has the same weight."""
     return replace(case, law=replace(case.attention, scale=0.0))
 
 

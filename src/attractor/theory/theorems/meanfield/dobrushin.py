@@ -48,7 +48,7 @@ def draw_case(rng: Rng, *names: str, mask: str | None = None) -> Case:
 
 
 def scale_values(case: Case) -> Case:
-    """Values and scores that pull measures apart much faster than those of the bound."""
+    """Replace scores and values by larger ones, beyond the bound of the original law."""
     law = case.attention
     eye = torch.eye(law.dim, dtype=torch.float64)
     return replace(case, law=replace(law, query=4.0 * eye, key=eye, value=60.0 * eye))

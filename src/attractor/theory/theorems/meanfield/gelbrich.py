@@ -12,7 +12,7 @@ from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_
 
 
 def take_euler_step(case: Case) -> Tokens:
-    """The tokens after one long Euler step: another measure."""
+    """Return the tokens after one Euler step of size 1."""
     return Tokens(case.tokens.points + case.law.velocity(case.tokens), case.tokens.masses)
 
 

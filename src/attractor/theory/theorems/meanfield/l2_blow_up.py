@@ -59,7 +59,7 @@ def sample(rng: Rng) -> Case:
 
 
 def sample_decaying(rng: Rng) -> Case:
-    """s + w below zero: the solution exists for ever."""
+    """Draw s + w < 0, for which the solution exists for all times."""
     s = float(rng.uniform(0.2, 0.6))
     w = -s - 0.2
     covariance = torch.tensor([[s, w], [w, w * w / s + 0.5]], dtype=torch.float64)

@@ -34,7 +34,7 @@ def _invertible_margin(case: Case) -> Margin:
 
 
 def scale_values(case: Case) -> Case:
-    """Keys as large as before, values ten times as large."""
+    """Replace the value by 30 I, beyond the bound of the original law."""
     law = case.attention
     return Case(
         Attention(law.query, law.key, 30.0 * torch.eye(law.dim, dtype=torch.float64), kernel="l2"),

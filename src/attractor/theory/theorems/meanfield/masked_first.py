@@ -1,4 +1,4 @@
-"""T14, the first position: it sees itself alone, so :math:`x_1(t) = e^{Vt}x_1(0)`, whatever the scores."""
+"""T14, the first position: it attends to itself alone, so :math:`x_1(t) = e^{Vt}x_1(0)`, whatever the scores."""
 
 import torch
 

@@ -1,4 +1,4 @@
-r"""T14, product data: where what tokens are does not depend on where they stand, a causal mask changes nothing.
+r"""T14, product data: where tokens and positions are independent, a causal mask does not change the flow.
 
 For :math:`\mu = \theta\otimes\nu` the measure that position s sees, made a probability, has the marginal :math:`\nu` for every s: the
 field is that of attention without a mask, and the product stays a product.
@@ -74,7 +74,7 @@ def draw_case(rng: Rng, product: bool) -> Case:
 
 
 def vary_positions(case: Case) -> Case:
-    """The same places with tokens of their own."""
+    """Scale the tokens by their position, so that positions carry different measures."""
     tokens = case.tokens
     assert tokens.positions is not None
     return replace(case, state=replace(tokens, points=tokens.points * (1.0 + tokens.positions[:, None])))

@@ -1,4 +1,4 @@
-r"""T7: the rank of a limit from two looks a decade of time apart.
+r"""T7: the rank of a limit from covariances at two times a decade apart.
 
 With V = I and :math:`S \preceq 0` the covariance is known: eigenvalues that stay have limits, the others fall like 1/t.
 Keeping those above :math:`10^{-7}\lambda_1` that fall by less than :math:`10^{-0.3}` from T to 10 T finds
@@ -19,7 +19,7 @@ LATE = 1e4
 
 
 def estimate_rank(case: Case) -> int:
-    """The estimate from T and 10 T."""
+    """Estimate the rank of the limit from the covariances at T and 10 T."""
     form, start = case.matrices.transposed.numpy(), case.gaussian.covariance.numpy()
     size = max(float(np.abs(np.linalg.eigvalsh(form + form.T)).max()), 1e-300)
     return limit_rank(*(identity_value_covariance(form, start, scale * LATE / size) for scale in (1.0, 10.0)))
@@ -40,7 +40,7 @@ def sample(rng: Rng) -> Case:
 
 
 def sample_small_eigenvalue(rng: Rng) -> Case:
-    """An eigenvalue of S so small that its direction has hardly begun to fall."""
+    """Draw S with an eigenvalue so small that its direction has not decayed at the measured times."""
     law = rng.softmax_law(rng.symmetric([-1.0, -1e-7, 0.0]), torch.eye(3, dtype=torch.float64))
     return Case(law, rng.gaussian(3))
 
@@ -54,7 +54,7 @@ def _separated_margin(case: Case) -> Margin:
 
 
 def change_kernel(case: Case) -> Case:
-    """S zero where it was invertible, and invertible where it was not."""
+    """Replace an invertible S by zero, and a singular one by -I."""
     eye = torch.eye(case.attention.dim, dtype=torch.float64)
     values = torch.linalg.eigvalsh(symmetrize(case.matrices.transposed))
     full = bool((values.abs() > 1e-9).all())

@@ -19,7 +19,7 @@ def sample(rng: Rng) -> Case:
 
 
 def scale_values(case: Case) -> Case:
-    """Values ten times as large along attention that follows its query."""
+    """Replace the law by one with value 20 I and sharp attention, beyond the bound of the original law."""
     d = case.attention.dim
     eye = torch.eye(d, dtype=torch.float64)
     return Case(

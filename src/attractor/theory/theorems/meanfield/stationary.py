@@ -65,7 +65,7 @@ def measure_residual(case: Case) -> float:
 
 
 def add_direction(case: Case) -> Case:
-    """Another start: the sum of the image with a random line."""
+    """Add a random direction to the image of the covariance."""
     start = case.gaussian
     line = torch.from_numpy(np.random.default_rng(0).standard_normal((start.dim, 1)))
     return Case(case.law, Gaussian(start.mean, start.covariance + line @ line.mT))

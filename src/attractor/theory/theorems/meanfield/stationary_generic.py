@@ -24,14 +24,14 @@ EVALUATIONS = 20_000
 
 @dataclass(frozen=True)
 class Limit:
-    """The rank of the limit, None where there is none within the budget, and a word about it."""
+    """The rank of the limit, None where none was found within the budget, and a description."""
 
     rank: int | None
     word: str
 
 
 def find_limit(case: Case) -> Limit:
-    """Where the covariance goes, by a stiff method: the way to a limit of lower rank is slow, and explicit steps stay short."""
+    """Integrate the covariance with a stiff method, because limits of lower rank are approached slowly."""
     known = case.facts.get("seen")
     if known is not None:
         return known
@@ -80,7 +80,7 @@ def find_limit(case: Case) -> Limit:
 
 def conclude(case: Case, limit: Limit) -> tuple[Measurement, ...]:
     most = case.gaussian.dim // 2
-    rank = 0 if limit.rank is None else limit.rank  # the statement is about limits alone
+    rank = 0 if limit.rank is None else limit.rank  # the statement is about limits only
     return (Measurement("the rank is at most d/2", float(most - rank), asymptotic=True),)
 
 
@@ -109,7 +109,7 @@ def sample(rng: Rng) -> Case:
 
 
 def draw_case(rng: Rng, d: int) -> Case:
-    """Mostly such as have a limit of positive rank: S indefinite, V not symmetric and with a positive symmetric part."""
+    """Draw S indefinite and V asymmetric with a positive symmetric part; most cases have a limit of positive rank."""
     form = rng.indefinite(d, 1, 0.2, 1.5) + rng.skew(d)
     value = rng.definite(d, 1.0, 0.2, 2.0) + rng.skew(d)
     case = Case(rng.softmax_law(form, value), rng.gaussian(d))
@@ -117,13 +117,13 @@ def draw_case(rng: Rng, d: int) -> Case:
 
 
 def sample_identity_value(rng: Rng) -> Case:
-    """V = I with a skew interaction, invertible and without effect: every covariance rests."""
+    """Draw V = I and a skew interaction, under which every covariance is stationary."""
     law = rng.softmax_law(rng.skew(2, 1.0), torch.eye(2, dtype=torch.float64))
     return Case(law, rng.gaussian(2))
 
 
 def set_zero_value(case: Case) -> Case:
-    """No value at all: the covariance stays what it was."""
+    """Set the value to zero, so that the covariance is constant."""
     return Case(replace(case.attention, value=torch.zeros_like(case.attention.value)), case.state)
 
 

@@ -34,7 +34,7 @@ def sample(rng: Rng) -> Case:
 
 
 def scale_values(case: Case) -> Case:
-    """Values that stretch every direction ten times as fast."""
+    """Replace the value by one that grows faster than the bound in every direction."""
     law = case.attention
     eye = torch.eye(law.dim, dtype=torch.float64)
     return replace(

@@ -41,7 +41,7 @@ def stable_margin(case: Case) -> Margin:
 
 
 def solve_first_token(case: Case, run: Trajectory) -> torch.Tensor:
-    """The first token as the exact solution has it, (S, d)."""
+    """Return the exact solution of the first token, (S, d)."""
     times, value = run.times[select_valid_rows(run)], case.matrices.value
     return (
         torch.linalg.matrix_exp(times[:, None, None] * value)

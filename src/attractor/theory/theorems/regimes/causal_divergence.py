@@ -23,7 +23,7 @@ def leading_eigenvector(case: Case) -> tuple[float, torch.Tensor]:
 
 
 def leading_component(case: Case, points: torch.Tensor) -> torch.Tensor:
-    """Size of the first token along it."""
+    """Return the modulus of the first token's component along that eigenvector."""
     _, vector = leading_eigenvector(case)
     return (points[..., find_first_token(case.tokens), :].to(vector.dtype) @ vector).abs()
 

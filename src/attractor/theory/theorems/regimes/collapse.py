@@ -80,7 +80,7 @@ def sample_rotary(rng: Rng) -> Case:
 
 
 def reverse_briefly(case: Case) -> Case:
-    """Reversed tokens run away: a short look is enough."""
+    """Reverse the velocity and shorten the run, because reversed tokens diverge."""
     return replace(reverse_velocity(case), horizon=5.0, options={})
 
 

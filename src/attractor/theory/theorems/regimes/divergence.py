@@ -52,7 +52,7 @@ def sample(rng: Rng) -> Case:
 
 
 def sample_low_energy(rng: Rng) -> Case:
-    """Indefinite metric, negative energy: no theorem, but tokens were never seen to stay."""
+    """Draw an indefinite metric; starts of negative energy are kept, for which no theorem is known."""
     n, d = rng.sizes()
     return draw_case(rng, rng.indefinite(d), n)
 

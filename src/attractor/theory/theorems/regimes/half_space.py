@@ -20,7 +20,7 @@ from attractor.theory.theorem import Case, Citation, Measurement, Status, Theore
 
 
 def find_directions(case: Case) -> list[tuple[float, torch.Tensor]]:
-    """Rates and unit directions that all values stretch, each turned towards the tokens; the best separated first."""
+    """Return rates and unit directions that all values stretch, oriented towards the tokens, best separated first."""
     values, tokens = case.matrices.values, case.initial_tokens.points.double()
     found, vectors = torch.linalg.eig(case.matrices.value.mT)
     size = torch.linalg.matrix_norm(case.matrices.value, 2)
@@ -62,7 +62,7 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
 
 
 def draw_values(rng: Rng, d: int, heads: int, rate: float) -> torch.Tensor:
-    """Values whose transposes share the first basis vector, in a random frame."""
+    """Draw values whose transposes share an eigenvector, in a random basis."""
     frame, values = rng.orthogonal(d), torch.from_numpy(0.5 * rng.standard_normal((heads, d, d)))
     values[:, 0, :] = 0.0
     values[:, 0, 0] = torch.from_numpy(rate * rng.uniform(0.2, 1.0, heads))

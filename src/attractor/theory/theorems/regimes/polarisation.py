@@ -52,7 +52,7 @@ def sample(rng: Rng) -> Case:
 
 
 def sample_equal_tokens(rng: Rng) -> Case:
-    """A consensus state follows the value alone, which is stable here."""
+    """Draw equal tokens under a stable value, which decay."""
     n, d = rng.sizes()
     law = rng.metric_law(rng.definite(d), rng.definite(d, -1.0))
     return Case(law, Tokens(rng.tokens(1, d).points.expand(n, d).clone()), horizon=HORIZON, options=STOP_FAR_AWAY)

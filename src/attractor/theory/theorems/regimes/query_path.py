@@ -1,4 +1,4 @@
-r"""T7: what the symmetric part of the metric means without symmetry: the sign of the divergence of the query path.
+r"""T7: the symmetric part of the metric determines the sign of the divergence of the query path.
 
 :math:`\partial\dot x_l/\partial x_l` with the keys held is :math:`V\operatorname{Cov}_{P_l}(x)\,W^\top`, with trace
 :math:`\operatorname{tr}(\operatorname{sym}(V^\top W)\operatorname{Cov})`. It is measured by central differences on a token of mass zero.
@@ -18,7 +18,7 @@ STEP = 1e-4
 
 
 def measure_jacobian(case: Case) -> torch.Tensor:
-    """The query path at the first token, (d, d), by fourth-order differences."""
+    """Measure the Jacobian of the query path at the first token, (d, d), by fourth-order differences."""
     points, d = case.tokens.points, case.tokens.dim
     masses = torch.cat((points.new_zeros(4 * d), case.tokens.weights))
     steps = torch.stack([factor * STEP * torch.eye(d, dtype=points.dtype) for factor in (1, -1, 2, -2)])  # (4, d, d)
@@ -28,7 +28,7 @@ def measure_jacobian(case: Case) -> torch.Tensor:
 
 
 def key_covariance(case: Case) -> torch.Tensor:
-    """Of the keys under the weights of the first token, (d, d)."""
+    """Return the covariance of the keys under the weights of the first token, (d, d)."""
     points, weights = case.tokens.points, case.tokens.weights
     scores = case.matrices.interaction.mT @ points[0]
     shares = torch.softmax(points @ scores + weights.log(), -1)
