@@ -67,11 +67,11 @@ MARKUP = r"(``.+?``|:[\w:]+:`.+?`)"  # literals and roles are not changed
 
 
 def convert_markup(line: str) -> str:
-    """Escape bars (absolute values, not substitutions) and turn [key] and [key; key] into citations."""
+    """Escape bars (absolute values, not substitutions) and turn [key], [key]_ and [key; key] into citations."""
     parts = re.split(MARKUP, line)
     parts[::2] = [re.sub(r"(?<!\\)\|", r"\|", part) for part in parts[::2]]
     parts[::2] = [
-        re.sub(rf"\[({KEY}(?:; {KEY})*)\]", lambda found: f":cite:p:`{found[1].replace('; ', ',')}`", part)
+        re.sub(rf"\[({KEY}(?:; {KEY})*)\]_?", lambda found: f":cite:p:`{found[1].replace('; ', ',')}`", part)
         for part in parts[::2]
     ]
     return "".join(parts)
