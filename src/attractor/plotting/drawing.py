@@ -23,15 +23,15 @@ from attractor.plotting.style import QUIET, inches
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUFFIXES = (".png", ".pdf", ".svg")
+PAGE, STILL, MOVING = (".html",), (".png", ".pdf", ".svg"), (".gif", ".mp4")
 LINE = 0.135  # inches of a line of the caption
 
 
 def static_suffix(path: str | os.PathLike[str]) -> str:
     """Return the suffix of a static figure; raise for other suffixes."""
     suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise InputError(f"{path}: this figure is written as {', '.join(SUFFIXES)}, not as {suffix or 'a bare name'!r}")
+    if suffix not in STILL:
+        raise InputError(f"{path}: this figure is written as {', '.join(STILL)}, not as {suffix or 'a bare name'!r}")
     return suffix
 
 
@@ -101,7 +101,6 @@ def write_chart(figure: Figure, path: str | os.PathLike[str] | None, dpi: int = 
     return place
 
 
-PAGE, STILL, MOVING = (".html",), (".png", ".pdf", ".svg"), (".gif", ".mp4")
 BACKENDS = ("matplotlib", "plotly")
 # largest numbers of tokens in interactive and in other figures
 FEW, MANY = 2000, 5000

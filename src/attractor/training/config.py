@@ -110,23 +110,24 @@ OF_DEFINITE = {"signs": "ordered", "relaxed": False, "orientation": "token", "me
 
 @dataclass(frozen=True)
 class Config:
-    """One run: a model of ``layers`` blocks of dimension ``dim`` with ``heads`` heads, its attention, its data and its schedule.
+    """One run: model, attention, data and schedule.
 
-    Data. ``task`` "text" reads ``context`` tokens at a time: "bytes", "bpe" (a vocabulary of ``vocabulary`` pieces learned from the
-    training text, or the file ``tokenizer``) or "words" (every word of the training text; ``cutoffs`` give them an adaptive softmax);
-    text that is not in files for train, validation and test is cut by ``split``. "images" reads pictures brought to ``size``
-    pixels (their own where it is 0) in patches of ``patch``; the class comes from a "class" token or the "mean" of tokens; training
-    pictures are mirrored ("flip") and shifted too ("crop").
+    Model: ``layers`` blocks of dimension ``dim`` with ``heads`` heads and a feed-forward part of width ``hidden`` (default 4 dim).
 
-    Attention. ``attention`` is "plain" or a regime. Plain: ``kernel``, ``temperature``, ``gain`` (of values), ``spectral`` (the norm of
-    the value stays at 1), ``bias``. Regimes: ``relaxed``, ``orientation``, ``metric``, and ``signs`` "channels" (the metric's signs at
-    other channels, the same inertia) or "scattered" (the signs of metric and interactions among each other: the control of a
-    parameterisation without its regime). Both: ``refinement`` with its ``sign`` and ``strength``; ``options`` for anything else that the
-    layer takes; ``equal`` widens the feed-forward part until a block has as many parameters as one of plain attention.
+    Data. ``task`` "text": windows of ``context`` tokens, which are "bytes", "bpe" (``vocabulary`` tokens learned from the training text,
+    or the file ``tokenizer``) or "words" (of the training text; ``cutoffs`` select an adaptive softmax). Text without separate files for
+    train, validation and test is divided by ``split``. ``task`` "images": images resized to ``size`` pixels (0: not resized) in patches
+    of ``patch``; ``pooling`` is a "class" token or the "mean" of tokens; ``augment`` is "flip" (mirror) or "crop" (mirror and shift).
 
-    Schedule. ``batch`` is for each process and each of ``accumulate`` passes of a step. The rate rises for ``warmup`` steps and then
-    falls to ``final_rate`` of itself along a cosine. Every ``evaluate`` steps ``evaluations`` batches are scored, or everything where
-    that is 0. ``test`` scores the test part once, at the end.
+    Attention. ``attention`` is "plain" or a regime. Plain: ``kernel``, ``temperature``, ``gain`` (of values), ``spectral`` (the value has
+    norm 1), ``bias``. Regimes: ``relaxed``, ``orientation``, ``metric``, and ``signs`` "channels" (the signs of the metric at other
+    channels, with the same inertia) or "scattered" (the signs of metric and interactions permuted together, which removes the regime).
+    Both: ``refinement`` with ``sign`` and ``strength``; ``options`` for other arguments of the layer; ``equal`` widens the feed-forward
+    part until a block has as many parameters as one with plain attention.
+
+    Schedule. ``batch`` is per process and per one of ``accumulate`` passes of a step. The rate rises for ``warmup`` steps and then falls
+    to ``final_rate`` of itself along a cosine. Every ``evaluate`` steps ``evaluations`` batches are scored (0: all). ``test`` scores the
+    test part at the end.
     """
 
     data: str
@@ -203,7 +204,7 @@ class Config:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Choices that exclude each other."""
+        """Raise for choices that exclude each other."""
         plain = self.attention == "plain"
         for name, default in (OF_DEFINITE if plain else OF_PLAIN).items():
             if getattr(self, name) != default:
@@ -231,14 +232,14 @@ class Config:
             )
 
     def learning_rate(self, step: int) -> float:
-        """The rate of a step, 0 being the first."""
+        """Return the learning rate of a step, counted from 0."""
         if step < self.warmup:
             return self.rate * (step + 1) / self.warmup
         along = (step - self.warmup) / max(1, self.steps - self.warmup)
         return self.rate * (self.final_rate + (1 - self.final_rate) * 0.5 * (1 + math.cos(math.pi * min(1.0, along))))
 
     def row(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the entries, for JSON."""
         found = dataclasses.asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
@@ -247,9 +248,9 @@ SHIPPED = Path(__file__).parent / "configs"
 
 
 def read_config(given: str | Path, **changes: Any) -> Config:
-    """The configuration in a TOML file, or in one that comes with attractor by its name; ``changes`` replace entries.
+    """Read a TOML file, or a configuration that comes with attractor by its name; ``changes`` replace entries.
 
-    A relative path of data or of a tokenizer is meant from the folder of the file, unless there is nothing: then it is a name.
+    Relative paths of data and tokenizer refer to the folder of the file if they exist there.
     """
     path = Path(given)
     if not path.is_file() and (SHIPPED / f"{given}.toml").is_file():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from inspect import signature
 from typing import Any
@@ -143,9 +143,14 @@ UNDECAYED = ("pivots", "lower", "skew", "theta")  # signs and strengths without 
 
 def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Return parameter groups: matrices with weight decay; vectors, signs and strengths without."""
+    return group_parameters(((name, part, part.ndim) for name, part in model.named_parameters()), decay)
+
+
+def group_parameters(parameters: Iterable[tuple[str, Tensor, int]], decay: float) -> list[dict[str, Any]]:
+    """Return groups of (name, parameter, number of its own axes)."""
     groups: dict[bool, list[Tensor]] = {True: [], False: []}
-    for name, parameter in model.named_parameters():
-        groups[parameter.ndim > 1 and name.rpartition(".")[2] not in UNDECAYED].append(parameter)
+    for name, parameter, axes in parameters:
+        groups[axes > 1 and name.rpartition(".")[2] not in UNDECAYED].append(parameter)
     return [{"params": groups[True], "weight_decay": decay}, {"params": groups[False], "weight_decay": 0.0}]
 
 

@@ -163,8 +163,8 @@ class Images:
         chosen = torch.arange(total)
         if count and count * size < total:
             chosen = torch.linspace(0, total - 1, count * size, dtype=torch.float64).long()
-        for part_of in chosen.split(size):
-            yield self.images[part][part_of], self.labels[part][part_of]
+        for indices in chosen.split(size):
+            yield self.images[part][indices], self.labels[part][indices]
 
     def scores(self, part: str, totals: dict[str, float]) -> dict[str, float]:
         return image_scores(totals)
@@ -275,7 +275,7 @@ class ImageFiles:
             )
             return np.asarray(cut)
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding lets go of the interpreter
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter lock
             images = np.stack(list(pool.map(one, range(len(chosen)))))
         return torch.from_numpy(images), torch.from_numpy(self.labels[part][chosen].astype(np.int64))
 

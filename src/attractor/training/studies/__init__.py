@@ -1,1 +1,1 @@
-"""Studies: many training runs that differ in one thing, and what their differences amount to."""
+"""Studies: training runs of several arms and seeds, and their statistics."""

@@ -15,7 +15,7 @@ from torch.nn import functional
 from attractor.errors import UnsupportedError
 from attractor.laws import ACTIVATIONS, turn_pairs
 from attractor.nn import AttentionLayer, Shift, Slice, TransformerBlock
-from attractor.training.models import UNDECAYED
+from attractor.training.models import group_parameters
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,10 @@ class StackedModels:
 
     def groups(self, decay: float) -> list[dict[str, Any]]:
         """Return the groups of ``parameter_groups`` for the stacked parameters."""
-        groups: dict[bool, list[Tensor]] = {True: [], False: []}
-        for name, parameter in self.parameters.items():
-            own = parameter.ndim - (2 if name.startswith(BLOCKS) else 1)
-            groups[own > 1 and name.rpartition(".")[2] not in UNDECAYED].append(parameter)
-        return [{"params": groups[True], "weight_decay": decay}, {"params": groups[False], "weight_decay": 0.0}]
+        stacked = self.parameters.items()
+        return group_parameters(
+            ((name, part, part.ndim - (2 if name.startswith(BLOCKS) else 1)) for name, part in stacked), decay
+        )
 
     def losses(self, *batch: Tensor) -> Tensor:
         """Return the loss (s,) of every model on its own batch, (s, b, ...) each."""
