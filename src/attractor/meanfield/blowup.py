@@ -30,7 +30,20 @@ class BlowUp:
 
 
 def find_blow_up(law: Law, start: Gaussian, until: float = 1e4, **options: object) -> BlowUp:
-    """The blow-up time of one Gaussian, to about 1e-11 of itself, and the direction in which the covariance goes to infinity."""
+    """Find the blow-up time of one Gaussian, to about 1e-11 of itself.
+
+    Parameters
+    ----------
+    law : a law under which Gaussians stay Gaussian.
+    start : one Gaussian.
+    until : time after which the search ends.
+    options : passed to ``flow``.
+
+    Returns
+    -------
+    BlowUp
+        Time (infinite if there is none) and the direction in which the covariance goes to infinity.
+    """
     end = flow(law, start, until=until, save=[], **options).outcome  # type: ignore[arg-type]
     time = end.time if end.name == "blow_up" else math.inf
     return BlowUp(time, end.direction, until, end.name, end.message)

@@ -30,7 +30,21 @@ class MomentRun:
 def moment_closure(
     law: Attention, start: Gaussian, until: float, *, save: int | list[float] = 50, order: int = 16, rtol: float = 1e-8
 ) -> MomentRun:
-    """Follow the Gaussian moment closure of sigmoid or exponential attention; ``order`` is that of the quadrature in each axis."""
+    """Integrate the Gaussian moment closure of sigmoid or exponential attention, which is not exact.
+
+    Parameters
+    ----------
+    law : attention with a kernel that has a moment closure, without mask and positions.
+    start : one Gaussian.
+    until : time to reach.
+    save : number of saved times, or the times.
+    order : order of the quadrature in each axis.
+    rtol : relative tolerance.
+
+    Returns
+    -------
+    MomentRun
+    """
     rows = start.rows()
     if start.batch_shape:
         raise InputError("a moment closure follows one Gaussian, not an ensemble")

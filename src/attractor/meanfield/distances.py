@@ -201,7 +201,18 @@ PAIRS = 1 << 22  # distances held at once
 
 
 def wasserstein(first: Tokens, second: Tokens, p: float = 2.0) -> Tensor:
-    """W_p, exact, of two clouds of tokens; masses are used. In one dimension either measure may be a Gaussian (p = 2)."""
+    """Compute W_p exactly between two clouds of tokens.
+
+    Parameters
+    ----------
+    first, second : Tokens, whose masses are divided by their sum; in one dimension and for p = 2 a Gaussian on either side.
+    p : order, at least 1.
+
+    Returns
+    -------
+    Tensor
+        (...), one distance for each pair of ensemble members.
+    """
     check_pair(first, second, "wasserstein")
     p = check_order(p, "wasserstein")
     if isinstance(first, Gaussian) or isinstance(second, Gaussian):

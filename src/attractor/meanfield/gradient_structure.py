@@ -81,7 +81,22 @@ def _velocity(law: Law, state: Measure) -> Tensor:
 
 
 def gradient_structures(law: Law, state: Measure) -> tuple[GradientStructure, ...]:
-    """Every gradient-flow structure that a law has on tokens or on Gaussians; none is an error that says why."""
+    """Find every gradient-flow structure that a law has on tokens or on Gaussians.
+
+    Parameters
+    ----------
+    law : one attention without mask, positions and biases.
+    state : Tokens or a Gaussian.
+
+    Returns
+    -------
+    tuple of GradientStructure
+
+    Raises
+    ------
+    UnsupportedError
+        If no structure is known, with the reason.
+    """
     if not isinstance(state, (Tokens, Gaussian)):
         raise InputError(f"gradient flows move Tokens(...) or a Gaussian(...), got {type(state).__name__}")
     reason = _obstacle(law)

@@ -131,10 +131,20 @@ def find_limit(
     evaluations: int = EVALUATIONS,
     path: bool = False,
 ) -> Limit:
-    """Follow a centred Gaussian to ``horizon`` T and 10 T, and say what becomes of its covariance.
+    """Follow a centred Gaussian to a time T and to 10 T, and classify what becomes of its covariance.
 
-    Growing runs end once standard deviations are 10,000 times those of the start; a blow-up is followed to its end. With ``path``
-    covariances on the way to T are kept too.
+    Parameters
+    ----------
+    law : a law under which Gaussians stay Gaussian.
+    covariance : (d, d), or a Gaussian whose covariance is taken.
+    horizon : T; by default a million units of the inverse initial rate.
+    rtol, evaluations : tolerance and budget of the run.
+    path : whether covariances on the way to T are kept.
+
+    Returns
+    -------
+    Limit
+        Growing runs end once standard deviations are 10,000 times those of the start; a blow-up is followed to its end.
     """
     given = covariance.covariance.numpy() if isinstance(covariance, Gaussian) else covariance
     start = Gaussian(np.zeros(len(given)), given)  # type: ignore[arg-type]

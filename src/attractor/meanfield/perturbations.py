@@ -79,7 +79,19 @@ class StabilityConstants:
 
 
 def dobrushin_constants(law: Law, radius: float, p: float = 2.0, mass: float = 1.0) -> StabilityConstants:
-    """The constants of a law on measures in the ball of a radius."""
+    """Compute Lipschitz constants of the field in the point and in the measure, on measures in a ball.
+
+    Parameters
+    ----------
+    law : one attention with bounded weights, without positions and biases.
+    radius : radius of the ball.
+    p : order of W_p.
+    mass : total mass of the measures; only kernels that are not normalised depend on it.
+
+    Returns
+    -------
+    StabilityConstants
+    """
     if not 0 <= radius < math.inf:
         raise InputError(f"the constants need a radius that is finite and not negative, got {radius}")
     attention = require_bounded_attention(law, "a stability constant")
@@ -214,9 +226,20 @@ class Stability:
 def measure_stability(
     law: Law, first: Tokens, second: Tokens, *, until: float, p: float = 2.0, **options: Any
 ) -> Stability:
-    """Move two clouds of tokens (ensembles of pairs, too) and compare W_p between them with its bound.
+    """Move two clouds of tokens (or ensembles of pairs) and compare W_p between them with its bound.
 
-    Under a causal mask the distance is the conditional one, position by position. ``options`` go to ``flow``.
+    Parameters
+    ----------
+    law : one attention with bounded weights.
+    first, second : Tokens of the same total mass that differ.
+    until : time to reach.
+    p : order of the distance, at least 1; under a causal mask above 1, and the distance is the conditional one, position by position.
+    options : passed to ``flow``.
+
+    Returns
+    -------
+    Stability
+        Distances, radii and their bounds at the saved times.
     """
     check_pair(first, second, "stability")
     if not isinstance(first, Tokens) or not isinstance(second, Tokens):
