@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from attractor.cli.console import FAILED, Written, complain, ending, print_rows
-from attractor.cli.main import quietable, run
-from attractor.cli.options import PictureOptions, grouped, panel, paragraphs, replay
+from attractor.cli.console import FAILED, Outputs, print_error, print_json, print_rows
+from attractor.cli.main import add_command, run
+from attractor.cli.options import FigureOptions, command_line, panel, result_option, seed_option, with_options
 from attractor.errors import InputError
-from attractor.progress import progress_bar
 
 NAME = "python -m benchmarks"
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -87,7 +86,7 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} us"
 
 
-option, output = panel("Rows"), panel("Results")
+option = panel("Rows")
 
 
 @dataclass(frozen=True)
@@ -98,52 +97,46 @@ class RowOptions:
     gpu: Annotated[bool, option("", "The rows of the GPU; with --rows, these too.", "--gpu")] = False
     rounds: Annotated[int, option("N", "Rounds; every contender runs in each.", min=1)] = 5
     quick: Annotated[bool, option("", "A smoke run: sizes too small to measure speed.", "--quick")] = False
-    seed: Annotated[int, option("N", "Seed of the tokens.", min=0)] = 0
+    seed: Annotated[int, seed_option("Seed of the tokens.", "Rows")] = 0
     threads: Annotated[
         int | None, option("N", "Threads of every contender.", min=1, default="those torch uses, at most all cores")
     ] = None
 
 
 @dataclass(frozen=True)
-class ReportOptions:
-    """Outputs."""
+class BenchResults(FigureOptions):
+    """Where results go."""
 
     out: Annotated[
-        Path | None, output("FILE", "Write the report as JSON, updated after each contest.", "--out", "-o")
+        Path | None, result_option("FILE", "Write the report as JSON, updated after each contest.", "--out", "-o")
     ] = None
-    json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
-    plot: Annotated[Path | None, output("FILE", "Draw ratios, targets and growth: .png, .pdf or .svg.")] = None
-    check: Annotated[bool, output("", "Exit code 1 if a target that was measured is missed.", "--check")] = False
-    progress: Annotated[
-        bool | None, output("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
-    ] = None
-    debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
+    plot: Annotated[Path | None, result_option("FILE", "Draw ratios, targets and growth: .png, .pdf or .svg.")] = None
+    check: Annotated[bool, result_option("", "Exit code 1 if a target that was measured is missed.", "--check")] = False
 
 
-@grouped(RowOptions, ReportOptions, PictureOptions)
-def bench(context: typer.Context, rows: RowOptions, report: ReportOptions, pictures: PictureOptions) -> None:
+@with_options(RowOptions, BenchResults)
+def bench(context: typer.Context, rows: RowOptions, report: BenchResults) -> None:
     """Measure attractor against other libraries in interleaved rounds, with targets and the peak rates of the machine.
 
     Rows: evaluation, solves, small, merging, spectral, ensembles, processes, growth; gpu with --gpu. Peers that are not installed
     (the extra peers) are reported as skipped. Exit code 0 if it ran; 1 with --check if a target is missed.
     """
-    with ending(NAME, report.debug), pictures.sized():
-        groups, settings = read_options(rows)
-        check_outputs(report)
-        from benchmarks import benchmark
+    groups, settings = select_rows(rows)
+    check_results(report)
+    from benchmarks import benchmark
 
-        command = replay(context, without=("json", "progress", "debug"))
-        with progress_bar("bench", report.progress, count=False) as update, redirect_stdout():
-            progress = lambda share, text: update(share, 1.0, text)  # noqa: E731
-            found = benchmark(groups, settings, progress, partial_writer(report.out), command)
-        tell(found, report, command)
-        if report.check and found["summary"]["missed"]:
-            complain(f"{found['summary']['missed']} of the measured targets missed", NAME)
-            raise typer.Exit(FAILED)
+    command = command_line(context)
+    with report.show_progress("bench", count=False) as update, quiet_stdout():
+        progress = lambda share, text: update(share, 1.0, text)  # noqa: E731
+        found = benchmark(groups, settings, progress, make_writer(report.out), command)
+    print_results(found, report, command)
+    if report.check and found["summary"]["missed"]:
+        print_error(f"{found['summary']['missed']} of the measured targets missed", context.command_path)
+        raise typer.Exit(FAILED)
 
 
-def read_options(options: RowOptions) -> tuple[tuple[str, ...], Any]:
-    """The groups and the settings that the options name."""
+def select_rows(options: RowOptions) -> tuple[tuple[str, ...], Any]:
+    """Return the groups and the settings of the options."""
     import torch
 
     from benchmarks import CPU, GPU, Settings, choose_rows
@@ -161,44 +154,42 @@ def read_options(options: RowOptions) -> tuple[tuple[str, ...], Any]:
     return groups, Settings(options.rounds, options.quick, options.seed, threads, turn)
 
 
-def check_outputs(options: ReportOptions) -> None:
-    """Reject output files that cannot be written, before the benchmark starts."""
-    from attractor.cli.inputs import check_file, check_picture
+def check_results(options: BenchResults) -> None:
+    """Raise if results could not be written."""
+    from attractor.cli.inputs import check_figure, check_file
 
     if options.out is not None:
         check_file(options.out, "--out")
     if options.plot is not None:
-        check_picture(options.plot, still=True)
+        check_figure(options.plot, still=True)
 
 
-def partial_writer(place: Path | None) -> Callable[[dict[str, Any]], None]:
-    """A function that writes the report so far, so that an interrupted run keeps its results."""
+def make_writer(place: Path | None) -> Callable[[dict[str, Any]], None]:
+    """Return a function that writes the results so far, so that an interrupted benchmark keeps them."""
     from attractor.files import write_json
 
     if place is None:
         return lambda report: None
-    return lambda report: write_json(place, report)
+    return lambda report: write_json(place, report, indent=1)
 
 
-def tell(found: dict[str, Any], options: ReportOptions, command: str) -> None:
-    """Print the tables or the JSON object, and draw the figure."""
-    from attractor.cli.console import print_json
-
+def print_results(found: dict[str, Any], options: BenchResults, command: str) -> None:
+    """Draw the figure, and print one JSON object or tables."""
     if options.plot is not None:
         from benchmarks.program import draw
 
         draw(found, options.plot)
-    written = Written.of([options.plot], files=[options.out])
+    outputs = Outputs.given([options.plot], files=[options.out])
     if options.json:
-        print_json({**found, "written": written.row()})
+        print_json({**found, "outputs": outputs.row()})
         return
     print_report(found)
-    written.tell(command)
+    outputs.print(command)
 
 
 @contextmanager
-def redirect_stdout() -> Iterator[None]:
-    """Send what peers and their compilers print to stderr: stdout is for results."""
+def quiet_stdout() -> Iterator[None]:
+    """Redirect the output of peers and their compilers to stderr: stdout is for results."""
     sys.stdout.flush()
     try:
         kept = os.dup(1)
@@ -217,7 +208,7 @@ def redirect_stdout() -> Iterator[None]:
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
 )
-app.command(help=paragraphs(bench.__doc__ or ""))(quietable(bench))
+add_command(app, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The page of the command line: every command with its options, read from the program itself."""
+"""Generate the page of the command line from the commands and their options."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 HEAD = """# The command line
 
-`attractor COMMAND --help` says the same in the terminal. What is common to all: results go to stdout, progress and errors to stderr;
-`--json` prints one object with a `schema`, the `command` that makes it again, and under `written` what was written where; `--debug`
-shows the traceback of an error; `--quiet` prints nothing but errors and that object. `--seed` is 0 unless it is named, `--resume PLACE`
-goes on with the run in that place as it began, and times (`--max-seconds`) are in seconds. The exit code is 0, 1 for a failed run, 2 for
-a bad argument (one line says what was wrong, and nothing is written), 130 if it was interrupted.
+`attractor COMMAND --help` prints the same in the terminal. Common to all commands: results go to stdout, progress and errors to
+stderr; `--json` prints one object with a `schema` (see [](json.md)), the `command` that repeats the run, and under `outputs` the files
+that were written; `--quiet` prints nothing but errors and that object; `--debug` prints the traceback of an error. `--seed` is 0 by
+default, `--resume PATH` continues the run in that place, and times (`--max-seconds`) are in seconds. The exit code is 0, 1 for a failed
+run, 2 for a bad argument (one line names it, and nothing is written), 130 if the command was interrupted.
 """
 
 
 def page() -> str:
+    """Return the page in Markdown."""
     from typer.main import get_command
 
     from attractor.cli.main import COMMANDS, app
@@ -24,39 +25,44 @@ def page() -> str:
     parts = [HEAD]
     for heading, functions in COMMANDS.items():
         parts.append(f"## {heading}\n")
-        parts += [section(name, commands[name]) for name in (one.__name__.replace("_", "-") for one in functions)]
+        parts += [section(function.__name__, commands[function.__name__]) for function in functions]
+        if heading == "Training":
+            parts += [section(f"study {name}", command) for name, command in commands["study"].commands.items()]
     return "\n".join(parts)
 
 
 def section(name: str, command: Any) -> str:
-    """One command: what it says of itself, and a table of its options in the order of its help."""
+    """Return the section of one command: its help, and a table of its options."""
     arguments = [part for part in command.params if part.param_type_name == "argument"]
     options = [part for part in command.params if part.param_type_name == "option" and not part.hidden]
     usage = " ".join(["attractor", name, *(part.metavar for part in arguments), "[OPTIONS]"])
-    rows = [f"| {spelled(part)} | {escaped(part.help or '')} | {default(part)} |" for part in (*arguments, *options)]
+    rows = [
+        f"| {format_names(part)} | {escape(part.help or '')} | {format_default(part)} |"
+        for part in (*arguments, *options)
+    ]
     table = ["| | | default |", "|---|---|---|", *rows]
-    return "\n".join([f"### {name}", "", f"`{usage}`", "", escaped(command.help or ""), "", *table, ""])
+    return "\n".join([f"### {name}", "", f"`{usage}`", "", escape(command.help or ""), "", *table, ""])
 
 
-def spelled(part: Any) -> str:
+def format_names(part: Any) -> str:
     if part.param_type_name == "argument":
         return f"`{part.metavar}`"
     names = ", ".join(f"`{name}`" for name in (*part.opts, *part.secondary_opts))
     return f"{names} `{part.metavar}`".replace("|", r"\|") if part.metavar else names
 
 
-def default(part: Any) -> str:
-    """What the help says of a default: words, or the value where there is one worth telling."""
+def format_default(part: Any) -> str:
+    """Return the default as the help shows it: a text, or a value that is neither empty nor a flag."""
     if isinstance(part.show_default, str):
-        return escaped(part.show_default)
+        return escape(part.show_default)
     value = getattr(part.default, "value", part.default)
-    silent = value is None or isinstance(value, bool) or value in ("", [])
-    told = part.param_type_name == "option" and part.show_default and not silent
-    return f"`{value:g}`" if told and isinstance(value, float) else f"`{value}`" if told else ""
+    hidden = value is None or isinstance(value, bool) or value in ("", [])
+    shown = part.param_type_name == "option" and part.show_default and not hidden
+    return f"`{value:g}`" if shown and isinstance(value, float) else f"`{value}`" if shown else ""
 
 
-def escaped(text: str) -> str:
-    """Words of the help as Markdown: nothing in them is markup but code between double backquotes."""
+def escape(text: str) -> str:
+    """Return help text as Markdown, where only code in double backquotes is markup."""
     text = re.sub(r"(?<![\w`-])--[a-z][a-z0-9-]*", r"`\g<0>`", text.replace("``", "`"))
     outside = text.split("`")
     for sign in "\\*_<>[]$|{}":

@@ -166,7 +166,7 @@ def draw_figures() -> None:
     for name in STUDIES:
         where = f"benchmarks/results/training/{name}.jsonl"
         for option, picture in (("--plot", f"study_{name}.png"), ("--plot-depth", f"study_{name}_depth.png")):
-            assert run(["study-results", where, option, f"docs/_static/{picture}"]) == 0
+            assert run(["study", "results", where, option, f"docs/_static/{picture}"]) == 0
 
 
 if __name__ == "__main__":

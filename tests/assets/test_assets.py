@@ -233,7 +233,7 @@ def test_command(shelf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert Path(printed.out.strip()).read_bytes() == b"hello"
     assert run(["fetch", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["schema"] == "attractor.fetch/1"
+    assert report["schema"] == "attractor.fetch/2"
     assert report["assets"][0]["path"] == printed.out.strip()
     assert run(["fetch", "huge"]) == 2
     assert capsys.readouterr().err == "attractor fetch: error: asset 'huge' is not known; the assets are little\n"

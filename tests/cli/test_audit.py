@@ -25,7 +25,7 @@ def test_minilm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     written = ["--csv", str(file), "--parquet", str(table)]
     assert run(["audit", model, model, "--no-sums", "--no-verify", "--nulls", "16", "--json", *written]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["schema"] == "attractor.audit/2"
+    assert report["schema"] == "attractor.audit/3"
     assert [len(part["heads"]) for part in report["models"]] == [72, 72]
     (compared,) = report["comparisons"]
     assert compared["reason"] is None
@@ -65,7 +65,13 @@ def test_a_table_a_page_and_a_comparison_of_different_shapes(
     page = tmp_path / "page.html"
     assert run(["audit", str(small), str(tmp_path / "other"), "--report", str(page)]) == 0
     printed = capsys.readouterr().out
-    for words in ("none depends on data", "heads farthest from mismatched", "rotary family", "2 and 3 layers", "again"):
+    for words in (
+        "none depends on data",
+        "heads farthest from mismatched",
+        "rotary family",
+        "2 and 3 layers",
+        "command",
+    ):
         assert words in printed, words
     assert "2 and 3 layers" in page.read_text(encoding="utf-8")
 

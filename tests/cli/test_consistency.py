@@ -12,7 +12,10 @@ from typer.main import get_command
 from attractor.cli.main import app, run
 from attractor.training import Config
 
-COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+GROUPS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+STUDY = {f"study {name}": parsed for name, parsed in GROUPS["study"].commands.items()}
+COMMANDS = {name: parsed for name, parsed in GROUPS.items() if name != "study"} | STUDY
+LAST = ["--out", "--resume", "--report", "--plot", "--width", "--json", "--quiet", "--progress", "--debug"]
 PLACES = {"--report": "FILE.html", "--seed": "N", "--dim": "D", "--until": "T", "--max-seconds": "S"}
 FLAGS = ("--json", "--debug", "--progress", "--quiet")
 
@@ -31,6 +34,14 @@ def options() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", ["--json", "--debug", "--quiet"])
 def test_every_command_has_it(name: str) -> None:
     assert options()[name].keys() == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_common_options_come_last_in_one_order(command: str) -> None:
+    names = [parameter.opts[0] for parameter in COMMANDS[command].params if parameter.param_type_name == "option"]
+    common = [name for name in LAST if name in names]
+    assert [name for name in names if name in LAST] == common
+    assert names[-len(common) :] == common
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -79,7 +90,7 @@ def test_a_seed_is_zero_unless_it_is_named() -> None:
 
 
 def test_time_is_in_seconds() -> None:
-    assert options()["--max-seconds"].keys() == {"simulate", "study"}
+    assert options()["--max-seconds"].keys() == {"simulate", "study run"}
     assert "--minutes" not in options()
 
 

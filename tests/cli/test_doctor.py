@@ -15,7 +15,7 @@ Command = Callable[[str], Any]
 
 def test_the_report(command: Command) -> None:
     report = command("doctor --json").json
-    assert report["schema"] == "attractor.doctor/1"
+    assert report["schema"] == "attractor.doctor/2"
     assert {"python", "attractor", "torch", "numpy", "scipy", "typer", "rich"} <= report["packages"].keys()
     assert report["extras"]["store"] == {
         "packages": {"zarr": report["extras"]["store"]["packages"]["zarr"]},
@@ -27,9 +27,9 @@ def test_the_report(command: Command) -> None:
     assert set(engines) == {engine.name for engine in at.engines.available()}
     assert engines["reference"]["passed"] is True
     assert engines["reference"]["error"] < 1e-8
-    assert report["loop"]["name"] == "native"
-    assert report["loop"]["works"] is not report["loop"]["message"].startswith("does not work here")
-    assert report["loop"]["passed"] is (True if report["loop"]["works"] else None)
+    assert report["native_loop"]["name"] == "native"
+    assert report["native_loop"]["works"] is not report["native_loop"]["message"].startswith("does not work here")
+    assert report["native_loop"]["passed"] is (True if report["native_loop"]["works"] else None)
     assert all(engine["passed"] is True for engine in engines.values() if engine["works"])
 
 
@@ -38,7 +38,7 @@ def test_people_are_told_how_to_get_what_is_missing(command: Command, monkeypatc
     done = command("doctor")
     assert done.code == 0
     assert done.err == ""
-    assert "extra store (get it with pip install 'attractor[store]')\n  zarr  not installed" in done.out
+    assert "extra store (install it with pip install 'attractor[store]')\n  zarr  not installed" in done.out
 
 
 def test_an_engine_that_does_not_work_says_why(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,7 @@ import pytest
 import attractor as at
 
 Command = Callable[[str], Any]
-LATER = [
-    "sweep",
-    "reproduce",
-    "explore",
-]
+LATER = ["sweep", "explore"]
 
 
 def test_version(command: Command) -> None:
@@ -36,7 +32,7 @@ def test_help(line: str, command: Command) -> None:
 
 
 def test_help_of_commands(command: Command) -> None:
-    for name in ("simulate", "trace", "train", "claims", "questions", "doctor"):
+    for name in ("simulate", "trace", "train", "claims", "reproduce", "study results", "doctor"):
         done = command(f"{name} --help")
         assert done.code == 0
         assert "--json" in done.out

@@ -21,7 +21,7 @@ def test_one_run_past_its_blow_up(capsys: pytest.CaptureFixture[str], tmp_path: 
     words = ["--covariance", "1,0.2;0.2,0.5", "--mean", "0.1,0", "-t", "5", "--plot", str(picture)]
     report = told(capsys, *words)
     top = np.linalg.eigvalsh([[1.0, 0.2], [0.2, 0.5]])[-1]
-    assert report["schema"] == "attractor.gaussian/1"
+    assert report["schema"] == "attractor.gaussian/2"
     assert report["outcome"]["name"] == "blow_up"
     assert report["outcome"]["time"] == pytest.approx(1 / (2 * top), rel=1e-9)
     assert report["bounds"]["lower"] <= report["outcome"]["time"] <= report["bounds"]["upper"]
@@ -63,15 +63,15 @@ def test_questions_about_many(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (["--mean", "1,2,3", "--covariance", "1,0;0,1"], "like the mean"),
         (["--kernel", "sigmoid"], "not affine"),
         (["--mask", "window:3"], "single tokens"),
-        (["--phase", "--ranks"], "different questions"),
-        (["--case", "circle"], "no case"),
-        (["--case", "line", "--beta", "2"], "brings its own law"),
+        (["--phase", "--ranks"], "exclude each other"),
+        (["--case", "circle"], "case 'circle' is not known"),
+        (["--case", "line", "--beta", "2"], "defines its own law"),
         (["--phase", "--until", "3"], "its own starts and times"),
         (["--phase", "--dim", "3"], "in the plane"),
         (["--ranks", "--dims", "1"], "dimensions from 2 to 12"),
         (["--plot", "run.gif"], "is written as"),
         (["--covariance", "nan,0;0,1"], "finite"),
-        (["--affine-offset", "c.npy"], "goes with --affine"),
+        (["--affine-offset", "c.npy"], "belongs to --affine"),
     ],
 )
 def test_bad_arguments_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

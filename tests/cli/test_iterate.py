@@ -23,14 +23,14 @@ def test_json_and_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         == 0
     )
     report = json.loads(capsys.readouterr().out)
-    assert report["schema"] == "attractor.iterate/1"
+    assert report["schema"] == "attractor.iterate/2"
     assert report["lengths"] == [6, 6]
     assert [len(row) for row in report["curves"]["consensus_metric"]] == [13, 13]
     assert [len(row) for row in report["by_layer"]] == [25, 25]
     assert report["normed"][0][0] is None  # nothing has passed the final norm before the first pass
     assert set(report["law"]["fits"]) == {"exponential", "power"}
     assert report["protocol"]["final_norm"] is False
-    assert report["written"] == {"pictures": [str(picture)], "report": None, "files": [], "store": None}
+    assert report["outputs"] == {"figures": [str(picture)], "report": None, "files": [], "store": None}
     assert picture.stat().st_size > 10_000
 
 
@@ -41,13 +41,13 @@ def test_a_table_and_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_
     assert "words after pass 3" in first
     assert f"--out {store}" in first
     assert run([*SMALL, "--passes", "3", "--out", store]) == 2
-    assert f"exists: go on with it with --resume {store}" in capsys.readouterr().err
+    assert f"exists: continue it with --resume {store}" in capsys.readouterr().err
     assert run(["iterate", "--resume", store, "--passes", "5", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert run([*SMALL, "--passes", "8", "--resume", store, "--json"]) == 0
     resumed = json.loads(capsys.readouterr().out)
     assert resumed["command"].endswith(f"--passes 8 --resume {store}")
-    assert resumed["written"]["store"] == store
+    assert resumed["outputs"]["store"] == store
     assert run(["iterate", "--resume", store, "--json"]) == 0  # nothing is left to do
     assert json.loads(capsys.readouterr().out)["curves"] == resumed["curves"]
     assert run([*SMALL, "--passes", "8", "--json"]) == 0
@@ -61,7 +61,7 @@ def test_a_table_and_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_
         (["--seed", "1"], "its seed is 0, not 1"),
         (["--no-feedforward"], "its feedforward is True, not False"),
         (["--config", "gpt2"], "with other weights"),
-        (["--out", "b.npz"], "goes on in its own file: leave out --out"),
+        (["--out", "b.npz"], "writes to its own file: leave out --out"),
     ):
         assert run(["iterate", "--passes", "9", "--resume", store, *change]) == 2
         printed = capsys.readouterr().err
@@ -109,12 +109,12 @@ def test_a_real_model(capsys: pytest.CaptureFixture[str]) -> None:
         (["--config", "gpt2", "--out", "a.zarr"], 2, ".npz file"),
         (["--config", "gpt2", "--resume"], 2, "requires an argument"),
         (["--config", "gpt2", "--resume", "a.npz", "--out", "b.npz"], 2, "leave out --out"),
-        (["--resume", "a.npz"], 2, "there is no run in a.npz to go on with; begin one with --out a.npz"),
+        (["--resume", "a.npz"], 2, "there is no run in a.npz; start one with --out a.npz"),
         (["no-such/model", "--text", "a b"], 1, "not in the cache of the Hugging Face hub"),
         (["./nowhere"], 2, "no file or folder"),
-        (["minilm", "--init", "plain"], 2, "--init says how random weights are drawn"),
+        (["minilm", "--init", "plain"], 2, "--init is for random weights"),
         (["minilm", "--text", "a b", "--prompt-tokens", "8"], 2, "--prompt-tokens belongs to --random-prompts"),
-        (["minilm", "--max-tokens", "8"], 2, "--max-tokens cuts --text and --file"),
+        (["minilm", "--max-tokens", "8"], 2, "--max-tokens truncates --text and --file"),
         (["minilm", "--width", "one"], 2, "--width belongs to --plot"),
         (["minilm", "--passes", "0"], 2, "--passes"),
     ],

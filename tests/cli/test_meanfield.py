@@ -28,7 +28,7 @@ def test_rates_are_those_of_python(command: Command) -> None:
         repeats=2,
         against="pair",
     )
-    assert report["schema"] == "attractor.meanfield/1"
+    assert report["schema"] == "attractor.meanfield/2"
     assert report["against"] == "pair"
     for name, errors in wanted.errors.items():
         np.testing.assert_array_equal(report["errors"][name], errors)
@@ -51,7 +51,7 @@ def test_a_table_and_a_picture(command: Command, folder: Path) -> None:
     assert done.code == 0, done.err
     assert "Slopes in n" in done.out
     assert "against 40 tokens" in done.out
-    assert "again     attractor meanfield --until 0.2 --sizes 10,20" in done.out
+    assert "command  attractor meanfield --until 0.2 --sizes 10,20" in done.out
     assert (folder / "rates.png").read_bytes().startswith(b"\x89PNG")
     assert command(f"meanfield {SMALL} --until 0.2 --quiet").out == ""
 
@@ -123,7 +123,7 @@ def test_past_the_blow_up(command: Command, folder: Path) -> None:
 def test_densities_of_a_simulation(command: Command, folder: Path) -> None:
     line = "simulate --tokens 30 --dim 1 --start mixture:2 --until 1 --ensemble 2 --member 1"
     done = command(f"{line} --density density.png --json")
-    assert done.json["written"]["pictures"] == ["density.png"]
+    assert done.json["outputs"]["figures"] == ["density.png"]
     assert (folder / "density.png").read_bytes().startswith(b"\x89PNG")
     assert command("simulate --density density.png").code == 2
     assert ".png, .pdf, .svg" in command(f"{line} --density density.html").err

@@ -35,7 +35,7 @@ def test_a_command_that_draws_takes_a_width(name: str) -> None:
 
 
 def test_the_commands_that_draw_are_found() -> None:
-    assert {"simulate", "gaussian", "meanfield", "claims", "questions", "positions", "trace"} <= set(DRAWING)
+    assert {"simulate", "gaussian", "meanfield", "claims", "reproduce", "trace"} <= set(DRAWING)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_the_commands_that_draw_are_found() -> None:
 def test_a_picture_has_its_width_and_is_named(command: Command, words: str) -> None:
     done = command(f"{words} --width one --json")
     assert wide(Path("run.pdf")) == pytest.approx(3.4)
-    assert done.json["written"]["pictures"] == ["run.pdf"]
+    assert done.json["outputs"]["figures"] == ["run.pdf"]
     assert done.json["schema"].startswith(f"attractor.{words.split()[0]}/")
     assert f"{words.split()[0]} " in done.json["command"]
 

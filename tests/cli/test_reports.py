@@ -24,7 +24,7 @@ def test_a_simulation(command, tmp_path: Path) -> None:
     page = tmp_path / "run.html"
     line = f"simulate -n 12 --space sphere --beta 4 --until 30 --report {page}"
     done = command(f"{line} --json")
-    assert done.json["written"]["report"] == str(page)
+    assert done.json["outputs"]["report"] == str(page)
     assert faults(page.read_text(encoding="utf-8")) == []
     words = text_of(page)
     assert f"{done.json['outcome']['name'].capitalize()} at t =" in words
@@ -51,7 +51,7 @@ def test_an_ensemble(command, tmp_path: Path) -> None:
 def test_gaussians(command, tmp_path: Path, line: str, words: str) -> None:
     page = tmp_path / "gaussian.html"
     done = command(f"gaussian {line} --report {page} --json")
-    assert done.json["written"]["report"] == str(page)
+    assert done.json["outputs"]["report"] == str(page)
     assert words in text_of(page)
     assert faults(page.read_text(encoding="utf-8")) == []
 

@@ -21,7 +21,7 @@ TINY = "simulate --tokens 8 --space sphere --until 2"
 def test_a_long_horizon_with_merges(command: Command) -> None:
     line = "simulate --tokens 512 --dim 3 --beta 25 --space sphere --until 1e12 --merge 1e-3 --json"
     report = command(line).json
-    assert report["schema"] == "attractor.simulate/1"
+    assert report["schema"] == "attractor.simulate/2"
     assert report["outcome"]["name"] in ("reached", "steady", "consensus")
     merges = report["events"]
     assert len(merges) == report["stats"]["merges"] > 400
@@ -36,7 +36,7 @@ def test_a_long_horizon_with_merges(command: Command) -> None:
 
 def test_the_object_says_all_that_is_needed_to_repeat_it(command: Command) -> None:
     report = command(f"{TINY} --seed 5 --observe diameter --json").json
-    parts = "schema command arguments outcome sizes law space stats events events_left_out times observables written versions"
+    parts = "schema command arguments outcome sizes law space stats events events_left_out times observables outputs versions"
     assert set(report) == set(parts.split())
     assert report["arguments"]["seed"] == 5
     assert report["arguments"]["beta"] == 1.0
@@ -46,7 +46,7 @@ def test_the_object_says_all_that_is_needed_to_repeat_it(command: Command) -> No
     assert report["versions"]["attractor"] == at.__version__
     counts = {"evaluations", "accepted", "rejected", "merges", "processes"}
     assert set(report["stats"]) == {*counts, "seconds", "method", "engine", "peak_memory"}
-    assert report["written"] == {"store": None, "pictures": [], "report": None, "files": []}
+    assert report["outputs"] == {"store": None, "figures": [], "report": None, "files": []}
 
 
 def test_the_command_in_the_object_gives_the_same_numbers(command: Command) -> None:
@@ -90,7 +90,7 @@ def test_people_read_the_outcome_first(command: Command) -> None:
     assert next(line for line in lines if line.startswith("  clusters ")).split()[1:] == ["6", "1"]
     assert next(line for line in lines if line.startswith("  cluster_sizes ")).count("see --json") == 2
     assert any(line.startswith("  merges ") for line in lines)
-    assert lines[-1] == "  again  attractor simulate --tokens 6 --space sphere --until 10000 --observe cluster_sizes"
+    assert lines[-1] == "  command  attractor simulate --tokens 6 --space sphere --until 10000 --observe cluster_sizes"
 
 
 def test_people_read_about_ensembles(command: Command) -> None:
@@ -114,7 +114,7 @@ def test_pictures(ending: str, command: Command, folder: Path) -> None:
     magic = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml", "gif": b"GIF8"}
     done = command(f"{TINY} --save 3 --ensemble 2 --member 1 --plot run.{ending} --plot again.{ending}")
     assert done.code == 0, done.err
-    assert f"pictures  run.{ending} again.{ending}" in done.out
+    assert f"figures  run.{ending} again.{ending}" in done.out
     assert Path(f"run.{ending}").read_bytes().startswith(magic.get(ending, b""))
     assert Path(f"again.{ending}").stat().st_size > 100
     assert not list(folder.glob(".*"))
@@ -129,7 +129,7 @@ def test_a_picture_that_fails_does_not_cost_the_report(
     monkeypatch.setattr(at.Trajectory, "plot", full)
     done = command(f"{TINY} --plot run.png --json")
     assert done.code == 1
-    assert json.loads(done.out)["written"]["pictures"] == []
+    assert json.loads(done.out)["outputs"]["figures"] == []
     assert done.err == "attractor simulate: error: run.png cannot be written: no space left on device\n"
 
 

@@ -24,7 +24,7 @@ RUN = "simulate --tokens 16 --beta 4 --space sphere --until 100 --merge 1e-3"
 def test_a_run_streams_into_a_store(command: Command, folder: Path) -> None:
     done = command(f"{RUN} --out deep/run.zarr")
     assert done.code == 0, done.err
-    assert "store  deep/run.zarr" in done.out
+    assert "store    deep/run.zarr" in done.out
     assert "--out" not in done.out  # the same command again could not make the store anew
     run = at.load("deep/run.zarr")
     direct = at.flow(
@@ -45,14 +45,14 @@ def test_a_budget_is_resumed_to_the_same_end(command: Command, folder: Path) -> 
     whole = command(f"{RUN} --json").json
     part = command(f"{RUN} --out run.zarr --max-evaluations 60")
     assert part.out.startswith("Budget at t = ")
-    assert "go on  attractor simulate --resume run.zarr" in part.out
+    assert "continue  attractor simulate --resume run.zarr" in part.out
     rest = command("simulate --resume run.zarr --json --observe diameter --plot run.png").json
     assert rest["outcome"] == whole["outcome"]
     assert rest["events"] == whole["events"]
     assert rest["observables"]["clusters"] == whole["observables"]["clusters"]
     assert rest["arguments"]["resume"] == "run.zarr"
     assert rest["arguments"]["until"] == 100.0
-    assert rest["written"] == {"store": "run.zarr", "pictures": ["run.png"], "report": None, "files": []}
+    assert rest["outputs"] == {"store": "run.zarr", "figures": ["run.png"], "report": None, "files": []}
     assert Path("run.png").exists()
 
 
@@ -100,5 +100,5 @@ def test_an_interrupted_run_says_how_to_go_on(command: Command, folder: Path) ->
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
-    assert err == "attractor simulate: error: interrupted; go on with: attractor simulate --resume run.zarr\n"
+    assert err == "attractor simulate: error: interrupted; continue with: attractor simulate --resume run.zarr\n"
     assert command("simulate --resume run.zarr --max-evaluations 20 --json").json["stats"]["evaluations"] > 20

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from attractor.cli.study import entries
+from attractor.cli.study import parse_entries
 
 SMALL = "--set layers=1,dim=8,heads=2,context=8,batch=2,steps=4,evaluate=2,evaluations=1"
 ARMS = "plain/rotary,convergent/rotary"
-STUDY = f"study bytes --data words.txt --seeds 0,1 --arms {ARMS} {SMALL}"
+STUDY = f"study run bytes --data words.txt --seeds 0,1 --arms {ARMS} {SMALL}"
 TIMES = ("seconds", "tokens_per_second", "time", "command")
 
 
@@ -52,13 +52,13 @@ def test_a_killed_study_goes_on_to_the_same_runs(words: Path, command: Callable[
     assert rows(words / "cut") == rows(words / "whole")
     assert "with changes" not in command(f"{STUDY} --out cut").err  # nothing is left to do
 
-    found = command("study-results cut --plot differences.png --plot-depth depth.svg --json").json
-    assert found["schema"] == "attractor.study-results/1"
+    found = command("study results cut --plot differences.png --plot-depth depth.svg --json").json
+    assert found["schema"] == "attractor.study-results/2"
     assert [pair["seeds"] for pair in found["comparisons"]] == [2]
     assert "plain/rotary against plain/absolute" in found["missing"]
     assert (words / "differences.png").stat().st_size > 1000
     assert (words / "depth.svg").exists()
-    told = command("study-results cut --question regimes")
+    told = command("study results cut --question regimes")
     assert told.code == 0
     assert "at least 0.5 with 2 seeds" in told.out
 
@@ -76,7 +76,9 @@ def test_time_that_is_up_and_arms_that_fail_are_said(
         assert late.code == 1
         assert ("0 runs, without plain/rotary" in late.out) is ("quiet" not in spelled)
         assert late.err.splitlines() == [f"{arm}: not begun in time" for arm in ARMS.split(",")]
-    failed = command(f"study bytes --data words.txt --out failed --seeds 0 --arms plain/rotary {SMALL},context=100000")
+    failed = command(
+        f"study run bytes --data words.txt --out failed --seeds 0 --arms plain/rotary {SMALL},context=100000"
+    )
     assert failed.code == 2
     assert failed.err.count("\n") == 1
     assert "with a context of 100000 a run needs" in failed.err
@@ -95,17 +97,20 @@ def test_time_that_is_up_and_arms_that_fail_are_said(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("study sound --data words.txt --out new", "the studies are bytes, bpe, vision"),
-        ("study bytes --data words.txt --out new --arms plain/rotary,bent/rotary", "arm 'bent/rotary' is not known"),
-        ("study bytes --data words.txt --out new --arms plain/sideways", "arm 'plain/sideways' is not known"),
-        ("study bytes --data absent.txt --out new", "absent.txt do not exist"),
-        ("study bytes --data words.txt --out new --seeds one", "--seeds one is not a list"),
-        ("study bytes --data words.txt --out new --set steps", "--set steps is not a list"),
-        ("study bytes --data words.txt --out new --set stops=3", "--set stops is not an entry"),
-        ("study bytes --data words.txt --out new --set betas=[0.9],steps=2", "betas are two numbers"),
-        ("study bytes --data words.txt --out new --set options={foo=1}", "options has foo"),
-        ("study-results absent", "absent does not exist"),
-        ("study-results words.txt --plot picture.bmp", "written as .png, .pdf, .svg"),
+        ("study run sound --data words.txt --out new", "the studies are bytes, bpe, vision"),
+        (
+            "study run bytes --data words.txt --out new --arms plain/rotary,bent/rotary",
+            "arm 'bent/rotary' is not known",
+        ),
+        ("study run bytes --data words.txt --out new --arms plain/sideways", "arm 'plain/sideways' is not known"),
+        ("study run bytes --data absent.txt --out new", "absent.txt do not exist"),
+        ("study run bytes --data words.txt --out new --seeds one", "--seeds one is not a list"),
+        ("study run bytes --data words.txt --out new --set steps", "--set steps is not a list"),
+        ("study run bytes --data words.txt --out new --set stops=3", "--set stops is not an entry"),
+        ("study run bytes --data words.txt --out new --set betas=[0.9],steps=2", "betas are two numbers"),
+        ("study run bytes --data words.txt --out new --set options={foo=1}", "options has foo"),
+        ("study results absent", "absent does not exist"),
+        ("study results words.txt --plot picture.bmp", "written as .png, .pdf, .svg"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(
@@ -120,7 +125,9 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
 
 
 def test_entries_may_be_lists_tables_and_words() -> None:
-    found = entries("steps=4,betas=[0.9, 0.99],options={scale = 0.1, head_dim=8},tokenizer='a,b.json',augment=none")
+    found = parse_entries(
+        "steps=4,betas=[0.9, 0.99],options={scale = 0.1, head_dim=8},tokenizer='a,b.json',augment=none"
+    )
     assert found == {
         "steps": 4,
         "betas": [0.9, 0.99],
@@ -128,11 +135,11 @@ def test_entries_may_be_lists_tables_and_words() -> None:
         "tokenizer": "a,b.json",
         "augment": "none",
     }
-    assert entries(None) == {}
+    assert parse_entries(None) == {}
 
 
 def test_an_unknown_question_names_those_there_are(command: Callable[[str], Any]) -> None:
     kept = Path(__file__).parents[2] / "benchmarks" / "results" / "training" / "bpe.jsonl"
-    done = command(f"study-results {kept} --question fate")
+    done = command(f"study results {kept} --question fate")
     assert done.code == 2
     assert "regimes, positions, refinements, alternatives, control" in done.err

@@ -10,7 +10,7 @@ import pytest
 
 def test_predict_says_what_applies(command) -> None:
     report = command("predict --beta 1 --tokens 4 --start hemisphere --json").json
-    assert report["schema"] == "attractor.predict/1"
+    assert report["schema"] == "attractor.predict/2"
     assert {"regimes.T3", "regimes.T6"} <= set(report["fates"]["divergence"]["theorems"])
     assert report["contradictions"] == []
     t3 = next(row for row in report["applicable"] if row["theorem"] == "regimes.T3")
@@ -30,7 +30,7 @@ def test_check_counts_instances(command) -> None:
     report = command(
         "check --theorem regimes.T5 --theorem regimes.T7 --instances 6 --violated 2 --processes 1 --json"
     ).json
-    assert report["schema"] == "attractor.check/1"
+    assert report["schema"] == "attractor.check/2"
     assert [row["key"] for row in report["theorems"]] == ["regimes.T5", "regimes.T7"]
     assert {row["instances"] for row in report["theorems"]} == {6}
     assert report["violations"] == 0
@@ -70,7 +70,7 @@ def test_processes_share_the_theorems(command) -> None:
 def test_regimes_of_files(command, folder: Path) -> None:
     files = "--query query.npy --key key.npy --value narrow.npy --output-projection projection.npy"
     report = command(f"regimes {files} --json").json
-    assert report["schema"] == "attractor.regimes/1"
+    assert report["schema"] == "attractor.regimes/2"
     (layer,) = report["layers"]
     assert [head["head"] for head in layer["heads"]] == [0, 1]
     assert layer["heads"][0]["rank"] == 2

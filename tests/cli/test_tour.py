@@ -60,9 +60,9 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """No model of one test is met in another."""
-    models.opened.cache_clear()
+    models.open_model.cache_clear()
     yield
-    models.opened.cache_clear()
+    models.open_model.cache_clear()
 
 
 def tour(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
@@ -87,7 +87,7 @@ def test_the_whole_of_a_small_one(small_model: Path, tmp_path: Path, capsys: pyt
     assert results["audit"]["heads"] == 4
     assert results["refine"]["unchanged_at_zero"] is True
     page = tmp_path / "a" / "b" / "report.html"
-    assert found["report"] == str(page)
+    assert found["outputs"]["report"] == str(page)
     assert page.stat().st_size == found["bytes"] < 8_000_000
     assert faults(page.read_text(encoding="utf-8")) == []
     words = words_of(page)
@@ -108,7 +108,7 @@ def test_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_what_is_missing_is_skipped_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "here", lambda model: False)
+    monkeypatch.setattr(models, "is_available", lambda model: False)
     code, found, _ = tour(capsys, "--stop", "audit", "--stop", "trace", "--stop", "refine", "--out", str(tmp_path))
     assert code == 0
     assert {stop["status"] for stop in found["stops"]} == {"skipped"}
@@ -119,7 +119,7 @@ def test_without_the_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     code, found, _ = tour(capsys, "--stop", "audit", "--out", str(tmp_path))
     assert code == 0
-    assert "attractor[checkpoints]" in found["stops"][0]["words"]
+    assert "attractor[checkpoints]" in found["stops"][0]["summary"]
 
 
 def test_a_model_without_a_tokenizer(small_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +133,7 @@ def test_a_model_without_a_tokenizer(small_model: Path, tmp_path: Path, capsys: 
     )
     assert code == 0
     assert [stop["status"] for stop in found["stops"]] == ["made", "skipped", "skipped"]
-    assert "no tokenizer" in found["stops"][1]["words"]
+    assert "no tokenizer" in found["stops"][1]["summary"]
 
 
 def test_a_stop_that_fails_fails_alone(
@@ -144,7 +144,7 @@ def test_a_stop_that_fails_fails_alone(
     def broken(*_: object) -> None:
         raise RuntimeError("no such <b>luck</b>")
 
-    monkeypatch.setattr(gaussians, "blow_up", broken)
+    monkeypatch.setattr(gaussians, "integrate_blow_up", broken)
     code, found, _ = tour(capsys, "--small", "--stop", "hemisphere", "--stop", "gaussians", "--out", str(tmp_path))
     assert code == 1
     assert [stop["status"] for stop in found["stops"]] == ["made", "failed"]

@@ -35,12 +35,12 @@ def test_json_is_one_object(minilm: str, capsys: pytest.CaptureFixture[str], tmp
     arguments = ["trace", minilm, "--text", TEXT, "--file", str(file), "--lines", "--json", "--plot", str(picture)]
     assert run(arguments) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["schema"] == "attractor.trace/1"
+    assert report["schema"] == "attractor.trace/2"
     assert (report["texts"], report["model"]["family"], report["model"]["layers"]) == (3, "bert", 6)
     assert len(report["curves"]["cosine"]["mean"]) == 7
     assert all(value > 0 for value in report["curves"]["token_norm"]["spread"])
     assert [len(row) for row in report["heads"]["expansion"]] == [12] * 6
-    assert report["written"] == {"pictures": [str(picture)], "report": None, "files": [], "store": None}
+    assert report["outputs"] == {"figures": [str(picture)], "report": None, "files": [], "store": None}
     assert picture.stat().st_size > 10_000
 
 
@@ -67,9 +67,7 @@ def test_lines_that_are_too_short_are_left_out(
     assert report["lengths"] == [7, 2]
     assert all(value is not None for value in report["curves"]["cosine_without_first"]["mean"])
     assert run(line) == 0
-    assert (
-        f"left out 1  line 3 of {file} ('word'): 1 token, and a trace follows two at least" in capsys.readouterr().out
-    )
+    assert f"skipped 1  line 3 of {file} ('word'): 1 token, a trace needs at least two" in capsys.readouterr().out
     file.write_text("word\n", encoding="utf-8")
     assert run(line) == 2
     assert "none of 1 texts has two tokens" in capsys.readouterr().err
@@ -82,7 +80,7 @@ def test_a_table_for_people(minilm: str, capsys: pytest.CaptureFixture[str]) -> 
     assert run(["trace", minilm, "--text", TEXT, "--without", "feedforward", "--no-attention"]) == 0
     printed = capsys.readouterr().out
     assert "6 layers, 1 text, 8 tokens, without feedforward" in printed
-    assert f"again  attractor trace {minilm} --text '{TEXT}' --without feedforward --no-attention" in printed
+    assert f"command  attractor trace {minilm} --text '{TEXT}' --without feedforward --no-attention" in printed
 
 
 @pytest.mark.model
@@ -110,7 +108,7 @@ def test_a_page(
     assert (
         run(["trace", "minilm", "--text", TEXT, "--text", "And another one of them.", "--report", str(page_file)]) == 0
     )
-    assert f"report  {page_file}" in capsys.readouterr().out
+    assert f"report   {page_file}" in capsys.readouterr().out
     assert faults(page_file.read_text(encoding="utf-8")) == []
     page, asked = browser.new_page(), []
     page.set_default_timeout(120_000)
@@ -133,9 +131,9 @@ def test_a_page(
 def test_a_file_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "binary"
     file.write_bytes(b"abc\xff\xfe")
-    for command in (["trace", "minilm"], ["practice", "minilm"], ["iterate", "minilm"]):
+    for command in (["trace", "minilm"], ["iterate", "minilm"]):
         assert run([*command, "--file", str(file)]) == 2
-        assert "is no text in UTF-8: byte 3 is 0xff" in capsys.readouterr().err
+        assert "is not text in UTF-8: byte 3 is 0xff" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -159,7 +157,7 @@ def test_a_file_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         ([".", "--dataset", "SOTU", "--split", "test"], 2, "--split belongs to a --dataset of the hub"),
         ([".", "--dataset", "."], 2, ". is a folder; give a file in it"),
         ([".", "--file", "."], 2, "--file . is a folder"),
-        ([".", "--image", "a.png", "--max-tokens", "9"], 2, "--max-tokens cuts texts"),
+        ([".", "--image", "a.png", "--max-tokens", "9"], 2, "--max-tokens truncates texts"),
         ([".", "--text", "a b", "--summary", "--attention"], 2, "--summary leaves out what --attention measures"),
         ([".", "--text", "a b", "--width", "one"], 2, "--width belongs to --plot"),
         ([".", "--text", "a b", "--without", "heads"], 2, "'heads' cannot be taken away"),

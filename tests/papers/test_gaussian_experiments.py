@@ -8,7 +8,7 @@ import pytest
 import attractor as at
 from attractor.errors import InputError
 from attractor.papers.gaussian_cases import candidate, counterexample, growth_rates, published_procedure
-from attractor.papers.gaussian_ranks import draws, rank_histogram
+from attractor.papers.gaussian_ranks import FIGURE, draw_systems
 
 
 def test_an_absolute_cut_misjudges_the_rank() -> None:
@@ -22,12 +22,12 @@ def test_an_absolute_cut_misjudges_the_rank() -> None:
 
 
 def test_ranks_are_those_of_the_kernel_of_S() -> None:
-    found = rank_histogram("softmax", "identity", dims=(3,), count=2, emulate=False)
-    assert found.accurate == {3: {"2": 2}}
-    assert found.kernel_dimension == {3: 2}
-    assert np.array_equal(draws(4, 2, "definite", 5)[1][0], draws(4, 2, "definite", 5)[1][0])
+    found = FIGURE.reproduce({"dims": (3,), "draws": 2, "emulate": False})
+    assert found["accurate"] == {"3": {"2": 2}}
+    assert found["dim_ker_S"] == {"3": 2}
+    assert np.array_equal(draw_systems(4, 2, "definite", 5)[1][0], draw_systems(4, 2, "definite", 5)[1][0])
     with pytest.raises(InputError, match="not known"):
-        draws(3, 1, "diagonal", 0)
+        draw_systems(3, 1, "diagonal", 0)
 
 
 @pytest.mark.theorem

@@ -1,4 +1,4 @@
-"""The study of positions: absolute ones, rotary ones, and the mask that makes them harmless."""
+"""Positional encodings and collapse: absolute, rotary, and causal masks."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import pytest
 import torch
 
 import attractor as at
-from attractor.papers.positions import PositionalStudy, draw, positional_study, resplit
+from attractor.papers import Data, find_figure
+from attractor.papers.positions import replace_query
 
 
 @pytest.fixture(scope="module")
-def study() -> PositionalStudy:
+def study() -> Data:
     names = ("none", "absolute, once", "absolute, every layer", "rotary, orthogonal query", "causal", "causal, rotary")
-    return positional_study(systems=4, horizon=60.0, seed=0, phase=0, names=names)
+    return find_figure("positions").reproduce({"systems": 4, "until": 60.0, "phase": 0, "encodings": names})
 
 
 @pytest.mark.theorem
-def test_what_the_theorems_promise(study: PositionalStudy) -> None:
+def test_what_the_theorems_promise(study: Data) -> None:
     """T1 without positions, once, and at every layer (to -p); T8 under a causal mask."""
-    found = {row.name: row.counts for row in study.encodings}
+    found = {row["name"]: row["counts"] for row in study["encodings"]}
     for name in ("none", "absolute, once", "absolute, every layer", "causal", "causal, rotary"):
         assert found[name]["collapse"] == 4, name
 
 
-def test_rotary_positions_stop_the_collapse(study: PositionalStudy) -> None:
-    found = {row.name: row.counts for row in study.encodings}
+def test_rotary_positions_stop_the_collapse(study: Data) -> None:
+    found = {row["name"]: row["counts"] for row in study["encodings"]}
     assert found["rotary, orthogonal query"]["collapse"] < 4
 
 
@@ -44,15 +45,11 @@ def test_the_rotary_equilibrium() -> None:
 def test_another_split_has_the_same_interaction(rng) -> None:
     law = at.Attention.random(4, 1)
     query = torch.from_numpy(rng.standard_normal((1, 4, 4)))
-    torch.testing.assert_close(resplit(law, query).interaction, law.interaction)
+    torch.testing.assert_close(replace_query(law, query).interaction, law.interaction)
 
 
-def test_the_picture(study: PositionalStudy, tmp_path: Path) -> None:
-    assert draw(study, tmp_path / "study.png").stat().st_size > 10_000
+def test_the_figure(study: Data, tmp_path: Path) -> None:
+    (path,) = find_figure("positions").draw(study, tmp_path / "study.png")
+    assert path.stat().st_size > 10_000
     with pytest.raises(at.errors.InputError, match="written as"):
-        draw(study, tmp_path / "study.gif")
-
-
-def test_bad_numbers_are_refused() -> None:
-    with pytest.raises(at.errors.InputError, match="horizon"):
-        positional_study(horizon=1.0)
+        find_figure("positions").draw(study, tmp_path / "study.gif")

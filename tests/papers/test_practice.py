@@ -16,14 +16,11 @@ from scipy import stats
 import attractor as at
 from attractor.cli.main import run
 from attractor.errors import InputError
-from attractor.papers import practice as growth
-from attractor.papers import practice as study
-from attractor.papers import practice as subjects
-from attractor.papers import practice as weights
-from attractor.papers import practice as words
-from attractor.papers.practice import ANTIBODIES, REACTIONS, SMILES, Ranks, Sample, Subject, spearman
+from attractor.papers import practice
+from attractor.papers.practice import ANTIBODIES, REACTIONS, SMILES, Subject
+from attractor.papers.rank_correlation import Ranks, Sample, spearman
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoints"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from small_models import random_model
 
 
@@ -86,7 +83,7 @@ def test_growth_is_what_the_model_does(case: str) -> None:
     model: Any = random_model(case).eval()
     opened = at.checkpoint(model)
     ids = [3, 5, 7, 9, 11, 4]
-    found = growth.measure(Subject("small", opened, (ids,), "small"))
+    found = practice.measure_growth(Subject("small", opened, (ids,), "small"))
     blocks = model.layers if case.startswith("Llama") else model.encoder.layer
     before: list[torch.Tensor] = []
     wrote: list[torch.Tensor] = []
@@ -112,14 +109,14 @@ def test_one_sided_tokens_are_recognised() -> None:
     u = vectors[:, good][:, 0].real
     noise = torch.randn(12, len(u), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     aside = noise - (noise @ u)[:, None] * u
-    assert growth.one_sided(layer, 1, aside + u)
-    assert not growth.one_sided(layer, 1, torch.cat((noise, -noise)))
+    assert practice.is_one_sided(layer, 1, aside + u)
+    assert not practice.is_one_sided(layer, 1, torch.cat((noise, -noise)))
 
 
 def test_predictors_are_those_of_the_full_matrices() -> None:
     opened = at.checkpoint(random_model("GPT-2"))
     law: Any = opened.layers[1].law(fold=True)
-    found = weights.predictors(law, [])
+    found = practice.compute_predictors(law, [])
     total = (law.output @ law.value).sum(0)
     eigenvalues = torch.linalg.eigvals(total)
     interaction = law.scale * (law.query.mT @ law.key).sum(0)
@@ -129,7 +126,7 @@ def test_predictors_are_those_of_the_full_matrices() -> None:
     assert found["value_mean"] == pytest.approx(float(eigenvalues.real.mean()), rel=1e-8)
     assert found["interaction_high"] == pytest.approx(float(sizes[-1]), rel=1e-8)
     assert found["interaction_index"] == pytest.approx(float(sizes.sum() / sizes.abs().sum()), rel=1e-7)
-    assert set(found) == set(weights.PREDICTORS)
+    assert set(found) == set(practice.PREDICTORS)
 
 
 def test_one_model_of_a_lineage_counts() -> None:
@@ -137,7 +134,7 @@ def test_one_model_of_a_lineage_counts() -> None:
         {"name": name, "lineage": name[0], "layers": {"size": [0.0] * n}}
         for name, n in (("a1", 9), ("a2", 9), ("b", 3))
     ]
-    assert [model["name"] for model in study.first_of_each_lineage(models)] == ["a1"]
+    assert [model["name"] for model in practice.first_of_each_lineage(models)] == ["a1"]
 
 
 def test_inputs_are_split_into_what_the_models_read() -> None:
@@ -148,9 +145,9 @@ def test_inputs_are_split_into_what_the_models_read() -> None:
 
 def test_names_are_known_however_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = at.checkpoint(random_model("Llama, grouped"))
-    monkeypatch.setattr(subjects, "checkpoint", lambda name: opened)
-    (found,) = subjects.subjects(("STORIES15m",))
-    assert (found.name, found.lineage, found.inputs) == ("stories15M", "stories15M", subjects.STORIES)
+    monkeypatch.setattr(practice, "checkpoint", lambda name: opened)
+    (found,) = practice.open_subjects(("STORIES15m",))
+    assert (found.name, found.lineage, found.inputs) == ("stories15M", "stories15M", practice.STORIES)
 
 
 def test_antibodies_are_read_with_the_vocabulary_beside_the_weights(
@@ -160,8 +157,8 @@ def test_antibodies_are_read_with_the_vocabulary_beside_the_weights(
     model.save_pretrained(tmp_path)
     words = ["[PAD]", "[CLS]", "[SEP]", *"ACDEFGHIKLMNPQRSTVWY"]
     (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-    monkeypatch.setattr(subjects, "checkpoint", lambda name: at.checkpoint(tmp_path))
-    (found,) = subjects.subjects(("AntiBERTy",))
+    monkeypatch.setattr(practice, "checkpoint", lambda name: at.checkpoint(tmp_path))
+    (found,) = practice.open_subjects(("AntiBERTy",))
     assert [len(ids) for ids in found.inputs] == [len(sequence) + 2 for sequence in ANTIBODIES]
     assert found.inputs[0][:2] == [1, words.index("E")]
 
@@ -169,39 +166,38 @@ def test_antibodies_are_read_with_the_vocabulary_beside_the_weights(
 def test_a_text_that_cannot_be_read_is_named() -> None:
     opened = at.checkpoint(random_model("Llama, grouped"))
     with pytest.raises(InputError, match="text 2 for small: the text has 1 token"):
-        growth.measure(Subject("small", opened, ([3, 5], [7]), "small"))
+        practice.measure_growth(Subject("small", opened, ([3, 5], [7]), "small"))
 
 
-def test_the_command_from_a_folder(
+def test_the_command_with_a_random_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A random model of six layers that reads ids: nothing is found, and that is said."""
+    """A random model of six layers that reads ids."""
     model: Any = random_model("Llama, grouped", num_hidden_layers=6)
     opened = at.checkpoint(model)
     subject = Subject("random", opened, ([3, 5, 7, 9], [8, 6, 4, 2]), "random")
-    monkeypatch.setattr(study, "subjects", lambda names, texts: [subject])
-    pictures = [tmp_path / "ranks.png", tmp_path / "layers.png"]
-    arguments = ["--plot", str(pictures[0]), "--plot-layers", str(pictures[1]), "--out", str(tmp_path / "data.json")]
-    assert run(["practice", "random", "--json", "--resamples", "200", *arguments]) == 0
+    monkeypatch.setattr(practice, "open_subjects", lambda names, texts: [subject])
+    files = ["--plot", str(tmp_path / "ranks.png"), "--out", str(tmp_path / "data.json")]
+    assert run(["reproduce", "practice", "--json", "--set", "resamples=200", "--set", "models=random", *files]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "attractor.practice/1"
-    assert document["models"][0]["heads"]["heads"] == 24
-    assert len(document["pooled"]) == len(growth.OUTCOMES) * len(weights.PREDICTORS)
-    assert document["answers"] == words.answers(document)
-    assert "24 heads 0 meet" in document["answers"][0]
-    assert all(path.stat().st_size > 1000 for path in pictures)
+    data = document["data"]
+    assert data["models"][0]["heads"]["heads"] == 24
+    assert len(data["pooled"]) == len(practice.OUTCOMES) * len(practice.PREDICTORS)
+    assert data["answers"] == practice.answer_questions(data)
+    assert "24 heads 0 meet" in data["answers"][0]
+    assert document["outputs"]["figures"] == [str(tmp_path / "ranks.png"), str(tmp_path / "ranks_layers.png")]
+    assert all(Path(path).stat().st_size > 1000 for path in document["outputs"]["figures"])
     assert json.loads((tmp_path / "data.json").read_text()) == document
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--file", "no-such-file"], "is not a file that can be read"),
-        (["--plot", "a.gif"], "written as .png, .pdf, .svg"),
-        (["--out", "no/such/folder/a.json"], "does not exist"),
-        (["./no/such/model"], "no file or folder"),
+        (["--set", "file=no-such-file"], "is not a file that can be read"),
+        (["--set", "resamples=10"], "resamples must be at least 100"),
+        (["--set", "models=./no/such/model"], "no file or folder"),
     ],
 )
 def test_bad_arguments_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["practice", *arguments]) == 2
+    assert run(["reproduce", "practice", *arguments]) == 2
     assert message in " ".join(capsys.readouterr().err.split())

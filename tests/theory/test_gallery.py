@@ -50,7 +50,7 @@ def test_the_page_of_claims_is_what_the_command_writes() -> None:
 def test_the_command_draws_and_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["claims", "--only", QUICK, "--json", "--plot", str(tmp_path)]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "attractor.claims/1"
+    assert document["schema"] == "attractor.claims/2"
     assert [row["key"] for row in document["claims"]] == [QUICK]
     assert document["claims"][0]["reproduced"] is True
     assert (tmp_path / f"{QUICK}.png").stat().st_size > 1000

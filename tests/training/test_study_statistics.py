@@ -201,13 +201,13 @@ def test_lost_runs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     values["divergent/rotary"] = [2.5, 2.7, None]
     (tmp_path / "runs.jsonl").write_text("\n".join(lines_of(values)))
     picture = tmp_path / "differences.svg"
-    assert command(["study-results", str(tmp_path), "--question", "regimes", "--plot", str(picture)]) == 0
+    assert command(["study", "results", str(tmp_path), "--question", "regimes", "--plot", str(picture)]) == 0
     told = capsys.readouterr().out
     assert "lost        2 runs ended in no finite number" in told
     assert "not tested  convergent/rotary (lost 1) against plain/rotary (lost 0)" in told
     assert "divergent/rotary (1 lost)" in told
     assert "2 runs ended in no number" in picture.read_text()
-    assert command(["study-results", str(tmp_path), "--json"]) == 0
+    assert command(["study", "results", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["lost"] == 2
     assert [row["lost"] for row in document["arms"]] == [0, 1, 1]

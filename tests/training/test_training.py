@@ -202,7 +202,7 @@ def test_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     arguments = ["train", "tiny", "--data", str(data), "--steps", "2"]
     assert command([*arguments, "--out", str(tmp_path / "runs"), "--seeds", "0,1", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["schema"] == "attractor.train/1"
+    assert printed["schema"] == "attractor.train/2"
     assert [run["seed"] for run in printed["runs"]] == [0, 1]
     assert printed["runs"][0]["loss"] != printed["runs"][1]["loss"]
     assert (tmp_path / "runs" / "seed1" / "checkpoint" / "step.json").is_file()

@@ -1,4 +1,4 @@
-"""``attractor audit``."""
+"""``attractor audit``: classify the heads of real models by their weights."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attractor.cli.console import Written, ending, print_rows
+from attractor.cli.console import Outputs, print_rows
 from attractor.cli.inputs import check_file
-from attractor.cli.options import grouped, panel, replay
+from attractor.cli.options import (
+    CommonOptions,
+    command_line,
+    panel,
+    print_result,
+    result_option,
+    seed_option,
+    with_options,
+)
 from attractor.html_repr import format_number
 from attractor.models import count_labels, median, median_deviation
-from attractor.progress import progress_bar
 from attractor.weights import QUANTITIES
 
 if TYPE_CHECKING:
@@ -39,12 +46,12 @@ SUMS = {
 WIDTH, TOP = 22, 5
 
 
-def short(value: float | None) -> str:
+def format_short(value: float | None) -> str:
     return "-" if value is None else format_number(float(f"{value:.3g}"))
 
 
 def print_audit(found: list[Audit]) -> None:
-    """For every model a line a layer: medians over heads, how far these are from their nulls, and the labels."""
+    """Print for every layer of every model medians over heads, their deviations from the nulls, and the labels."""
     for model in found:
         how = "norms folded in" if model.folded else "norms left out"
         notes = {f"note {index + 1}": note for index, note in enumerate(model.notes)}
@@ -85,7 +92,7 @@ def _layers(model: Audit) -> dict[str, str]:
 
 
 def _cell(heads: list[AuditHead], column: str) -> str:
-    middle = short(median(head.quantities[column] for head in heads))
+    middle = format_short(median(head.quantities[column] for head in heads))
     if heads[0].nulls is None:
         return middle
     away = [median_deviation(heads, column, kind) for kind in ("random", "mismatched")]
@@ -93,12 +100,12 @@ def _cell(heads: list[AuditHead], column: str) -> str:
 
 
 def _print_more(model: Audit) -> None:
-    """Layers as wholes, heads far from their nulls, rotary offsets, error bars."""
+    """Print sums over heads, heads far from their nulls, rotary offsets and error bars."""
     summed = [layer.row() for layer in model.layers if layer.regime is not None]
     if summed:
         rows = {"": "".join(f"{name:>{WIDTH // 2 + 1}}" for name in list(SUMS)[:-1]) + "   label"}
         for row in summed:
-            cells = [row[name] if name == "label" else short(row[name]) for name in SUMS.values()]
+            cells = [row[name] if name == "label" else format_short(row[name]) for name in SUMS.values()]
             rows[row["name"]] = "".join(f"{cell:>{WIDTH // 2 + 1}}" for cell in cells[:-1]) + f"   {cells[-1]}"
         print_rows("layers as wholes: sums over heads, residual of a shared metric, predicted growth of the norm", rows)
     far = _far(model)
@@ -131,8 +138,8 @@ def _offsets(model: Audit) -> dict[str, str]:
         for row in head.offsets:
             by_offset.setdefault(row.offset, []).append(row)
     return {
-        str(offset): f"index {short(median(row.index for row in rows)):>9}   "
-        f"change of W {short(median(row.change for row in rows)):>9}"
+        str(offset): f"index {format_short(median(row.index for row in rows)):>9}   "
+        f"change of W {format_short(median(row.change for row in rows)):>9}"
         for offset, rows in sorted(by_offset.items(), reverse=True)
     }
 
@@ -143,24 +150,24 @@ def _bars(model: Audit) -> dict[str, str]:
         bars = [bar.bar for head in model.heads if (bar := (head.errors or {}).get(column)) is not None]
         if bars:
             rows[title] = (
-                f"{short(median(head.quantities[column] for head in model.heads)):>9} +- {short(median(bars))}"
+                f"{format_short(median(head.quantities[column] for head in model.heads)):>9} +- {format_short(median(bars))}"
             )
     return rows
 
 
 def print_comparison(compared: list[Comparison]) -> None:
-    """Which heads moved most, and the medians of both models."""
-    for one in compared:
+    """Print the medians of both models, and the heads that changed most."""
+    for pair in compared:
         medians = {
-            quantity.title: f"{short(row.first):>10} -> {short(row.second):>10}"
+            quantity.title: f"{format_short(row.first):>10} -> {format_short(row.second):>10}"
             for quantity in QUANTITIES
-            if (row := one.summary[quantity.name]).first is not None and row.second is not None
+            if (row := pair.summary[quantity.name]).first is not None and row.second is not None
         }
-        print_rows(f"{one.first} -> {one.second}: medians over all heads", medians)
-        if one.reason is not None:
-            print_rows("", {"heads": one.reason})
+        print_rows(f"{pair.first} -> {pair.second}: medians over all heads", medians)
+        if pair.reason is not None:
+            print_rows("", {"heads": pair.reason})
             continue
-        top = {f"{row.name} head {row.head}": _moved(row) for row in one.most_moved[: 2 * TOP]}
+        top = {f"{row.name} head {row.head}": _moved(row) for row in pair.most_moved[: 2 * TOP]}
         print_rows("heads that moved most", top or {"none": "no head moved"})
 
 
@@ -172,8 +179,8 @@ def _moved(row: HeadChange) -> str:
     return ", ".join(words) + ("" if before == after else f", {before} -> {after}")
 
 
-SCHEMA = "attractor.audit/2"
-change, output = panel("Weights"), panel("Results")
+SCHEMA = "attractor.audit/3"
+option = panel("Weights")
 
 
 class Detail(StrEnum):
@@ -184,92 +191,84 @@ class Detail(StrEnum):
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Which weights, and how they are taken."""
+    """Which weights, and how they are analysed."""
 
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL...", help="A folder, a file, a name of attractor fetch, or one on the Hugging Face hub."
+            metavar="MODEL...", help="A folder, a file, an asset of attractor fetch, or a name on the Hugging Face hub."
         ),
     ]
     fold: Annotated[
         bool | None,
-        change(
-            "", "Take the norm before attention into the weights.", "--fold/--no-fold", default="in pre-norm models"
+        option(
+            "", "Fold the norm before attention into the weights.", "--fold/--no-fold", default="in pre-norm models"
         ),
     ] = None
     detail: Annotated[
         Detail,
-        change(
+        option(
             "",
-            "heads: heads alone; full: also mismatched heads, rotary offsets, numbers without the norm, sums and error bars; "
+            "heads: heads alone; full: also mismatched heads, rotary offsets, values without the norm, sums and error bars; "
             "auto: full up to width 1024.",
         ),
     ] = Detail.auto
     sums: Annotated[
-        bool | None, change("", "Classify layers as wholes too.", "--sums/--no-sums", default="as --detail")
+        bool | None,
+        option("", "Also classify the sum of the heads of each layer.", "--sums/--no-sums", default="as --detail"),
     ] = None
-    nulls: Annotated[int, change("N", "Random heads to compare with; 0: no nulls.", min=0)] = 64
+    nulls: Annotated[int, option("N", "Random heads for comparison; 0 for none.", min=0)] = 64
     verify: Annotated[
         bool | None,
-        change("", "Compare with the model's own attention.", "--verify/--no-verify", default="up to width 1024"),
+        option("", "Compare our attention with the model's own.", "--verify/--no-verify", default="up to width 1024"),
     ] = None
-    seed: Annotated[int, change("N", "Of random heads and perturbed weights.", min=0)] = 0
+    seed: Annotated[int, seed_option("Seed of random heads and perturbed weights.", "Weights")] = 0
 
 
 @dataclass(frozen=True)
-class AuditOutput:
-    """What becomes of the audit."""
+class AuditResults(CommonOptions):
+    """Where results go."""
 
-    csv: Annotated[Path | None, output("FILE", "Write one row for each head.")] = None
-    parquet: Annotated[Path | None, output("FILE", "The same as a Parquet table.")] = None
+    csv: Annotated[Path | None, result_option("FILE", "Write one row for each head as CSV.")] = None
+    parquet: Annotated[Path | None, result_option("FILE", "Write one row for each head as Parquet.")] = None
     report: Annotated[
-        Path | None, output("FILE.html", "Write a page: every head as a heatmap, labels, and what moved.")
+        Path | None,
+        result_option("FILE.html", "Write a page: heatmaps of all heads, labels, and changes between models."),
     ] = None
-    json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
-    progress: Annotated[
-        bool | None, output("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
-    ] = None
-    debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(AuditOptions, AuditOutput)
-def audit(context: typer.Context, options: AuditOptions, output: AuditOutput) -> None:
-    """Classify every head of real models by its weights: definiteness, spectra, regime, whether a theorem certifies it, and how far it is
-    from a random head and from mismatched ones. Several models are compared with the first.
+@with_options(AuditOptions, AuditResults)
+def audit(context: typer.Context, options: AuditOptions, output: AuditResults) -> None:
+    """Classify every head of real models by its weights: definiteness, spectra, regime, theorems that certify it, and deviations
+    from random and from mismatched heads. With several models, each is compared with the first.
 
     All numbers are spectra of weights alone, without data. Exit code 0; 1 if a model cannot be read, 2 for a bad argument.
     """
-    with ending("attractor audit", output.debug):
-        _check(output)
-        from attractor.cli.console import print_json
-        from attractor.cli.environment import versions
-        from attractor.models import require_transformers, silence_transformers
+    from attractor.models import compare, require_transformers, silence_transformers
 
-        require_transformers()
-        command = replay(context, without=("json", "progress", "debug"))
-        with silence_transformers():
-            pairs = [one(model, options, output) for model in options.models]
-            found = [audited for _, audited in pairs]
-            compared = _compared(pairs)
-        files = _write(found, output)
-        if output.report is not None:
-            from attractor.report import audit_report
+    check_results(output)
+    require_transformers()
+    command = command_line(context)
+    with silence_transformers():
+        (opened, first), *others = [audit_model(model, options, output) for model in options.models]
+        found = [first, *(audited for _, audited in others)]
+        compared = [compare(first, audited, (opened, other)) for other, audited in others]
+    files = write_tables(found, output)
+    if output.report is not None:
+        from attractor.report import audit_report
 
-            audit_report(found, compared, command).write(output.report)
-        written = Written(report=output.report, files=files)
-        if output.json:
-            parts = {"models": [model.row() for model in found], "comparisons": [one.row() for one in compared]}
-            document = {"schema": SCHEMA, "command": command, **parts, "written": written.row()}
-            print_json({**document, "versions": versions()})
-        else:
-            print_audit(found)
-            print_comparison(compared)
-            written.tell(command)
+        audit_report(found, compared, command).write(output.report)
+    document = {"models": [model.row() for model in found], "comparisons": [pair.row() for pair in compared]}
+
+    def print_tables() -> None:
+        print_audit(found)
+        print_comparison(compared)
+
+    print_result(output, SCHEMA, command, document, Outputs(report=output.report, files=files), print_tables)
 
 
-def _check(output: AuditOutput) -> None:
-    """Refuse what could not be written at the end."""
+def check_results(output: AuditResults) -> None:
+    """Raise if results could not be written."""
     for path, option in ((output.csv, "--csv"), (output.parquet, "--parquet")):
         if path is not None:
             check_file(path, option)
@@ -283,30 +282,24 @@ def _check(output: AuditOutput) -> None:
         import_pyarrow()
 
 
-def one(model: str, options: AuditOptions, output: AuditOutput) -> tuple[Checkpoint, Audit]:
-    """One model, with a bar."""
-    from attractor.models import audit as audit_one
+def audit_model(model: str, options: AuditOptions, output: AuditResults) -> tuple[Checkpoint, Audit]:
+    """Open and audit one model."""
+    from attractor.models import audit as audit_weights
     from attractor.models import checkpoint
 
     opened = checkpoint(model)
-    with progress_bar(f"layers of {Path(model).name}", output.progress, total=len(opened.layers)) as update:
-        settings = {name: getattr(options, name) for name in ("fold", "detail", "sums", "nulls", "verify", "seed")}
-        return opened, audit_one(opened, progress=update, **{**settings, "detail": options.detail.value})
+    settings = {name: getattr(options, name) for name in ("fold", "detail", "sums", "nulls", "verify", "seed")}
+    with output.show_progress(f"layers of {Path(model).name}", total=len(opened.layers)) as update:
+        return opened, audit_weights(opened, progress=update, **{**settings, "detail": options.detail.value})
 
 
-def _compared(pairs: list[tuple[Checkpoint, Audit]]) -> list:
-    from attractor.models import compare
-
-    (opened, first), *others = pairs
-    return [compare(first, audited, (opened, other)) for other, audited in others]
-
-
-def _write(found: list[Audit], output: AuditOutput) -> list[Path]:
+def write_tables(found: list[Audit], output: AuditResults) -> list[Path]:
+    """Write the tables of heads, and return their paths."""
     from attractor.models import write_csv, write_parquet
 
-    written = []
+    files = []
     for path, write in ((output.csv, write_csv), (output.parquet, write_parquet)):
         if path is not None:
             write(found, path)
-            written.append(path)
-    return written
+            files.append(path)
+    return files

@@ -3,50 +3,51 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from attractor.cli.console import FAILED, complain, ending
-from attractor.cli.environment import extras, machine, programs, required_packages
+from attractor.cli.console import FAILED, print_error, print_json, print_rows
+from attractor.cli.environment import extras, machine, programs, required_packages, versions
+from attractor.cli.options import CommonOptions, with_options
 
 ANGLE, UNTIL, TOLERANCE = 2.5, 3.0, 1e-7
 
 
-def engines_checked() -> list[dict[str, Any]]:
-    """Every engine: whether it works, whether it agrees with what is known, and a sentence."""
+def check_engines() -> list[dict[str, Any]]:
+    """Test every engine: whether it works, and its error against known results."""
     from attractor import engines
 
-    return [_checked(engine.name, engine.reason, engine.name) for engine in engines.available()]
+    return [_self_test(engine.name, engine.reason, engine.name) for engine in engines.available()]
 
 
-def loop_checked() -> dict[str, Any]:
-    """The same for the native loop, which small systems take unless an engine is named."""
+def check_native_loop() -> dict[str, Any]:
+    """Test the native loop, which integrates small systems unless an engine is named."""
     from attractor.engines import native
 
-    return _checked("native", native.reason, None)
+    return _self_test("native", native.reason, None)
 
 
-def _checked(name: str, reason: str, engine: str | None) -> dict[str, Any]:
+def _self_test(name: str, reason: str, engine: str | None) -> dict[str, Any]:
     from attractor.errors import AttractorError, UnsupportedError
 
-    words: dict[str, Any] = {"name": name, "works": not reason, "passed": None, "error": None}
+    row: dict[str, Any] = {"name": name, "works": not reason, "passed": None, "error": None}
     if reason:
-        return words | {"message": f"does not work here: {reason}"}
+        return row | {"message": f"does not work here: {reason}"}
     try:
         error = closed_form_error(engine) if engine is None else max(closed_form_error(engine), attention_error(engine))
-    except UnsupportedError as refusal:
-        return words | {"message": f"works; no self test: {refusal}"}
-    except AttractorError as trouble:
-        return words | {"works": False, "message": f"does not work here: {trouble}"}
+    except UnsupportedError as error:
+        return row | {"message": f"works; no self-test: {error}"}
+    except AttractorError as error:
+        return row | {"works": False, "message": f"does not work here: {error}"}
     passed = error < TOLERANCE
     what = "a flow differs" if engine is None else "a flow and an evaluation differ"
-    message = f"{'works' if passed else 'FAILS'}; {what} from what should be by {error:.1e}"
-    return words | {"passed": passed, "error": error if math.isfinite(error) else None, "message": message}
+    message = f"{'works' if passed else 'FAILS'}; {what} from the exact result by {error:.1e}"
+    return row | {"passed": passed, "error": error if math.isfinite(error) else None, "message": message}
 
 
 def closed_form_error(engine: str | None) -> float:
-    """How far the angle of two tokens is from the closed form, by an engine or, if none is named, by the native loop."""
+    """Return the error of the angle of two tokens against the closed form, by an engine or (None) the native loop."""
     import torch
 
     from attractor.laws import Attention
@@ -67,14 +68,14 @@ def closed_form_error(engine: str | None) -> float:
 
 
 def _device(engine: str | None) -> str:
-    """Where an engine wants its tensors; one for GPUs works only where there is one."""
+    """Return the device of an engine."""
     import torch
 
     return "cuda" if engine == "triton" and torch.cuda.is_available() else "cpu"  # without one, Triton interprets
 
 
 def attention_error(engine: str) -> float:
-    """How far attention at beta = 9 on the sphere is from the reference."""
+    """Return the error of attention at beta = 9 on the sphere against the reference engine."""
     from attractor import engines
     from attractor.states import Tokens
 
@@ -86,59 +87,51 @@ def attention_error(engine: str) -> float:
     return float((found - exact).abs().max())
 
 
-SCHEMA = "attractor.doctor/1"
+SCHEMA = "attractor.doctor/2"
 
 
-def doctor(
-    json: Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
-) -> None:
-    """Say what is installed, which engines work and why one does not, and run a short self test.
+@with_options(CommonOptions)
+def doctor(context: typer.Context, options: CommonOptions) -> None:
+    """Report what is installed and which engines work, and run a short self-test.
 
-    Exit code 0 if everything that is installed works, 1 if the self test fails.
+    Exit code 0 if everything that is installed works, 1 if the self-test fails.
     """
-    with ending("attractor doctor", debug):
-        from attractor.cli.console import print_json
-
-        report = examine()
-        if json:
-            print_json(report)
-        else:
-            print_report(report)
-        checked = [*report["engines"], report["loop"]]
-        failed = [part["name"] for part in checked if part["passed"] is False]
-        if failed:
-            complain(
-                f"the self test fails with engine {', '.join(failed)}: please report this with the output of --json",
-                "attractor doctor",
-            )
-            raise typer.Exit(FAILED)
+    report = examine()
+    if options.json:
+        print_json(report)
+    else:
+        print_report(report)
+    failed = [part["name"] for part in (*report["engines"], report["native_loop"]) if part["passed"] is False]
+    if failed:
+        print_error(
+            f"the self-test fails with engine {', '.join(failed)}: please report this with the output of --json",
+            "attractor doctor",
+        )
+        raise typer.Exit(FAILED)
 
 
 def examine() -> dict[str, Any]:
-    """Everything the doctor looks at."""
-
+    """Return installed packages, the machine, external programs and self-tests, for JSON."""
     return {
         "schema": SCHEMA,
         "packages": required_packages(),
         "extras": extras(),
         "machine": machine(),
         "programs": programs(),
-        "engines": engines_checked(),
-        "loop": loop_checked(),
+        "engines": check_engines(),
+        "native_loop": check_native_loop(),
+        "versions": versions(),
     }
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """The same for people."""
-    from attractor.cli.console import print_rows
-
+    """Print the report as tables."""
     absent = "not installed"
     print_rows("installed", {name: version or absent for name, version in report["packages"].items()})
     for extra, found in report["extras"].items():
-        advice = f" (get it with {found['install']})" if None in found["packages"].values() else ""
+        advice = f" (install it with {found['install']})" if None in found["packages"].values() else ""
         print_rows(f"extra {extra}{advice}", {name: version or absent for name, version in found["packages"].items()})
     print_rows("machine", {name: "none" if value is None else str(value) for name, value in report["machine"].items()})
     print_rows("programs", {name: path or "not found" for name, path in report["programs"].items()})
     print_rows("engines", {engine["name"]: engine["message"] for engine in report["engines"]})
-    print_rows("loop of small systems", {report["loop"]["name"]: report["loop"]["message"]})
+    print_rows("native loop, for small systems", {report["native_loop"]["name"]: report["native_loop"]["message"]})

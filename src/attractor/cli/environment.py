@@ -12,7 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("attractor", "torch", "numpy", "scipy")
+from attractor._version import __version__
+
+PACKAGES = ("torch", "numpy", "scipy")
 DEVELOPMENT_EXTRAS = {"all", "dev", "docs"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -27,7 +29,8 @@ def version(distribution: str) -> str | None:
 
 def versions(*more: str) -> dict[str, str | None]:
     """Return the versions of Python and of the packages that a result depends on."""
-    return {"python": ".".join(map(str, sys.version_info[:3])), **{name: version(name) for name in (*PACKAGES, *more)}}
+    own = {"python": ".".join(map(str, sys.version_info[:3])), "attractor": __version__}
+    return own | {name: version(name) for name in (*PACKAGES, *more)}
 
 
 def required_packages() -> dict[str, str | None]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 READABLE = ".npy, .safetensors or .csv"
-PICTURES = {  # what each kind of picture needs
+FIGURE_PACKAGES = {
     ".html": ("plotly",),
     ".png": ("matplotlib",),
     ".pdf": ("matplotlib",),
@@ -26,10 +26,10 @@ PICTURES = {  # what each kind of picture needs
 
 
 def read_array(path: Path, option: str) -> Tensor:
-    """The numbers in a file, as a tensor; bool stays bool."""
+    """Read a file of numbers into a float64 tensor; booleans stay boolean."""
     readers = {".npy": _npy, ".safetensors": _safetensors, ".csv": _csv, ".txt": _csv}
     if path.suffix.lower() not in readers:
-        raise InputError(f"{option} {path}: attractor reads {READABLE} files, and never pickles")
+        raise InputError(f"{option} {path}: expected a {READABLE} file (pickles are never read)")
     if not path.is_file():
         kind = "is a folder, not a file" if path.is_dir() else "does not exist"
         raise InputError(f"{option} {path} {kind}; give a {READABLE} file")
@@ -93,20 +93,20 @@ def _safetensors(path: Path, option: str) -> Tensor:
     return tensor if not tensor.is_floating_point() else tensor.double()
 
 
-def check_picture(path: Path, option: str = "--plot", *, still: bool = False) -> None:
-    """Refuse a picture that could not be written at the end of the run; ``still`` ones neither move nor answer."""
+def check_figure(path: Path, option: str = "--plot", *, still: bool = False) -> None:
+    """Raise if a figure could not be written; ``still`` excludes animations and interactive pages."""
     from attractor.files import check_folder, check_target
     from attractor.plotting import check_suffix, static_suffix
 
     suffix = static_suffix(path) if still else check_suffix(check_target(path))
-    for package in PICTURES.get(suffix, ()):
+    for package in FIGURE_PACKAGES.get(suffix, ()):
         if find_spec(package) is None:
             raise missing("pillow" if package == "PIL" else package, "plot")
     check_folder(check_target(path).parent, f"{option} {path}")
 
 
 def check_file(path: Path, option: str) -> None:
-    """Refuse a file that could not be written at the end."""
+    """Raise if a file could not be written."""
     from attractor.files import check_folder
 
     if path.is_dir():
@@ -117,90 +117,88 @@ def check_file(path: Path, option: str) -> None:
 
 
 def check_store(path: Path) -> None:
-    """Refuse a store that could not be made."""
+    """Raise if a store could not be created."""
     if find_spec("zarr") is None:
         raise missing("zarr", "store")
     if path.exists():
-        raise InputError(
-            f"--out {path} exists already: choose another path, or go on with the run in it with --resume {path}"
-        )
-    check_folder_to_make(path, "--out")
+        raise InputError(f"--out {path} exists already: choose another path, or continue the run with --resume {path}")
+    check_new_folder(path, "--out")
 
 
-def check_folder_to_make(path: Path, option: str) -> None:
-    """Refuse a folder that is a file, or that could neither be made nor written to."""
+def check_new_folder(path: Path, option: str) -> None:
+    """Raise if a folder could not be created or written to."""
     from attractor.files import check_folder
 
     nearest = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not nearest.is_dir():
-        raise InputError(f"{option} {path} cannot be made: {nearest} is a file, not a folder; choose another folder")
+        raise InputError(f"{option} {path} cannot be created: {nearest} is a file, not a folder; choose another folder")
     check_folder(nearest, f"{option} {path}")
 
 
-def write_pictures(
+def write_figures(
     run: Any, paths: list[Path], member: int, density: Path | None = None
 ) -> tuple[list[Path], Exception | None]:
-    """Draw one member of the run into every file, and its density; the files written, and what stopped the next one.
+    """Draw one member of a run into every file, and its density.
 
-    A picture that fails must not cost the report of a long run, so its error waits.
+    Returns the files written, and the first error or None: a figure that fails must not prevent the report of a long run.
     """
-    written: list[Path] = []
+    done: list[Path] = []
     for path in paths:
         try:
             run.plot(path, member=member)
         except Exception as error:
-            return written, error
-        written.append(path)
+            return done, error
+        done.append(path)
     if density is not None:
         from attractor.meanfield import plot_densities
 
         try:
             plot_densities(run.member(member), density)
         except Exception as error:
-            return written, error
-        written.append(density)
-    return written, None
+            return done, error
+        done.append(density)
+    return done, None
 
 
-BEGINS = 24  # characters by which a text is told
+EXCERPT = 24  # characters of a text that identify it in messages
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text and where it is from."""
+    """A text and its source."""
 
     text: str
     place: str
 
     @property
     def name(self) -> str:
-        """The place and how the text begins."""
+        """The source and the beginning of the text."""
         line = " ".join(self.text.split())
-        return f"{self.place} ({line if len(line) <= BEGINS else line[: BEGINS - 3] + '...'!r})"
+        return f"{self.place} ({line if len(line) <= EXCERPT else line[: EXCERPT - 3] + '...'!r})"
 
 
 def read_file(path: Path, option: str = "--file") -> str:
-    """The whole of a file."""
+    """Read a text file in UTF-8."""
     if not path.is_file():
         kind = "is a folder, not a file with text" if path.is_dir() else "is not a file that can be read"
         raise InputError(f"{option} {path} {kind}")
     try:
-        return path.read_text(encoding="utf-8-sig")  # with or without the mark that some programs put first
+        return path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
     except OSError as error:
         raise InputError(f"{option} {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{option} {path} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
+            f"{option} {path} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
         ) from None
 
 
 def read_files(paths: Iterable[Path]) -> list[Text]:
-    """The whole of every file."""
+    """Read every file as one text."""
     return [Text(read_file(path), f"--file {path}") for path in paths]
 
 
 def read_lines(paths: Iterable[Path]) -> list[Text]:
-    """Every line that is not blank."""
+    """Read every line that is not blank as a text."""
     return [
         Text(line, f"line {number} of {path}")
         for path in paths

@@ -1,4 +1,4 @@
-"""``attractor iterate``."""
+"""``attractor iterate``: repeated passes of tokens through a model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import Written, ending, print_rows
-from attractor.cli.inputs import check_file, check_picture
-from attractor.cli.options import PictureOptions, given, grouped, numbers, panel, replay
+from attractor.cli.console import Outputs, print_rows
+from attractor.cli.inputs import check_figure, check_file
+from attractor.cli.options import (
+    WidthOptions,
+    command_line,
+    given,
+    panel,
+    parse_numbers,
+    print_result,
+    result_option,
+    seed_option,
+    with_options,
+)
 from attractor.errors import InputError
 from attractor.html_repr import format_number
-from attractor.progress import progress_bar
 
 if TYPE_CHECKING:
     from attractor.models import Checkpoint, Iteration
@@ -31,7 +40,7 @@ WORDS = 160  # characters of a decoded text
 
 
 def print_iteration(report: dict[str, Any]) -> None:
-    """The law first, then the curves at chosen passes, and the words."""
+    """Print the fitted decay, the curves at chosen passes, and the decoded texts."""
     law, protocol = report["law"], report["protocol"]
     name = {"none": "No law", "neither": "Neither law", "reached": "Consensus"}.get(
         law["name"], law["name"].capitalize()
@@ -104,24 +113,24 @@ WHAT = ("model", "config", "layers", "dim", "heads")  # another model or type ha
 PROMPTS = ("text", "file", "random_prompts")  # given together
 
 
-def request(
+def list_options(
     model: IterateModel, prompts: IteratePrompts, passes: IteratePasses, texts: Sequence[str]
 ) -> dict[str, Any]:
-    """The options of a run by name, ready for JSON; files as the texts that they held."""
+    """Return the options of a run by name, for JSON; files are replaced by their texts."""
     return asdict(model) | asdict(prompts) | asdict(passes) | {"text": list(texts) or None, "file": None}
 
 
-def resumed(
-    model: IterateModel, prompts: IteratePrompts, passes: IteratePasses, output: IterateOutput, named: dict[str, str]
+def read_stored_options(
+    model: IterateModel, prompts: IteratePrompts, passes: IteratePasses, output: IterateResults, named: dict[str, str]
 ) -> tuple[IterateModel, IteratePrompts, IteratePasses]:
-    """The options of the run that goes on; those that are given stand, and a run that differs in them is refused when it is opened."""
+    """Return the options of the run that ``--resume`` continues, overridden by those of the command line."""
     path = output.resume
     if path is None:
         return model, prompts, passes
     if output.out is not None:
-        raise InputError("--resume goes on in its own file: leave out --out")
+        raise InputError("--resume writes to its own file: leave out --out")
     if not path.is_file():
-        raise InputError(f"--resume: there is no run in {path} to go on with; begin one with --out {path}")
+        raise InputError(f"--resume: there is no run in {path}; start one with --out {path}")
     from attractor.models import read_request
 
     kept = {name: value for name, value in read_request(path).items() if name not in named}
@@ -136,125 +145,137 @@ def _with(group: Any, kept: dict[str, Any]) -> Any:
     return replace(group, **{field.name: kept[field.name] for field in fields(group) if field.name in kept})
 
 
-SCHEMA = "attractor.iterate/1"
+SCHEMA = "attractor.iterate/2"
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SIZES = {"layers": 12, "dim": 384, "heads": 6}
-model_option, prompt, change, output = panel("Model"), panel("Prompts"), panel("Passes"), panel("Results")
+model_option, prompt_option, pass_option = panel("Model"), panel("Prompts"), panel("Passes")
 
 
 @dataclass(frozen=True)
 class IterateModel:
-    """What the tokens go through."""
+    """The model."""
 
     model: Annotated[
         str | None,
         typer.Argument(metavar="[MODEL]", show_default=False,
-                       help="A folder, a file, a name of attractor fetch, or one on the Hugging Face hub."),
+                       help="A folder, a file, an asset of attractor fetch, or a name on the Hugging Face hub."),
     ] = None  # fmt: skip
     config: Annotated[
         str | None,
-        model_option("TYPE", "Instead of a model, a type of transformers with random weights: gpt2, llama..."),
+        model_option(
+            "TYPE", "Instead of MODEL: a model type of transformers with random weights, such as gpt2 or llama."
+        ),
     ] = None
-    layers: Annotated[int | None, model_option("L", "With --config: blocks.", min=1, default="12")] = None
-    dim: Annotated[int | None, model_option("D", "With --config: width.", min=2, default="384")] = None
-    heads: Annotated[int | None, model_option("H", "With --config: heads.", min=1, default="6")] = None
+    layers: Annotated[int | None, model_option("L", "Number of blocks, with --config.", min=1, default="12")] = None
+    dim: Annotated[int | None, model_option("D", "Width, with --config.", min=2, default="384")] = None
+    heads: Annotated[int | None, model_option("H", "Number of heads, with --config.", min=1, default="6")] = None
     random: Annotated[bool, model_option("", "Draw all weights at random before the run.", "--random")] = False
-    redraw: Annotated[bool, model_option("", "Draw them anew before every pass.", "--redraw")] = False
+    redraw: Annotated[bool, model_option("", "Draw new random weights before every pass.", "--redraw")] = False
     init: Annotated[
-        str, model_option("NAME", "Random weights as the family draws them, or plain: N(0, 0.02) everywhere.")
+        str,
+        model_option(
+            "NAME",
+            "Distribution of random weights: family (as the model type initialises them), or plain (N(0, 0.02)).",
+        ),
     ] = "family"
     dtype: Annotated[str, model_option("NAME", "float64, float32, bfloat16 or float16.")] = "float64"
 
 
 @dataclass(frozen=True)
 class IteratePrompts:
-    """What the tokens are at the start."""
+    """The initial tokens."""
 
-    text: Annotated[list[str] | None, prompt("TEXT", "A prompt; may be repeated.")] = None
-    file: Annotated[list[Path] | None, prompt("FILE", "A file with a prompt; may be repeated.")] = None
+    text: Annotated[list[str] | None, prompt_option("TEXT", "A prompt; may be repeated.")] = None
+    file: Annotated[list[Path] | None, prompt_option("FILE", "A file with a prompt; may be repeated.")] = None
     random_prompts: Annotated[
-        int | None, prompt("K", "Prompts of random token ids.", min=1, default="1 if none is given")
+        int | None, prompt_option("K", "Prompts of random token ids.", min=1, default="1 if none is given")
     ] = None
-    prompt_tokens: Annotated[int, prompt("N", "Tokens of a random prompt.", min=2)] = 24
+    prompt_tokens: Annotated[int, prompt_option("N", "Tokens of a random prompt.", min=2)] = 24
     max_tokens: Annotated[
-        int | None, prompt("N", "Cut --text and --file to their first N tokens.", min=2, default="no cut")
+        int | None, prompt_option("N", "Truncate --text and --file to N tokens.", min=2, default="none")
     ] = None
 
 
 @dataclass(frozen=True)
 class IteratePasses:
-    """What is done in every pass."""
+    """The passes."""
 
-    passes: Annotated[int, change("N", "How often the tokens go through all blocks.", min=1)] = 100
-    feedforward: Annotated[bool, change("", "With or without the feed-forward.", "--feedforward/--no-feedforward")] = (
-        True
-    )
-    final_norm: Annotated[
-        bool, change("", "The final norm between passes, or only at the end.", "--final-norm/--no-final-norm")
+    passes: Annotated[int, pass_option("N", "Passes through all blocks.", min=1)] = 100
+    feedforward: Annotated[
+        bool, pass_option("", "Include the feed-forward parts.", "--feedforward/--no-feedforward")
     ] = True
-    seed: Annotated[int, change("N", "Of random weights and prompts.", min=0)] = 0
-    decode: Annotated[str | None, change("K,K,...", "Read the tokens as words after these passes; 0 is the start.")] = (
-        None
-    )
+    final_norm: Annotated[
+        bool,
+        pass_option("", "Apply the final norm after every pass, or only at the end.", "--final-norm/--no-final-norm"),
+    ] = True
+    seed: Annotated[int, seed_option("Seed of random weights and prompts.", "Passes")] = 0
+    decode: Annotated[
+        str | None, pass_option("K,K,...", "Decode the tokens into text after these passes; 0 is the start.")
+    ] = None
 
 
 @dataclass(frozen=True)
-class IterateOutput:
-    """What becomes of the run."""
+class IterateResults(WidthOptions):
+    """Where results go."""
 
-    out: Annotated[Path | None, output("FILE", "Keep the state in this .npz file as the run goes.", "--out", "-o")] = (
-        None
-    )
+    out: Annotated[
+        Path | None, result_option("FILE", "Keep the state of the run in this .npz file.", "--out", "-o")
+    ] = None
     resume: Annotated[
-        Path | None, output("FILE", "Go on with the run in this .npz file, as it began; --passes for more of them.")
+        Path | None, result_option("FILE", "Continue the run in this .npz file; --passes for more passes.")
     ] = None
-    plot: Annotated[list[Path] | None, output("FILE", "Draw the decay: .png, .pdf or .svg; may be repeated.")] = None
-    json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
-    progress: Annotated[
-        bool | None, output("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
+    plot: Annotated[
+        list[Path] | None, result_option("FILE", "Draw the decay: .png, .pdf or .svg; may be repeated.")
     ] = None
-    debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
+
+    @property
+    def store(self) -> Path | None:
+        return self.out or self.resume
 
 
-@grouped(IterateModel, IteratePrompts, IteratePasses, IterateOutput, PictureOptions)
+def _interrupted(*parts: Any) -> str:
+    store = next(part.store for part in parts if isinstance(part, IterateResults))
+    return "interrupted" if store is None else f"interrupted; continue with attractor iterate --resume {store}"
+
+
+@with_options(IterateModel, IteratePrompts, IteratePasses, IterateResults, interrupted=_interrupted)
 def iterate(
     context: typer.Context,
     model: IterateModel,
     prompts: IteratePrompts,
     passes: IteratePasses,
-    output: IterateOutput,
-    paper: PictureOptions,
+    output: IterateResults,
 ) -> None:
-    """Push tokens through all blocks of a model again and again, and say by which law they come to consensus.
+    """Pass tokens repeatedly through all blocks of a model, and fit the decay towards consensus.
 
-    The tokens are embedded once. Consensus is measured as the published experiments do, 1 - mean |cos(x_1, x_j)|, with the smallest
-    signed cosine beside it: two opposite clusters score 0 too. Exit code 0; 1 if the run fails, 2 for a bad argument.
+    The tokens are embedded once. Consensus is measured as in the published experiments, 1 - mean |cos(x_1, x_j)|, together with the
+    smallest signed cosine, because two opposite clusters score 0 too. Exit code 0; 1 if the run fails, 2 for a bad argument.
     """
-    with ending("attractor iterate", output.debug, interrupted=lambda: _interrupted(output)), paper.sized():
-        named = given(context)
-        model, prompts, passes = resumed(model, prompts, passes, output, named)
-        check_options(model, prompts, output, named)
-        from attractor.cli.console import print_json
-        from attractor.cli.environment import version, versions
-        from attractor.models import require_transformers, silence_transformers
+    from attractor.models import require_transformers, silence_transformers
 
-        require_transformers()
-        decode = whole_numbers(passes.decode)
-        with silence_transformers():
-            found = run(model, prompts, passes, output, decode, named)
-        pictures = draw(found, output)
-        command = replay(context, without=("json", "progress", "debug"))
-        written = Written(pictures, store=output.out or output.resume)
-        report = {"schema": SCHEMA, "command": command, **summary(found), "written": written.row()}
-        if output.json:
-            print_json({**report, "versions": {**versions(), "transformers": version("transformers")}})
-        else:
-            print_iteration(report)
-            written.tell(command)
+    named = given(context)
+    model, prompts, passes = read_stored_options(model, prompts, passes, output, named)
+    check_options(model, prompts, output, named)
+    require_transformers()
+    decode = parse_passes(passes.decode)
+    with silence_transformers():
+        found = run_passes(model, prompts, passes, output, decode, named)
+    for path in output.plot or ():
+        found.plot(path)
+    report, outputs = summarise_iteration(found), Outputs(output.plot or (), store=output.store)
+    print_result(
+        output,
+        SCHEMA,
+        command_line(context),
+        report,
+        outputs,
+        lambda: print_iteration(report),
+        packages=("transformers",),
+    )
 
 
-def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateOutput, named: dict[str, str]) -> None:
-    """What can be known to fail before anything is read."""
+def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateResults, named: dict[str, str]) -> None:
+    """Raise for bad combinations of options, before the model is read."""
     from attractor.plotting import static_suffix
 
     if (model.model is None) == (model.config is None):
@@ -271,40 +292,40 @@ def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateO
     check_stray(model, prompts, output, named)
     for path in output.plot or ():
         static_suffix(path)
-        check_picture(path)
+        check_figure(path)
     if output.out is not None:
         if output.out.suffix != ".npz":
             raise InputError(f"--out {output.out}: the state is kept in a .npz file")
         check_file(output.out, "--out")
         if output.out.exists():
             raise InputError(
-                f"--out {output.out} exists: go on with it with --resume {output.out}, or choose another name"
+                f"--out {output.out} exists: continue it with --resume {output.out}, or choose another name"
             )
 
 
-def check_stray(model: IterateModel, prompts: IteratePrompts, output: IterateOutput, named: dict[str, str]) -> None:
-    """Refuse options that would change nothing."""
+def check_stray(model: IterateModel, prompts: IteratePrompts, output: IterateResults, named: dict[str, str]) -> None:
+    """Raise for options that have no effect."""
     own = bool(prompts.text or prompts.file)
     if "init" in named and not (model.config or model.random or model.redraw):
-        raise InputError("--init says how random weights are drawn: give --random, --redraw or --config too")
+        raise InputError("--init is for random weights: give --random, --redraw or --config too")
     if "prompt_tokens" in named and own and prompts.random_prompts is None:
-        raise InputError("--prompt-tokens belongs to --random-prompts: cut prompts of your own with --max-tokens")
+        raise InputError("--prompt-tokens belongs to --random-prompts: truncate other prompts with --max-tokens")
     if prompts.max_tokens is not None and not own:
-        raise InputError("--max-tokens cuts --text and --file: say how long random prompts are with --prompt-tokens")
+        raise InputError("--max-tokens truncates --text and --file: the length of random prompts is --prompt-tokens")
     if "width" in named and not output.plot:
         raise InputError("--width belongs to --plot, which is not given")
 
 
-def whole_numbers(text: str | None) -> list[int]:
-    """Passes from a comma-separated list."""
-    found = numbers(text, "--decode") if text else []
+def parse_passes(text: str | None) -> list[int]:
+    """Return the pass numbers of a comma-separated list."""
+    found = parse_numbers(text, "--decode") if text else []
     if any(value != int(value) for value in found):
         raise InputError(f"--decode must be passes such as 0,1,10, got {text}")
     return [int(value) for value in found]
 
 
-def opened(model: IterateModel, seed: int) -> Checkpoint:
-    """The model, or one of random weights."""
+def open_model(model: IterateModel, seed: int) -> Checkpoint:
+    """Open the model, or create one with random weights."""
     import torch
 
     from attractor.models import checkpoint, initialize, make_config
@@ -317,29 +338,29 @@ def opened(model: IterateModel, seed: int) -> Checkpoint:
     return replace(made, name=f"random {model.config} (d {dim}, {heads} heads, {model.init} weights)")
 
 
-def run(
+def run_passes(
     model: IterateModel,
     prompts: IteratePrompts,
     passes: IteratePasses,
-    output: IterateOutput,
+    output: IterateResults,
     decode: list[int],
     named: dict[str, str],
 ) -> Iteration:
-    """The iteration, with a bar."""
+    """Run the passes."""
     import torch
 
     from attractor.cli.inputs import read_files
-    from attractor.models import iterate as iterate_all
+    from attractor.models import iterate as iterate_model
 
-    own = [*(prompts.text or ()), *(one.text for one in read_files(prompts.file or ()))]
+    own = [*(prompts.text or ()), *(part.text for part in read_files(prompts.file or ()))]
     random = prompts.random_prompts if prompts.random_prompts is not None else (0 if own else 1)
-    with progress_bar("passes", output.progress) as show:
-        source = opened(model, passes.seed)
+    with output.show_progress("passes") as update:
+        source = open_model(model, passes.seed)
         if "prompt_tokens" in named and getattr(source.config, "image_size", None) is not None:
             raise InputError(
-                "--prompt-tokens belongs to models of text: a picture has as many tokens as the model makes of it"
+                "--prompt-tokens belongs to text models: the number of tokens of an image is fixed by the model"
             )
-        return iterate_all(
+        return iterate_model(
             source,
             own,
             passes=passes.passes,
@@ -354,22 +375,15 @@ def run(
             prompt_tokens=prompts.prompt_tokens,
             max_tokens=prompts.max_tokens,
             decode=decode,
-            store=output.out or output.resume,
+            store=output.store,
             resume=output.resume is not None,
-            request=request(model, prompts, passes, own),
-            progress=show,
+            request=list_options(model, prompts, passes, own),
+            progress=update,
         )
 
 
-def draw(found: Iteration, output: IterateOutput) -> list[str]:
-    """Pictures of the decay."""
-    for path in output.plot or ():
-        found.plot(path)
-    return [str(path) for path in output.plot or ()]
-
-
-def summary(found: Iteration) -> dict[str, Any]:
-    """The iteration in numbers, ready for JSON."""
+def summarise_iteration(found: Iteration) -> dict[str, Any]:
+    """Return the iteration for JSON."""
     from attractor.files import to_json
 
     protocol = {**asdict(found.protocol), "dtype": str(found.protocol.dtype).removeprefix("torch.")}
@@ -389,8 +403,3 @@ def summary(found: Iteration) -> dict[str, Any]:
         "seconds": found.seconds,
     }
     return to_json(report)
-
-
-def _interrupted(output: IterateOutput) -> str:
-    store = output.out or output.resume
-    return "interrupted" if store is None else f"interrupted; go on with attractor iterate --resume {store}"

@@ -1,4 +1,4 @@
-"""``attractor meanfield``."""
+"""``attractor meanfield``: rates, stability and blow-up in the mean-field limit."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from attractor.cli.console import Written, ending, print_rows
-from attractor.cli.inputs import check_picture
-from attractor.cli.options import PictureOptions, check_numbers, given, grouped, numbers, panel, replay
+from attractor.cli.console import Outputs, print_rows
+from attractor.cli.inputs import check_figure
+from attractor.cli.options import (
+    FigureOptions,
+    check_numbers,
+    command_line,
+    given,
+    panel,
+    parse_numbers,
+    print_result,
+    seed_option,
+    with_options,
+)
 from attractor.cli.system_options import LawOptions, build_law, read_law, read_matrix, read_vector
 from attractor.errors import InputError
 from attractor.meanfield import LABELS, PastBlowUp, Rates, Stability
-from attractor.progress import progress_bar
 from attractor.registry import check_name
 
 if TYPE_CHECKING:
@@ -26,12 +35,12 @@ if TYPE_CHECKING:
 
 
 @singledispatch
-def document(found: Any) -> dict[str, Any]:
-    """The result, ready for JSON."""
+def result_document(found: Any) -> dict[str, Any]:
+    """Return the result for JSON."""
     raise NotImplementedError
 
 
-@document.register(Rates)
+@result_document.register(Rates)
 def _rates_document(found: Rates) -> dict[str, Any]:
     slopes = {name: asdict(slope) for name, slope in found.slopes.items()}
     return {
@@ -47,7 +56,7 @@ def _rates_document(found: Rates) -> dict[str, Any]:
     }
 
 
-@document.register(Stability)
+@result_document.register(Stability)
 def _stability_document(found: Stability) -> dict[str, Any]:
     constants = found.constants
     return {
@@ -70,7 +79,7 @@ def _stability_document(found: Stability) -> dict[str, Any]:
     }
 
 
-@document.register(PastBlowUp)
+@result_document.register(PastBlowUp)
 def _beyond_document(found: PastBlowUp) -> dict[str, Any]:
     return {
         "blow_up": found.blow_up,
@@ -83,27 +92,26 @@ def _beyond_document(found: PastBlowUp) -> dict[str, Any]:
     }
 
 
-def print_found(found: Any, question: Question, written: Written, command: str) -> None:
-    """A table, what is worth a warning, and where things are."""
-    table(found, question)
+def print_found(found: Any, problem: Problem) -> None:
+    """Print the table of a study, and its notes."""
+    print_study(found, problem)
     notes = {f"note {number}" if number > 1 else "note": note for number, note in enumerate(found.notes, 1)}
     if notes:
         print_rows("", notes)
-    written.tell(command)
 
 
 @singledispatch
-def table(found: Any, question: Question) -> None:
+def print_study(found: Any, problem: Problem) -> None:
     raise NotImplementedError
 
 
-@table.register(Rates)
-def _rates_table(found: Rates, question: Question) -> None:
+@print_study.register(Rates)
+def _rates_table(found: Rates, problem: Problem) -> None:
     against = {"closure": "the Gaussian closure", "pair": "an independent system of the same size"}
     reference = against.get(str(found.against), f"{found.against} tokens")
     print_rows(
         f"Root mean square errors at t = {found.until:g} against {reference}, {found.repeats} runs each.",
-        {"law": str(question.law), "start": question.start, **_errors(found)},
+        {"law": str(problem.law), "start": problem.start, **_errors(found)},
     )
     rows = {LABELS[name]: _slope(slope) for name, slope in found.slopes.items()}
     print_rows("Slopes in n, with 95% intervals", rows)
@@ -111,17 +119,17 @@ def _rates_table(found: Rates, question: Question) -> None:
         print_rows("", {"tilt": f"{found.tilt[0]:.3g} at the start, {found.tilt.max():.3g} at most"})
 
 
-@table.register(Stability)
-def _stability_table(found: Stability, question: Question) -> None:
+@print_study.register(Stability)
+def _stability_table(found: Stability, problem: Problem) -> None:
     constants, last = found.constants, found.times[-1]
     kind = "bound" if found.explicit else "estimate"
     influence = "no formula" if constants.influence is None else f"{constants.influence:.4g}"
     factor = f" times {constants.hardy:.3g} (Hardy)" if constants.hardy != 1.0 else ""
-    distance = "conditional W" if question.law.mask is not None else "W"
+    distance = "conditional W" if problem.law.mask is not None else "W"
     ends = found.distance[0].mean(), found.distance[-1].mean()
     rows = {
-        "law": str(question.law),
-        "start": f"{question.start}, {found.radius.shape[1]} pairs of {question.sizes[0]:,} tokens",
+        "law": str(problem.law),
+        "start": f"{problem.start}, {found.radius.shape[1]} pairs of {problem.sizes[0]:,} tokens",
         f"{distance}{found.order:g}": f"{ends[0]:.4g} at the start, {ends[1]:.4g} at t = {last:g} (means)",
         "ratio": f"{found.ratio.max():.4g} at most, logarithm {np.log(found.ratio.max()):.4g}",
         f"{kind} of log": f"{found.log_bound[-1].max():.4g} at t = {last:g}",
@@ -134,8 +142,8 @@ def _stability_table(found: Stability, question: Question) -> None:
     print_rows(below if found.holds else "A distance or a radius is ABOVE its bound.", rows)
 
 
-@table.register(PastBlowUp)
-def _beyond_table(found: PastBlowUp, question: Question) -> None:
+@print_study.register(PastBlowUp)
+def _beyond_table(found: PastBlowUp, problem: Problem) -> None:
     shown = [int(np.abs(found.times / found.blow_up - share).argmin()) for share in (0.0, 0.5, 0.9, 1.0, 1.2)]
     shown = list(dict.fromkeys(shown))
     rows = {
@@ -147,7 +155,7 @@ def _beyond_table(found: PastBlowUp, question: Question) -> None:
         low, high = found.variance[index].min(0), found.variance[index].max(0)
         rows[f"  range, {n:,}"] = "".join(f"{f'{low[k]:.3g}-{high[k]:.3g}':>12}" for k in shown)
     title = f"The Gaussian blows up at T* = {found.blow_up:.8g}; total variance of tokens (median of {found.variance.shape[1]} draws)."
-    print_rows(title, {"law": str(question.law), **rows})
+    print_rows(title, {"law": str(problem.law), **rows})
 
 
 def _errors(found: Rates) -> dict[str, str]:
@@ -165,14 +173,14 @@ def _slope(slope: Any) -> str:
     return f"{slope.value:+.2f}{interval}"
 
 
-SCHEMA = "attractor.meanfield/1"
+SCHEMA = "attractor.meanfield/2"
 STUDIES = ("rates", "stability", "blow-up")
 BELONGS = {"against": "rates", "measures": "rates", "raw": "rates", "order": "stability", "apart": "stability"}
 SIZES = {"rates": "100,200,400,800", "stability": "100", "blow-up": "200,1000,5000"}
 REPEATS = {"rates": 12, "stability": 6, "blow-up": 5}
 DIM = {"rates": 2, "stability": 2, "blow-up": 1}
 SPREAD = {"rates": 1.0, "stability": 1.0, "blow-up": 0.5**0.5}  # with the default law, the Gaussian blows up at t = 1
-of_study, of_start, of_report = panel("Study"), panel("Start"), panel("Results")
+study_option, start_option = panel("Study"), panel("Start")
 
 
 @dataclass(frozen=True)
@@ -181,55 +189,54 @@ class StudyOptions:
 
     study: Annotated[
         str,
-        of_study(
+        study_option(
             "NAME",
-            "rates: errors of n tokens and their power of n; stability: how far two close measures part, beside the bound; "
-            "blow-up: tokens near and past the time at which the Gaussian is infinite.",
+            "rates: errors of n tokens and their power of n; stability: distance of two close measures over time, and its bound; "
+            "blow-up: tokens near and past the blow-up time of the Gaussian.",
         ),
     ] = "rates"
     until: Annotated[
         float | None,
-        of_study(
-            "T", "The time to reach; of blow-up, in units of that time.", "--until", "-t", default="1; blow-up: 1.2"
+        study_option(
+            "T", "Final time; for blow-up, in units of the blow-up time.", "--until", "-t", default="1; blow-up: 1.2"
         ),
     ] = None
     sizes: Annotated[
-        str | None, of_study("N,N,...", "Numbers of tokens.", default="; ".join(f"{k}: {v}" for k, v in SIZES.items()))
+        str | None,
+        study_option("N,N,...", "Numbers of tokens.", default="; ".join(f"{k}: {v}" for k, v in SIZES.items())),
     ] = None
     repeats: Annotated[
-        int | None, of_study("N", "Runs for each number of tokens.", min=1, default="12; stability: 6; blow-up: 5")
+        int | None, study_option("N", "Runs for each number of tokens.", min=1, default="12; stability: 6; blow-up: 5")
     ] = None
     against: Annotated[
         str | None,
-        of_study(
+        study_option(
             "WHAT",
-            "closure (the Gaussian), pair (as many tokens again) or a larger number of tokens.",
-            default="closure if the start is Gaussian and stays so, else pair",
+            "closure (the Gaussian), pair (a second system of the same size) or a larger number of tokens.",
+            default="closure if the start is Gaussian and the law keeps it so, else pair",
         ),
     ] = None
-    measures: Annotated[str, of_study("NAME,...", "Of rates: some of w2, sliced, energy, mean, covariance.")] = (
+    measures: Annotated[str, study_option("NAME,...", "Measures of rates: w2, sliced, energy, mean, covariance.")] = (
         "w2,sliced,energy,mean,covariance"
     )
-    raw: Annotated[
-        bool, of_study("", "Keep the moments of each draw instead of setting them to those of the Gaussian.", "--raw")
-    ] = False
-    order: Annotated[float, of_study("P", "Order of the distance of stability.")] = 2.0
-    apart: Annotated[
-        float, of_study("X", "How far the second start of stability is moved, as a share of the first.")
-    ] = 0.1
-    rtol: Annotated[float, of_study("X", "Relative error of a step.")] = 1e-6
+    raw: Annotated[bool, study_option("", "Do not set the moments of each draw to those of the Gaussian.", "--raw")] = (
+        False
+    )
+    order: Annotated[float, study_option("P", "Order of the distance for stability.")] = 2.0
+    apart: Annotated[float, study_option("X", "Relative displacement of the second start for stability.")] = 0.1
+    rtol: Annotated[float, study_option("X", "Relative error of a step.")] = 1e-6
 
 
 @dataclass(frozen=True)
 class StartOptions:
-    """What the tokens are drawn from."""
+    """The distribution of the initial tokens."""
 
     dim: Annotated[
-        int | None, of_start("D", "Dimension.", "--dim", "-d", default="that of the files, or 2; blow-up: 1")
+        int | None, start_option("D", "Dimension.", "--dim", "-d", default="that of the files, or 2; blow-up: 1")
     ] = None
     start: Annotated[
         str | None,
-        of_start(
+        start_option(
             "NAME",
             "gaussian, uniform, ball, box, shell:0.8, ellipse:2,1, mixture:3, student:5 or laplace.",
             default="ball; blow-up: gaussian",
@@ -237,40 +244,25 @@ class StartOptions:
     ] = None
     spread: Annotated[
         float | None,
-        of_start(
+        start_option(
             "X",
-            "Factor of the start; of gaussian, its standard deviation.",
+            "Scale of the start; for gaussian, its standard deviation.",
             default="1; blow-up: 0.7071, for a time of 1",
         ),
     ] = None
     mean: Annotated[
-        str | None, of_start("X,X,...|FILE", "Mean of --start gaussian: numbers, or a file.", default="0")
+        str | None, start_option("X,X,...|FILE", "Mean of --start gaussian: numbers, or a file.", default="0")
     ] = None
     covariance: Annotated[
         str | None,
-        of_start("X,X;X,X|FILE", "Its covariance: rows separated by semicolons, or a file.", default="spread^2 I"),
+        start_option("X,X;X,X|FILE", "Its covariance: rows separated by semicolons, or a file.", default="spread^2 I"),
     ] = None
-    seed: Annotated[int, of_start("N", "Seed of everything random.", min=0)] = 0
+    seed: Annotated[int, seed_option("Seed of all random draws.", "Start")] = 0
 
 
 @dataclass(frozen=True)
-class ReportOptions:
-    """What becomes of the figures."""
-
-    json: Annotated[bool, of_report("", "Print one JSON object.", "--json")] = False
-    plot: Annotated[Path | None, of_report("FILE", "Draw the result: .png, .pdf or .svg.")] = None
-    quiet: Annotated[bool, of_report("", "Print nothing but errors (and the object of --json).", "--quiet", "-q")] = (
-        False
-    )
-    progress: Annotated[
-        bool | None, of_report("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
-    ] = None
-    debug: Annotated[bool, of_report("", "Show the traceback of an error.", "--debug")] = False
-
-
-@dataclass(frozen=True)
-class Question:
-    """The options, read: a law, sizes, and a start that is a Gaussian or a name."""
+class Problem:
+    """A law, numbers of tokens, and a start that is a Gaussian or a name."""
 
     law: Attention
     dim: int
@@ -283,31 +275,29 @@ class Question:
     seed: int
 
 
-@grouped(StudyOptions, StartOptions, LawOptions, ReportOptions, PictureOptions)
+@with_options(StudyOptions, StartOptions, LawOptions, FigureOptions)
 def meanfield(
-    context: typer.Context,
-    study: StudyOptions,
-    start: StartOptions,
-    law: LawOptions,
-    report: ReportOptions,
-    pictures: PictureOptions,
+    context: typer.Context, study: StudyOptions, start: StartOptions, law: LawOptions, output: FigureOptions
 ) -> None:
     """Measure the mean-field limit: the rates at which n tokens approach it, its stability, and tokens past a blow-up.
 
     Without options: tokens of the unit disc under isotropic softmax attention until t = 1, two independent systems of each size, with
     the slopes in n of five distances. Results go to stdout, progress and errors to stderr.
     """
-    with ending("attractor meanfield", report.debug), pictures.sized():
-        check_numbers(context)
-        check_study(context, study.study)
-        check_report(report)
-        question = asked(study, start, law)
-        with progress_bar("mean field", report.progress, report.quiet, count=False) as update:
-            found = answer(question, lambda share, text: update(share, 1.0, text))
-        if report.plot is not None:
-            found.plot(report.plot)
-        arguments = {**asdict(study), **asdict(start), **asdict(law)}
-        tell(found, question, arguments, report, replay(context, without=("json", "quiet", "progress", "debug")))
+    check_numbers(context)
+    check_study(context, study.study)
+    if output.plot is not None:
+        check_figure(output.plot, still=True)
+    problem = build_problem(study, start, law)
+    with output.show_progress("mean field", count=False) as update:
+        found = run_study(problem, lambda share, text: update(share, 1.0, text))
+    if output.plot is not None:
+        found.plot(output.plot)
+    values = {**asdict(study), **asdict(start), **asdict(law)}
+    arguments = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+    document = {"arguments": arguments, "study": study.study, **result_document(found)}
+    outputs = Outputs.given([output.plot])
+    print_result(output, SCHEMA, command_line(context), document, outputs, lambda: print_found(found, problem))
 
 
 def check_study(context: typer.Context, name: str) -> None:
@@ -317,14 +307,9 @@ def check_study(context: typer.Context, name: str) -> None:
             raise InputError(f"{spelled} belongs to --study {BELONGS[option]}, not to {name}")
 
 
-def check_report(report: ReportOptions) -> None:
-    if report.plot is not None:
-        check_picture(report.plot, still=True)
-
-
-def asked(study: StudyOptions, start: StartOptions, law: LawOptions) -> Question:
-    """Files first, since they know the dimension; then what is made to fit them."""
-    sizes = [int(n) for n in numbers(study.sizes or SIZES[study.study], "--sizes") if n == int(n)]
+def build_problem(study: StudyOptions, start: StartOptions, law: LawOptions) -> Problem:
+    """Read files, which determine the dimension, and build the rest to fit them."""
+    sizes = [int(n) for n in parse_numbers(study.sizes or SIZES[study.study], "--sizes") if n == int(n)]
     if not sizes or min(sizes) < 2:
         raise InputError(f"--sizes must be whole numbers of at least 2 separated by commas, got {study.sizes}")
     matrices = read_law(law)
@@ -346,7 +331,7 @@ def asked(study: StudyOptions, start: StartOptions, law: LawOptions) -> Question
     spread = SPREAD[study.study] if start.spread is None else start.spread
     gaussian = _gaussian(arrays, dim, spread) if name == "gaussian" else None
     repeats = study.repeats or REPEATS[study.study]
-    return Question(built, dim, sizes, repeats, name, gaussian, study, spread, start.seed)
+    return Problem(built, dim, sizes, repeats, name, gaussian, study, spread, start.seed)
 
 
 def _gaussian(arrays: dict[str, Any], dim: int, spread: float) -> Gaussian:
@@ -358,83 +343,67 @@ def _gaussian(arrays: dict[str, Any], dim: int, spread: float) -> Gaussian:
     return Gaussian(mean, arrays.get("covariance", spread**2 * torch.eye(dim, dtype=torch.float64)))
 
 
-def answer(question: Question, progress: Any) -> Any:
+def run_study(problem: Problem, progress: Any) -> Any:
     """Run the study."""
-    return {"rates": _rates, "stability": _stability, "blow-up": _blow_up}[question.study.study](question, progress)
+    return {"rates": _rates, "stability": _stability, "blow-up": _blow_up}[problem.study.study](problem, progress)
 
 
-def _draw(question: Question, n: int, seed: int, ensemble: int) -> Tokens:
+def _draw(problem: Problem, n: int, seed: int, ensemble: int) -> Tokens:
     from attractor.meanfield import sample
     from attractor.states import Tokens
 
-    if question.gaussian is not None:
-        return sample(question.gaussian, n, seed, ensemble=ensemble)
-    return Tokens.sample(question.start, n, question.dim, seed, question.spread, ensemble)
+    if problem.gaussian is not None:
+        return sample(problem.gaussian, n, seed, ensemble=ensemble)
+    return Tokens.sample(problem.start, n, problem.dim, seed, problem.spread, ensemble)
 
 
-def _rates(question: Question, progress: Any) -> Any:
+def _rates(problem: Problem, progress: Any) -> Any:
     from attractor.laws import closure_obstacle
     from attractor.meanfield import measure_rates
 
-    options = question.study
-    closed = question.gaussian is not None and not closure_obstacle(question.law)
+    options = problem.study
+    closed = problem.gaussian is not None and not closure_obstacle(problem.law)
     against: Any = options.against or ("closure" if closed else "pair")
     if against not in ("closure", "pair"):
         if not against.isdigit():
             raise InputError(f"--against must be closure, pair or a number of tokens, got {against!r}")
         against = int(against)
     return measure_rates(
-        question.law,
-        partial(_draw, question) if question.gaussian is None else question.gaussian,
+        problem.law,
+        partial(_draw, problem) if problem.gaussian is None else problem.gaussian,
         until=1.0 if options.until is None else options.until,
-        sizes=question.sizes,
-        repeats=question.repeats,
+        sizes=problem.sizes,
+        repeats=problem.repeats,
         against=against,
         measures=[name.strip() for name in options.measures.split(",") if name.strip()],
         whitened=not options.raw,
-        seed=question.seed,
+        seed=problem.seed,
         progress=progress,
         rtol=options.rtol,
     )
 
 
-def _stability(question: Question, progress: Any) -> Any:
+def _stability(problem: Problem, progress: Any) -> Any:
     from attractor.meanfield import measure_stability, perturb
 
-    options = question.study
-    if len(question.sizes) > 1:
+    options = problem.study
+    if len(problem.sizes) > 1:
         raise InputError(f"--study stability takes one number of tokens, got --sizes {options.sizes}")
-    progress(0.0, f"{question.repeats} pairs of {question.sizes[0]:,} tokens")
-    first = _draw(question, question.sizes[0], question.seed, question.repeats)
-    second = perturb(first, options.apart, question.seed)
+    progress(0.0, f"{problem.repeats} pairs of {problem.sizes[0]:,} tokens")
+    first = _draw(problem, problem.sizes[0], problem.seed, problem.repeats)
+    second = perturb(first, options.apart, problem.seed)
     until = 1.0 if options.until is None else options.until
-    return measure_stability(question.law, first, second, until=until, p=options.order, rtol=options.rtol)
+    return measure_stability(problem.law, first, second, until=until, p=options.order, rtol=options.rtol)
 
 
-def _blow_up(question: Question, progress: Any) -> Any:
+def _blow_up(problem: Problem, progress: Any) -> Any:
     from attractor.meanfield import SHARES, simulate_past_blow_up
 
-    if question.gaussian is None:
+    if problem.gaussian is None:
         raise InputError(
-            f"--study blow-up starts from --start gaussian, whose blow-up it passes, not from {question.start}"
+            f"--study blow-up starts from --start gaussian, whose blow-up it passes, not from {problem.start}"
         )
-    end = 1.2 if question.study.until is None else question.study.until
+    end = 1.2 if problem.study.until is None else problem.study.until
     shares = [share for share in SHARES if share < end] + [end]
-    options = {"sizes": question.sizes, "repeats": question.repeats, "shares": shares, "seed": question.seed}
-    return simulate_past_blow_up(
-        question.law, question.gaussian, progress=progress, rtol=question.study.rtol, **options
-    )
-
-
-def tell(found: Any, question: Question, arguments: dict[str, Any], report: ReportOptions, command: str) -> None:
-    """Print the result: one JSON object, or a table for people."""
-    from attractor.cli.console import print_json
-    from attractor.cli.environment import versions
-
-    written = Written.of([report.plot])
-    words = {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
-    if report.json:
-        head = {"schema": SCHEMA, "command": command, "arguments": words, "study": question.study.study}
-        print_json({**head, **document(found), "written": written.row(), "versions": versions()})
-    elif not report.quiet:
-        print_found(found, question, written, command)
+    options = {"sizes": problem.sizes, "repeats": problem.repeats, "shares": shares, "seed": problem.seed}
+    return simulate_past_blow_up(problem.law, problem.gaussian, progress=progress, rtol=problem.study.rtol, **options)

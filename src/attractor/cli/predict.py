@@ -1,74 +1,98 @@
-"""``attractor predict``: which theorems apply to a law, tokens and a space, and what they say."""
+"""``attractor predict``: theorems that apply to a law, tokens and a space, and the fate they predict."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from attractor.cli.console import Written, ending
-from attractor.cli.options import check_numbers, grouped, panel, replay
-from attractor.cli.simulate import build
+from attractor.cli.console import Outputs, print_table, short
+from attractor.cli.options import CommonOptions, check_numbers, command_line, print_result, result_option, with_options
+from attractor.cli.simulate import build_problem
 from attractor.cli.system_options import LawOptions, RunOptions, SpaceOptions, TokenOptions
-from attractor.registry import check_name
+from attractor.errors import InputError
 
-SCHEMA = "attractor.predict/1"
-option = panel("Results")
+SCHEMA = "attractor.predict/2"
+STYLES = {"holds": "green", "fails": "red", "undetermined": "yellow"}
 
 
 @dataclass(frozen=True)
-class PredictOptions:
-    """What to ask and how to answer."""
+class PredictOptions(CommonOptions):
+    """Which theorems are tested."""
 
-    step: Annotated[float | None, option("H", "Size of discrete layers.", default="continuous time")] = None
-    paper: Annotated[str | None, option("NAME", "Ask one source only: regimes, consensus, meanfield.")] = None
+    step: Annotated[float | None, result_option("H", "Size of discrete layers.", default="continuous time")] = None
+    paper: Annotated[str | None, result_option("NAME", "Theorems of one paper: regimes, consensus, meanfield.")] = None
     report: Annotated[
-        Path | None,
-        option("FILE.html", "Write the answer as a page, with the statements as mathematics.", "--report"),
+        Path | None, result_option("FILE.html", "Write a page with the prediction and the statements.", "--report")
     ] = None
-    json: Annotated[bool, option("", "Print one JSON object.", "--json")] = False
-    debug: Annotated[bool, option("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(TokenOptions, LawOptions, SpaceOptions, PredictOptions)
+@with_options(TokenOptions, LawOptions, SpaceOptions, PredictOptions)
 def predict(
     context: typer.Context, tokens: TokenOptions, law: LawOptions, space: SpaceOptions, options: PredictOptions
 ) -> None:
-    """Say which theorems apply, by what margin, and the fate they predict.
+    """List the theorems that apply, by what margin, and the fate they predict.
 
-    Takes the tokens, the law and the space as ``attractor simulate`` does. Exit code 0; 2 for a bad argument.
+    Takes tokens, law and space as ``attractor simulate`` does. Exit code 0; 2 for a bad argument.
     """
-    with ending("attractor predict", options.debug):
-        from attractor.cli.console import print_json
-        from attractor.cli.environment import versions
-        from attractor.cli.theory_tables import print_prediction
-        from attractor.errors import InputError
-        from attractor.theory import list_theorems
-        from attractor.theory import predict as ask
+    from attractor.theory import list_theorems
+    from attractor.theory import predict as predict_fate
 
-        check_numbers(context)
-        if options.report is not None:
-            from attractor.report import check_place
+    check_numbers(context)
+    if options.report is not None:
+        from attractor.report import check_place
 
-            check_place(options.report, "--report")
-        papers = sorted({theorem.key.split(".")[0] for theorem in list_theorems()})
-        if options.paper is not None:
-            check_name(options.paper, papers, "--paper", "papers")
-        if tokens.ensemble is not None:
-            raise InputError("--ensemble is for simulate: a prediction is about one start")
-        problem = build(tokens, law, space, RunOptions())
-        found = ask(problem.law, problem.tokens, problem.space, step=options.step, paper=options.paper)
-        command = replay(context, without=("json", "debug"))
-        if options.report is not None:
-            from attractor.report import prediction_report
+        check_place(options.report, "--report")
+    papers = sorted({theorem.key.split(".")[0] for theorem in list_theorems()})
+    if options.paper is not None and options.paper not in papers:
+        raise InputError(f"--paper {options.paper!r} is not known; the papers are {', '.join(papers)}")
+    if tokens.ensemble is not None:
+        raise InputError("--ensemble is for simulate: a prediction is about one start")
+    problem = build_problem(tokens, law, space, RunOptions())
+    found = predict_fate(problem.law, problem.tokens, problem.space, step=options.step, paper=options.paper)
+    command = command_line(context)
+    if options.report is not None:
+        from attractor.report import prediction_report
 
-            prediction_report(found, command).write(options.report)
-        written = Written(report=options.report)
-        if options.json:
-            document = {"schema": SCHEMA, "command": command, **found.row(), "written": written.row()}
-            print_json({**document, "versions": versions()})
-        else:
-            print_prediction(found.row())
-            written.tell(command)
+        prediction_report(found, command).write(options.report)
+    row, outputs = found.row(), Outputs(report=options.report)
+    print_result(options, SCHEMA, command, row, outputs, lambda: print_prediction(row))
+
+
+def print_prediction(report: dict[str, Any]) -> None:
+    """Print the fates, the theorems behind them, contradictions, and what the nearest other theorem lacks."""
+    console = Console(highlight=False)
+    fates = [(fate, found["means"], ", ".join(found["theorems"])) for fate, found in report["fates"].items()]
+    if fates:
+        print_table("Predicted", ("fate", "meaning", "by"), fates)
+    else:
+        console.print(Text("No theorem predicts a fate.", "bold"))
+    rows = [
+        (row["theorem"], row["title"], row["status"], row["fate"] or "", short(_smallest_margin(row)))
+        for row in report["applicable"]
+    ]
+    if rows:
+        print_table("Theorems that apply", ("theorem", "title", "status", "fate", "margin"), rows)
+    for row in report["undetermined"]:
+        names = [c["name"] for c in row["conditions"] if c["verdict"] == "undetermined"]
+        console.print(f"undetermined: {row['theorem']} ({', '.join(names) or 'not all hypotheses can be examined'})")
+    for first, second in report["contradictions"]:
+        console.print(Text(f"contradiction: {first} and {second} exclude each other", "red"))
+    nearest = report["nearest"]
+    if nearest is not None:
+        conditions = [
+            (c["name"], Text(c["verdict"], STYLES[c["verdict"]]), short(c["margin"]), c["detail"])
+            for c in nearest["conditions"]
+            if c["verdict"] != "holds"
+        ]
+        title = f"Nearest theorem that does not apply: {nearest['theorem']}, {nearest['title']}; missing"
+        print_table(title, ("hypothesis", "verdict", "margin", "detail"), conditions)
+
+
+def _smallest_margin(row: dict[str, Any]) -> float | None:
+    """Return the smallest margin of a strict inequality."""
+    return min((c["margin"] for c in row["conditions"] if c["margin"] is not None and c["open"]), default=None)

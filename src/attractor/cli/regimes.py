@@ -1,57 +1,79 @@
-"""``attractor regimes``: what the weights of a law alone say."""
+"""``attractor regimes``: classification of a law by its weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from attractor.cli.console import ending
-from attractor.cli.options import check_numbers, grouped, panel, replay
+from attractor.cli.console import Outputs, print_table, short
+from attractor.cli.options import CommonOptions, check_numbers, command_line, print_result, result_option, with_options
 from attractor.cli.system_options import LawOptions, build_law, read_law
 
-SCHEMA = "attractor.regimes/1"
+SCHEMA = "attractor.regimes/2"
 DIM, PLACES = 3, 1024
-option = panel("Results")
 
 
 @dataclass(frozen=True)
-class RegimeOptions:
-    """How to look and how to answer."""
+class RegimeOptions(CommonOptions):
+    """How the law is classified."""
 
     dim: Annotated[
         int | None,
-        option("D", "Dimension of the tokens.", "--dim", "-d", default=f"that of the files, or {DIM}", min=1),
+        result_option("D", "Dimension of the tokens.", "--dim", "-d", default=f"that of the files, or {DIM}", min=1),
     ] = None
     tolerance: Annotated[
-        float | None, option("X", "Relative size below which an eigenvalue has no sign.", default="1e-10; float32 1e-5")
+        float | None,
+        result_option("X", "Relative size below which an eigenvalue counts as zero.", default="1e-10; float32 1e-5"),
     ] = None
-    stacked: Annotated[bool, option("", "Add the metric as the published code defines it.", "--stacked")] = False
-    json: Annotated[bool, option("", "Print one JSON object.", "--json")] = False
-    debug: Annotated[bool, option("", "Show the traceback of an error.", "--debug")] = False
+    stacked: Annotated[bool, result_option("", "Add the metric as the published code defines it.", "--stacked")] = False
 
 
-@grouped(LawOptions, RegimeOptions)
+@with_options(LawOptions, RegimeOptions)
 def regimes(context: typer.Context, law: LawOptions, options: RegimeOptions) -> None:
     """Classify a law by its weights, head by head: label, certificate, definiteness, spectrum of the value.
 
     Takes the law as ``attractor simulate`` does. Exit code 0; 2 for a bad argument.
     """
-    with ending("attractor regimes", options.debug):
-        from attractor.cli.console import print_json
-        from attractor.cli.environment import versions
-        from attractor.cli.theory_tables import print_regimes
-        from attractor.weights import regime
+    from attractor.weights import regime
 
-        check_numbers(context)
-        matrices = read_law(law)
-        dim = options.dim if options.dim is not None else matrices["query"].shape[-1] if "query" in matrices else DIM
-        built = build_law(law, matrices, dim, PLACES)
-        found = regime(built, tolerance=options.tolerance, mode="stacked" if options.stacked else "token")
-        report = {"layers": [found.row()]}
-        if options.json:
-            command = replay(context, without=("json", "debug"))
-            print_json({"schema": SCHEMA, "command": command, **report, "versions": versions()})
-        else:
-            print_regimes(report)
+    check_numbers(context)
+    matrices = read_law(law)
+    dim = options.dim if options.dim is not None else matrices["query"].shape[-1] if "query" in matrices else DIM
+    built = build_law(law, matrices, dim, PLACES)
+    found = regime(built, tolerance=options.tolerance, mode="stacked" if options.stacked else "token")
+    report = {"layers": [found.row()]}
+    print_result(options, SCHEMA, command_line(context), report, Outputs(), lambda: print_regimes(report))
+
+
+def print_regimes(report: dict[str, Any]) -> None:
+    """Print layers and heads."""
+    rows = []
+    for layer in report["layers"]:
+        whole = layer["layer"]
+        if whole is not None:
+            metric, residual = whole["metric_index"], short(whole["residual"])
+            rows.append((*_names(whole, "all"), *_numbers(whole, metric), residual))
+        rows += [
+            (*_names(head, head["head"]), *_numbers(head, head["reduced_metric_index"]), "") for head in layer["heads"]
+        ]
+    print_table(
+        "Regimes: index of W and of V'W (1 positive, -1 negative), largest real part of V, radius of I + V",
+        ("layer", "head", "label", "proved by", "W", "V'W", "Re V", "|I+V|", "residual"),
+        rows,
+    )
+    console = Console(highlight=False)
+    for layer in report["layers"]:
+        found = layer["layer"] or layer["heads"][0]
+        console.print(f"{found['label']}: {found['why']}", soft_wrap=True)
+
+
+def _names(row: dict[str, Any], head: Any) -> tuple[Any, ...]:
+    layer = "" if row["layer"] is None else str(row["layer"])
+    return layer, head, row["label"], row["certificate"] or "heuristic"
+
+
+def _numbers(row: dict[str, Any], metric: float | None) -> tuple[str, ...]:
+    return tuple(map(short, (row["interaction_index"], metric, row["value_abscissa"], row["value_radius"])))

@@ -1,18 +1,21 @@
-"""``attractor simulate``: the verb ``flow`` from the shell."""
+"""``attractor simulate``: integrate tokens under attention."""
 
 from __future__ import annotations
 
 import math
 import shlex
+import statistics
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import FAILED, Written, complain, ending
-from attractor.cli.inputs import write_pictures
-from attractor.cli.options import OutputOptions, PictureOptions, check_numbers, check_output, grouped, replay
+from attractor.cli.console import FAILED, Outputs, print_error, print_json, print_rows
+from attractor.cli.environment import versions
+from attractor.cli.inputs import check_figure, check_store, write_figures
+from attractor.cli.options import WidthOptions, check_numbers, command_line, given, result_option, with_options
 from attractor.cli.system_options import (
     BETA,
     DIM,
@@ -23,13 +26,16 @@ from attractor.cli.system_options import (
     TokenOptions,
     build_law,
     build_space,
+    draw_tokens,
     flow_options,
-    random_tokens,
     read_law,
     read_tokens,
-    sent,
+    to_device,
 )
 from attractor.errors import InputError
+from attractor.html_repr import format_number
+from attractor.memory import format_size
+from attractor.progress import is_shown
 
 if TYPE_CHECKING:
     from attractor.laws import Attention
@@ -37,75 +43,139 @@ if TYPE_CHECKING:
     from attractor.spaces import Space
     from attractor.states import Tokens
 
-SCHEMA = "attractor.simulate/1"
+SCHEMA = "attractor.simulate/2"
+WITH_RESUME = {
+    "resume",
+    "plot",
+    "density",
+    "report",
+    "member",
+    "width",
+    "observe",
+    "json",
+    "quiet",
+    "progress",
+    "debug",
+    "max_seconds",
+    "max_evaluations",
+}
+
+
+@dataclass(frozen=True)
+class SimulateResults(WidthOptions):
+    """Where results go."""
+
+    density: Annotated[
+        Path | None, result_option("FILE", "Draw the density of tokens in one or two dimensions: .png, .pdf or .svg.")
+    ] = None
+    member: Annotated[int, result_option("I", "Member of the ensemble that is drawn.", min=0)] = 0
+    observe: Annotated[
+        list[str] | None,
+        result_option("NAME", "Also report this observable, with --json at all saved times; may be repeated."),
+    ] = None
+    out: Annotated[Path | None, result_option("PATH", "Write the run to this new Zarr store.", "--out", "-o")] = None
+    resume: Annotated[
+        Path | None,
+        result_option("PATH", "Continue the run in this store, with the law, tokens and tolerances stored there."),
+    ] = None
+    report: Annotated[
+        Path | None,
+        result_option("FILE.html", "Write a page: animation, predictions of theorems, observables and costs."),
+    ] = None
+    plot: Annotated[
+        list[Path] | None,
+        result_option("FILE", "Draw the run: .html, .png, .pdf, .svg, .gif or .mp4; may be repeated."),
+    ] = None
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What flow needs: a law, tokens and a space."""
+    """A law, tokens and a space."""
 
     law: Attention
     tokens: Tokens
     space: Space
 
 
-@grouped(TokenOptions, LawOptions, SpaceOptions, RunOptions, OutputOptions, PictureOptions)
+def _interrupted(*parts: Any) -> str:
+    """Return the message after Ctrl-C: how to continue the run, if it has a store."""
+    output = next(part for part in parts if isinstance(part, SimulateResults))
+    store = output.out or output.resume
+    if store is None or not store.exists():
+        return "interrupted; nothing was kept (a run with --out PATH can be resumed)"
+    return f"interrupted; continue with: {shlex.join(['attractor', 'simulate', '--resume', str(store)])}"
+
+
+@with_options(TokenOptions, LawOptions, SpaceOptions, RunOptions, SimulateResults, interrupted=_interrupted)
 def simulate(
     context: typer.Context,
     tokens: TokenOptions,
     law: LawOptions,
     space: SpaceOptions,
     run: RunOptions,
-    output: OutputOptions,
-    pictures: PictureOptions,
+    output: SimulateResults,
 ) -> None:
-    """Follow tokens under attention, and say where they go.
+    """Integrate tokens under attention and report where they converge.
 
     Without options: 64 random tokens in R^3 under isotropic attention, until t = 10. Results go to stdout, progress and
     errors to stderr. Exit code 0; 1 if the run failed or stalled, 2 for a bad argument, 130 if interrupted.
     """
-    with (
-        ending("attractor simulate", output.debug, interrupted=lambda: interrupted(output.out or output.resume)),
-        pictures.sized(),
-    ):
-        check_numbers(context)
-        check_output(output, context)
-        if output.resume is None:
-            problem = build(tokens, law, space, run)
-            result = follow(problem, tokens, run, output)
-            arguments = resolved(problem, tokens, law, space, run, output)
-        else:
-            result = go_on(output.resume, run, output)
-            arguments = _words({**result.definition["options"], **asdict(output)})
-        if first_process():
-            drawn, failure = write_pictures(result, output.plot or [], output.member, output.density)
-            if output.report is not None:
-                write_report(context, result, output)
-            tell(context, result, arguments, output, [str(path) for path in drawn])
-            if failure is not None:
-                raise failure
-        stalled = [outcome for outcome in result.outcomes if outcome.name == "stalled"]
-        if stalled:
-            complain(f"the run stalled at t = {stalled[0].time:.6g}: {stalled[0].message}", "attractor simulate")
-            raise typer.Exit(FAILED)
-
-
-def first_process() -> bool:
-    """Whether this is the process of torchrun that draws and prints, or the only one."""
     from attractor.solvers import is_first_process
 
-    return is_first_process()
+    check_numbers(context)
+    check_results(output, context)
+    if output.resume is None:
+        problem = build_problem(tokens, law, space, run)
+        result = integrate(problem, tokens, run, output)
+        arguments = resolve_arguments(problem, tokens, law, space, run, output)
+    else:
+        result = continue_run(output.resume, run, output)
+        arguments = _json_values({**result.definition["options"], **asdict(output)})
+    if is_first_process():
+        figures, failure = write_figures(result, output.plot or [], output.member, output.density)
+        command = command_line(context, without=("out",))  # the store exists by now
+        observe = tuple(dict.fromkeys(output.observe or ()))
+        if output.report is not None:
+            from attractor.report import simulation_report
+
+            simulation_report(result, command, output.member, observe).write(output.report)
+        print_run(result, observe, arguments, output, figures, command)
+        if failure is not None:
+            raise failure
+    stalled = [outcome for outcome in result.outcomes if outcome.name == "stalled"]
+    if stalled:
+        print_error(f"the run stalled at t = {stalled[0].time:.6g}: {stalled[0].message}", "attractor simulate")
+        raise typer.Exit(FAILED)
 
 
-def interrupted(store: Path | None) -> str:
-    """What is left of a run that was stopped by hand."""
-    if store is None or not store.exists():
-        return "interrupted; nothing was kept (a run with --out PATH can be resumed)"
-    return f"interrupted; go on with: {shlex.join(['attractor', 'simulate', '--resume', str(store)])}"
+def check_results(options: SimulateResults, context: typer.Context) -> None:
+    """Raise if results could not be written, before the run starts."""
+    from attractor.observables import find_observable
+
+    if options.resume is not None:
+        other = [option for name, option in given(context).items() if name not in WITH_RESUME]
+        if other:
+            raise InputError(f"--resume continues the run as it was defined: leave out {', '.join(other)}")
+        if not options.resume.exists():
+            raise InputError(f"--resume {options.resume}: there is no such store")
+        if not (options.resume / "zarr.json").is_file():
+            raise InputError(f"--resume {options.resume} is not a run of attractor: there is no zarr.json in it")
+    for name in options.observe or ():
+        find_observable(name)
+    for path in options.plot or ():
+        check_figure(path)
+    if options.density is not None:
+        check_figure(options.density, "--density", still=True)
+    if options.report is not None:
+        from attractor.report import check_place
+
+        check_place(options.report, "--report")
+    if options.out is not None:
+        check_store(options.out)
 
 
-def build(tokens: TokenOptions, law: LawOptions, space: SpaceOptions, run: RunOptions) -> Problem:
-    """Files first, since they know the dimension; then what is made to fit them."""
+def build_problem(tokens: TokenOptions, law: LawOptions, space: SpaceOptions, run: RunOptions) -> Problem:
+    """Read files, which determine the dimension, and build the rest to fit them."""
 
     where = build_space(space)
     state, matrices = read_tokens(tokens), read_law(law)
@@ -115,13 +185,13 @@ def build(tokens: TokenOptions, law: LawOptions, space: SpaceOptions, run: RunOp
     if dim is None:
         dim = where.dim
     if state is None:
-        check_room(tokens, DIM if dim is None else dim, run)
-        state = random_tokens(tokens, DIM if dim is None else dim)
+        check_memory(tokens, DIM if dim is None else dim, run)
+        state = draw_tokens(tokens, DIM if dim is None else dim)
     return Problem(build_law(law, matrices, state.dim, state.n), state, where)
 
 
-def check_room(tokens: TokenOptions, dim: int, run: RunOptions) -> None:
-    """Refuse more tokens than a run has memory for, before any is drawn."""
+def check_memory(tokens: TokenOptions, dim: int, run: RunOptions) -> None:
+    """Raise if a run of so many tokens does not fit into memory."""
     from attractor.solvers import check_footprint, default_method, save_times, stepper_named
 
     options = flow_options(run)
@@ -133,8 +203,8 @@ def check_room(tokens: TokenOptions, dim: int, run: RunOptions) -> None:
     check_footprint(shape, stepper, len(saved), bytes_each)
 
 
-def follow(problem: Problem, tokens: TokenOptions, run: RunOptions, output: OutputOptions) -> Trajectory:
-    """Run the flow, after a look at whether the observables that are asked for can be had."""
+def integrate(problem: Problem, tokens: TokenOptions, run: RunOptions, output: SimulateResults) -> Trajectory:
+    """Run the flow, after checks of the figures and observables."""
     from attractor.observables import find_observable
     from attractor.solvers import flow
 
@@ -148,21 +218,20 @@ def follow(problem: Problem, tokens: TokenOptions, run: RunOptions, output: Outp
         raise InputError(f"--member {output.member} does not exist: members are numbered from 0 to {members - 1}")
     for name in output.observe or ():
         find_observable(name)(problem.tokens, law=problem.law, space=problem.space)
-    there, progress = sent(problem.tokens, tokens), output.shows_progress
-    run_there = flow(problem.law, there, space=problem.space, store=output.out, progress=progress, **options)
-    return run_there.to("cpu")
+    start, progress = to_device(problem.tokens, tokens), is_shown(output.progress, output.quiet)
+    return flow(problem.law, start, space=problem.space, store=output.out, progress=progress, **options).to("cpu")
 
 
-def go_on(path: Path, run: RunOptions, output: OutputOptions) -> Trajectory:
+def continue_run(path: Path, run: RunOptions, output: SimulateResults) -> Trajectory:
+    """Continue the run in a store."""
     from attractor.solvers import resume
 
-    return resume(
-        path, max_seconds=run.max_seconds, max_evaluations=run.max_evaluations, progress=output.shows_progress
-    )
+    shown = is_shown(output.progress, output.quiet)
+    return resume(path, max_seconds=run.max_seconds, max_evaluations=run.max_evaluations, progress=shown)
 
 
-def resolved(problem: Problem, *groups: Any) -> dict[str, Any]:
-    """All options with the values that were used, ready for JSON."""
+def resolve_arguments(problem: Problem, *groups: Any) -> dict[str, Any]:
+    """Return all options with the values that were used, for JSON."""
     arguments: dict[str, Any] = {}
     for group in groups:
         arguments |= asdict(
@@ -173,48 +242,93 @@ def resolved(problem: Problem, *groups: Any) -> dict[str, Any]:
         arguments["beta"] = BETA
     if arguments["random_law"] is not None:
         arguments |= {"heads": problem.law.heads, "head_dim": problem.law.query.shape[-2]}
-    return _words(arguments)
+    return _json_values(arguments)
 
 
-def _words(value: Any) -> Any:
-    """The same for JSON: paths, rules and the like by what they are called."""
+def _json_values(value: Any) -> Any:
+    """Return values that JSON has; others become text."""
     if isinstance(value, dict):
-        return {str(name): _words(item) for name, item in value.items()}
+        return {str(name): _json_values(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_words(item) for item in value]
+        return [_json_values(item) for item in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def again(context: typer.Context) -> str:
-    """The command; the store exists by now, so the same run again must do without it."""
-    return replay(context, without=("out", "json", "quiet", "progress", "debug"))
-
-
-def write_report(context: typer.Context, run: Trajectory, output: OutputOptions) -> None:
-    """The page of the run."""
-    from attractor.report import simulation_report
-
-    assert output.report is not None
-    observe = tuple(dict.fromkeys(output.observe or ()))
-    simulation_report(run, again(context), output.member, observe).write(output.report)
-
-
-def tell(
-    context: typer.Context, run: Trajectory, arguments: dict[str, Any], output: OutputOptions, pictures: list[str]
+def print_run(
+    run: Trajectory,
+    observe: tuple[str, ...],
+    arguments: dict[str, Any],
+    output: SimulateResults,
+    figures: list[Path],
+    command: str,
 ) -> None:
-    """Print the result: one JSON object, or a summary for people."""
-    from attractor.cli.console import print_json, print_run
-    from attractor.cli.environment import versions
-
-    if output.quiet and not output.json:
-        return
-    observe = tuple(dict.fromkeys(output.observe or ()))
-    report = run.summary(observe)
-    store = output.out or output.resume
-    written = Written(pictures, output.report, store=store)
-    command = again(context)
+    """Print the result: one JSON object, or the outcome, the costs, the observables and the files."""
+    report, outputs = run.summary(observe), Outputs(figures, output.report, store=output.out or output.resume)
     if output.json:
         head = {"schema": SCHEMA, "command": command, "arguments": arguments}
-        print_json({**head, **report, "written": written.row(), "versions": versions()})
+        print_json({**head, **report, "outputs": outputs.row(), "versions": versions()})
+        return
+    outcome = report["outcome"]
+    name = outcome["name"].replace("_", " ").capitalize()
+    print_rows(f"{name} at t = {format_number(outcome['time'])}: {outcome['message']}.", _costs(report))
+    if report["observables"]:
+        several = " (mean over the ensemble)" if report["sizes"]["ensemble"] else ""
+        print_rows(f"Observables at the start and at the end{several}", _observables(report))
+    more = {}
+    if outputs.store is not None and outcome["name"] in ("budget", "unfinished"):
+        more["continue"] = shlex.join(["attractor", "simulate", "--resume", str(outputs.store)])
+    outputs.print(command, **more)
+
+
+def _costs(report: dict[str, Any]) -> dict[str, str]:
+    sizes, stats = report["sizes"], report["stats"]
+    members = "".join(f"{size} x " for size in sizes["ensemble"])
+    rows = {
+        "tokens": f"{members}{sizes['tokens']} of dimension {sizes['dim']}, space {report['space']}",
+        "law": report["law"] or "none",
+        "evaluations": f"{stats['evaluations']:,}",
+        "steps": f"{stats['accepted']:,} accepted, {stats['rejected']:,} rejected ({stats['method']})",
+        "seconds": f"{stats['seconds']:.3g} (engine {stats['engine'] or 'none'}{_processes(stats['processes'])})",
+        "memory": f"{format_size(stats['peak_memory'])} at most" if stats["peak_memory"] else "not known",
+        "saved": f"{sizes['saved']:,} times",
+    }
+    merges = [event["time"] for event in report["events"] if event["kind"] == "merge"]
+    if merges:
+        rows["merges"] = (
+            f"{stats['merges']:,}, the first at t = {format_number(min(merges))}, the last at t = {format_number(max(merges))}"
+        )
+    if "outcomes" in report:
+        rows["outcomes"] = ", ".join(f"{count} {name}" for name, count in report["outcomes"].items())
+    return rows
+
+
+def _observables(report: dict[str, Any]) -> dict[str, str]:
+    rows = {}
+    for name, values in report["observables"].items():
+        start, end = (_cell(values[when], report["sizes"]["ensemble"]) for when in ("start", "end"))
+        rows[name] = f"{start:>12}{end:>14}"
+    return rows
+
+
+def _processes(count: int) -> str:
+    return "" if count == 1 else f" on {count} processes"
+
+
+def _cell(value: Any, ensemble: list[int]) -> str:
+    depth, inner = 0, value
+    while isinstance(inner, list):
+        depth, inner = depth + 1, inner[0]
+    if depth > len(ensemble):
+        return "see --json"
+    if depth == 0:
+        return format_number(value)
+    entries = list(_flat(value))
+    return format_number(None if None in entries else float(statistics.fmean(entries)))
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _flat(item)
     else:
-        print_run(report, written, command)
+        yield value

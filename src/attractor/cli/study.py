@@ -1,4 +1,4 @@
-"""``attractor study``."""
+"""``attractor study``: train and compare the arms of a study."""
 
 from __future__ import annotations
 
@@ -9,24 +9,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import Written, ending, print_rows
+from attractor.cli.console import FAILED, Outputs, print_rows, print_table
 from attractor.cli.environment import accelerator_name, source_commit, version
-from attractor.cli.inputs import check_folder_to_make, check_picture
-from attractor.cli.options import PictureOptions, grouped, panel, replay
+from attractor.cli.inputs import check_figure, check_new_folder
+from attractor.cli.options import (
+    CommonOptions,
+    FigureOptions,
+    command_line,
+    panel,
+    parse_seeds,
+    print_result,
+    result_option,
+    with_options,
+)
 from attractor.errors import InputError
 from attractor.progress import progress_lines
 
 if TYPE_CHECKING:
-    from attractor.training import StudyResults
+    from attractor.training import Plan, StudyResults
 
 UNITS = {"bits_per_byte": "bits per byte", "accuracy": "accuracy"}
-MANY = 6  # pairs that are named one by one
-WIDEST = 160
-FOLLOWED = ("plain", "convergent", "intermediate", "divergent", "scattered-convergent")
+MANY = 6  # missing pairs that are listed
+ARMS_DRAWN = ("plain", "convergent", "intermediate", "divergent", "scattered-convergent")
 
 
-def print_results(document: dict[str, Any]) -> None:
-    """Arms, comparisons by question, and where they come from."""
+def print_comparisons(document: dict[str, Any]) -> None:
+    """Print arms, comparisons by question, and the origin of the runs."""
     unit = UNITS[document["measure"]]
     asked = {row[side] for row in document["comparisons"] for side in ("arm", "reference")}
     rows = []
@@ -36,18 +44,19 @@ def print_results(document: dict[str, Any]) -> None:
             mean = "none" if row["mean"] is None else f"{row['mean']:.4f}"
             lost = str(row["lost"]) if row["lost"] else ""
             rows.append((row["arm"], f"{row['parameters']:,}", str(row["count"]), lost, mean, interval))
-    print_table(f"{document['study']}: arms", ("arm", "parameters", "seeds", "lost", unit, "95%"), rows)
+    columns = ("arm", "parameters", "seeds", "lost", unit, "95%")
+    print_table(f"{document['study']}: arms", columns, rows, fixed=columns, right=columns[1:])
     better = "negative is better" if document["lower_is_better"] else "positive is better"
-    heads = "arm", "reference", "difference", "95%", "deviations", "p", "Holm", "p flips"
+    columns = "arm", "reference", "difference", "95%", "deviations", "p", "Holm", "p flips"
     for question in dict.fromkeys(row["question"] for row in document["comparisons"]):
         pairs = [_cells(row) for row in document["comparisons"] if row["question"] == question]
-        print_table(f"{question}: differences of {unit} ({better}), seed by seed", heads, pairs)
-    count, missing = len(document["seeds"]), document["missing"]
-    print_rows("", _facts(document, count, missing))
+        title = f"{question}: differences of {unit} ({better}), seed by seed"
+        print_table(title, columns, pairs, fixed=columns, right=columns[2:])
+    print_rows("", _facts(document))
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A comparison as a line; beside an arm stands how many of its runs ended in no number."""
+    """Return the cells of a comparison; an arm is followed by the number of its runs that diverged."""
     names = [
         row[side] + (f" ({row[lost]} lost)" if row[lost] else "")
         for side, lost in (("arm", "lost"), ("reference", "reference_lost"))
@@ -58,13 +67,14 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return *names, f"{row['difference']:+.4f}", interval, size, f"{row['p']:.2g}", f"{row['p_holm']:.2g}", flips
 
 
-def _facts(document: dict[str, Any], count: int, missing: list[str]) -> dict[str, str]:
-    named = ", ".join(missing) if len(missing) <= MANY else f"{len(missing)} pairs of arms; --json names them"
-    places = {"runs": str(document["runs"]), "not run": named or "nothing"}
+def _facts(document: dict[str, Any]) -> dict[str, str]:
+    count, missing = len(document["seeds"]), document["missing"]
+    listed = ", ".join(missing) if len(missing) <= MANY else f"{len(missing)} pairs of arms; --json names them"
+    places = {"runs": str(document["runs"]), "not run": listed or "nothing"}
     if document["lost"]:
-        places["lost"] = f"{document['lost']} runs ended in no finite number; means and differences are of the others"
+        places["lost"] = f"{document['lost']} runs diverged; means and differences are of the others"
     if document["untested"]:
-        why = "too few seeds are left, or those that are left speak for a side that lost runs"
+        why = "too few seeds are left, or the remaining ones favour a side that lost runs"
         places["not tested"] = f"{'; '.join(document['untested'])}: {why}"
     return places | {
         "p flips": f"all flips of signs, exact; at least {2 / 2**count:.3g} with {count} seeds",
@@ -73,22 +83,8 @@ def _facts(document: dict[str, Any], count: int, missing: list[str]) -> dict[str
     }
 
 
-def print_table(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """A table whose numbers are never cut, however narrow the terminal."""
-    from rich.console import Console
-    from rich.table import Table
-
-    drawn = Table(box=None, pad_edge=False, header_style="cyan", title=title, title_justify="left", title_style="bold")
-    for index, head in enumerate(heads):
-        drawn.add_column(head, no_wrap=True, justify="left" if index == 0 or head == "reference" else "right")
-    for row in rows:
-        drawn.add_row(*row)
-    console = Console(highlight=False)
-    Console(highlight=False, width=max(console.width, WIDEST)).print(drawn, soft_wrap=True)
-
-
 def draw_differences(document: dict[str, Any], path: Path) -> Path:
-    """Every pair as its improvement with its interval; right of zero the arm is better than its reference."""
+    """Draw the improvement of every pair with its interval; right of zero the arm is better than its reference."""
     from attractor.plotting import Interval, Rows, draw_intervals
 
     sign, unit = -1.0 if document["lower_is_better"] else 1.0, UNITS[document["measure"]]
@@ -102,36 +98,33 @@ def draw_differences(document: dict[str, Any], path: Path) -> Path:
     caption = (
         f"Means of differences of equal seeds, {len(document['seeds'])} seeds; bars: 95% intervals of Student's t, each for itself. "
         "Right of zero the arm is better than its reference. "
-        f"{lost_words(document)}Colours: questions; the second panel leaves out larger differences. "
+        f"{_lost_runs(document)}Colours: questions; the second panel leaves out larger differences. "
         f"Drawn by: {document['command']}"
     )
     title = f"{document['study']}: what each change is worth"
-    ends = sorted(max(abs(one.low), abs(one.high)) for one in intervals) or [1.0]
-    whole, near = (
-        1.08 * ends[-1] or 1.0,
-        1.4 * ends[len(ends) // 2] or 1.0,
-    )  # more than half of the pairs are seen near zero
+    ends = sorted(max(abs(part.low), abs(part.high)) for part in intervals) or [1.0]
+    whole, near = 1.08 * ends[-1] or 1.0, 1.4 * ends[len(ends) // 2] or 1.0  # more than half of the pairs are near zero
     panels = [Rows("all", intervals, whole), Rows("near zero", intervals, near)]
     x = f"{unit} {'saved' if sign < 0 else 'gained'}"
     return draw_intervals(names, groups, panels, title, caption, x, path, grouped=False)
 
 
-def lost_words(document: dict[str, Any]) -> str:
-    """What a picture says of runs that are in no difference."""
+def _lost_runs(document: dict[str, Any]) -> str:
+    """Return the part of a caption about runs without a result."""
     if not document["lost"]:
         return ""
-    return f"{document['lost']} runs ended in no number; pairs that would speak for what lost them are not drawn. "
+    return f"{document['lost']} runs diverged; pairs that would favour their side are not drawn. "
 
 
 def draw_depth(results: StudyResults, command: str, path: Path) -> Path:
-    """Norms, distances, cosines and growth along depth, means over seeds, for arms with the first arm's positions."""
+    """Draw norms, distances, cosines and growth along depth, means over seeds, for arms with the first arm's positions."""
     from attractor.plotting import Curve, Panel, draw_panels
     from attractor.training import mean_dynamics
 
     study, runs = results.study, results.runs
     positions = study.arms[0].partition("/")[2]
     there = {run.arm for run in runs if run.result.dynamics is not None}
-    curves = {kind: mean_dynamics(runs, f"{kind}/{positions}") for kind in FOLLOWED if f"{kind}/{positions}" in there}
+    curves = {kind: mean_dynamics(runs, f"{kind}/{positions}") for kind in ARMS_DRAWN if f"{kind}/{positions}" in there}
 
     def panel(measure: str, label: str, named: bool = False) -> Panel:
         lines = [
@@ -158,8 +151,8 @@ def draw_depth(results: StudyResults, command: str, path: Path) -> Path:
     return draw_panels(panels, f"{study.name}: tokens along the depth of trained models", caption, path)
 
 
-SCHEMA = "attractor.study/1"
-what, how, output = panel("Study"), panel("How it is run"), panel("Results")
+RUN_SCHEMA, RESULTS_SCHEMA = "attractor.study-run/2", "attractor.study-results/2"
+study_option, run_option = panel("Study"), panel("Execution")
 
 
 @dataclass(frozen=True)
@@ -167,76 +160,64 @@ class StudyOptions:
     """What is compared."""
 
     name: Annotated[str, typer.Argument(metavar="NAME", help="bytes, bpe or vision.")]
-    data: Annotated[Path, what("PATH", "Text (a file or a folder), or a folder of CIFAR-10.")]
-    out: Annotated[Path, what("FOLDER", "Where runs.jsonl is; a study that is there goes on.", "--out", "-o")]
+    data: Annotated[Path, study_option("PATH", "Text (a file or a folder), or a folder of CIFAR-10.")]
+    out: Annotated[Path, result_option("FOLDER", "Folder of runs.jsonl; a study in it is continued.", "--out", "-o")]
     arms: Annotated[
-        str | None, what("ARM,...", "Some of the arms, such as plain/rotary,shift/rotary.", default="all")
+        str | None, study_option("ARM,...", "Some of the arms, such as plain/rotary,shift/rotary.", default="all")
     ] = None
-    seeds: Annotated[str, what("S,S,...", "Seeds; the same for every arm.")] = "0,1,2,3,4"
+    seeds: Annotated[str, study_option("S,S,...", "Seeds; the same for every arm.")] = "0,1,2,3,4"
     change: Annotated[
-        str | None, what("ENTRY=VALUE,...", "Other entries of the configuration of every run.", "--set", default="none")
+        str | None,
+        study_option("ENTRY=VALUE,...", "Other entries of the configuration of every run.", "--set", default="none"),
     ] = None
 
 
 @dataclass(frozen=True)
-class StudyHow:
-    """How it is run."""
+class ExecutionOptions:
+    """How the runs are executed."""
 
-    workers: Annotated[int, how("N", "Processes that share the arms.", min=1)] = 1
-    max_seconds: Annotated[float | None, how("S", "Begin no arm after this many seconds.", min=0)] = None
-    compile: Annotated[bool, how("", "Compile blocks, on a GPU.", "--compile/--no-compile", default="compiled")] = True
-    kept: Annotated[Path | None, how("FOLDER", "Where tokens made of text are kept.", default="a folder of --out")] = (
-        None
-    )
+    workers: Annotated[int, run_option("N", "Processes that share the arms.", min=1)] = 1
+    max_seconds: Annotated[float | None, run_option("S", "Start no arm after this many seconds.", min=0)] = None
+    compile: Annotated[
+        bool, run_option("", "Compile blocks, on a GPU.", "--compile/--no-compile", default="compiled")
+    ] = True
+    kept: Annotated[Path | None, run_option("FOLDER", "Cache of tokenized text.", default="a folder of --out")] = None
 
 
 @dataclass(frozen=True)
-class StudyOutput:
-    """What becomes of it."""
+class RunResults(CommonOptions):
+    """What is printed."""
 
-    json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
     progress: Annotated[
-        bool | None, output("", "A line on stderr for each arm.", "--progress/--no-progress", default="shown")
+        bool | None, result_option("", "A line on stderr for each arm.", "--progress/--no-progress", default="shown")
     ] = None
-    debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(StudyOptions, StudyHow, StudyOutput)
-def study(context: typer.Context, options: StudyOptions, how: StudyHow, output: StudyOutput) -> None:
-    """Train every arm of a study with every seed, and keep a line of runs.jsonl for each finished run.
+@with_options(StudyOptions, ExecutionOptions, RunResults)
+def run(context: typer.Context, options: StudyOptions, execution: ExecutionOptions, output: RunResults) -> None:
+    """Train every arm of a study with every seed, and append each finished run to runs.jsonl.
 
-    Seeds of an arm run side by side as one batched program. A study that was stopped goes on where it was; what failed or was not begun
-    in time is said on stderr. Exit code 0; 1 if arms are missing, 2 for a bad argument.
+    Seeds of an arm are trained together as one batched program. A study that was stopped continues where it was; arms that failed or
+    were not started in time are reported on stderr. Exit code 0; 1 if arms are missing, 2 for a bad argument.
     """
-    with ending("attractor study", output.debug):
-        from attractor.cli.console import print_json
-        from attractor.cli.environment import versions
-        from attractor.training import Provenance, run_study
+    from attractor.training import Provenance, run_study
 
-        plan = planned(options, how)
-        command = replay(context, without=("json", "progress", "debug"))
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        provenance = Provenance(command, accelerator_name(), source_commit(), now, version("torch"))
-        count, missing = run_study(
-            plan,
-            options.out,
-            provenance,
-            progress_lines(output.progress),
-            progress_lines(True),
-        )
-        if output.json:
-            found = {"study": options.name, "runs": count, "missing": missing, "file": str(options.out / "runs.jsonl")}
-            print_json({"schema": SCHEMA, "command": command, **found, "versions": versions()})
-        else:
-            typer.echo(
-                f"{options.out / 'runs.jsonl'}: {count} runs" + (f", without {', '.join(missing)}" if missing else "")
-            )
-        if missing:
-            raise typer.Exit(1)
+    plan = plan_study(options, execution)
+    command = command_line(context)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    provenance = Provenance(command, accelerator_name(), source_commit(), now, version("torch"))
+    lines = progress_lines(False if output.quiet and output.progress is None else output.progress)
+    count, missing = run_study(plan, options.out, provenance, lines, progress_lines(True))
+    file = options.out / "runs.jsonl"
+    document = {"study": options.name, "runs": count, "missing": missing, "file": str(file)}
+    summary = f"{file}: {count} runs" + (f", without {', '.join(missing)}" if missing else "")
+    print_result(output, RUN_SCHEMA, command, document, Outputs(files=[file]), lambda: typer.echo(summary))
+    if missing:
+        raise typer.Exit(FAILED)
 
 
-def planned(options: StudyOptions, how: StudyHow) -> Any:
-    """The runs that are wanted."""
+def plan_study(options: StudyOptions, execution: ExecutionOptions) -> Plan:
+    """Return the runs to train."""
     from attractor.training import Execution, Plan, arm_entries, find_study
 
     chosen = find_study(options.name)
@@ -246,32 +227,29 @@ def planned(options: StudyOptions, how: StudyHow) -> Any:
     arms = tuple(dict.fromkeys(arms))
     for arm in arms:
         arm_entries(chosen, arm)  # raises for an unknown arm
-    try:
-        seeds = tuple(dict.fromkeys(int(seed) for seed in options.seeds.split(",")))
-    except ValueError:
-        raise InputError(f"--seeds {options.seeds} is not a list of whole numbers: write --seeds 0,1,2") from None
-    check_folder_to_make(options.out, "--out")
+    seeds = tuple(parse_seeds(options.seeds))
+    check_new_folder(options.out, "--out")
     if not options.data.exists():
         raise InputError(f"the data {options.data} do not exist")
-    changes: dict[str, Any] = {"data": str(options.data), **entries(options.change)}
+    changes: dict[str, Any] = {"data": str(options.data), **parse_entries(options.change)}
     check_entries(changes)
-    check_honoured(changes)
-    kept = how.kept or options.out / "kept"
-    return Plan(chosen, arms, seeds, changes, Execution.best(how.compile), kept, how.workers, how.max_seconds)
+    check_supported(changes)
+    kept, best = execution.kept or options.out / "kept", Execution.best(execution.compile)
+    return Plan(chosen, arms, seeds, changes, best, kept, execution.workers, execution.max_seconds)
 
 
-def entries(text: str | None) -> dict[str, Any]:
-    """Entries of a configuration in the words of TOML, or bare words: steps=100,betas=[0.9,0.99],augment=none."""
-    from attractor.cli.train import changed
+def parse_entries(text: str | None) -> dict[str, Any]:
+    """Return entries of a configuration, with values as in TOML or bare words: steps=100,betas=[0.9,0.99],augment=none."""
+    from attractor.cli.train import parse_changes
 
-    given = [entry for entry in pieces(text or "") if entry.strip()]
+    given = [entry for entry in split_entries(text or "") if entry.strip()]
     if not all("=" in entry for entry in given):
         raise InputError(f"--set {text} is not a list such as steps=100,rate=1e-3,betas=[0.9,0.99]")
-    return changed(given)
+    return parse_changes(given)
 
 
-def pieces(text: str) -> list[str]:
-    """Text between commas that stand in no bracket and no quotes."""
+def split_entries(text: str) -> list[str]:
+    """Split text at commas outside brackets and quotes."""
     found, depth, quote = [""], 0, ""
     for sign in text:
         if quote or sign in "\"'":
@@ -285,14 +263,14 @@ def pieces(text: str) -> list[str]:
     return found
 
 
-def check_honoured(changes: dict[str, Any]) -> None:
-    """Refuse entries that make arms what they are, and those that a study does not support."""
+def check_supported(changes: dict[str, Any]) -> None:
+    """Raise for entries that define the arms, and for those that a study does not support."""
     from attractor.training import ARM_KINDS
 
     axes = {name for kind in ARM_KINDS.values() for name in kind} | {"positions"}
     own = sorted(changes.keys() & axes)
     if own:
-        raise InputError(f"{', '.join(own)} is what arms differ in: choose --arms instead of --set")
+        raise InputError(f"{', '.join(own)} is what arms differ in: use --arms instead of --set")
     missing = {
         "accumulate",
         "smoothing",
@@ -306,11 +284,11 @@ def check_honoured(changes: dict[str, Any]) -> None:
     }
     without = sorted(changes.keys() & missing)
     if without:
-        raise InputError(f"a study does not have {', '.join(without)}: use attractor train for such runs")
+        raise InputError(f"a study does not support {', '.join(without)}: use attractor train for such runs")
 
 
 def check_entries(changes: dict[str, Any]) -> None:
-    """Refuse entries that no configuration has, before a folder is made."""
+    """Raise for entries that a configuration does not have."""
     from dataclasses import fields
 
     from attractor.training import Config
@@ -320,62 +298,45 @@ def check_entries(changes: dict[str, Any]) -> None:
         raise InputError(f"--set {unknown[0]} is not an entry of a configuration; see attractor.training.Config")
 
 
-RESULTS_SCHEMA = "attractor.study-results/1"
-results_option, results_output = panel("Study"), panel("Results")
-
-
 @dataclass(frozen=True)
 class ResultsOptions:
-    """Which runs, and which of their questions."""
+    """Which runs, and which comparisons."""
 
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The runs.jsonl of a study, or its folder.")]
-    question: Annotated[str | None, results_option("NAME", "One question, such as regimes.", default="all")] = None
+    question: Annotated[str | None, study_option("NAME", "One question, such as regimes.", default="all")] = None
 
 
 @dataclass(frozen=True)
-class ResultsOutput:
-    """What becomes of it."""
+class ResultsOutput(FigureOptions):
+    """Where results go."""
 
-    plot: Annotated[Path | None, results_output("FILE", "Draw the differences: .png, .pdf or .svg.")] = None
-    plot_depth: Annotated[Path | None, results_output("FILE", "Draw tokens along depth: .png, .pdf or .svg.")] = None
-    json: Annotated[bool, results_output("", "Print one JSON object.", "--json")] = False
-    debug: Annotated[bool, results_output("", "Show the traceback of an error.", "--debug")] = False
+    plot: Annotated[Path | None, result_option("FILE", "Draw the differences: .png, .pdf or .svg.")] = None
+    plot_depth: Annotated[Path | None, result_option("FILE", "Draw tokens along depth: .png, .pdf or .svg.")] = None
 
 
-@grouped(ResultsOptions, ResultsOutput, PictureOptions)
-def study_results(
-    context: typer.Context, options: ResultsOptions, output: ResultsOutput, pictures: PictureOptions
-) -> None:
-    """Compare the arms of a study: means with 95% intervals, and for every pair that a question asks about the difference, its interval,
-    paired tests, Holm's correction within the question and the size of the effect.
+@with_options(ResultsOptions, ResultsOutput)
+def results(context: typer.Context, options: ResultsOptions, output: ResultsOutput) -> None:
+    """Compare the arms of a study: means with 95% intervals, and for every pair of a question the difference, its interval, paired
+    tests, Holm's correction within the question and the size of the effect.
 
     Exit code 0; 1 if the file cannot be read, 2 for a bad argument.
     """
-    with ending("attractor study-results", output.debug), pictures.sized():
-        from attractor.cli.console import print_json
-        from attractor.cli.environment import versions
-
-        for path in (output.plot, output.plot_depth):
-            if path is not None:
-                check_picture(path, still=True)
-        results, document = found(options)
-        document = {"schema": RESULTS_SCHEMA, "command": replay(context, without=("json", "debug")), **document}
-        drawn = []
-        if output.plot is not None:
-            drawn.append(str(draw_differences(document, output.plot)))
-        if output.plot_depth is not None:
-            drawn.append(str(draw_depth(results, document["command"], output.plot_depth)))
-        written = Written(drawn)
-        document["written"] = written.row()
-        if output.json:
-            print_json({**document, "versions": versions()})
-        else:
-            print_results(document)
-            written.tell(document["command"])
+    for path in (output.plot, output.plot_depth):
+        if path is not None:
+            check_figure(path, still=True)
+    stored, document = compare_stored_runs(options)
+    command = command_line(context)
+    document = {"command": command, **document}
+    figures = []
+    if output.plot is not None:
+        figures.append(draw_differences(document, output.plot))
+    if output.plot_depth is not None:
+        figures.append(draw_depth(stored, command, output.plot_depth))
+    print_result(output, RESULTS_SCHEMA, command, document, Outputs(figures), lambda: print_comparisons(document))
 
 
-def found(options: ResultsOptions) -> tuple[StudyResults, dict[str, Any]]:
-    """The study, its runs, and what they say."""
+def compare_stored_runs(options: ResultsOptions) -> tuple[StudyResults, dict[str, Any]]:
+    """Return the stored results, and their comparison for JSON."""
     from attractor.training import compare_arms, lost_runs, read_results, summarise_arms, summarise_dynamics
 
     results = read_results(options.file)

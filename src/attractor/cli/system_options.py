@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from attractor.cli.inputs import read_array
-from attractor.cli.options import numbers, panel
+from attractor.cli.options import panel, parse_numbers, seed_option
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import kernel_named, list_kernels
 from attractor.registry import check_name
@@ -25,11 +25,11 @@ token_option = panel("Tokens")
 
 @dataclass(frozen=True)
 class TokenOptions:
-    """What moves."""
+    """The initial tokens."""
 
-    tokens: Annotated[int | None, token_option("N", "How many tokens.", "--tokens", "-n", default=str(TOKENS))] = None
+    tokens: Annotated[int | None, token_option("N", "Number of tokens.", "--tokens", "-n", default=str(TOKENS))] = None
     dim: Annotated[
-        int | None, token_option("D", "Their dimension.", "--dim", "-d", default=f"that of the files, or {DIM}")
+        int | None, token_option("D", "Dimension of the tokens.", "--dim", "-d", default=f"that of the files, or {DIM}")
     ] = None
     start: Annotated[
         str,
@@ -42,8 +42,8 @@ class TokenOptions:
     spread: Annotated[
         float, token_option("X", "Factor of a start off the sphere; of gaussian, its standard deviation.")
     ] = 1.0
-    seed: Annotated[int, token_option("N", "Seed of the random start.", min=0)] = 0
-    ensemble: Annotated[int | None, token_option("E", "How many independent starts to run at once.", min=1)] = None
+    seed: Annotated[int, seed_option("Seed of the random start.", "Tokens")] = 0
+    ensemble: Annotated[int | None, token_option("E", "Number of independent starts that run together.", min=1)] = None
     tokens_file: Annotated[
         Path | None, token_option("FILE", "Start from these points, (..., n, d): .npy, .safetensors or .csv.")
     ] = None
@@ -51,14 +51,14 @@ class TokenOptions:
     places: Annotated[
         Path | None, token_option("FILE", "Positions of the tokens in their sequence.", default="0, 1, 2, ...")
     ] = None
-    device: Annotated[str, token_option("NAME", "Where to compute: cpu, or cuda for an NVIDIA GPU.")] = "cpu"
+    device: Annotated[str, token_option("NAME", "Device: cpu, or cuda for an NVIDIA GPU.")] = "cpu"
     float32: Annotated[
-        bool, token_option("", "Single precision: faster with many tokens, and blind to small rates.", "--float32")
+        bool, token_option("", "Single precision: faster with many tokens, less accurate.", "--float32")
     ] = False
 
 
-def sent(tokens: Tokens, options: TokenOptions) -> Tokens:
-    """The tokens where they are to be moved."""
+def to_device(tokens: Tokens, options: TokenOptions) -> Tokens:
+    """Return the tokens on the device of ``--device``."""
     import torch
 
     from attractor.serialization import move_tensors
@@ -77,7 +77,7 @@ def sent(tokens: Tokens, options: TokenOptions) -> Tokens:
 
 
 def read_tokens(options: TokenOptions) -> Tokens | None:
-    """The tokens of a file, or None if they are to be drawn at random."""
+    """Return the tokens of ``--tokens-file``, or None without it."""
     from attractor.states import Tokens
 
     if options.tokens_file is None:
@@ -95,8 +95,8 @@ def read_tokens(options: TokenOptions) -> Tokens | None:
     return tokens
 
 
-def random_tokens(options: TokenOptions, dim: int) -> Tokens:
-    """Tokens as --start asks."""
+def draw_tokens(options: TokenOptions, dim: int) -> Tokens:
+    """Draw tokens from the distribution of ``--start``."""
     from attractor.states import UNIT, Tokens, list_starts
 
     n = TOKENS if options.tokens is None else options.tokens
@@ -107,14 +107,14 @@ def random_tokens(options: TokenOptions, dim: int) -> Tokens:
         raise InputError(f"--spread does not belong to --start {options.start}, whose tokens have length one")
     if options.start == "orthonormal":
         if options.ensemble is not None:
-            raise InputError("--start orthonormal has nothing random in it: leave --ensemble out")
+            raise InputError("--start orthonormal is not random: leave out --ensemble")
         return Tokens.orthonormal(n if options.tokens is not None else min(n, dim), dim, **attributes)
     ensemble = () if options.ensemble is None else options.ensemble
     return Tokens.sample(options.start, n, dim, options.seed, options.spread, ensemble, **attributes)
 
 
 def _attributes(options: TokenOptions) -> dict[str, Any]:
-    """Masses, positions and precision, as Tokens takes them."""
+    """Return masses, positions and dtype, as Tokens takes them."""
     import torch
 
     rows = (("masses", options.masses, "--masses"), ("positions", options.places, "--places"))
@@ -123,7 +123,7 @@ def _attributes(options: TokenOptions) -> dict[str, Any]:
 
 
 def _row(values: Any) -> Any:
-    """A .csv file has rows and columns even where a list is meant."""
+    """Flatten a single row or column, which .csv files have in place of a list."""
     return values.reshape(-1) if values.ndim == 2 and 1 in values.shape else values
 
 
@@ -160,7 +160,7 @@ def with_kernel_options(group: type[Any]) -> type[Any]:
 @dataclass(frozen=True)
 @with_kernel_options
 class LawOptions:
-    """Which law moves the tokens."""
+    """The law."""
 
     beta: Annotated[float | None, law_option("X", "Isotropic attention: Q'K = beta I, V = I.", default=f"{BETA:g}")] = (
         None
@@ -190,7 +190,7 @@ class LawOptions:
     positions: Annotated[str, law_option("NAME", "none, rotary or absolute.")] = "none"
     theta: Annotated[float, law_option("X", "Base of the frequencies of positions.")] = 1e4
     rotary_dim: Annotated[
-        int | None, law_option("N", "Coordinates of each head that rotary positions turn.", default="all")
+        int | None, law_option("N", "Coordinates of each head that rotary positions rotate.", default="all")
     ] = None
     position_table: Annotated[
         Path | None, law_option("FILE", "Table of absolute positions, (places, d).", default="sinusoidal")
@@ -204,7 +204,7 @@ class LawOptions:
 
 
 def read_law(options: LawOptions) -> dict[str, Any]:
-    """Matrices of the law that come from files, by the names Attention has for them."""
+    """Return the matrices of the law that are given as files, by their names in Attention."""
     given = [name for name in MATRICES if getattr(options, name) is not None]
     further = [name for name in FURTHER if getattr(options, name) is not None]
     if (given or further) and len(given) < 3:
@@ -222,7 +222,7 @@ def read_law(options: LawOptions) -> dict[str, Any]:
 
 
 def build_law(options: LawOptions, matrices: dict[str, Any], dim: int, n: int) -> Attention:
-    """The law the options ask for, for n tokens of dimension dim."""
+    """Build the law for n tokens of dimension dim."""
     from attractor.laws import Attention
 
     shape: dict[str, Any] = {"kernel": _kernel(options), "mask": _mask(options.mask), "scale": options.scale}
@@ -283,7 +283,7 @@ space_option = panel("Space")
 
 @dataclass(frozen=True)
 class SpaceOptions:
-    """Where they move."""
+    """The space."""
 
     space: Annotated[str, space_option("NAME", "euclidean, sphere or ellipsoid.")] = "euclidean"
     radius: Annotated[float | None, space_option("X", "Radius of the sphere.", default="1")] = None
@@ -292,7 +292,7 @@ class SpaceOptions:
 
 
 def build_space(options: SpaceOptions) -> Space:
-    """The space the options ask for."""
+    """Build the space."""
     import torch
 
     from attractor.spaces import Ellipsoid, Euclidean, Sphere
@@ -312,7 +312,7 @@ def build_space(options: SpaceOptions) -> Space:
         )
     if options.ellipsoid is not None:
         return Ellipsoid(read_array(options.ellipsoid, "--ellipsoid"))
-    axes = torch.tensor(numbers(options.axes or "", "--axes"), dtype=torch.float64)
+    axes = torch.tensor(parse_numbers(options.axes or "", "--axes"), dtype=torch.float64)
     if not len(axes) or bool((axes <= 0).any()):
         raise InputError(f"--axes must be positive lengths, one for each dimension, got {options.axes}")
     return Ellipsoid(torch.diag(axes**-2.0))
@@ -324,15 +324,17 @@ run_option = panel("Flow")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How the flow is followed."""
+    """The integration."""
 
     until: Annotated[
         float | None,
-        run_option("T", "The time to reach.", "--until", "-t", default=f"the last of --save, or {UNTIL:g}"),
+        run_option("T", "Final time.", "--until", "-t", default=f"the last of --save, or {UNTIL:g}"),
     ] = None
     save: Annotated[
         str | None,
-        run_option("K|T,T,...", "Keep the ends of K equal intervals, or these times.", default="a grid that suits"),
+        run_option(
+            "K|T,T,...", "Save the ends of K equal intervals, or these times.", default="a grid chosen from --until"
+        ),
     ] = None
     method: Annotated[
         str | None,
@@ -343,15 +345,19 @@ class RunOptions:
     step: Annotated[float | None, run_option("H", "The step of a fixed method, or the first of an adaptive one.")] = (
         None
     )
-    fixed_step: Annotated[bool, run_option("", "Keep to --step also with an adaptive method.", "--fixed-step")] = False
+    fixed_step: Annotated[
+        bool, run_option("", "Use --step as a fixed step in an adaptive method too.", "--fixed-step")
+    ] = False
     merge: Annotated[
         str | None,
-        run_option("TOL|off", "Tokens closer than this become one.", default="a tenth of --rtol where that is exact"),
+        run_option("TOL|off", "Merge tokens closer than this.", default="a tenth of --rtol where that is exact"),
     ] = None
     stop: Annotated[
         str | None,
         run_option(
-            "RULE,...", "What may end the run early: consensus, collapsed, steady; or none.", default="what suits"
+            "RULE,...",
+            "Conditions that end the run early: consensus, collapsed, steady; or none.",
+            default="depends on the space",
         ),
     ] = None
     max_seconds: Annotated[float | None, run_option("S", "Stop after this many seconds.", min=0)] = None
@@ -360,16 +366,16 @@ class RunOptions:
     )
     engine: Annotated[
         str | None,
-        run_option("NAME", "The engine of attention; see attractor doctor.", default="the fastest that fits"),
+        run_option("NAME", "Engine of attention; see attractor doctor.", default="the fastest one available"),
     ] = None
 
 
 def flow_options(options: RunOptions) -> dict[str, Any]:
-    """The keyword arguments of flow."""
+    """Return the keyword arguments of flow."""
     if options.until is not None and options.until <= 0:
         raise InputError(f"--until {options.until:g} is not after the start at t = 0: give a positive time")
     save = _save(options.save)
-    # named save times say themselves how far the run goes
+    # the last of explicit save times is the final time
     until = UNTIL if options.until is None and not isinstance(save, list) else options.until
     return {
         "until": until,
@@ -392,7 +398,7 @@ def _save(text: str | None) -> int | list[float] | None:
         return None
     if text.strip().lstrip("+-").isdigit():
         return int(text)
-    times = numbers(text, "--save")
+    times = parse_numbers(text, "--save")
     if not times or "," not in text:
         raise InputError(f"--save must be a whole number of intervals or a list of times such as 0,1,10, got {text!r}")
     return times
@@ -423,22 +429,22 @@ FILES = (".npy", ".csv", ".txt", ".safetensors")
 
 
 def read_vector(text: str, option: str) -> Tensor:
-    """Numbers separated by commas, or those in a file: (d)."""
+    """Return numbers separated by commas, or those in a file: (d)."""
     import torch
 
     if Path(text).suffix.lower() in FILES:
         array = read_array(Path(text), option)
         return array.reshape(-1) if array.ndim == 2 and 1 in array.shape else array
-    return torch.tensor(numbers(text, option), dtype=torch.float64)
+    return torch.tensor(parse_numbers(text, option), dtype=torch.float64)
 
 
 def read_matrix(text: str, option: str) -> Tensor:
-    """Rows separated by semicolons, or the matrix in a file: (d, d)."""
+    """Return rows separated by semicolons, or the matrix in a file: (d, d)."""
     import torch
 
     if Path(text).suffix.lower() in FILES:
         return read_array(Path(text), option)
-    rows = [numbers(row, option) for row in text.split(";")]
+    rows = [parse_numbers(row, option) for row in text.split(";")]
     if len({len(row) for row in rows}) != 1:
         raise InputError(f"{option} must have rows of one length, such as 1,0.5;0.5,2; got {text!r}")
     return torch.tensor(rows, dtype=torch.float64)

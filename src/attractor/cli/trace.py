@@ -1,4 +1,4 @@
-"""``attractor trace``."""
+"""``attractor trace``: follow the tokens of a real model along depth."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import Written, ending, print_rows
-from attractor.cli.inputs import Text, check_picture, read_files, read_lines
-from attractor.cli.options import PictureOptions, given, grouped, panel, replay
+from attractor.cli.console import Outputs, print_rows
+from attractor.cli.inputs import Text, check_figure, read_files, read_lines
+from attractor.cli.options import WidthOptions, command_line, given, panel, print_result, result_option, with_options
 from attractor.errors import InputError
 from attractor.html_repr import format_number
-from attractor.progress import progress_bar
 
 if TYPE_CHECKING:
     from attractor.models import Checkpoint, Traces
@@ -33,24 +32,24 @@ WIDTH = 11
 
 
 def print_traces(report: dict[str, Any]) -> None:
-    """The stream along depth, with and without the first token, and what every block did."""
+    """Print the residual stream along depth, with and without the first token, and the displacement of every block."""
     model, count = report["model"], report["texts"]
     tokens = sum(report["lengths"])
     without = f", without {' and '.join(report['without'])}" if report["without"] else ""
     unit = report["reads"] if count > 1 else report["reads"][:-1]
     title = f"{model['name']}: {model['layers']} layers, {count} {unit}, {tokens} tokens{without}"
     notes = {f"note {index + 1}": note for index, note in enumerate(report["notes"])}
-    notes |= {f"left out {index + 1}": _skipped(one) for index, one in enumerate(report["skipped"])}
+    notes |= {f"skipped {index + 1}": _skipped(row) for index, row in enumerate(report["skipped"])}
     print_rows(title, notes)
     mean = f" (means over {report['reads']})" if count > 1 else ""
     print_rows(f"the residual stream{mean}", _stream(report, ""))
     print_rows(f"without the first token of a {report['reads'][:-1]}", _stream(report, "_without_first"))
-    print_rows("what every block moved, and its heads on average", _blocks(report))
+    print_rows("displacement of every block, and means over its heads", _blocks(report))
 
 
-def _skipped(one: dict[str, Any]) -> str:
-    count = one["tokens"]
-    return f"{one['text']}: {count or 'no'} token{'' if count == 1 else 's'}, and a trace follows two at least"
+def _skipped(row: dict[str, Any]) -> str:
+    count = row["tokens"]
+    return f"{row['text']}: {count or 'no'} token{'' if count == 1 else 's'}, a trace needs at least two"
 
 
 def _stream(report: dict[str, Any], suffix: str) -> dict[str, str]:
@@ -86,130 +85,117 @@ def _cell(value: float | None) -> str:
     return "n/a" if value is None else format_number(float(f"{value:.4g}"))
 
 
-SCHEMA = "attractor.trace/1"
-text_option, change, output = panel("Texts"), panel("Model"), panel("Results")
+SCHEMA = "attractor.trace/2"
+text_option, model_option = panel("Texts"), panel("Model")
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What the model reads."""
+    """The input of the model."""
 
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="A folder, a file, a name of attractor fetch, or one on the Hugging Face hub."
+            metavar="MODEL", help="A folder, a file, an asset of attractor fetch, or a name on the Hugging Face hub."
         ),
     ]
     text: Annotated[list[str] | None, text_option("TEXT", "A text; may be repeated.")] = None
     file: Annotated[list[Path] | None, text_option("FILE", "A file with a text; may be repeated.")] = None
     lines: Annotated[
-        bool, text_option("", "Every line of --file is a text; blank and one-token ones are left out.", "--lines")
+        bool,
+        text_option(
+            "", "Read every line of --file as a text; blank lines and lines of one token are left out.", "--lines"
+        ),
     ] = False
     dataset: Annotated[
         str | None,
         text_option(
             "NAME|FILE",
-            "Many texts: .txt, .json, .jsonl, .csv or .parquet, data of attractor fetch, or a datasets name.",
+            "Many texts: .txt, .json, .jsonl, .csv or .parquet, an asset of attractor fetch, or a name for datasets.",
         ),
     ] = None
-    column: Annotated[
-        str | None, text_option("NAME", "The column of --dataset that is read.", default="text, content, ...")
-    ] = None
-    split: Annotated[str, text_option("NAME", "The split of a --dataset of the hub.")] = "train"
+    column: Annotated[str | None, text_option("NAME", "Column of --dataset.", default="text, content, ...")] = None
+    split: Annotated[str, text_option("NAME", "Split of a --dataset of the hub.")] = "train"
     limit: Annotated[int, text_option("N", "Read the first N texts of --dataset.", min=1)] = 32
-    image: Annotated[list[Path] | None, text_option("FILE", "A picture, for a model of pictures; may be repeated.")] = (
-        None
-    )
+    image: Annotated[list[Path] | None, text_option("FILE", "An image, for a vision model; may be repeated.")] = None
     max_tokens: Annotated[
         int | None,
         text_option(
-            "N", "Cut texts to their first N tokens.", min=2, default="the model's context with --dataset, else no cut"
+            "N", "Truncate texts to N tokens.", min=2, default="the context of the model with --dataset, else none"
         ),
     ] = None
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What is taken away from the model, and what is measured."""
+    """Ablations and measures."""
 
     without: Annotated[
         list[str] | None,
-        change("PART", "Take away feedforward, attention or positions, or freeze norms; may be repeated."),
+        model_option("PART", "Remove feedforward, attention or positions, or freeze norms; may be repeated."),
     ] = None
     attention: Annotated[
         bool,
-        change("", "Measure entropy, weights, expansion and energy of every head.", "--attention/--no-attention"),
+        model_option("", "Measure entropy, weights, expansion and energy of every head.", "--attention/--no-attention"),
     ] = True
     summary: Annotated[
-        bool, change("", "Only what hardly slows the model: norms, distances, mean cosine, sharpness.", "--summary")
+        bool, model_option("", "Only the cheap measures: norms, distances, mean cosine, sharpness.", "--summary")
     ] = False
 
 
 @dataclass(frozen=True)
-class TraceOutput:
-    """What becomes of the trace."""
+class TraceResults(WidthOptions):
+    """Where results go."""
 
     plot: Annotated[
         list[Path] | None,
-        output("FILE", "Draw the first text: .html, .png, .pdf, .svg, .gif or .mp4; may be repeated."),
+        result_option("FILE", "Draw the first text: .html, .png, .pdf, .svg, .gif or .mp4; may be repeated."),
     ] = None
     report: Annotated[
-        Path | None, output("FILE.html", "Write a page: curves along depth, what every block moved, heads as heatmaps.")
+        Path | None,
+        result_option("FILE.html", "Write a page: curves along depth, displacement of every block, heatmaps of heads."),
     ] = None
-    json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
-    progress: Annotated[
-        bool | None, output("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
-    ] = None
-    debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
-@grouped(TextOptions, ModelOptions, TraceOutput, PictureOptions)
-def trace(
-    context: typer.Context, texts: TextOptions, model: ModelOptions, output: TraceOutput, paper: PictureOptions
-) -> None:
-    """Follow the tokens of a real model along depth: norms, distances, cosines, rank, and what every block moved.
+@with_options(TextOptions, ModelOptions, TraceResults)
+def trace(context: typer.Context, texts: TextOptions, model: ModelOptions, output: TraceResults) -> None:
+    """Trace the tokens of a real model along depth: norms, distances, cosines, rank, and the displacement of every block.
 
     States are the residual stream before every block and after the last, before the final norm; with several texts, means over
     them. All numbers depend on the texts. Exit code 0; 1 if the model cannot be read, 2 for a bad argument.
     """
-    with ending("attractor trace", output.debug), paper.sized():
-        check_options(texts, model, output, given(context))
-        named = read_texts(texts)
-        from attractor.cli.console import print_json
-        from attractor.cli.environment import version, versions
+    from attractor.models import require_transformers, silence_transformers
 
-        with offline_silence():
-            opened, first, found = run(texts, named, model, output)
-            pictures = draw(opened, first, texts, model, output)
-        command = replay(context, without=("json", "progress", "debug"))
-        written = Written(pictures, output.report)
-        report = {"schema": SCHEMA, "command": command, **summary(opened, found), "written": written.row()}
-        report["reads"] = "pictures" if texts.image else "texts"
-        if output.report is not None:
-            from attractor.report import trace_report
+    check_options(texts, model, output, given(context))
+    named = read_texts(texts)
+    require_transformers()
+    with silence_transformers():
+        opened, first, found = run_model(texts, named, model, output)
+        figures = draw_trace(opened, first, texts, model, output)
+    command = command_line(context)
+    report = {**summarise_traces(opened, found), "reads": "pictures" if texts.image else "texts"}
+    if output.report is not None:
+        from attractor.report import trace_report
 
-            trace_report(report).write(output.report)
-        if output.json:
-            print_json({**report, "versions": {**versions(), "transformers": version("transformers")}})
-        else:
-            print_traces(report)
-            written.tell(command)
+        trace_report({"command": command, **report}).write(output.report)
+    outputs = Outputs(figures, output.report)
+    print_result(output, SCHEMA, command, report, outputs, lambda: print_traces(report), packages=("transformers",))
 
 
-def check_options(texts: TextOptions, model: ModelOptions, output: TraceOutput, named: dict[str, str]) -> None:
-    """What can be known to fail before a model is read."""
+def check_options(texts: TextOptions, model: ModelOptions, output: TraceResults, named: dict[str, str]) -> None:
+    """Raise for bad combinations of options, before the model is read."""
     for path in output.plot or ():
-        check_picture(path)
+        check_figure(path)
     if output.report is not None:
         from attractor.report import check_place
 
         check_place(output.report, "--report")
     if texts.image and (texts.text or texts.file or texts.dataset):
-        raise InputError("a model reads texts or pictures: give --image alone")
+        raise InputError("a model reads texts or images: give --image alone")
     if texts.lines and not texts.file:
         raise InputError("--lines belongs to --file, which is not given")
     if texts.image and texts.max_tokens is not None:
-        raise InputError("--max-tokens cuts texts: a picture has as many tokens as the model makes of it")
+        raise InputError("--max-tokens truncates texts: the number of tokens of an image is fixed by the model")
     if model.summary and named.get("attention") == "--attention":
         raise InputError("--summary leaves out what --attention measures: give one of them")
     if "width" in named and not output.plot:
@@ -221,7 +207,7 @@ def check_options(texts: TextOptions, model: ModelOptions, output: TraceOutput, 
 
 
 def check_dataset(texts: TextOptions, named: dict[str, str]) -> None:
-    """Refuse options that would say nothing about the texts."""
+    """Raise for options of ``--dataset`` that have no effect."""
     from attractor.models import has_columns, has_splits
 
     for name in ("column", "split", "limit"):
@@ -234,7 +220,7 @@ def check_dataset(texts: TextOptions, named: dict[str, str]) -> None:
 
 
 def read_texts(options: TextOptions) -> list[Text]:
-    """Every text that was asked for."""
+    """Return all texts."""
     found = [Text(text, f"--text {index}") for index, text in enumerate(options.text or (), 1)]
     found += (read_lines if options.lines else read_files)(options.file or ())
     if options.dataset is not None:
@@ -246,7 +232,7 @@ def read_texts(options: TextOptions) -> list[Text]:
         raise InputError(f"--file {' '.join(map(str, options.file))} has no line with text in it")
     if not found and not options.image:
         raise InputError(
-            "give a text with --text, a file with --file, many texts with --dataset, or a picture with --image"
+            "give a text with --text, a file with --file, many texts with --dataset, or an image with --image"
         )
     empty = next((one for one in found if not one.text.strip()), None)
     if empty is not None:
@@ -254,13 +240,13 @@ def read_texts(options: TextOptions) -> list[Text]:
     return found
 
 
-def run(
-    texts: TextOptions, named: list[Text], model: ModelOptions, output: TraceOutput
+def run_model(
+    texts: TextOptions, named: list[Text], model: ModelOptions, output: TraceResults
 ) -> tuple[Checkpoint, Any, Traces]:
-    """The model opened once and run on every text or picture; the first that was followed comes with it."""
+    """Run the model on every text or image; return it, the first input that was traced, and the traces."""
     from attractor.models import checkpoint, trace_texts
 
-    with progress_bar("texts", output.progress) as show:
+    with output.show_progress("texts") as update:
         opened = checkpoint(texts.model)
         read: list[Any] = [one.text for one in named]
         if texts.image:
@@ -268,7 +254,7 @@ def run(
 
             read = [read_image(opened, path) for path in texts.image]
         elif getattr(opened.config, "image_size", None) is not None:
-            raise InputError(f"{opened.name} is a model of pictures; give it one with --image")
+            raise InputError(f"{opened.name} is a vision model; give an image with --image")
         found = trace_texts(
             opened,
             read,
@@ -279,14 +265,16 @@ def run(
             cut=texts.dataset is not None,
             names=[one.name for one in named] or [str(path) for path in texts.image or ()],
             skip=texts.lines or texts.dataset is not None,
-            progress=lambda count: show(count, len(read)),
+            progress=lambda count: update(count, len(read)),
         )
     skipped = {one.index for one in found.skipped}
     return opened, next(text for index, text in enumerate(read) if index not in skipped), found
 
 
-def draw(opened: Checkpoint, first: Any, texts: TextOptions, model: ModelOptions, output: TraceOutput) -> list[str]:
-    """Pictures of the first text."""
+def draw_trace(
+    opened: Checkpoint, first: Any, texts: TextOptions, model: ModelOptions, output: TraceResults
+) -> list[str]:
+    """Draw the first text, and return the files."""
     if not output.plot:
         return []
     from attractor.models import trace as trace_one
@@ -301,8 +289,8 @@ def draw(opened: Checkpoint, first: Any, texts: TextOptions, model: ModelOptions
     return [str(path) for path in output.plot]
 
 
-def summary(opened: Checkpoint, found: Traces) -> dict[str, Any]:
-    """The traces in numbers, ready for JSON; what is undefined is None."""
+def summarise_traces(opened: Checkpoint, found: Traces) -> dict[str, Any]:
+    """Return the traces for JSON; undefined numbers are None."""
     from attractor.files import to_json
     from attractor.models import tokenizer_notes
 
@@ -323,11 +311,3 @@ def summary(opened: Checkpoint, found: Traces) -> dict[str, Any]:
         "seconds": found.seconds,
     }
     return to_json(report)
-
-
-def offline_silence() -> Any:
-    """No bars and reports of transformers among our output."""
-    from attractor.models import require_transformers, silence_transformers
-
-    require_transformers()
-    return silence_transformers()

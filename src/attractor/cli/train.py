@@ -1,4 +1,4 @@
-"""``attractor train``."""
+"""``attractor train``: train a Transformer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import Written, ending
-from attractor.cli.inputs import check_folder_to_make
-from attractor.cli.options import PictureOptions, grouped, panel, replay
+from attractor.cli.console import Outputs
+from attractor.cli.inputs import check_figure, check_new_folder
+from attractor.cli.options import (
+    FigureOptions,
+    command_line,
+    panel,
+    parse_seeds,
+    print_result,
+    result_option,
+    with_options,
+)
 from attractor.errors import InputError, StoreError
 from attractor.files import write_json
 from attractor.progress import is_shown, progress_bar
@@ -27,52 +35,54 @@ if TYPE_CHECKING:
 SEEDS = "seeds.json"  # in the folder of a run of several
 
 
-def planned(options: TrainOptions) -> list[tuple[Any, Path]]:
-    """A configuration and a folder for each run."""
+def plan_runs(options: TrainOptions) -> list[tuple[Any, Path]]:
+    """Return a configuration and a folder for each run."""
     from attractor.training import read_config
 
     if (options.out is None) == (options.resume is None):
-        raise InputError("give --out FOLDER for a new run or --resume FOLDER to go on with one")
+        raise InputError("give --out FOLDER for a new run or --resume FOLDER to continue one")
     if options.seed is not None and options.seeds is not None:
         raise InputError("--seed is for one run and --seeds for several: give one of them")
-    given, seeds = changes(options), _listed_seeds(options.seeds)
+    given, seeds = list_changes(options), None if options.seeds is None else parse_seeds(options.seeds)
     if options.resume is not None:
-        return begun(options.resume, options.config, given, seeds)
+        return read_runs(options.resume, options.config, given, seeds)
     assert options.out is not None
     if options.config is None:
-        raise InputError("name a CONFIG for a new run: a TOML file, or one that comes along, such as tiny")
+        raise InputError("give a CONFIG for a new run: a TOML file, or a built-in one such as tiny")
     if seeds is None:
         return [(read_config(options.config, **given), options.out)]
     return [(read_config(options.config, **given | {"seed": seed}), options.out / f"seed{seed}") for seed in seeds]
 
 
-def changes(options: TrainOptions) -> dict[str, Any]:
-    """Entries that are given beside CONFIG."""
+def list_changes(options: TrainOptions) -> dict[str, Any]:
+    """Return the entries that options set beside CONFIG."""
     named = {"data": options.data, "steps": options.steps, "seed": options.seed}
-    return changed(options.change or []) | {name: value for name, value in named.items() if value is not None}
+    return parse_changes(options.change or []) | {name: value for name, value in named.items() if value is not None}
 
 
-def begun(resume: Path, config: str | None, given: dict[str, Any], seeds: list[int] | None) -> list[tuple[Any, Path]]:
-    """The run in a folder, or those of its seeds, with the configurations that they began with; what is given again must agree."""
+def read_runs(
+    resume: Path, config: str | None, given: dict[str, Any], seeds: list[int] | None
+) -> list[tuple[Any, Path]]:
+    """Return the stored runs of a folder, or of its seeds; entries given again must agree with them."""
     from attractor.training import RunFolder, read_config
 
     runs = _stored(resume, seeds)
-    # entries that were set beside the file when a run began are not the file's to say
+    # CONFIG does not determine entries that were set beside it when the run started
     before = {*(name for _, folder in runs for name in RunFolder(folder).changed()), "seed"}
     for stored, folder in runs:
         row = stored.row()
         unknown = sorted(given.keys() - row.keys())
         if unknown:
-            raise InputError(f"a run does not know an entry {unknown[0]!r}; it knows {', '.join(sorted(row))}")
-        _agree(row, given, folder)
+            raise InputError(f"there is no entry {unknown[0]!r}; the entries are {', '.join(sorted(row))}")
+        _check_equal(row, given, folder)
         if config is not None:
             kept = {name: getattr(stored, name) for name in before}
-            _agree(row, read_config(config, **kept | given).row(), folder)
+            _check_equal(row, read_config(config, **kept | given).row(), folder)
     return runs
 
 
 def _stored(resume: Path, seeds: list[int] | None) -> list[tuple[Any, Path]]:
-    """Runs by the configurations in their folders; seeds that had not begun are as those that had."""
+    """Read the runs in a folder; seeds that had not started get the configuration of the others."""
     from attractor.training import RunFolder
 
     if RunFolder(resume).has_run():
@@ -90,33 +100,24 @@ def _stored(resume: Path, seeds: list[int] | None) -> list[tuple[Any, Path]]:
     return [(found.get(seed) or replace(first, seed=seed), resume / f"seed{seed}") for seed in wanted]
 
 
-def _agree(stored: dict[str, Any], given: dict[str, Any], folder: Path) -> None:
-    """Refuse entries that the run does not have."""
-    other = [name for name, value in sorted(given.items()) if not _same(name, stored[name], value)]
+def _check_equal(stored: dict[str, Any], given: dict[str, Any], folder: Path) -> None:
+    """Raise if entries differ from those of the run."""
+    other = [name for name, value in sorted(given.items()) if not _is_same(name, stored[name], value)]
     if other:
         named = ", ".join(f"{name} ({stored[name]!r} there, {given[name]!r} here)" for name in other)
         raise InputError(
-            f"the run in {folder} has another configuration: {named}; --resume FOLDER alone goes on with it as it began"
+            f"the run in {folder} has another configuration: {named}; --resume FOLDER alone continues it unchanged"
         )
 
 
-def _same(name: str, stored: Any, given: Any) -> bool:
+def _is_same(name: str, stored: Any, given: Any) -> bool:
     if name in ("data", "tokenizer") and isinstance(stored, str) and isinstance(given, str):
         return stored == given or Path(stored).resolve() == Path(given).resolve()
     return stored == (list(given) if isinstance(given, tuple) else given)
 
 
-def _listed_seeds(given: str | None) -> list[int] | None:
-    if given is None:
-        return None
-    try:
-        return list(dict.fromkeys(int(seed) for seed in given.split(",")))
-    except ValueError:
-        raise InputError(f"--seeds {given} is not a list of whole numbers: write --seeds 0,1,2") from None
-
-
 def _config(folder: Path) -> Any:
-    """The configuration that a run began with."""
+    """Return the configuration of a stored run."""
     from attractor.training import RunFolder
 
     return RunFolder(folder).config()
@@ -130,18 +131,18 @@ def _number(folder: Path) -> int:
 
 
 def _seeds(folder: Path) -> list[int]:
-    """The seeds that a run of several was to have, in their order."""
+    """Return the recorded seeds of a run of several, in their order."""
     try:
         return [int(seed) for seed in json.loads((folder / SEEDS).read_text(encoding="utf-8"))]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError):
-        raise StoreError(f"{folder / SEEDS} is damaged: name the CONFIG and --seeds of the run") from None
+        raise StoreError(f"{folder / SEEDS} is damaged: give the CONFIG and --seeds of the run") from None
 
 
 @contextmanager
-def listed(runs: list[tuple[Any, Path]], cache: Path | None) -> Iterator[None]:
-    """The list of all seeds beside their folders, so that those that have not begun are not forgotten; none if no run begins."""
+def record_seeds(runs: list[tuple[Any, Path]], cache: Path | None) -> Iterator[None]:
+    """Record all seeds beside their folders, so that --resume finds those that have not started; remove the record if none starts."""
     from attractor.training import RunFolder
 
     if cache is None or os.environ.get("RANK", "0") != "0":
@@ -164,28 +165,28 @@ def listed(runs: list[tuple[Any, Path]], cache: Path | None) -> Iterator[None]:
 
 
 def check_folders(runs: list[tuple[Any, Path]], options: TrainOptions) -> list[bool]:
-    """Which runs go on; refuses folders before any of them is trained. Of several seeds some may not have begun when all were stopped."""
+    """Return which runs are resumed (of several seeds some may not have started); raise if a new folder cannot be used."""
     from attractor.training import RunFolder
 
     folders = [RunFolder(folder) for _, folder in runs]
     if options.resume is None:
         for folder in folders:
-            check_folder_to_make(folder.path, "--out")
+            check_new_folder(folder.path, "--out")
             folder.check_new()
         return [False] * len(runs)
     return [folder.has_run() for folder in folders]
 
 
 def named_entries(runs: list[tuple[Any, Path]], options: TrainOptions) -> list[str]:
-    """Entries that were set beside CONFIG, now or when a run that goes on began: what a run that begins keeps in its folder."""
+    """Return the entries set beside CONFIG, now or when a resumed run started; a new run stores them in its folder."""
     from attractor.training import RunFolder
 
     before = (RunFolder(folder).changed() for _, folder in runs if options.resume is not None)
-    return sorted({*changes(options), *(name for names in before for name in names)})
+    return sorted({*list_changes(options), *(name for names in before for name in names)})
 
 
-def changed(given: list[str]) -> dict[str, Any]:
-    """Entries as TOML has them; a word that is none there is itself."""
+def parse_changes(given: list[str]) -> dict[str, Any]:
+    """Return entries NAME=VALUE with values as in TOML; anything else is text."""
     found: dict[str, Any] = {}
     for entry in given:
         name, sign, value = entry.partition("=")
@@ -198,108 +199,99 @@ def changed(given: list[str]) -> dict[str, Any]:
     return found
 
 
-SCHEMA = "attractor.train/1"
-what, output = panel("Run"), panel("Results")
+SCHEMA = "attractor.train/2"
+run_option = panel("Run")
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What is trained."""
+    """The configuration, the data and the folder of a run."""
 
     config: Annotated[
         str | None,
         typer.Argument(
             metavar="CONFIG",
-            help="A TOML file, or the name of one that comes along, such as tiny; --resume knows its own.",
+            help="A TOML file, or a built-in configuration such as tiny; not needed with --resume.",
             show_default=False,
         ),
     ] = None
     data: Annotated[
-        str | None, what("PATH", "A file or a folder of text or pictures; datasets:NAME.", default="what CONFIG says")
+        str | None,
+        run_option("PATH", "A file or a folder of text or images, or datasets:NAME.", default="that of CONFIG"),
     ] = None
-    out: Annotated[Path | None, what("FOLDER", "A new folder for the run.", "--out", "-o")] = None
-    resume: Annotated[Path | None, what("FOLDER", "Go on with the run in this folder, as it began.")] = None
-    seed: Annotated[int | None, what("N", "Seed of everything.", min=0, default="what CONFIG says, or 0")] = None
-    seeds: Annotated[str | None, what("S,S,...", "One run for each seed, in folders seed0, seed1, ... of --out.")] = (
+    out: Annotated[Path | None, run_option("FOLDER", "A new folder for the run.", "--out", "-o")] = None
+    resume: Annotated[Path | None, run_option("FOLDER", "Continue the run in this folder.")] = None
+    seed: Annotated[int | None, run_option("N", "Seed of all random draws.", min=0, default="that of CONFIG, or 0")] = (
         None
     )
-    steps: Annotated[int | None, what("N", "How many steps.", min=1, default="what CONFIG says")] = None
+    seeds: Annotated[
+        str | None, run_option("S,S,...", "One run for each seed, in folders seed0, seed1, ... of --out.")
+    ] = None
+    steps: Annotated[int | None, run_option("N", "Number of steps.", min=1, default="that of CONFIG")] = None
     change: Annotated[
-        list[str] | None, what("NAME=VALUE", "Another entry of CONFIG; may be given several times.", "--set")
+        list[str] | None, run_option("NAME=VALUE", "Another entry of CONFIG; may be repeated.", "--set")
     ] = None
 
 
 @dataclass(frozen=True)
-class TrainOutput:
-    """What becomes of it."""
+class TrainResults(FigureOptions):
+    """Where results go."""
 
-    plot: Annotated[Path | None, output("FILE", "Draw losses, scores and tokens along depth (.png, .pdf, .svg).")] = (
-        None
-    )
-    report: Annotated[Path | None, output("FILE.html", "Write a page: curves, tokens, the regime of every head.")] = (
-        None
-    )
-    json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
-    progress: Annotated[
-        bool | None, output("", "A bar on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
+    plot: Annotated[
+        Path | None, result_option("FILE", "Draw losses, scores and tokens along depth: .png, .pdf or .svg.")
     ] = None
-    debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
+    report: Annotated[
+        Path | None, result_option("FILE.html", "Write a page: curves, tokens, the regime of every head.")
+    ] = None
 
 
-@grouped(TrainOptions, TrainOutput, PictureOptions)
-def train(context: typer.Context, options: TrainOptions, output: TrainOutput, pictures: PictureOptions) -> None:
-    """Train a Transformer of text or of pictures whose attention is the experiment.
+@with_options(TrainOptions, TrainResults)
+def train(context: typer.Context, options: TrainOptions, output: TrainResults) -> None:
+    """Train a Transformer on text or images with the attention of a configuration.
 
     The folder of a run holds its configuration, the last checkpoint, and curve.jsonl with a line for each step: the loss, and at
     evaluations the scores (bits per byte and perplexities, or accuracy), norms, distances and cosines of tokens along depth and the
     regime of every layer and head. A run that was killed and resumed has the same curve. Exit code 0; 1 for a failed run, 2 for a
     bad argument.
     """
-    with ending("attractor train", output.debug), pictures.sized():
-        from attractor.cli.console import print_json
-        from attractor.cli.environment import versions
+    check_results(output)
+    runs = plan_runs(options)
+    resumes = check_folders(runs, options)
+    folder = options.out or options.resume
+    cache = None if folder is None or runs[0][1] == folder else folder / "data"  # seeds share tokenized text
+    with record_seeds(runs, cache):
+        named = named_entries(runs, options)
+        reports = [train_one(*run, resume, named, cache, output) for run, resume in zip(runs, resumes, strict=True)]
+    if os.environ.get("RANK", "0") != "0":
+        return  # of several processes the first one prints
+    command = command_line(context)
+    draw_results([folder for _, folder in runs], command, output)
+    summaries = summarise_seeds(reports)
+    outputs = Outputs.given([output.plot], output.report, [folder for _, folder in runs])
 
-        check_places(output)
-        runs = planned(options)
-        goes_on = check_folders(runs, options)
-        folder = options.out or options.resume
-        cache = None if folder is None or runs[0][1] == folder else folder / "data"  # seeds share what is made of text
-        with listed(runs, cache):
-            named = named_entries(runs, options)
-            reports = [one(*run, resume, named, cache, output) for run, resume in zip(runs, goes_on, strict=True)]
-        if os.environ.get("RANK", "0") != "0":
-            return  # of several processes the first one speaks
-        command = replay(context, without=("json", "progress", "debug"))
-        show([folder for _, folder in runs], command, output)
-        over = over_seeds(reports)
-        written = Written.of([output.plot], output.report, [folder for _, folder in runs])
-        if output.json:
-            found = {"schema": SCHEMA, "command": command, "runs": reports, "over_seeds": over}
-            print_json({**found, "written": written.row(), "versions": versions()})
-            return
+    def print_tables() -> None:
         for report in reports:
-            typer.echo(said(report))
-        for name, row in over.items():
+            typer.echo(format_run(report))
+        for name, row in summaries.items():
             if row["interval"] is not None:
                 low, high = row["interval"]
                 typer.echo(f"{name}: {row['mean']:.4f} over {row['count']} seeds, 95% interval {low:.4f} to {high:.4f}")
-        written.tell(command)
+
+    print_result(output, SCHEMA, command, {"runs": reports, "over_seeds": summaries}, outputs, print_tables)
 
 
-def check_places(output: TrainOutput) -> None:
-    """Refuse pictures and pages that could not be written at the end."""
+def check_results(output: TrainResults) -> None:
+    """Raise if results could not be written."""
     if output.plot is not None:
-        from attractor.cli.inputs import check_picture
-
-        check_picture(output.plot, still=True)
+        check_figure(output.plot, still=True)
     if output.report is not None:
         from attractor.report import check_place
 
         check_place(output.report, "--report")
 
 
-def show(folders: list[Path], command: str, output: TrainOutput) -> None:
-    """The picture and the page of the runs."""
+def draw_results(folders: list[Path], command: str, output: TrainResults) -> None:
+    """Draw the figure and write the report."""
     if output.plot is None and output.report is None:
         return
     from attractor.training import History
@@ -315,15 +307,15 @@ def show(folders: list[Path], command: str, output: TrainOutput) -> None:
         training_report(histories, command).write(output.report)
 
 
-def over_seeds(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and interval of what runs are judged by."""
+def summarise_seeds(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return mean and interval of every score."""
     from attractor.training import SCORES, summarise
 
     return {name: summarise([report[name] for report in reports]).row() for name in SCORES if name in reports[0]}
 
 
-def said(report: dict[str, Any]) -> str:
-    """One line for a run."""
+def format_run(report: dict[str, Any]) -> str:
+    """Return one line for a run."""
     score = (
         f"accuracy {report['accuracy']:.4f}" if "accuracy" in report else f"{report['bits_per_byte']:.4f} bits per byte"
     )
@@ -333,13 +325,13 @@ def said(report: dict[str, Any]) -> str:
     )
 
 
-def one(
-    config: Any, folder: Path, resume: bool, named: list[str], cache: Path | None, output: TrainOutput
+def train_one(
+    config: Any, folder: Path, resume: bool, named: list[str], cache: Path | None, output: TrainResults
 ) -> dict[str, Any]:
-    """One run with a bar on stderr: the loss, and how many tokens or images are read per second."""
-    from attractor.training import train as run
+    """Train one run; the progress bar shows the loss and the tokens or images per second."""
+    from attractor.training import train as train_model
 
-    shows = is_shown(output.progress) and os.environ.get("RANK", "0") == "0"
+    shows = is_shown(output.progress, output.quiet) and os.environ.get("RANK", "0") == "0"
     each = config.batch * config.accumulate * int(os.environ.get("WORLD_SIZE", "1"))
     unit = "images" if config.task == "images" else "tokens"
     each *= 1 if config.task == "images" else config.context
@@ -353,5 +345,7 @@ def one(
             speed = (step - then) * each / max(now - first, 1e-9)
             update(done.step, note=f"loss {done.loss:.3f}, {speed:,.0f} {unit}/s")
 
-        report = run(config, folder, resume=resume, cache=cache, changed=named, progress=show if shows else None)
+        report = train_model(
+            config, folder, resume=resume, cache=cache, changed=named, progress=show if shows else None
+        )
     return {"seed": config.seed, **report.row()}

@@ -1,8 +1,19 @@
-"""The papers' figures and tables, from one command each."""
+"""Figures and experiments of the literature that ``attractor reproduce`` computes, one file each."""
 
-from attractor.papers.gaussian_cases import study
-from attractor.papers.gaussian_ranks import rank_histogram
-from attractor.papers.positions import draw, positional_study
-from attractor.papers.practice import answers, run
+from attractor.papers.figure import Data, Figure, Parameter, Table, find_figure, list_figures
+from attractor.papers.gaussian_cases import describe_phase, phase_rows, trace_one_paths
+from attractor.papers.gaussian_ranks import describe_ranks, rank_histograms
 
-__all__ = ["answers", "draw", "positional_study", "rank_histogram", "run", "study"]
+__all__ = [
+    "Data",
+    "Figure",
+    "Parameter",
+    "Table",
+    "describe_phase",
+    "describe_ranks",
+    "find_figure",
+    "list_figures",
+    "phase_rows",
+    "rank_histograms",
+    "trace_one_paths",
+]

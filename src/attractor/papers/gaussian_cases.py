@@ -1,26 +1,34 @@
-"""Gaussian attention in the plane: the published cases, the published procedure and a counter-example."""
+"""Gaussian attention in the plane [castin2025unified]: the published cases, the published procedure and a counter-example."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from attractor.errors import AttractorError, InputError
+from attractor.html_repr import format_number
 from attractor.laws import Attention, Closure, Law, closure_field
-from attractor.meanfield import Limit, PhasePortrait, disc_grid, find_limit, phase_portrait, stationary_residual
+from attractor.meanfield import (
+    Limit,
+    PhasePortrait,
+    cone_coordinates,
+    disc_grid,
+    find_limit,
+    phase_portrait,
+    stationary_residual,
+)
+from attractor.papers.figure import Data, Figure, Parameter, Settings, Table, Update
+from attractor.registry import find
 from attractor.states import Gaussian
-
-Matrices = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case: its matrices, the kernels it is shown with, and what is claimed of it."""
+    """A published case: matrices, kernels, the published claim, and the seeds of the draw."""
 
     name: str
     query: np.ndarray
@@ -31,7 +39,7 @@ class Case:
     draw: str
 
     def law(self, kernel: str, official_scaling: bool = False) -> Attention:
-        """The law of the case with one of its kernels; "multi-head" is softmax with two heads."""
+        """Return the law of the case with one of its kernels; "multi-head" is softmax with two heads."""
         if kernel not in self.kernels:
             raise InputError(f"the case {self.name!r} is shown with {', '.join(self.kernels)}, not with {kernel!r}")
         query, key, value = self.query, self.key, self.value
@@ -55,11 +63,9 @@ def _heads(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> Attention:
     return Attention(query[:, None, :], key[:, None, :], value)  # type: ignore[arg-type]
 
 
-def case(name: str) -> Case:
-    """A case by its name."""
-    if name not in CASES:
-        raise InputError(f"there is no case {name!r}; the cases are {', '.join(CASES)}")
-    return CASES[name]()
+def find_case(name: str) -> Case:
+    """Return a case by its name."""
+    return find(name, CASES, "case")()
 
 
 def _collapse() -> Case:
@@ -85,8 +91,8 @@ def _plane() -> Case:
     return Case("plane", q, -q, np.eye(2), ("multi-head",), "limits fill a plane, also with full rank", "seed 36")
 
 
-def _drawn(seed: int, wanted: str) -> tuple[np.ndarray, np.ndarray]:
-    """Q and K drawn until the symmetric part of K'Q is as wanted."""
+def _draw_pair(seed: int, wanted: str) -> tuple[np.ndarray, np.ndarray]:
+    """Draw Q and K until the symmetric part of K'Q has the wanted signs."""
     draw = np.random.RandomState(seed)
     while True:
         query, key = draw.randn(2, 2), draw.randn(2, 2)
@@ -96,20 +102,20 @@ def _drawn(seed: int, wanted: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _two_lines() -> Case:
-    query, key = _drawn(36, "indefinite")
+    query, key = _draw_pair(36, "indefinite")
     value = np.random.RandomState(32).randn(2, 2)
     claim = "limits of rank one on two lines"
     return Case("two-lines", query, key, value, ("softmax", "l2"), claim, "seeds 36 and 32")
 
 
 def _divergence() -> Case:
-    query, key = _drawn(33, "positive")
+    query, key = _draw_pair(33, "positive")
     kernels = ("softmax", "l2", "sinkhorn")
     return Case("divergence", query, key, np.eye(2), kernels, "every covariance diverges", "seed 33")
 
 
 def _both() -> Case:
-    query, key = _drawn(36, "indefinite")
+    query, key = _draw_pair(36, "indefinite")
     draw = np.random.RandomState(35)
     draw.randn(8, 7)
     claim = "some covariances converge and some diverge"
@@ -133,7 +139,7 @@ INFINITE = 1e12
 
 @dataclass(frozen=True)
 class Emulated:
-    """What the procedure would report: "diverged", or a rank; ``censored`` runs would be dropped."""
+    """Result of the published procedure: diverged, or a rank; ``censored`` runs are dropped there."""
 
     covariance: np.ndarray
     rank: int | None
@@ -142,7 +148,7 @@ class Emulated:
 
 
 def published_procedure(law: Law, covariance: np.ndarray, step: float = STEP, steps: int = STEPS) -> Emulated:
-    """Euler with projection, from one covariance."""
+    """Integrate by Euler with projection from one covariance, and count eigenvalues above 0.1."""
     Closure(law)
     field, Sigma = closure_field(law.member(torch.tensor([0]))), np.array(covariance, dtype=np.float64)
     zero, d = np.zeros(len(Sigma)), len(Sigma)
@@ -161,56 +167,116 @@ def published_procedure(law: Law, covariance: np.ndarray, step: float = STEP, st
     return Emulated(Sigma, rank, False, rank > (d + 1) // 2)
 
 
-@dataclass(frozen=True)
-class Study:
-    """A case, and for each kernel the phase found and what the emulated procedure says (None if it was not asked)."""
+def compute(settings: Settings, progress: Update) -> Data:
+    """Integrate a grid of covariances of trace one under each kernel of a case, and emulate the published procedure.
 
-    case: Case
-    official_scaling: bool
-    found: dict[str, tuple[PhasePortrait, dict[str, Any] | None]]
-
-    def summary(self) -> dict[str, Any]:
-        kernels = {
-            kernel: {"accurate": phase.summary(), "emulated_published_procedure": emulated}
-            for kernel, (phase, emulated) in self.found.items()
-        }
-        head = {"name": self.case.name, "claim": self.case.claim, "draw": self.case.draw}
-        return {**head, "official_scaling": self.official_scaling, "kernels": kernels}
-
-
-def study(
-    name: str,
-    grid: int = 5,
-    *,
-    official_scaling: bool = False,
-    emulate: bool = True,
-    progress: Callable[[int, int], None] | None = None,
-) -> Study:
-    """Follow a grid of covariances of trace one under each kernel of a case."""
-    chosen, starts = case(name), disc_grid(grid)
-    found: dict[str, tuple[PhasePortrait, dict[str, Any] | None]] = {}
+    ``paths`` and ``kinds`` hold for each kernel the paths in the disc of covariances of trace one, and how they end.
+    """
+    chosen, starts = find_case(settings["case"]), disc_grid(settings["grid"])
+    kernels, paths, kinds = {}, {}, {}
     for number, kernel in enumerate(chosen.kernels):
-        law = chosen.law(kernel, official_scaling)
-        done = number * len(starts)
+        law = chosen.law(kernel, settings["official_scaling"])
+        before = number * len(starts)
 
-        def show(count: int, _: int, done: int = done) -> None:
-            if progress is not None:
-                progress(done + count, len(chosen.kernels) * len(starts))
+        def update(count: int, _: int, before: int = before) -> None:
+            progress(before + count, len(chosen.kernels) * len(starts))
 
-        one = phase_portrait(law, starts, progress=show)
-        emulated = _compared(one.limits, [published_procedure(law, s, steps=3000) for s in starts]) if emulate else None
-        found[kernel] = (one, emulated)
-    return Study(chosen, official_scaling, found)
+        found = phase_portrait(law, starts, progress=update)
+        emulated = None
+        if settings["emulate"]:
+            emulated = _compare(found.limits, [published_procedure(law, start, steps=3000) for start in starts])
+        kernels[kernel] = {"accurate": found.summary(), "emulated_published_procedure": emulated}
+        paths[kernel] = [path.tolist() for path in trace_one_paths(found)]
+        kinds[kernel] = [limit.kind for limit in found.limits]
+    head = {"name": chosen.name, "claim": chosen.claim, "draw": chosen.draw}
+    return {
+        **head,
+        "official_scaling": settings["official_scaling"],
+        "kernels": kernels,
+        "paths": paths,
+        "kinds": kinds,
+    }
 
 
-def _compared(ours: tuple[Limit, ...], theirs: list[Emulated]) -> dict[str, Any]:
-    """What the procedure says, and where that is not what happens."""
-    labels = ["diverged" if one.diverged else f"rank {one.rank}" for one in theirs]
-    truth = ["diverged" if one.rank is None else f"rank {one.rank}" for one in ours]
-    wrong = Counter(f"{says}, is {is_}" for says, is_ in zip(labels, truth, strict=True) if says != is_)
+def trace_one_paths(found: PhasePortrait) -> list[np.ndarray]:
+    """Return the paths of a phase study in the disc of covariances of trace one."""
+    pairs = zip(found.starts, (limit.path for limit in found.limits), strict=True)
+    return [
+        cone_coordinates(np.concatenate((start[None], *(() if path is None else (path,))))) for start, path in pairs
+    ]
+
+
+def _compare(ours: tuple[Limit, ...], theirs: list[Emulated]) -> Data:
+    """Return the conclusions of the published procedure, and where they are wrong."""
+    labels = ["diverged" if found.diverged else f"rank {found.rank}" for found in theirs]
+    truth = ["diverged" if found.rank is None else f"rank {found.rank}" for found in ours]
+    wrong = Counter(f"{label}, is {true}" for label, true in zip(labels, truth, strict=True) if label != true)
     words = ", ".join(f"{count} {label}" for label, count in Counter(labels).most_common())
     difference = "; ".join(f"{count} of {len(ours)} says {label}" for label, count in wrong.most_common())
     return {"words": words, "agrees": not wrong, "difference": difference}
+
+
+def describe_phase(summary: Data) -> str:
+    """Return the outcomes of a phase study in a sentence."""
+    kinds = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in summary["kinds"].items())
+    return f"Outcomes of {summary['starts']} starts: {kinds}. Small dots are starts, ringed dots ends."
+
+
+def phase_rows(summary: Data) -> dict[str, str]:
+    """Return outcomes, ranks, lines and blow-up times of a phase study as labels and texts."""
+    rows = {"outcomes": ", ".join(f"{count} {name}" for name, count in summary["kinds"].items())}
+    if summary["ranks"]:
+        rows["ranks"] = ", ".join(f"rank {rank}: {count}" for rank, count in summary["ranks"].items())
+    if summary["lines"]:
+        rows["lines"] = ", ".join(f"({format_number(line[0])}, {format_number(line[1])})" for line in summary["lines"])
+    if summary["blow_up_times"]:
+        rows["blow-up"] = " to ".join(f"t = {format_number(time)}" for time in summary["blow_up_times"])
+    return rows
+
+
+def summarise(data: Data) -> tuple[Table, ...]:
+    """Return the outcome under each kernel, beside the conclusions of the published procedure."""
+    title = f"{data['name']}: claimed that {data['claim']} ({data['draw']})"
+    tables = [Table(title, (), (("claim", data["claim"]),))]
+    for kernel, found in data["kernels"].items():
+        rows, emulated = phase_rows(found["accurate"]), found["emulated_published_procedure"]
+        if emulated:
+            rows["emulated"] = f"{emulated['words']} (published procedure: Euler, projection, cut 0.1)"
+            rows["agree"] = "yes" if emulated["agrees"] else "no: " + emulated["difference"]
+        tables.append(Table(kernel, (), tuple(rows.items())))
+    return tuple(tables)
+
+
+def draw(data: Data, path: Path) -> tuple[Path, ...]:
+    """Draw the paths under the first kernel of the case."""
+    from attractor.plotting import draw_cone
+
+    kernel = next(iter(data["kernels"]))
+    paths = [np.array(points) for points in data["paths"][kernel]]
+    title = f"Case {data['name']}, {kernel}"
+    draw_cone(paths, data["kinds"][kernel], path, title=title, caption=data["claim"])
+    return (path,)
+
+
+FIGURE = Figure(
+    "gaussian-cases",
+    "Gaussians in the plane",
+    "Where do covariances of trace one go under the published laws, and what does the published procedure conclude?",
+    "castin2025unified",
+    (
+        Parameter(
+            "case", "collapse", f"the case: {', '.join(CASES)}", "names are ours; matrices from the published seeds"
+        ),
+        Parameter("grid", 5, "starts across the disc of covariances of trace one", minimum=1),
+        Parameter("official_scaling", False, "scale l2 and sinkhorn as the published code does"),
+        Parameter("emulate", True, "emulate the published procedure"),
+    ),
+    "10 s",
+    compute,
+    draw,
+    summarise,
+    {"case": "line", "grid": 2, "emulate": False},
+)
 
 
 NEUTRAL, STABLE = 1e-6, -0.02  # largest real part that counts as zero, and as negative
@@ -230,7 +296,7 @@ class Counterexample:
 
 
 def counterexample(first: int = 0, seeds: int = 20_000, starts: int = 3) -> Counterexample:
-    """Search seeds in their order; the same numbers give the same example."""
+    """Search the seeds in order for a limit of rank 3 in dimension 4."""
     for seed in range(first, first + seeds):
         draw = np.random.RandomState(seed)
         query, key, value, stationary = candidate(draw)
@@ -253,7 +319,7 @@ def counterexample(first: int = 0, seeds: int = 20_000, starts: int = 3) -> Coun
 
 
 def candidate(draw: np.random.RandomState) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Q, K, V and a covariance of rank 3 that rests under them."""
+    """Draw Q, K, V and a covariance of rank 3 that is stationary under them."""
     query, key, L = draw.randn(4, 4), draw.randn(4, 4), draw.randn(4, 3)
     skew = draw.randn(3, 3)
     inner = np.linalg.inv(np.eye(3) + 2.0 * L.T @ key.T @ key @ L)

@@ -7,42 +7,21 @@ dimension, in this order; the seed is not in the description, so it is an argume
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
 from attractor.errors import InputError
 from attractor.laws import Attention
 from attractor.meanfield import find_limit
+from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Table, Update
 from attractor.papers.gaussian_cases import published_procedure
 
 VALUES = ("identity", "definite", "generic")
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Ranks by dimension: ``accurate`` and ``emulated`` count labels (a rank, or a kind of growth) for each dimension."""
-
-    kernel: str
-    value: str
-    draws: int
-    seed: int
-    accurate: dict[int, dict[str, int]]
-    emulated: dict[int, dict[str, int]]
-    kernel_dimension: dict[int, int]
-
-    def summary(self) -> dict[str, Any]:
-        plain = {str(d): counts for d, counts in self.accurate.items()}
-        emulated = {str(d): counts for d, counts in self.emulated.items()}
-        expected = {str(d): rank for d, rank in self.kernel_dimension.items()}
-        head = {"kernel": self.kernel, "value": self.value, "draws": self.draws, "seed": self.seed}
-        return {**head, "accurate": plain, "emulated_published_procedure": emulated, "dim_ker_S": expected}
-
-
-def draws(dim: int, count: int, value: str, seed: int, keys: str = "opposite") -> list[tuple[np.ndarray, ...]]:
-    """(Q, K, V, covariance) of each draw."""
+def draw_systems(dim: int, count: int, value: str, seed: int, keys: str = "opposite") -> list[tuple[np.ndarray, ...]]:
+    """Return (Q, K, V, covariance) of each draw."""
     if value not in VALUES:
         raise InputError(f"value {value!r} is not known; give one of {', '.join(VALUES)}")
     source = np.random.RandomState(seed)
@@ -57,40 +36,101 @@ def draws(dim: int, count: int, value: str, seed: int, keys: str = "opposite") -
     return found
 
 
-def rank_histogram(
-    kernel: str = "softmax",
-    value: str = "identity",
-    dims: Sequence[int] = (3, 4, 5),
-    count: int = 100,
-    seed: int = 0,
-    *,
-    emulate: bool = True,
-    progress: Callable[[int, int], None] | None = None,
-) -> Histogram:
-    """Ranks of the limits of ``count`` draws in each dimension, by an accurate integrator and by the emulated published procedure."""
-    accurate: dict[int, dict[str, int]] = {}
-    emulated: dict[int, dict[str, int]] = {}
+def compute(settings: Settings, progress: Update) -> Data:
+    """Count the ranks of limits in each dimension, by an accurate integrator and by the emulated published procedure."""
+    kernel, value, dims = settings["kernel"], settings["value"], settings["dims"]
+    count, seed, emulate = settings["draws"], settings["seed"], settings["emulate"]
+    if not dims or min(dims) < 2 or max(dims) > 12:
+        raise InputError(f"dims must be dimensions from 2 to 12, got {', '.join(map(str, dims))}")
+    accurate: dict[str, dict[str, int]] = {}
+    emulated: dict[str, dict[str, int]] = {}
     done = 0
     for dim in dims:
         ours, theirs = Counter[str](), Counter[str]()
-        for query, key, matrix, covariance in draws(dim, count, value, seed):
+        for query, key, matrix, covariance in draw_systems(dim, count, value, seed):
             law = Attention(query, key, matrix, kernel=kernel, scale=dim**-0.5)  # type: ignore[arg-type]
             found = find_limit(law, covariance)
             ours[str(found.rank) if found.rank is not None else found.kind.replace("_", "-")] += 1
             if emulate:
-                theirs[_published(law, covariance)] += 1
+                theirs[_published_rank(law, covariance)] += 1
             done += 1
-            if progress is not None:
-                progress(done, count * len(dims))
-        accurate[dim], emulated[dim] = _sorted(ours), _sorted(theirs)
-    expected = {dim: dim - max(dim // 2, 1) for dim in dims}
-    return Histogram(kernel, value, count, seed, accurate, emulated, expected)
+            progress(done, count * len(dims))
+        accurate[str(dim)], emulated[str(dim)] = dict(sorted(ours.items())), dict(sorted(theirs.items()))
+    expected = {str(dim): dim - max(dim // 2, 1) for dim in dims}
+    head = {"kernel": kernel, "value": value, "draws": count, "seed": seed}
+    return {**head, "accurate": accurate, "emulated_published_procedure": emulated, "dim_ker_S": expected}
 
 
-def _published(law: Attention, covariance: np.ndarray) -> str:
+def rank_histograms(data: Data) -> dict[str, dict[str, dict[str, int]]]:
+    """Return for each dimension the counts of every series, for a figure."""
+    return {
+        f"d = {dim}": {
+            "accurate": counts,
+            **(
+                {"published procedure, emulated": data["emulated_published_procedure"][dim]}
+                if data["settings"]["emulate"]
+                else {}
+            ),
+        }
+        for dim, counts in data["accurate"].items()
+    }
+
+
+def describe_ranks(data: Data) -> tuple[str, str]:
+    """Return title and caption of the figure."""
+    title = f"Ranks of limits under {data['kernel']} attention, V {data['value']}"
+    return title, f"{data['draws']} draws in each dimension, seed {data['seed']}."
+
+
+def summarise(data: Data) -> tuple[Table, ...]:
+    """Return the counts of ranks in each dimension."""
+    tables = []
+    for dim, counts in data["accurate"].items():
+        rows = [("accurate", _format_counts(counts))]
+        if data["settings"]["emulate"]:
+            emulated = _format_counts(data["emulated_published_procedure"][dim])
+            dropped = f"published procedure; dropped: rank above {(int(dim) + 1) // 2}"
+            rows.append(("emulated", f"{emulated} ({dropped})"))
+        rows.append(("dim ker S", str(data["dim_ker_S"][dim])))
+        title = f"{data['kernel']}, V {data['value']}, d = {dim}, {data['draws']} draws"
+        tables.append(Table(title, (), tuple(rows)))
+    return tuple(tables)
+
+
+def _format_counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{'rank ' if label.isdigit() else ''}{label}: {count}" for label, count in counts.items())
+
+
+def draw(data: Data, path: Path) -> tuple[Path, ...]:
+    """Draw the histograms."""
+    from attractor.plotting import draw_counts
+
+    title, caption = describe_ranks(data)
+    draw_counts(rank_histograms(data), path, title=title, caption=caption)
+    return (path,)
+
+
+def _published_rank(law: Attention, covariance: np.ndarray) -> str:
     found = published_procedure(law, covariance, steps=2000)
     return "diverged" if found.diverged else "dropped" if found.censored else str(found.rank)
 
 
-def _sorted(counts: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counts.items()))
+FIGURE = Figure(
+    "gaussian-ranks",
+    "Ranks of limits of random Gaussians",
+    "Which ranks do limits of random Gaussians have, with and without the published censoring?",
+    "castin2025unified",
+    (
+        SEED,
+        Parameter("kernel", "softmax", "the kernel: softmax, l2 or sinkhorn"),
+        Parameter("value", "identity", f"the value V: {', '.join(VALUES)}"),
+        Parameter("dims", (3, 4, 5), "dimensions, from 2 to 12", "the published histograms"),
+        Parameter("draws", 100, "draws in each dimension", "the published histograms", minimum=1),
+        Parameter("emulate", True, "emulate the published procedure"),
+    ),
+    "2 min",
+    compute,
+    draw,
+    summarise,
+    {"dims": (3,), "draws": 2, "emulate": False},
+)

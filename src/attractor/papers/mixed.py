@@ -1,29 +1,32 @@
-"""Mixed definiteness: what happens between collapse (A negative) and divergence (A positive)?"""
+"""Mixed definiteness: between collapse (A negative) and divergence (A positive)."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
-from attractor.papers.figure import Answer, Question, Row
+from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Update, draw_answer, summarise_answer
 from attractor.plotting import Curve, Panel
 from attractor.theory import Case, Rng, integrate
 
-DIM, TOKENS, SYSTEMS, UNTIL = 6, 8, 16, 30.0
 FAR = 100.0
+POSITIVE, AWAY, EARLY = "positive eigenvalues of A", f"beyond {FAR:g} times the start", "of these with U_A(0) < 0"
 
 
-def run(seed: int) -> Answer:
-    rows: list[Row] = []
-    medians = []
-    for positive in range(DIM + 1):
-        rng = Rng.from_seed([seed, positive])
+def compute(settings: Settings, progress: Update) -> Data:
+    """Integrate random systems whose A has 0, 1, ..., d positive eigenvalues."""
+    dim, systems, until = settings["dim"], settings["systems"], settings["until"]
+    options = {"save": 60, "rtol": 1e-7, "atol": 1e-9}
+    rows: list[Data] = []
+    for positive in range(dim + 1):
+        progress(positive, dim + 1)
+        rng = Rng.from_seed([settings["seed"], positive])
         cases = []
-        for _ in range(SYSTEMS):
-            metric = rng.definite(DIM, -1.0) if positive == 0 else rng.indefinite(DIM, positive)
-            law = rng.metric_law(metric, rng.definite(DIM) + rng.skew(DIM, 0.3))
-            cases.append(
-                Case(law, rng.tokens(TOKENS, DIM), horizon=UNTIL, options={"save": 60, "rtol": 1e-7, "atol": 1e-9})
-            )
+        for _ in range(systems):
+            metric = rng.definite(dim, -1.0) if positive == 0 else rng.indefinite(dim, positive)
+            law = rng.metric_law(metric, rng.definite(dim) + rng.skew(dim, 0.3))
+            cases.append(Case(law, rng.tokens(settings["tokens"], dim), horizon=until, options=options))
         ratios, early, away = [], 0, 0
         for case, found in zip(cases, integrate(cases), strict=True):
             norms = found.points.norm(dim=-1).amax(-1)
@@ -33,42 +36,43 @@ def run(seed: int) -> Answer:
             far = bool((norms > FAR * norms[0]).any()) or found.outcome.name in ("blow_up", "diverged")
             away += far
             early += far and energy < 0
-        medians.append(float(np.median(ratios)))
-        rows.append(
-            {
-                "positive eigenvalues of A": positive,
-                "systems": SYSTEMS,
-                f"beyond {FAR:g} times the start": away,
-                "of these with U_A(0) < 0": early,
-                "median growth": medians[-1],
-            }
-        )
-    first = [int(row[f"beyond {FAR:g} times the start"] or 0) for row in rows]
-    sentence = (
-        f"with W positive, one positive eigenvalue of A out of {DIM} is enough: {first[1]} of {SYSTEMS} systems had "
-        f"left {FAR:g} times their start by t = {UNTIL:g}, "
-        f"against {first[0]} without any; {sum(int(row['of these with U_A(0) < 0'] or 0) for row in rows)} of the "
+        row = {POSITIVE: positive, "systems": systems, AWAY: away, EARLY: early}
+        rows.append({**row, "median growth": float(np.median(ratios))})
+    answer = (
+        f"with W positive, one positive eigenvalue of A out of {dim} is enough: {rows[1][AWAY]} of {systems} systems had "
+        f"left {FAR:g} times their start by t = {until:g}, "
+        f"against {rows[0][AWAY]} without any; {sum(row[EARLY] for row in rows)} of the "
         f"runs that left began with U_A < 0, where no theorem speaks"
     )
-    panel = Panel(
-        (Curve(list(range(DIM + 1)), first, "systems that left", dots=True),),
-        "positive eigenvalues of A",
-        f"of {SYSTEMS} systems",
-    )
-    growth = Panel(
-        (Curve(list(range(DIM + 1)), medians, dots=True),),
-        "positive eigenvalues of A",
-        "median growth of norms",
-        log_y=True,
-    )
     limits = "Random symmetric A and W with a positive symmetric part, Gaussian starts, full attention without normalisation."
-    return Answer(tuple(rows), sentence, limits, (panel, growth))
+    return {"answer": answer, "limits": limits, "rows": rows}
 
 
-QUESTION = Question(
+def draw(data: Data, path: Path) -> tuple[Path, ...]:
+    """Rng how many systems diverge, and their growth, against the number of positive eigenvalues."""
+    rows, label = data["rows"], f"of {data['settings']['systems']} systems"
+    x = [row[POSITIVE] for row in rows]
+    away = Curve(x, [row[AWAY] for row in rows], "systems that left", dots=True)
+    growth = Curve(x, [row["median growth"] for row in rows], dots=True)
+    panels = (Panel((away,), POSITIVE, label), Panel((growth,), POSITIVE, "median growth of norms", log_y=True))
+    return draw_answer(data, panels, path)
+
+
+FIGURE = Figure(
     "mixed",
     "Mixed definiteness",
     "What do tokens do where A is neither positive nor negative definite?",
     "pham2025dynamical",
-    run,
+    (
+        SEED,
+        Parameter("systems", 16, "random systems for each number of positive eigenvalues", minimum=1),
+        Parameter("until", 30.0, "final time"),
+        Parameter("tokens", 8, "tokens of each system", minimum=2),
+        Parameter("dim", 6, "dimension", minimum=1),
+    ),
+    "6 s",
+    compute,
+    draw,
+    summarise_answer,
+    {"dim": 3, "systems": 3, "tokens": 4},
 )

@@ -1,139 +1,35 @@
-"""Predicted against measured growth of tokens in real models."""
+"""Theory and practice: which heads of real models satisfy hypotheses of theorems, and which spectra of weights predict growth of tokens."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attractor.errors import InputError
+from attractor.html_repr import format_number
 from attractor.laws import Attention
-from attractor.models import BlockStates, Checkpoint, Layer, Session, checkpoint
+from attractor.models import (
+    BlockStates,
+    Checkpoint,
+    Layer,
+    Session,
+    checkpoint,
+    require_transformers,
+    silence_transformers,
+)
+from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Table, Update, command_of
+from attractor.papers.rank_correlation import Ranks, Sample
 from attractor.solvers import velocity
 from attractor.states import Tokens
 from attractor.weights import regime
-
-RESAMPLES = 2000
-Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One model: an outcome over layers (n,) and predictors (p, n)."""
-
-    outcome: Array
-    predictors: Array
-
-    @property
-    def layers(self) -> int:
-        return len(self.outcome)
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """Spearman's rho with its interval, the two-sided p-value of a permutation test and the one for all predictors together, and
-    the largest |rho| that 95% of permutations stay below (``null``); see above for ``p_shift`` and ``given_depth``."""
-
-    rho: float
-    low: float
-    high: float
-    p: float
-    family: float
-    null: float
-    p_shift: float
-    given_depth: float
-
-    def row(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-
-@dataclass(frozen=True)
-class Difference:
-    """|rho| of one predictor minus |rho| of another, with its interval over the same resamples."""
-
-    value: float
-    low: float
-    high: float
-
-    def row(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-
-class Ranks:
-    """Correlations of all predictors with one outcome, over one model or several."""
-
-    def __init__(self, samples: Sequence[Sample], seed: int, resamples: int = RESAMPLES) -> None:
-        draw = np.random.default_rng(seed)
-        weights = np.array([sample.layers for sample in samples], dtype=np.float64)
-        weights /= weights.sum()
-        mean = lambda parts: np.tensordot(weights, np.stack(parts), 1)  # noqa: E731
-        self.rho: Array = mean([spearman(sample.predictors, sample.outcome[None]) for sample in samples])
-        self._resampled: Array = mean([_bootstrap(sample, draw, resamples) for sample in samples])  # (b, p)
-        self._permuted: Array = mean([_permutations(sample, draw, resamples) for sample in samples])
-        self._shifted: Array = mean([_shifts(sample, draw, resamples) for sample in samples])
-        self._partial: Array = mean([given_depth(sample) for sample in samples])
-
-    def correlation(self, index: int) -> Correlation:
-        low, high = np.quantile(self._resampled[:, index], (0.025, 0.975))
-        null, seen = np.abs(self._permuted[:, index]), abs(self.rho[index])
-        largest = np.abs(self._permuted).max(1)
-        slack = 1e-12  # permutations that give the same rho up to rounding count
-        share = lambda values: float((1 + (values >= seen - slack).sum()) / (1 + len(values)))  # noqa: E731
-        limit = float(np.quantile(null, 0.95))
-        shifted = share(np.abs(self._shifted[:, index]))
-        ends = float(self.rho[index]), float(low), float(high)
-        return Correlation(*ends, share(null), share(largest), limit, shifted, float(self._partial[index]))
-
-    def difference(self, one: int, other: int) -> Difference:
-        change = np.abs(self._resampled[:, one]) - np.abs(self._resampled[:, other])
-        low, high = np.quantile(change, (0.025, 0.975))
-        return Difference(float(abs(self.rho[one]) - abs(self.rho[other])), float(low), float(high))
-
-
-def spearman(first: Array, second: Array) -> Array:
-    """Rank correlations of the last axes, other axes broadcast; zero where either is constant."""
-    from scipy.stats import rankdata
-
-    a, b = (rankdata(part, axis=-1) for part in (first, second))
-    a, b = a - a.mean(-1, keepdims=True), b - b.mean(-1, keepdims=True)
-    size = np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
-    return (a * b).sum(-1) / np.where(size > 0, size, 1.0) * (size > 0)
-
-
-def _bootstrap(sample: Sample, draw: np.random.Generator, count: int) -> Array:
-    chosen = draw.integers(0, sample.layers, (count, sample.layers))
-    return spearman(sample.predictors[:, chosen].swapaxes(0, 1), sample.outcome[chosen][:, None])
-
-
-def _permutations(sample: Sample, draw: np.random.Generator, count: int) -> Array:
-    mixed = draw.permuted(np.tile(sample.outcome, (count, 1)), axis=1)
-    return spearman(sample.predictors[None], mixed[:, None])
-
-
-def _shifts(sample: Sample, draw: np.random.Generator, count: int) -> Array:
-    layers = np.arange(sample.layers)
-    turned = (layers + draw.integers(0, sample.layers, (count, 1))) % sample.layers
-    turned = np.where(draw.random((count, 1)) < 0.5, turned, turned[:, ::-1])
-    return spearman(sample.predictors[None], sample.outcome[turned][:, None])
-
-
-def given_depth(sample: Sample) -> Array:
-    """Partial rank correlations (p,) with the layer's number held fixed."""
-    depth = np.arange(sample.layers, dtype=np.float64)[None]
-    both = spearman(sample.predictors, sample.outcome[None])
-    one, other = spearman(sample.predictors, depth), spearman(sample.outcome[None], depth)
-    left = np.sqrt(np.clip((1 - one**2) * (1 - other**2), 0.0, None))
-    return (both - one * other) / np.where(left > 1e-12, left, 1.0) * (left > 1e-12)
-
 
 ENGLISH = (
     "The river had been rising since dawn, and by noon the lower fields were under water. Nobody in the "
@@ -195,7 +91,7 @@ SMILES = re.compile(r"\[[^\]]+\]|Br|Cl|>>|%\d\d|.")
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, what it reads (texts, or token ids), and the ``lineage`` it shares with models trained from the same weights."""
+    """A model, its inputs (texts, or token ids), and the ``lineage`` it shares with models trained from the same weights."""
 
     name: str
     checkpoint: Checkpoint
@@ -203,44 +99,33 @@ class Subject:
     lineage: str
 
 
-def known() -> tuple[str, ...]:
-    """The names of the models of the experiment."""
-    return ("minilm", "smollm2", "stories15M", "antiberty", "rxnfp")
+MODELS = ("minilm", "smollm2", "stories15M", "antiberty", "rxnfp")
 
 
-def subjects(names: tuple[str, ...], texts: tuple[str, ...] | None = None) -> list[Subject]:
-    """The models of those names, fetched if they are not here; anything else is opened as it is and reads ``texts`` (or English)."""
-    return [subject for name in names for subject in _subjects(name, texts)]
+def open_subjects(names: Sequence[str], texts: tuple[str, ...] | None = None) -> list[Subject]:
+    """Open models by name or path, with ``texts`` or, without them, the inputs that the model was trained for."""
+    return [subject for name in names for subject in _open_subject(name, texts)]
 
 
-def _subjects(name: str, texts: tuple[str, ...] | None) -> list[Subject]:
+def _open_subject(name: str, texts: tuple[str, ...] | None) -> list[Subject]:
     opened = checkpoint(name)
-    name = next((one for one in known() if one.lower() == name.lower()), name)
+    name = next((known for known in MODELS if known.lower() == name.lower()), name)
     place = Path(opened.tensors.describe())
     folder = place if place.is_dir() else place.parent
     if name == "rxnfp" and texts is None:
         root = folder.parent
         folders = sorted(root.glob("bert*"), key=lambda path: path.name != "bert_pretrained")
         parts = [replace(checkpoint(path), name=f"rxnfp {path.name.removeprefix('bert_')}") for path in folders]
-        return [
-            Subject(part.name, part, tuple(_reactions(path)), name) for part, path in zip(parts, folders, strict=True)
-        ]
+        inputs = [tuple(_token_ids(path, SMILES.findall(text)) for text in REACTIONS) for path in folders]
+        return [Subject(part.name, part, ids, name) for part, ids in zip(parts, inputs, strict=True)]
     if name == "antiberty" and texts is None:
-        return [Subject(name, opened, tuple(_antibodies(folder)), name)]
+        return [Subject(name, opened, tuple(_token_ids(folder, list(text)) for text in ANTIBODIES), name)]
     own = {"stories15M": STORIES}.get(name, ENGLISH)
     return [Subject(name, opened, own if texts is None else texts, name)]
 
 
-def _antibodies(folder: Path) -> list[list[int]]:
-    return [_ids(folder, list(sequence)) for sequence in ANTIBODIES]
-
-
-def _reactions(folder: Path) -> list[list[int]]:
-    return [_ids(folder, SMILES.findall(reaction)) for reaction in REACTIONS]
-
-
-def _ids(folder: Path, tokens: list[str]) -> list[int]:
-    """One token a residue or an atom, between the marks of BERT; their packages tokenise so, not by word pieces."""
+def _token_ids(folder: Path, tokens: list[str]) -> list[int]:
+    """Return one id for each residue or atom, between the special tokens of BERT; the models were trained so, without word pieces."""
     vocabulary = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
     numbers = {token: index for index, token in enumerate(vocabulary)}
     missing = [token for token in tokens if token not in numbers]
@@ -258,21 +143,21 @@ OUTCOMES = {
 
 
 @dataclass(frozen=True)
-class Measured:
-    """``outcomes`` (name to one number a layer, None where undefined), means over inputs, and for every layer and head the share of
-    inputs whose tokens all lie on one side of an eigenvector with a positive eigenvalue (``separated``)."""
+class Growth:
+    """Measured growth of tokens.
+
+    Attributes
+    ----------
+    outcomes : for each name one number per layer, the mean over inputs; None where undefined.
+    separated : for every layer and head the share of inputs whose tokens lie on one side of an unstable direction.
+    """
 
     outcomes: dict[str, list[float | None]]
     separated: list[list[float]]
     tokens: tuple[int, ...]
 
 
-def folds(layer: Layer) -> bool:
-    """Whether the law acts on normalised copies of the stream."""
-    return layer.reads_copy
-
-
-def measure(subject: Subject) -> Measured:
+def measure_growth(subject: Subject) -> Growth:
     """Run the model on its inputs."""
     session = Session.open(subject.checkpoint, None, (), None)
     layers = [_Layer(subject.checkpoint, index) for index in range(len(subject.checkpoint.layers))]
@@ -284,35 +169,35 @@ def measure(subject: Subject) -> Measured:
             begins = f" ({given[:24]!r}...)" if isinstance(given, str) else ""
             raise InputError(f"text {index}{begins} for {subject.name}: {error}") from None
         lengths.append(int(next(iter(inputs.values())).shape[-1]))
-        session.run(inputs, False, lambda states: layers[states.index].see(states))
+        session.run(inputs, False, lambda states: layers[states.index].record(states))
     outcomes = {name: [layer.mean(name) for layer in layers] for name in OUTCOMES}
-    return Measured(outcomes, [layer.separated() for layer in layers], tuple(lengths))
+    return Growth(outcomes, [layer.separated() for layer in layers], tuple(lengths))
 
 
 class _Layer:
-    """What one layer did, input after input."""
+    """Measurements of one layer, input after input."""
 
     def __init__(self, checkpoint: Checkpoint, index: int) -> None:
         self._layer = checkpoint.layers[index]
         self._rows: list[dict[str, float]] = []
         self._sides: list[list[bool]] = []
 
-    def see(self, states: BlockStates) -> None:
+    def record(self, states: BlockStates) -> None:
         layer, before = self._layer, states.before.double()
         read = states.attention_input.double()
         added = velocity(layer.attention, Tokens(read))
         if layer.output_norm is not None:
             added = layer.output_norm(added)
-        acts = read if not folds(layer) or layer.bare_norm is None else layer.bare_norm(before)
+        acts = read if not layer.reads_copy or layer.bare_norm is None else layer.bare_norm(before)
         row = {
             "stream": _log_ratio((before + added)[1:], before[1:]),
             "stream_all": _log_ratio(before + added, before),
             "rate": float((acts * added)[1:].sum() / acts[1:].square().sum()),
         }
-        if folds(layer):
+        if layer.reads_copy:
             row["block"] = _log_ratio(states.after.double()[1:], before[1:])
         self._rows.append(row)
-        self._sides.append([one_sided(self._layer, head, acts) for head in range(layer.heads)])
+        self._sides.append([is_one_sided(self._layer, head, acts) for head in range(layer.heads)])
 
     def mean(self, name: str) -> float | None:
         values = [row[name] for row in self._rows if name in row]
@@ -322,9 +207,9 @@ class _Layer:
         return torch.tensor(self._sides, dtype=torch.float64).mean(0).tolist()
 
 
-def one_sided(layer: Layer, head: int, tokens: Tensor) -> bool:
-    """The hypothesis of T6: a left eigenvector u of the value with a positive eigenvalue and <u, x> of one sign for all tokens."""
-    law = layer.head(head, fold=folds(layer))
+def is_one_sided(layer: Layer, head: int, tokens: Tensor) -> bool:
+    """Whether T6 applies: <u, x> has one sign for all tokens, u a left eigenvector of the value with a positive eigenvalue."""
+    law = layer.head(head, fold=layer.reads_copy)
     if not isinstance(law, Attention) or law.output is None:
         return False
     # y' (V O) = c y' gives u = V' y, so that <u, x> = <y, V x>
@@ -339,7 +224,7 @@ def _log_ratio(after: Tensor, before: Tensor) -> float:
     return float((after.square().sum() / before.square().sum()).log()) / 2
 
 
-# name: (group, words); the first of each group and of the value are what the question is about
+# name: (group, description)
 PREDICTORS: dict[str, tuple[str, str]] = {
     "value_abscissa": ("value", "largest real part of the spectrum of M"),
     "value_radius": ("value", "discrete radius, of I + M"),
@@ -360,36 +245,37 @@ THEOREMS = {
 
 
 @dataclass(frozen=True)
-class Promised:
-    """``predictors`` (name to one number a layer), and the ``heads`` of the model and of random heads of the same shapes, as counts."""
+class Weights:
+    """``predictors``, one number per layer for each name, and counts over the heads and over random heads of the same shapes."""
 
     predictors: dict[str, list[float]]
     heads: dict[str, Any]
     random: dict[str, Any]
 
 
-def promise(checkpoint: Checkpoint, seed: int) -> Promised:
-    """Everything that is said of a model's weights."""
+def analyse_weights(checkpoint: Checkpoint, seed: int) -> Weights:
+    """Return the predictors and the hypotheses that hold, from the weights alone."""
     table: dict[str, list[float]] = {name: [] for name in PREDICTORS}
     own, random = [], []
     draw = torch.Generator().manual_seed(seed)
     for layer in checkpoint.layers.prefetch(range(len(checkpoint.layers))):
-        law = layer.law(fold=folds(layer))
+        law = layer.law(fold=layer.reads_copy)
         assert isinstance(law, Attention)
-        for name, number in predictors(law, own).items():
+        for name, number in compute_predictors(law, own).items():
             table[name].append(number)
-        random += [head.row() for head in regime(gaussian(law, draw), sums=False, offsets=()).heads]
-    return Promised(table, tally(own), tally(random))
+        random += [head.row() for head in regime(draw_weights(law, draw), sums=False, offsets=()).heads]
+    return Weights(table, count_hypotheses(own), count_hypotheses(random))
 
 
-def predictors(law: Attention, rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The numbers of one layer; the rows of its heads are added to ``rows``."""
+def compute_predictors(law: Attention, rows: list[Data]) -> dict[str, float]:
+    """Return the predictors of one layer; the rows of its heads are appended to ``rows``."""
     found = regime(law, offsets=())
     assert found.layer is not None
     heads = [head.row() for head in found.heads]
     rows += heads
     mean = lambda name: sum(row[name] for row in heads) / len(heads)  # noqa: E731
-    total = value_sum(law)
+    maps = law.value_map.double()
+    total = maps if maps.ndim == 2 else maps.sum(0)
     whole = found.layer
     return {
         "value_abscissa": whole.value.abscissa,
@@ -406,24 +292,18 @@ def predictors(law: Attention, rows: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def value_sum(law: Attention) -> Tensor:
-    """M, (d, d)."""
-    maps = law.value_map.double()
-    return maps if maps.ndim == 2 else maps.sum(0)
-
-
-def gaussian(law: Attention, draw: torch.Generator) -> Attention:
-    """A law of the same shape, mask and positions with normal weights."""
+def draw_weights(law: Attention, draw: torch.Generator) -> Attention:
+    """Return a law of the same shape, mask and positions with normal weights."""
     names = [name for name in ("query", "key", "value", "output") if getattr(law, name) is not None]
     fresh = {
         name: torch.randn(getattr(law, name).shape, generator=draw, dtype=torch.float64) / law.dim**0.5
         for name in names
     }
-    return dataclasses.replace(law, **fresh)
+    return replace(law, **fresh)
 
 
-def tally(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many heads meet which hypothesis, and how near the nearest come."""
+def count_hypotheses(rows: list[Data]) -> Data:
+    """Count the heads that satisfy each hypothesis, and return the extreme indices."""
     proofs = Counter(row["certificate"] for row in rows)
     share = lambda name, *words: sum(row[name] in words for row in rows)  # noqa: E731
     return {
@@ -449,13 +329,13 @@ def tally(rows: list[dict[str, Any]]) -> dict[str, Any]:
 LEVEL = 0.05
 
 
-def answers(document: dict[str, Any]) -> list[str]:
-    """One sentence for each question."""
-    return [_hypotheses(document), *(_growth(document, outcome) for outcome in OUTCOMES if _rows(document, outcome))]
+def answer_questions(data: Data) -> list[str]:
+    """Return one sentence for each question."""
+    return [_hypotheses(data), *(_growth(data, outcome) for outcome in OUTCOMES if _rows(data, outcome))]
 
 
-def _hypotheses(document: dict[str, Any]) -> str:
-    models = document["models"]
+def _hypotheses(data: Data) -> str:
+    models = data["models"]
     count = lambda key: sum(model["heads"][key] for model in models)  # noqa: E731
     heads, causal = count("heads"), count("divergence proved by the value under a causal mask")
     random = sum(model["random_heads"]["divergence proved by the value under a causal mask"] for model in models)
@@ -475,19 +355,19 @@ def _hypotheses(document: dict[str, Any]) -> str:
     )
 
 
-def _growth(document: dict[str, Any], outcome: str) -> str:
-    rows = _rows(document, outcome)
+def _growth(data: Data, outcome: str) -> str:
+    rows = _rows(data, outcome)
     found = [row for row in rows if row["family"] < LEVEL]
     strongest = max(rows, key=lambda row: abs(row["rho"]))
-    told = [f"{_name(row)} rho {row['rho']:.2f} [{row['low']:.2f}, {row['high']:.2f}]" for row in found]
+    ranked = [f"{_name(row)} rho {row['rho']:.2f} [{row['low']:.2f}, {row['high']:.2f}]" for row in found]
     text = f"{OUTCOMES[outcome]}: "
     text += (
-        f"ranked by {'; '.join(told)}"
-        if told
+        f"ranked by {'; '.join(ranked)}"
+        if ranked
         else f"nothing ranks the layers (the strongest, {_name(strongest)}, has rho {strongest['rho']:.2f}, "
         f"p = {strongest['family']:.2g} for all predictors together)"
     )
-    parts = [row for row in document["differences"] if row["outcome"] == outcome]
+    parts = [row for row in data["differences"] if row["outcome"] == outcome]
     better = [row for row in parts if row["low"] > 0]
     worse = [row for row in parts if row["high"] < 0]
     return (
@@ -496,8 +376,8 @@ def _growth(document: dict[str, Any], outcome: str) -> str:
     )
 
 
-def _rows(document: dict[str, Any], outcome: str) -> list[dict[str, Any]]:
-    return [row for row in document["pooled"] if row["outcome"] == outcome]
+def _rows(data: Data, outcome: str) -> list[Data]:
+    return [row for row in data["pooled"] if row["outcome"] == outcome]
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -506,26 +386,21 @@ def _name(row: dict[str, Any]) -> str:
 
 ASKED = ("value_abscissa", "value_radius")
 AGAINST = ("interaction_index", "reduced_interaction", "metric_index", "reduced_metric")
-FEWEST = 5  # layers: with fewer a rank correlation says nothing
+FEWEST = 5  # layers: rank correlations of fewer are meaningless
 
 
-def run(
-    names: Sequence[str] = (),
-    *,
-    texts: tuple[str, ...] | None = None,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-    progress: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """Every model by name; a document ready for JSON."""
-    tell = progress or (lambda line: None)
-    found = subjects(tuple(names) or known(), texts)
-    models = []
-    for subject in found:
-        tell(f"{subject.name}: {len(subject.checkpoint.layers)} layers, {len(subject.inputs)} inputs")
-        models.append(_model(subject, seed))
+def compute(settings: Settings, progress: Update) -> Data:
+    """Analyse the weights of every model, run it on its inputs, and correlate both over layers."""
+    seed, resamples = settings["seed"], settings["resamples"]
+    require_transformers()
+    with silence_transformers():
+        subjects = open_subjects(settings["models"] or MODELS, read_texts(settings["file"]))
+        models = []
+        for index, subject in enumerate(subjects):
+            progress(index, len(subjects))
+            models.append(_model(subject, seed))
     pooled = first_of_each_lineage(models)
-    return {
+    data = {
         "seed": seed,
         "resamples": resamples,
         "outcomes": OUTCOMES,
@@ -536,10 +411,28 @@ def run(
         "pooled": correlations(pooled, "all", seed, resamples),
         "differences": differences(pooled, seed, resamples),
     }
+    return {"answers": answer_questions(data), **data}
 
 
-def first_of_each_lineage(models: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Models trained from the same weights are no independent evidence: one of each."""
+def read_texts(file: str) -> tuple[str, ...] | None:
+    """Return the lines of a file that are not blank, or None for an empty name."""
+    if not file:
+        return None
+    path = Path(file)
+    if not path.is_file():
+        raise InputError(f"file {path} is not a file that can be read")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"file {path} cannot be read as text in UTF-8: {error}") from None
+    texts = tuple(line for line in lines if line.strip())
+    if not texts:
+        raise InputError(f"file {path} has no text in it: give one text per line")
+    return texts
+
+
+def first_of_each_lineage(models: list[Data]) -> list[Data]:
+    """Return one model of each lineage: models trained from the same weights are not independent."""
     seen: dict[str, dict[str, Any]] = {}
     for model in models:
         if len(model["layers"]["size"]) >= FEWEST:
@@ -547,12 +440,12 @@ def first_of_each_lineage(models: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(seen.values())
 
 
-def _model(subject: Subject, seed: int) -> dict[str, Any]:
+def _model(subject: Subject, seed: int) -> Data:
     opened = subject.checkpoint
     if "interaction" in opened.layers[0].undefined:
         raise InputError(f"{subject.name} has no bilinear scores: {opened.layers[0].undefined['interaction']}")
-    said, seen = promise(opened, seed), measure(subject)
-    sides = np.array(seen.separated)
+    weights, growth = analyse_weights(opened, seed), measure_growth(subject)
+    sides = np.array(growth.separated)
     return {
         "name": subject.name,
         "lineage": subject.lineage,
@@ -560,16 +453,16 @@ def _model(subject: Subject, seed: int) -> dict[str, Any]:
         "placement": opened.layers[0].placement,
         "dim": opened.dim,
         "inputs": len(subject.inputs),
-        "tokens": list(seen.tokens),
+        "tokens": list(growth.tokens),
         "notes": list(opened.notes),
-        "heads": {**said.heads, "tokens on one side, share of heads and inputs": float(sides.mean())},
-        "random_heads": said.random,
-        "layers": {**said.predictors, **seen.outcomes},
+        "heads": {**weights.heads, "tokens on one side, share of heads and inputs": float(sides.mean())},
+        "random_heads": weights.random,
+        "layers": {**weights.predictors, **growth.outcomes},
     }
 
 
-def samples(models: list[dict[str, Any]], outcome: str) -> list[Sample]:
-    """The models for which the outcome is defined and that have layers enough."""
+def samples(models: list[Data], outcome: str) -> list[Sample]:
+    """Return the models with enough layers for which the outcome is defined."""
     good = [m["layers"] for m in models if m["layers"][outcome][0] is not None and len(m["layers"][outcome]) >= FEWEST]
     return [
         Sample(np.array(layers[outcome], dtype=np.float64), np.array([layers[name] for name in PREDICTORS]))
@@ -577,7 +470,8 @@ def samples(models: list[dict[str, Any]], outcome: str) -> list[Sample]:
     ]
 
 
-def correlations(models: list[dict[str, Any]], name: str, seed: int, resamples: int) -> list[dict[str, Any]]:
+def correlations(models: list[Data], name: str, seed: int, resamples: int) -> list[Data]:
+    """Correlate every outcome with every predictor."""
     rows = []
     for outcome in OUTCOMES:
         chosen = samples(models, outcome)
@@ -587,12 +481,12 @@ def correlations(models: list[dict[str, Any]], name: str, seed: int, resamples: 
         layers = sum(sample.layers for sample in chosen)
         for index, predictor in enumerate(PREDICTORS):
             row = {"model": name, "layers": layers, "outcome": outcome, "predictor": predictor}
-            rows.append({**row, **ranks.correlation(index).row()})
+            rows.append({**row, **asdict(ranks.correlation(index))})
     return rows
 
 
-def differences(models: list[dict[str, Any]], seed: int, resamples: int) -> list[dict[str, Any]]:
-    """Whether the value says more than W and A do."""
+def differences(models: list[Data], seed: int, resamples: int) -> list[Data]:
+    """Compare the predictors of the value with those of W and A."""
     rows, names = [], list(PREDICTORS)
     for outcome in OUTCOMES:
         chosen = samples(models, outcome)
@@ -602,5 +496,131 @@ def differences(models: list[dict[str, Any]], seed: int, resamples: int) -> list
         for one in ASKED:
             for other in AGAINST:
                 difference = ranks.difference(names.index(one), names.index(other))
-                rows.append({"outcome": outcome, "predictor": one, "against": other, **difference.row()})
+                rows.append({"outcome": outcome, "predictor": one, "against": other, **asdict(difference)})
     return rows
+
+
+HYPOTHESES = {
+    "W positive": "W > 0",
+    "A negative": "A < 0",
+    "A positive": "A > 0",
+    "value stable": "V stable",
+    "collapse proved": "collapse",
+    "divergence proved": "divergence",
+}
+SHOWN = {"stream": "stream across attention", "rate": "rate of the layer's flow", "block": "across the block"}
+
+
+def summarise(data: Data) -> tuple[Table, ...]:
+    """Return hypotheses by model, correlations of all models together, and the answers."""
+    heads = [
+        (
+            model["name"],
+            str(model["heads"]["heads"]),
+            *(f"{model['heads'][key]} ({model['random_heads'][key]})" for key in HYPOTHESES),
+        )
+        for model in data["models"]
+    ]
+    ranks = [
+        (name.replace("_", " "), part["group"], *(_format_correlation(data, name, key) for key in SHOWN))
+        for name, part in data["predictors"].items()
+    ]
+    answers = tuple((f"{index + 1}", text) for index, text in enumerate(data["answers"]))
+    return (
+        Table(
+            "heads that satisfy a hypothesis (in brackets: random heads of the same shapes)",
+            ("model", "heads", *HYPOTHESES.values()),
+            tuple(heads),
+        ),
+        Table(
+            "rank correlations over layers, all models (*: p < 0.05 for all predictors together)",
+            ("predictor", "of", *SHOWN),
+            tuple(ranks),
+        ),
+        Table("answers", (), answers),
+        Table("", (), (("models together", ", ".join(data["pooled_over"])),)),
+    )
+
+
+def _format_correlation(data: Data, predictor: str, outcome: str) -> str:
+    for row in data["pooled"]:
+        if (row["predictor"], row["outcome"]) == (predictor, outcome):
+            return f"{row['rho']:.2f} [{row['low']:.2f}, {row['high']:.2f}]{'*' if row['family'] < LEVEL else ' '}"
+    return "undefined"
+
+
+def draw(data: Data, path: Path) -> tuple[Path, ...]:
+    """Draw the correlations into ``path``, and growth along depth into a second file whose name ends in _layers."""
+    layers = path.with_stem(f"{path.stem}_layers")
+    return _draw_correlations(data, path), _draw_layers(data, layers)
+
+
+def _draw_correlations(data: Data, path: Path) -> Path:
+    from attractor.plotting import Interval, Rows, draw_intervals
+
+    predictors = data["predictors"]
+    panels = []
+    for outcome, title in SHOWN.items():
+        rows = _rows(data, outcome)
+        if rows:
+            panels.append(Rows(title, [Interval(row["rho"], row["low"], row["high"], row["null"]) for row in rows]))
+    caption = (
+        f"Spearman correlations over layers inside each model, averaged over {', '.join(data['pooled_over'])}; bars: 95% of "
+        f"{format_number(data['resamples'])} resamples of layers; grey: 95% of permutations. The block is defined for pre-norm models. "
+        f"Drawn by: {command_of(data)}"
+    )
+    return draw_intervals(
+        [name.replace("_", " ") for name in predictors],
+        [part["group"] for part in predictors.values()],
+        panels,
+        "Which spectra of weights rank layers by how much they lengthen tokens?",
+        caption,
+        "rank correlation",
+        path,
+    )
+
+
+def _draw_layers(data: Data, path: Path) -> Path:
+    from attractor.plotting import Curve, Panel, draw_panels
+
+    models = data["models"]
+
+    def depth(model: Data) -> list[float]:
+        count = len(model["layers"]["stream"])
+        return [(index + 0.5) / count for index in range(count)]
+
+    measured = tuple(Curve(depth(model), model["layers"]["stream"]) for model in models)
+    predicted = tuple(Curve(depth(model), model["layers"]["value_radius"]) for model in models)
+    pairs = tuple(Curve(m["layers"]["value_radius"], m["layers"]["stream"], m["name"], dots=True) for m in models)
+    panels = (
+        Panel(measured, "depth", "log growth across attention"),
+        Panel(predicted, "depth", "discrete radius of the value", log_y=True),
+        Panel(pairs, "discrete radius of the value", "log growth across attention", log_x=True),
+    )
+    caption = (
+        f"One curve per model, one point per layer; colours are the same in all panels. Drawn by: {command_of(data)}"
+    )
+    return draw_panels(
+        panels, "Measured growth of norms, and the growth that the spectrum of the value predicts", caption, path
+    )
+
+
+FIGURE = Figure(
+    "practice",
+    "Theory and practice",
+    "Do heads of real models satisfy the hypotheses of collapse or divergence, and do spectra of weights rank layers by growth?",
+    "pham2025dynamical",
+    (
+        SEED,
+        Parameter("models", (), f"names or paths of models; {', '.join(MODELS)} if empty"),
+        Parameter(
+            "file", "", "a file with one text per line for all models; the inputs of each model's domain if empty"
+        ),
+        Parameter("resamples", 2000, "resamples and permutations of layers", minimum=100),
+    ),
+    "some minutes, and downloads of five models",
+    compute,
+    draw,
+    summarise,
+    {"models": ("stories15M",), "resamples": 100},
+)

@@ -1,4 +1,4 @@
-"""``attractor tour``."""
+"""``attractor tour``: one run of every part, and a page."""
 
 from __future__ import annotations
 
@@ -11,226 +11,206 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import FAILED, complain, ending, sentence
-from attractor.cli.inputs import check_folder_to_make
-from attractor.cli.options import grouped, panel, replay
-from attractor.cli.tour.models import audited, refined, traced
+from attractor.cli.console import FAILED, Outputs, format_error, print_error, print_rows
+from attractor.cli.inputs import check_new_folder
+from attractor.cli.options import (
+    CommonOptions,
+    command_line,
+    panel,
+    print_result,
+    result_option,
+    seed_option,
+    with_options,
+)
+from attractor.cli.tour.models import audit_heads, refine_layer, trace_tokens
 from attractor.cli.tour.stop import Stop
-from attractor.cli.tour.systems import bench, clusters, gaussians, hemisphere
+from attractor.cli.tour.systems import check_theorems, integrate_gaussians, simulate_clusters, simulate_hemisphere
 from attractor.errors import InputError
 from attractor.registry import check_name
 
 if TYPE_CHECKING:
-    from attractor.cli.tour.stop import Settings
+    from attractor.cli.tour.stop import Display, Settings
     from attractor.report import Report
 
 STOPS = (
-    Stop("clusters", "Tokens gather in clusters", clusters),
-    Stop("hemisphere", "A rate known beforehand", hemisphere),
-    Stop("theorems", "Theorems that can be measured", bench),
-    Stop("gaussians", "Two Gaussians: blow-up and collapse", gaussians),
-    Stop("audit", "A real model's weights", audited),
-    Stop("trace", "A real model's tokens", traced),
-    Stop("refine", "One refined layer", refined),
+    Stop("clusters", "Tokens gather in clusters", simulate_clusters),
+    Stop("hemisphere", "A rate known beforehand", simulate_hemisphere),
+    Stop("theorems", "Theorems that can be measured", check_theorems),
+    Stop("gaussians", "Two Gaussians: blow-up and collapse", integrate_gaussians),
+    Stop("audit", "A real model's weights", audit_heads),
+    Stop("trace", "A real model's tokens", trace_tokens),
+    Stop("refine", "One refined layer", refine_layer),
 )
 
 
-def chosen(names: list[str]) -> list[Stop]:
-    """The stops that were asked for, in the order of the tour."""
+def select_stops(names: list[str]) -> list[Stop]:
+    """Return the stops of the given names, or all, in the order of the tour."""
     known = [stop.key for stop in STOPS]
     for name in names:
         check_name(name, known, "--stop", "stops")
     return [stop for stop in STOPS if not names or stop.key in names]
 
 
-SCHEMA = "attractor.tour/1"
-what, output = panel("Tour"), panel("Results")
+SCHEMA = "attractor.tour/2"
+option = panel("Tour")
 LEAD = (
     "A Transformer's tokens are particles: every layer moves each of them towards those it attends to. This page was "
-    "computed on this machine "
-    "just now; it shows where tokens go, what is proved about it, and what real weights say."
+    "computed on this machine just now; it shows where tokens go, what is proved about it, and the regimes of real weights."
 )
 
 
 @dataclass(frozen=True)
 class TourOptions:
-    """What is shown."""
+    """Which stops, on which model."""
 
     model: Annotated[
-        str,
-        what(
-            "MODEL",
-            "A folder, a GGUF file or a name, in place of MiniLM; see attractor fetch.",
-            default="minilm",
-        ),
+        str, option("MODEL", "A folder, a GGUF file or a name instead of MiniLM; see attractor fetch.")
     ] = "minilm"
-    text: Annotated[str, what("TEXT", "The sentence that the model reads.", default="one about banks and rivers")] = ""
-    stop: Annotated[list[str] | None, what("NAME", "Only this stop; may be repeated.", default="all of them")] = None
-    seed: Annotated[int, what("N", "Seed of everything.", min=0)] = 0
-    small: Annotated[bool, what("", "Small systems: a tour of seconds, to see that all works.", "--small")] = False
+    text: Annotated[str, option("TEXT", "The sentence that the model reads.", default="one about banks and rivers")] = (
+        ""
+    )
+    stop: Annotated[list[str] | None, option("NAME", "Only this stop; may be repeated.", default="all of them")] = None
+    seed: Annotated[int, seed_option("Seed of all random draws.", "Tour")] = 0
+    small: Annotated[bool, option("", "Small systems: a quick test of everything.", "--small")] = False
 
 
 @dataclass(frozen=True)
-class TourOutput:
-    """What becomes of it."""
+class TourResults(CommonOptions):
+    """Where results go."""
 
-    out: Annotated[Path, output("FOLDER", "Where report.html is written; made if it is not there.", "--out", "-o")] = (
+    out: Annotated[Path, result_option("FOLDER", "Folder of report.html; it is created if needed.", "--out", "-o")] = (
         Path("tour")
     )
-    json: Annotated[bool, output("", "Print one JSON object.", "--json")] = False
-    progress: Annotated[
-        bool | None, output("", "A display on stderr.", "--progress/--no-progress", default="if stderr is a terminal")
-    ] = None
-    debug: Annotated[bool, output("", "Show the traceback of an error.", "--debug")] = False
 
 
 @dataclass(frozen=True)
 class Visit:
-    """How one stop went."""
+    """Result of one stop."""
 
     key: str
     title: str
     status: str  # made, skipped or failed
-    words: str
+    summary: str
     seconds: float
     found: dict[str, Any]
 
 
-@grouped(TourOptions, TourOutput)
-def tour(context: typer.Context, options: TourOptions, output: TourOutput) -> None:
-    """Take a tour: tokens on a sphere, theorems, Gaussians, a real model. Half a minute, and one page at the end.
+@with_options(TourOptions, TourResults)
+def tour(context: typer.Context, options: TourOptions, output: TourResults) -> None:
+    """Run every part once: tokens on a sphere, theorems, Gaussians, a real model. Half a minute, and one page at the end.
 
-    Works offline. Without the extra or the package that carries the model, those stops are skipped and the page says how to get
-    them. Exit code 0; 1 if a stop failed, 2 for a bad argument.
+    Works offline. Without the extra or the package with the weights of the model, stops that need them are skipped, and the page
+    explains how to install them. Exit code 0; 1 if a stop failed, 2 for a bad argument.
     """
-    with ending("attractor tour", output.debug):
-        from attractor.cli.tour.stop import Settings, display
-        from attractor.report import Report
+    from attractor.cli.tour.stop import Settings, display
+    from attractor.report import Report, check_place
 
-        stops = chosen(options.stop or [])
-        settings = Settings(options.seed, options.model, options.text, options.small)
-        check_folder_to_make(output.out.expanduser(), "--out")
-        check_model(settings, stops)
-        page = place(output.out)
-        begin = time.perf_counter()
-        report = Report("Where do a Transformer's tokens go?", again(context), kicker="attractor tour", lead=LEAD)
-        with display(stops, output.progress) as show:
-            visits = [visit(stop, report, settings, show, output.debug) for stop in stops]
-        report.facts = {
-            "seed": options.seed,
-            "stops": f"{sum(one.status == 'made' for one in visits)} of {len(visits)}",
-            "took": f"{time.perf_counter() - begin:.0f} s",
-        }
-        add_overview(report, visits)
-        report.section("Three commands to try next").commands(commands(options.model))
-        report.write(page)
-        tell(context, visits, page, options, output)
-        if any(one.status == "failed" for one in visits):
-            raise typer.Exit(FAILED)
-
-
-def again(context: typer.Context) -> str:
-    return replay(context, without=("json", "progress", "debug"))
-
-
-def place(folder: Path) -> Path:
-    """The page in a folder that is made if need be."""
-    from attractor.report import check_place
-
-    folder = folder.expanduser()
+    stops = select_stops(options.stop or [])
+    settings = Settings(options.seed, options.model, options.text, options.small)
+    folder = output.out.expanduser()
+    check_new_folder(folder, "--out")
+    check_model(settings, stops)
     folder.mkdir(parents=True, exist_ok=True)
-    return check_place(folder / "report.html", "--out")
+    page = check_place(folder / "report.html", "--out")
+    begin, command = time.perf_counter(), command_line(context)
+    report = Report("Where do a Transformer's tokens go?", command, kicker="attractor tour", lead=LEAD)
+    with display(stops, False if output.quiet and output.progress is None else output.progress) as shown:
+        visits = [visit(stop, report, settings, shown, output.debug) for stop in stops]
+    report.facts = {
+        "seed": options.seed,
+        "stops": f"{sum(row.status == 'made' for row in visits)} of {len(visits)}",
+        "took": f"{time.perf_counter() - begin:.0f} s",
+    }
+    add_overview(report, visits)
+    report.section("Three commands to try next").commands(next_commands(options.model))
+    report.write(page)
+    document = {
+        "seed": options.seed,
+        "stops": [
+            {"stop": row.key, "status": row.status, "summary": row.summary, "seconds": row.seconds, "found": row.found}
+            for row in visits
+        ],
+        "bytes": page.stat().st_size,
+        "next": list(next_commands(options.model)),
+    }
+    print_result(
+        output, SCHEMA, command, document, Outputs(report=page), lambda: print_tour(visits, page, options.model)
+    )
+    failed = [row for row in visits if row.status == "failed"]
+    for row in failed:
+        print_error(f"the stop {row.key} failed: {row.summary}", "attractor tour")
+    if failed:
+        raise typer.Exit(FAILED)
 
 
 def check_model(settings: Settings, stops: list[Stop]) -> None:
-    """A model that was named is opened before anything else, so that a wrong name costs nothing."""
-    from attractor.cli.tour.models import DEFAULT, opened
+    """Open a model other than the default one, so that a wrong name fails at once."""
+    from attractor.cli.tour.models import DEFAULT, open_model
     from attractor.cli.tour.stop import Skipped
 
     if settings.model == DEFAULT or not any(stop.key in ("audit", "trace", "refine") for stop in stops):
         return
     try:
-        opened(settings.model)
+        open_model(settings.model)
     except Skipped as reason:
         raise InputError(f"--model {settings.model}: {reason}") from None
 
 
-def visit(stop: Stop, report: Report, settings: Settings, show: Any, debug: bool = False) -> Visit:
-    """One stop; what goes wrong in it is said in its section, and the tour goes on."""
+def visit(stop: Stop, report: Report, settings: Settings, shown: Display, debug: bool = False) -> Visit:
+    """Run one stop; an error is reported in its section, and the tour continues."""
     from attractor.cli.tour.stop import Skipped
 
     section, begin = report.section(stop.title), time.perf_counter()
-    show.begin(stop)
+    shown.begin(stop)
     try:
-        words, found = stop.run(section, settings, show.say)
+        summary, found = stop.run(section, settings, shown.update)
         status = "made"
     except Skipped as reason:
         section.blocks.clear()
         section.text(f"This stop was skipped: {reason}", tone="warn")
-        status, words, found = "skipped", str(reason), {}
+        status, summary, found = "skipped", str(reason), {}
     except Exception as error:
         if debug:
             traceback.print_exc()
-        section.text(f"This stop failed: {sentence(error)}", tone="bad")
-        status, words, found = "failed", sentence(error), {}
-    made = Visit(stop.key, stop.title, status, words, time.perf_counter() - begin, found)
-    show.end(stop, made)
+        section.text(f"This stop failed: {format_error(error)}", tone="bad")
+        status, summary, found = "failed", format_error(error), {}
+    made = Visit(stop.key, stop.title, status, summary, time.perf_counter() - begin, found)
+    shown.end(stop, made)
     return made
 
 
 def add_overview(report: Report, visits: list[Visit]) -> None:
-    """What was found, at the head of the page."""
+    """Add the table of all stops."""
     from attractor.report import Badge
 
     tones = {"made": "good", "skipped": "warn", "failed": "bad"}
     rows = [
         {
-            "stop": one.title,
-            "how it went": Badge(one.status, tones[one.status]),
-            "what was found": one.words,
-            "seconds": round(one.seconds, 1),
+            "stop": row.title,
+            "status": Badge(row.status, tones[row.status]),
+            "result": row.summary,
+            "seconds": round(row.seconds, 1),
         }
-        for one in visits
+        for row in visits
     ]
     report.table(rows, caption="The tour in short; each line is a section below.")
 
 
-def commands(model: str) -> dict[str, str]:
-    """What to type next."""
+def next_commands(model: str) -> dict[str, str]:
+    """Return three commands to try next, and what they show."""
     name = shlex.quote(model)
     simulate = "attractor simulate --tokens 64 --dim 3 --beta 4 --space sphere --until 100 --report mine.html"
     return {
         simulate: "your own tokens: change their number, the dimension or beta, and see where they go",
         f"attractor trace {name} --text 'A sentence of your own.' --report trace.html": "your own sentence, block by block",
-        f"attractor audit {name}": "what the weights of a model say, head by head; any folder, GGUF file or name will do",
+        f"attractor audit {name}": "regimes of the weights of a model, head by head; any folder, GGUF file or name",
     }
 
 
-def tell(context: typer.Context, visits: list[Visit], page: Path, options: TourOptions, output: TourOutput) -> None:
-    """One JSON object, or the tour in a few lines."""
-    from attractor.cli.console import print_json, print_rows
-    from attractor.cli.environment import versions
-
-    size = page.stat().st_size
-    if output.json:
-        stops = [
-            {"stop": one.key, "status": one.status, "words": one.words, "seconds": one.seconds, "found": one.found}
-            for one in visits
-        ]
-        head = {"schema": SCHEMA, "command": again(context), "seed": options.seed, "stops": stops}
-        print_json(
-            {**head, "report": str(page), "bytes": size, "next": list(commands(options.model)), "versions": versions()}
-        )
-        return
-    print_rows(
-        "The tour", {one.title: one.words if one.status == "made" else f"{one.status}: {one.words}" for one in visits}
-    )
-    print_rows(
-        "The report", {"open in a browser": page.resolve().as_uri(), "size": f"{size / 1e6:.1f} MB, complete in itself"}
-    )
-    print_rows(
-        "Three commands to try next", {str(place + 1): line for place, line in enumerate(commands(options.model))}
-    )
-    for one in visits:
-        if one.status == "failed":
-            complain(f"the stop {one.key} failed: {one.words}", "attractor tour")
+def print_tour(visits: list[Visit], page: Path, model: str) -> None:
+    """Print one line for each stop, the page, and commands to try next."""
+    stops = {row.title: row.summary if row.status == "made" else f"{row.status}: {row.summary}" for row in visits}
+    size = f"{page.stat().st_size / 1e6:.1f} MB, self-contained"
+    print_rows("The tour", stops)
+    print_rows("The report", {"open in a browser": page.resolve().as_uri(), "size": size})
+    print_rows("Three commands to try next", {str(index): line for index, line in enumerate(next_commands(model), 1)})

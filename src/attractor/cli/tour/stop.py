@@ -13,16 +13,16 @@ from attractor.report import Section
 if TYPE_CHECKING:
     from attractor.cli.tour.command import Visit
 
-Say = Callable[[str], None]
+Update = Callable[[str], None]
 
 
 class Skipped(Exception):
-    """A stop that cannot be made here: why, and how to get what is missing."""
+    """Raised by a stop that cannot run here; the message tells what to install."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all stops share; ``small`` makes every one of them short, for tests and for the impatient."""
+    """Settings of all stops; ``small`` makes them short, for tests."""
 
     seed: int = 0
     model: str = "minilm"
@@ -32,39 +32,39 @@ class Settings:
 
 @dataclass(frozen=True)
 class Stop:
-    """One stop: it fills a section, says on the way what it is doing, and returns a sentence and numbers."""
+    """One stop: ``run`` fills a section of the report, reports its progress, and returns a sentence and numbers."""
 
     key: str
     title: str
-    run: Callable[[Section, Settings, Say], tuple[str, dict[str, Any]]] = field(repr=False)
+    run: Callable[[Section, Settings, Update], tuple[str, dict[str, Any]]] = field(repr=False)
 
 
 MARKS = {"made": "[green]✓[/]", "skipped": "[yellow]–[/]", "failed": "[red]✗[/]"}
 
 
-class Silent:
-    """No display."""
+class Display:
+    """Progress of the tour; this one shows nothing."""
 
     def begin(self, stop: Stop) -> None:
-        """A stop begins."""
+        """Start a stop."""
 
-    def say(self, words: str) -> None:
-        """What it is doing."""
+    def update(self, note: str) -> None:
+        """Show what the stop does now."""
 
     def end(self, stop: Stop, visit: Visit) -> None:
-        """How it went."""
+        """Show the result of a stop."""
 
 
-class Lines(Silent):
-    """One line on stderr when a stop is done."""
+class Lines(Display):
+    """Print one line on stderr when a stop is done."""
 
     def end(self, stop: Stop, visit: Visit) -> None:
         sys.stderr.write(f"attractor tour: {stop.title} ({visit.status}, {visit.seconds:.0f} s)\n")
         sys.stderr.flush()
 
 
-class Live(Silent):
-    """A list in which the present stop turns."""
+class Live(Display):
+    """Show a live list of all stops."""
 
     def __init__(self, progress: Any, stops: list[Stop]) -> None:
         self._progress = progress
@@ -78,26 +78,26 @@ class Live(Silent):
         self._progress.start_task(self._now)
         self._progress.update(self._now, mark="[cyan]▸[/]")
 
-    def say(self, words: str) -> None:
+    def update(self, note: str) -> None:
         from rich.markup import escape
 
-        self._progress.update(self._now, note=escape(words))
+        self._progress.update(self._now, note=escape(note))
 
     def end(self, stop: Stop, visit: Visit) -> None:
         from rich.markup import escape
 
-        self._progress.update(self._now, mark=MARKS[visit.status], note=escape(visit.words), completed=1)
+        self._progress.update(self._now, mark=MARKS[visit.status], note=escape(visit.summary), completed=1)
         self._progress.stop_task(self._now)
 
 
 @contextmanager
-def display(stops: list[Stop], wanted: bool | None) -> Iterator[Silent]:
-    """What shows the tour on stderr."""
+def display(stops: list[Stop], wanted: bool | None) -> Iterator[Display]:
+    """Show the progress of the tour on stderr: live on a terminal, otherwise a line for each stop."""
     if wanted is None and not sys.stderr.isatty():
         yield Lines()
         return
     if wanted is False:
-        yield Silent()
+        yield Display()
         return
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attractor.cli.tour.stop import Say, Settings
+from attractor.cli.tour.stop import Settings, Update
 from attractor.laws import Attention
 from attractor.meanfield import identity_value_blow_up, identity_value_covariance, identity_value_limit
 from attractor.observables import hemisphere_margin
@@ -22,8 +22,8 @@ from attractor.theory import check, find_theorem
 BETA, UNTIL = 9.0, 1e6
 
 
-def clusters(section: Section, settings: Settings, say: Say) -> tuple[str, dict[str, Any]]:
-    """256 tokens: they gather in clusters, and the clusters wait."""
+def simulate_clusters(section: Section, settings: Settings, update: Update) -> tuple[str, dict[str, Any]]:
+    """Simulate tokens on the sphere that form metastable clusters."""
     n, until = (24, 1e3) if settings.small else (256, UNTIL)
     law, start = Attention.isotropic(dim=3, beta=BETA), Tokens.uniform(n, 3, seed=settings.seed)
     line = f"attractor simulate --tokens {n} --dim 3 --beta {BETA:g} --space sphere --until {until:g} --merge 1e-3 --seed {settings.seed}"
@@ -36,10 +36,10 @@ def clusters(section: Section, settings: Settings, say: Say) -> tuple[str, dict[
         r"\dot x_i = P_{x_i}\Big(\sum_j w_{ij}\, x_j\Big), \qquad "
         r"w_{ij} = \frac{e^{\beta\langle x_i, x_j\rangle}}{\sum_k e^{\beta\langle x_i, x_k\rangle}}"
     )
-    say(f"{n} tokens until t = {until:g}")
+    update(f"{n} tokens until t = {until:g}")
     run = flow(law, start, space=Sphere(), until=until, merge=1e-3)
     add_run(section, run, command=shlex.join([*shlex.split(line), "--plot", "tokens.html"]))
-    say("asking the theorems about the start")
+    update("testing which theorems apply")
     section.text(
         "What the theory says about this start, before a single step: gradient structure and a limit for sure; one "
         "point in the end, for almost "
@@ -48,8 +48,8 @@ def clusters(section: Section, settings: Settings, say: Say) -> tuple[str, dict[
     )
     add_theory(section, run)
     left = int(run.observe("clusters")[-1])
-    words = f"{n} tokens became {left} cluster{'' if left == 1 else 's'} by t = {run.outcome.time:.4g}; {run.outcome.message}"
-    return words, {
+    summary = f"{n} tokens became {left} cluster{'' if left == 1 else 's'} by t = {run.outcome.time:.4g}; {run.outcome.message}"
+    return summary, {
         "tokens": n,
         "clusters": left,
         "outcome": run.outcome.name,
@@ -58,15 +58,15 @@ def clusters(section: Section, settings: Settings, say: Say) -> tuple[str, dict[
     }
 
 
-def hemisphere(section: Section, settings: Settings, say: Say) -> tuple[str, dict[str, Any]]:
-    """A start in a hemisphere: one point, at a rate that is known beforehand."""
+def simulate_hemisphere(section: Section, settings: Settings, update: Update) -> tuple[str, dict[str, Any]]:
+    """Simulate tokens of a hemisphere, which converge to one point at a known rate."""
     n = 12 if settings.small else 64
     generator = np.random.default_rng(settings.seed)
     points = generator.standard_normal((n, 3))
     points[:, 2] = np.abs(points[:, 2]) + 0.1
     start, law = Tokens(torch.from_numpy(points)), Attention.isotropic(dim=3, beta=2.0)
     section.command = f"attractor tour --stop hemisphere --seed {settings.seed}"
-    say(f"{n} tokens in a hemisphere")
+    update(f"{n} tokens in a hemisphere")
     times = np.linspace(0.0, 12.0, 121)
     run = flow(law, start, space=Sphere(), until=12.0, save=times.tolist(), merge=False, stop=[])
     spread = run.points.sub(run.points.mean(-2, keepdim=True)).norm(dim=-1).amax(-1).numpy()
@@ -90,26 +90,26 @@ def hemisphere(section: Section, settings: Settings, say: Say) -> tuple[str, dic
         ],
     )
     add_theory(section, run)
-    words = f"{n} tokens in a hemisphere meet in one point: slope {measured:.5f} measured, -1 predicted"
-    return words, {"tokens": n, "rate_measured": measured, "rate_predicted": -1.0, "outcome": run.outcome.name}
+    summary = f"{n} tokens in a hemisphere meet in one point: slope {measured:.5f} measured, -1 predicted"
+    return summary, {"tokens": n, "rate_measured": measured, "rate_predicted": -1.0, "outcome": run.outcome.name}
 
 
 def rate_figure(times: np.ndarray, spread: np.ndarray) -> dict[str, Any]:
-    """The spread of the tokens and the line that the theorem predicts."""
-    promised = spread[100] * np.exp(-(times - times[100]))
-    happened = {
+    """Return the figure of the spread of the tokens and the predicted slope."""
+    line = spread[100] * np.exp(-(times - times[100]))
+    measured = {
         "type": "scatter",
         "mode": "lines",
         "x": times,
         "y": spread,
-        "name": "what happened",
+        "name": "measured",
         "line": {"width": 3},
     }
     predicted = {
         "type": "scatter",
         "mode": "lines",
         "x": times,
-        "y": promised,
+        "y": line,
         "name": "the theorem: slope −1",
         "line": {"width": 2, "dash": "dash", "color": style.PALETTE[1]},
     }
@@ -122,15 +122,15 @@ def rate_figure(times: np.ndarray, spread: np.ndarray) -> dict[str, Any]:
             "dtick": 1,
         },
     }
-    return {"data": [happened, predicted], "layout": layout}
+    return {"data": [measured, predicted], "layout": layout}
 
 
 START = np.array([[1.0, 0.4], [0.4, 0.6]])
 COLLAPSE = np.diag([0.0, -1.0])
 
 
-def gaussians(section: Section, settings: Settings, say: Say) -> tuple[str, dict[str, Any]]:
-    """Infinitely many tokens: a Gaussian stays Gaussian, and its covariance has an equation of its own."""
+def integrate_gaussians(section: Section, settings: Settings, update: Update) -> tuple[str, dict[str, Any]]:
+    """Integrate two Gaussians, and compare them with the closed form."""
     section.text(
         "Infinitely many tokens are a measure. A Gaussian one stays Gaussian under attention, and with \\(V = I\\) its "
         "covariance is known exactly:"
@@ -139,19 +139,19 @@ def gaussians(section: Section, settings: Settings, say: Say) -> tuple[str, dict
         r"\Sigma(t)^{-1} = \Sigma(0)^{-1} - 2t\,S, \qquad S = \mathrm{sym}(Q^\top K), \qquad T^* = "
         r"\frac{1}{2\,\lambda_{\max}(\Sigma_0^{1/2} S\, \Sigma_0^{1/2})}"
     )
-    blown = blow_up(section, say)
-    fallen = collapse(section, say)
-    words = f"one Gaussian blows up at T* = {blown['time']:.8g} (closed form {blown['closed_form']:.8g}); the other collapses onto a line"
-    return words, {"blow_up": blown, "collapse": fallen}
+    blown = integrate_blow_up(section, update)
+    fallen = integrate_collapse(section, update)
+    summary = f"one Gaussian blows up at T* = {blown['time']:.8g} (closed form {blown['closed_form']:.8g}); the other collapses onto a line"
+    return summary, {"blow_up": blown, "collapse": fallen}
 
 
-def blow_up(section: Section, say: Say) -> dict[str, Any]:
-    """S = I: infinite in finite time."""
-    say("a Gaussian that blows up")
+def integrate_blow_up(section: Section, update: Update) -> dict[str, Any]:
+    """Integrate with S = I, where the covariance blows up in finite time."""
+    update("a Gaussian that blows up")
     law, until = Attention.isotropic(dim=2, beta=1.0), 10.0
     run = flow(law, Gaussian(torch.zeros(2), torch.from_numpy(START)), until=until)
-    promised, direction = identity_value_blow_up(np.eye(2), START)
-    error = abs(run.outcome.time - promised) / promised
+    exact, direction = identity_value_blow_up(np.eye(2), START)
+    error = abs(run.outcome.time - exact) / exact
     assert direction is not None
     section.text(
         "With \\(S = I\\) it is infinite at \\(T^*\\). The integrator finds the time by itself and stops there; "
@@ -160,7 +160,7 @@ def blow_up(section: Section, say: Say) -> dict[str, Any]:
     section.card(
         {
             "found by the integrator": f"{run.outcome.time:.12g}",
-            "closed form": f"{promised:.12g}",
+            "closed form": f"{exact:.12g}",
             "relative difference": f"{error:.1e}",
         },
         "Blow-up time",
@@ -168,32 +168,32 @@ def blow_up(section: Section, say: Say) -> dict[str, Any]:
     )
     section.card(
         {
-            "found": pair(run.outcome.direction or (np.nan, np.nan)),
-            "closed form": pair(direction),
+            "found": format_pair(run.outcome.direction or (np.nan, np.nan)),
+            "closed form": format_pair(direction),
         },
         "Direction",
     )
     add_gaussian(
         section, run, command="attractor gaussian --beta 1 --covariance '1,0.4;0.4,0.6' --report gaussian.html"
     )
-    return {"time": run.outcome.time, "closed_form": promised, "relative_difference": error}
+    return {"time": run.outcome.time, "closed_form": exact, "relative_difference": error}
 
 
-def pair(values: Any) -> str:
+def format_pair(values: Any) -> str:
     return f"({values[0]:.6f}, {values[1]:.6f})"
 
 
-def collapse(section: Section, say: Say) -> dict[str, Any]:
-    """S = diag(0, -1): onto the kernel of S."""
-    say("a Gaussian that collapses onto a line")
+def integrate_collapse(section: Section, update: Update) -> dict[str, Any]:
+    """Integrate with S = diag(0, -1), where the covariance converges onto the kernel of S."""
+    update("a Gaussian that collapses onto a line")
     query = torch.diag(torch.tensor([0.0, -1.0], dtype=torch.float64))
     law = Attention(query, torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64))
     until = 200.0
     run = flow(law, Gaussian(torch.zeros(2), torch.from_numpy(START)), until=until)
     last = run.covariances[-1].numpy()
-    promised = identity_value_covariance(COLLAPSE, START, float(run.times[-1]))
+    exact = identity_value_covariance(COLLAPSE, START, float(run.times[-1]))
     values, limit = np.linalg.eigvalsh(last), identity_value_limit(COLLAPSE, START)
-    error = float(np.abs(last - promised).max())
+    error = float(np.abs(last - exact).max())
     section.text(
         r"With \(S = \mathrm{diag}(0, -1)\) nothing blows up. The second direction dies like \(1/(2t)\), and the measure "
         r"collapses onto a line; what is left there is the variance of the first coordinate given the second."
@@ -223,8 +223,8 @@ def collapse(section: Section, say: Say) -> dict[str, Any]:
 KEYS = ("consensus.T1", "consensus.T2", "consensus.T3", "meanfield.T3", "meanfield.T5", "regimes.T0", "regimes.T2")
 
 
-def bench(section: Section, settings: Settings, say: Say) -> tuple[str, dict[str, Any]]:
-    """Random systems that satisfy the hypotheses, and random ones that violate one."""
+def check_theorems(section: Section, settings: Settings, update: Update) -> tuple[str, dict[str, Any]]:
+    """Test theorems on random systems that satisfy the hypotheses, and on systems that violate one."""
     keys, instances, violated = (KEYS[-2:-1], 2, 1) if settings.small else (KEYS, 10, 5)
     options = f"--instances {instances} --violated {violated} --seed {settings.seed}"
     section.text(
@@ -233,13 +233,13 @@ def bench(section: Section, settings: Settings, say: Say) -> tuple[str, dict[str
         "hypotheses are integrated and the conclusion is measured on each; then one hypothesis at a time is violated, "
         "to see what it is worth."
     )
-    say(f"{len(keys)} theorems on {instances} random systems each")
+    update(f"{len(keys)} theorems on {instances} random systems each")
     found = check(
         keys,
         instances=instances,
         violated=violated,
         seed=settings.seed,
-        progress=lambda key, done, all_: say(f"{key} ({done} of {all_})"),
+        progress=lambda key, done, all_: update(f"{key} ({done} of {all_})"),
     )
     section.command = f"attractor check {' '.join(f'--theorem {key}' for key in keys)} {options}"
     add_check(section, found)
@@ -249,5 +249,5 @@ def bench(section: Section, settings: Settings, say: Say) -> tuple[str, dict[str
         entry = find_theorem(key)
         add_statement(statements.fold(f"{key}: {entry.title}"), entry)
     count = sum(entry.instances for entry in found.theorems)
-    words = f"{len(keys)} theorems hold on {count} random systems: {found.violations} violations"
-    return words, {"theorems": list(keys), "instances": count, "violations": found.violations}
+    summary = f"{len(keys)} theorems hold on {count} random systems: {found.violations} violations"
+    return summary, {"theorems": list(keys), "instances": count, "violations": found.violations}

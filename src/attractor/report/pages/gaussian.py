@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,15 @@ from attractor.solvers import Trajectory
 ELLIPSES = 12
 
 
-def gaussian_report(found: dict[str, Any], command: str) -> Report:
-    """Build the page; ``found`` has tables ``lines_for_people`` and, in modes with a figure, a function ``view``."""
-    lines = found["lines_for_people"]
-    report = Report("Gaussian flow", command, kicker="attractor gaussian", lead=lines[0][0].rstrip(".") + ".")
-    if "view" in found:
-        found["view"](report.section("Figure"))
+def gaussian_report(
+    tables: list[tuple[str, dict[str, str]]], add_figure: Callable[[Section], object], command: str
+) -> Report:
+    """Build the page of ``attractor gaussian`` from titled tables and a function that adds the figure to a section."""
+    lead = tables[0][0].rstrip(".") + "."
+    report = Report("Where the Gaussian went", command, kicker="attractor gaussian", lead=lead)
+    add_figure(report.section("The figure"))
     numbers = report.section("Numbers")
-    for title, rows in lines:
+    for title, rows in tables:
         numbers.table(list(rows.items()), ("of the run", "value"), caption=title)
     return report
 
