@@ -136,7 +136,7 @@ def main() -> None:
     for _ in range(given.rounds):
         for name in order:
             times[name].append(seconds(given, steps[name]))
-        order = [*order[1:], order[0]]  # nobody always follows the same one
+        order = [*order[1:], order[0]]  # rotate, so that no contender always follows the same one
     rows = []
     for name, taken in times.items():
         ratios = [mine / plain for mine, plain in zip(taken, times["plain"], strict=True)]

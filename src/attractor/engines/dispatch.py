@@ -160,43 +160,14 @@ def attend(
     return chosen.run(problem)
 
 
-def _accept_all(problem: Problem) -> bool:
-    return True
-
-
-register(Engine("reference", reference.run, _accept_all, reference.priority, supports_offset=True))
-register(Engine("blockwise", blockwise.run, _accept_all, blockwise.priority, supports_offset=True))
+register(Engine("reference", reference.run, lambda problem: True, reference.priority, supports_offset=True))
+register(Engine("blockwise", blockwise.run, lambda problem: True, blockwise.priority, supports_offset=True))
 register(
-    Engine(
-        "fused",
-        fused.run,
-        fused.accepts,
-        fused.priority,
-        fused.reason,
-        fused.obstacle,
-        supports_offset=True,
-        run_distributed=fused.run_distributed,
-    )
+    Engine("fused", fused.run, fused.accepts, fused.priority, fused.reason, fused.obstacle, True, fused.run_distributed)
 )
+register(Engine("triton", triton.run, triton.accepts, triton.priority, triton.reason, triton.obstacle, True))
 register(
     Engine(
-        "spectral",
-        spectral.run,
-        spectral.accepts,
-        spectral.priority,
-        spectral.reason,
-        spectral.obstacle,
-        linear=True,
-    )
-)
-register(
-    Engine(
-        "triton",
-        triton.run,
-        triton.accepts,
-        triton.priority,
-        triton.reason,
-        triton.obstacle,
-        supports_offset=True,
+        "spectral", spectral.run, spectral.accepts, spectral.priority, spectral.reason, spectral.obstacle, linear=True
     )
 )
