@@ -113,7 +113,7 @@ def test_logits_by_transformers(tmp_path: Path) -> None:
 
 def test_damaged_files(tmp_path: Path) -> None:
     path = written(tmp_path / "model.bin", torch.Generator().manual_seed(1))
-    with pytest.raises(CheckpointError, match=r"has no tokenizer: there is no tokenizer\.bin beside it"):
+    with pytest.raises(CheckpointError, match=r"has no tokenizer: there is no tokenizer\.bin in its folder"):
         at.trace(path, "words")
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])

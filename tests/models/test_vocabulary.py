@@ -54,7 +54,7 @@ def test_case_is_decided_by_a_share(tmp_path: Path) -> None:
     stray = vocabulary(tmp_path, *words, "##s", "7", "NAME", "<s>", "[EOS]")
     assert tokens(stray, "AB abS")[1:-1] == ["ab", "ab", "##s"]
     assert Vocabulary.read(stray).note() == (
-        "vocab.txt has no tokenizer beside it: text is taken to lower case (1 of 102 entries with letters have upper-case ones) "
+        "vocab.txt has no tokenizer: text is taken to lower case (1 of 102 entries with letters have upper-case ones) "
         "and is split into pieces of words as BERT does"
     )
     cased = vocabulary(tmp_path, *words, *(word.title() for word in words[:3]), "##s")
@@ -138,7 +138,7 @@ def test_a_folder_with_a_vocabulary_alone_is_traced(tmp_path: Path) -> None:
     assert len(at.trace(opened, "EVQLV").words) == 7
     ids, words = tokenize(opened, "AC")
     assert (ids.tolist(), words) == ([2, 5, 6, 3], ["[CLS]", "A", "C", "[SEP]"])
-    with pytest.raises(InputError, match="knows nothing of the text 'hello'"):
+    with pytest.raises(InputError, match="no token for the text 'hello'"):
         tokenize(opened, "hello")
 
 

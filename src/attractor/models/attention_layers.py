@@ -25,7 +25,7 @@ from attractor.laws import (
     ScaledRotary,
 )
 from attractor.models.tensors import Reader
-from attractor.nn import ProjectionLayout
+from attractor.nn import ProjectionLayout, Weights
 
 
 class Float64Mode(TorchFunctionMode):
@@ -56,18 +56,13 @@ GROUPED = ("key", "value", "key_bias", "value_bias")
 PARTS = ("query", "output", "query_bias", "output_bias", *GROUPED)
 
 
-@dataclass(frozen=True)
-class Projections:
-    """Projections of one layer: query (h, k, d), key (g, k, d), value (g, r, d), output (h, d, r), where g divides h."""
+@dataclass(frozen=True, eq=False)
+class Projections(Weights):
+    """Weights as a file stores them: query (h, k, d), key (g, k, d), value (g, r, d), output (h, d, r), where g divides h.
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    output: Tensor
-    query_bias: Tensor | None = None
-    key_bias: Tensor | None = None
-    value_bias: Tensor | None = None
-    output_bias: Tensor | None = None
+    ``query_norm`` and ``key_norm`` are the norms of queries and keys, if the model has them.
+    """
+
     query_norm: Norm | None = None
     key_norm: Norm | None = None
 
@@ -151,6 +146,22 @@ def read_projections(
     place = f"{path if output_path is None else output_path}{layout.output}"
     output = split_columns(read(f"{place}.weight", dim, heads * k), heads)
     return Projections.of(matrices, output, biases, bias(layout.output, place, dim))
+
+
+def read_fused(
+    read: Reader, fused: str, output: str, dim: int, heads: int, split: Callable[[Tensor], Iterable[Tensor]]
+) -> Projections:
+    """Read one matrix (3 d, d) of query, key and value, and the output projection; biases are optional.
+
+    ``split`` takes the rows of the matrix, or of its bias, to query, key and value, (h, k, ...) each.
+    """
+    bias = read.maybe(f"{fused}.bias", 3 * dim)
+    return Projections.of(
+        split(read(f"{fused}.weight", 3 * dim, dim)),
+        split_columns(read(f"{output}.weight", dim, dim), heads),
+        (None, None, None) if bias is None else split(bias),
+        read.maybe(f"{output}.bias", dim),
+    )
 
 
 def read_layer_norm(read: Reader, name: str, dim: int, eps: float) -> LayerNorm:
@@ -297,7 +308,7 @@ def read_rotary(
 
     if kind not in ROPE_INIT_FUNCTIONS:
         raise UnsupportedError(
-            f"rotary positions of type {kind!r} are not known; transformers knows {', '.join(sorted(ROPE_INIT_FUNCTIONS))}"
+            f"rotary positions of type {kind!r} are not supported; transformers has {', '.join(sorted(ROPE_INIT_FUNCTIONS))}"
         )
     options = {} if layer_type is None else {"layer_type": layer_type}
     with use_float64():

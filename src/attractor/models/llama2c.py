@@ -242,11 +242,13 @@ class Llama2cTensors:
 
     def tokenizer(self) -> Any:
         """The tokenizer, appended to the tensors or in a file tokenizer.bin in the same folder."""
-        beside, appended = self.path.parent / "tokenizer.bin", self.path.stat().st_size > self.header.size
-        if not appended and not beside.is_file():
-            raise CheckpointError(f"{self.path} has no tokenizer: there is no tokenizer.bin beside it; give token ids")
-        with (self.path if appended else beside).open("rb") as file:
+        separate, appended = self.path.parent / "tokenizer.bin", self.path.stat().st_size > self.header.size
+        if not appended and not separate.is_file():
+            raise CheckpointError(
+                f"{self.path} has no tokenizer: there is no tokenizer.bin in its folder; give token ids"
+            )
+        with (self.path if appended else separate).open("rb") as file:
             file.seek(self.header.size if appended else 0)
             return Llama2cTokenizer.read(
-                file.read(), abs(self.header.vocabulary), str(self.path if appended else beside)
+                file.read(), abs(self.header.vocabulary), str(self.path if appended else separate)
             )

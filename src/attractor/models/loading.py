@@ -49,7 +49,7 @@ class Vocabulary:
         case = "is taken to lower case" if (self.lower if stated is None else stated) else "keeps its case"
         why = f"{self.upper} of {self.lettered} entries with letters have upper-case ones"
         cut = "split into pieces of words as BERT does" if self.words else "cut into the longest symbols"
-        return f"vocab.txt has no tokenizer beside it: text {case} ({why if stated is None else 'do_lower_case says so'}) and is {cut}"
+        return f"vocab.txt has no tokenizer: text {case} ({why if stated is None else 'do_lower_case says so'}) and is {cut}"
 
 
 def make_tokenizer(file: Path, lower: bool | None = None) -> Any:
@@ -164,7 +164,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     from transformers import AutoTokenizer
 
     if checkpoint.model is not None:
-        raise InputError("a model in memory has no tokenizer beside it: give token ids, or tokenizer=...")
+        raise InputError("a model in memory has no tokenizer: give token ids, or tokenizer=...")
     if isinstance(checkpoint.tensors, Llama2cTensors):
         return checkpoint.tensors.tokenizer()
     place = Path(checkpoint.tensors.describe())
@@ -243,7 +243,7 @@ def _check_known(tokenizer: Any, ids: list[int], text: str) -> None:
     if unknown is not None and own and all(index == unknown for index in own):
         start = text if len(text) < 40 else text[:37] + "..."
         raise ShortTextError(
-            f"the tokenizer of this model knows nothing of the text {start!r}: is it of the kind it was made for?", 0
+            f"the tokenizer of this model has no token for the text {start!r}: is it of the kind it was made for?", 0
         )
 
 

@@ -6,7 +6,7 @@ from attractor.nn.definite import DefiniteAttention
 from attractor.nn.layer import AttentionLayer, PlainAttention, spectral
 from attractor.nn.parameters import Weights
 from attractor.nn.patching import is_refined, load_refined, refine, unrefine
-from attractor.nn.refinements import MetricSlice, Refinement, Shift, Slice, refinement_named
+from attractor.nn.refinements import MetricSlice, Refinement, Shift, Slice, make_refinement
 
 __all__ = [
     "BERT_LAYOUT",
@@ -24,8 +24,8 @@ __all__ = [
     "Weights",
     "is_refined",
     "load_refined",
+    "make_refinement",
     "refine",
-    "refinement_named",
     "spectral",
     "unrefine",
 ]

@@ -17,14 +17,14 @@ from attractor.laws import Attention, Kernel, Pairing, Rotary, kernel_named, rot
 from attractor.nn.parameters import (
     Weights,
     check_forms,
+    check_scale,
     check_size,
-    finite_scale,
     head_size,
     split_heads,
     split_output,
     working_dtype,
 )
-from attractor.nn.refinements import Refinement, refinement_named
+from attractor.nn.refinements import Refinement, make_refinement
 
 
 class AttentionLayer(nn.Module):
@@ -70,13 +70,13 @@ class AttentionLayer(nn.Module):
         self._cached_tables: tuple[Any, tuple[Tensor, Tensor]] | None = None
         if self.positions is not None:
             self.positions.check(dim, self.head_dim)
-        self.scale = self.head_dim**-0.5 if scale is None else finite_scale(scale)
+        self.scale = self.head_dim**-0.5 if scale is None else check_scale(scale)
         if not 0.0 <= dropout < 1.0:
             raise InputError(f"dropout must be at least 0 and below 1, got {dropout}")
         if dropout and not self.kernel.scaled_dot_product:
             raise InputError(f"dropout of attention weights goes with the softmax kernel, not with {self.kernel.name}")
         self.dropout = float(dropout)
-        self.refinement = refinement_named(refinement, dim, heads)
+        self.refinement = make_refinement(refinement, dim, heads)
         if self.refinement is not None:
             self.refinement.check(dim, heads)
         if self.refinement is not None and not self.kernel.bilinear:

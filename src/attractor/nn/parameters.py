@@ -30,7 +30,7 @@ def head_size(dim: int, heads: int) -> int:
     return dim // heads
 
 
-def finite_scale(scale: Any) -> float:
+def check_scale(scale: Any) -> float:
     """Return a scale as a float; raise if it is not finite."""
     if isinstance(scale, (str, bool)) or not math.isfinite(scale):
         raise InputError(f"scale must be a finite number, got {scale!r}")

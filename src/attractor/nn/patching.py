@@ -12,7 +12,7 @@ from torch import nn
 from attractor.errors import InputError, StoreError, UnsupportedError
 from attractor.nn.attention_interface import BASES, KERNELS, PREFIX, prepare_module, register
 from attractor.nn.attention_sites import AttentionSite, find_attention_sites
-from attractor.nn.refinements import REFINEMENTS, Refinement, Sign, refinement_named
+from attractor.nn.refinements import REFINEMENTS, Refinement, Sign, make_refinement
 from attractor.registry import check_name
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -138,7 +138,7 @@ def _make_refinement(
             f"the output projection of {name} is not a plain ({site.dim}, {site.heads * site.head_dim}) matrix, which the "
             "refinement reads: quantised and wrapped weights are not supported"
         )
-    refinement = refinement_named(kind, site.dim, site.heads, sign, value, channels)
+    refinement = make_refinement(kind, site.dim, site.heads, sign, value, channels)
     assert refinement is not None
     return refinement.to(site.output.weight)
 

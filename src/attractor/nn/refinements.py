@@ -258,7 +258,7 @@ class MetricSlice(Slice):
 REFINEMENTS: dict[str, type[Shift] | type[Slice]] = {kind.name: kind for kind in (Shift, Slice, MetricSlice)}
 
 
-def refinement_named(
+def make_refinement(
     kind: str | Refinement | None,
     dim: int,
     heads: int,

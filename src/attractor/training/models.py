@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from attractor.errors import InputError
 from attractor.laws import Rotary
-from attractor.nn import AttentionLayer, DefiniteAttention, PlainAttention, TransformerBlock, refinement_named, spectral
+from attractor.nn import AttentionLayer, DefiniteAttention, PlainAttention, TransformerBlock, make_refinement, spectral
 from attractor.training.config import Config
 
 
@@ -38,7 +38,7 @@ def attention_layer(config: Config, index: int) -> AttentionLayer:
     refinement = None
     if config.refinement != "none":
         sign: Any = config.sign
-        refinement = refinement_named(config.refinement, config.dim, config.heads, sign, config.strength)
+        refinement = make_refinement(config.refinement, config.dim, config.heads, sign, config.strength)
     shared: dict[str, Any] = {
         "kernel": config.kernel,
         "causal": config.task == "text",

@@ -6,12 +6,11 @@ from __future__ import annotations
 from attractor.laws import Causal
 from attractor.models.attention_layers import (
     Layer,
-    Projections,
     context_notes,
     make_heads,
+    read_fused,
     read_layer_norm,
     read_rotary,
-    split_columns,
 )
 from attractor.models.family import Config, Family, Modules
 from attractor.models.tensors import Reader
@@ -29,11 +28,8 @@ class GPTNeoX(Family):
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, d, heads = self.path(stack, index), config.hidden_size, config.num_attention_heads
         k = d // heads
-        fused = read(f"{path}attention.query_key_value.weight", 3 * d, d).unflatten(0, (heads, 3, k))
-        bias = read.maybe(f"{path}attention.query_key_value.bias", 3 * d)
-        biases = (None,) * 3 if bias is None else bias.unflatten(0, (heads, 3, k)).unbind(1)
-        output = split_columns(read(f"{path}attention.dense.weight", d, d), heads)
-        parts = Projections.of(fused.unbind(1), output, biases, read.maybe(f"{path}attention.dense.bias", d))
+        split = lambda rows: rows.unflatten(0, (heads, 3, k)).unbind(1)  # noqa: E731
+        parts = read_fused(read, f"{path}attention.query_key_value", f"{path}attention.dense", d, heads, split)
         law = make_heads(parts, dtype=read.dtype, scale=k**-0.5, mask=Causal(), rotary=read_rotary(config, k))
         norm, parallel = (
             read_layer_norm(read, f"{path}input_layernorm", d, config.layer_norm_eps),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attractor.laws import LayerNorm, Window
-from attractor.models.attention_layers import Layer, Projections, make_heads, read_rotary, split_columns, split_rows
+from attractor.models.attention_layers import Layer, make_heads, read_fused, read_rotary, split_rows
 from attractor.models.family import Config, Family, Modules
 from attractor.models.tensors import Reader
 
@@ -24,12 +22,8 @@ class ModernBert(Family):
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, d, heads = self.path(stack, index), config.hidden_size, config.num_attention_heads
-        rows = read(f"{path}attn.Wqkv.weight", 3 * d, d).unflatten(0, (3, d))
-        bias = read.maybe(f"{path}attn.Wqkv.bias", 3 * d)
-        biases: Any = (None,) * 3 if bias is None else [split_rows(part, heads) for part in bias.unflatten(0, (3, d))]
-        output = split_columns(read(f"{path}attn.Wo.weight", d, d), heads)
-        matrices = (split_rows(part, heads) for part in rows)
-        parts = Projections.of(matrices, output, biases, read.maybe(f"{path}attn.Wo.bias", d))
+        split = lambda rows: [split_rows(part, heads) for part in rows.unflatten(0, (3, d))]  # noqa: E731
+        parts = read_fused(read, f"{path}attn.Wqkv", f"{path}attn.Wo", d, heads, split)
         kind = config.layer_types[index]
         mask = Window(config.sliding_window + 1, causal=False) if kind == "sliding_attention" else None
         law = make_heads(
