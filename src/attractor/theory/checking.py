@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time as clock
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -71,6 +71,28 @@ def fit_exponential(times: Tensor, values: Tensor, share: float = 0.5) -> float:
 def geometric_times(horizon: float, count: int = 60, first: float = 1e-3) -> list[float]:
     """Return 0 and a geometric grid of save times up to the horizon."""
     return [0.0, *np.geomspace(first * horizon, horizon, count).tolist()]
+
+
+def draw_negative(rng: Rng, d: int) -> Tensor:
+    """Draw a negative definite symmetric matrix."""
+    return rng.definite(d, -1.0)
+
+
+def metric_sampler(
+    metric: Callable[[Rng, int], Tensor],
+    interaction: Callable[[Rng, int], Tensor],
+    horizon: float,
+    options: Mapping[str, Any] = STOP_FAR_AWAY,
+    **parts: Any,
+) -> Sampler:
+    """Return a sampler of normal tokens under a law whose metric and interaction are drawn by functions of (rng, d)."""
+
+    def sample(rng: Rng) -> Case:
+        n, d = rng.sizes()
+        law = rng.metric_law(metric(rng, d), interaction(rng, d), **parts)
+        return Case(law, rng.tokens(n, d), horizon=horizon, options=options)
+
+    return sample
 
 
 DRAWS = 200  # draws after which a sampler that misses the hypotheses is an error

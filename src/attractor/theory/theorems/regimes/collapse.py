@@ -12,9 +12,11 @@ from attractor.laws import Rotary
 from attractor.solvers import Trajectory
 from attractor.theory.checking import (
     STOP_FAR_AWAY,
+    draw_negative,
     fit_power,
     geometric_times,
     largest_norms,
+    metric_sampler,
     select_valid_rows,
     smallest_increase,
 )
@@ -30,6 +32,7 @@ from attractor.theory.theorem import Case, Measurement, Status, Theorem, reverse
 
 HORIZON = 100.0
 LATE = {"save": geometric_times(HORIZON)}
+SHORT = {"save": geometric_times(10.0), **STOP_FAR_AWAY}
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
@@ -59,14 +62,7 @@ def sample_rotation(rng: Rng) -> Case:
     cosine, sine = torch.tensor([angle], dtype=torch.float64).cos(), torch.tensor([angle], dtype=torch.float64).sin()
     turn = torch.stack((torch.cat((cosine, -sine)), torch.cat((sine, cosine))))
     law = rng.metric_law(-turn.mT, turn)
-    return Case(law, rng.tokens(4, 2), horizon=10.0, options={"save": geometric_times(10.0), **STOP_FAR_AWAY})
-
-
-def draw_case(rng: Rng, metric_sign: float, interaction_sign: float) -> Case:
-    n, d = rng.sizes()
-    metric = rng.definite(d, metric_sign) if metric_sign else rng.indefinite(d)
-    law = rng.metric_law(metric, rng.definite(d, interaction_sign))
-    return Case(law, rng.tokens(n, d), horizon=10.0, options={"save": geometric_times(10.0), **STOP_FAR_AWAY})
+    return Case(law, rng.tokens(4, 2), horizon=10.0, options=SHORT)
 
 
 def sample_masked(rng: Rng) -> Case:
@@ -98,8 +94,8 @@ THEOREM = Theorem(
     sample=sample,
     violate={
         "metric symmetric": sample_rotation,
-        "metric negative": lambda rng: draw_case(rng, 0.0, 1.0),
-        "interaction positive": lambda rng: draw_case(rng, -1.0, -1.0),
+        "metric negative": metric_sampler(Rng.indefinite, Rng.definite, 10.0, SHORT),
+        "interaction positive": metric_sampler(draw_negative, draw_negative, 10.0, SHORT),
         "full attention": sample_masked,
         "no positions": sample_rotary,
     },

@@ -11,9 +11,11 @@ import torch
 from attractor.solvers import Trajectory
 from attractor.theory.checking import (
     STOP_FAR_AWAY,
+    draw_negative,
     fit_power,
     geometric_times,
     largest_norms,
+    metric_sampler,
     select_valid_rows,
     smallest_increase,
 )
@@ -31,6 +33,7 @@ from attractor.theory.theorem import Case, Measurement, Status, Theorem, reverse
 
 HORIZON = 100.0
 LATE = {"save": geometric_times(HORIZON)}
+SHORT = {"save": geometric_times(6.0), **STOP_FAR_AWAY}
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
@@ -47,32 +50,6 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     )
 
 
-def sample(rng: Rng) -> Case:
-    n, d = rng.sizes()
-    law = rng.metric_law(rng.definite(d, -1.0) + rng.skew(d), rng.definite(d))
-    return Case(law, rng.tokens(n, d), horizon=HORIZON, options=LATE)
-
-
-def draw_short_case(rng: Rng, metric: torch.Tensor, interaction: torch.Tensor, n: int) -> Case:
-    law = rng.metric_law(metric, interaction)
-    return Case(law, rng.tokens(n, len(metric)), horizon=6.0, options={"save": geometric_times(6.0), **STOP_FAR_AWAY})
-
-
-def sample_asymmetric(rng: Rng) -> Case:
-    n, d = rng.sizes()
-    return draw_short_case(rng, rng.definite(d, -1.0) + rng.skew(d, 1.5), rng.definite(d) + rng.skew(d, 1.5), n)
-
-
-def sample_indefinite(rng: Rng) -> Case:
-    n, d = rng.sizes()
-    return draw_short_case(rng, rng.indefinite(d), rng.definite(d), n)
-
-
-def sample_repulsive(rng: Rng) -> Case:
-    n, d = rng.sizes()
-    return draw_short_case(rng, rng.definite(d, -1.0), rng.definite(d, -1.0), n)
-
-
 THEOREM = Theorem(
     key="regimes.T2",
     title="Collapse, symmetric interaction",
@@ -84,11 +61,16 @@ THEOREM = Theorem(
     fate="collapse",
     rate=r"\|x\| \sim t^{-1/2}; \text{ only the mean decays exponentially}",
     conclude=conclude,
-    sample=sample,
+    sample=metric_sampler(lambda rng, d: rng.definite(d, -1.0) + rng.skew(d), Rng.definite, HORIZON, LATE),
     violate={
-        "interaction symmetric": sample_asymmetric,
-        "metric negative": sample_indefinite,
-        "interaction positive": sample_repulsive,
+        "interaction symmetric": metric_sampler(
+            lambda rng, d: rng.definite(d, -1.0) + rng.skew(d, 1.5),
+            lambda rng, d: rng.definite(d) + rng.skew(d, 1.5),
+            6.0,
+            SHORT,
+        ),
+        "metric negative": metric_sampler(Rng.indefinite, Rng.definite, 6.0, SHORT),
+        "interaction positive": metric_sampler(draw_negative, draw_negative, 6.0, SHORT),
     },
     break_case=lambda case: replace(reverse_velocity(case), horizon=5.0, options={}),
     proof="The exponential energy is coercive and a Lyapunov function; zero is the only equilibrium.",

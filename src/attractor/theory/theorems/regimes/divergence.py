@@ -7,7 +7,14 @@ would tend to it, where the energy is zero.
 import torch
 
 from attractor.solvers import Trajectory
-from attractor.theory.checking import STOP_FAR_AWAY, largest_norms, select_valid_rows, smallest_increase
+from attractor.theory.checking import (
+    STOP_FAR_AWAY,
+    draw_negative,
+    largest_norms,
+    metric_sampler,
+    select_valid_rows,
+    smallest_increase,
+)
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.hypotheses import INTERACTION_POSITIVE, STANDARD_SETTING, SYMMETRIC_METRIC, cite_regimes
 from attractor.theory.sampling import Rng
@@ -57,19 +64,6 @@ def sample_low_energy(rng: Rng) -> Case:
     return draw_case(rng, rng.indefinite(d), n)
 
 
-def sample_asymmetric(rng: Rng) -> Case:
-    n, d = rng.sizes()
-    law = rng.metric_law(rng.indefinite(d) + rng.skew(d, 1.5), rng.definite(d) + rng.skew(d, 1.5))
-    return Case(law, rng.tokens(n, d), horizon=4.0, options=STOP_FAR_AWAY)
-
-
-def sample_repulsive(rng: Rng) -> Case:
-    n, d = rng.sizes()
-    return Case(
-        rng.metric_law(rng.indefinite(d), rng.definite(d, -1.0)), rng.tokens(n, d), horizon=4.0, options=STOP_FAR_AWAY
-    )
-
-
 THEOREM = Theorem(
     key="regimes.T3",
     title="Divergence",
@@ -88,8 +82,10 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={
-        "metric symmetric": sample_asymmetric,
-        "interaction positive": sample_repulsive,
+        "metric symmetric": metric_sampler(
+            lambda rng, d: rng.indefinite(d) + rng.skew(d, 1.5), lambda rng, d: rng.definite(d) + rng.skew(d, 1.5), 4.0
+        ),
+        "interaction positive": metric_sampler(Rng.indefinite, draw_negative, 4.0),
         "positive metric energy": sample_low_energy,
     },
     proof="The metric energy never decreases and zero, where it vanishes, is the only equilibrium.",

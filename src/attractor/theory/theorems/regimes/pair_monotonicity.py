@@ -10,7 +10,7 @@ import torch
 
 from attractor.laws import Rotary
 from attractor.solvers import Trajectory
-from attractor.theory.checking import STOP_FAR_AWAY, select_valid_rows, smallest_increase
+from attractor.theory.checking import STOP_FAR_AWAY, draw_negative, metric_sampler, select_valid_rows, smallest_increase
 from attractor.theory.hypotheses import FLAT, FULL, NO_POSITIONS, SOFTMAX, SYMMETRIC_METRIC, TOKENS, cite_regimes
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
@@ -44,19 +44,6 @@ def sample(rng: Rng) -> Case:
     )
 
 
-def sample_asymmetric(rng: Rng) -> Case:
-    n, d = rng.sizes()
-    metric = rng.definite(d, -1.0) + rng.skew(d, 2.0)
-    interaction = rng.definite(d) + rng.skew(d, 2.0)
-    return Case(rng.metric_law(metric, interaction), rng.tokens(n, d), horizon=2.0, options=STOP_FAR_AWAY)
-
-
-def sample_masked(rng: Rng) -> Case:
-    n, d = rng.sizes()
-    law = rng.metric_law(rng.definite(d, -1.0), rng.definite(d), mask="causal")
-    return Case(law, rng.tokens(n, d), horizon=2.0, options=STOP_FAR_AWAY)
-
-
 def sample_rotary(rng: Rng) -> Case:
     law = rng.metric_law(rng.definite(4, -1.0), rng.definite(4), positions=Rotary(10.0))
     return Case(law, rng.tokens(5, 4), horizon=2.0, options=STOP_FAR_AWAY)
@@ -73,6 +60,14 @@ THEOREM = Theorem(
     fate=choose_fate,
     conclude=conclude,
     sample=sample,
-    violate={"metric symmetric": sample_asymmetric, "full attention": sample_masked, "no positions": sample_rotary},
+    violate={
+        "metric symmetric": metric_sampler(
+            lambda rng, d: rng.definite(d, -1.0) + rng.skew(d, 2.0),
+            lambda rng, d: rng.definite(d) + rng.skew(d, 2.0),
+            2.0,
+        ),
+        "full attention": metric_sampler(draw_negative, Rng.definite, 2.0, mask="causal"),
+        "no positions": sample_rotary,
+    },
     proof="A x_l' is the gradient of one convex function at x_l, and gradients of convex functions are monotone.",
 )

@@ -8,7 +8,14 @@ import torch
 
 from attractor.solvers import Trajectory
 from attractor.states import Tokens
-from attractor.theory.checking import STOP_FAR_AWAY, largest_norms, select_valid_rows, smallest_increase
+from attractor.theory.checking import (
+    STOP_FAR_AWAY,
+    draw_negative,
+    largest_norms,
+    metric_sampler,
+    select_valid_rows,
+    smallest_increase,
+)
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.hypotheses import METRIC_POSITIVE, STANDARD_SETTING, SYMMETRIC_METRIC, cite_regimes
 from attractor.theory.sampling import Rng
@@ -58,20 +65,6 @@ def sample_equal_tokens(rng: Rng) -> Case:
     return Case(law, Tokens(rng.tokens(1, d).points.expand(n, d).clone()), horizon=HORIZON, options=STOP_FAR_AWAY)
 
 
-def sample_negative_metric(rng: Rng) -> Case:
-    n, d = rng.sizes()
-    return Case(
-        rng.metric_law(rng.definite(d, -1.0), rng.definite(d)), rng.tokens(n, d), horizon=HORIZON, options=STOP_FAR_AWAY
-    )
-
-
-def sample_indefinite(rng: Rng) -> Case:
-    n, d = rng.sizes()
-    return Case(
-        rng.metric_law(rng.definite(d), rng.indefinite(d)), rng.tokens(n, d), horizon=HORIZON, options=STOP_FAR_AWAY
-    )
-
-
 def _either_sign_margin(case: Case) -> Margin:
     low, high = extremes(case.matrices.interaction)
     return Margin.positive(max(low, -high))
@@ -99,8 +92,8 @@ THEOREM = Theorem(
     sample=sample,
     violate={
         "tokens differ": sample_equal_tokens,
-        "metric positive": sample_negative_metric,
-        "interaction definite": sample_indefinite,
+        "metric positive": metric_sampler(draw_negative, Rng.definite, HORIZON),
+        "interaction definite": metric_sampler(Rng.definite, Rng.indefinite, HORIZON),
     },
     proof="Pair forms never decrease (T0); on a bounded limit set they are constant, which leaves no difference.",
 )
