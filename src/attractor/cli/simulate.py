@@ -130,7 +130,8 @@ def simulate(
         arguments = resolve_arguments(problem, tokens, law, space, run, output)
     else:
         result = continue_run(output.resume, run, output)
-        arguments = _json_values({**result.definition["options"], **asdict(output)})
+        assert result.definition is not None
+        arguments = _json_values({**result.definition.options, **asdict(output)})
     if is_first_process():
         figures, failure = write_figures(result, output.plot or [], output.member, output.density)
         command = command_line(context, without=("out",))  # the store exists by now

@@ -28,7 +28,7 @@ from attractor.engines import distributed
 from attractor.errors import InputError, RankError
 from attractor.serialization import tensors
 from attractor.solvers.shared_memory import SharedMemory, create_shared_memory
-from attractor.solvers.store import describe
+from attractor.solvers.store import Definition, describe
 
 if TYPE_CHECKING:
     from attractor.solvers.integration import Integration
@@ -126,7 +126,7 @@ class ProcessGroup:
 
     # ------------------------------------------------------------------ agreement
 
-    def check_agreement(self, definition: dict[str, Any], more: dict[str, Any]) -> None:
+    def check_agreement(self, definition: Definition, more: dict[str, Any]) -> None:
         """Raise if the ranks were given different definitions."""
         words = describe(definition)[0]
         prints = {**words["fingerprints"], "versions": words["versions"], "attractor": words["attractor"], **more}
@@ -205,7 +205,7 @@ _serial = 0  # number of groups made so far, the same on all ranks
 
 
 @contextmanager
-def join_processes(shared: bool, definition: dict[str, Any], store: str | Path | None) -> Iterator[ProcessGroup | None]:
+def join_processes(shared: bool, definition: Definition, store: str | Path | None) -> Iterator[ProcessGroup | None]:
     """Yield the processes that share a run, or None if there is one; an error in the block on one rank raises on all ranks."""
     if count_processes() == 1:
         yield None
@@ -214,7 +214,7 @@ def join_processes(shared: bool, definition: dict[str, Any], store: str | Path |
         with distributed.use_group(None):
             yield None
         return
-    group = join_group(next((tensor.device for tensor in tensors(definition["state"])), torch.device("cpu")))
+    group = join_group(next((tensor.device for tensor in tensors(definition.state)), torch.device("cpu")))
     with _handle_sigterm(group) as restore_handler, distributed.use_group(group):
         try:
             yield group

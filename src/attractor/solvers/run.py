@@ -29,6 +29,7 @@ from attractor.solvers.outcome import Statistics
 from attractor.solvers.process_group import join_processes
 from attractor.solvers.saving import Recorder, save_times
 from attractor.solvers.steppers.stepper import Stepper, default_method, stepper_named
+from attractor.solvers.store import Definition
 from attractor.solvers.termination import Event as UserEvent
 from attractor.solvers.termination import Rule, select_rules
 from attractor.solvers.trajectory import Trajectory
@@ -163,8 +164,8 @@ def flow(
         "engine": engine,
     }
     budget = (max_seconds, max_evaluations)
-    definition = {"law": law, "state": state, "space": _space(space), "options": options, "events": tuple(events)}
-    differentiable = any(tensor.requires_grad for part in (law, state, definition["space"]) for tensor in tensors(part))
+    definition = Definition(law, state, _space(space), options, tuple(events))
+    differentiable = any(tensor.requires_grad for part in (law, state, definition.space) for tensor in tensors(part))
     if differentiable and store is not None:
         raise UnsupportedError("gradients do not flow through a store; detach the law and the tokens first")
     with (
@@ -215,7 +216,7 @@ def show_progress(progress: Any, plan: Plan, first: bool) -> Iterator[Callable[[
 
 
 def prepare(
-    definition: dict[str, Any],
+    definition: Definition,
     budget: tuple[float | None, float | None] = (None, None),
     execution: Execution | None = None,
     differentiable: bool = False,
@@ -225,7 +226,7 @@ def prepare(
 
     With ``widen`` small systems in float32 are integrated in float64: the native loop needs that, and is faster.
     """
-    law, state, space, options = (definition[name] for name in ("law", "state", "space", "options"))
+    law, state, space, options = definition.law, definition.state, definition.space, definition.options
     if not isinstance(law, Law):
         raise InputError(f"flow needs a law such as Attention(...), got {type(law).__name__}")
     gaussian = isinstance(state, Gaussian)
@@ -238,7 +239,7 @@ def prepare(
     law, space = move_tensors(law, state.points.device), move_tensors(space, state.points.device)
     law.check(state)
     space.check_dimension(state.dim)
-    plan = _plan(law, state, space, options, definition["events"] or (), budget, differentiable, gaussian)
+    plan = _plan(law, state, space, options, definition.events or (), budget, differentiable, gaussian)
     tolerance = _merge_tolerance(law, plan, options["merge"], differentiable)
     widen = widen and plan.native and not gaussian and is_supported(plan, state.points)
     size = 8 if widen else state.points.element_size()
@@ -421,9 +422,9 @@ def _explicit_masses(tokens: Tokens) -> Tensor:
     return tokens.masses.expand(shape).clone()
 
 
-def make_trajectory(run: Integration, definition: dict[str, Any]) -> Trajectory:
+def make_trajectory(run: Integration, definition: Definition) -> Trajectory:
     """Return the trajectory of a run that has ended, with the ensemble axes restored."""
-    recorder, plan, state = run.recorder, run.plan, definition["state"]
+    recorder, plan, state = run.recorder, run.plan, definition.state
     finals = torch.stack([final for final in run.finals if final is not None])
     times, points = recorder.times[: recorder.rows], recorder.points[: recorder.rows]
     last = float(recorder.ends.max())
@@ -450,7 +451,7 @@ def make_trajectory(run: Integration, definition: dict[str, Any]) -> Trajectory:
         final=state.with_points(finals.reshape(shape)),
         outcomes=tuple(outcome for outcome in run.outcomes if outcome is not None),
         stats=stats,
-        law=None if type(definition["law"]) is Law else definition["law"],
+        law=None if type(definition.law) is Law else definition.law,
         space=plan.space,
         initial=state,
         events=EventLog(run.termination.log, trees),

@@ -24,18 +24,37 @@ from torch import Tensor
 from attractor._version import __version__
 from attractor.errors import StoreError, UnsupportedError, missing
 from attractor.files import replace_on_success
+from attractor.laws import Law
 from attractor.serialization import decode, encode
 from attractor.solvers.merging import MergeTree
 from attractor.solvers.outcome import EventRecord, Outcome
 from attractor.solvers.saving import Recorder, to_numpy
+from attractor.spaces import Space
+from attractor.states import Gaussian, Tokens
 
 if TYPE_CHECKING:
     from attractor.solvers.integration import Integration
     from attractor.solvers.process_group import ProcessGroup
+    from attractor.solvers.termination import Event
 
 SCHEMA = "attractor.run/1"
 INTERVAL = 1.0  # seconds between checkpoints
 SHARE = 0.05  # of the time that checkpoints may take
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What defines a run; a store holds it and is resumed only with the same.
+
+    ``options`` are the keyword options of ``flow`` that affect the result. Read from a store, ``law`` and ``events`` are None
+    if they were Python functions.
+    """
+
+    law: Law | None
+    state: Tokens | Gaussian
+    space: Space
+    options: dict[str, Any]
+    events: tuple[Event, ...] | None
 
 
 @dataclass(frozen=True)
@@ -183,7 +202,7 @@ def read_snapshot(store: Store) -> dict[str, np.ndarray] | None:
 def run_with_store(
     run: Integration,
     path: str | Path,
-    definition: dict[str, Any],
+    definition: Definition,
     resume: bool,
     after_step: Callable[[Integration], None],
     group: ProcessGroup | None = None,
@@ -216,14 +235,14 @@ def run_with_store(
     run.end_remaining()
 
 
-def create_store(store: Store, recorder: Recorder, definition: dict[str, Any]) -> None:
+def create_store(store: Store, recorder: Recorder, definition: Definition) -> None:
     """Create an empty store for a run."""
     words, arrays = describe(definition)
-    shape = (*definition["state"].batch_shape, *recorder.points.shape[2:])
+    shape = (*definition.state.batch_shape, *recorder.points.shape[2:])
     store.create(words, arrays, recorder.times, shape, str(recorder.points.dtype).removeprefix("torch."))
 
 
-def write_run(record: RunRecord, definition: dict[str, Any], path: str | Path) -> None:
+def write_run(record: RunRecord, definition: Definition, path: str | Path) -> None:
     """Write a run that has ended to a new store."""
     store = Store(path)
     create_store(store, record.recorder, definition)
@@ -231,12 +250,12 @@ def write_run(record: RunRecord, definition: dict[str, Any], path: str | Path) -
         store.write_record(record, record.to_arrays(), 0)
 
 
-def describe(definition: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def describe(definition: Definition) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the definition of a run as attributes and arrays, with a fingerprint of each part."""
     arrays: dict[str, np.ndarray] = {}
     words: dict[str, Any] = {}
     prints: dict[str, str] = {}
-    for name, value in definition.items():
+    for name, value in vars(definition).items():
         own: dict[str, np.ndarray] = {}
         try:
             data = encode(value, own)[0]
@@ -268,11 +287,13 @@ def _scipy_version() -> str:
     return version("scipy")  # read from files, which takes some milliseconds
 
 
-def read_definition(group: Any) -> dict[str, Any]:
-    """Return law, state, space and options of a stored run; Python functions are None."""
+def read_definition(group: Any) -> Definition:
+    """Read the definition of a stored run."""
     arrays = {name: np.asarray(array) for name, array in group["definition"].arrays()} if "definition" in group else {}
     words = group.attrs["definition"]
-    return {name: None if _is_opaque(data) else decode(data, arrays) for name, data in words.items()}
+    parts: dict[str, Any] = {name: None if _is_opaque(data) else decode(data, arrays) for name, data in words.items()}
+    lists = {name: list(value) for name, value in parts["options"].items() if isinstance(value, tuple)}
+    return Definition(**{**parts, "options": {**parts["options"], **lists}})
 
 
 def _is_opaque(data: Any) -> bool:

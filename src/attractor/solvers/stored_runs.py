@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from attractor.errors import StoreError
 from attractor.laws import Law
 from attractor.solvers.outcome import Outcome
 from attractor.solvers.run import flow, make_trajectory, prepare
-from attractor.solvers.store import Store, read_definition, read_snapshot
+from attractor.solvers.store import Definition, Store, read_definition, read_snapshot
 from attractor.solvers.trajectory import Trajectory
 
 
@@ -29,8 +30,8 @@ def load(path: str | Path) -> Trajectory:
     """
     store = Store(path)
     definition = _definition(store, None, ())
-    if definition["law"] is None:
-        definition["law"] = Law()
+    if definition.law is None:
+        definition = replace(definition, law=Law())
     with torch.no_grad():
         run = prepare(definition, (None, None))
         arrays = read_snapshot(store)
@@ -66,28 +67,28 @@ def resume(
     """
     store = Store(path)
     definition = _definition(store, law, events)
-    if definition["law"] is None:
+    if definition.law is None:
         raise StoreError(f"the law of {store.path} is a Python function, which a store cannot hold: give law=... again")
-    if definition["events"] is None:
+    if definition.events is None:
         raise StoreError(
             f"the events of {store.path} are Python functions, which a store cannot hold: give events=... again"
         )
     return flow(
-        definition["law"],
-        definition["state"],
-        space=definition["space"],
-        events=definition["events"],
+        definition.law,
+        definition.state,
+        space=definition.space,
+        events=definition.events,
         store=path,
         resume=True,
         max_seconds=max_seconds,
         max_evaluations=max_evaluations,
         progress=progress,
         distributed=distributed,
-        **definition["options"],
+        **definition.options,
     )
 
 
-def _definition(store: Store, law: Law | None, events: Any) -> dict[str, Any]:
+def _definition(store: Store, law: Law | None, events: Any) -> Definition:
     group = store.open()
     try:
         definition = read_definition(group)
@@ -95,12 +96,5 @@ def _definition(store: Store, law: Law | None, events: Any) -> dict[str, Any]:
         raise
     except Exception as error:
         raise StoreError(f"{store.path} is damaged: {' '.join(str(error).split())}") from None
-    if law is not None:
-        definition["law"] = law
-    if events:
-        definition["events"] = tuple(events)
-    save = definition["options"]["save"]
-    definition["options"]["save"] = list(save) if isinstance(save, tuple) else save
-    stop = definition["options"]["stop"]
-    definition["options"]["stop"] = list(stop) if isinstance(stop, tuple) else stop
-    return definition
+    given = {**({} if law is None else {"law": law}), **({"events": tuple(events)} if events else {})}
+    return replace(definition, **given)

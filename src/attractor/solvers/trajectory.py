@@ -24,7 +24,7 @@ from attractor.serialization import citations, move_tensors
 from attractor.solvers.merging import EventLog
 from attractor.solvers.outcome import EventRecord, Outcome, Statistics
 from attractor.solvers.steppers.stepper import method_citations
-from attractor.solvers.store import RunRecord, write_run
+from attractor.solvers.store import Definition, RunRecord, write_run
 from attractor.spaces import Space
 from attractor.states import Gaussian, Tokens
 
@@ -55,8 +55,7 @@ class Trajectory:
     stats : evaluations, steps, seconds, method, engine.
     law, space, initial : what was integrated; ``law`` is None for a stored Python function.
     events : merges and events of the user, in the order of time.
-    definition : law, state, space, options and events, as a store holds them.
-    record : what ``save`` writes; None for a trajectory that does not come from ``flow``.
+    definition, record : what ``save`` writes; None for a trajectory that does not come from ``flow``.
     """
 
     times: Tensor
@@ -68,7 +67,7 @@ class Trajectory:
     space: Space
     initial: Tokens | Gaussian
     events: Sequence[EventRecord] = ()
-    definition: dict[str, Any] = field(default_factory=dict, repr=False)
+    definition: Definition | None = field(default=None, repr=False)
     record: RunRecord | None = field(default=None, repr=False)
 
     def to(self, device: str | torch.device) -> Trajectory:
@@ -198,7 +197,7 @@ class Trajectory:
 
     def save(self, path: str | Path) -> None:
         """Write the run to a Zarr store, for ``attractor.load``."""
-        if self.record is None:
+        if self.record is None or self.definition is None:
             raise UnsupportedError("this trajectory did not come from a flow, so there is no run to store")
         write_run(self.record, self.definition, path)
 
