@@ -13,7 +13,7 @@ from attractor.laws.kernels.sigmoid import Sigmoid
 from attractor.laws.kernels.sinkhorn import Sinkhorn
 from attractor.laws.kernels.softmax import Softmax
 from attractor.laws.law import Law, Total
-from attractor.laws.masks import Causal, Mask, Visible, Window
+from attractor.laws.masks import Causal, Mask, Visibility, Visible, Window
 from attractor.laws.positions.absolute import Absolute
 from attractor.laws.positions.alibi import Alibi
 from attractor.laws.positions.position import Positions
@@ -59,6 +59,7 @@ __all__ = [
     "Stack",
     "Symmetry",
     "Total",
+    "Visibility",
     "Visible",
     "Window",
     "closure_field",

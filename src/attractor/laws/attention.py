@@ -17,7 +17,7 @@ from attractor.errors import InputError
 from attractor.html_repr import SHOWN, html_card
 from attractor.laws.kernels.kernel import Kernel, Pairing, kernel_named
 from attractor.laws.law import Law
-from attractor.laws.masks import Mask, as_mask
+from attractor.laws.masks import Mask, Visibility, as_mask
 from attractor.laws.positions.position import Positions
 from attractor.states import Tokens, convert_parameters, tensor_version
 
@@ -226,7 +226,7 @@ class Attention(Law):
         # where positions shift the values, the self term c (x_i + p_i) is not parallel to x_i
         skip_self = skip_self and points is tokens.points
         masses = None if tokens.masses is None else tokens.masses.unsqueeze(-2)
-        hide = {} if self.mask is None else self.mask.hide(tokens)
+        hide = Visibility() if self.mask is None else self.mask.hide(tokens)
         # computed only where it is used: it needs a (d, d) matrix for every head
         symmetric = project is None and self.kernel.uses_symmetry and self._symmetric_scores
         return Pairing(q, k, self.scale, masses, hide, skip_self, symmetric), points

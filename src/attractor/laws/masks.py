@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor
@@ -11,6 +11,14 @@ from torch import Tensor
 from attractor.errors import InputError
 from attractor.serialization import Record
 from attractor.states import Tokens
+
+
+class Visibility(TypedDict, total=False):
+    """Which keys a query sees, as keyword arguments of ``engines.attend``; without entries, all of them."""
+
+    causal: bool
+    window: int | None
+    visible: Tensor | None
 
 
 class Mask(Record):
@@ -28,7 +36,7 @@ class Mask(Record):
         """Whether every query sees all keys up to itself, and no others."""
         return False
 
-    def hide(self, tokens: Tokens) -> dict[str, Any]:
+    def hide(self, tokens: Tokens) -> Visibility:
         raise NotImplementedError
 
 
@@ -46,7 +54,7 @@ class Causal(Mask):
     def sees_prefix(self) -> bool:
         return True
 
-    def hide(self, tokens: Tokens) -> dict[str, Any]:
+    def hide(self, tokens: Tokens) -> Visibility:
         if tokens.positions is None:
             return {"causal": True}
         return {"visible": _heads(_lag(tokens.positions) >= 0, tokens)}
@@ -68,7 +76,7 @@ class Window(Mask):
         if int(self.width) != self.width or self.width < 1:
             raise InputError(f"a window needs a whole width of at least 1, got {self.width}")
 
-    def hide(self, tokens: Tokens) -> dict[str, Any]:
+    def hide(self, tokens: Tokens) -> Visibility:
         if tokens.positions is None:
             return {"causal": self.causal, "window": int(self.width)}
         lag = _lag(tokens.positions)
@@ -96,7 +104,7 @@ class Visible(Mask):
             )
         object.__setattr__(self, "matrix", matrix)
 
-    def hide(self, tokens: Tokens) -> dict[str, Any]:
+    def hide(self, tokens: Tokens) -> Visibility:
         if self.matrix.shape[0] != tokens.n:
             raise InputError(f"the mask is for {self.matrix.shape[0]} tokens, the state has {tokens.n}")
         return {"visible": self.matrix.to(tokens.points.device)}

@@ -14,7 +14,7 @@ from attractor.laws.attention import Attention
 from attractor.laws.blocks import Norm
 from attractor.laws.kernels.kernel import Kernel, Pairing, kernel_named
 from attractor.laws.law import Law
-from attractor.laws.masks import Mask, as_mask
+from attractor.laws.masks import Mask, Visibility, as_mask
 from attractor.laws.positions.position import Positions
 from attractor.serialization import Record
 from attractor.states import Tokens, convert_parameters
@@ -159,7 +159,7 @@ class LatentAttention(Law):
             q, k = self.positions.pair(q, k, tokens, self.scale)
         masses = None if tokens.masses is None else tokens.masses.unsqueeze(-2)
         assert self.mask is None or isinstance(self.mask, Mask)
-        hide = {} if self.mask is None else self.mask.hide(tokens)
+        hide = Visibility() if self.mask is None else self.mask.hide(tokens)
         return Pairing(q, k, self.scale, masses, hide), latent
 
     def merge_obstacle(self) -> str | None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm
 
 from attractor.errors import InputError
-from attractor.laws import Attention, Kernel, Pairing, Rotary, kernel_named, rotary_of, turn_pairs
+from attractor.laws import Attention, Kernel, Pairing, Rotary, Visibility, kernel_named, rotary_of, turn_pairs
 from attractor.nn.parameters import (
     Weights,
     check_forms,
@@ -146,7 +146,7 @@ class AttentionLayer(nn.Module):
             return functional.scaled_dot_product_attention(
                 q, k, v, visible, is_causal=causal, dropout_p=dropout, scale=scale
             )
-        hide: dict[str, object] = {"causal": True} if self.causal else {}
+        hide: Visibility = {"causal": True} if self.causal else {}
         if mask is not None:
             hide = {"visible": mask & _causal(q.shape[-2], q.device) if self.causal else mask}
         if torch.compiler.is_compiling():
@@ -234,7 +234,7 @@ def _compute(x: Tensor) -> torch.dtype:
 
 
 def _attend_by_engine(
-    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float, hide: dict[str, object]
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float, hide: Visibility
 ) -> Tensor:
     """Attention by one of the engines, which work in float32 and float64."""
     wide = working_dtype(q.dtype, None)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attractor.engines import Mode, Problem, attend
 from attractor.errors import InputError, UnsupportedError
+from attractor.laws.masks import Visibility
 from attractor.registry import find
 from attractor.serialization import Record
 
@@ -38,7 +39,7 @@ class Pairing:
     k: Tensor
     scale: Tensor | float
     masses: Tensor | None = None
-    hide: dict[str, Any] = field(default_factory=dict)
+    hide: Visibility = field(default_factory=Visibility)
     skip_self: bool = False
     symmetric: bool = False
 
