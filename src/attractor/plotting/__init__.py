@@ -26,7 +26,7 @@ from attractor.plotting.interactive import animation_content, page_classes, usag
 from attractor.plotting.preparation import prepare
 from attractor.plotting.scene import Scene
 from attractor.plotting.style import paper, use_width
-from attractor.plotting.traces import CLEAR, FONT, AnimationFrames, shown_curves
+from attractor.plotting.traces import CLEAR, FONT, AnimationFrames, PlotlySpec, shown_curves
 
 __all__ = [
     "CLEAR",
@@ -38,6 +38,7 @@ __all__ = [
     "Grid",
     "Interval",
     "Panel",
+    "PlotlySpec",
     "Rows",
     "Scene",
     "StaticFigure",

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,13 +16,21 @@ from attractor.plotting import preparation as globe
 from attractor.plotting import traces
 from attractor.plotting.preparation import Drawing, matrix_power
 from attractor.plotting.static import time_label
-from attractor.plotting.traces import AnimationFrames, axis_suffix, curve_layout, has_strips, shown_curves, token_layout
+from attractor.plotting.traces import (
+    AnimationFrames,
+    PlotlySpec,
+    axis_suffix,
+    curve_layout,
+    has_strips,
+    shown_curves,
+    token_layout,
+)
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-def token_figure(animation: AnimationFrames, leaders: np.ndarray) -> dict[str, Any]:
+def token_figure(animation: AnimationFrames, leaders: np.ndarray) -> PlotlySpec:
     """Return traces and layout of the tokens at the first frame; the last trace is the discs."""
     drawing = animation.drawing
     discs = traces.disc_trace(animation, 0, leaders[0])
@@ -32,7 +40,7 @@ def token_figure(animation: AnimationFrames, leaders: np.ndarray) -> dict[str, A
     return {"data": [*traces.surface_traces(drawing), discs], "layout": token_layout(drawing)}
 
 
-def curve_figure(animation: AnimationFrames) -> dict[str, Any]:
+def curve_figure(animation: AnimationFrames) -> PlotlySpec:
     """Return traces and layout of the observables: curves, a dot on each at the first frame, angles and merges."""
     drawing = animation.drawing
     labels = shown_curves(drawing)
@@ -84,7 +92,7 @@ def figure(drawing: Drawing, frames: int) -> Figure:
     )
 
 
-def join_layouts(tokens: dict[str, Any], curves: dict[str, Any], both: bool) -> dict[str, Any]:
+def join_layouts(tokens: PlotlySpec, curves: PlotlySpec, both: bool) -> PlotlySpec:
     """Join two layouts side by side."""
     left, right = ([0.0, 0.56], [0.64, 1.0]) if both else ([0.0, 1.0], [0.99, 1.0])
     layout = {**tokens, **curves}
@@ -98,7 +106,7 @@ def join_layouts(tokens: dict[str, Any], curves: dict[str, Any], both: bool) -> 
     return layout
 
 
-def make_frame(animation: AnimationFrames, leaders: np.ndarray, number: int, moving: list[int]) -> dict[str, Any]:
+def make_frame(animation: AnimationFrames, leaders: np.ndarray, number: int, moving: list[int]) -> PlotlySpec:
     """Return what changes in a frame: discs, dots and the line that marks the time."""
     discs = traces.disc_trace(animation, number, leaders[number])
     data = [
@@ -121,7 +129,7 @@ def make_frame(animation: AnimationFrames, leaders: np.ndarray, number: int, mov
     return {"name": str(number), "data": data, "traces": moving, "layout": {"shapes": shapes}}
 
 
-def controls(drawing: Drawing, animation: AnimationFrames) -> dict[str, Any]:
+def controls(drawing: Drawing, animation: AnimationFrames) -> PlotlySpec:
     """Return plotly's slider and buttons."""
     still = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
     play = {"frame": {"duration": 60, "redraw": True}, "fromcurrent": True, "transition": {"duration": 0}}
@@ -193,7 +201,7 @@ def usage_note(drawing: Drawing) -> str:
     return " ".join(part for part in (turn, jump, drawing.left_out(traces.CURVES)) if part)
 
 
-def animation_content(animation: AnimationFrames) -> dict[str, Any]:
+def animation_content(animation: AnimationFrames) -> PlotlySpec:
     """Return the data of the script; places are 16-bit fractions of the box, finer than a pixel."""
     drawing = animation.drawing
     leaders = animation.leaders()
@@ -227,7 +235,7 @@ def animation_content(animation: AnimationFrames) -> dict[str, Any]:
     }
 
 
-def surface_of(drawing: Drawing) -> dict[str, Any] | None:
+def surface_of(drawing: Drawing) -> PlotlySpec | None:
     """Return what the script needs to turn the lens to the viewer: M^(1/2), M^(-1/2), points of the unit disc, the light."""
     matrix = drawing.projection.surface
     if matrix is None or drawing.dim != 3:
@@ -236,7 +244,7 @@ def surface_of(drawing: Drawing) -> dict[str, Any] | None:
             "lens": globe.lens()[0].round(5).tolist(), "light": (globe.LIGHT / np.linalg.norm(globe.LIGHT)).tolist()}  # fmt: skip
 
 
-def add_trails(figure: dict[str, Any], drawing: Drawing) -> dict[str, Any]:
+def add_trails(figure: PlotlySpec, drawing: Drawing) -> PlotlySpec:
     """Return the figure with traces that the script updates: trails below the discs, and a lens instead of the shell."""
     matrix = drawing.projection.surface
     still = [

@@ -16,6 +16,8 @@ from attractor.plotting.scene import select_frames, subsample
 from attractor.plotting.static import needs_log_scale
 from attractor.plotting.time_axis import TimeAxis, format_quantity, log_ticks
 
+PlotlySpec = dict[str, Any]  # a trace, a layout or a figure of both
+
 FULL, SMALLEST = 64.0, 7.0
 TRAIL_TOKENS, TRAIL_STEPS, FINE = 240, 14, 4
 CURVE_POINTS, CURVES, THREADS, EVENTS = 600, 5, 200, 500
@@ -66,7 +68,7 @@ def axes_of(drawing: Drawing) -> dict[str, str]:
     return {"type": "scatter3d"} if drawing.dim == 3 else {"type": "scatter", "xaxis": "x9", "yaxis": "y9"}
 
 
-def surface_traces(drawing: Drawing) -> list[dict[str, Any]]:
+def surface_traces(drawing: Drawing) -> list[PlotlySpec]:
     """Return a translucent sphere or ellipsoid with its grid, or a circle."""
     surface = drawing.projection.surface
     if surface is None or drawing.dim == 1:
@@ -89,7 +91,7 @@ def surface_traces(drawing: Drawing) -> list[dict[str, Any]]:
     return [grid, shell_trace(surface)]
 
 
-def shell_trace(surface: np.ndarray) -> dict[str, Any]:
+def shell_trace(surface: np.ndarray) -> PlotlySpec:
     """Return a translucent surface, slightly smaller than the true one so that tokens and grid stay visible."""
     sheet = (0.985 * globe.sheet(surface)).astype(np.float32)
     still = {axis: {"highlight": False} for axis in "xyz"}
@@ -100,7 +102,7 @@ def shell_trace(surface: np.ndarray) -> dict[str, Any]:
             "colorscale": [[0, style.GLOBE_SHADE], [1, style.GLOBE_SHADE]]}  # fmt: skip
 
 
-def lens_trace(surface: np.ndarray) -> dict[str, Any]:
+def lens_trace(surface: np.ndarray) -> PlotlySpec:
     """A disc through the middle of the surface that the page keeps turned to the eye.
 
     It spans the rim {x : x'Mx = 1, v'Mx = 0} seen along v and is painted as the front is lit: one sheet that fades what lies
@@ -114,7 +116,7 @@ def lens_trace(surface: np.ndarray) -> dict[str, Any]:
             "lighting": flat, "hoverinfo": "skip", "name": "lens"}  # fmt: skip
 
 
-def trail_trace(drawing: Drawing) -> dict[str, Any]:
+def trail_trace(drawing: Drawing) -> PlotlySpec:
     """Return an empty trace that the script fills with recent positions of some tokens."""
     axes = {letter: [None] for letter in "xyz"[: drawing.dim]}
     width, opacity = (3, 1.0) if drawing.dim == 3 else (1, 0.6)
@@ -122,7 +124,7 @@ def trail_trace(drawing: Drawing) -> dict[str, Any]:
     return {**axes_of(drawing), "mode": "lines", "hoverinfo": "skip", "name": "trails", **axes, **look}
 
 
-def disc_trace(animation: AnimationFrames, frame: int, leaders: np.ndarray) -> dict[str, Any]:
+def disc_trace(animation: AnimationFrames, frame: int, leaders: np.ndarray) -> PlotlySpec:
     """Return the tokens of one frame, with index and mass as hover text."""
     drawing = animation.drawing
     points = animation.coordinates[frame]
@@ -138,7 +140,7 @@ def disc_trace(animation: AnimationFrames, frame: int, leaders: np.ndarray) -> d
             "hovertemplate": "token %{customdata[0]}<br>mass %{customdata[1]:.3g}<extra></extra>"}  # fmt: skip
 
 
-def thread_traces(animation: AnimationFrames, values: np.ndarray, axes: dict[str, str]) -> list[dict[str, Any]]:
+def thread_traces(animation: AnimationFrames, values: np.ndarray, axes: dict[str, str]) -> list[PlotlySpec]:
     """Return paths of some tokens against time, values (F, n); tokens of similar colour share a trace, for speed."""
     tokens = subsample(animation.drawing.tokens.size, THREADS)
     colours = animation.drawing.colours.tokens[tokens]
@@ -155,7 +157,7 @@ def thread_traces(animation: AnimationFrames, values: np.ndarray, axes: dict[str
     return made
 
 
-def curve_trace(drawing: Drawing, label: str) -> dict[str, Any]:
+def curve_trace(drawing: Drawing, label: str) -> PlotlySpec:
     """Return one observable; hover texts hold the times, since the axis may be transformed."""
     kept = select_frames(drawing.progress, CURVE_POINTS)
     values = drawing.scene.curves[label][kept]
@@ -166,7 +168,7 @@ def curve_trace(drawing: Drawing, label: str) -> dict[str, Any]:
             "hovertemplate": "t = %{customdata:.4g}<br>%{y:.4g}<extra></extra>"}  # fmt: skip
 
 
-def event_trace(drawing: Drawing) -> dict[str, Any] | None:
+def event_trace(drawing: Drawing) -> PlotlySpec | None:
     """Return merges as ticks on the time axis, with hover texts."""
     events = [(time, label) for time, label in drawing.scene.events if np.isfinite(time)]
     if not events:
@@ -187,14 +189,14 @@ FONT = {
 }
 
 
-def base_layout(**more: Any) -> dict[str, Any]:
+def base_layout(**more: Any) -> PlotlySpec:
     """Return what all layouts share: no legend, no background, a camera and zoom that survive updates."""
     buttons = {"bgcolor": CLEAR, "color": style.FAINT, "activecolor": style.QUIET}
     return {"showlegend": False, "paper_bgcolor": CLEAR, "plot_bgcolor": CLEAR, "font": FONT, "uirevision": "keep",
             "hoverlabel": {"font": {"size": 13}}, "modebar": buttons, **more}  # fmt: skip
 
 
-def token_layout(drawing: Drawing) -> dict[str, Any]:
+def token_layout(drawing: Drawing) -> PlotlySpec:
     """Return axes of the tokens: hidden around a surface, ruled in flat space, time across for tokens on a line."""
     if drawing.dim == 3:
         return base_layout(margin=dict.fromkeys("lrtb", 0), scene=scene_layout(drawing))
@@ -218,7 +220,7 @@ def token_layout(drawing: Drawing) -> dict[str, Any]:
     )
 
 
-def scene_layout(drawing: Drawing) -> dict[str, Any]:
+def scene_layout(drawing: Drawing) -> PlotlySpec:
     centre, half = drawing.box()
     hidden = drawing.projection.surface is not None
     axes = {
@@ -249,11 +251,11 @@ def point(values: Iterable[float]) -> dict[str, float]:
     return {letter: float(value) for letter, value in zip("xyz", values, strict=True)}
 
 
-def time_axis_layout(axis: TimeAxis) -> dict[str, Any]:
+def time_axis_layout(axis: TimeAxis) -> PlotlySpec:
     """Return the time axis; a logarithmic one has its own ticks, since plotly's has no zero."""
     low, high = axis.limits
     margin = 0.02 * (high - low)
-    ruler: dict[str, Any] = {"range": [low - margin, high + margin], "title": {"text": "time", "standoff": 8}}
+    ruler: PlotlySpec = {"range": [low - margin, high + margin], "title": {"text": "time", "standoff": 8}}
     if axis.logarithmic:
         positions, labels = axis.ticks(7)
         ruler.update(tickmode="array", tickvals=positions, ticktext=labels)
@@ -269,7 +271,7 @@ def has_strips(drawing: Drawing) -> bool:
     return bool(shown_curves(drawing)) or drawing.circle
 
 
-def curve_layout(drawing: Drawing) -> dict[str, Any]:
+def curve_layout(drawing: Drawing) -> PlotlySpec:
     """Return the layout of observables below each other, with a lane for merges and one time axis."""
     strips = [
         (label, axis_suffix(number), value_axis_layout(drawing.scene.curves[label]))
@@ -288,7 +290,7 @@ def curve_layout(drawing: Drawing) -> dict[str, Any]:
         "nticks": 5,
         "automargin": True,
     }
-    layout: dict[str, Any] = {}
+    layout: PlotlySpec = {}
     notes = []
     for number, (label, suffix, ruler) in enumerate(strips):
         top = 1.0 - gap * (number + 1) - height * number
@@ -306,7 +308,7 @@ def curve_layout(drawing: Drawing) -> dict[str, Any]:
     return base_layout(**layout, annotations=notes, margin={"l": 48, "r": 18, "t": 4, "b": 44}, hovermode="closest")
 
 
-def value_axis_layout(values: np.ndarray) -> dict[str, Any]:
+def value_axis_layout(values: np.ndarray) -> PlotlySpec:
     """Return a value axis: whole numbers for counts, logarithmic if needed."""
     sound = values[np.isfinite(values)]
     whole = bool(sound.size) and bool(np.equal(np.mod(sound, 1.0), 0).all())

@@ -10,7 +10,7 @@ from typing import Any
 
 from attractor.errors import InputError
 from attractor.files import to_json
-from attractor.plotting import CLEAR, FONT, style
+from attractor.plotting import CLEAR, FONT, PlotlySpec, style
 
 
 def escape_text(text: object) -> str:
@@ -18,12 +18,12 @@ def escape_text(text: object) -> str:
     return escape(str(text), quote=False)
 
 
-def scatter(x: Any, y: Any, mode: str = "lines", **more: Any) -> dict[str, Any]:
+def scatter(x: Any, y: Any, mode: str = "lines", **more: Any) -> PlotlySpec:
     """Return a plotly scatter trace."""
     return {"type": "scatter", "mode": mode, "x": x, "y": y, **more}
 
 
-def axes_layout(x: str, y: str, **more: Any) -> dict[str, Any]:
+def axes_layout(x: str, y: str, **more: Any) -> PlotlySpec:
     """Return a plotly layout with titles of both axes; entries of ``more`` that name an axis are added to it."""
     axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
     return {
@@ -32,7 +32,7 @@ def axes_layout(x: str, y: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def figure_content(figure: Any) -> dict[str, Any]:
+def figure_content(figure: Any) -> PlotlySpec:
     """Return traces and layout of a plotly figure or of a mapping with ``data`` and ``layout``."""
     if hasattr(figure, "to_plotly_json"):
         figure = figure.to_plotly_json()
@@ -43,9 +43,9 @@ def figure_content(figure: Any) -> dict[str, Any]:
     return {"data": list(figure["data"]), "layout": apply_theme(layout)}
 
 
-def apply_theme(layout: dict[str, Any]) -> dict[str, Any]:
+def apply_theme(layout: PlotlySpec) -> PlotlySpec:
     """Return a layout with the fonts, colours and margins of reports where it sets none."""
-    theme: dict[str, Any] = {
+    theme: PlotlySpec = {
         "paper_bgcolor": CLEAR,
         "plot_bgcolor": CLEAR,
         "font": FONT,
@@ -62,12 +62,12 @@ def apply_theme(layout: dict[str, Any]) -> dict[str, Any]:
     return merge(theme, layout)
 
 
-def title_of(layout: dict[str, Any]) -> str:
+def title_of(layout: PlotlySpec) -> str:
     title = layout.get("title")
     return (title.get("text") or "") if isinstance(title, dict) else (title or "")
 
 
-def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge(under: PlotlySpec, over: PlotlySpec) -> PlotlySpec:
     """Merge two nested mappings; ``over`` has precedence."""
     both = {
         key: merge(under[key], value) if isinstance(value, dict) and isinstance(under.get(key), dict) else value

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attractor.models import Comparison, count_labels
-from attractor.plotting import style
+from attractor.plotting import PlotlySpec, style
 from attractor.report.blocks import (
     Badge,
     CellFigures,
@@ -171,7 +171,7 @@ def add_layers(report: Report, audit: Audit, of: str) -> None:
         )
 
 
-LAYOUT: dict[str, Any] = {
+LAYOUT: PlotlySpec = {
     "height": 600,
     "margin": {"l": 48, "r": 12, "t": 64, "b": 40},
     "xaxis": {"title": {"text": "real part"}, "domain": [0, 1], "zeroline": True},
@@ -282,7 +282,7 @@ class HeadGrid:
             if (not self.judged or quantity.name in JUDGED) and (null := head.null(quantity.name, kind)) is not None
         }
 
-    def figure(self, row: int, column: int) -> list[dict[str, Any]] | None:
+    def figure(self, row: int, column: int) -> list[PlotlySpec] | None:
         place = self.place(row, column)
         return (
             None
@@ -319,7 +319,7 @@ def compact(value: float | None) -> str:
     return "not defined" if value is None else f"{value:.3g}"
 
 
-def spectrum_traces(spectra: Spectra, head: AuditHead, most: int | None = None) -> list[dict[str, Any]]:
+def spectrum_traces(spectra: Spectra, head: AuditHead, most: int | None = None) -> list[PlotlySpec]:
     """Return the eigenvalues of the value in the plane, with the disc of a random head, and those of the symmetric forms by rank;
     ``most`` of each, with the extreme ones."""
     value = spectra.value.numpy()
@@ -374,7 +374,7 @@ def _spaced(count: int, most: int | None) -> np.ndarray:
     return np.unique(np.round(np.linspace(0, count - 1, most)).astype(int))
 
 
-def _dots(name: str, x: list[float], y: list[float], colour: str) -> dict[str, Any]:
+def _dots(name: str, x: list[float], y: list[float], colour: str) -> PlotlySpec:
     return scatter(x, y, "markers", name=name, marker={"size": 4, "color": colour})
 
 
@@ -383,7 +383,7 @@ def _round(values: np.ndarray) -> list[float]:
     return [float(f"{value:.4g}") for value in values]
 
 
-def layer_figure(audit: Audit) -> dict[str, Any]:
+def layer_figure(audit: Audit) -> PlotlySpec:
     """Return radius, growth and residual along depth."""
     curves = {"discrete radius": "value_radius", "growth at consensus": "growth_consensus", "residual": "residual"}
     names, rows = [layer.name.removeprefix("layer ") for layer in audit.layers], [layer.row() for layer in audit.layers]
@@ -396,7 +396,7 @@ def layer_figure(audit: Audit) -> dict[str, Any]:
     }
 
 
-def offset_figure(audit: Audit) -> dict[str, Any]:
+def offset_figure(audit: Audit) -> PlotlySpec:
     """Return median and quartiles over heads of index and change at each offset."""
     found: dict[int, list[Offset]] = {}
     for head in audit.heads:

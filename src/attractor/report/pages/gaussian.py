@@ -22,8 +22,8 @@ def gaussian_report(
 ) -> Report:
     """Build the page of ``attractor gaussian`` from titled tables and a function that adds the figure to a section."""
     lead = tables[0][0].rstrip(".") + "."
-    report = Report("Where the Gaussian went", command, kicker="attractor gaussian", lead=lead)
-    add_figure(report.section("The figure"))
+    report = Report("Gaussian flow", command, kicker="attractor gaussian", lead=lead)
+    add_figure(report.section("Figure"))
     numbers = report.section("Numbers")
     for title, rows in tables:
         numbers.table(list(rows.items()), ("of the run", "value"), caption=title)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import Any
 
 from attractor.errors import AttractorError
@@ -32,10 +34,10 @@ def simulation_report(run: Trajectory, command: str, member: int = 0, observe: t
     report = Report("Simulation", command, kicker="attractor simulate", lead=lead, facts=facts)
     add_run(report.section("Run"), run, member)
     if "outcomes" in found:
-        add_members(report.section("Ensemble"), found)
+        add_members(report.section("Ensemble"), run)
     add_theory(report.section("Theory"), run, member)
     add_observables(report.section("Observables"), found)
-    add_costs(report.section("Cost"), found)
+    add_costs(report.section("Cost"), run)
     return report
 
 
@@ -47,10 +49,10 @@ def add_run(section: Section, run: Trajectory, member: int = 0, command: str = "
     return section.animation(run.scene(member), caption=which, command=command)
 
 
-def add_members(section: Section, found: dict[str, Any]) -> Section:
+def add_members(section: Section, run: Trajectory) -> Section:
     """Add outcomes and end times of the members."""
-    counts = found["outcomes"]
-    times = {name: [one["time"] for one in found["members"] if one["name"] == name] for name in counts}
+    counts = Counter(outcome.name for outcome in run.outcomes).most_common()
+    times = {name: [outcome.time for outcome in run.outcomes if outcome.name == name] for name, _ in counts}
     data = [
         {"type": "box", "name": name.replace("_", " "), "x": values, "boxpoints": "all", "jitter": 0.5}
         | {"marker": {"color": style.PALETTE[place % 7]}}
@@ -58,7 +60,7 @@ def add_members(section: Section, found: dict[str, Any]) -> Section:
     ]
     rows = [
         {"outcome": name, "members": count, "first": min(times[name]), "last": max(times[name])}
-        for name, count in counts.items()
+        for name, count in counts
     ]
     return section.figure(
         {"data": data, "layout": {"xaxis": {"title": {"text": "end time"}}, "showlegend": False}},
@@ -102,21 +104,17 @@ def add_observables(section: Section, found: dict[str, Any]) -> Section:
     return section.table(rows, caption="At t = 0 and at the end of the run.")
 
 
-def add_costs(section: Section, found: dict[str, Any]) -> Section:
+def add_costs(section: Section, run: Trajectory) -> Section:
     """Add outcome, steps, time and memory."""
-    stats, name = found["stats"], found["outcome"]["name"]
+    stats, outcome = run.stats, run.outcome
+    end = outcome.time if math.isfinite(outcome.time) else None
     section.card(
         {
-            "outcome": Badge(name.replace("_", " "), "warn" if name in BAD else "good"),
-            "at t": format_number(found["outcome"]["time"]),
+            "outcome": Badge(outcome.name.replace("_", " "), "warn" if outcome.name in BAD else "good"),
+            "at t": format_number(end),
         }
     )
-    section.card(
-        {
-            "evaluations of the law": stats["evaluations"],
-            "steps": f"{stats['accepted']:,} accepted, {stats['rejected']:,} rejected",
-        }
-    )
-    memory = format_size(stats["peak_memory"]) if stats["peak_memory"] else "not known"
-    section.card({"seconds": stats["seconds"], "memory": memory})
-    return section.card({"stepper": stats["method"], "engine": stats["engine"] or "none", "merges": stats["merges"]})
+    steps = f"{stats.accepted:,} accepted, {stats.rejected:,} rejected"
+    section.card({"evaluations of the law": stats.evaluations, "steps": steps})
+    section.card({"seconds": stats.seconds, "memory": format_size(stats.peak_memory) if stats.peak_memory else "not known"})
+    return section.card({"stepper": stats.method, "engine": stats.engine or "none", "merges": stats.merges})

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attractor.plotting import style
+from attractor.plotting import PlotlySpec, style
 from attractor.report.blocks import Measure, format_value
 from attractor.report.figures import axes_layout, scatter
 from attractor.report.report import Report, Section
@@ -89,7 +89,7 @@ def add_stream(section: Section, report: dict[str, Any]) -> None:
     for name, (title, label, words) in STREAM.items():
         if name not in report["curves"]:
             continue
-        data: list[dict[str, Any]] = []
+        data: list[PlotlySpec] = []
         for place, suffix in enumerate(("", REST)):
             curve = report["curves"].get(name + suffix)
             if curve is not None:
@@ -101,13 +101,13 @@ def add_stream(section: Section, report: dict[str, Any]) -> None:
         section.figure({"data": data, "layout": layout}, caption, alt, height=300)
 
 
-def traces(curve: dict[str, Any], name: str, colour: str) -> list[dict[str, Any]]:
+def traces(curve: dict[str, Any], name: str, colour: str) -> list[PlotlySpec]:
     """Return the mean as a line and the spread as a band."""
     mean, spread = (
         np.array([np.nan if value is None else value for value in curve[key]]) for key in ("mean", "spread")
     )
     depth = np.arange(len(mean))
-    found: list[dict[str, Any]] = []
+    found: list[PlotlySpec] = []
     if np.nanmax(spread, initial=0.0) > 0:
         # a logarithmic axis cannot show a band that reaches below zero
         lower = np.maximum(mean - spread, mean / 20) if np.nanmin(mean) > 0 else mean - spread
@@ -118,7 +118,7 @@ def traces(curve: dict[str, Any], name: str, colour: str) -> list[dict[str, Any]
     return [*found, scatter(depth, mean, "lines+markers", name=name, line={"color": colour})]
 
 
-def log_scale(data: list[dict[str, Any]]) -> dict[str, Any]:
+def log_scale(data: list[PlotlySpec]) -> PlotlySpec:
     """Return a logarithmic axis if lines are positive and span more than a decade, with ticks at 1, 2 and 5 on short ranges."""
     values = np.concatenate([part["y"] for part in data if part["mode"] == "lines+markers"])
     low, high = np.nanmin(values), np.nanmax(values)
@@ -137,7 +137,7 @@ def describe_spread(report: dict[str, Any]) -> str:
 
 def add_blocks(section: Section, report: dict[str, Any]) -> None:
     """Add how far attention and feed-forward move tokens."""
-    data: list[dict[str, Any]] = []
+    data: list[PlotlySpec] = []
     for place, (name, label) in enumerate((("attention", "attention"), ("feedforward", "feed-forward"))):
         data += traces(report["blocks"][name], label, style.PALETTE[place])
     layout = axes_layout("block", "moved", yaxis=log_scale(data))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from attractor.plotting import PlotlySpec
 from attractor.report.blocks import Badge, Measure
 from attractor.report.figures import axes_layout, escape_text, scatter
 from attractor.report.report import Report
@@ -57,7 +58,7 @@ def _add_curves(report: Report, runs: Sequence[History], measure: str) -> None:
     )
 
 
-def _lines(curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], mode: str, y_title: str) -> dict[str, Any]:
+def _lines(curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], mode: str, y_title: str) -> PlotlySpec:
     return {"data": [scatter(x, y, mode, name=name) for name, x, y in curves], "layout": axes_layout("step", y_title)}
 
 
