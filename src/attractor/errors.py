@@ -32,11 +32,11 @@ class MemoryShortageError(AttractorError, MemoryError):
 
 
 class RankError(AttractorError, RuntimeError):
-    """A run on several processes lost one of them; ``told`` is True if that process reported its error."""
+    """A run on several processes lost one of them; ``reported`` is True if that process reported its error."""
 
-    def __init__(self, message: str, told: bool = False) -> None:
+    def __init__(self, message: str, reported: bool = False) -> None:
         super().__init__(message)
-        self.told = told
+        self.reported = reported
 
 
 class MissingExtraError(AttractorError, ImportError):

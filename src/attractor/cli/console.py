@@ -65,7 +65,7 @@ def exit_codes(command: str, debug: bool, *, interrupted: Callable[[], str] = la
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from None
     except RankError as error:
-        if not error.told:
+        if not error.reported:
             print_error(str(error), command)
         raise typer.Exit(FAILED) from None
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The verb ``flow`` and what it returns."""
+"""Time integration: ``flow``, the trajectory that it returns, events and stopping rules, stored runs."""
 
 from attractor.solvers.outcome import Outcome, Statistics
 from attractor.solvers.process_group import is_first_process

@@ -1,4 +1,4 @@
-"""Integration of Gaussian states: rescaled variables, implicit method, blow-up detection."""
+"""Integration of Gaussians: rescaled variables, implicit method where stiff, blow-up detection."""
 
 from __future__ import annotations
 

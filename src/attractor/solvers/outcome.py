@@ -22,8 +22,15 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Why a run ended: ``name`` (a key of MEANINGS), the ``time`` it ended, and a sentence; where a Gaussian blows up, also the
-    unit ``direction`` in which it does."""
+    """How a run ended.
+
+    Attributes
+    ----------
+    name : a key of MEANINGS.
+    time : when it ended.
+    message : one sentence.
+    direction : unit vector (d,) along which a Gaussian blows up, otherwise None.
+    """
 
     name: str
     time: float
@@ -31,7 +38,7 @@ class Outcome:
     direction: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.direction is not None:  # a store gives it back as a list
+        if self.direction is not None:  # a store returns a list
             object.__setattr__(self, "direction", tuple(float(entry) for entry in self.direction))
 
     def __str__(self) -> str:
@@ -40,9 +47,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Cost of a run, summed over ensemble members: evaluations of the law, accepted and rejected steps; ``processes`` shared it.
+    """Costs of a run, summed over the ensemble.
 
-    ``peak_memory`` is the most bytes that this process had held by the end of the run, None where the system does not say.
+    Attributes
+    ----------
+    evaluations : evaluations of the law, one for each member.
+    accepted, rejected : steps.
+    seconds : wall-clock time.
+    method, engine : names of the method and of the engines that were used.
+    merges : number of merges.
+    processes : number of processes.
+    peak_memory : largest number of bytes that this process has held so far; None if the system does not report it.
     """
 
     evaluations: int = 0
@@ -58,10 +73,10 @@ class Statistics:
 
 @dataclass(frozen=True)
 class EventRecord:
-    """Something that happened on the way: a merge, or an event of the user.
+    """A merge, or an event of the user.
 
-    ``mass`` and ``size`` are the total mass and the number of the tokens that are one from then on; ``member`` is the index
-    of the run in a flattened ensemble.
+    ``mass`` and ``size`` are the total mass and the number of the merged tokens; ``member`` is the index of the run in the
+    flattened ensemble.
     """
 
     kind: str
@@ -73,5 +88,5 @@ class EventRecord:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Original indices of the tokens that are one from then on."""
+        """Indices of the merged tokens."""
         return self._members() if self._members is not None else ()

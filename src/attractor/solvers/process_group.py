@@ -149,7 +149,7 @@ class ProcessGroup:
         if bool((seen[:, :2] != seen[0, :2]).any()):
             raise RankError(
                 "the processes of this run no longer hold the same state; run them on machines of one kind, with the same software and "
-                "number of threads, and let laws and events depend on nothing but the tokens and the time"
+                "number of threads, and use laws and events that depend only on the tokens and the time"
             )
         return struct.unpack("d", struct.pack("q", int(seen[0, 2])))[0]
 
@@ -167,7 +167,7 @@ class ProcessGroup:
         with contextlib.suppress(RuntimeError):  # the process that has the store may be lost
             note = self.store.get(self.key).decode() if self.store.check([self.key]) else ""
         if note:
-            return RankError(note, told=True)
+            return RankError(note, reported=True)
         silent = "imed out" in str(error)
         words = f"no answer in {self.timeout:g} seconds" if silent else "the connection was closed"
         return RankError(f"a process of this run was lost: {words}")
@@ -175,7 +175,7 @@ class ProcessGroup:
     def termination_error(self) -> RankError:
         """Return the error for SIGTERM: another rank failed or was killed, or torchrun was ended."""
         found = self.lost(RuntimeError())
-        if found.told:
+        if found.reported:
             return found
         return RankError("the processes of this run were told to end, as they are when one of them is lost")
 
@@ -222,7 +222,7 @@ def join_processes(shared: bool, definition: Definition, store: str | Path | Non
             restore_handler()  # torchrun may send SIGTERM from here on
             group.write_failure(error)
             _leave(group)
-            if not isinstance(error, RankError) or error.told:
+            if not isinstance(error, RankError) or error.reported:
                 raise
             kept = "there is no store to resume it from" if store is None else f"resume it from the store {store}"
             raise RankError(f"{error}; {kept}") from None

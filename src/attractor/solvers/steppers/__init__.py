@@ -1,4 +1,4 @@
-"""One step of time: one method a file."""
+"""Steppers: one-step methods of time integration."""
 
 from attractor.solvers.steppers.dormand_prince import Dop853, Dopri5
 from attractor.solvers.steppers.fixed_step import RK4, Euler, Layers

@@ -22,7 +22,7 @@ from attractor.solvers.steppers.stepper import (
 
 
 class Dopri5(RungeKutta):
-    """Order 5 with an embedded fourth-order error estimate; the coefficients are scipy's [dormand1980family]."""
+    """Order 5 with an embedded fourth-order error estimate; the coefficients are SciPy's [dormand1980family]."""
 
     name: ClassVar[str] = "dopri5"
     order: ClassVar[int] = 5
@@ -56,7 +56,7 @@ class Dopri5(RungeKutta):
     def interpolate(
         self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor, step: Step
     ) -> StepPolynomial:
-        """Shampine's quartic through both ends and slopes, whose last coefficient comes from the stages: no evaluation more."""
+        """Shampine's quartic through both ends and slopes; its last coefficient comes from the stages, without further evaluations."""
         from scipy.integrate import RK45
 
         assert step.slopes is not None
@@ -78,10 +78,10 @@ def _coefficients() -> Coefficients:
 
 
 class Dop853(RungeKutta):
-    """Order 8 with Hairer's combined fifth- and third-order error estimate; the coefficients are scipy's [hairer1993solving].
+    """Order 8 with Hairer's combined fifth- and third-order error estimate; the coefficients are SciPy's [hairer1993solving].
 
-    Its steps are too long to interpolate between their ends, so a step that holds saved times is interpolated inside, to order
-    7, for three further evaluations.
+    Its steps are too long to interpolate between their ends, so a step that contains saved times has an interpolant of order
+    7, which needs three further evaluations.
     """
 
     name: ClassVar[str] = "dop853"

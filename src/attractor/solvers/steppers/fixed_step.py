@@ -42,10 +42,10 @@ class RK4(RungeKutta):
 
 
 class Layers(Stepper):
-    """x <- N(x + h b(x)) with the full drive b, not its tangent part; blocks apply their own norms.
+    """Residual layers x <- N(x + h b(x)) with the velocity b before projection; blocks apply their own norms.
 
-    It is of first order as h tends to 0, but one layer with h = 1 is not one unit of time: near consensus it is ln 2 of it
-    for full attention and 2 ln(4/3) for causal attention, whose rate is 1/2 (consensus.md, section 5).
+    The order is 1 as h tends to 0, but one layer with h = 1 is not one unit of time: near consensus it corresponds to ln 2 for
+    full attention and to 2 ln(4/3) for causal attention, whose rate is 1/2 (consensus.md, section 5).
     """
 
     name: ClassVar[str] = "layers"
