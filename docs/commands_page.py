@@ -8,10 +8,11 @@ from typing import Any
 HEAD = """# The command line
 
 `attractor COMMAND --help` prints the same in the terminal. Common to all commands: results go to stdout, progress and errors to
-stderr; `--json` prints one object with a `schema` (see [](json.md)), the `command` that repeats the run, and under `outputs` the files
-that were written; `--quiet` prints nothing but errors and that object; `--debug` prints the traceback of an error. `--seed` is 0 by
-default, `--resume PATH` continues the run in that place, and times (`--max-seconds`) are in seconds. The exit code is 0, 1 for a failed
-run, 2 for a bad argument (one line names it, and nothing is written), 130 if the command was interrupted.
+stderr; `--json` prints one object with a `schema` (see [JSON output](../json.md)), the `command` that repeats the run, and under
+`outputs` the files that were written; `--quiet` prints nothing but errors and that object; `--debug` prints the traceback of an
+error. `--seed` is 0 by default, `--resume PATH` continues the run in that place, and times (`--max-seconds`) are in seconds. The
+exit code is 0, 1 for a failed run, 2 for a bad argument (one line names it, and nothing is written), 130 if the command was
+interrupted.
 """
 
 
