@@ -89,7 +89,7 @@ ATTRACTOR_INLINE Vector<T> power(Vector<T> x) {
     if constexpr (domain == Domain::any) x = smaller(splat<T>(E::highest), x);
     Vector<T> rounded = x + E::magic;
     Vector<T> p = polynomial<T>(x - (rounded - E::magic));
-    return (Vector<T>)((Integers<T>)p + ((Integers<T>)rounded << E::mantissa));
+    return (Vector<T>)((Bits<T>)p + ((Bits<T>)rounded << E::mantissa));
 }
 
 template <Domain domain>
@@ -142,7 +142,7 @@ public:
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++) pin(p[i] = p[i] * r[i] + table[power]);
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) x[i] = (Vector<T>)((Integers<T>)p[i] + ((Integers<T>)rounded[i] << E::mantissa));
+        for (int i = 0; i < 4; i++) x[i] = (Vector<T>)((Bits<T>)p[i] + ((Bits<T>)rounded[i] << E::mantissa));
     }
 };
 

@@ -11,19 +11,17 @@ namespace attractor::ATTRACTOR_ISA {
 
 template <class T>
 ATTRACTOR_INLINE Vector<T> log2(Vector<T> x) {
-    using Integer = typename Lanes<T>::Integer;
     constexpr int mantissa = sizeof(T) == 4 ? 23 : 52, terms = sizeof(T) == 4 ? 5 : 11;
-    constexpr Integer half =
-        sizeof(T) == 4 ? Integer(0x3f3504f3) : Integer(0x3fe6a09e667f3bcd);  // the bits of root 1/2
-    const Integers<T> bits = (Integers<T>)x, n = (bits - half) >> mantissa;
-    const Vector<T> m = (Vector<T>)(bits - (n << mantissa));
+    const Bits<T> half = (Bits<T>)splat<T>(T(0.70710678118654752440)), bits = (Bits<T>)x;  // root 1/2
+    const Integers<T> n = (Integers<T>)(bits - half) >> mantissa;
+    const Vector<T> m = (Vector<T>)(bits - ((Bits<T>)n << mantissa));
     const Vector<T> s = (m - 1) / (m + 1), square = s * s;
     Vector<T> series = splat<T>(T(1.0 / (2 * terms + 1)));
 #pragma GCC unroll 16
     for (int term = terms - 1; term >= 0; term--) series = series * square + T(1.0 / (2 * term + 1));
     // n converted to floating point: put in the low bits of a large number, which is then subtracted
     constexpr T magic = sizeof(T) == 4 ? T(0x1.8p23) : T(0x1.8p52);
-    const Vector<T> whole = (Vector<T>)(n + (Integers<T>)splat<T>(magic)) - magic;
+    const Vector<T> whole = (Vector<T>)((Bits<T>)n + (Bits<T>)splat<T>(magic)) - magic;
     const Vector<T> result = whole + s * (T(2 * 1.4426950408889634074) * series);
     return x > 0 ? (x < infinity<T> ? result : x) : (x == 0 ? splat<T>(-infinity<T>) : splat<T>(T(__builtin_nan(""))));
 }

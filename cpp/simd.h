@@ -22,6 +22,7 @@ template <>
 struct Lanes<float> {
     typedef float Vector __attribute__((vector_size(ATTRACTOR_BYTES), may_alias));
     typedef int32_t Integers __attribute__((vector_size(ATTRACTOR_BYTES), may_alias));
+    typedef uint32_t Bits __attribute__((vector_size(ATTRACTOR_BYTES), may_alias));
     typedef int32_t Integer;
     static constexpr int width = ATTRACTOR_BYTES / 4;
 };
@@ -30,6 +31,7 @@ template <>
 struct Lanes<double> {
     typedef double Vector __attribute__((vector_size(ATTRACTOR_BYTES), may_alias));
     typedef int64_t Integers __attribute__((vector_size(ATTRACTOR_BYTES), may_alias));
+    typedef uint64_t Bits __attribute__((vector_size(ATTRACTOR_BYTES), may_alias));
     typedef int64_t Integer;
     static constexpr int width = ATTRACTOR_BYTES / 8;
 };
@@ -38,6 +40,9 @@ template <class T>
 using Vector = typename Lanes<T>::Vector;
 template <class T>
 using Integers = typename Lanes<T>::Integers;
+// The bits of numbers, for arithmetic that wraps around: overflow of signed integers would be undefined behaviour.
+template <class T>
+using Bits = typename Lanes<T>::Bits;
 template <class T>
 constexpr int width = Lanes<T>::width;
 
