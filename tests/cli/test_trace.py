@@ -148,7 +148,7 @@ def test_a_file_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         ([".", "--text", " "], 2, "a text is empty"),
         ([".", "--file", "nothing.txt"], 2, "is not a file"),
         ([".", "--text", "a b"], 1, "has no config.json"),
-        ([".", "--text", "a b", "--plot", "picture.xyz"], 2, "picture"),
+        ([".", "--text", "a b", "--plot", "picture.xyz"], 2, ".xyz"),
         ([".", "--text", "a b", "--lines"], 2, "--lines belongs to --file"),
         ([".", "--text", "a b", "--column", "text"], 2, "--column belongs to --dataset"),
         ([".", "--text", "a b", "--limit", "4"], 2, "--limit belongs to --dataset"),
