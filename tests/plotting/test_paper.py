@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import matplotlib
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from benchmarks.program import draw as draw_bench
 
 from attractor.errors import InputError
-from attractor.papers.positions import KINDS, Cell, Encoding, PositionalStudy
+from attractor.papers.positions import KINDS
 from attractor.papers.positions import draw as draw_positions
 from attractor.plotting import Scene, draw, paper, style
 from attractor.plotting.charts import (
@@ -51,13 +52,20 @@ covered = np.column_stack([0.5 * np.cos(6 * times), 0.5 * np.sin(6 * times), 1 +
 places = numbers.uniform(-0.7, 0.7, (20, 2))
 decay = Decay("sliced W2", np.exp(numbers.normal(size=(3, 4))), np.array([1.0, 0.7, 0.5]), -0.5, -0.62, -0.41)
 counts = dict.fromkeys(KINDS, 3)
-study = PositionalStudy(
-    12,
-    100.0,
-    0,
-    tuple(Encoding(f"encoding, number {k}", counts, -1.0, 0.1) for k in range(8)),
-    (Cell(0.1, 0.5, counts),),
-)
+STUDY = {
+    "systems": 12,
+    "horizon": 100.0,
+    "encodings": [{"name": f"encoding, number {k}", "counts": counts} for k in range(8)],
+    "phase": [{"angle": 0.1, "spread": 0.5, "counts": counts}],
+}
+
+
+def positions_figure() -> Any:
+    """The figure of the entry, which writes it to a file."""
+    with mock.patch("attractor.plotting.write_chart", lambda figure, path: figure):
+        return draw_positions(STUDY, Path("positions.png"))[0]
+
+
 PICTURES: dict[str, Callable[[], Any]] = {
     "spectrum": lambda: draw_spectrum(times, np.exp(numbers.normal(size=(5, 3))), numbers.normal(size=(5, 3)), end=1.0, **WORDS),
     "cone": lambda: draw_cone([covered, covered[::-1]], ["blow_up", "low_rank"], **WORDS),
@@ -70,7 +78,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "density in the plane": lambda: draw_densities(times[:4], numbers.normal(size=(4, 50, 2)), **WORDS),
     "curves": lambda: draw_panels([Panel((Curve(list(times), list(times), "a line"),), y="value", title="one of them")] * 3, **WORDS),
     "intervals": lambda: draw_intervals(["of a head"] * 4, ["spectrum", "null"] * 2, [ROWS] * 2, x="correlation", **WORDS),
-    "positions": lambda: draw_positions(study),
+    "positions": positions_figure,
     "benchmark": lambda: draw_bench({**REPORT, "growth": GROWTH}),
 }  # fmt: skip
 

@@ -71,7 +71,7 @@ def compute(settings: Settings, progress: Update) -> Data:
 
 
 def draw(data: Data, path: Path) -> tuple[Path, ...]:
-    """Rng the mean spread that is left against the strength of each change."""
+    """Draw the mean spread that is left against the strength of each change."""
     curves = []
     for kind in CHANGES:
         rows = [row for row in data["rows"] if row["change"] == kind]

@@ -56,7 +56,7 @@ def compute(settings: Settings, progress: Update) -> Data:
 
 
 def draw(data: Data, path: Path) -> tuple[Path, ...]:
-    """Rng the errors against the step, beside first order."""
+    """Draw the errors against the step, beside first order."""
     panels = []
     for mask in ("full", "causal"):
         rows = [row for row in data["rows"] if row["mask"] == mask]

@@ -49,7 +49,7 @@ def compute(settings: Settings, progress: Update) -> Data:
 
 
 def draw(data: Data, path: Path) -> tuple[Path, ...]:
-    """Rng how many systems diverge, and their growth, against the number of positive eigenvalues."""
+    """Draw how many systems diverge, and their growth, against the number of positive eigenvalues."""
     rows, label = data["rows"], f"of {data['settings']['systems']} systems"
     x = [row[POSITIVE] for row in rows]
     away = Curve(x, [row[AWAY] for row in rows], "systems that left", dots=True)

@@ -179,7 +179,7 @@ def _cells(angle: float, systems: int, horizon: float, seed: int) -> list[Data]:
 
 
 def draw(data: Data, path: Path) -> tuple[Path, ...]:
-    """Rng the shares of outcomes under every encoding, and the phase diagram."""
+    """Draw the shares of outcomes under every encoding, and the phase diagram."""
     from attractor.plotting import Grid, StaticFigure, static_suffix, style, write_chart
 
     static_suffix(path)
@@ -228,7 +228,7 @@ def _draw_bars(axes: Axes, data: Data, colours: dict[str, Any]) -> None:
 
 
 def _draw_phase(axes: Axes, data: Data, colours: dict[str, Any]) -> None:
-    """Rng each cell as a stacked bar."""
+    """Draw each cell as a stacked bar."""
     angles = sorted({cell["angle"] for cell in data["phase"]})
     spreads = sorted({cell["spread"] for cell in data["phase"]})
     for cell in data["phase"]:

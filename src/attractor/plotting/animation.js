@@ -1,5 +1,5 @@
-// Moves the tokens: every frame is decoded from compact arrays, so the page stays small and nothing is fetched.
-// attractorAnimation(root, data, isDark) fills the elements .tokens, .curves, .time, .play and .now of a root, and returns what paints it and a promise.
+// Animates the tokens; frames are decoded from compact arrays, which keeps the page small.
+// attractorAnimation(root, data, isDark) fills the elements .tokens, .curves, .time, .play and .now of a root, and returns a function that repaints it and a promise.
 window.attractorAnimation = function (root, data, isDark) {
   "use strict";
   const [tokens, curves, slider, play, now] = [".tokens", ".curves", ".time", ".play", ".now"].map((name) => root.querySelector(name));
@@ -52,10 +52,10 @@ window.attractorAnimation = function (root, data, isDark) {
       const part = then - below, above = Math.min(below + 1, count - 1);
       data.trails.forEach((token, row) => {
         const middle = data.centre.map((_, axis) => (1 - part) * place(below, token, axis) + part * place(above, token, axis));
-        // between saved times a trail follows the surface instead of cutting through it
+        // between saved times a trail follows the surface
         const stretch = data.on_surface ? Math.sqrt(Math.max(1e-12, dot(middle, times(data.matrix, middle)))) : 1;
         const trail = scaled(middle, 1 / stretch), head = data.centre.map((_, axis) => place(at, token, axis));
-        // a trail stops at the rim of its disc, or it would be drawn across it
+        // a trail stops at the rim of its disc
         const covered = Math.hypot(...added(trail, scaled(head, -1))) < pixel * sizes[leaders[at * n + token]] / 2;
         for (let axis = 0; axis < dim; axis++) axes[axis][row * length + step] = step === points || covered ? NaN : trail[axis];
       });
@@ -63,7 +63,7 @@ window.attractorAnimation = function (root, data, isDark) {
     return axes;
   }
 
-  // Older parts are nearer to the ground's colour: WebGL would add up the light of translucent lines.
+  // older parts approach the background colour, because WebGL adds up translucent lines
   function trailColours(ground) {
     const points = data.trail_steps * data.fine + 1, channels = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
     const base = channels(ground), colours = tokens.data[tokens.data.length - 1].marker.color;
@@ -86,7 +86,7 @@ window.attractorAnimation = function (root, data, isDark) {
     return Plotly.restyle(tokens, change, trail ? [last - 1, last] : [last]);
   }
 
-  // Turns the lens to the eye. On the unit sphere, u = W^(1/2) x, it is the disc across the line of sight; the front of the surface
+  // Turns the lens to the viewer. On the unit sphere, u = W^(1/2) x, it is the disc across the line of sight; the front of the surface
   // lies above each of its points on the same line of sight, and its normal W x gives the light.
   function turnLens(camera) {
     const { root, inverse, lens, light } = data.surface, vector = (place) => [place.x, place.y, place.z];
@@ -111,7 +111,7 @@ window.attractorAnimation = function (root, data, isDark) {
     const camera = event["scene.camera"] || (part ? tokens.layout.scene.camera : null);
     if (!camera || turning) return;
     turning = true;
-    // an update reads the camera from the layout: without this line it would undo the turn that is going on
+    // an update reads the camera from the layout; without this line it would reset a rotation in progress
     tokens.layout.scene.camera = camera;
     turnLens(camera).then(() => { turning = false; });
   }
@@ -142,7 +142,7 @@ window.attractorAnimation = function (root, data, isDark) {
   function step() {
     if (frame >= count - 1) return stop();
     const began = performance.now();
-    // a frame is asked for only when the last one is drawn, so slow machines play slowly instead of choking
+    // the next frame waits until the last one is drawn, for slow machines
     show(frame + 1).then(() => { if (timer !== null) timer = window.setTimeout(step, Math.max(0, data.pause - (performance.now() - began))); });
   }
 
@@ -183,7 +183,7 @@ window.attractorAnimation = function (root, data, isDark) {
     show(best);
   }
 
-  // plotly offers to upload a chart to its cloud unless it is told not to
+  // disable uploads to the plotly cloud
   const config = { responsive: true, displaylogo: false, scrollZoom: "gl3d", showSendToCloud: false, plotlyServerURL: "",
     modeBarButtons: [dim === 3 ? ["toImage", "orbitRotation", "pan3d", "resetCameraDefault3d"] : ["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
   const drawn = [Plotly.newPlot(tokens, data.figures.tokens.data, data.figures.tokens.layout, config)];
@@ -191,7 +191,7 @@ window.attractorAnimation = function (root, data, isDark) {
   slider.max = String(count - 1);
   const ready = Promise.all(drawn).then(() => {
     paint();
-    // the words on the picture's element stand for it; its letters and marks in no order would be noise to whoever listens
+    // screen readers get the label of the figure instead of its letters and ticks
     root.querySelectorAll(".main-svg, .gl-container").forEach((part) => part.setAttribute("aria-hidden", "true"));
     slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
     play.addEventListener("click", () => (timer === null ? start() : stop()));

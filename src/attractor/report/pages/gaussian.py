@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attractor.html_repr import format_number
-from attractor.plotting import style
+from attractor.plotting import PlotlySpec, style
 from attractor.report.figures import axes_layout, escape_text, scatter
 from attractor.report.report import Report, Section
 from attractor.solvers import Trajectory
@@ -58,7 +58,7 @@ def add_gaussian(section: Section, run: Trajectory, command: str = "") -> Sectio
     )
 
 
-def eigenvalue_figure(times: np.ndarray, values: np.ndarray, blow_up: float | None) -> dict[str, Any]:
+def eigenvalue_figure(times: np.ndarray, values: np.ndarray, blow_up: float | None) -> PlotlySpec:
     """Return the curves on a logarithmic scale."""
     if blow_up is not None:  # the last state is the blow-up within rounding, 22 decades above the others
         times, values = times[:-1], values[:-1]
@@ -81,7 +81,7 @@ def eigenvalue_figure(times: np.ndarray, values: np.ndarray, blow_up: float | No
     return {"data": data, "layout": layout}
 
 
-def ellipses(run: Trajectory) -> dict[str, Any]:
+def ellipses(run: Trajectory) -> PlotlySpec:
     """Return ellipses one standard deviation from the mean, coloured by time; of trace one if they blow up."""
     chosen = np.unique(np.linspace(0, len(run.times) - 1, ELLIPSES).round().astype(int))
     circle = np.stack([np.cos(np.linspace(0, 2 * np.pi, 121)), np.sin(np.linspace(0, 2 * np.pi, 121))])
@@ -110,7 +110,7 @@ def ellipse_caption(run: Trajectory) -> str:
 def add_phase(section: Section, ways: list[np.ndarray], kinds: list[str], words: str) -> Section:
     """Add paths of covariances of trace one in the disc (S11 - S22, 2 S12), coloured by outcome."""
     names = list(dict.fromkeys(kinds))
-    data: list[dict[str, Any]] = [rim()]
+    data: list[PlotlySpec] = [rim()]
     for place, name in enumerate(names):
         colour = style.PALETTE[place % len(style.PALETTE)]
         paths = [way for way, kind in zip(ways, kinds, strict=True) if kind == name]
@@ -142,14 +142,14 @@ def add_blow_up_map(section: Section, places: np.ndarray, times: np.ndarray) -> 
     )
 
 
-def rim() -> dict[str, Any]:
+def rim() -> PlotlySpec:
     """Return the circle of covariances of rank one."""
     angle = np.linspace(0, 2 * np.pi, 181)
     line = {"color": style.FAINT, "width": 1}
     return scatter(np.cos(angle), np.sin(angle), line=line, hoverinfo="skip", showlegend=False)
 
 
-def disc_layout(**more: Any) -> dict[str, Any]:
+def disc_layout(**more: Any) -> PlotlySpec:
     """Return the layout of the disc of covariances of trace one."""
     limits = {"range": [-1.1, 1.1]}
     axes = {"xaxis": limits, "yaxis": {"scaleanchor": "x", **limits}}

@@ -1,4 +1,4 @@
-// The page's few moving parts: light and dark, copying, sorting, plots drawn when they come near, heatmaps with panels.
+// Interactive parts of a page: theme, copying, sorting, figures drawn when they come near the viewport, heat maps with panels.
 (function () {
   "use strict";
   const root = document.documentElement, night = window.matchMedia("(prefers-color-scheme: dark)");
@@ -222,7 +222,7 @@
   }
   all("figure.heatmap").forEach(heatmap);
 
-  // where the reader is
+  // current section
   const links = all("nav a"), sections = all("main > section");
   function locate() {
     const here = sections.filter((section) => section.getBoundingClientRect().top < window.innerHeight * 0.35).pop() || sections[0];
@@ -230,7 +230,7 @@
   }
   if (links.length) { window.addEventListener("scroll", locate, { passive: true }); locate(); }
 
-  // paper: everything is drawn and open, in light colours
+  // print: draw and open everything, in the light theme
   let before = null;
   window.addEventListener("beforeprint", () => {
     before = root.dataset.theme || "";
