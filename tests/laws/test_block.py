@@ -244,7 +244,7 @@ def test_a_block_follows_its_parts_in_time() -> None:
 def test_a_block_refuses_what_does_not_fit() -> None:
     a, f = parts()
     norm = LayerNorm()
-    with pytest.raises(InputError, match="placement 'sandwich' is not known; give none, pre, post or peri"):
+    with pytest.raises(InputError, match="placement 'sandwich' is not known; the placements are none, pre, post, peri"):
         Block(a, f, "sandwich")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"'peri' needs 4 norms \(or one for all\), got 2"):
         Block(a, f, "peri", (norm, norm))

@@ -172,7 +172,7 @@ def test_runs_end_alike(name: str) -> None:
     assert here.outcome.message == there.outcome.message or name in ("steady", "blow-up")
 
 
-def test_members_march_as_if_alone() -> None:
+def test_members_are_integrated_independently() -> None:
     law, tokens = at.Attention.isotropic(3, 1.0), at.Tokens.uniform(7, 3, seed=5, ensemble=(3, 4))
     options: dict[str, Any] = {"space": "sphere", "until": 60.0, "save": 9}
     together = at.flow(law, tokens, **options)
@@ -292,7 +292,7 @@ def test_what_the_loop_does_not_know_goes_the_other_way(name: str) -> None:
 
 @pytest.mark.parametrize("save", [None, 5, [1.0, 3.0]])
 @pytest.mark.parametrize("merge", [None, False])
-def test_float32_is_marched_in_float64(save: Any, merge: Any) -> None:
+def test_float32_is_integrated_in_float64(save: Any, merge: Any) -> None:
     law, double = at.Attention.isotropic(3, 4.0), at.Tokens.uniform(20, 3, ensemble=(3,))
     single = at.Tokens(double.points, masses=np.linspace(1.0, 2.0, 20), dtype=torch.float32)
     options = {"space": "sphere", "until": 3.0, "save": save, "merge": merge, "rtol": 1e-5, "atol": 1e-7}

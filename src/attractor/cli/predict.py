@@ -15,6 +15,7 @@ from attractor.cli.options import CommonOptions, check_numbers, command_line, pr
 from attractor.cli.simulate import build_problem
 from attractor.cli.system_options import LawOptions, RunOptions, SpaceOptions, TokenOptions
 from attractor.errors import InputError
+from attractor.registry import check_name
 
 SCHEMA = "attractor.predict/2"
 STYLES = {"holds": "green", "fails": "red", "undetermined": "yellow"}
@@ -48,8 +49,8 @@ def predict(
 
         check_place(options.report, "--report")
     papers = sorted({theorem.key.split(".")[0] for theorem in list_theorems()})
-    if options.paper is not None and options.paper not in papers:
-        raise InputError(f"--paper {options.paper!r} is not known; the papers are {', '.join(papers)}")
+    if options.paper is not None:
+        check_name(options.paper, papers, "--paper", "papers")
     if tokens.ensemble is not None:
         raise InputError("--ensemble is for simulate: a prediction is about one start")
     problem = build_problem(tokens, law, space, RunOptions())

@@ -12,6 +12,7 @@ from torch import Tensor
 from attractor.engines import blockwise, distributed, fused, reference, spectral, triton
 from attractor.engines.problem import MODES, Mode, Problem, Results
 from attractor.errors import InputError, UnsupportedError
+from attractor.registry import check_name, find
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,11 @@ def available() -> list[Engine]:
 
 
 def _find(name: str) -> Engine:
-    if name not in _engines:
-        hint = " ('native' is the compiled loop for small systems, used where no engine is named)"
-        known = ", ".join(sorted(_engines))
-        raise InputError(f"engine {name!r} is not known; the engines are {known}{hint if name == 'native' else ''}")
-    return _engines[name]
+    if name == "native":
+        raise InputError(
+            "'native' is the compiled loop for small systems, not an engine; it is used where no engine is named"
+        )
+    return find(name, dict(sorted(_engines.items())), "engine")
 
 
 @contextmanager
@@ -145,8 +146,7 @@ def attend(
     -------
     output (..., n, c), None without values; logsumexp (..., n), None in the modes sigmoid and linear.
     """
-    if mode not in MODES:
-        raise InputError(f"mode {mode!r} is not known; the modes are {', '.join(MODES)}")
+    check_name(mode, MODES, "mode")
     if visible is not None:
         visible = visible.expand(*visible.shape[:-2], q.shape[-2], k.shape[-2])
     problem = Problem(q, k, v, key_bias, mode, causal, window, visible, skip_self, tolerance=tolerance)

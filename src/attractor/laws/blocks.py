@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from attractor.errors import InputError
 from attractor.laws.law import CompositeLaw, Law
-from attractor.registry import check_name
+from attractor.registry import check_name, find
 from attractor.serialization import Record
 from attractor.spaces import Space
 from attractor.states import Tokens, check_finite, convert_parameters, to_float_tensor
@@ -193,9 +193,7 @@ class Block(CompositeLaw):
     parallel: bool = False
 
     def __post_init__(self) -> None:
-        if self.placement not in ("none", "pre", "post", "peri"):
-            raise InputError(f"placement {self.placement!r} is not known; give none, pre, post or peri")
-        wanted = {"none": 0, "pre": 2, "post": 2, "peri": 4}[self.placement]
+        wanted = find(self.placement, {"none": 0, "pre": 2, "post": 2, "peri": 4}, "placement")
         norms = (self.norms,) * wanted if isinstance(self.norms, Norm) else tuple(self.norms)
         if len(norms) == 1:
             norms = norms * wanted

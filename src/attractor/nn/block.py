@@ -46,8 +46,7 @@ class TransformerBlock(nn.Module):
         super().__init__()
         dim, hidden = attention.dim, 4 * attention.dim if hidden is None else hidden
         self.placement = "peri" if placement == "sandwich" else placement
-        if self.placement not in NORMS:
-            raise InputError(f"placement {placement!r} is not known; give none, pre, post, or peri (sandwich)")
+        check_name(self.placement, NORMS, "placement")
         if norm not in ("layer", "rms"):
             raise InputError(f"norm must be 'layer' or 'rms', got {norm!r}")
         check_name(activation, ACTIVATIONS, "activation")

@@ -16,14 +16,14 @@ from attractor.laws import Attention
 from attractor.meanfield import find_limit
 from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Table, Update
 from attractor.papers.gaussian_cases import published_procedure
+from attractor.registry import check_name
 
 VALUES = ("identity", "definite", "generic")
 
 
 def draw_systems(dim: int, count: int, value: str, seed: int, keys: str = "opposite") -> list[tuple[np.ndarray, ...]]:
     """Return (Q, K, V, covariance) of each draw."""
-    if value not in VALUES:
-        raise InputError(f"value {value!r} is not known; give one of {', '.join(VALUES)}")
+    check_name(value, VALUES, "value")
     source = np.random.RandomState(seed)
     found = []
     for _ in range(count):

@@ -19,6 +19,7 @@ from attractor.plotting.preparation import prepare
 from attractor.plotting.scene import Scene
 from attractor.plotting.static import compose, figure_class, save, wrap
 from attractor.plotting.style import QUIET, inches
+from attractor.registry import check_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -171,8 +172,7 @@ def check_suffix(path: Path) -> str:
 
 
 def check(*, backend: str, **counts: int | None) -> None:
-    if backend not in BACKENDS:
-        raise InputError(f"backend {backend!r} is not known; give one of {', '.join(BACKENDS)}")
+    check_name(backend, BACKENDS, "backend")
     for name, count in counts.items():
         if count is not None and not (isinstance(count, Integral) and count >= 1):
             raise InputError(f"{name} must be a whole number of at least 1, got {count!r}")

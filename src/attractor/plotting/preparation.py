@@ -11,6 +11,7 @@ from attractor.plotting import scene as selection
 from attractor.plotting import style
 from attractor.plotting.scene import Scene, group_tokens
 from attractor.plotting.time_axis import TimeAxis, format_quantity
+from attractor.registry import check_name
 
 # beyond this growth of norms each time is drawn in its own units
 GROWTH = 6.0
@@ -239,8 +240,7 @@ class Colours:
 
 def colour_tokens(projection: Projection, masses: np.ndarray, rule: str = "auto") -> Colours:
     """Colour by final cluster if there are two to seven, otherwise by initial position."""
-    if rule not in RULES:
-        raise InputError(f"colour {rule!r} is not known; give one of {', '.join(RULES)}")
+    check_name(rule, RULES, "colour")
     n = masses.size
     if rule == "index" or (rule == "auto" and n <= len(style.PALETTE)):
         return by_index(n)

@@ -306,8 +306,7 @@ def split_common(cells: list[list[Any]]) -> tuple[list[list[Any]], list[dict[str
 
 def measure_content(name: str, measure: Measure, size: tuple[int, int]) -> dict[str, Any]:
     """Return one measure for JSON; ``shown`` is the text of each cell."""
-    if measure.scale not in SCALES:
-        raise InputError(f"scale {measure.scale!r} is not known; give one of {', '.join(SCALES)}")
+    check_name(measure.scale, SCALES, "scale")
     words = {"name": name, "scale": measure.scale, "words": measure.words}
     if measure.scale == "category":
         labels = np.array(measure.values, dtype=object)

@@ -116,5 +116,7 @@ def add_costs(section: Section, run: Trajectory) -> Section:
     )
     steps = f"{stats.accepted:,} accepted, {stats.rejected:,} rejected"
     section.card({"evaluations of the law": stats.evaluations, "steps": steps})
-    section.card({"seconds": stats.seconds, "memory": format_size(stats.peak_memory) if stats.peak_memory else "not known"})
+    section.card(
+        {"seconds": stats.seconds, "memory": format_size(stats.peak_memory) if stats.peak_memory else "not known"}
+    )
     return section.card({"stepper": stats.method, "engine": stats.engine or "none", "merges": stats.merges})
