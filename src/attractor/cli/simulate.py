@@ -15,7 +15,7 @@ import typer
 from attractor.cli.console import FAILED, Outputs, print_error, print_json, print_rows
 from attractor.cli.environment import versions
 from attractor.cli.inputs import check_figure, check_store, write_figures
-from attractor.cli.options import WidthOptions, check_numbers, command_line, given, result_option, with_options
+from attractor.cli.options import LAST, WidthOptions, check_numbers, command_line, given, result_option, with_options
 from attractor.cli.system_options import (
     BETA,
     DIM,
@@ -44,21 +44,7 @@ if TYPE_CHECKING:
     from attractor.states import Tokens
 
 SCHEMA = "attractor.simulate/2"
-WITH_RESUME = {
-    "resume",
-    "plot",
-    "density",
-    "report",
-    "member",
-    "width",
-    "observe",
-    "json",
-    "quiet",
-    "progress",
-    "debug",
-    "max_seconds",
-    "max_evaluations",
-}
+WITH_RESUME = {"density", "member", "observe", "max_seconds", "max_evaluations", *LAST} - {"out"}
 
 
 @dataclass(frozen=True)

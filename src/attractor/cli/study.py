@@ -36,10 +36,10 @@ ARMS_DRAWN = ("plain", "convergent", "intermediate", "divergent", "scattered-con
 def print_comparisons(document: dict[str, Any]) -> None:
     """Print arms, comparisons by question, and the origin of the runs."""
     unit = UNITS[document["measure"]]
-    asked = {row[side] for row in document["comparisons"] for side in ("arm", "reference")}
+    compared = {row[side] for row in document["comparisons"] for side in ("arm", "reference")}
     rows = []
     for row in document["arms"]:
-        if row["arm"] in asked or row["lost"] or not asked:
+        if row["arm"] in compared or row["lost"] or not compared:
             interval = "" if row["interval"] is None else "{:.4f} to {:.4f}".format(*row["interval"])
             mean = "none" if row["mean"] is None else f"{row['mean']:.4f}"
             lost = str(row["lost"]) if row["lost"] else ""

@@ -234,7 +234,7 @@ def read_texts(options: TextOptions) -> list[Text]:
         raise InputError(
             "give a text with --text, a file with --file, many texts with --dataset, or an image with --image"
         )
-    empty = next((one for one in found if not one.text.strip()), None)
+    empty = next((text for text in found if not text.text.strip()), None)
     if empty is not None:
         raise InputError(f"a text is empty, {empty.place}; give at least two tokens")
     return found
@@ -248,7 +248,7 @@ def run_model(
 
     with output.show_progress("texts") as update:
         opened = checkpoint(texts.model)
-        read: list[Any] = [one.text for one in named]
+        read: list[Any] = [text.text for text in named]
         if texts.image:
             from attractor.models import read_image
 
@@ -263,11 +263,11 @@ def run_model(
             summary=model.summary,
             max_tokens=texts.max_tokens,
             cut=texts.dataset is not None,
-            names=[one.name for one in named] or [str(path) for path in texts.image or ()],
+            names=[text.name for text in named] or [str(path) for path in texts.image or ()],
             skip=texts.lines or texts.dataset is not None,
             progress=lambda count: update(count, len(read)),
         )
-    skipped = {one.index for one in found.skipped}
+    skipped = {text.index for text in found.skipped}
     return opened, next(text for index, text in enumerate(read) if index not in skipped), found
 
 
@@ -302,7 +302,7 @@ def summarise_traces(opened: Checkpoint, found: Traces) -> dict[str, Any]:
         "model": {"name": opened.name, "family": opened.family.name, "layers": len(opened.layers), "dim": opened.dim},
         "notes": [*opened.notes, *tokenizer_notes(opened)],
         "texts": found.texts,
-        "skipped": [{"text": one.name, "tokens": one.tokens} for one in found.skipped],
+        "skipped": [{"text": text.name, "tokens": text.tokens} for text in found.skipped],
         "lengths": list(found.lengths),
         "without": list(found.without),
         "curves": {name: {key: part.tolist() for key, part in parts.items()} for name, parts in curves.items()},

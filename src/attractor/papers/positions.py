@@ -264,7 +264,9 @@ FIGURE = Figure(
         SEED,
         Parameter("systems", 24, "random systems under each encoding", minimum=1),
         Parameter("phase", 12, "systems in each cell of the phase diagram; 0 for none", minimum=0),
-        Parameter("until", 100.0, "final time; plateaus and collapses are told apart from 10 on", minimum=10.0),
+        Parameter(
+            "until", 100.0, "final time; a plateau cannot be distinguished from a collapse before 10", minimum=10.0
+        ),
         Parameter("encodings", (), "names of encodings; all if empty"),
     ),
     "2 min",

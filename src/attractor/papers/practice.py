@@ -384,8 +384,8 @@ def _name(row: dict[str, Any]) -> str:
     return PREDICTORS[row["predictor"]][1]
 
 
-ASKED = ("value_abscissa", "value_radius")
-AGAINST = ("interaction_index", "reduced_interaction", "metric_index", "reduced_metric")
+VALUE_PREDICTORS = ("value_abscissa", "value_radius")
+OTHER_PREDICTORS = ("interaction_index", "reduced_interaction", "metric_index", "reduced_metric")
 FEWEST = 5  # layers: rank correlations of fewer are meaningless
 
 
@@ -493,10 +493,10 @@ def differences(models: list[Data], seed: int, resamples: int) -> list[Data]:
         if not chosen:
             continue
         ranks = Ranks(chosen, seed, resamples)
-        for one in ASKED:
-            for other in AGAINST:
-                difference = ranks.difference(names.index(one), names.index(other))
-                rows.append({"outcome": outcome, "predictor": one, "against": other, **asdict(difference)})
+        for predictor in VALUE_PREDICTORS:
+            for other in OTHER_PREDICTORS:
+                difference = ranks.difference(names.index(predictor), names.index(other))
+                rows.append({"outcome": outcome, "predictor": predictor, "against": other, **asdict(difference)})
     return rows
 
 
