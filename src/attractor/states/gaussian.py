@@ -23,7 +23,13 @@ def _rounding(given: object) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(Record):
-    r"""The measure :math:`N(\alpha, \Sigma)`: ``mean`` (..., d), ``covariance`` (..., d, d) symmetric positive semi-definite."""
+    r"""The Gaussian measure :math:`N(\alpha, \Sigma)`, in float64.
+
+    Parameters
+    ----------
+    mean : :math:`\alpha`, (..., d), with any leading ensemble axes.
+    covariance : :math:`\Sigma`, (..., d, d), symmetric positive semi-definite.
+    """
 
     mean: Tensor
     covariance: Tensor

@@ -147,15 +147,10 @@ class Tokens(Record):
         Measures are uniform, hemisphere, gaussian, ball, box, shell:0.8, ellipse:2,1, mixture:3, student:5 and laplace, with
         numbers after a colon where they have parameters; ``options`` as for Tokens.
         """
-        if n < 1 or dim < 1:
-            raise InputError(f"there must be at least one token of at least one dimension, got n={n}, dim={dim}")
         if not (math.isfinite(scale) and scale > 0):
             raise InputError(f"the scale of a start must be positive, got {scale}")
         function, numbers = _parse_start(start)
-        axes = (ensemble,) if isinstance(ensemble, int) else tuple(ensemble)
-        shape = (*axes, n, dim)
-        if math.prod(shape) > LARGE:
-            memory.check(34.0 * math.prod(shape), n, f"a start of {n:,} tokens of dimension {dim}")
+        shape = _start_shape(n, dim, ensemble, 34.0)
         try:
             points = function(np.random.default_rng(seed), shape, *numbers)
         except TypeError:
@@ -206,15 +201,20 @@ def _check_row(values: Tensor, points: Tensor, name: str) -> None:
         raise InputError(f"{name} must have one entry a token, shape {shapes}, got {shape}")
 
 
-def _normal(n: int, dim: int, seed: int, ensemble: int | Sequence[int]) -> Tensor:
+def _start_shape(n: int, dim: int, ensemble: int | Sequence[int], bytes_each: float) -> tuple[int, ...]:
+    """The shape (..., n, dim) of a random start that needs ``bytes_each`` for each number; raise if it is empty or too large."""
     if n < 1 or dim < 1:
         raise InputError(f"there must be at least one token of at least one dimension, got n={n}, dim={dim}")
-    axes = (ensemble,) if isinstance(ensemble, int) else tuple(ensemble)
-    numbers = math.prod((*axes, n, dim))
-    if numbers > LARGE:
-        # the numbers, their lengths, the points and which of them are finite
-        memory.check(26.0 * numbers, n, f"a start of {n:,} tokens of dimension {dim}")
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal((*axes, n, dim)))
+    shape = (*((ensemble,) if isinstance(ensemble, int) else ensemble), n, dim)
+    if math.prod(shape) > LARGE:
+        memory.check(bytes_each * math.prod(shape), n, f"a start of {n:,} tokens of dimension {dim}")
+    return shape
+
+
+def _normal(n: int, dim: int, seed: int, ensemble: int | Sequence[int]) -> Tensor:
+    # memory: the numbers, their lengths, the points and which of them are finite
+    shape = _start_shape(n, dim, ensemble, 26.0)
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
 
 
 Draw = Callable[..., np.ndarray]  # (generator, shape (..., n, d), *numbers) -> points
