@@ -311,3 +311,22 @@ def test_an_ensemble_goes_on_after_some_of_its_members_have_ended(tmp_path, engi
         assert [outcome.name for outcome in resumed.outcomes] == [outcome.name for outcome in whole.outcomes]
         torch.testing.assert_close(resumed.final.points, whole.final.points, rtol=0, atol=1e-7)
     assert {outcome.name for outcome in first.outcomes} != {"budget"}  # some had ended
+
+
+def test_checkpoints_of_attractor_0_1_are_read(tmp_path: Path) -> None:
+    """Checkpoint arrays had other names in 0.1; the states are the same."""
+    law, tokens = at.Attention.isotropic(dim=3, beta=4.0), at.Tokens.uniform(12, 3, seed=0)
+    run = at.flow(law, tokens, space=at.Sphere(), until=20.0, merge=1e-3, store=tmp_path / "run.zarr")
+    path = tmp_path / "run.zarr" / "checkpoint.npz"
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    words = json.loads(str(arrays["json"]))
+    words |= {"log": words.pop("events"), "noted": {}, "values": []}
+    del arrays["complete_rows"]
+    old = {name.replace("tree", "forest"): array for name, array in arrays.items()}
+    np.savez(path, **{**old, "who": np.zeros(0, dtype=np.int64), "json": np.array(json.dumps(words))})
+    loaded = at.load(tmp_path / "run.zarr")
+    assert torch.equal(loaded.points, run.points)
+    assert loaded.outcome == run.outcome
+    assert loaded.events == run.events
+    assert torch.equal(at.resume(tmp_path / "run.zarr").points, run.points)

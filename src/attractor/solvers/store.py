@@ -148,7 +148,7 @@ class Store:
             return None
         try:
             with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
+                return _upgrade({name: file[name] for name in file.files})
         except Exception as error:
             raise StoreError(f"the checkpoint {path} is damaged: {_one_line(error)}") from None
 
@@ -186,6 +186,20 @@ class Checkpointer:
             self.written = self.store.write_record(self.run.record(), self.run.snapshot(), self.written)
         now = time.perf_counter()
         self.next = now + max(INTERVAL, (now - began) / SHARE)
+
+
+def _upgrade(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return a checkpoint under its present names; attractor 0.1 used others."""
+    if "complete_rows" in arrays:
+        return arrays
+    arrays = {f"tree{name[6:]}" if name.startswith("forest") else name: array for name, array in arrays.items()}
+    words, members = json.loads(str(arrays["json"])), arrays.pop("who")
+    termination = {"deferred": words.pop("noted"), "values": words.pop("values")}
+    words["events"] = words.pop("log")
+    if len(members):  # of a run that has not ended
+        arrays |= {"members": members, "termination": np.array(json.dumps(termination))}
+    complete = min(arrays["next"].min(initial=np.iinfo(np.int64).max), arrays["reached"].max(initial=0))
+    return arrays | {"complete_rows": np.array(complete), "json": np.array(json.dumps(words))}
 
 
 def read_snapshot(store: Store) -> dict[str, np.ndarray] | None:
