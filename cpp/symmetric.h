@@ -118,7 +118,7 @@ void meet(const Vector<T>* rows, const T* keys, int64_t count, T shift, bool ski
     for (int j = 0; j < below; j += 2) now->score(rows, keys, j, start);
     for (int64_t first = 0; first < count; first += below) {
         const T *last = keys + (first - below) * K, *next = keys + (first + below) * K;
-        Vector<T>* sums = key_sums + (first - below) * S;
+        Vector<T>* sums = both ? key_sums + (first - below) * S : nullptr;
         if (first && first + below < count) {
 #pragma GCC unroll 1
             for (int j = 0; j < below; j += 2) {
