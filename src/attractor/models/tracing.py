@@ -253,10 +253,7 @@ def trace(
     outcome = Outcome("reached", float(blocks), f"the tokens passed all {blocks} blocks")
     stats = Statistics(evaluations=blocks, accepted=blocks, seconds=time.perf_counter() - start, method="blocks")
     first, last = Tokens(points[0]), Tokens(points[-1])
-    definition = {"model": session.checkpoint.name, "without": list(without)}
-    return Trace(
-        times, points, last, (outcome,), stats, None, Euclidean(), first, (), definition, None, tuple(words), found
-    )
+    return Trace(times, points, last, (outcome,), stats, None, Euclidean(), first, (), None, None, tuple(words), found)
 
 
 def trace_texts(
