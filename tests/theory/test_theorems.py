@@ -75,3 +75,14 @@ def test_instances_do_not_depend_on_their_number() -> None:
     few, many = draw_cases(statement, 2, seed=5), draw_cases(statement, 3, seed=5)
     for one, other in zip(few, many, strict=False):
         assert bool((one.tokens.points == other.tokens.points).all())
+
+
+def test_an_asymptotic_conclusion_is_measured_again_at_longer_times() -> None:
+    """A slow instance of a proved theorem is not reported as a violation because its transient outlasts the horizon."""
+    from attractor.theory import checking
+
+    theorem = at.theory.find_theorem("regimes.T2")
+    case = checking.draw_cases(theorem, 45, seed=3)[44]
+    result = checking.measure(theorem, [case])[0]
+    assert [item.asymptotic for item in result if not item.holds] == [True]
+    assert all(item.holds for item in checking._measure_longer(theorem, case, result))

@@ -7,7 +7,7 @@ import time as clock
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,13 @@ from attractor.solvers import Event, Trajectory
 from attractor.states import Tokens
 from attractor.theory.conditions import Verdict
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Measurement, Sampler, Theorem, find_theorem, list_theorems
+from attractor.theory.theorem import Case, Measurement, Sampler, Theorem, find_theorem, integrate, list_theorems
 
 if TYPE_CHECKING:
     import pandas
 
 FAR = 300.0
+EXTENSIONS = (10.0, 100.0)  # of the horizon, for asymptotic conclusions that fail
 
 
 def _distance_to_limit(tokens: Tokens, time: float) -> float:
@@ -220,7 +221,10 @@ def _check(job: tuple[str, int, int, int]) -> CheckResult:
 def check_theorem(theorem: Theorem, instances: int = 50, violated: int = 10, seed: int = 0) -> CheckResult:
     """Check one theorem on random instances."""
     begin = clock.perf_counter()
-    results = measure(theorem, draw_cases(theorem, instances, seed))
+    cases = draw_cases(theorem, instances, seed)
+    results = [
+        _measure_longer(theorem, case, result) for case, result in zip(cases, measure(theorem, cases), strict=True)
+    ]
     worst = [min(result, key=_margin) for result in results]
     index = min(range(len(worst)), key=lambda place: _margin(worst[place]))
     return CheckResult(
@@ -243,6 +247,22 @@ def measure(
     """Measure the conclusions for cases; evidence may be gathered from other cases (tests break them on purpose)."""
     evidence = theorem.gather(cases if gathered is None else gathered)
     return [theorem.conclude(case, item) for case, item in zip(cases, evidence, strict=True)]
+
+
+def _measure_longer(theorem: Theorem, case: Case, result: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
+    """Measure a case again at 10 and 100 times its horizon while it is an asymptotic conclusion alone that fails.
+
+    Such a conclusion is about the limit, and a transient can be longer than the horizon chosen for most cases.
+    """
+    for factor in EXTENSIONS if theorem.gather is integrate else ():
+        failed = [item for item in result if not item.holds]
+        if not failed or not all(item.asymptotic for item in failed):
+            break
+        options = dict(case.options)
+        if isinstance(options.get("save"), list):
+            options["save"] = [factor * time for time in options["save"]]
+        result = measure(theorem, [replace(case, horizon=factor * case.horizon, options=options)])[0]
+    return result
 
 
 def measure_sharpness(theorem: Theorem, name: str, instances: int, seed: int) -> Sharpness:
