@@ -11,7 +11,7 @@ import attractor as at
 from attractor import meanfield as mf
 from attractor.errors import InputError
 from attractor.meanfield.limits import are_same_lines, cone_coordinates, disc_grid, phase_portrait
-from attractor.papers.gaussian_cases import CASES, case
+from attractor.papers.gaussian_cases import CASES, find_case
 
 
 def test_the_rank_estimator_sees_what_falls_like_one_over_t() -> None:
@@ -26,7 +26,7 @@ def test_the_rank_estimator_sees_what_falls_like_one_over_t() -> None:
 @pytest.mark.parametrize("seed", [0])
 def test_generic_limits_of_softmax_are_isotropic_and_of_low_rank(seed: int) -> None:
     """T6: V = I rests iff S vanishes on the image; with a generic V limits have U'AU = 0 and rank at most d/2."""
-    law = case("two-lines").law("softmax")
+    law = find_case("two-lines").law("softmax")
     root = np.random.default_rng(seed).standard_normal((2, 2))
     found = mf.find_limit(law, root @ root.T)
     A = (law.key.mT @ law.query).numpy()
@@ -73,14 +73,14 @@ def test_kinds_of_limits() -> None:
 )
 def test_the_six_cases(name: str, kernel: str, kinds: set[str], lines: int | None) -> None:
     starts = disc_grid(3)[[0, 3, 8]]
-    found = phase_portrait(case(name).law(kernel), starts)
+    found = phase_portrait(find_case(name).law(kernel), starts)
     assert set(found.summary()["kinds"]) <= kinds
     assert lines is None or len(found.angles()) == lines
     if name == "line":
-        q = case(name).query[0]
+        q = find_case(name).query[0]
         assert are_same_lines(found.angles(), [[-q[1], q[0]]])
     if name == "two-lines":  # the isotropic directions of A
-        S = (lambda A: A + A.T)(case(name).key.T @ case(name).query)
+        S = (lambda A: A + A.T)(find_case(name).key.T @ find_case(name).query)
         a, b, c = S[0, 0], S[0, 1], S[1, 1]
         slopes = [(-b + sign * math.sqrt(b * b - a * c)) / c for sign in (1, -1)]
         assert are_same_lines(found.angles(), [[1.0, slope] for slope in slopes])
@@ -94,13 +94,13 @@ def test_coordinates_of_the_cone_and_the_grid() -> None:
     assert (np.linalg.eigvalsh(starts) > 0).all()
     with pytest.raises(InputError, match="in the plane"):
         phase_portrait(at.Attention(np.eye(3), np.eye(3), np.eye(3)))
-    with pytest.raises(InputError, match="there is no case"):
-        case("circle")
+    with pytest.raises(InputError, match="is not known"):
+        find_case("circle")
     assert len(CASES) == 6
 
 
 def test_official_scaling_changes_l2_and_sinkhorn_only() -> None:
-    chosen = case("collapse")
+    chosen = find_case("collapse")
     for kernel in chosen.kernels:
         one, other = chosen.law(kernel), chosen.law(kernel, official_scaling=True)
         same = one.scale == other.scale and bool((one.query == other.query).all())

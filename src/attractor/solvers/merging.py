@@ -383,6 +383,22 @@ class NativeMerges:
         self.times, self.weights = np.empty((2, members, width))
         self.left, self.right = np.empty((2, members, width), dtype=np.int64)
 
+    def arrays(self) -> dict[str, Tensor | np.ndarray | None]:
+        """Return the arrays by their names in the native loop."""
+        return {
+            "masses": self.masses,
+            "near_anchor": self.anchor,
+            "slack": self.slack,
+            "merges": self.merges,
+            "row_of": self.row_of,
+            "node_of": self.node_of,
+            "nodes": self.nodes,
+            "log_time": self.times,
+            "log_mass": self.weights,
+            "log_left": self.left,
+            "log_right": self.right,
+        }
+
 
 def narrow(array: Tensor, width: int) -> Tensor:
     """The first ``width`` tokens of every member, contiguous."""

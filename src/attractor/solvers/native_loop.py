@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attractor.engines import MODES, native
 from attractor.laws import Attention
-from attractor.solvers.merging import Merger, NativeMerges, narrow
+from attractor.solvers.merging import NativeMerges, narrow
 from attractor.solvers.step_control import GROW, SAFETY, SHRINK
 from attractor.solvers.steppers.stepper import StepPolynomial
 from attractor.solvers.termination import (
@@ -149,6 +149,10 @@ LOOP_SECONDS = 0.1  # in the loop at a time: signals, budgets, stores and progre
 PAIR, TOKEN = 2e-9, 2e-8  # approximate seconds of an evaluation for each pair and for each token
 
 
+# bits of the reasons for which the loop stops a row, (5, 1)
+STOPS = np.array([[native.FLAGS.get(name, 0)] for name in ("at_start", "check", "failed", "arrived", "interpolated")])
+
+
 @dataclass(frozen=True)
 class LoopResult:
     """State of the rows after a call of the native loop.
@@ -190,7 +194,8 @@ class NativeLoop:
         set_plan(self.loop, run.plan, run.field.skip_self)
         recorder = run.recorder
         self.loop.set_arrays(save_times=np.ascontiguousarray(recorder.times), saved=recorder.points)
-        self.loop.set(named_times=recorder.explicit)
+        merge = {} if run.merger is None else {"merge": run.merger.tolerance}
+        self.loop.set(named_times=recorder.explicit, **merge)
 
     def advance(self, seconds: float) -> LoopResult:
         """Take steps of every row for about so many seconds; one attempt each if that is 0."""
@@ -209,12 +214,26 @@ class NativeLoop:
         flags, *costs = np.zeros((4, members), dtype=np.int64)
         inside = torch.empty(members, 1 + loop.parts, width, d, dtype=torch.float64)
         loop.set(attempts=self._attempts(seconds), fresh=not run.h.any())
-        loop.set_arrays(y=y, f=f, anchor=anchor, counts=counts, flags=flags, taken=taken, inside=inside)
-        loop.set_arrays(evaluations=costs[0], accepted=costs[1], rejected=costs[2], **state, **counters)
+        merges = None if merger is None else NativeMerges(merger, y)
         loop.set_arrays(
-            who=run.members, next=next_rows, noted=self._deferred_rules(), size=termination.size[run.members]
+            y=y,
+            f=f,
+            anchor=anchor,
+            counts=counts,
+            flags=flags,
+            taken=taken,
+            inside=inside,
+            evaluations=costs[0],
+            accepted=costs[1],
+            rejected=costs[2],
+            who=run.members,
+            next=next_rows,
+            noted=self._deferred_rules(),
+            size=termination.size[run.members],
+            **state,
+            **counters,
+            **({} if merges is None else merges.arrays()),
         )
-        merges = None if merger is None else self._set_merger(merger, y)
         loop.run(seconds)
 
         if merger is not None and merges is not None:
@@ -222,10 +241,7 @@ class NativeLoop:
         y, f, anchor = (narrow(points, width) for points in (y, f, anchor))
         termination.set_counters(**counters, anchor=anchor)
         evaluations, accepted, rejected = (sum(cost.tolist()) for cost in costs)
-        entered, look, failed, arrived = (
-            (flags & native.FLAGS[name]) > 0 for name in ("at_start", "check", "failed", "arrived")
-        )
-        located = bool((flags & native.FLAGS["interpolated"]).any())
+        entered, look, failed, arrived, located = (flags & STOPS) > 0
         return LoopResult(
             entered=entered,
             look=look & ~entered,
@@ -235,7 +251,7 @@ class NativeLoop:
             next_rows=next_rows,
             y=y,
             f=f,
-            interpolant=partial(_polynomial, taken, inside[:, :, :width]) if located else None,
+            interpolant=partial(_polynomial, taken, inside[:, :, :width]) if located.any() else None,
             evaluations=evaluations,
             accepted=accepted,
             rejected=rejected,
@@ -270,17 +286,6 @@ class NativeLoop:
             outcome = self.run.termination.deferred.get(int(member))
             rules[row] = -1 if outcome is None else native.RULES[outcome.name]
         return rules
-
-    def _set_merger(self, merger: Merger, y: Tensor) -> NativeMerges:
-        """Give the loop copies of the merger's arrays."""
-        merges = NativeMerges(merger, y)
-        self.loop.set(merge=merger.tolerance)
-        self.loop.set_arrays(masses=merges.masses, near_anchor=merges.anchor, slack=merges.slack, merges=merges.merges)
-        self.loop.set_arrays(row_of=merges.row_of, node_of=merges.node_of, nodes=merges.nodes)
-        self.loop.set_arrays(
-            log_time=merges.times, log_mass=merges.weights, log_left=merges.left, log_right=merges.right
-        )
-        return merges
 
 
 def _polynomial(taken: np.ndarray, inside: Tensor) -> StepPolynomial:

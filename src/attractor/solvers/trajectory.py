@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from attractor.files import to_json
 from attractor.html_repr import curve, html_card
 from attractor.laws import Law
 from attractor.observables import find_observable, pairwise_distance
-from attractor.plotting import Scene, draw
 from attractor.serialization import citations, move_tensors
 from attractor.solvers.merging import EventLog
 from attractor.solvers.outcome import EventRecord, Outcome, Statistics
@@ -27,6 +26,9 @@ from attractor.solvers.steppers.stepper import method_citations
 from attractor.solvers.store import Definition, RunRecord, write_run
 from attractor.spaces import Space
 from attractor.states import Gaussian, Tokens
+
+if TYPE_CHECKING:
+    from attractor.plotting import Scene
 
 PAIRS = 1 << 22  # pairs of tokens in one call of an observable
 MAX_DRAWN = 1 << 24  # numbers in a run above which a curve shows only some of the saved times
@@ -219,10 +221,14 @@ class Trajectory:
         curves : names of observables to show beside the tokens; None chooses by the space.
         title, options : see ``attractor.plotting.draw``.
         """
+        from attractor.plotting import draw  # not needed to compute a flow
+
         return draw(self.scene(member, curves, title), path, **options)
 
     def scene(self, member: int = 0, curves: Sequence[str] | None = None, title: str | None = None) -> Scene:
         """Return what a figure of one member shows; see ``plot``."""
+        from attractor.plotting import Scene
+
         if isinstance(self.initial, Gaussian):
             raise UnsupportedError("a run of a Gaussian has no tokens to draw; plot its means and covariances instead")
         if len(self.times) == 0:
