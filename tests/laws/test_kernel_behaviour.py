@@ -8,6 +8,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+import torch
 
 import attractor
 from attractor import laws
@@ -111,3 +112,23 @@ def test_a_subclass_with_its_own_attend_leaves_the_compiled_loop() -> None:
 
     assert Scaled.mode is None
     assert Named.mode == "softmax"
+
+
+def test_an_attend_from_a_mixin_leaves_the_compiled_loop() -> None:
+    class Doubling:
+        def attend(self, pairing, v):  # type: ignore[no-untyped-def]
+            return 2.0 * super().attend(pairing, v)  # type: ignore[misc]
+
+    class Doubled(Doubling, laws.Softmax):
+        pass
+
+    class Renamed(Doubled):
+        pass
+
+    tokens = attractor.Tokens(torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    for kernel in (Doubled, Renamed):
+        assert kernel.mode is None
+        assert not kernel.scaled_dot_product  # a layer must not compute plain softmax in its place
+        law = attractor.Attention.isotropic(dim=3, beta=1.0, kernel=kernel())
+        default, reference = (attractor.flow(law, tokens, until=0.5, engine=name) for name in (None, "reference"))
+        torch.testing.assert_close(default.final.points, reference.final.points, rtol=1e-7, atol=1e-9)

@@ -144,14 +144,14 @@ class Kernel(Record):
     ``exponential``
         weights are :math:`m_j e^{s_{ij}}`, divided by the partition function or not.
     ``mode``
-        the engine mode that gives the weights in one call, which the compiled loop needs; None if there is none. A class that
-        defines ``attend`` declares its own mode.
+        the engine mode that gives the weights in one call, which the compiled loop needs; None if there is none. A class with
+        another ``attend`` than its base declares its own mode.
     ``score_bias``
         constant added to every score.
     ``temperature``
         scores are divided by it before they are exponentiated.
     ``scaled_dot_product``
-        PyTorch's ``scaled_dot_product_attention`` computes the kernel.
+        PyTorch's ``scaled_dot_product_attention`` computes the kernel; not inherited by a class with another ``attend``.
     ``reads_values``
         an evaluation copies values to the host (to stop an iteration, or to check), so no CUDA graph can record it.
     ``uses_symmetry``
@@ -181,8 +181,11 @@ class Kernel(Record):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "attend" in cls.__dict__ and "mode" not in cls.__dict__:
-            cls.mode = None
+        # also an ``attend`` from a mixin, which precedes the class that declares the mode
+        attend = _definer(cls, "attend")
+        for name, unknown in (("mode", None), ("scaled_dot_product", False)):
+            if attend < _definer(cls, name):
+                setattr(cls, name, unknown)
 
     @classmethod
     def options(cls) -> dict[str, dataclasses.Field[Any]]:
@@ -283,6 +286,11 @@ class Kernel(Record):
     def gaussian_gradient_obstacle(self, query: Tensor, key: Tensor, scale: float, symmetry: Symmetry) -> str:
         """Why Gaussians do not follow the gradient of ``gaussian_energy`` in the Bures metric where V = c (K'Q)'; "" if they do."""
         return "" if symmetry.symmetric else "K'Q is not symmetric"
+
+
+def _definer(cls: type, name: str) -> int:
+    """Place in the method resolution order of the class that defines an attribute."""
+    return next(place for place, base in enumerate(cls.__mro__) if name in vars(base))
 
 
 @dataclass(frozen=True)
