@@ -1,9 +1,8 @@
 """Attention layers for training: layers with a regime by construction, plain layers, and refinements of existing models."""
 
 from attractor.nn.attention_sites import BERT_LAYOUT, GPT2_LAYOUT, LLAMA_LAYOUT, ProjectionLayout
-from attractor.nn.block import TransformerBlock
 from attractor.nn.definite import DefiniteAttention
-from attractor.nn.layer import AttentionLayer, PlainAttention, spectral
+from attractor.nn.layer import AttentionLayer, PlainAttention, TransformerBlock, spectral
 from attractor.nn.parameters import Weights
 from attractor.nn.patching import is_refined, load_refined, refine, unrefine
 from attractor.nn.refinements import MetricSlice, Refinement, Shift, Slice, make_refinement

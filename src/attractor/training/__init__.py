@@ -2,9 +2,17 @@
 
 from attractor.training.config import Config, list_configs, read_config
 from attractor.training.dynamics import Dynamics
-from attractor.training.figures import describe_run, draw_runs
 from attractor.training.loop import TrainingResult, train
-from attractor.training.run_folder import SCORES, History, RunFolder, Summary, TrainingStep, summarise
+from attractor.training.run_folder import (
+    SCORES,
+    History,
+    RunFolder,
+    Summary,
+    TrainingStep,
+    describe_run,
+    draw_runs,
+    summarise,
+)
 from attractor.training.studies.stacked_training import Execution, SeedRun, train_seeds
 from attractor.training.studies.statistics import (
     ArmComparison,
