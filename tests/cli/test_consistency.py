@@ -102,3 +102,18 @@ def test_quiet_commands_print_nothing_but_errors(line: str, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["schema"]
     assert run([line.split()[0], "--quiet", "--nonsense"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "path"), [("simulate --tokens", "attractor simulate"), ("study results --plot", "attractor study results")]
+)
+def test_missing_value_names_the_command(line: str, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.split()) == 2
+    assert capsys.readouterr().err.startswith(f"{path}: error: Option")
+
+
+def test_group_without_command_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["study"]) == 0
+    printed = capsys.readouterr()
+    assert "results" in printed.out
+    assert not printed.err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -81,6 +81,16 @@ def attractor(
         typer.echo(context.get_help())
 
 
+def _command_path(command: Any, arguments: Sequence[str], name: str) -> str:
+    """Return the name of the command that the first arguments select."""
+    for argument in arguments:
+        command = getattr(command, "commands", {}).get(argument)
+        if command is None:
+            break
+        name = f"{name} {argument}"
+    return name
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code: 0, 1 for a failed run, 2 for a bad argument, 130 if interrupted."""
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
@@ -100,8 +110,10 @@ def run(arguments: Sequence[str], application: typer.Typer = app, name: str = "a
         if format_message is None:
             raise
         context = getattr(error, "ctx", None)
-        command_path = context.command_path if context is not None else name
+        command_path = context.command_path if context is not None else _command_path(command, arguments, name)
         message = format_message().strip().rstrip(".")
+        if not message:  # a group without a command: its help has been printed
+            return 0
         separator = " See" if message.endswith("?") else "; see"
         print_error(f"{message}{separator} {command_path} --help", command_path)
         return int(getattr(error, "exit_code", 2))
