@@ -142,6 +142,6 @@ def print_check(report: dict[str, Any]) -> None:
 
 def print_theorems(rows: list[dict[str, Any]]) -> None:
     """Print the list of theorems."""
-    columns = ("theorem", "title", "status", "fate", "hypotheses")
-    cells = [(row["key"], row["title"], row["status"], row["fate"], ", ".join(row["hypotheses"])) for row in rows]
-    print_table("Theorems", columns, cells)
+    for row in rows:
+        parts = {"status": row["status"], "fate": row["fate"], "hypotheses": ", ".join(row["hypotheses"])}
+        print_rows(f"{row['key']}: {row['title']}", parts)
