@@ -61,7 +61,7 @@ BAD = {
     "--eps 0.5": "--eps belongs to --kernel sinkhorn",
     "--bias 0.5": "--bias belongs to --kernel sigmoid",
     "--kernel sinkhorn --eps 0": "eps > 0",
-    "--mask diagonal": "'causal'",
+    "--mask diagonal": "causal, window:W",
     "--mask window:0": "at least 1",
     "--mask tokens.npy": "boolean and square",
     "--positions rotary": "head dimension must be even, got 3",

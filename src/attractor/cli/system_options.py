@@ -249,8 +249,10 @@ def _kernel(options: LawOptions) -> Any:
 
 
 def _mask(mask: str) -> Any:
-    if not mask.endswith(".npy"):
+    if mask in ("none", "causal") or (mask.startswith("window:") and mask.removeprefix("window:").isdigit()):
         return mask
+    if not mask.endswith(".npy"):
+        raise InputError(f"--mask {mask!r} is not known; give none, causal, window:W such as window:64, or a .npy file")
     matrix = read_array(Path(mask), "--mask")
     return matrix if matrix.dtype.is_floating_point is False else matrix != 0
 
