@@ -16,6 +16,7 @@ from attractor.models import llama2c
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.family import find_family, list_families
 from attractor.models.tensors import LiveTensors, open_tensors
+from attractor.registry import closest
 
 PATTERNS = ["*.json", "*.txt", "*.model"]
 SIZES = (  # as the families call them
@@ -177,9 +178,13 @@ def _download(name: str) -> Path:
         if not list(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=[*PATTERNS, "pytorch_model*.bin"]))
     except Exception as error:
+        from attractor import assets
+
+        asset = closest(name, (one.name for one in assets.list_assets("model")), 0.8)
+        hint = f"did you mean {asset!r}? Otherwise " if asset else ""
         raise CheckpointError(
             f"{name!r} is no file or folder here, is not in the cache of the Hugging Face hub and could not be fetched "
-            f"({_first_sentence(error).removeprefix('Got: ')}); connect to the network, or give the path of a folder or a file"
+            f"({_first_sentence(error).removeprefix('Got: ')}); {hint}connect to the network, or give the path of a folder or a file"
         ) from None
     return folder
 
