@@ -117,6 +117,11 @@ class Iteration:
         """The fitted decay of every prompt."""
         return tuple(fit_decay(row, self.floor) for row in self.curves["consensus_metric"])
 
+    def __repr__(self) -> str:
+        decay = self.decay
+        size = f"{len(self.prompts)} prompts, {self.normed.shape[1] - 1} passes"
+        return f"Iteration({self.model!r}, {self.layers} blocks, {size}, decay {decay.name}: {decay.message})"
+
     def frame(self) -> Any:
         """A pandas DataFrame with one row for each prompt and pass."""
         columns = {**self.curves, "normed": self.normed}
