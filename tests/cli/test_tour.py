@@ -102,7 +102,7 @@ def test_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (tmp_path / "report.html").as_uri() in printed.out
     assert "blows up at T* = 0.40089364 (closed form 0.40089364)" in printed.out
     assert printed.out.count("attractor ") >= 3
-    assert re.fullmatch(r"attractor tour: Two Gaussians: blow-up and collapse \(made, \d+ s\)\n", printed.err)
+    assert re.fullmatch(r"attractor tour: Two Gaussians: blow-up and collapse \(done, \d+ s\)\n", printed.err)
 
 
 def test_what_is_missing_is_skipped_and_said(

@@ -126,7 +126,7 @@ def print_figures(figures: tuple[Figure, ...], as_json: bool) -> None:
     for figure in figures:
         defaults = figure.settings()
         parameters = {
-            parameter.name: f"{parameter.description} (default {format_setting(defaults[parameter.name])})"
+            parameter.name: f"{parameter.description} (default {format_setting(defaults[parameter.name]) or 'empty'})"
             for parameter in figure.parameters
         }
         rows = {"question": figure.question, "source": figure.source, "cost": figure.cost, **parameters}

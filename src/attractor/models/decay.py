@@ -91,9 +91,9 @@ def fit_decay(values: Sequence[float] | np.ndarray, floor: float = 0.0, first: i
     if last - start + 1 < LEAST:
         if below.size:
             return Decay(
-                "reached", f"below {floor:.1e} from pass {last + 1} on, too soon for a law", (start, last), {}, floor
+                "reached", f"below {floor:.1e} from pass {last + 1} on, too soon for a fit", (start, last), {}, floor
             )
-        return Decay("undecided", f"{max(0, last - start + 1)} passes are too few for a law", (start, last), {}, floor)
+        return Decay("undecided", f"{max(0, last - start + 1)} passes are too few for a fit", (start, last), {}, floor)
     k, log_m = np.arange(start, last + 1, dtype=float), np.log(m[start : last + 1])
     places: dict[Literal["exponential", "power"], np.ndarray] = {"exponential": k, "power": np.log(k)}
     fits: dict[str, Fit] = {law: _fit_line(law, place, log_m) for law, place in places.items()}

@@ -86,7 +86,7 @@ def read_unembedding(checkpoint: Checkpoint, model: Any, random: bool) -> tuple[
     if not isinstance(embedding, torch.nn.Embedding):
         raise UnsupportedError(f"a {type(model).__name__} reads no words, so its tokens cannot be decoded")
     tied = getattr(checkpoint.config, "tie_word_embeddings", False) and "bert" not in checkpoint.family.name
-    return embedding.weight.detach(), "its embedding, transposed" if tied else "its embedding, for want of a head"
+    return embedding.weight.detach(), "its embedding, transposed" if tied else "its embedding, since it has no head"
 
 
 def decode(tokens: Tensor, unembedding: Tensor, tokenizer: Any) -> str:

@@ -115,7 +115,7 @@ class Prediction:
             lacking = (
                 ", ".join(condition.name for condition in self.nearest.missing) or "nothing that could be examined"
             )
-            lines.append(f"nearest that does not apply: {self.nearest.theorem.key}, for want of: {lacking}")
+            lines.append(f"nearest that does not apply: {self.nearest.theorem.key}; missing: {lacking}")
         return "Prediction\n" + "\n".join("  " + line for line in lines)
 
     def row(self) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class Lines(Display):
     """Print one line on stderr when a stop is done."""
 
     def end(self, stop: Stop, visit: Visit) -> None:
-        sys.stderr.write(f"attractor tour: {stop.title} ({visit.status}, {visit.seconds:.0f} s)\n")
+        status = "done" if visit.status == "made" else visit.status
+        sys.stderr.write(f"attractor tour: {stop.title} ({status}, {visit.seconds:.0f} s)\n")
         sys.stderr.flush()
 
 
