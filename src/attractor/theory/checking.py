@@ -266,7 +266,7 @@ def _measure_longer(theorem: Theorem, case: Case, result: tuple[Measurement, ...
 
 
 def measure_sharpness(theorem: Theorem, name: str, instances: int, seed: int) -> Sharpness:
-    """Count how often the conclusions hold for cases that violate one hypothesis."""
+    """Count how often the conclusions hold at the horizon of each case, for cases that violate one hypothesis."""
     cases = [draw_violating(theorem, name, _make_rng(theorem, seed, name, index)) for index in range(instances)]
     results = measure(theorem, cases)
     conclusions: dict[str, int] = {}
