@@ -95,7 +95,7 @@ def test_a_text_longer_than_the_context(minilm: str, capsys: pytest.CaptureFixtu
     assert "effective_rank" not in report["curves"]
     assert report["heads"] == {}
     assert run(["trace", minilm, "--image", "a.png"]) == 2
-    assert "reads no pictures" in capsys.readouterr().err
+    assert "reads no images" in capsys.readouterr().err
 
 
 @pytest.mark.model

@@ -127,11 +127,11 @@ def test_pictures(tmp_path: Path) -> None:
     np.testing.assert_allclose(cropped[0], whole.transpose(2, 0, 1), atol=1e-6)
     (tmp_path / "b.png").write_bytes(b"no picture")
     for path, message in (
-        (tmp_path / "b.png", "no picture that can be read"),
-        (tmp_path / "c.png", "there is no picture"),
+        (tmp_path / "b.png", "no image that can be read"),
+        (tmp_path / "c.png", "there is no image"),
     ):
         with pytest.raises(InputError, match=message):
             read_image(vit, path)
-    with pytest.raises(UnsupportedError, match="reads no pictures"):
+    with pytest.raises(UnsupportedError, match="reads no images"):
         read_image(at.checkpoint(random_model("GPT-2")), tmp_path / "a.png")
     assert torch.isfinite(pixels).all()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attractor.assets import Asset
 
 SCHEMA = "attractor.fetch/2"
-option = panel("Fetching")
+option = panel("Assets")
 
 
 @dataclass(frozen=True)

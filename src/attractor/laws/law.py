@@ -68,7 +68,7 @@ class Law(Record):
         return self
 
     def check(self, tokens: Tokens) -> None:
-        """Refuse tokens that the law cannot move."""
+        """Raise for tokens that the law cannot move."""
         if self.dim is not None and tokens.dim != self.dim:
             raise InputError(f"the law moves tokens of dimension {self.dim}, the state has dimension {tokens.dim}")
 

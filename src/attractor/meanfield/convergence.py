@@ -227,7 +227,7 @@ def _check_sizes(problem: _Problem, sizes: Sequence[int], repeats: int) -> tuple
 
 
 def _check_transport(n: int, against: str | int) -> None:
-    """Refuse exact transport that cannot be had, before the runs rather than after."""
+    """Raise if exact transport is not possible, before the runs start."""
     size = n if isinstance(against, str) else int(against)
     if n * size > REACH:
         raise InputError(

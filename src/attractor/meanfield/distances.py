@@ -50,7 +50,7 @@ def to_cloud(tokens: Tokens) -> Cloud:
 
 
 def check_pair(first: Any, second: Any, name: str) -> None:
-    """Refuse what is no measure, and measures that cannot be compared."""
+    """Raise for arguments that are not measures, and for measures that cannot be compared."""
     for measure in (first, second):
         if not isinstance(measure, (Tokens, Gaussian)):
             raise InputError(f"{name} compares Tokens(...) or Gaussian(...), got {type(measure).__name__}")

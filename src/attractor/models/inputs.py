@@ -205,7 +205,7 @@ def read_image(checkpoint: Checkpoint, path: str | Path) -> dict[str, Tensor]:
     size = getattr(checkpoint.config, "image_size", None)
     if size is None:
         raise UnsupportedError(
-            f"{checkpoint.name} is a model of text (family {checkpoint.family.name}) and reads no pictures; give a text"
+            f"{checkpoint.name} is a model of text (family {checkpoint.family.name}) and reads no images; give a text"
         )
     try:
         from PIL import Image, UnidentifiedImageError
@@ -216,9 +216,9 @@ def read_image(checkpoint: Checkpoint, path: str | Path) -> dict[str, Tensor]:
         with Image.open(Path(path).expanduser()) as stored:
             image = _resize(stored.convert("RGB"), settings, size)
     except FileNotFoundError:
-        raise InputError(f"there is no picture {path}") from None
+        raise InputError(f"there is no image {path}") from None
     except (UnidentifiedImageError, OSError) as error:
-        raise InputError(f"{path} is no picture that can be read: {error}") from None
+        raise InputError(f"{path} is no image that can be read: {error}") from None
     values = np.asarray(image, dtype=np.float64) * settings.get("rescale_factor", 1 / 255)
     mean, spread = (np.array(settings.get(name, HALF)) for name in ("image_mean", "image_std"))
     pixels = torch.from_numpy((values - mean) / spread).permute(2, 0, 1).float()
@@ -275,7 +275,7 @@ def read_prompts(
     if isinstance(given, str):
         given = [given]
     if getattr(checkpoint.config, "image_size", None) is not None and any(not isinstance(one, dict) for one in given):
-        raise InputError(f"{checkpoint.name} is a model of pictures and reads no text: ask for random_prompts=...")
+        raise InputError(f"{checkpoint.name} is a model of images and reads no text: ask for random_prompts=...")
     own = tokenizer is None
     if any(isinstance(text, str) for text in given) and tokenizer is None:
         tokenizer = load_tokenizer(checkpoint)
@@ -314,7 +314,7 @@ def _draw_prompt(checkpoint: Checkpoint, tokens: int, seed: int) -> dict[str, Te
         sides = (size, size) if isinstance(size, int) else tuple(size)
         return {"pixel_values": torch.randn(1, config.num_channels, *sides, generator=draw, dtype=torch.float64)}
     if words is None:
-        raise UnsupportedError(f"{checkpoint.name} reads neither words nor pictures; give its own inputs")
+        raise UnsupportedError(f"{checkpoint.name} reads neither words nor images; give its own inputs")
     longest = context_length(config)
     if tokens < 2 or (longest is not None and tokens > longest):
         raise InputError(f"prompt_tokens must lie between 2 and the model's context {longest}, got {tokens}")
