@@ -11,7 +11,7 @@ from attractor.errors import InputError
 T = TypeVar("T")
 
 
-def find(name: object, known: Mapping[str, T], kind: str, plural: str | None = None) -> T:
+def find(name: object, known: Mapping[str, T], kind: str, plural: str | None = None, listing: str = "") -> T:
     """Return ``known[name]``.
 
     Parameters
@@ -19,6 +19,7 @@ def find(name: object, known: Mapping[str, T], kind: str, plural: str | None = N
     name : the name as the user gave it.
     known : all names and their values.
     kind, plural : what the names denote, for the error message; the plural defaults to ``kind + "s"``.
+    listing : command that lists the names, for the message where they are too many to be listed.
 
     Raises
     ------
@@ -27,7 +28,7 @@ def find(name: object, known: Mapping[str, T], kind: str, plural: str | None = N
     """
     if isinstance(name, str) and name in known:
         return known[name]
-    raise unknown(name, known, kind, plural)
+    raise unknown(name, known, kind, plural, listing)
 
 
 def check_name(name: object, known: Iterable[str], kind: str, plural: str | None = None) -> None:
@@ -42,9 +43,11 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
-def unknown(name: object, known: Iterable[str], kind: str, plural: str | None = None) -> InputError:
+def unknown(name: object, known: Iterable[str], kind: str, plural: str | None = None, listing: str = "") -> InputError:
     """Return the error for a name that is not known."""
     names = list(known)
     close = closest(str(name), names)
-    hint = f"did you mean {close!r}?" if close else f"the {plural or kind + 's'} are {', '.join(names)}"
+    plural = plural or f"{kind}s"
+    every = f"{listing} lists all {len(names)} {plural}" if listing else f"the {plural} are {', '.join(names)}"
+    hint = f"did you mean {close!r}?" if close else every
     return InputError(f"{kind} {name!r} is not known; {hint}")

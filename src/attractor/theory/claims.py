@@ -83,7 +83,7 @@ def list_counterexamples() -> tuple[CounterExample, ...]:
 
 def find_counterexample(key: str) -> CounterExample:
     """Return the counter-example with a key."""
-    return find(key, _load_counterexamples(), "claim")
+    return find(key, _load_counterexamples(), "claim", listing="attractor claims --list")
 
 
 def render_claims() -> str:

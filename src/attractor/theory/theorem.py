@@ -296,7 +296,7 @@ def list_theorems(paper: str | None = None) -> tuple[Theorem, ...]:
 
 def find_theorem(key: str) -> Theorem:
     """Return the theorem with a key."""
-    return find(key, _load_theorems(), "theorem")
+    return find(key, _load_theorems(), "theorem", listing="attractor check --list")
 
 
 def summarize(theorem: Theorem) -> dict[str, Any]:
