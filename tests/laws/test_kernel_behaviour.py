@@ -132,3 +132,10 @@ def test_an_attend_from_a_mixin_leaves_the_compiled_loop() -> None:
         law = attractor.Attention.isotropic(dim=3, beta=1.0, kernel=kernel())
         default, reference = (attractor.flow(law, tokens, until=0.5, engine=name) for name in (None, "reference"))
         torch.testing.assert_close(default.final.points, reference.final.points, rtol=1e-7, atol=1e-9)
+
+
+def test_a_law_shows_the_parameters_of_its_kernel_and_its_scale() -> None:
+    eye = torch.eye(3, dtype=torch.float64)
+    assert "kernel=softmax)" in repr(laws.Attention(eye, eye, eye))
+    shown = repr(laws.Attention(eye, eye, eye, kernel=laws.Sinkhorn(eps=0.7), scale=0.5))
+    assert "kernel=sinkhorn(eps=0.7), scale=0.5)" in shown

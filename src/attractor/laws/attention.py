@@ -300,7 +300,9 @@ class Attention(Law):
     def __repr__(self) -> str:
         mask = "" if self.mask is None else f", mask={self.mask.name}"
         positions = "" if self.positions is None else f", positions={self.positions.name}"
-        return f"Attention(dim={self.dim}, heads={self.heads}, head_dim={self.query.shape[-2]}, kernel={self.kernel.name}{mask}{positions})"
+        scale = "" if isinstance(self.scale, float) and self.scale == 1.0 else f", scale={float(self.scale):.6g}"
+        size = f"dim={self.dim}, heads={self.heads}, head_dim={self.query.shape[-2]}"
+        return f"Attention({size}, kernel={self.kernel.label}{scale}{mask}{positions})"
 
 
 def _number(scale: Any) -> Any:

@@ -208,7 +208,7 @@ class AttentionLayer(nn.Module):
         return PlainAttention.of(self)
 
     def extra_repr(self) -> str:
-        words = [f"dim={self.dim}, heads={self.heads}, head_dim={self.head_dim}, kernel={self.kernel.name}"]
+        words = [f"dim={self.dim}, heads={self.heads}, head_dim={self.head_dim}, kernel={self.kernel.label}"]
         words += ["causal"] if self.causal else []
         words += [self.positions.name] if self.positions is not None else []
         return ", ".join(words)

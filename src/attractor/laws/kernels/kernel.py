@@ -194,6 +194,16 @@ class Kernel(Record):
         return {part.name: part for part in parts if "help" in part.metadata}
 
     @property
+    def label(self) -> str:
+        """The name, with the parameters that differ from their defaults: ``sinkhorn(eps=0.7)``."""
+        changed = [
+            f"{name}={getattr(self, name)!r}"
+            for name, part in self.options().items()
+            if getattr(self, name) != part.default
+        ]
+        return f"{self.name}({', '.join(changed)})" if changed else self.name
+
+    @property
     def bounded(self) -> bool:
         return self.normalised and not self.signed
 
