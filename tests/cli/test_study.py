@@ -75,7 +75,7 @@ def test_time_that_is_up_and_arms_that_fail_are_said(
         late = command(f"{STUDY} --out late {spelled}")
         assert late.code == 1
         assert ("0 runs, without plain/rotary" in late.out) is ("quiet" not in spelled)
-        assert late.err.splitlines() == [f"{arm}: not begun in time" for arm in ARMS.split(",")]
+        assert late.err.splitlines() == [f"{arm}: not started in time" for arm in ARMS.split(",")]
     failed = command(
         f"study run bytes --data words.txt --out failed --seeds 0 --arms plain/rotary {SMALL},context=100000"
     )

@@ -213,7 +213,7 @@ def test_text_of_the_datasets_library(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", list_configs())
-def test_list_configs_that_come_along_are_models(name: str) -> None:
+def test_shipped_configurations_are_models(name: str) -> None:
     """Every shape can be built (on no device) with a vocabulary of the size it is meant for."""
     from attractor.training.models import VisionModel
 

@@ -397,7 +397,7 @@ def run_study(
         )
     for arm in plan.arms:
         if arm in left - failed:
-            warn(f"{arm}: not begun in time")
+            warn(f"{arm}: not started in time")
     return len(read_json_lines(file)), [arm for arm in plan.arms if arm in left]
 
 
