@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,38 @@ sys.path.insert(0, str(Path(__file__).parent))  # `from oracles import ...` unde
 
 settings.register_profile("attractor", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("attractor")
+
+
+FUZZ_SEED = 20261118
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the fuzz programs in tests/fuzz."""
+    group = parser.getgroup("fuzz")
+    group.addoption("--fuzz", action="store_true", help="run the long setting of the fuzz programs")
+    group.addoption("--fuzz-seed", type=int, default=FUZZ_SEED, help="seed of the first case")
+    group.addoption("--fuzz-cases", type=int, default=None, help="number of cases of each program")
+
+
+@dataclass(frozen=True)
+class Fuzz:
+    """Setting of the fuzz programs: small in the test suite, long by ``make fuzz``."""
+
+    long: bool
+    seed: int
+    cases: int | None
+
+    def seeds(self, small: int, long: int) -> range:
+        """Seeds of the cases: ``small`` many in the test suite, ``long`` many with ``--fuzz``; ``--fuzz-cases`` overrides."""
+        count = self.cases if self.cases is not None else long if self.long else small
+        return range(self.seed, self.seed + count)
+
+
+@pytest.fixture
+def fuzz(request: pytest.FixtureRequest) -> Fuzz:
+    """The seeds that a fuzz program runs through; a failure names the seed of its case."""
+    option = request.config.getoption
+    return Fuzz(option("--fuzz"), option("--fuzz-seed"), option("--fuzz-cases"))
 
 
 @pytest.fixture
