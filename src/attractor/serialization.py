@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from attractor.errors import StoreError, UnsupportedError, missing
+from attractor.errors import InputError, StoreError, UnsupportedError, missing
 
 if TYPE_CHECKING:
     import pandas
@@ -110,17 +110,41 @@ def _collect(value: Any, found: list[torch.Tensor]) -> None:
             _collect(item, found)
 
 
-def move_tensors(value: Any, device: torch.device) -> Any:
-    """Return the record with every tensor on a device; the same object if they are there already."""
-    if all(tensor.device == device for tensor in tensors(value)):
+def parse_targets(targets: tuple[Any, ...]) -> tuple[torch.device | None, torch.dtype | None]:
+    """Return the device and the floating-point type among the arguments of a method ``to``."""
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+    for target in targets:
+        if isinstance(target, torch.dtype):
+            if target not in _DTYPES.values():
+                raise InputError(f"parameters are kept in float64 or float32, not {target}")
+            dtype = target
+            continue
+        try:
+            device = torch.device(target)
+        except (RuntimeError, TypeError):
+            raise InputError(
+                f"to takes a device such as 'cuda' and torch.float32 or torch.float64, got {target!r}"
+            ) from None
+    return device, dtype
+
+
+def move_tensors(value: Any, device: torch.device | None, dtype: torch.dtype | None = None) -> Any:
+    """Return the record with every tensor on a device, and floating-point ones in a type; the same object if they are already."""
+    if all(_is_there(tensor, device, dtype) for tensor in tensors(value)):
         return value
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
     if isinstance(value, (list, tuple)):
-        return type(value)(move_tensors(item, device) for item in value)
+        return type(value)(move_tensors(item, device, dtype) for item in value)
     return dataclasses.replace(
-        value, **{field.name: move_tensors(getattr(value, field.name), device) for field in _fields(value)}
+        value, **{field.name: move_tensors(getattr(value, field.name), device, dtype) for field in _fields(value)}
     )
+
+
+def _is_there(tensor: torch.Tensor, device: torch.device | None, dtype: torch.dtype | None) -> bool:
+    right = dtype is None or not tensor.is_floating_point() or tensor.dtype == dtype
+    return right and (device is None or tensor.device == device)
 
 
 def citations(value: Any) -> list[str]:

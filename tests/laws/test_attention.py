@@ -8,7 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import attractor as at
+from attractor import laws
+from attractor.errors import InputError
 from attractor.laws import L2, Attention, Causal, Kernel, Rotary, Sigmoid, Sinkhorn, Visible, Window
+from attractor.serialization import tensors
 from attractor.states import Tokens
 
 
@@ -145,3 +149,58 @@ def test_merging_is_refused_where_places_matter() -> None:
 def test_repr_says_what_it_is() -> None:
     law = Attention(draw(2, 3, 4), draw(2, 3, 4), draw(2, 4, 4), kernel="l2", mask="causal")
     assert repr(law) == "Attention(dim=4, heads=2, head_dim=3, kernel=l2, mask=causal)"
+
+
+@pytest.mark.parametrize("short", [torch.bfloat16, torch.float16])
+def test_parameters_in_sixteen_bits_are_kept_in_float32_exactly(short: torch.dtype) -> None:
+    """Everything that a law in float32 does works, with the same numbers."""
+    parts = [torch.from_numpy(np.random.default_rng(seed).standard_normal((3, 3))).to(short) for seed in range(3)]
+    tokens = Tokens.uniform(6, 3, seed=0)
+    for kernel in ("softmax", "sinkhorn"):
+        law, wide = (Attention(*given, kernel=kernel) for given in (parts, [part.float() for part in parts]))
+        assert law.query.dtype == torch.float32
+        assert torch.equal(law.velocity(tokens), wide.velocity(tokens))
+    assert at.flow(law, tokens, space="sphere", until=0.5).outcome.name == "reached"
+    assert at.regime(Attention(*parts)).heads
+
+
+def test_a_law_moves_to_another_type_and_device() -> None:
+    table = np.random.default_rng(0).standard_normal((6, 4))
+    law = Attention.random(4, heads=2, seed=0, positions=laws.Absolute(table), mask=np.tri(6, dtype=bool))
+    block = laws.Block(law, laws.MLP(np.eye(4), None, np.eye(4)), "pre", laws.RMSNorm(gain=np.ones(4)))
+    schedule = at.Schedule.interpolate([0.0, 1.0], [law, law])
+    function = at.Schedule(lambda time: law)
+    for one in (law, block, law + block, laws.Stack((law, block)), schedule, function):
+        tokens = Tokens.gaussian(6, 4, seed=1)
+        moved = one.to("cpu", torch.float32)
+        assert type(moved) is type(one)
+        at_zero = moved.at(0.0) if moved is not one and isinstance(moved, at.Schedule) else moved
+        kinds = {tensor.dtype for tensor in tensors(at_zero)}
+        assert kinds <= {torch.float32, torch.bool}
+        assert torch.float32 in kinds
+        torch.testing.assert_close(moved.velocity(tokens), one.velocity(tokens), rtol=0, atol=1e-5)
+    assert law.to("cpu") is law
+    assert law.to(torch.float64) is law
+
+
+def test_gradients_flow_through_a_moved_law() -> None:
+    query = torch.eye(3, dtype=torch.float64, requires_grad=True)
+    law = Attention(query, torch.eye(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)).to(torch.float32)
+    law.velocity(Tokens.uniform(4, 3, seed=0)).square().sum().backward()
+    assert float(query.grad.abs().max()) > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [(torch.bfloat16, "float64 or float32"), ("nowhere", "takes a device"), (3.5, "takes a device")],
+)
+def test_targets_that_are_not_possible_are_errors(target: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Attention.isotropic(3, 1.0).to(target)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_device_that_is_not_there_is_one_sentence() -> None:
+    with pytest.raises(InputError, match="the law cannot be put on cuda") as caught:
+        Attention.isotropic(3, 1.0).to("cuda")
+    assert "\n" not in str(caught.value)

@@ -124,3 +124,35 @@ def test_layers_are_saved_where_they_end() -> None:
 def test_times_that_make_no_sense_are_refused(save: object, words: str) -> None:
     with pytest.raises(InputError, match=words):
         go(until=2.0, save=save)
+
+
+@pytest.mark.parametrize("method", ["dop853", "dopri5"])
+def test_save_times_outside_by_rounding_are_the_ends(method: str) -> None:
+    """0.1 + 0.2 is larger than 0.3, and a sum of thousands of steps is off by more than one spacing."""
+    for save, start, until in (
+        ([0.1, 0.2, 0.1 + 0.2], 0.0, 0.3),
+        (np.cumsum(np.full(7000, 1e-3))[6::7], 0.0, float(np.cumsum(np.full(7000, 1e-3))[-1]) * (1 - 3e-13)),
+        ([0.3, 1.0], 0.1 + 0.2, 1.0),
+        ([-0.3, 0.0], -0.3 * (1 - 1e-16), 0.0),
+    ):
+        run = go(save=save, start=start, until=until, method=method)
+        assert len(run.times) == len(save)
+        assert run.outcome.name == "reached"
+        assert start <= float(run.times[0])
+        assert float(run.times[-1]) == until
+        torch.testing.assert_close(run.points[-1], run.final.points, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("save", "start", "until"),
+    [
+        ([0.1, 0.3 + 1e-9], 0.0, 0.3),
+        ([-1e-9, 0.3], 0.0, 0.3),
+        ([1e6 + 2e-6], 1e6, 1e6 + 1e-6),
+        ([0.3, 0.1 + 0.2], 0.0, 0.3),
+        ([0.1, 0.1], 0.0, 0.3),
+    ],
+)
+def test_save_times_outside_by_more_than_rounding_are_errors(save: list[float], start: float, until: float) -> None:
+    with pytest.raises(InputError, match="save times must"):
+        go(save=save, start=start, until=until)

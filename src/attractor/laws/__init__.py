@@ -21,6 +21,7 @@ from attractor.laws.positions.relative import Relative
 from attractor.laws.positions.rotary import Rotary, ScaledRotary, rotary_of, turn_pairs
 from attractor.laws.schedules import Schedule, Stack
 from attractor.laws.variants import Feature, LatentAttention, NormedAttention
+from attractor.laws.verification import check_velocities, is_external, merging_changes
 
 __all__ = [
     "ACTIVATIONS",
@@ -62,11 +63,14 @@ __all__ = [
     "Visibility",
     "Visible",
     "Window",
+    "check_velocities",
     "closure_field",
     "closure_obstacle",
     "has_kernel",
+    "is_external",
     "kernel_named",
     "list_kernels",
+    "merging_changes",
     "rotary_of",
     "turn_pairs",
 ]

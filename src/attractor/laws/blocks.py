@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -106,6 +106,7 @@ class Affine(Law):
 
     matrix: Tensor
     offset: Tensor | None = None
+    mergeable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         convert_parameters(self, ("matrix", "offset"))
@@ -140,6 +141,7 @@ class MLP(Law):
     b2: Tensor | None = None
     activation: str = "gelu"
     gate: Tensor | None = None
+    mergeable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         convert_parameters(self, ("w1", "b1", "w2", "b2", "gate"))

@@ -67,6 +67,9 @@ class Closure(Law):
     def between(self, start: float, end: float) -> Law:
         return self if self.autonomous else Closure(self.law.between(start, end))
 
+    def merge_obstacle(self) -> str | None:
+        return "a Gaussian has no tokens"
+
     def member(self, index: Tensor) -> Closure:
         return Closure(self.law.member(index))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from attractor.errors import InputError
 from attractor.html_repr import record_html
-from attractor.serialization import Record
+from attractor.serialization import Record, move_tensors, parse_targets
 from attractor.spaces import Space
 from attractor.states import Tokens
 
@@ -16,11 +18,17 @@ from attractor.states import Tokens
 class Law(Record):
     """Gives every token its velocity.
 
-    ``velocity`` is the drive in the ambient space; ``flow`` makes it tangent to the space. ``autonomous`` laws do not
-    depend on time.
+    ``velocity`` is the drive in the ambient space; ``flow`` makes it tangent to the space. What a law declares:
+
+    ``autonomous``
+        the velocity does not depend on time.
+    ``mergeable``
+        tokens at one point may be replaced by one token of their total mass: all other velocities stay the same. Such a law
+        reads the masses (``tokens.weights``), treats tokens alike whatever their order and allows any number of them.
     """
 
     autonomous: bool = True
+    mergeable: ClassVar[bool] = False
 
     @property
     def dim(self) -> int | None:
@@ -34,8 +42,14 @@ class Law(Record):
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         """Velocity of every token, (..., n, d).
 
-        ``skip_self`` allows a law to leave out terms that are exactly parallel to the token they move:
-        they have no tangent part on a sphere or an ellipsoid.
+        Parameters
+        ----------
+        tokens : points (..., n, d). In ``flow`` there is always one leading axis, (members, n, d), also for a single system;
+            masses and positions are None, (n,) or (members, n).
+        time : of all members.
+        skip_self : whether the law may leave out terms that are exactly parallel to the token they move, which have no tangent
+            part on a sphere or an ellipsoid: rounding in a large term of this kind would hide small velocities. A law may
+            ignore it.
         """
         raise NotImplementedError
 
@@ -57,15 +71,31 @@ class Law(Record):
 
     def merge_obstacle(self) -> str | None:
         """Why coinciding tokens may not be replaced by one weighted token, or None if they may."""
-        return None
+        if self.mergeable:
+            return None
+        return (
+            f"{type(self).__name__} does not declare mergeable = True (that its velocity counts tokens by their masses)"
+        )
 
     def is_attracting(self) -> bool:
         """Whether tokens that are close to each other come closer, so that it is safe to merge them unasked."""
         return False
 
     def member(self, index: Tensor) -> Law:
-        """The law restricted to some ensemble members, for laws with an ensemble axis."""
+        """The law restricted to some ensemble members, for laws whose parameters have a leading member axis."""
         return self
+
+    def to(self, *targets: torch.device | torch.dtype | str) -> Self:
+        """Return the law with its tensors on a device, in a floating-point type, or both: ``law.to("cuda", torch.float32)``."""
+        device, dtype = parse_targets(targets)
+        return self._moved(device, dtype)
+
+    def _moved(self, device: torch.device | None, dtype: torch.dtype | None) -> Self:
+        try:
+            return move_tensors(self, device, dtype)
+        except (RuntimeError, AssertionError) as error:
+            why = str(error).splitlines()[0]
+            raise InputError(f"the law cannot be put on {device}: {why}") from None
 
     def check(self, tokens: Tokens) -> None:
         """Raise for tokens that the law cannot move."""

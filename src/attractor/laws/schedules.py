@@ -79,6 +79,12 @@ class Schedule(Law):
         whole = self.function
         return Schedule(lambda time: whole(time).member(index))
 
+    def _moved(self, device: torch.device | None, dtype: torch.dtype | None) -> Schedule:
+        if self.function is None:
+            return super()._moved(device, dtype)
+        whole = self.function
+        return Schedule(lambda time: whole(time)._moved(device, dtype))
+
     def merge_obstacle(self) -> str | None:
         if self.function is not None:
             return "a schedule given as a function may become masked at any time; use Schedule.interpolate or a Stack"

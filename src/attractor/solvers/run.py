@@ -17,7 +17,7 @@ from torch import Tensor
 from attractor import engines, memory
 from attractor.engines import distributed
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Closure, Law, Stack
+from attractor.laws import Closure, Law, Stack, check_velocities, is_external, merging_changes
 from attractor.progress import progress_bar
 from attractor.serialization import move_tensors, tensors
 from attractor.solvers import store as checkpoints
@@ -250,6 +250,8 @@ def prepare(
     if widen:
         masses, positions = (None if part is None else part.double() for part in (tokens.masses, tokens.positions))
         tokens = Tokens.unchecked(tokens.points.double(), masses, positions)
+    if is_external(law, plan.start):
+        tolerance = _verify(law, tokens, plan, tolerance, options["merge"])
     recorder = Recorder(times, explicit, tokens.points.shape[0], tokens.points)
     merger = None if tolerance is None else Merger(tolerance, _explicit_masses(tokens))
     rescaled = gaussian and _is_rescaled(law, options, plan, differentiable)
@@ -390,6 +392,28 @@ def _merge_tolerance(law: Law, plan: Plan, merge: float | bool | None, different
     if differentiable:
         raise UnsupportedError("gradients do not flow through merging; detach the law and the tokens first")
     return float(merge)
+
+
+def _verify(law: Law, tokens: Tokens, plan: Plan, tolerance: float | None, merge: Any) -> float | None:
+    """Check a law from outside the package at the start; return the distance below which tokens are merged."""
+
+    def evaluate(law: Law, tokens: Tokens, time: float) -> Tensor:
+        if plan.stepper.discrete:
+            assert plan.step is not None
+            return law.layer(tokens, plan.step, plan.space, time)
+        return law.velocity(tokens, time)
+
+    end = min(plan.until, *law.breaks(plan.start, plan.until), plan.until)
+    law, span = law.between(plan.start, end), end - plan.start
+    check_velocities(law, tokens, [plan.start, plan.start + 0.37 * span, plan.start + 0.81 * span], evaluate)
+    changes = None if tolerance is None else merging_changes(law, tokens, plan.start, evaluate)
+    if changes is None:
+        return tolerance
+    if merge is None:
+        return None
+    raise InputError(
+        f"tokens cannot be merged here: {changes}; leave out merge, or let the velocity use tokens.weights"
+    )
 
 
 def _layer_times(times: np.ndarray, explicit: bool, plan: Plan) -> np.ndarray:

@@ -143,7 +143,7 @@ def save_times(save: Any, start: float, until: float, row_bytes: int) -> tuple[n
     Parameters
     ----------
     save : None for a grid that is linear near the start and logarithmic later (0.1 sinh), thinned to 256 MiB; an integer for
-        that many equal intervals; a sequence for those times.
+        that many equal intervals; a sequence for those times (outside the interval by no more than rounding).
     start, until : the interval of the run.
     row_bytes : bytes of one state.
     """
@@ -160,13 +160,25 @@ def save_times(save: Any, start: float, until: float, row_bytes: int) -> tuple[n
     times = np.asarray(save, dtype=np.float64).reshape(-1)
     if len(times) == 0:
         return times, True
-    if not np.isfinite(times).all() or (times[1:] <= times[:-1]).any():
+    if not np.isfinite(times).all():
+        raise InputError("save times must be finite and increasing")
+    times = _snap(times, start, until)
+    if (times[1:] <= times[:-1]).any():
         raise InputError("save times must be finite and increasing")
     if times[0] < start or times[-1] > until:
         raise InputError(
             f"save times must lie between the start {start:g} and until {until:g}, got {times[0]:g} to {times[-1]:g}"
         )
     return times, True
+
+
+def _snap(times: np.ndarray, start: float, until: float) -> np.ndarray:
+    """Times that lie outside the interval by no more than rounding, moved to its ends: 0.1 + 0.2 is larger than 0.3."""
+    size = max(abs(start), abs(until))
+    # sums of many steps are off by more than one spacing, but never by a visible part of the interval
+    reach = max(4.0 * np.spacing(size), min(1e-12 * size, 1e-9 * (until - start)))
+    times = np.where((times < start) & (times >= start - reach), start, times)
+    return np.where((times > until) & (times <= until + reach), until, times)
 
 
 @lru_cache(maxsize=16)

@@ -13,7 +13,11 @@ from attractor.errors import InputError
 
 
 def to_float_tensor(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a floating-point tensor: torch floats keep their dtype unless ``dtype`` is given, everything else becomes float64."""
+    """Return a tensor in float32 or float64.
+
+    Without ``dtype``, torch's float32 and float64 stay, its shorter types become float32 (which holds them exactly), and
+    everything else becomes float64.
+    """
     if isinstance(value, np.ndarray) and np.iscomplexobj(value):
         raise InputError(f"{name} must be real, got dtype {value.dtype}")
     if not isinstance(value, Tensor):
@@ -27,6 +31,7 @@ def to_float_tensor(value: Any, name: str, dtype: torch.dtype | None = None) -> 
         raise InputError(f"{name} must be real, got dtype {value.dtype}")
     if dtype is None:
         dtype = value.dtype if value.is_floating_point() else torch.float64
+        dtype = torch.float32 if dtype.itemsize < 4 else dtype
     return value.to(dtype)
 
 
