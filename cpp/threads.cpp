@@ -104,13 +104,17 @@ public:
     }
 };
 
-// Never destroyed: its threads may outlive the static objects. After a fork the child has none of them and starts anew.
+// Never destroyed: its threads may outlive the static objects. After a fork the child has none of them and starts anew;
+// without a mutex, which another thread of the parent could have held at the fork.
 Pool& pool() {
-    static std::mutex lock;
-    static Pool* current = nullptr;
-    std::lock_guard<std::mutex> held(lock);
-    if (!current || current->process != getpid()) current = new Pool;
-    return *current;
+    static std::atomic<Pool*> current{nullptr};
+    Pool* known = current;
+    while (!known || known->process != getpid()) {
+        Pool* made = new Pool;
+        if (current.compare_exchange_strong(known, made)) return *made;
+        delete made;  // another thread was faster; this one has no threads yet
+    }
+    return *known;
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
 
 from attractor.errors import FetchError
-from attractor.files import write_json
+from attractor.files import read_json, write_json
 from attractor.registry import find
 
 Client = Literal["pip", "npm", "apt"]
@@ -454,7 +454,7 @@ def _move(folder: Path, place: Path, wanted: Asset) -> None:
 def _is_complete(folder: Path, wanted: Asset) -> bool:
     """Whether all files exist with the recorded sizes, or the folder is the installed package."""
     try:
-        sizes = json.loads((folder / STAMP).read_text(encoding="utf-8"))["files"]
+        sizes = read_json(folder / STAMP)["files"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
     except FileNotFoundError:
         return bool(wanted.module) and folder.name == wanted.module and wanted.path_in(folder).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -94,8 +95,28 @@ def read_json_lines(path: Path) -> list[Any]:
     if path.exists():
         with suppress(ValueError):
             for line in path.read_text(encoding="utf-8").splitlines():
-                found.append(json.loads(line))
+                found.append(parse_json(line))
     return found
+
+
+def read_json(path: Path) -> Any:
+    """Return the document of a JSON file in UTF-8; raise ``OSError`` or ``ValueError``, also for a file that is no regular one."""
+    check_regular(path)
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def parse_json(text: str) -> Any:
+    """Return a JSON document; raise ``ValueError`` if it is not valid, or nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its lists or objects are nested too deeply") from None
+
+
+def check_regular(path: Path) -> None:
+    """Raise ``OSError`` for a named pipe, a socket or a device: to read from it could wait forever."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is a named pipe, a socket or a device, not a regular file", str(path))
 
 
 def dump_json(value: Any, indent: int | None = None) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -120,3 +124,31 @@ def test_a_mask_of_one_row_serves_all() -> None:
         found, _ = attend(x, x, x, visible=row, engine=name)
         wanted, _ = attend(x, x, x, visible=row.expand(300, 300).contiguous(), engine="reference")
         torch.testing.assert_close(found, wanted)
+
+
+FORK = """
+import os, signal, torch
+torch.set_num_threads(2)
+import attractor as at
+entries = torch.randn(1500, 1500)
+law, tokens = at.Attention.isotropic(3, 1.0), at.Tokens.uniform(2000, 3)
+
+def work():
+    (entries @ entries).sum(), entries.exp().sum()
+    at.velocity(law, tokens)
+    at.flow(law, at.Tokens.uniform(300, 3, ensemble=4), space="sphere", until=0.1)
+
+work()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    work()
+    os._exit(0 if torch.get_num_threads() == 1 else 3)
+print("status", os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
+def test_a_forked_child_does_not_wait_for_threads_of_its_parent() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "status 0\n", done.stderr

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import attractor as at
 import oracles
 from attractor.laws import (
     L2,
@@ -203,3 +205,26 @@ def test_positions_may_differ_between_members() -> None:
                     scale=law.scale,
                 )
                 np.testing.assert_allclose(got[lane], expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_laws_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Everything that a law in float64 does, with the same numbers: those of 16 bits are a subset of those of 64."""
+    rng = np.random.default_rng(0)
+    query, key, value, W = (torch.from_numpy(rng.standard_normal((3, 3))).to(dtype) for _ in range(4))
+    W = W @ W.mT + torch.eye(3, dtype=dtype)
+    tokens = at.Tokens.gaussian(5, 3, seed=1)
+    for kernel in ("softmax", "l2", "sinkhorn", "linear"):
+        narrow = at.Attention(query, query if kernel == "sinkhorn" else key, value, kernel=kernel, scale=0.5)
+        wide = at.Attention(*(part.double() for part in (narrow.query, narrow.key, value)), kernel=kernel, scale=0.5)
+        torch.testing.assert_close(at.velocity(narrow, tokens), at.velocity(wide, tokens), rtol=1e-12, atol=1e-12)
+        for space in ("sphere", at.Ellipsoid(W)):
+            runs = [at.flow(law, tokens, space=space, until=0.5).final.points for law in (narrow, wide)]
+            torch.testing.assert_close(*runs, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(narrow.metric.double(), wide.metric, rtol=1e-2, atol=1e-2)
+        assert "Attention" in narrow._repr_html_()
+    pytest.importorskip("zarr")
+    run = at.flow(narrow, tokens, until=0.1, store=tmp_path / "run")
+    found = at.load(tmp_path / "run")
+    assert torch.equal(found.law.query, narrow.query)
+    assert torch.equal(found.points, run.points)

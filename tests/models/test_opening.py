@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,46 @@ DAMAGE = {
         ),
         CheckpointError,
         "outside its folder",
+    ),
+    "an index whose values are no names": (
+        lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": 3, "y": null}}'),
+        CheckpointError,
+        "must give the name of a file for every tensor",
+    ),
+    "an index without a table": (
+        lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": ["x"]}'),
+        CheckpointError,
+        "must give the name of a file for every tensor",
+    ),
+    "a configuration nested deeply": (
+        lambda folder: (folder / "config.json").write_text('{"model_type":' + "[" * 100_000 + "]" * 100_000 + "}"),
+        CheckpointError,
+        "nested too deeply",
+    ),
+    "an index nested deeply": (
+        lambda folder: (folder / "model.safetensors.index.json").write_text("[" * 100_000 + "]" * 100_000),
+        CheckpointError,
+        "nested too deeply",
+    ),
+    "a billion layers": (
+        lambda folder: _config(folder, num_hidden_layers=10**9),
+        CheckpointError,
+        r"says num_hidden_layers = 1e\+09, and a model has at most 100000",
+    ),
+    "a billion layers inside": (
+        lambda folder: _config(folder, text_config={"num_hidden_layers": 1e9}),
+        CheckpointError,
+        r"says num_hidden_layers = 1e\+09, and a model has at most 100000",
+    ),
+    "infinitely many dimensions": (
+        lambda folder: _config(folder, hidden_size=float("inf")),
+        CheckpointError,
+        "says hidden_size = inf, and a model has at most",
+    ),
+    "a named pipe as weights": (
+        lambda folder: os.mkfifo(folder / "extra.safetensors"),
+        CheckpointError,
+        r"extra\.safetensors cannot be read: it is a named pipe",
     ),
     "an unknown family": (
         lambda folder: _config(folder, model_type="lama"),

@@ -21,6 +21,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an end at the start": ({"start": 1.0}, "not after the start"),
     "an infinite end": ({"until": float("inf")}, "finite"),
     "an end that is not a number": ({"until": float("nan")}, "finite"),
+    "an end too near to the start": ({"until": 5e-324}, "between 1e-290 and 1e"),
+    "an end too far from the start": ({"start": -1e308, "until": 1e308}, "between 1e-290 and 1e"),
+    "too many steps": ({"method": "rk4", "step": 1e-300}, r"steps of 1e-300 until t = 1 are 1e\+300 steps"),
+    "too many layers": ({"method": "layers", "step": 1e-10}, r"are 1e\+10 steps, and a run takes at most 1e\+09"),
+    "too many steps of an adaptive method": (
+        {"method": "dopri5", "adaptive": False, "step": 5e-324},
+        "steps, and a run takes at most",
+    ),
     "an infinite start": ({"start": float("-inf")}, "finite"),
     "an end in words": ({"until": "soon"}, "until"),
     "an unknown method": ({"method": "leapfrog"}, "'leapfrog' is not known; the methods are dopri5, dop853"),
@@ -105,3 +113,18 @@ def test_velocity_refuses_what_flow_refuses() -> None:
         at.velocity("attention", TOKENS)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="Tokens"):
         at.velocity(LAW, np.eye(3))  # type: ignore[arg-type]
+
+
+def test_the_first_step_of_an_adaptive_method_may_be_tiny() -> None:
+    run = at.flow(LAW, TOKENS, until=1.0, step=1e-300)
+    assert run.outcome.name == "reached"
+    expected = at.flow(LAW, TOKENS, until=1.0).final.points
+    torch.testing.assert_close(run.final.points, expected, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("until", [1e-289, 1e-200, 1e-100])
+def test_short_runs(until: float) -> None:
+    """x' = V x and the covariance equation over a time that changes nothing."""
+    for space in ("euclidean", "sphere"):
+        assert torch.equal(at.flow(LAW, TOKENS, space=space, until=until).final.points, TOKENS.points)
+    assert at.flow(LAW, at.Gaussian(torch.zeros(3), torch.eye(3)), until=until).outcome.name == "reached"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -119,9 +120,9 @@ def test_a_failure_on_one_rank_ends_all(found: list[dict[str, Any]]) -> None:
     assert second["bad on 1"][0] == "InputError"
     assert first["bad on 1"] == ["RankError", f"rank 1 failed: {second['bad on 1'][1]}"]
     lost = "a process of this run was lost: {}; there is no store to resume it from"
-    assert first["asleep"] == ["RankError", lost.format("no answer in 1 seconds")]
+    assert first["asleep"] == ["RankError", lost.format("no answer in 1 seconds (ATTRACTOR_TIMEOUT)")]
     assert second["asleep"] == ["RankError", lost.format("the connection was closed")]
-    assert first["asleep at shared memory"] == ["RankError", lost.format("no answer in 1 seconds")]
+    assert first["asleep at shared memory"] == ["RankError", lost.format("no answer in 1 seconds (ATTRACTOR_TIMEOUT)")]
     assert second["asleep at shared memory"] == ["RankError", lost.format("the connection was closed")]
 
 
@@ -189,6 +190,53 @@ def test_a_killed_rank_leaves_one_sentence_and_a_store(tmp_path: Path) -> None:
     )
     assert resumed.stats.evaluations == whole.stats.evaluations
     torch.testing.assert_close(resumed.points, whole.points, rtol=0, atol=1e-13)
+
+
+STOP = """
+import os, signal, sys
+from attractor.cli import main
+from attractor.solvers.steppers.stepper import Field
+
+velocity, calls = Field.velocity, []
+
+def stopping(self, t, x):
+    calls.append(1)
+    if os.environ["RANK"] == os.environ["STOP"] and len(calls) == 100:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return velocity(self, t, x)
+
+Field.velocity = stopping
+main.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("stop", [0, 1])  # rank 0 has the key-value store too
+def test_a_stopped_rank_is_given_up(tmp_path: Path, stop: int) -> None:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        port = str(door.getsockname()[1])
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ATTRACTOR_TIMEOUT": "3"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "STOP": str(stop), **told}
+    options = ["--tokens", "24", "--space", "sphere", "--until", "5", "--merge", "off", "--out", str(tmp_path / "run")]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", STOP, "simulate", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**environment, "RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        _, stderr = ranks[1 - stop].communicate(timeout=90)
+    finally:
+        for rank in ranks:
+            rank.kill()
+        ranks[stop].communicate()
+    assert ranks[1 - stop].returncode == 1
+    (sentence,) = [line for line in stderr.splitlines() if line.startswith("attractor")]
+    assert "a process of this run was lost: no answer in 3 seconds (ATTRACTOR_TIMEOUT); resume it from" in sentence
 
 
 HOLD = """

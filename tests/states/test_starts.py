@@ -76,6 +76,7 @@ def test_the_older_constructors_are_the_same_draws() -> None:
         ("shell:1", "inner radius"),
         ("ellipse:1", "half axes"),
         ("mixture:0", "whole number of parts"),
+        ("mixture:1e30", "at most 1,000,000 parts, got 1e\\+30"),
         ("ball:1,2", "too many"),
     ],
 )

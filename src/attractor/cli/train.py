@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import tomllib
@@ -26,7 +25,7 @@ from attractor.cli.options import (
     with_options,
 )
 from attractor.errors import InputError, StoreError
-from attractor.files import write_json
+from attractor.files import read_json, write_json
 from attractor.progress import is_shown, progress_bar
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def _number(folder: Path) -> int:
 def _seeds(folder: Path) -> list[int]:
     """Return the recorded seeds of a run of several, in their order."""
     try:
-        return [int(seed) for seed in json.loads((folder / SEEDS).read_text(encoding="utf-8"))]
+        return [int(seed) for seed in read_json(folder / SEEDS)]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError):

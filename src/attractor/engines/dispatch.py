@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from attractor.engines import blockwise, distributed, fused, reference, spectral, triton
@@ -171,3 +173,12 @@ register(
         "spectral", spectral.run, spectral.accepts, spectral.priority, spectral.reason, spectral.obstacle, linear=True
     )
 )
+
+
+def _use_one_thread() -> None:
+    """In a forked child: PyTorch's threads do not exist there, and the first operation that uses them would wait forever."""
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_use_one_thread)

@@ -147,6 +147,11 @@ def _make_config(tensors: GGUFTensors, architecture: str) -> Any:
             raise CheckpointError(
                 f"{tensors.path} says {architecture}.{FIELDS[name]} = {value}, and a model has at least 1: it is damaged"
             )
+    if settings["num_hidden_layers"] > len(tensors._stored):
+        raise CheckpointError(
+            f"{tensors.path} says {architecture}.block_count = {settings['num_hidden_layers']} and holds "
+            f"{len(tensors._stored)} tensors: it is damaged"
+        )
     settings["attention_bias"] = "blk.0.attn_q.bias" in tensors
     settings["rope_parameters"] = _rope(tensors, architecture, settings)
     return AutoConfig.for_model(ARCHITECTURES[architecture], **settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from attractor import assets
 from attractor.errors import AttractorError, CheckpointError, InputError, UnsupportedError, missing
+from attractor.files import check_regular, parse_json, read_json
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.loading import context_length, load_tokenizer, tokenize, tokenizer_notes
 
@@ -71,6 +71,7 @@ def _file(path: Path, column: str | None) -> Iterator[str]:
     if kind not in SUFFIXES:
         raise InputError(f"{path} is not read as texts; give a file that ends in {', '.join(SUFFIXES)}")
     try:
+        check_regular(path)
         if kind in PLAIN:
             whole = path.read_text(encoding=ENCODING)
             yield from whole.split(BREAK if BREAK in whole else "\n\n")
@@ -83,7 +84,7 @@ def _file(path: Path, column: str | None) -> Iterator[str]:
             with path.open(encoding=ENCODING) as file:
                 yield from _column(_lines(file), column, path)
         else:
-            yield from _column(_rows(json.loads(path.read_text(encoding=ENCODING)), column, path), column, path)
+            yield from _column(_rows(parse_json(path.read_text(encoding=ENCODING)), column, path), column, path)
     except (OSError, ValueError, TypeError, csv.Error) as error:
         if isinstance(error, AttractorError):
             raise
@@ -105,7 +106,7 @@ def _lines(file: Iterable[str]) -> Iterator[Any]:
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
-                yield json.loads(line)
+                yield parse_json(line)
             except ValueError as error:
                 raise ValueError(f"line {number} is no JSON ({error})") from None
 
@@ -230,8 +231,8 @@ def read_image(checkpoint: Checkpoint, path: str | Path) -> dict[str, Tensor]:
 def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
     file = Path(checkpoint.tensors.describe()) / "preprocessor_config.json"
     try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
+        return read_json(file) if file.is_file() else {}
+    except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read as JSON: {error}") from None
 
 

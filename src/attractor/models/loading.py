@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from attractor.errors import CheckpointError, InputError
+from attractor.files import read_json
 from attractor.models.checkpoints import Checkpoint, silence_transformers
 from attractor.models.gguf import GGUFTensors
 from attractor.models.llama2c import Llama2cTensors
@@ -210,7 +210,7 @@ def _read_lower_case(folder: Path) -> bool | None:
     """The do_lower_case of the configuration files, if any."""
     for name in ("tokenizer_config.json", "config.json"):
         try:
-            found = json.loads((folder / name).read_text(encoding="utf-8")).get("do_lower_case")
+            found = read_json(folder / name).get("do_lower_case")
         except (OSError, ValueError, AttributeError):
             continue
         if isinstance(found, bool):

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import replace
-from numbers import Integral
+from itertools import product
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from attractor.errors import CheckpointError, InputError, UnsupportedError, missing
+from attractor.files import read_json
 from attractor.models import llama2c
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.family import find_family, list_families
-from attractor.models.tensors import LiveTensors, open_tensors
+from attractor.models.tensors import LiveTensors, check_files, open_tensors
 from attractor.registry import closest
 
+LARGEST = 10**9  # a number of heads or a dimension above this is damage
+DEPTHS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+)
+DEEPEST = 10**5  # a number of layers above this is damage; lists with an entry for every layer are made from it
 PATTERNS = ["*.json", "*.txt", "*.model"]
 SIZES = (  # as the families call them
     "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads",
@@ -78,8 +90,9 @@ def _open_folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
         if len(quantised) == 1:
             return _open_file(quantised[0], dtype)
         raise CheckpointError(f"{folder} has no config.json, so the model in it is not known")
+    check_files(folder)
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = read_json(file)
         model_type, built = settings.get("model_type"), settings.get("architectures")
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
@@ -101,15 +114,21 @@ def _open_folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
 
 
 def check_sizes(settings: Any, place: str) -> None:
-    """Raise if a number of heads or a dimension in a configuration is below 1."""
-    for name in SIZES:
-        value = settings.get(name)
-        if isinstance(value, Integral) and not isinstance(value, bool) and int(value) < 1:
+    """Raise if a number of heads or layers or a dimension in a configuration is below 1 or absurdly large."""
+    limits = [*((name, LARGEST) for name in SIZES), *((name, DEEPEST) for name in DEPTHS)]
+    parts = [settings, *(part for part in settings.values() if isinstance(part, dict))]  # such as text_config
+    for part, (name, most) in product(parts, limits):
+        value = part.get(name)
+        if not isinstance(value, Real) or isinstance(value, bool):
+            continue
+        if value < 1 and name in SIZES:
             raise CheckpointError(
                 f"{place} says {name} = {value}, and a model has at least 1: the configuration is damaged"
             )
-    if isinstance(settings.get("text_config"), dict):
-        check_sizes(settings["text_config"], place)
+        if not value <= most:
+            raise CheckpointError(
+                f"{place} says {name} = {value:g}, and a model has at most {most:g}: the configuration is damaged"
+            )
 
 
 def _infer_model_type(names: Collection[str], file: Path) -> str:
@@ -131,7 +150,7 @@ def _read_config(folder: Path, model_type: str) -> Any:
     from transformers import AutoConfig
 
     try:
-        if "model_type" not in (settings := json.loads((folder / "config.json").read_text(encoding="utf-8"))):
+        if "model_type" not in (settings := read_json(folder / "config.json")):
             return AutoConfig.for_model(model_type, **settings)
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:

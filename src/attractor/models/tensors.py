@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Collection
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import CheckpointError, InputError, UnsupportedError, missing
+from attractor.files import check_regular, read_json
 
 # parts of the names of files that Trainer, accelerate and others write next to the weights
 NOT_WEIGHTS = (
@@ -130,6 +130,7 @@ class LiveTensors:
 
 def open_tensors(folder: Path) -> Tensors:
     """The tensors of a folder: safetensors, or pickles that load safely."""
+    check_files(folder)
     if (
         any(not _is_other_file(file) for file in folder.glob("*.safetensors"))
         or (folder / "model.safetensors.index.json").exists()
@@ -151,6 +152,16 @@ def open_tensors(folder: Path) -> Tensors:
     raise CheckpointError(
         f"{folder} holds no weights: there is neither a .safetensors file nor a .bin, .pt or .gguf file"
     )
+
+
+def check_files(folder: Path) -> None:
+    """Raise if a folder contains a named pipe, a socket or a device, which could be waited for without end."""
+    try:
+        for file in folder.iterdir():
+            check_regular(file)
+    except OSError as error:
+        place = error.filename or folder
+        raise CheckpointError(f"{place} cannot be read: {error.strerror or error}; remove it from the folder") from None
 
 
 def _pickles(folder: Path) -> list[Path]:
@@ -185,11 +196,15 @@ def load_pickle(file: Path) -> dict[str, Tensor]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        found = read_json(index)["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{index} cannot be read as an index of weights: {type(error).__name__}: {error}"
         ) from None
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        raise CheckpointError(
+            f'{index} is damaged: its "weight_map" must give the name of a file for every tensor; fetch it again'
+        )
     if any(Path(file).name != file for file in found.values()):
         raise CheckpointError(f"{index} names files outside its folder")
     return found

@@ -33,7 +33,7 @@ class RescaledGaussian:
 
     def __init__(self, field: Field, rank: int, dim: int, start: float, until: float) -> None:
         self.field, self.rank, self.dim = field, rank, dim
-        self.start, self.slowest, self.unit = start, 1.0 / (until - start), until - start
+        self.start, self.slowest, self.unit = start, slowest_rate(start, until), until - start
         self.evaluations, self.strength = 0, 0.0  # strength is |B| at the last call of rest
         self.lifted = self.implicit = False
 
@@ -104,6 +104,11 @@ class RescaledGaussian:
             below[index] -= DIFFERENCE
             columns[:, index] = (self(tau, above) - self(tau, below)) / (above[index] - below[index])
         return columns
+
+
+def slowest_rate(start: float, until: float) -> float:
+    """One over the length of a run, below the numbers whose squares overflow."""
+    return min(1.0 / (until - start), 1e150)
 
 
 def horizontal(slope: np.ndarray, factor: np.ndarray) -> np.ndarray:
@@ -288,7 +293,7 @@ class GaussianMember:
             self.z = np.concatenate((orthogonalise(shape).ravel(), self.z[cut:]))
         self.problem.lifted, self.problem.implicit, rate = lifted, stiff, self.speed[2]
         # differences need a rate that does not bend within their step
-        self.problem.slowest = max(1.0 / (self.plan.until - self.plan.start), self.strongest if stiff else 0.0)
+        self.problem.slowest = max(slowest_rate(self.plan.start, self.plan.until), self.strongest if stiff else 0.0)
         self.speed = self.problem.rest(*self.problem.unpack(self.z))
         tau *= self.speed[2] / rate
         self.stiffness = StiffnessDetector() if explicit == stiff else self.stiffness

@@ -84,7 +84,7 @@ class ProcessGroup:
                 raise RuntimeError("Timed out")
             if now - checked > POLL:
                 checked = now
-                if self.store.check([self.key]):
+                if self._ask_store(lambda: self.store.check([self.key])):
                     raise RuntimeError("another rank failed")
         work.wait()
 
@@ -163,14 +163,26 @@ class ProcessGroup:
         """Return the error of a lost rank: the reason that it wrote, or that it does not answer."""
         if isinstance(error, RankError):  # raised by the signal handler
             return error
-        note = ""
-        with contextlib.suppress(RuntimeError):  # the process that has the store may be lost
-            note = self.store.get(self.key).decode() if self.store.check([self.key]) else ""
+        note = self._ask_store(lambda: self.store.get(self.key).decode() if self.store.check([self.key]) else "")
         if note:
             return RankError(note, reported=True)
         silent = "imed out" in str(error)
-        words = f"no answer in {self.timeout:g} seconds" if silent else "the connection was closed"
+        words = f"no answer in {self.timeout:g} seconds ({VARIABLE})" if silent else "the connection was closed"
         return RankError(f"a process of this run was lost: {words}")
+
+    def _ask_store(self, request: Callable[[], Any]) -> Any:
+        """Return the store's answer to a request, or None: the process that has the store may be lost, or stopped and silent."""
+        answers: list[Any] = []
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):
+                answers.append(request())
+
+        # the thread of a request without an answer does not keep the program from ending
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(min(self.timeout, GRACE))
+        return answers[0] if answers else None
 
     def termination_error(self) -> RankError:
         """Return the error for SIGTERM: another rank failed or was killed, or torchrun was ended."""
@@ -182,9 +194,8 @@ class ProcessGroup:
     def write_failure(self, error: BaseException) -> None:
         """Write why this rank fails, for the other ranks."""
         if not isinstance(error, RankError):
-            with contextlib.suppress(RuntimeError):
-                words = str(error) or type(error).__name__
-                self.store.compare_set(self.key, "", f"rank {self.rank} failed: {words}")
+            words = f"rank {self.rank} failed: {str(error) or type(error).__name__}"
+            self._ask_store(lambda: self.store.compare_set(self.key, "", words))
 
     def close(self) -> None:
         """Close the connections, which ends the waiting of other ranks."""

@@ -36,6 +36,8 @@ from attractor.solvers.trajectory import Trajectory
 from attractor.spaces import Euclidean, Space, space_named
 from attractor.states import Gaussian, Tokens
 
+SHORTEST, LONGEST = 1e-290, 1e300  # lengths of a run; shorter and longer ones leave the range of float64 in between
+MAX_STEPS = 1e9  # of a fixed length; they take days
 SMALL = 1 << 20  # bytes of a state below which memory is not checked
 
 
@@ -310,6 +312,11 @@ def _interval(law: Law, start: float, until: float | None, save: Any) -> tuple[f
         raise InputError(f"start and until must be finite times, got {start:g} and {until:g}")
     if until <= start:
         raise InputError(f"until = {until:g} is not after the start at t = {start:g}")
+    if not SHORTEST <= until - start <= LONGEST:
+        raise InputError(
+            f"a run takes between {SHORTEST:g} and {LONGEST:g} units of time, got {until - start:g}: measure time in other units, "
+            "by a factor of the values"
+        )
     return start, until
 
 
@@ -339,6 +346,11 @@ def _plan(
         step = law.duration if isinstance(law, Stack) else 1.0
     if step is None and not adaptive:
         raise InputError(f"method {stepper.name!r} takes steps of one size: give step=...")
+    if step is not None and not adaptive and (until - start) / step > MAX_STEPS:
+        raise InputError(
+            f"steps of {step:g} until t = {until:g} are {(until - start) / step:.3g} steps, and a run takes at most {MAX_STEPS:g}: "
+            "give a longer step=..."
+        )
     return Plan(
         law=law,
         space=space,

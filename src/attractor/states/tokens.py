@@ -296,6 +296,9 @@ def ellipse(generator: np.random.Generator, shape: tuple[int, ...], *axes: float
     return ball(generator, shape) * np.array(axes)
 
 
+MAX_PARTS = 10**6  # of a mixture
+
+
 @register_start
 def mixture(
     generator: np.random.Generator, shape: tuple[int, ...], parts: float = 2, spread: float = 0.3
@@ -304,6 +307,8 @@ def mixture(
         raise InputError(
             f"a mixture has a whole number of parts and a spread of at least 0, got {parts:g} and {spread:g}"
         )
+    if parts > MAX_PARTS:
+        raise InputError(f"a mixture has at most {MAX_PARTS:,} parts, got {parts:g}")
     centres = np.zeros((int(parts), shape[-1]))
     if shape[-1] == 1:
         centres[:, 0] = np.linspace(-1.0, 1.0, int(parts)) if parts > 1 else 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attractor.errors import InputError, StoreError
-from attractor.files import read_json_lines, write_json, write_json_lines
+from attractor.files import read_json, read_json_lines, write_json, write_json_lines
 from attractor.plotting import Curve, Panel, draw_panels
 from attractor.serialization import to_frame
 from attractor.training.config import Config
@@ -86,7 +85,7 @@ class RunFolder:
     def entries(self) -> dict[str, Any]:
         """Return the entries of the run's configuration, as they were written."""
         try:
-            return json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+            return read_json(self.path / "config.json")
         except (OSError, ValueError):
             raise StoreError(
                 f"{self.path} holds no run that could be resumed: it has no readable config.json"
@@ -105,7 +104,7 @@ class RunFolder:
         """Return the names of entries set on top of the configuration file; none if the run does not record them."""
         with suppress(OSError, ValueError, TypeError):
             known = self.entries()
-            names = json.loads((self.path / "changed.json").read_text(encoding="utf-8"))
+            names = read_json(self.path / "changed.json")
             return [name for name in names if name in known]
         return []
 
@@ -120,7 +119,7 @@ class RunFolder:
     def last_step(self) -> int:
         """Return the step of the checkpoint; 0 without one."""
         try:
-            return int(json.loads((self.checkpoint / "step.json").read_text(encoding="utf-8"))["step"])
+            return int(read_json(self.checkpoint / "step.json")["step"])
         except FileNotFoundError:
             return 0
         except (OSError, ValueError, KeyError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attractor.errors import InputError, StoreError, missing
+from attractor.files import read_json
 from attractor.training.config import Config
 from attractor.training.data.batches import LIBRARY, Batch, find_paths, sample_indices
 from attractor.training.data.text import load_dataset
@@ -74,7 +74,7 @@ def read_cifar(folder: Path) -> Arrays:
         found = next(iter(folder.glob(f"{kind}_la*.json")), None)
         if found is None:
             raise StoreError(f"{folder} has images of CIFAR-10 but no {kind}_lables.json")
-        return np.array(json.loads(found.read_text(encoding="utf-8")), dtype=np.int64)
+        return np.array(read_json(found), dtype=np.int64)
 
     train = np.concatenate([rows(f"data_batch_{number}.png") for number in range(1, 6)])
     return _check_arrays(

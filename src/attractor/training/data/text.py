@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import shutil
 from collections import Counter
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from attractor.errors import InputError, StoreError, missing
-from attractor.files import write_atomic, write_json
+from attractor.files import read_json, write_atomic, write_json
 from attractor.training.config import Config
 from attractor.training.data.batches import LIBRARY, Batch, find_paths
 
@@ -239,7 +238,7 @@ def _open_words(config: Config, train: np.ndarray, cache: Path) -> tuple[int, En
         counts.setdefault(UNKNOWN, 0)
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
         write_json(path, ordered)
-    ordered = json.loads(path.read_text(encoding="utf-8"))
+    ordered = read_json(path)
     index = {word: number for number, word in enumerate(ordered)}
     unknown, end = index[UNKNOWN], index[END]
 
