@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from attractor.errors import AttractorError, UnsupportedError
 from attractor.laws import Attention
 from attractor.solvers import Trajectory
 from attractor.states import Tokens
+from attractor.weights import Bounds, bound_abscissa, rounding_error
 
 if TYPE_CHECKING:
     from attractor.theory.theorem import Case
@@ -63,6 +64,15 @@ class Margin:
     ) -> Margin:
         """residual = 0: holds up to ``tolerance``, fails above ``unequal``, undetermined between."""
         return cls(tolerance - float(residual), tolerance - unequal, 0.0, detail)
+
+    @classmethod
+    def bounded(cls, bounds: Bounds, size: float, band: float = BAND) -> Margin:
+        """value > 0 for a computed value with proved bounds, all relative to ``size``: rounding that they leave widens the band."""
+        value, low, high = (part / max(size, 1e-300) for part in (bounds.value, bounds.low, bounds.high))
+        found = cls(value, value - high - band, value - low + band)
+        if found.verdict is not Verdict.UNDETERMINED or abs(value) < band:
+            return replace(found, detail=f"{bounds.value:.4g}")
+        return replace(found, detail=f"computed as {bounds.value:.4g}, but rounding leaves the sign open")
 
     @classmethod
     def boolean(cls, holds: bool, detail: str = "") -> Margin:
@@ -191,10 +201,12 @@ def find_contradiction(fate: str, run: Trajectory) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Matrices:
-    """``interactions`` W (h, d, d), scale included, and ``values`` V (h, d, d), output projection included."""
+    """``interactions`` W (h, d, d), scale included, and ``values`` V (h, d, d), output projection included; ``value_size`` is the norm
+    of the factors of the values, to which their rounding is relative."""
 
     interactions: Tensor
     values: Tensor
+    value_size: float
 
     @cached_property
     def interaction(self) -> Tensor:
@@ -205,6 +217,11 @@ class Matrices:
     def value(self) -> Tensor:
         """The sum of V over heads: the linear velocity of the mean near zero, and of the first token under a causal mask."""
         return self.values.sum(0)
+
+    @cached_property
+    def abscissa(self) -> Bounds:
+        """The largest real part of an eigenvalue of ``value``, with proved bounds on the side that decides its sign."""
+        return bound_abscissa(self.value, rounding_error(self.value, self.value_size))
 
     @cached_property
     def conditioning(self) -> float:
@@ -235,12 +252,18 @@ class Matrices:
         return self.values[0].mT @ self.interactions[0]
 
 
+PARTS = ("query", "key", "value", "output")
+
+
 def compute_matrices(law: Attention) -> Matrices:
     """Return the matrices of a law without ensemble axes, in float64."""
     if law.query.ndim > 3:
         raise UnsupportedError("the law has parameters for several ensemble members: use law.member(...) for one")
-    interaction, value = (law.scale * law.interaction).detach().double(), law.value_map.detach().double()
+    parts = {name: None if (part := getattr(law, name)) is None else part.detach().double().cpu() for name in PARTS}
+    law = replace(law, **parts)  # products of single precision weights are computed in double precision
+    interaction, value = law.scale * law.interaction, law.value_map
     if not (bool(interaction.isfinite().all()) and bool(value.isfinite().all())):
         raise UnsupportedError("the law has entries that are not finite")
+    sizes = [float(torch.linalg.vector_norm(part)) for part in (law.value, law.output) if part is not None]
     d = law.dim
-    return Matrices(interaction.reshape(-1, d, d).cpu(), value.reshape(-1, d, d).cpu())
+    return Matrices(interaction.reshape(-1, d, d), value.reshape(-1, d, d), math.prod(sizes))

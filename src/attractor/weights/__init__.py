@@ -32,9 +32,11 @@ from attractor.weights.null_models import (
 )
 from attractor.weights.quantities import NAMES, QUANTITIES, Quantity, compute_quantities
 from attractor.weights.spectra import BANDS, asymmetry, extremes, symmetrize
+from attractor.weights.stability import Bounds, bound_abscissa, bound_radius, enclose_eigenvalue, rounding_error
 
 __all__ = [
     "BANDS",
+    "Bounds",
     "LABELS",
     "NAMES",
     "QUANTITIES",
@@ -52,6 +54,8 @@ __all__ = [
     "Setting",
     "SmallMatrices",
     "asymmetry",
+    "bound_abscissa",
+    "bound_radius",
     "classify_factors",
     "classify_heads",
     "collect_other_heads",
@@ -59,6 +63,7 @@ __all__ = [
     "compute_nulls",
     "compute_quantities",
     "draw_random_heads",
+    "enclose_eigenvalue",
     "extremes",
     "factorize",
     "fold_norm",
@@ -67,6 +72,7 @@ __all__ = [
     "reduce_products",
     "regime",
     "regimes",
+    "rounding_error",
     "separate_heads",
     "symmetrize",
     "value_spectrum",

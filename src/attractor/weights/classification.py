@@ -168,6 +168,8 @@ def _label_causal(value: Spectrum, setting: Setting, heads: int) -> Label:
     """Label a causal system by T8; for several heads a stable sum of values is only a local criterion."""
     name = {"stable": "convergent", "unstable": "divergent"}.get(value.stability, "undetermined")
     why = f"under a causal mask the value decides: largest real part {value.abscissa:.4g}"
+    if value.stability == "undetermined":
+        why += ", whose sign rounding leaves open"
     if value.stability == "marginal":
         why += f", and {value.zeros} directions in which nothing moves"
     proved = name == "divergent" or (value.stability == "stable" and heads == 1)
@@ -272,7 +274,7 @@ def classify_heads(
         forms(grams.reduced_interaction, 0, band),
         forms(grams.reduced_metric, 0, band),
         metric_asymmetries(grams),
-        spectra(grams.reduced_value, 0, band),
+        spectra(grams.reduced_value, 0, band, grams.norms[1]),
         turned,
     )
     tolerance = 1e-5 if single else 1e-9

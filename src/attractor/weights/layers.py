@@ -57,7 +57,8 @@ def value_spectrum(heads: list[Factors], band: float = BANDS[torch.float64]) -> 
     """Return the eigenvalues of the sum of value maps, from the product in the other order where that is smaller."""
     inner, outer = torch.cat([head.value for head in heads]), torch.cat([head.output for head in heads], -1)
     d, r = outer.shape
-    return spectrum(inner @ outer, d - r, band) if r < d else spectrum(outer @ inner, 0, band)
+    size = torch.linalg.vector_norm(inner) * len(heads) ** 0.5  # the columns of each output are orthonormal
+    return spectrum(inner @ outer, d - r, band, size) if r < d else spectrum(outer @ inner, 0, band, size)
 
 
 def interaction_sum(heads: list[Factors], band: float = BANDS[torch.float64]) -> Form:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attractor.weights.stability import prove_signs
+
 BANDS = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative size below which an eigenvalue has no sign
 
 
@@ -53,7 +55,8 @@ class Spectrum:
     """Eigenvalues of a value map: ``abscissa`` is their largest and ``lowest`` their smallest real part, ``radius`` the largest
     |1 + eigenvalue| (a discrete layer of size one), ``real`` the largest real eigenvalue or None; ``zeros`` more are zero by rank.
 
-    ``stability`` is stable (all real parts negative), unstable, marginal (zeros, the others stable) or undetermined.
+    ``stability`` is stable (all real parts negative), unstable, marginal (zeros, the others stable) or undetermined, where the sign of
+    the abscissa is within the band or not proved: eigenvalues of matrices far from normal may be off by much more than rounding.
     """
 
     abscissa: float
@@ -174,16 +177,23 @@ def _sign(positive: int, negative: int, unclear: int, zeros: int) -> str:
     return "positive" if positive else "negative"
 
 
-def spectrum(matrix: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> Spectrum:
-    """Describe the eigenvalues of a square matrix with ``zeros`` more dimensions in its kernel."""
-    return spectra(matrix[None], zeros, band)[0]
+def spectrum(
+    matrix: Tensor, zeros: int = 0, band: float = BANDS[torch.float64], size: Tensor | None = None
+) -> Spectrum:
+    """Describe the eigenvalues of a square matrix with ``zeros`` more dimensions in its kernel; ``size`` is the norm of its factors."""
+    return spectra(matrix[None], zeros, band, None if size is None else size[None])[0]
 
 
-def spectra(matrices: Tensor, zeros: int = 0, band: float = BANDS[torch.float64]) -> list[Spectrum]:
-    """Describe the eigenvalues of matrices (n, m, m), each with ``zeros`` more dimensions in its kernel."""
+def spectra(
+    matrices: Tensor, zeros: int = 0, band: float = BANDS[torch.float64], sizes: Tensor | None = None
+) -> list[Spectrum]:
+    """Describe the eigenvalues of matrices (n, m, m), each with ``zeros`` more dimensions in its kernel; ``sizes`` (n,) are the
+    norms of the factors whose products they are."""
     values = torch.linalg.eigvals(matrices)
     norms = spectral_norms(matrices)
-    return [_spectrum(one, norm, zeros, band) for one, norm in zip(values, norms.tolist(), strict=True)]
+    signs = prove_signs(matrices, values, sizes)
+    columns = zip(values, norms.tolist(), signs, strict=True)
+    return [_spectrum(one, norm, sign, zeros, band) for one, norm, sign in columns]
 
 
 def spectral_norms(matrices: Tensor) -> Tensor:
@@ -193,10 +203,10 @@ def spectral_norms(matrices: Tensor) -> Tensor:
     return sizes * torch.linalg.eigvalsh(scaled @ scaled.mT)[:, -1].clamp_min(0.0).sqrt()
 
 
-def _spectrum(values: Tensor, norm: float, zeros: int, band: float) -> Spectrum:
+def _spectrum(values: Tensor, norm: float, sign: int, zeros: int, band: float) -> Spectrum:
     abscissa, lowest = float(values.real.max()), float(values.real.min())
     real = values.real[values.imag.abs() <= 1e-12 * norm]
-    if abs(abscissa) <= band * norm or not norm:
+    if abs(abscissa) <= band * norm or not norm or not sign:
         stability = "undetermined"
     else:
         stability = "unstable" if abscissa > 0 else "marginal" if zeros else "stable"

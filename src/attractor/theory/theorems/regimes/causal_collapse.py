@@ -14,7 +14,7 @@ from attractor.theory.conditions import Hypothesis, Margin, Verdict
 from attractor.theory.hypotheses import CAUSAL, FLAT, NO_DRIFT, SOFTMAX, TOKENS, find_first_token
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
-from attractor.weights import measure_contraction
+from attractor.weights import Bounds, measure_contraction
 
 SIZES = ((2, 4), (3, 4), (4, 2))
 HORIZON = 64.0
@@ -25,8 +25,8 @@ def stable_margin(case: Case) -> Margin:
     found = case.matrices
     size = float(torch.linalg.matrix_norm(found.value, 2).clamp_min(1e-300))
     if len(found.values) == 1:
-        abscissa = float(torch.linalg.eigvals(found.value).real.max()) / size
-        return Margin.positive(-abscissa, detail=f"largest real part {abscissa * size:.4g}")
+        bounds = found.abscissa
+        return Margin.bounded(Bounds(-bounds.value, -bounds.high, -bounds.low), size)
     usual = measure_contraction(found.values)
     assert usual is not None
     if Margin.nonnegative(-usual.excess).verdict is Verdict.HOLDS:

@@ -30,11 +30,11 @@ def leading_component(case: Case, points: torch.Tensor) -> torch.Tensor:
 
 def _unstable_margin(case: Case) -> Margin:
     size = float(torch.linalg.matrix_norm(case.matrices.value, 2).clamp_min(1e-300))
-    return Margin.positive(leading_eigenvector(case)[0] / size)
+    return Margin.bounded(case.matrices.abscissa, size)
 
 
 def _present_margin(case: Case) -> Margin:
-    points = case.law.enter(case.tokens).points.double()
+    points = case.initial_tokens.points.double()
     return Margin.nonzero(
         float(leading_component(case, points) / points[find_first_token(case.tokens)].norm().clamp_min(1e-300))
     )

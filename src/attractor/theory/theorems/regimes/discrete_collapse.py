@@ -20,13 +20,15 @@ from attractor.theory.hypotheses import (
 )
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.weights import Bounds, bound_radius
 
 LAYERS = 400
 
 
 def _contracting_margin(case: Case) -> Margin:
-    values = torch.linalg.eigvals(case.matrices.value)
-    return Margin.positive(1.0 - float((1 + float(case.options["step"]) * values).abs().max()))
+    value = case.matrices.value
+    radius = bound_radius(torch.eye(len(value), dtype=value.dtype) + float(case.options["step"]) * value)
+    return Margin.bounded(Bounds(1 - radius.value, 1 - radius.high, 1 - radius.low), 1.0)
 
 
 def _small_margin(case: Case) -> Margin:

@@ -17,6 +17,7 @@ from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.hypotheses import FLAT, NO_DRIFT, NORMALISED, TOKENS
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.weights import Bounds, enclose_eigenvalue, rounding_error
 
 
 def find_directions(case: Case) -> list[tuple[float, torch.Tensor]]:
@@ -37,9 +38,15 @@ def find_directions(case: Case) -> list[tuple[float, torch.Tensor]]:
 
 
 def _stretched_margin(case: Case) -> Margin:
-    size = float(torch.linalg.matrix_norm(case.matrices.value, 2))
+    value = case.matrices.value
+    size = float(torch.linalg.matrix_norm(value, 2))
     rates = [rate for rate, _ in find_directions(case)]
-    return Margin.positive(max(rates, default=-size) / max(size, 1e-300))
+    if not rates:
+        return Margin.positive(-1.0, detail="no direction")
+    # an eigenvalue within rounding of a rate may have another sign: near a Jordan block it is far from where it was computed
+    error = rounding_error(value, case.matrices.value_size)
+    found = [Bounds(rate, enclose_eigenvalue(value.numpy(), complex(rate), error).low) for rate in rates]
+    return Margin.bounded(max(found, key=lambda bounds: (bounds.low, bounds.value)), size)
 
 
 def _one_side_margin(case: Case) -> Margin:
