@@ -114,3 +114,44 @@ def test_covariances_in_single_precision_are_taken() -> None:
     assert at.Gaussian(torch.zeros(6), root @ root.mT).dim == 6
     with pytest.raises(InputError, match="smallest eigenvalue is -1"):
         at.Gaussian(torch.zeros(2, 2), torch.stack([1e14 * EYE2, torch.diag(torch.tensor([1.0, -1.0])).double()]))
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 1), (2, 1), (1, 3), (3, 1)])
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_one_token_and_one_dimension_are_answered(n: int, d: int, mask: str | None) -> None:
+    for beta in (-1.0, 0.0, 2.0):
+        for space in ("sphere", "euclidean", at.Ellipsoid(2 * torch.eye(d, dtype=torch.float64))):
+            for step in (None, 0.5):
+                found = at.predict(
+                    at.Attention.isotropic(d, beta, mask=mask), at.Tokens.uniform(n, d), space, step=step
+                )
+                assert found.contradictions == ()
+
+
+def test_an_ensemble_is_not_answered_by_silence() -> None:
+    with pytest.raises(InputError, match=r"one start, got an ensemble of shape \(4,\)"):
+        at.predict(at.Attention.isotropic(3, 1.0), at.Tokens.uniform(5, 3, ensemble=4), "sphere")
+
+
+@pytest.mark.parametrize("size", [0.2, 5.0])
+def test_positions_of_the_input_are_added_before_tokens_are_put_on_the_sphere(size: float) -> None:
+    """``flow`` starts from N(x + p), whatever the length of x: a prediction is about the same points."""
+    x = torch.tensor([[1.0, 0.2, 0.0], [-1.0, 0.3, 0.1], [-1.0, -0.4, 0.0]], dtype=torch.float64)
+    law = at.Attention.isotropic(3, 1.0)
+    moved = at.Attention(EYE3, EYE3, EYE3, positions=at.Absolute(torch.tensor([[0.0, 0.0, 2.0]] * 3), when="input"))
+    tokens = at.Tokens(size * x)
+    start = at.flow(moved, tokens, space="sphere", until=1.0, save=[0.0, 1.0]).points[0]
+    direct = at.predict(law, at.Tokens(start), "sphere").row()
+    added = at.predict(moved, tokens, "sphere").row()
+    assert set(added["fates"]) == set(direct["fates"])
+    (margin,), (wanted,) = (
+        [
+            condition["margin"]
+            for item in (*found["applicable"], found["nearest"])
+            if item["theorem"] == "consensus.T2-margin"
+            for condition in item["conditions"]
+            if condition["name"] == "open hemisphere"
+        ]
+        for found in (added, direct)
+    )
+    assert margin == pytest.approx(wanted, abs=1e-12)

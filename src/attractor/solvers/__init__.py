@@ -2,7 +2,7 @@
 
 from attractor.solvers.outcome import Outcome, Statistics
 from attractor.solvers.process_group import is_first_process
-from attractor.solvers.run import check_footprint, flow, velocity
+from attractor.solvers.run import check_footprint, enter_space, flow, velocity
 from attractor.solvers.saving import save_times
 from attractor.solvers.steppers.stepper import default_method, stepper_named
 from attractor.solvers.stored_runs import load, resume
@@ -21,6 +21,7 @@ __all__ = [
     "View",
     "check_footprint",
     "default_method",
+    "enter_space",
     "flow",
     "is_first_process",
     "load",

@@ -248,7 +248,7 @@ def prepare(
     times, explicit = save_times(options["save"], plan.start, plan.until, state.points.numel() * size)
     times = _layer_times(times, explicit, plan) if plan.stepper.discrete else times
     check_footprint(tuple(state.points.shape), plan.stepper, len(times), size, state.points.device)
-    tokens = _enter_space(law, state, space)
+    tokens = enter_space(law, state, space)
     if widen:
         masses, positions = (None if part is None else part.double() for part in (tokens.masses, tokens.positions))
         tokens = Tokens.unchecked(tokens.points.double(), masses, positions)
@@ -440,8 +440,8 @@ def _layer_times(times: np.ndarray, explicit: bool, plan: Plan) -> np.ndarray:
     return np.unique(snapped)
 
 
-def _enter_space(law: Law, state: Tokens, space: Space) -> Tokens:
-    """Put tokens on the space, with ensemble axes flattened to one."""
+def enter_space(law: Law, state: Tokens, space: Space) -> Tokens:
+    """Return the tokens that a flow starts from: positions of the input added, then put on the space, with ensemble axes flattened."""
     state = law.enter(state)
     points = space.enter(state.points.reshape(-1, state.n, state.dim))
     flat = [

@@ -20,7 +20,7 @@ from attractor.states import Gaussian, Tokens
 from attractor.theory.checking import STOP_FAR_AWAY
 from attractor.theory.conditions import FATES, Condition, Margin, Verdict, are_exclusive, find_contradiction
 from attractor.theory.sampling import Rng
-from attractor.theory.theorem import Case, Theorem, find_theorem, integrate, list_theorems
+from attractor.theory.theorem import Case, Theorem, enter_tokens, find_theorem, integrate, list_theorems
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,7 +156,12 @@ def predict(
     if isinstance(state, Tokens):
         law.check(state)
         place.check_dimension(state.dim)
-        state = state.with_points(place.enter(state.points))  # as a flow would
+    if state is not None and state.batch_shape:
+        raise InputError(
+            f"a prediction is about one start, got an ensemble of shape {tuple(state.batch_shape)}: call predict for each member"
+        )
+    if isinstance(state, Tokens):
+        state = enter_tokens(law, state, place)
     elif isinstance(state, Gaussian) and getattr(law, "dim", state.dim) != state.dim:
         raise InputError(f"the law moves points of {law.dim} coordinates, the Gaussian has {state.dim}")  # type: ignore[attr-defined]
     if paper is not None and not list_theorems(paper):
@@ -164,7 +169,8 @@ def predict(
         raise unknown(paper, papers, "paper")
     if step is not None and not (math.isfinite(step) and step > 0):
         raise InputError(f"step must be positive, got {step}")
-    case = Case(law, state, place, options={} if step is None else {"method": "layers", "step": float(step)})
+    options = {} if step is None else {"method": "layers", "step": float(step)}
+    case = Case(law, state, place, options=options, entered=True)
     return Prediction(tuple(apply_theorem(theorem, case) for theorem in list_theorems(paper)))
 
 

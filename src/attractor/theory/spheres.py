@@ -150,7 +150,7 @@ def _full_margin(case: Case) -> Margin:
 
 
 def _hemisphere_margin(case: Case) -> Margin:
-    margin = float(hemisphere_margin(case.tokens, space=case.space))
+    margin = float(hemisphere_margin(case.initial_tokens, space=case.space))
     return (
         Margin.positive(margin) if margin > 0 else Margin.boolean(False, "the hull of the tokens contains the origin")
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Attention, Law, Schedule
 from attractor.registry import find
-from attractor.solvers import Trajectory, flow
+from attractor.solvers import Trajectory, enter_space, flow
 from attractor.spaces import Euclidean, Space
 from attractor.states import Gaussian, Tokens
 from attractor.theory.conditions import (
@@ -124,7 +124,8 @@ class Case:
     """An instance of a theorem: a law, a state, a space and the final time of the run.
 
     ``options`` are those of ``flow`` (save, method, rtol, step...); ``facts`` hold data that a sampler passes to the
-    conclusion. Statements about a law alone need no state.
+    conclusion. Statements about a law alone need no state. ``entered`` tells that the state is the one that a flow starts from, on
+    the space and with positions of the input added.
     """
 
     law: Law
@@ -133,6 +134,7 @@ class Case:
     horizon: float = 10.0
     options: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    entered: bool = False
 
     @cached_property
     def matrices(self) -> Matrices:
@@ -147,8 +149,8 @@ class Case:
 
     @property
     def initial_tokens(self) -> Tokens:
-        """The tokens at time zero of the flow, with the positions that are added once at the input."""
-        return self.law.enter(self.tokens)
+        """The tokens that a flow starts from."""
+        return self.tokens if self.entered else enter_tokens(self.law, self.tokens, self.space)
 
     @property
     def tokens(self) -> Tokens:
@@ -183,6 +185,11 @@ class Measurement:
     @property
     def holds(self) -> bool:
         return self.margin >= 0
+
+
+def enter_tokens(law: Law, tokens: Tokens, space: Space) -> Tokens:
+    """Return the tokens that a flow starts from, with the ensemble axes that they had."""
+    return tokens.with_points(enter_space(law, tokens, space).points.reshape(tokens.points.shape))
 
 
 Sampler = Callable[[Rng], Case]

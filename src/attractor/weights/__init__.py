@@ -36,10 +36,10 @@ from attractor.weights.stability import Bounds, bound_abscissa, bound_radius, en
 
 __all__ = [
     "BANDS",
-    "Bounds",
     "LABELS",
     "NAMES",
     "QUANTITIES",
+    "Bounds",
     "Factors",
     "Growth",
     "GrowthAccumulator",

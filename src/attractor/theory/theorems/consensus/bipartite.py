@@ -27,7 +27,7 @@ PERTURBATION = 1e-4
 
 def pole_heights(case: Case) -> Tensor:
     """Heights of the tokens over the hyperplane of v_1."""
-    return to_sphere(case).map_points(case.tokens.points) @ common_value.find_dominant(case).vector
+    return to_sphere(case).map_points(case.initial_tokens.points) @ common_value.find_dominant(case).vector
 
 
 def sharpness(case: Case) -> float:
@@ -102,9 +102,9 @@ def _opposite_margin(case: Case) -> Margin:
 
 
 def _sharp_margin(case: Case) -> Margin:
-    values = causal_symmetric.value_eigenvalues(case)
+    first, second = causal_symmetric.top_eigenvalues(case)
     own = torch.sigmoid(torch.tensor(2 * sharpness(case), dtype=torch.float64))
-    return Margin.positive(float(own - values[0] / (2 * values[0] - values[1])))
+    return Margin.positive(float(own - first / (2 * first - second)))
 
 
 THEOREM = Theorem(

@@ -59,8 +59,8 @@ def _halves_margin(case: Case) -> Margin:
 
 
 def _sharp_margin(case: Case) -> Margin:
-    values = causal_symmetric.value_eigenvalues(case)
-    return Margin.positive(math.tanh(bipartite.sharpness(case)) - max(0.0, float(values[1] / values[0])))
+    first, second = causal_symmetric.top_eigenvalues(case)
+    return Margin.positive(math.tanh(bipartite.sharpness(case)) - max(0.0, second / first))
 
 
 THEOREM = Theorem(

@@ -48,6 +48,12 @@ def value_eigenvalues(case: Case) -> torch.Tensor:
     return torch.linalg.eigvalsh((value + value.mT) / 2).flip(0)
 
 
+def top_eigenvalues(case: Case) -> tuple[float, float]:
+    """lambda_1 and lambda_2; the latter is minus infinity in one dimension."""
+    values = [*value_eigenvalues(case).tolist(), float("-inf")]
+    return values[0], values[1]
+
+
 def predict_rate(case: Case) -> float:
     """lambda_1 - max_{k >= 2, i <= n} lambda_k / i."""
     values, places = value_eigenvalues(case), torch.arange(1, case.tokens.n + 1, dtype=torch.float64)
@@ -113,6 +119,8 @@ def sample_unmasked(rng: Rng) -> Case:
 
 def _simple_margin(case: Case) -> Margin:
     values = value_eigenvalues(case)
+    if len(values) == 1:
+        return Margin.boolean(True, "one dimension, one eigenvalue")
     return Margin.positive(float((values[0] - values[1]) / values.abs().max().clamp_min(1e-300)))
 
 

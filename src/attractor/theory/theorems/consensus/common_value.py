@@ -115,7 +115,7 @@ def sample_both_sides(rng: Rng) -> Case:
 
 
 def _one_side_margin(case: Case) -> Margin:
-    found = signed_heights(case, case.tokens.points)
+    found = signed_heights(case, case.initial_tokens.points)
     return Margin.positive(float(found.min()))
 
 

@@ -66,7 +66,7 @@ def sample_unequal_angles(rng: Rng) -> Case:
 
 
 def _equal_margin(case: Case) -> Margin:
-    pairs = pair_cosines(to_sphere(case).map_points(case.tokens.points))
+    pairs = pair_cosines(to_sphere(case).map_points(case.initial_tokens.points))
     return Margin.zero(float(pairs.max() - pairs.min()) if pairs.numel() else 1.0)
 
 

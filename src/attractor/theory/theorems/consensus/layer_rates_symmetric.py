@@ -72,7 +72,7 @@ def draw_case(rng: Rng, low: float, high: float) -> Case:
 
 def _small_step_margin(case: Case) -> Margin:
     values, h = causal_symmetric.value_eigenvalues(case), step_size(case)
-    return Margin.positive(float(1 + h * values[0] - (1 + h * values[1:]).abs().max()))
+    return Margin.positive(float(1 + h * values[0]) - max((1 + h * values[1:]).abs().tolist(), default=0.0))
 
 
 THEOREM = Theorem(

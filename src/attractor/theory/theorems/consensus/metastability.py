@@ -32,7 +32,7 @@ def smallest_angle(case: Case, points: torch.Tensor) -> torch.Tensor:
 
 def predict_time(case: Case) -> float:
     """Return the time before which no angle is below half of the smallest initial one."""
-    start = float(smallest_angle(case, case.tokens.points))
+    start = float(smallest_angle(case, case.initial_tokens.points))
     masses = case.tokens.weights / case.tokens.weights.sum()
     crowd = float((1 - masses.min()) / masses.min())
     barrier = pair.fit_beta(case)[0] * (1 - math.cos(PART * start))
@@ -74,7 +74,9 @@ def disable_attention(case: Case) -> Case:
 
 
 def _barrier_margin(case: Case) -> Margin:
-    return Margin.positive(pair.fit_beta(case)[0] * float(smallest_angle(case, case.tokens.points)))
+    if case.tokens.n == 1:
+        return Margin.boolean(False, "one token, no pairs")
+    return Margin.positive(pair.fit_beta(case)[0] * float(smallest_angle(case, case.initial_tokens.points)))
 
 
 THEOREM = Theorem(

@@ -75,7 +75,7 @@ def sample_four_tokens(rng: Rng) -> Case:
 
 
 def _facing_margin(case: Case) -> Margin:
-    points = to_sphere(case).map_points(case.tokens.points)
+    points = to_sphere(case).map_points(case.initial_tokens.points)
     return Margin.positive(float((points[0] + points[1]).norm()))
 
 

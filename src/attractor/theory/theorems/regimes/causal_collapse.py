@@ -45,7 +45,7 @@ def solve_first_token(case: Case, run: Trajectory) -> torch.Tensor:
     times, value = run.times[select_valid_rows(run)], case.matrices.value
     return (
         torch.linalg.matrix_exp(times[:, None, None] * value)
-        @ case.law.enter(case.tokens).points[find_first_token(case.tokens)]
+        @ case.initial_tokens.points[find_first_token(case.tokens)]
     )
 
 
