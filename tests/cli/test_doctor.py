@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import attractor as at
 from attractor.cli import doctor as selftest
+from attractor.cli.environment import DEVELOPMENT_EXTRAS
 
 Command = Callable[[str], Any]
 
@@ -49,6 +53,25 @@ def test_an_engine_that_does_not_work_says_why(command: Command, monkeypatch: py
     done = command("doctor")
     assert done.code == 0
     assert "broken  does not work here: no such device" in done.out
+
+
+def test_extras_are_of_use() -> None:
+    root = Path(__file__).parents[2]
+    offered = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    modules = {
+        "pillow": "PIL", "POT": "ot", "scikit-learn": "sklearn", "imageio-ffmpeg": "imageio_ffmpeg",
+        "accelerate": "transformers", "tensorboard": "tensorboard",
+    }  # fmt: skip
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (root / "src").rglob("*.py"))
+    for extra in offered.keys() - DEVELOPMENT_EXTRAS:
+        for requirement in offered[extra]:
+            name = re.match(r"[A-Za-z0-9_-]+", requirement)
+            assert name is not None
+            module = modules.get(name[0], name[0])
+            assert re.search(rf"(import|from|import_module\(\W) ?{module}\b|[\"']{module}[\"']", sources), (
+                extra,
+                module,
+            )
 
 
 @pytest.mark.parametrize("part", ["closed_form_error", "attention_error"])

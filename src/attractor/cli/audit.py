@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attractor.cli.console import Outputs, print_rows
+from attractor.cli.console import Outputs, print_rows, print_table
 from attractor.cli.inputs import check_file
 from attractor.cli.options import (
     CommonOptions,
@@ -43,7 +43,7 @@ SUMS = {
     "drift only": "growth_diffuse",
     "label": "label",
 }
-WIDTH, TOP = 22, 5
+TOP = 5
 
 
 def format_short(value: float | None) -> str:
@@ -58,9 +58,12 @@ def print_audit(found: list[Audit]) -> None:
         title = f"{model.model}: {len(model.heads)} heads of family {model.family}, {how}"
         print_rows(title, {**_card(model), **notes})
         if model.heads:
-            print_rows(
+            print_table(
                 "medians over the heads of a layer (deviations from random heads | from mismatched heads), and labels (certified)",
+                ("layer", *COLUMNS, "labels"),
                 _layers(model),
+                fixed=("layer", *COLUMNS),
+                right=tuple(COLUMNS),
             )
             _print_more(model)
         print_rows("", {row.name: f"undefined: {row.reason}" for row in model.undefined})
@@ -82,13 +85,11 @@ def _card(model: Audit) -> dict[str, str]:
     return rows
 
 
-def _layers(model: Audit) -> dict[str, str]:
-    rows = {"": "".join(f"{name:>{WIDTH}}" for name in COLUMNS) + "   labels"}
-    for name, heads in model.heads_by_layer.items():
-        rows[name] = (
-            "".join(f"{_cell(heads, column):>{WIDTH}}" for column in COLUMNS.values()) + f"   {count_labels(heads, '')}"
-        )
-    return rows
+def _layers(model: Audit) -> list[list[str]]:
+    return [
+        [name, *(_cell(heads, column) for column in COLUMNS.values()), count_labels(heads, "")]
+        for name, heads in model.heads_by_layer.items()
+    ]
 
 
 def _cell(heads: list[AuditHead], column: str) -> str:
@@ -103,11 +104,16 @@ def _print_more(model: Audit) -> None:
     """Print sums over heads, heads far from their nulls, rotary offsets and error bars."""
     summed = [layer.row() for layer in model.layers if layer.regime is not None]
     if summed:
-        rows = {"": "".join(f"{name:>{WIDTH // 2 + 1}}" for name in list(SUMS)[:-1]) + "   label"}
-        for row in summed:
-            cells = [row[name] if name == "label" else format_short(row[name]) for name in SUMS.values()]
-            rows[row["name"]] = "".join(f"{cell:>{WIDTH // 2 + 1}}" for cell in cells[:-1]) + f"   {cells[-1]}"
-        print_rows("layers as wholes: sums over heads, residual of a shared metric, predicted growth of the norm", rows)
+        rows = [
+            [row["name"], *(row[name] if name == "label" else format_short(row[name]) for name in SUMS.values())]
+            for row in summed
+        ]
+        print_table(
+            "layers as wholes: sums over heads, residual of a shared metric, predicted growth of the norm",
+            ("layer", *SUMS),
+            rows,
+            right=tuple(SUMS)[:-1],
+        )
     far = _far(model)
     if far:
         print_rows("heads farthest from mismatched ones", far)

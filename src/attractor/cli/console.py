@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,8 +25,11 @@ from attractor.errors import AttractorError, InputError, RankError, UnsupportedE
 from attractor.files import dump_json
 
 FAILED, BAD_ARGUMENT, INTERRUPTED = 1, 2, 130
-UNBROKEN = ("theorem", "head", "label", "proved by", "fate", "verdict", "hypothesis")  # columns that never wrap
-WIDEST = 160
+UNBROKEN = ("theorem", "head", "label", "proved by", "fate", "verdict", "hypothesis")  # columns that do not wrap
+WIDEST = 160  # width of a table that is not shown in a terminal
+GAP = 2  # spaces between columns
+SHORTEST = 16  # least width at which texts of several words wrap
+NARROWEST = 24  # least width of texts beside their labels
 
 
 def print_error(message: str, command: str = "attractor") -> None:
@@ -109,7 +114,9 @@ class Outputs:
     def print(self, command: str, **more: str) -> None:
         """Print the paths, and last the command line that repeats the run."""
         rows = {name: " ".join(value) if isinstance(value, list) else value or "" for name, value in self.row().items()}
-        print_rows("Results", {label: text for label, text in (rows | more).items() if text} | {"command": command})
+        print_rows(
+            "Results", {label: text for label, text in (rows | more).items() if text} | {"command": command}, wrap=False
+        )
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -118,14 +125,43 @@ def print_json(document: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def print_rows(title: str, rows: Mapping[str, str], indent: str = "  ") -> None:
-    """Print a title and rows of a label and a text, neither cut nor wrapped, so that they can be copied."""
-    console = Console(highlight=False)
-    if title:
-        console.print(Text(title, "bold"), soft_wrap=True)
-    width = max(map(len, rows), default=0) + 2
+def terminal_width() -> int | None:
+    """Return the width that output must fit, or None where it is not shown in a terminal and COLUMNS is not set."""
+    console = Console()
+    return console.width if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
+
+
+def print_rows(title: str, rows: Mapping[str, str], indent: str = "  ", *, wrap: bool = True) -> None:
+    """Print a title and rows of a label and a text.
+
+    In a terminal texts continue below themselves, or below their label where little room is left. Without ``wrap`` no line is broken,
+    so that commands and paths can be copied.
+    """
+    console, width = Console(highlight=False), terminal_width() if wrap else None
+    for line in _wrap(title, width) if title else ():
+        console.print(Text(line, "bold"), soft_wrap=True)
+    label_width = max(map(len, rows), default=0) + 2
+    below = width is not None and width - len(indent) - label_width < NARROWEST
     for label, text in rows.items():
-        console.print(Text.assemble(indent, (f"{label:<{width}}", "cyan"), text), soft_wrap=True)
+        left = len(indent) + (2 if below else label_width)
+        lines = _wrap(text, None if width is None else width - left)
+        if below and label:
+            console.print(Text.assemble(indent, (label, "cyan")), soft_wrap=True)
+            lines = ["", *lines]
+        else:
+            console.print(Text.assemble(indent, (f"{label:<{label_width}}", "cyan"), lines[0]), soft_wrap=True)
+        for line in lines[1:]:
+            console.print(Text(" " * left + line), soft_wrap=True)
+
+
+def _wrap(text: str, width: int | None) -> list[str]:
+    """Break lines at spaces; a word that is longer than the width, such as a path, stays whole."""
+    if width is None:
+        return [text]
+    wrapper = textwrap.TextWrapper(
+        max(width, NARROWEST // 2), break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
+    return [part for line in text.split("\n") for part in wrapper.wrap(line) or [""]]
 
 
 def print_table(
@@ -134,29 +170,71 @@ def print_table(
     rows: Iterable[Sequence[Any]],
     *,
     fixed: Collection[str] = UNBROKEN,
-    right: Collection[str] = (),
+    right: Collection[str] | None = (),
 ) -> None:
-    """Print a table.
+    """Print a table that fits the terminal.
+
+    Cells wrap where the table is too wide; a table that is still too wide is printed in several parts, each with the first column.
 
     Parameters
     ----------
-    fixed : columns whose cells never wrap; if that is all of them, the table is as wide as it needs to be.
-    right : columns aligned on the right.
+    fixed : columns whose cells do not wrap unless one alone is wider than the terminal.
+    right : columns aligned on the right; None for all but the first.
     """
-    table = Table(box=None, pad_edge=False, header_style="cyan")
-    for column in columns:
-        table.add_column(
-            column, overflow="fold", no_wrap=column in fixed, justify="right" if column in right else "left"
-        )
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in row))
-    console = Console(highlight=False)
-    console.print(Text(title, "bold"), soft_wrap=True)
-    if set(columns) <= set(fixed):
-        console = Console(highlight=False, width=max(console.width, WIDEST))
-        console.print(table, soft_wrap=True)
-    else:
+    right = columns[1:] if right is None else right
+    cells = [[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows]
+    parts = arrange_columns(columns, [[cell.plain for cell in row] for row in cells], fixed, terminal_width() or WIDEST)
+    console = Console(highlight=False, width=max(sum(part.values()) + GAP * len(part) for part in parts))
+    for number, part in enumerate(parts):
+        table = Table(box=None, pad_edge=False, header_style="cyan")
+        for place, width in part.items():
+            justify = "right" if columns[place] in right else "left"
+            table.add_column(columns[place], overflow="fold", justify=justify, width=width)
+        for row in cells:
+            table.add_row(*(row[place] for place in part))
+        if number == 0 and title:
+            for line in _wrap(title, terminal_width()):
+                console.print(Text(line, "bold"), soft_wrap=True)
+        elif number:
+            console.print()
         console.print(table)
+
+
+def arrange_columns(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], fixed: Collection[str], width: int
+) -> list[dict[int, int]]:
+    """Return the parts of a table that fit a width: for each the places of its columns and their widths."""
+    texts = [[name, *(row[place] for row in rows)] for place, name in enumerate(columns)]
+    whole = [max(cell_len(line) for text in column for line in text.split("\n")) for column in texts]
+    words = [max(cell_len(word) for text in column for word in text.split() or [""]) for column in texts]
+    cells = [max((cell_len(text) for text in column[1:]), default=0) for column in texts]
+    least = [max(word, min(cell, SHORTEST)) for word, cell in zip(words, cells, strict=True)]
+    kept = [full if name in fixed else short for name, full, short in zip(columns, whole, least, strict=True)]
+    for floor in (whole, kept):
+        if sum(floor) + GAP * (len(columns) - 1) <= width:
+            return [_share_width(range(len(columns)), floor, whole, width)]
+    first = min(kept[0], max(NARROWEST, width // 2))
+    rest = max(NARROWEST // 2, width - first - GAP)
+    floor = [first, *(min(short, rest) for short in kept[1:])]
+    parts: list[list[int]] = []
+    for place in range(1, len(columns)):
+        if parts and sum(floor[k] for k in (*parts[-1], place)) + GAP * len(parts[-1]) <= width:
+            parts[-1].append(place)
+        else:
+            parts.append([0, place])
+    return [_share_width(part, floor, whole, width) for part in parts or [[0]]]
+
+
+def _share_width(places: Sequence[int], floor: Sequence[int], whole: Sequence[int], width: int) -> dict[int, int]:
+    """Return widths from ``floor`` up to ``whole`` that fill the width as far as they need it."""
+    found = {place: floor[place] for place in places}
+    left = width - sum(found.values()) - GAP * (len(found) - 1)
+    for place in sorted(places, key=lambda place: whole[place] - floor[place]):
+        waiting = [other for other in places if whole[other] - floor[other] >= whole[place] - floor[place]]
+        more = max(0, min(whole[place] - floor[place], left // max(1, len(waiting))))
+        found[place] += more
+        left -= more
+    return found
 
 
 def short(value: float | None) -> str:

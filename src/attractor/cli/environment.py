@@ -15,7 +15,7 @@ from typing import Any
 from attractor._version import __version__
 
 PACKAGES = ("torch", "numpy", "scipy")
-DEVELOPMENT_EXTRAS = {"all", "dev", "docs"}
+DEVELOPMENT_EXTRAS = {"all", "dev", "docs", "peers"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import Outputs, print_rows
+from attractor.cli.console import Outputs, print_rows, print_table
 from attractor.cli.inputs import check_figure, check_file
 from attractor.cli.options import (
     WidthOptions,
@@ -35,7 +35,6 @@ COLUMNS = {
     "norm": "token_norm",
     "rank": "effective_rank",
 }
-WIDTH = 11
 WORDS = 160  # characters of a decoded text
 
 
@@ -47,7 +46,7 @@ def print_iteration(report: dict[str, Any]) -> None:
     )
     print_rows(f"{name}: {law['message']}.", _how(report))
     several = " (means over prompts)" if len(report["prompts"]) > 1 else ""
-    print_rows(f"tokens after pass k{several}", _curves(report))
+    print_table(f"tokens after pass k{several}", ("k", *COLUMNS), _curves(report), right=None)
     if law["fits"]:
         print_rows("fits of log metric", _fits(law))
     for k, texts in report["words"].items():
@@ -77,11 +76,11 @@ def _how(report: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _curves(report: dict[str, Any]) -> dict[str, str]:
-    rows = {"k": "".join(f"{name:>{WIDTH}}" for name in COLUMNS)}
+def _curves(report: dict[str, Any]) -> list[list[str]]:
+    rows = []
     for k in _shown(report["protocol"]["passes"]):
         means = (sum(row[k] for row in report["curves"][name]) / len(report["prompts"]) for name in COLUMNS.values())
-        rows[str(k)] = "".join(f"{format_number(float(f'{mean:.4g}')):>{WIDTH}}" for mean in means)
+        rows.append([str(k), *(format_number(float(f"{mean:.4g}")) for mean in means)])
     return rows
 
 

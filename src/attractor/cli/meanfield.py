@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from attractor.cli.console import Outputs, print_rows
+from attractor.cli.console import Outputs, print_rows, print_table
 from attractor.cli.inputs import check_figure
 from attractor.cli.options import (
     FigureOptions,
@@ -111,8 +111,9 @@ def _rates_table(found: Rates, problem: Problem) -> None:
     reference = against.get(str(found.against), f"{found.against} tokens")
     print_rows(
         f"Root mean square errors at t = {found.until:g} against {reference}, {found.repeats} runs each.",
-        {"law": str(problem.law), "start": problem.start, **_errors(found)},
+        {"law": str(problem.law), "start": problem.start},
     )
+    print_table("", ("tokens", *(f"{size:,}" for size in found.sizes)), _errors(found), right=None)
     rows = {LABELS[name]: _slope(slope) for name, slope in found.slopes.items()}
     print_rows("Slopes in n, with 95% intervals", rows)
     if len(found.tilt):
@@ -146,24 +147,19 @@ def _stability_table(found: Stability, problem: Problem) -> None:
 def _beyond_table(found: PastBlowUp, problem: Problem) -> None:
     shown = [int(np.abs(found.times / found.blow_up - share).argmin()) for share in (0.0, 0.5, 0.9, 1.0, 1.2)]
     shown = list(dict.fromkeys(shown))
-    rows = {
-        "t / T*": "".join(f"{found.times[k] / found.blow_up:>12.4g}" for k in shown),
-        "Gaussian": "".join(f"{found.gaussian[k]:>12.4g}" for k in shown),
-    }
+    columns = ("t / T*", *(f"{found.times[k] / found.blow_up:.4g}" for k in shown))
+    rows = [["Gaussian", *(f"{found.gaussian[k]:.4g}" for k in shown)]]
     for index, n in enumerate(found.sizes):
-        rows[f"n = {n:,}"] = "".join(f"{found.median[index, k]:>12.4g}" for k in shown)
+        rows.append([f"n = {n:,}", *(f"{found.median[index, k]:.4g}" for k in shown)])
         low, high = found.variance[index].min(0), found.variance[index].max(0)
-        rows[f"  range, {n:,}"] = "".join(f"{f'{low[k]:.3g}-{high[k]:.3g}':>12}" for k in shown)
+        rows.append([f"range, {n:,}", *(f"{low[k]:.3g}-{high[k]:.3g}" for k in shown)])
     title = f"The Gaussian blows up at T* = {found.blow_up:.8g}; total variance of tokens (median of {found.variance.shape[1]} draws)."
-    print_rows(title, {"law": str(problem.law), **rows})
+    print_rows(title, {"law": str(problem.law)})
+    print_table("", columns, rows, right=None)
 
 
-def _errors(found: Rates) -> dict[str, str]:
-    head = "".join(f"{size:>12,}" for size in found.sizes)
-    rows = {"tokens": head}
-    for name in found.errors:
-        rows[LABELS[name]] = "".join(f"{value:>12.3e}" for value in found.rms(name))
-    return rows
+def _errors(found: Rates) -> list[list[str]]:
+    return [[LABELS[name], *(f"{value:.3e}" for value in found.rms(name))] for name in found.errors]
 
 
 def _slope(slope: Any) -> str:

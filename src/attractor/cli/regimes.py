@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from attractor.cli.console import Outputs, print_table, short
+from attractor.cli.console import Outputs, print_rows, print_table, short
 from attractor.cli.options import CommonOptions, check_numbers, command_line, print_result, result_option, with_options
 from attractor.cli.system_options import LawOptions, build_law, read_law
 
@@ -64,10 +63,9 @@ def print_regimes(report: dict[str, Any]) -> None:
         ("layer", "head", "label", "proved by", "W", "V'W", "Re V", "|I+V|", "residual"),
         rows,
     )
-    console = Console(highlight=False)
     for layer in report["layers"]:
         found = layer["layer"] or layer["heads"][0]
-        console.print(f"{found['label']}: {found['why']}", soft_wrap=True)
+        print_rows("", {found["label"]: found["why"]}, indent="")
 
 
 def _names(row: dict[str, Any], head: Any) -> tuple[Any, ...]:

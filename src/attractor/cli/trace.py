@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import Outputs, print_rows
+from attractor.cli.console import Outputs, print_rows, print_table
 from attractor.cli.inputs import Text, check_figure, read_files, read_lines
 from attractor.cli.options import WidthOptions, command_line, given, panel, print_result, result_option, with_options
 from attractor.errors import InputError
@@ -28,7 +28,6 @@ COLUMNS = {
     "energy": "energy",
     "first": "first_norm",
 }
-WIDTH = 11
 
 
 def print_traces(report: dict[str, Any]) -> None:
@@ -42,9 +41,9 @@ def print_traces(report: dict[str, Any]) -> None:
     notes |= {f"skipped {index + 1}": _skipped(row) for index, row in enumerate(report["skipped"])}
     print_rows(title, notes)
     mean = f" (means over {report['reads']})" if count > 1 else ""
-    print_rows(f"the residual stream{mean}", _stream(report, ""))
-    print_rows(f"without the first token of a {report['reads'][:-1]}", _stream(report, "_without_first"))
-    print_rows("displacement of every block, and means over its heads", _blocks(report))
+    print_table(f"the residual stream{mean}", *_stream(report, ""), right=None)
+    print_table(f"without the first token of a {report['reads'][:-1]}", *_stream(report, "_without_first"), right=None)
+    print_table("displacement of every block, and means over its heads", *_blocks(report), right=None)
 
 
 def _skipped(row: dict[str, Any]) -> str:
@@ -52,17 +51,19 @@ def _skipped(row: dict[str, Any]) -> str:
     return f"{row['text']}: {count or 'no'} token{'' if count == 1 else 's'}, a trace needs at least two"
 
 
-def _stream(report: dict[str, Any], suffix: str) -> dict[str, str]:
+def _stream(report: dict[str, Any], suffix: str) -> tuple[list[str], list[list[str]]]:
+    """Return columns and rows of the residual stream: the input, and the output of every block."""
     shown = {label: name + suffix for label, name in COLUMNS.items() if name + suffix in report["curves"]}
-    rows = {"block": "".join(f"{label:>{WIDTH}}" for label in shown)}
     columns = [report["curves"][name]["mean"] for name in shown.values()]
-    for depth, values in enumerate(zip(*columns, strict=True)):
-        label = "input" if depth == 0 else str(depth - 1)
-        rows[label] = "".join(f"{_cell(value):>{WIDTH}}" for value in values)
-    return rows
+    rows = [
+        ["input" if depth == 0 else str(depth - 1), *map(_cell, values)]
+        for depth, values in enumerate(zip(*columns, strict=True))
+    ]
+    return ["block", *shown], rows
 
 
-def _blocks(report: dict[str, Any]) -> dict[str, str]:
+def _blocks(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return columns and rows of the blocks."""
     names = {"attention": "attention", "feedforward": "feedforward"}
     heads = {"entropy": "attention_entropy", "self": "self_weight", "to first": "first_weight"}
     heads |= {"expansion": "expansion", "log energy": "log_energy"}
@@ -70,10 +71,8 @@ def _blocks(report: dict[str, Any]) -> dict[str, str]:
     columns |= {
         label: [_mean(row) for row in report["heads"][name]] for label, name in heads.items() if report["heads"]
     }
-    rows = {"block": "".join(f"{name:>{WIDTH + 1}}" for name in columns)}
-    for index, values in enumerate(zip(*columns.values(), strict=True)):
-        rows[str(index)] = "".join(f"{_cell(value):>{WIDTH + 1}}" for value in values)
-    return rows
+    rows = [[str(index), *map(_cell, values)] for index, values in enumerate(zip(*columns.values(), strict=True))]
+    return ["block", *columns], rows
 
 
 def _mean(row: list[float | None]) -> float | None:
