@@ -64,10 +64,9 @@ def _stream(report: dict[str, Any], suffix: str) -> tuple[list[str], list[list[s
 
 def _blocks(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return columns and rows of the blocks."""
-    names = {"attention": "attention", "feedforward": "feedforward"}
     heads = {"entropy": "attention_entropy", "self": "self_weight", "to first": "first_weight"}
     heads |= {"expansion": "expansion", "log energy": "log_energy"}
-    columns = {label: report["blocks"][name]["mean"] for label, name in names.items()}
+    columns = {name: found["mean"] for name, found in report["blocks"].items()}
     columns |= {
         label: [_mean(row) for row in report["heads"][name]] for label, name in heads.items() if report["heads"]
     }
@@ -93,11 +92,18 @@ class TextOptions:
     """The input of the model."""
 
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="MODEL", help="A folder, a file, an asset of attractor fetch, or a name on the Hugging Face hub."
+            metavar="[MODEL]", help="A folder, a file, an asset of attractor fetch, or a name on the Hugging Face hub."
         ),
-    ]
+    ] = None
+    states: Annotated[
+        Path | None,
+        text_option(
+            "FILE",
+            "Instead of a model and a text: hidden states (blocks + 1, tokens, d) in an .npy, .npz, .safetensors or Zarr file.",
+        ),
+    ] = None
     text: Annotated[list[str] | None, text_option("TEXT", "A text; may be repeated.")] = None
     file: Annotated[list[Path] | None, text_option("FILE", "A file with a text; may be repeated.")] = None
     lines: Annotated[
@@ -129,6 +135,12 @@ class TextOptions:
 class ModelOptions:
     """Ablations and measures."""
 
+    stack: Annotated[
+        str | None,
+        model_option(
+            "NAME", "encoder or decoder, or the path of the blocks of a model without a family.", default="the first"
+        ),
+    ] = None
     without: Annotated[
         list[str] | None,
         model_option("PART", "Remove feedforward, attention or positions, or freeze norms; may be repeated."),
@@ -161,18 +173,16 @@ def trace(context: typer.Context, texts: TextOptions, model: ModelOptions, outpu
     """Trace the tokens of a real model along depth: norms, distances, cosines, rank, and the displacement of every block.
 
     States are the residual stream before every block and after the last, before the final norm; with several texts, means over
-    them. All numbers depend on the texts. Exit code 0; 1 if the model cannot be read, 2 for a bad argument.
+    them. All numbers depend on the texts. Models without a family are traced by their structure. Exit code 0; 1 if the model cannot
+    be read, 2 for a bad argument.
     """
-    from attractor.models import require_transformers, silence_transformers
-
     check_options(texts, model, output, given(context))
-    named = read_texts(texts)
-    require_transformers()
-    with silence_transformers():
-        opened, first, found = run_model(texts, named, model, output)
-        figures = draw_trace(opened, first, texts, model, output)
+    if texts.states is not None:
+        report, figures = trace_states(texts.states, model, output)
+    else:
+        report, figures = trace_model(texts, model, output)
     command = command_line(context)
-    report = {**summarise_traces(opened, found), "reads": "pictures" if texts.image else "texts"}
+    report["reads"] = "pictures" if texts.image else "texts"
     if output.report is not None:
         from attractor.report import trace_report
 
@@ -181,8 +191,41 @@ def trace(context: typer.Context, texts: TextOptions, model: ModelOptions, outpu
     print_result(output, SCHEMA, command, report, outputs, lambda: print_traces(report), packages=("transformers",))
 
 
+def trace_states(path: Path, model: ModelOptions, output: TraceResults) -> tuple[dict[str, Any], list[str]]:
+    """Measure hidden states that were computed elsewhere; return the numbers for JSON and the figures."""
+    from attractor.models import trace as trace_one
+
+    run = trace_one(states=path, attention=model.attention and not model.summary)
+    return summarise_traces(run.as_traces(str(path)), None), draw_trace(run, str(path), output)
+
+
+def trace_model(texts: TextOptions, model: ModelOptions, output: TraceResults) -> tuple[dict[str, Any], list[str]]:
+    """Run a model; return the numbers for JSON and the figures of the first text."""
+    from attractor.models import require_transformers, silence_transformers
+    from attractor.models import trace as trace_one
+
+    named = read_texts(texts)
+    require_transformers()
+    with silence_transformers():
+        opened, first, found = run_model(texts, named, model, output)
+        figures = []
+        if output.plot:
+            options: Any = {"without": model.without or (), "stack": model.stack, "max_tokens": texts.max_tokens}
+            run = trace_one(opened, first, attention=False, cut=texts.dataset is not None, **options)
+            figures = draw_trace(run, opened.name, output)
+    return summarise_traces(found, opened), figures
+
+
 def check_options(texts: TextOptions, model: ModelOptions, output: TraceResults, named: dict[str, str]) -> None:
     """Raise for bad combinations of options, before the model is read."""
+    if (texts.model is None) == (texts.states is None):
+        raise InputError(
+            "give a model, or hidden states with --states FILE" + " and no model" * (texts.model is not None)
+        )
+    if texts.states is not None:
+        reads = ("text", "file", "lines", "dataset", "image", "max_tokens", "without", "stack")
+        if other := next((named[name] for name in reads if name in named), None):
+            raise InputError(f"{other} belongs to a model, and --states takes the place of a model and its texts")
     for path in output.plot or ():
         check_figure(path)
     if output.report is not None:
@@ -246,18 +289,19 @@ def run_model(
     from attractor.models import checkpoint, trace_texts
 
     with output.show_progress("texts") as update:
-        opened = checkpoint(texts.model)
+        opened = checkpoint(texts.model, structural=True)
         read: list[Any] = [text.text for text in named]
         if texts.image:
             from attractor.models import read_image
 
             read = [read_image(opened, path) for path in texts.image]
-        elif getattr(opened.config, "image_size", None) is not None:
+        elif getattr(opened.config, "image_size", None) is not None and not hasattr(opened.config, "text_config"):
             raise InputError(f"{opened.name} is a vision model; give an image with --image")
         found = trace_texts(
             opened,
             read,
             without=model.without or (),
+            stack=model.stack,
             attention=model.attention,
             summary=model.summary,
             max_tokens=texts.max_tokens,
@@ -270,25 +314,15 @@ def run_model(
     return opened, next(text for index, text in enumerate(read) if index not in skipped), found
 
 
-def draw_trace(
-    opened: Checkpoint, first: Any, texts: TextOptions, model: ModelOptions, output: TraceResults
-) -> list[str]:
-    """Draw the first text, and return the files."""
-    if not output.plot:
-        return []
-    from attractor.models import trace as trace_one
-
-    run = trace_one(
-        opened, first, without=model.without or (), attention=False, max_tokens=texts.max_tokens,
-        cut=texts.dataset is not None,
-    )  # fmt: skip
-    title = f"{'/'.join(Path(opened.name).parts[-2:])} along depth"
-    for path in output.plot:
+def draw_trace(run: Any, name: str, output: TraceResults) -> list[str]:
+    """Draw a trace, and return the files."""
+    title = f"{'/'.join(Path(name).parts[-2:])} along depth"
+    for path in output.plot or ():
         run.plot(path, curves=("token_norm", "cosine", "effective_rank"), title=title)
-    return [str(path) for path in output.plot]
+    return [str(path) for path in output.plot or ()]
 
 
-def summarise_traces(opened: Checkpoint, found: Traces) -> dict[str, Any]:
+def summarise_traces(found: Traces, opened: Checkpoint | None) -> dict[str, Any]:
     """Return the traces for JSON; undefined numbers are None."""
     from attractor.files import to_json
     from attractor.models import tokenizer_notes
@@ -298,8 +332,13 @@ def summarise_traces(opened: Checkpoint, found: Traces) -> dict[str, Any]:
     blocks = {name: dict(zip(("mean", "spread"), found.block(name), strict=True)) for name in first.blocks}
     heads = {name: found.head(name) for name in first.heads}
     report = {
-        "model": {"name": opened.name, "family": opened.family.name, "layers": len(opened.layers), "dim": opened.dim},
-        "notes": [*opened.notes, *tokenizer_notes(opened)],
+        "model": {
+            "name": found.model,
+            "family": None if opened is None else opened.family.name,
+            "layers": len(first.blocks["displacement"]),
+            "dim": first.dim,
+        },
+        "notes": [*found.notes] if opened is None else [*opened.notes, *tokenizer_notes(opened), *found.notes],
         "texts": found.texts,
         "skipped": [{"text": text.name, "tokens": text.tokens} for text in found.skipped],
         "lengths": list(found.lengths),

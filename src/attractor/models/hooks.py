@@ -23,14 +23,23 @@ _NORMS: WeakKeyDictionary[Checkpoint, dict[str, list[Norm | None]]] = WeakKeyDic
 
 @dataclass
 class BlockStates:
-    """Tokens at block ``index``, each (n, d): the residual stream before, between attention and feed-forward, and after the block,
-    and the input of attention."""
+    """Tokens at one block.
+
+    Attributes
+    ----------
+    index : number of the block.
+    before, after : residual stream before and after the block, (n, d).
+    attention_input, middle : input of attention, and the stream between attention and feed-forward, (n, d); None for a model
+        without a family.
+    weights : attention weights (h, n, n) that the model returned, where it has no family.
+    """
 
     index: int
     before: Tensor
-    attention_input: Tensor
-    middle: Tensor
     after: Tensor
+    attention_input: Tensor | None = None
+    middle: Tensor | None = None
+    weights: Tensor | None = None
 
 
 def run_stack(model: Any, stack: str, inputs: dict[str, Tensor]) -> Any:
@@ -103,7 +112,7 @@ def _hook_block(
         added = added if norm is None else norm(added)
         between = seen["middle"] if "middle" in seen else before + added
         out = _replace_output(out, between) if "feedforward" in without else out
-        receive(BlockStates(index, *(state[0].detach() for state in (before, reads, between, get_output(out)))))
+        receive(BlockStates(index, *(state[0].detach() for state in (before, get_output(out), reads, between))))
         seen.clear()
         return out
 

@@ -14,6 +14,7 @@ from attractor.files import read_json
 from attractor.models.checkpoints import Checkpoint, silence_transformers
 from attractor.models.gguf import GGUFTensors
 from attractor.models.llama2c import Llama2cTensors
+from attractor.models.structure import StructuralFamily
 from attractor.models.tensors import PickleFolder, check_finite, check_range
 
 NEEDED = ("[UNK]", "[CLS]", "[SEP]")
@@ -103,7 +104,7 @@ class ShortTextError(InputError):
 
 def load_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
     """Load the whole model for inference; raises if a weight is not finite. A model in memory is returned as it is."""
-    model = _get_base(checkpoint.model).eval() if checkpoint.model is not None else _load(checkpoint, dtype)
+    model = _get_base(checkpoint).eval() if checkpoint.model is not None else _load(checkpoint, dtype)
     for name, weights in model.named_parameters():
         if checkpoint.model is None and weights.dtype == dtype:
             _check_cast(checkpoint, name, weights.detach())
@@ -154,9 +155,10 @@ def _from_pretrained(checkpoint: Checkpoint, kind: Any, place: str | None, **opt
     return model.eval()
 
 
-def _get_base(model: Any) -> Any:
-    """A model without its head."""
-    return getattr(model, "base_model", model)
+def _get_base(checkpoint: Checkpoint) -> Any:
+    """A model in memory without its head, where its family tells the parts of the model without it."""
+    model = checkpoint.model
+    return model if isinstance(checkpoint.family, StructuralFamily) else getattr(model, "base_model", model)
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
@@ -254,23 +256,29 @@ def _check_ids(checkpoint: Checkpoint, ids: torch.Tensor) -> None:
         raise ShortTextError(
             f"the text has {len(ids) or 'no'} token{'s' * (len(ids) != 1)}; give at least two tokens", len(ids)
         )
-    longest = context_length(checkpoint.config)
+    config = read_text_config(checkpoint.config)
+    longest = context_length(config)
     if longest is not None and len(ids) > longest:
         raise InputError(
             f"the text has {len(ids)} tokens and the model's context {longest}; cut it with max_tokens=..."
         )
-    vocabulary = getattr(checkpoint.config, "vocab_size", None)
+    vocabulary = getattr(config, "vocab_size", None)
     if vocabulary is not None and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
         raise InputError(f"token ids must lie between 0 and {vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}")
 
 
+def read_text_config(config: Any) -> Any:
+    """The configuration of the part of a model that reads text."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def context_length(config: Any) -> int | None:
-    """The largest number of tokens that the model has positions for."""
+    """The largest number of tokens that the model has positions for; None if there is no bound."""
     longest = next(
         (
             value
             for name in ("max_position_embeddings", "n_positions", "seq_length")
-            if (value := getattr(config, name, None))
+            if (value := getattr(config, name, None)) and value > 0
         ),
         None,
     )

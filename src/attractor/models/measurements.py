@@ -22,6 +22,7 @@ from attractor.states import Tokens
 LINEAR = ("token_norm", "pairwise_distance", "cosine", "sharpness")  # cost linear in the number of tokens
 QUADRATIC = ("cosine_min", "effective_rank", "clusters")
 HEADS = ("attention_entropy", "self_weight", "first_weight", "expansion", "log_energy")
+PARTS = ("displacement", "attention", "feedforward")
 REST = "_without_first"
 Rows = Literal["blocks", "heads"]
 
@@ -34,16 +35,19 @@ class TraceBlock:
     ----------
     block : number of blocks that the tokens have passed; 0 is the input of the first.
     stream : measurements of the stream by name, those of ``Measurements.curves``.
-    attention, feedforward : root mean square over tokens of the displacement by the last block's parts; None for the input.
+    displacement : root mean square over tokens of the displacement by the last block; None for the input.
+    attention, feedforward : the same of the parts of the block; None for the input, and for models without a family.
     """
 
     block: int
     stream: dict[str, float]
+    displacement: float | None
     attention: float | None
     feedforward: float | None
 
     def row(self) -> dict[str, Any]:
-        return {"block": self.block, **self.stream, "attention": self.attention, "feedforward": self.feedforward}
+        moved = {name: getattr(self, name) for name in PARTS}
+        return {"block": self.block, **self.stream, **moved}
 
 
 @dataclass(frozen=True)
@@ -76,24 +80,26 @@ class Measurements:
     ----------
     curves : measurements of the residual stream along depth, (blocks + 1,) each. Names that end in ``_without_first`` leave out the
         first token, whose norm may be hundreds of times the others'; ``first_norm`` is that ratio.
-    blocks : root mean square over tokens of the displacement by "attention" and by "feedforward", (blocks,) each, with the norm
-        after them where there is one.
+    blocks : root mean square over tokens of the "displacement" by every block, (blocks,), and where the parts of blocks are known
+        by "attention" and by "feedforward", with the norm after them where there is one.
     heads : measurements of every head, (blocks, h) each, see ``TraceHead``; NaN where undefined, empty if not computed.
-    tokens : number of tokens.
+    tokens, dim : number and dimension of the tokens.
     """
 
     curves: dict[str, Tensor]
     blocks: dict[str, Tensor]
     heads: dict[str, Tensor]
     tokens: int = 0
+    dim: int = 0
 
     def block_rows(self) -> tuple[TraceBlock, ...]:
         """One row for the input and one after each block."""
         columns = {name: values.tolist() for name, values in self.curves.items()}
-        moved = [[None, *self.blocks[name].tolist()] for name in ("attention", "feedforward")]
+        count = len(next(iter(columns.values())))
+        moved = [[None, *self.blocks[name].tolist()] if name in self.blocks else [None] * count for name in PARTS]
         return tuple(
-            TraceBlock(depth, {name: values[depth] for name, values in columns.items()}, attention, feedforward)
-            for depth, (attention, feedforward) in enumerate(zip(*moved, strict=True))
+            TraceBlock(depth, {name: values[depth] for name, values in columns.items()}, *parts)
+            for depth, parts in enumerate(zip(*moved, strict=True))
         )
 
     def head_rows(self) -> tuple[TraceHead, ...]:
@@ -226,14 +232,15 @@ class MeasurementCollector:
 
     Parameters
     ----------
-    get_layer : returns a layer by its index.
+    get_layer : returns a layer by its index; None for a model without a family, whose heads are measured by the attention weights
+        that it returns.
     attention : measure heads.
     summary : only measurements whose cost is linear in the number of tokens.
     positions : whether scores contain positional terms.
     """
 
     def __init__(
-        self, get_layer: Callable[[int], Layer], attention: bool, summary: bool = False, positions: bool = True
+        self, get_layer: Callable[[int], Layer] | None, attention: bool, summary: bool = False, positions: bool = True
     ) -> None:
         self._get_layer, self._positions = get_layer, positions
         self._attention, self._summary = attention and not summary, summary
@@ -241,19 +248,23 @@ class MeasurementCollector:
         self._sums: list[TokenSums] = []
         self._curves: list[dict[str, Tensor]] = []
         self._blocks: list[dict[str, Tensor]] = []
-        self._heads: list[dict[str, Tensor]] = []
+        self._heads: list[dict[str, Tensor] | None] = []
 
     def add(self, states: BlockStates) -> None:
         """Measure one block."""
-        self._tokens = len(states.before)
+        self._shape = states.before.shape
         if states.index == 0:
             self._scratch = torch.empty_like(states.before) if self._summary else None
             self._add_stream(states.before)
         self._add_stream(states.after)
-        attention = rms_displacement(states.before, states.middle, self._scratch)
-        feedforward = rms_displacement(states.middle, states.after, self._scratch)
-        self._blocks.append({"attention": attention, "feedforward": feedforward})
-        if self._attention:
+        moved = {"displacement": rms_displacement(states.before, states.after, self._scratch)}
+        if states.middle is not None:
+            moved["attention"] = rms_displacement(states.before, states.middle, self._scratch)
+            moved["feedforward"] = rms_displacement(states.middle, states.after, self._scratch)
+        self._blocks.append(moved)
+        if self._attention and self._get_layer is None:
+            self._heads.append(None if states.weights is None else measure_weights(states.weights))
+        elif self._attention and self._get_layer is not None and states.attention_input is not None:
             tokens = Tokens(states.attention_input.double())
             self._heads.append(measure_heads(self._get_layer(states.index), tokens, self._positions))
 
@@ -273,8 +284,8 @@ class MeasurementCollector:
 
     def result(self) -> Measurements:
         quadratic = _stack(self._curves) if self._curves else {}
-        heads = _stack(self._heads) if self._heads else {}
-        return Measurements({**linear_curves(self._sums), **quadratic}, _stack(self._blocks), heads, self._tokens)
+        heads = _stack_heads(self._heads)
+        return Measurements({**linear_curves(self._sums), **quadratic}, _stack(self._blocks), heads, *self._shape)
 
 
 def direction_energy(points: Tensor) -> Tensor:
@@ -287,15 +298,21 @@ def measure_heads(layer: Layer, tokens: Tokens, positions: bool = True) -> dict[
     """Measurements of every head of a layer on its input tokens, (h,) each; ``positions=False`` drops positions from the scores."""
     law = layer.attention if positions else _drop_positions(layer.attention)
     weights = law.weights(tokens)
-    logs = torch.where(weights > 0, weights, 1.0).log()
     expansion = energy = torch.full((layer.heads,), torch.nan, dtype=torch.float64)
     if isinstance(law, Attention) and has_kernel(law, "softmax"):  # scores are bilinear
         expansion = query_expansion(law, tokens, weights).mean(-1)
         equal = head_masses(tokens, False)
         terms = equal.log() + pairing_of(law, tokens).log_partition(equal)
         energy = torch.logsumexp(terms, dim=-1) - math.log(2.0)
+    return measure_weights(weights) | {"expansion": expansion, "log_energy": energy}
+
+
+def measure_weights(weights: Tensor) -> dict[str, Tensor]:
+    """Measurements of every head that follow from its attention weights (h, n, n) alone, (h,) each; the others are NaN."""
+    logs = torch.where(weights > 0, weights, 1.0).log()
     entropy, own = -(weights * logs).sum(-1).mean(-1), weights.diagonal(dim1=-2, dim2=-1).mean(-1)
-    columns = entropy, own, weights[..., 1:, 0].mean(-1), expansion, energy
+    undefined = torch.full_like(own, torch.nan)
+    columns = entropy, own, weights[..., 1:, 0].mean(-1), undefined, undefined
     return dict(zip(HEADS, columns, strict=True))
 
 
@@ -305,6 +322,18 @@ def _drop_positions(
     if isinstance(law, NormedAttention):
         return replace(law, attention=replace(law.attention, positions=None))
     return replace(law, positions=None)
+
+
+def _stack_heads(rows: Sequence[dict[str, Tensor] | None]) -> dict[str, Tensor]:
+    """Measurements (blocks, h), NaN where a block has none or fewer heads; empty if no block has any."""
+    most = max((len(row[HEADS[0]]) for row in rows if row), default=0)
+    if not most:
+        return {}
+    found = {name: torch.full((len(rows), most), torch.nan, dtype=torch.float64) for name in HEADS}
+    for index, row in enumerate(rows):
+        for name, values in (row or {}).items():
+            found[name][index, : len(values)] = values
+    return found
 
 
 def _stack(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:

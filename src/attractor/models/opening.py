@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from numbers import Real
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from attractor.errors import CheckpointError, InputError, UnsupportedError, miss
 from attractor.files import read_json
 from attractor.models import llama2c
 from attractor.models.checkpoints import Checkpoint
-from attractor.models.family import find_family, list_families
+from attractor.models.family import Family, find_family, list_families
+from attractor.models.structure import StructuralFamily, unwrap
 from attractor.models.tensors import LiveTensors, check_files, open_tensors
 from attractor.registry import closest
 
@@ -37,7 +39,7 @@ SIZES = (  # as the families call them
 )  # fmt: skip
 
 
-def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint:
+def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64, structural: bool = False) -> Checkpoint:
     """Open a model lazily: only its configuration and the names of its tensors are read.
 
     Parameters
@@ -45,6 +47,7 @@ def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint
     source : a folder with config.json and weights, a GGUF file, a file of llama2.c, a name of ``attractor fetch``, a name on the Hugging
         Face hub, or a model of transformers in memory.
     dtype : precision of the laws.
+    structural : whether a model without a family is opened too. It can be traced by its structure, but has no laws.
 
     Returns
     -------
@@ -56,39 +59,57 @@ def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64) -> Checkpoint
     """
     require_transformers()
     if isinstance(source, torch.nn.Module):
-        return _open_live(source, dtype)
+        return _open_live(unwrap(source), dtype, structural)
     if not isinstance(source, (str, Path)):
         raise InputError(
             f"a checkpoint is opened from a path, a hub name or a transformers model, not from a {type(source).__name__}"
         )
     path = Path(source).expanduser()
     if path.is_dir():
-        return _open_folder(path, str(source), dtype)
+        return _open_folder(path, str(source), dtype, structural)
     if path.is_file():
-        return _open_file(path, dtype)
+        return _open_file(path, dtype, structural)
     if _looks_like_path(str(source)):
         raise InputError(f"there is no file or folder {source}")
     fetched = _fetch(str(source))
     if fetched is not None:
-        return replace(checkpoint(fetched, dtype=dtype), name=str(source))
-    return _open_folder(_download(str(source)), str(source), dtype)
+        return replace(checkpoint(fetched, dtype=dtype, structural=structural), name=str(source))
+    return _open_folder(_download(str(source)), str(source), dtype, structural)
 
 
-def _open_live(model: torch.nn.Module, dtype: torch.dtype) -> Checkpoint:
-    config = getattr(model, "config", None)
+def _open_live(model: torch.nn.Module, dtype: torch.dtype, structural: bool) -> Checkpoint:
+    config, kind = getattr(model, "config", None), type(model).__name__
     if config is None or not hasattr(config, "model_type"):
-        raise InputError(f"a live model must be one of transformers, with a config; this is a {type(model).__name__}")
-    kind = type(model).__name__
-    family = find_family(config.model_type, f"the {kind}")
+        if not structural:
+            raise InputError(f"a live model must be one of transformers, with a config; this is a {kind}")
+        return Checkpoint(
+            kind, StructuralFamily(None), SimpleNamespace(model_type=None), LiveTensors(model, False), dtype, model
+        )
+    family = _choose_family(config.model_type, f"the {kind}", structural)
     return Checkpoint(kind, family, config, LiveTensors(model, family.renamed), dtype, model)
 
 
-def _open_folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
+def _choose_family(model_type: str | None, where: str, structural: bool) -> Family:
+    """The family of a model type; with ``structural``, a stand-in for types that transformers has and that have no family."""
+    known = {kind for family in list_families() for kind in family.model_types}
+    if structural and model_type not in known and is_known_type(model_type):
+        return StructuralFamily(model_type)
+    return find_family(model_type, where)
+
+
+def is_known_type(model_type: str | None) -> bool:
+    """Whether transformers has a model of this type."""
+    from transformers import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
+
+
+def _open_folder(folder: Path, name: str, dtype: torch.dtype, structural: bool) -> Checkpoint:
     file = folder / "config.json"
     if not file.exists():
         quantised = sorted(folder.glob("*.gguf"))
         if len(quantised) == 1:
-            return _open_file(quantised[0], dtype)
+            return _open_file(quantised[0], dtype, structural)
         raise CheckpointError(f"{folder} has no config.json, so the model in it is not known")
     check_files(folder)
     try:
@@ -102,9 +123,8 @@ def _open_folder(folder: Path, name: str, dtype: torch.dtype) -> Checkpoint:
         tensors = open_tensors(folder)
         model_type = _infer_model_type(tensors.names(), file)
         notes = (f"config.json names no model_type; its tensors are named as those of {model_type}",)
-    family = find_family(
-        model_type, f"{name} ({', '.join(map(str, built))})" if isinstance(built, list) and built else name
-    )
+    where = f"{name} ({', '.join(map(str, built))})" if isinstance(built, list) and built else name
+    family = _choose_family(model_type, where, structural)
     config = _read_config(folder, model_type)
     if getattr(config, "quantization_config", None):
         raise UnsupportedError(
@@ -159,13 +179,13 @@ def _read_config(folder: Path, model_type: str) -> Any:
         ) from None
 
 
-def _open_file(path: Path, dtype: torch.dtype) -> Checkpoint:
+def _open_file(path: Path, dtype: torch.dtype, structural: bool) -> Checkpoint:
     if path.suffix == ".gguf":
         from attractor.models.gguf import open_gguf
 
         return open_gguf(path, dtype)
     if path.suffix == ".safetensors" or path.name == "config.json":
-        return _open_folder(path.parent, str(path.parent), dtype)
+        return _open_folder(path.parent, str(path.parent), dtype, structural)
     if path.suffix in (".bin", ".data") and llama2c.is_llama2c(path):
         return llama2c.open_llama2c(path, dtype)
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):

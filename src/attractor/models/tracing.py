@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attractor.errors import InputError
+from attractor.errors import InputError, UnsupportedError
 from attractor.html_repr import html_card
 from attractor.models.attention_layers import Layer
 from attractor.models.checkpoints import Checkpoint
+from attractor.models.hidden_states import HiddenStates, open_hidden_states, write_hidden_states
 from attractor.models.hooks import (
     BlockStates,
     check_ablations,
@@ -23,9 +25,25 @@ from attractor.models.hooks import (
     remove_positions,
     run_stack,
 )
-from attractor.models.loading import ShortTextError, context_length, load_model, load_tokenizer, tokenize
+from attractor.models.loading import (
+    ShortTextError,
+    context_length,
+    load_model,
+    load_tokenizer,
+    read_text_config,
+    tokenize,
+)
 from attractor.models.measurements import HEADS, MeasurementCollector, Measurements, Rows
 from attractor.models.opening import checkpoint as open_checkpoint
+from attractor.models.structure import (
+    BlockChain,
+    StructuralFamily,
+    call_model,
+    choose_chain,
+    choose_part,
+    find_chains,
+    record_chain,
+)
 from attractor.serialization import to_frame
 from attractor.solvers import Outcome, Statistics, Trajectory
 from attractor.spaces import Euclidean
@@ -37,21 +55,50 @@ CACHE_BYTES = 2**30  # of layers that a session may keep
 
 @dataclass(frozen=True)
 class Session:
-    """A model loaded for tracing: one stack of its layers, ``without`` some of its parts."""
+    """A model loaded for tracing: one stack of its layers, ``without`` some of its parts.
+
+    A model without a family has no stacks by name; its blocks are found by structure, once for each of its parts.
+    """
 
     checkpoint: Checkpoint
     model: Any
     tokenizer: Any
     without: tuple[str, ...]
-    stack: str
+    stack: str | None
     cache: dict[int, Layer] = field(default_factory=dict, repr=False)
+    chains: dict[str, tuple[BlockChain, tuple[str, ...]]] = field(default_factory=dict, repr=False)
+
+    @property
+    def structural(self) -> bool:
+        """Whether the model has no family."""
+        return isinstance(self.checkpoint.family, StructuralFamily)
+
+    def explain(self, found: Measurements, attention: bool) -> tuple[str, ...]:
+        """How blocks were found, for a model without a family that has run, and which of them have no attention weights."""
+        if not self.structural:
+            return ()
+        notes = [note for _, notes in self.chains.values() for note in notes]
+        count = len(found.blocks["displacement"])
+        lost = count - int((~found.heads["self_weight"].isnan()).any(-1).sum()) if found.heads else count
+        if attention and lost:
+            blocks = "no block" if lost == count else f"{lost} of {count} blocks do not"
+            notes.append(
+                f"{blocks} return{'s' * (lost == count)} attention weights whose rows sum to 1; their heads are not measured"
+            )
+        return tuple(notes)
 
     @classmethod
     def open(cls, source: Any, tokenizer: Any, without: Sequence[str], stack: str | None) -> Session:
         """Load the model of a checkpoint, or of any argument of ``checkpoint``."""
         check_ablations(tuple(without))
-        found = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-        stack = found.choose_stack(stack)
+        found = source if isinstance(source, Checkpoint) else open_checkpoint(source, structural=True)
+        if not isinstance(found.family, StructuralFamily):
+            stack = found.choose_stack(stack)
+        elif parts := [name for name in without if name in ("attention", "feedforward")]:
+            raise UnsupportedError(
+                f"{found.name} has no family that tells the parts of its blocks, so {parts[0]} cannot be removed; "
+                "norms can be frozen and positions removed"
+            )
         return cls(found, load_model(found), tokenizer, tuple(without), stack)
 
     def inputs(
@@ -62,7 +109,7 @@ class Session:
             return text, []
         if isinstance(text, str) and not text.strip():
             raise ShortTextError("the text is empty; give at least two tokens", 0)
-        longest = context_length(self.checkpoint.config) if cut else None
+        longest = context_length(read_text_config(self.checkpoint.config)) if cut else None
         max_tokens = min(filter(None, (max_tokens, longest)), default=None)
         if isinstance(text, str) and self.tokenizer is None:
             object.__setattr__(self, "tokenizer", load_tokenizer(self.checkpoint))
@@ -74,7 +121,7 @@ class Session:
         layers = self.checkpoint.layers
         if index not in self.cache:
             stacks = [layers.place(place)[0] for place in range(len(layers))]
-            found = layers[stacks.index(self.stack) + index]
+            found = layers[stacks.index(self.stack or "") + index]
             if 4 * found.dim**2 * 8 * len(layers) > CACHE_BYTES:
                 return found
             self.cache[index] = found
@@ -88,22 +135,54 @@ class Session:
         summary: bool = False,
     ) -> Measurements:
         """Run the model once and measure every block; ``receive`` is called with the states of each."""
-        collector = MeasurementCollector(self.layer, attention, summary, "positions" not in self.without)
+        layers = None if self.structural else self.layer
+        collector = MeasurementCollector(layers, attention, summary, "positions" not in self.without)
 
         def process(states: BlockStates) -> None:
             collector.add(states)
             if receive is not None:
                 receive(states)
 
-        parts = tuple(name for name in self.without if name in ("attention", "feedforward"))
         with torch.no_grad(), ExitStack() as changes:
+            run, record = self._prepare(inputs, process, attention and not summary)
             if "norms" in self.without:  # before other changes: lengths are those of the unchanged model
-                changes.enter_context(freeze_norms(self.model, lambda: run_stack(self.model, self.stack, inputs)))
+                changes.enter_context(freeze_norms(self.model, run))
             if "positions" in self.without:
                 changes.enter_context(remove_positions(self.model))
-            changes.enter_context(record_blocks(self.model, self.checkpoint, self.stack, process, parts))
-            run_stack(self.model, self.stack, inputs)
+            changes.enter_context(record)
+            run()
         return collector.result()
+
+    def _prepare(
+        self, inputs: dict[str, Tensor], receive: Callable[[BlockStates], None], attention: bool
+    ) -> tuple[Callable[[], Any], AbstractContextManager[None]]:
+        """A function that runs the model, and the context in which ``receive`` gets the states of every block."""
+        if not self.structural:
+            stack, parts = (
+                self.stack or "",
+                tuple(name for name in self.without if name in ("attention", "feedforward")),
+            )
+            record = record_blocks(self.model, self.checkpoint, stack, receive, parts)
+            return lambda: run_stack(self.model, stack, inputs), record
+        part, name = choose_part(self.model, inputs, self.stack)
+
+        def run() -> Any:
+            return call_model(part, inputs)
+
+        if name not in self.chains:
+            try:
+                chains = find_chains(part, run)
+            except Exception as error:  # whatever the model's own code raises for inputs that it does not take
+                reason = " ".join(str(error).split())
+                kinds = ", ".join(inputs)
+                raise UnsupportedError(
+                    f"{self.checkpoint.name} cannot be run on {kinds} alone ({type(error).__name__}: {reason}); give a dict of all "
+                    "arguments of the model, or hidden states with states=..."
+                ) from error
+            chosen = choose_chain(chains, None if self.stack == name else self.stack, self.checkpoint.name)
+            prefix = f"{name}." if name else ""
+            self.chains[name] = (chosen, chosen.notes(prefix, [one for one in chains if one is not chosen]))
+        return run, record_chain(part, self.chains[name][0], receive, attention)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -116,15 +195,26 @@ class Trace(Trajectory):
     points : tokens, (blocks + 1, n, d).
     words : the tokens as strings.
     measurements : measurements of the stream, of blocks and of heads.
+    notes : how the blocks of a model without a family were found.
     """
 
     words: tuple[str, ...] = ()
     measurements: Measurements | None = None
+    notes: tuple[str, ...] = ()
 
     def frame(self, rows: Rows = "blocks") -> Any:
         """A pandas DataFrame with one row for each block, or for each head of each block."""
         assert self.measurements is not None
         return self.measurements.frame(rows)
+
+    def as_traces(self, name: str) -> Traces:
+        """The measurements alone, as those of one text of a model called ``name``."""
+        assert self.measurements is not None
+        return Traces(name, 1, (self.n,), (self.measurements,), (), self.stats.seconds, (), self.notes)
+
+    def save(self, path: str | Path) -> None:
+        """Write the residual stream and the words to an .npz file, for ``trace(states=path)``."""
+        write_hidden_states(path, self.points, self.words)
 
     def _repr_html_(self) -> str:
         """A notebook card with the words, and the change of norm and cosine over all blocks."""
@@ -160,6 +250,7 @@ class Traces:
     without : ablations.
     seconds : wall-clock time.
     skipped : texts with fewer than two tokens.
+    notes : how the blocks of a model without a family were found.
     """
 
     model: str
@@ -169,13 +260,15 @@ class Traces:
     without: tuple[str, ...]
     seconds: float
     skipped: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def curve(self, name: str) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation over texts of a measurement of the stream, (blocks + 1,) each."""
         return _mean_and_spread([part.curves[name] for part in self.measurements])
 
     def block(self, name: str) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation over texts of the displacement by "attention" or "feedforward", (blocks,) each."""
+        """Mean and standard deviation over texts of the "displacement" by every block, or by its "attention" or "feedforward",
+        (blocks,) each."""
         return _mean_and_spread([part.blocks[name] for part in self.measurements])
 
     def head(self, name: str) -> Tensor:
@@ -210,9 +303,12 @@ def _mean_and_spread(values: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def trace(
-    source: Any,
-    text: Any,
+    source: Any = None,
+    text: Any = None,
     *,
+    states: Any = None,
+    attentions: Any = None,
+    words: Sequence[str] | None = None,
     tokenizer: Any = None,
     without: Sequence[str] = (),
     stack: str | None = None,
@@ -220,16 +316,22 @@ def trace(
     max_tokens: int | None = None,
     cut: bool = False,
 ) -> Trace:
-    """Run a model on one text and return its tokens along depth.
+    """Run a model on one text and return its tokens along depth; or take hidden states that were computed elsewhere.
 
     Parameters
     ----------
-    source : a ``Checkpoint``, or any argument of ``checkpoint``.
+    source : a ``Checkpoint``, or any argument of ``checkpoint``. Models of ``transformers`` without a family and other modules are
+        traced too, if they have a list of blocks that map hidden states (1, n, d) to the same shape.
     text : a text, token ids (n,), or a dict of the model's own arguments, such as ``pixel_values`` of an image.
+    states : instead of a model and a text, hidden states (blocks + 1, n, d) before the first block and after every block: an array,
+        a sequence of arrays, or an .npy, .npz, .safetensors or Zarr file with the arrays "states" and optionally "attentions".
+    attentions : attention weights (blocks, h, n, n) that belong to ``states``.
+    words : the tokens of ``states`` as strings.
     tokenizer : used instead of the tokenizer of the model.
     without : parts to ablate: "feedforward", "attention", "positions" (rotary angles, position embeddings and relative biases are
         zero) or "norms" (frozen at the lengths of the unchanged run, which matters only together with another ablation).
-    stack : "encoder" or "decoder" of a model with both; the first by default.
+    stack : "encoder" or "decoder" of a model with both, the first by default; for a model without a family, the path of its blocks
+        or a part of that path, the longest chain of blocks by default.
     attention : measure heads, which needs the attention weights.
     max_tokens : use only the first tokens of the text.
     cut : use only as many tokens as the model's context has.
@@ -238,22 +340,48 @@ def trace(
     -------
     Trace : a ``Trajectory`` whose times are blocks and whose points are the residual stream, (blocks + 1, n, d).
     """
+    if states is not None:
+        if source is not None or text is not None:
+            raise InputError("states=... takes the place of a model and a text; give one or the other")
+        return _trace_states(open_hidden_states(states, attentions, words), attention)
+    if source is None or text is None:
+        raise InputError("trace needs a model and a text, or hidden states: trace(model, text) or trace(states=...)")
+    if attentions is not None or words is not None:
+        raise InputError("attentions and words belong to states=..., which is not given")
     session = Session.open(source, tokenizer, without, stack)
-    states: list[Tensor] = []
+    found: list[Tensor] = []
 
     def keep(block: BlockStates) -> None:
-        states.extend([block.before.double()] if not states else [])
-        states.append(block.after.double())
+        found.extend([block.before.double()] if not found else [])
+        found.append(block.after.double())
 
     start = time.perf_counter()
-    inputs, words = session.inputs(text, max_tokens, cut)
-    found = session.run(inputs, attention, keep)
-    points, blocks = torch.stack(states), len(states) - 1
-    times = torch.arange(len(states), dtype=torch.float64)
+    inputs, read = session.inputs(text, max_tokens, cut)
+    measured = session.run(inputs, attention, keep)
+    seconds = time.perf_counter() - start
+    return _make_trace(torch.stack(found), read, measured, session.explain(measured, attention), seconds)
+
+
+def _trace_states(given: HiddenStates, attention: bool) -> Trace:
+    """The trace of hidden states that were computed elsewhere."""
+    start = time.perf_counter()
+    collector = MeasurementCollector(None, attention)
+    for block in given.blocks():
+        collector.add(block)
+    return _make_trace(given.states, given.words, collector.result(), (), time.perf_counter() - start)
+
+
+def _make_trace(
+    points: Tensor, words: Sequence[str], measurements: Measurements, notes: tuple[str, ...], seconds: float
+) -> Trace:
+    blocks = len(points) - 1
+    times = torch.arange(len(points), dtype=torch.float64)
     outcome = Outcome("reached", float(blocks), f"the tokens passed all {blocks} blocks")
-    stats = Statistics(evaluations=blocks, accepted=blocks, seconds=time.perf_counter() - start, method="blocks")
-    first, last = Tokens(points[0]), Tokens(points[-1])
-    return Trace(times, points, last, (outcome,), stats, None, Euclidean(), first, (), None, None, tuple(words), found)
+    stats = Statistics(evaluations=blocks, accepted=blocks, seconds=seconds, method="blocks")
+    first, last, fixed = Tokens(points[0]), Tokens(points[-1]), ((), None, None)
+    return Trace(
+        times, points, last, (outcome,), stats, None, Euclidean(), first, *fixed, tuple(words), measurements, notes
+    )
 
 
 def trace_texts(
@@ -306,5 +434,12 @@ def trace_texts(
         )
     seconds = time.perf_counter() - start
     return Traces(
-        session.checkpoint.name, len(found), tuple(lengths), tuple(found), session.without, seconds, tuple(skipped)
+        session.checkpoint.name,
+        len(found),
+        tuple(lengths),
+        tuple(found),
+        session.without,
+        seconds,
+        tuple(skipped),
+        session.explain(found[-1], attention and not summary),
     )

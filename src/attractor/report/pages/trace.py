@@ -24,6 +24,7 @@ STREAM = {  # title, label of the axis, definition
     "energy": ("energy on the sphere", "energy", r"\(\tfrac12\,\mathrm{mean}\,e^{\cos(x_i, x_j)}\); e/2 at consensus"),
     "first_norm": ("length of the first token over the others'", "first / others", "hundreds where it is a sink"),
 }
+PARTS = {"attention": "attention", "feedforward": "feed-forward", "displacement": "whole block"}
 LOGARITHMIC = ("token_norm", "pairwise_distance", "first_norm")
 HEADS = {
     "attention_entropy": (
@@ -54,7 +55,7 @@ def trace_report(report: dict[str, Any]) -> Report:
     lead = f"The mean cosine of two tokens goes from {cosine[0]:.3g} before the first block to {cosine[-1]:.3g} after the last."
     facts = {
         "model": name,
-        "family": model["family"],
+        **({} if model["family"] is None else {"family": model["family"]}),
         "layers": model["layers"],
         "width": model["dim"],
         report["reads"]: count,
@@ -136,16 +137,17 @@ def describe_spread(report: dict[str, Any]) -> str:
 
 
 def add_blocks(section: Section, report: dict[str, Any]) -> None:
-    """Add how far attention and feed-forward move tokens."""
+    """Add how far blocks move tokens, and their attention and feed-forward where these parts are known."""
     data: list[PlotlySpec] = []
-    for place, (name, label) in enumerate((("attention", "attention"), ("feedforward", "feed-forward"))):
-        data += traces(report["blocks"][name], label, style.PALETTE[place])
+    names = [name for name in PARTS if name in report["blocks"]]
+    for name in names:
+        data += traces(report["blocks"][name], PARTS[name], style.PALETTE[list(PARTS).index(name)])
     layout = axes_layout("block", "moved", yaxis=log_scale(data))
     section.figure(
         {"data": data, "layout": layout},
-        f"Root mean square displacement of tokens by each part of a block, including a norm after it"
-        f"{describe_spread(report)}.",
-        "How far attention and feed-forward move tokens in every block",
+        f"Root mean square displacement of tokens by each block"
+        f"{', and by its parts, including a norm after them' if len(names) > 1 else ''}{describe_spread(report)}.",
+        f"How far {', '.join(PARTS[name] for name in names)} move tokens in every block",
         height=320,
     )
 

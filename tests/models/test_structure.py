@@ -1,0 +1,289 @@
+"""Models without a family, wrapped models, and hidden states from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_models import random_model
+from torch import nn
+
+import attractor as at
+from attractor.errors import InputError, UnsupportedError
+from attractor.models import Checkpoint
+from attractor.models.structure import StructuralFamily, unwrap
+from attractor.models.tensors import LiveTensors
+
+IDS = [5, 9, 2, 33, 17, 8, 41, 3]
+SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 16, "vocab_size": 64}
+SEQUENCE = {
+    "d_model": 32,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "vocab_size": 64,
+    "decoder_start_token_id": 1,
+}
+EXPERTS = {**SIZES, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+# model type, settings, blocks whose attention weights the model returns (None: all)
+TYPES: dict[str, tuple[dict[str, Any], int | None]] = {
+    "albert": ({**SIZES, "embedding_size": 16}, None),
+    "persimmon": (SIZES, None),
+    "stablelm": ({**SIZES, "num_key_value_heads": 2}, None),
+    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 3, "vocab_size": 64}, None),
+    "xglm": ({"d_model": 32, "num_layers": 3, "attention_heads": 4, "ffn_dim": 16, "vocab_size": 64}, None),
+    "ctrl": ({"n_embd": 32, "n_head": 4, "n_layer": 3, "dff": 16, "vocab_size": 64}, None),
+    "bart": (SEQUENCE, None),
+    "mixtral": (EXPERTS, None),
+    "minimax": ({**EXPERTS, "num_hidden_layers": 4}, 2),
+    "mamba": ({"hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 64, "state_size": 4}, 0),
+}
+
+
+def build(kind: str, **changes: Any) -> nn.Module:
+    from transformers import AutoConfig, AutoModel
+
+    torch.manual_seed(0)
+    return AutoModel.from_config(AutoConfig.for_model(kind, **{**TYPES[kind][0], **ENDS, **changes})).eval()
+
+
+def open_structurally(model: Any) -> Checkpoint:
+    """The model as one without a family, whatever its type."""
+    kind = model.config.model_type
+    return Checkpoint(kind, StructuralFamily(kind), model.config, LiveTensors(model), torch.float64, model)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_states_and_weights_are_those_that_the_model_reports(kind: str) -> None:
+    """Hidden states and entropies equal those of ``output_hidden_states`` and ``output_attentions``."""
+    model, weighted = build(kind), TYPES[kind][1]
+    run = at.trace(open_structurally(model), IDS)
+    part: Any = model.get_encoder() if kind == "bart" else model  # type: ignore[operator]
+    part.config._attn_implementation = "eager"
+    with torch.no_grad():
+        known = part(
+            torch.tensor([IDS]), output_hidden_states=True, **({} if kind == "mamba" else {"output_attentions": True})
+        )
+    states = torch.cat(known.hidden_states).double()
+    count = len(states) - 1
+    assert run.points.shape == (count + 1, len(IDS), 32)
+    # most models report the last state after the final norm, and Mamba does not report the first one
+    own = run.points[1:] if kind == "mamba" else run.points[:-1]
+    torch.testing.assert_close(own, states[:-1], rtol=0, atol=0)
+    assert run.measurements is not None
+    moved = (run.points[1] - run.points[0]).square().sum(-1).mean().sqrt()
+    torch.testing.assert_close(run.measurements.blocks["displacement"][0], moved)
+    assert "attention" not in run.measurements.blocks
+    if weighted == 0:
+        assert run.measurements.heads == {}
+        return
+    heads = run.measurements.heads["attention_entropy"]
+    measured = ~heads.isnan().any(-1)
+    assert int(measured.sum()) == (count if weighted is None else weighted)
+    weights = [one for one in known.attentions if one is not None]
+    expected = torch.stack([-(w.double() * w.double().clamp_min(1e-300).log()).sum(-1).mean(-1)[0] for w in weights])
+    if weighted is None:
+        torch.testing.assert_close(heads, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_models_attention_implementation_is_restored() -> None:
+    model: Any = build("persimmon")
+    before = model.config._attn_implementation
+    at.trace(model, IDS)
+    assert model.config._attn_implementation == before
+
+
+def test_a_type_without_a_family_is_opened_from_a_folder(tmp_path: Path) -> None:
+    model: Any = build("persimmon")
+    model.save_pretrained(tmp_path / "model")
+    run = at.trace(tmp_path / "model", IDS)
+    torch.testing.assert_close(run.points, at.trace(open_structurally(model), IDS).points)
+    assert any("found by structure" in note for note in run.notes)
+    with pytest.raises(UnsupportedError, match="family"):
+        at.audit(tmp_path / "model")
+
+
+def test_a_decoder_is_chosen_by_name() -> None:
+    model = build("bart")
+    ids = torch.tensor([IDS])
+    inputs = {"input_ids": ids, "decoder_input_ids": ids[:, :5]}
+    run = at.trace(open_structurally(model), inputs, stack="decoder.layers")
+    assert run.points.shape == (3, 5, 32)
+    with pytest.raises(InputError, match=r"encoder\.layers"):
+        at.trace(open_structurally(model), inputs, stack="vision")
+
+
+class TokenMixer(nn.Module):
+    """A model that is not of transformers: one block, applied several times to hidden states."""
+
+    def __init__(self, loops: int = 4, width: int = 6) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, width)
+        self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(width, 2, 8, dropout=0.0, batch_first=True)])
+        self.loops = loops
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for _ in range(self.loops):
+            x = self.blocks[0](x)
+        return x
+
+
+def test_a_module_of_ones_own_with_a_shared_block() -> None:
+    torch.manual_seed(0)
+    model = TokenMixer().eval()
+    run = at.trace(model, IDS)
+    x = model.embed(torch.tensor([IDS]))
+    expected = [x]
+    for _ in range(4):
+        expected.append(model.blocks[0](expected[-1]))
+    torch.testing.assert_close(run.points, torch.cat(expected).double().detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_wrappers_are_opened(tmp_path: Path) -> None:
+    """torch.compile and data parallel wrappers give the same trace as the model inside."""
+    model = random_model("GPT-2")
+    expected = at.trace(model, IDS).points
+    for wrapped in (torch.compile(model, backend="eager"), nn.DataParallel(model)):
+        assert unwrap(wrapped) is model
+        torch.testing.assert_close(at.trace(wrapped, IDS).points, expected, rtol=0, atol=0)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(model)
+        torch.testing.assert_close(at.trace(parallel, IDS).points, expected, rtol=0, atol=0)
+        assert len(at.audit(parallel, verify=False, nulls=0).heads) == 8
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_folded_transformer_lens_model_is_rejected() -> None:
+    kind = type("HookedTransformer", (TokenMixer,), {})
+    model: Any = kind()
+    model.cfg = SimpleNamespace(normalization_type="LNPre")
+    with pytest.raises(UnsupportedError, match="folded"):
+        at.trace(model, IDS)
+    model.cfg.normalization_type = "LN"
+    assert at.trace(model, IDS).points.shape == (5, len(IDS), 6)
+
+
+def test_models_without_a_chain_of_blocks_are_rejected() -> None:
+    with pytest.raises(UnsupportedError, match="no blocks"):
+        at.trace(nn.Sequential(nn.Embedding(64, 4), nn.Linear(4, 4)), IDS)
+    with pytest.raises(UnsupportedError, match="attention cannot be removed"):
+        at.trace(build("persimmon"), IDS, without=["attention"])
+    with pytest.raises(UnsupportedError, match="cannot be run on"):
+        at.trace(TokenMixer(), {"pixel_values": torch.zeros(1, 3, 4, 4)})
+
+
+# ---------------------------------------------------------------- hidden states from elsewhere
+
+
+@pytest.fixture
+def states(rng: np.random.Generator) -> np.ndarray:
+    return np.cumsum(rng.normal(size=(4, 7, 5)), axis=0)
+
+
+@pytest.fixture
+def attentions(rng: np.random.Generator) -> np.ndarray:
+    weights = rng.random(size=(3, 2, 7, 7))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def write(path: Path, **arrays: np.ndarray) -> Path:
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)  # type: ignore[arg-type]
+    elif path.suffix == ".npy":
+        np.save(path, arrays["states"])
+    elif path.suffix == ".safetensors":
+        from safetensors.numpy import save_file
+
+        save_file(arrays, path)
+    else:
+        import zarr
+
+        group = zarr.create_group(store=str(path))
+        for name, array in arrays.items():
+            group.create_array(name, data=array)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".safetensors", ".zarr"])
+def test_hidden_states_of_a_file(tmp_path: Path, suffix: str, states: np.ndarray, attentions: np.ndarray) -> None:
+    arrays = {"states": states} | ({} if suffix == ".npy" else {"attentions": attentions})
+    run = at.trace(states=write(tmp_path / f"given{suffix}", **arrays))
+    np.testing.assert_array_equal(run.points.numpy(), states)
+    assert run.measurements is not None
+    np.testing.assert_allclose(run.observe("token_norm"), np.linalg.norm(states, axis=-1).mean(-1))
+    if suffix != ".npy":
+        entropy = -(attentions * np.log(attentions)).sum(-1).mean(-1)
+        np.testing.assert_allclose(run.measurements.heads["attention_entropy"].numpy(), entropy)
+
+
+def test_hidden_states_of_transformers_are_those_of_the_trace() -> None:
+    model: Any = random_model("GPT-2")
+    model.config._attn_implementation = "eager"
+    with torch.no_grad():
+        found = model(torch.tensor([IDS]), output_hidden_states=True, output_attentions=True)
+    run, known = at.trace(states=found.hidden_states, attentions=found.attentions), at.trace(model, IDS)
+    assert run.measurements is not None
+    assert known.measurements is not None
+    for name in ("attention_entropy", "self_weight", "first_weight"):
+        torch.testing.assert_close(run.measurements.heads[name], known.measurements.heads[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_saved_trace_is_read_again(tmp_path: Path) -> None:
+    model = random_model("GPT-2")
+    run = at.trace(model, IDS)
+    run.save(tmp_path / "trace.npz")
+    again = at.trace(states=tmp_path / "trace.npz")
+    torch.testing.assert_close(again.points, run.points, rtol=0, atol=0)
+    assert again.words == run.words
+    with pytest.raises(InputError, match="npz"):
+        run.save(tmp_path / "trace.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.npz"]
+
+
+def spoil(array: np.ndarray, place: tuple[int, ...], value: float) -> np.ndarray:
+    array = array.copy()
+    array[place] = value
+    return array
+
+
+def test_bad_hidden_states_are_rejected(tmp_path: Path, states: np.ndarray, attentions: np.ndarray) -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"states": spoil(states, (2, 3, 1), np.nan)}, "state 2, token 3"),
+        ({"states": spoil(states, (1, 0, 0), np.inf)}, "not finite"),
+        ({"states": states[:1]}, "at least one block"),
+        ({"states": states[:, :1]}, "at least two tokens"),
+        ({"states": [states[0], states[1, :, :3]]}, "different shapes"),
+        ({"states": states[0]}, "shape"),
+        ({"states": states.astype(str)}, "array of"),
+        ({"states": states, "attentions": spoil(attentions, (1, 1, 4, 0), 0.9)}, "block 1, head 1, token 4"),
+        ({"states": states, "attentions": spoil(attentions, (0, 0, 0, 0), -0.1)}, "non-negative"),
+        ({"states": states, "attentions": spoil(attentions, (2, 0, 0, 0), np.nan)}, "block 2"),
+        ({"states": states, "attentions": attentions[:2]}, "2 blocks"),
+        ({"states": states, "attentions": attentions[..., :5]}, "shape"),
+        ({"states": states, "words": ["a"]}, "1 words"),
+        ({"states": tmp_path / "missing.npz"}, "no file"),
+        ({"states": {"a": states, "b": states}}, "called 'states'"),
+        ({}, "a model and a text"),
+        ({"words": ["a"], "source": "minilm", "text": "some words"}, "belong to states"),
+    ]
+    for arguments, message in bad:
+        with pytest.raises(InputError, match=message):
+            at.trace(**arguments)
+    (tmp_path / "cut.npz").write_bytes(write(tmp_path / "whole.npz", states=states).read_bytes()[:200])
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
+    (tmp_path / "bad.safetensors").write_bytes(b"\x00" * 20)
+    (tmp_path / "empty").mkdir()
+    for name in ("cut.npz", "objects.npy", "bad.safetensors", "empty"):
+        with pytest.raises(InputError, match=r"cannot be read|called 'states'"):
+            at.trace(states=tmp_path / name)
