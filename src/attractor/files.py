@@ -1,20 +1,29 @@
-"""Atomic file output and strict JSON."""
+"""Atomic and durable file output, locks, checksums, and strict JSON."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import io
 import json
 import math
 import os
+import re
 import secrets
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from attractor.errors import InputError, StoreError
+
+SEAL = b"sha256:\n"  # precedes the checksum at the end of a file of arrays
+DAMAGED = "restore it from a copy, or compute it again"
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
@@ -40,22 +49,180 @@ def check_folder(folder: Path, what: str) -> None:
 
 @contextmanager
 def replace_on_success(path: Path, folder: bool = False) -> Iterator[Path]:
-    """Yield a temporary path next to ``path`` that replaces it on success and is removed on error.
+    """Yield an empty temporary file (or folder) next to ``path`` that replaces it on success and is removed on error.
 
-    An empty file is there already; with ``folder`` the caller creates a folder.
+    Its contents are on the disk before it gets its name, so after a power loss ``path`` is the old or the new one. Temporary
+    files that killed processes left behind are removed.
     """
-    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
-    if not folder:
-        temporary.touch(exist_ok=False)
+    remove_leftovers(path)
+    temporary, lock = _create_temporary(path, folder)
     try:
         yield temporary
+        sync_tree(temporary)
         os.replace(temporary, path)
+        sync_folder(path.parent)
     finally:
         if folder:
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _create_temporary(path: Path, folder: bool) -> tuple[Path, int]:
+    """Create a temporary file or folder; return it with a descriptor that holds a lock on it while this process lives."""
+    while True:
+        temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
+        if folder:
+            temporary.mkdir()
+        else:
+            temporary.touch(exist_ok=False)
+        with suppress(FileNotFoundError):  # another process may remove it before it is locked
+            descriptor = os.open(temporary, os.O_RDONLY)
+            if lock(descriptor) is not False and temporary.exists():
+                return temporary, descriptor
+            os.close(descriptor)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove temporary files and folders of ``path`` whose process has died: nobody holds their locks."""
+    name = re.compile(rf"\.{re.escape(path.stem)}\.[0-9a-f]{{8}}{re.escape(path.suffix)}")
+    with suppress(OSError):  # a folder that cannot be read, or a file that another process removes
+        for found in filter(name.fullmatch, os.listdir(path.parent)):
+            place = path.parent / found
+            descriptor = os.open(place, os.O_RDONLY)
+            try:
+                if not lock(descriptor):
+                    continue
+                if place.is_dir():
+                    shutil.rmtree(place, ignore_errors=True)
+                else:
+                    place.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def lock(descriptor: int) -> bool | None:
+    """Lock an open file for this process; return False if another one holds it, None if the file system has no locks.
+
+    The system releases the lock when the descriptor is closed or the process dies.
+    """
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
+
+
+@contextmanager
+def hold_lock(path: Path, what: str) -> Iterator[None]:
+    """Hold the lock file ``path`` inside the block; raise ``StoreError`` if another process writes ``what``."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if lock(descriptor) is False:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()
+            raise StoreError(
+                f"{what} is being written by another run{f' (process {holder})' if holder else ''}: wait for its end, or give "
+                "another path"
+            )
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the contents of a file are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk, if the file system supports that."""
+    try:
+        sync_file(path)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES):
+            raise
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents, durably."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
+def sync_tree(path: Path) -> None:
+    """Wait until a file, or a folder with all it holds, is on the disk."""
+    if not path.is_dir():
+        return sync_file(path)
+    for folder, _, names in os.walk(path, topdown=False):
+        for name in names:
+            sync_file(Path(folder, name))
+        sync_folder(Path(folder))
+    return None
+
+
+def checksum_files(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 checksum of every file in a folder and its subfolders, by relative path."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): checksum_file(path) for path in files}
+
+
+def checksum_file(path: Path) -> str:
+    """Return the SHA-256 checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_files(folder: Path, checksums: Mapping[str, str], what: str) -> None:
+    """Raise ``StoreError`` if a file in a folder is missing or has another checksum."""
+    for name, expected in checksums.items():
+        try:
+            found = checksum_file(folder / name)
+        except FileNotFoundError:
+            raise StoreError(f"{what} is damaged: its file {name} is missing; {DAMAGED}") from None
+        except OSError as error:
+            raise StoreError(f"{what} cannot be read: {reason(error)} in {name}") from None
+        if found != expected:
+            raise StoreError(f"{what} is damaged: its file {name} does not have its checksum; {DAMAGED}")
+
+
+def checksum_json(value: Any) -> str:
+    """Return the SHA-256 checksum of a JSON document, which does not depend on its layout."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return an .npz file of arrays that ends with a checksum of all bytes before it, in the comment of the archive."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    body = (
+        buffer.getvalue()[:-2] + struct.pack("<H", len(SEAL) + 32) + SEAL
+    )  # the last two bytes: length of the comment
+    return body + hashlib.sha256(body).digest()
+
+
+def unpack_arrays(data: bytes, sealed: bool) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file; raise ``ValueError`` if its checksum is wrong or, with ``sealed``, if it has none."""
+    if data[-40:-32] == SEAL:
+        if hashlib.sha256(memoryview(data)[:-32]).digest() != data[-32:]:
+            raise ValueError("it does not have its checksum")
+    elif sealed:
+        raise ValueError("its checksum is missing")
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
 
 
 @contextmanager
@@ -90,12 +257,19 @@ def write_json_lines(path: Path, rows: Iterable[Any]) -> None:
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """Return the documents of a file with one per line, up to the first line that an interrupted write left incomplete."""
+    """Return the documents of a file with one per line, without a last line that an interrupted write left incomplete."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
     found: list[Any] = []
-    if path.exists():
-        with suppress(ValueError):
-            for line in path.read_text(encoding="utf-8").splitlines():
-                found.append(parse_json(line))
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(parse_json(line.decode("utf-8")))
+        except ValueError:
+            if number < len(lines):
+                raise StoreError(
+                    f"line {number} of {path} is no JSON document: the file is damaged; {DAMAGED}"
+                ) from None
     return found
 
 

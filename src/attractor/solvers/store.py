@@ -1,16 +1,20 @@
-"""Runs on disk: a Zarr group that is written during the run, and its checkpoints."""
+"""Runs on disk: a Zarr group that is written during the run, and its checkpoints.
+
+Every byte that is read is covered by a checksum: that of ``zarr.json`` covers the definition and the checksums of all files
+written at the start, each saved state has a crc32c of its own, and the checkpoint ends with one. Saved states are on the disk
+before the checkpoint that counts them.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
-import os
+import math
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -22,8 +26,22 @@ import torch
 from torch import Tensor
 
 from attractor._version import __version__
-from attractor.errors import StoreError, UnsupportedError, missing
-from attractor.files import replace_on_success
+from attractor.errors import AttractorError, StoreError, UnsupportedError, missing
+from attractor.files import (
+    DAMAGED,
+    check_files,
+    checksum_files,
+    checksum_json,
+    hold_lock,
+    make_folder,
+    pack_arrays,
+    reason,
+    remove_leftovers,
+    replace_on_success,
+    sync_file,
+    sync_folder,
+    unpack_arrays,
+)
 from attractor.laws import Law
 from attractor.serialization import decode, encode
 from attractor.solvers.merging import MergeTree
@@ -37,8 +55,10 @@ if TYPE_CHECKING:
     from attractor.solvers.process_group import ProcessGroup
     from attractor.solvers.termination import Event
 
-SCHEMA = "attractor.run/1"
+SCHEMA = "attractor.run/2"
+UNSEALED = "attractor.run/1"  # of attractor 0.1 and 0.2: without checksums
 INTERVAL = 1.0  # seconds between checkpoints
+CHUNK = 1 << 18  # bytes of saved states in one file
 SHARE = 0.05  # of the time that checkpoints may take
 
 
@@ -96,10 +116,22 @@ class Store:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._attributes: dict[str, Any] | None = None
 
     @property
     def exists(self) -> bool:
         return (self.path / "zarr.json").is_file()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the lock of the store, which has one writer at a time, and remove what killed writers left behind."""
+        with ExitStack() as held:
+            with _store_errors(self.path, "written"):
+                held.enter_context(hold_lock(self.path / ".lock", f"the store {self.path}"))
+                remove_leftovers(self.path / "checkpoint.npz")
+                for partial in self.path.glob("points/**/*.partial"):  # of Zarr
+                    partial.unlink(missing_ok=True)
+            yield
 
     def create(
         self, definition: Any, arrays: dict[str, np.ndarray], times: np.ndarray, shape: tuple[int, ...], dtype: Any
@@ -107,60 +139,132 @@ class Store:
         """Create an empty store: under a temporary name first, then moved into place."""
         zarr = _zarr()
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            kind = (
-                "holds a run already: resume it or choose another path" if self.exists else "exists and is not a store"
-            )
-            raise StoreError(f"{self.path} {kind}")
-        with _store_errors(self.path, "created"), replace_on_success(self.path, folder=True) as draft:
-            group = zarr.create_group(store=str(draft), attributes=definition)
-            for name, array in arrays.items():
-                group.create_array(f"definition/{name}", data=array)
-            group.create_array("times", data=times)
-            group.create_array("points", shape=(len(times), *shape), chunks=(1, *shape), dtype=dtype, fill_value=np.nan)
+            raise self._occupied()
+        filters = {"compressors": [zarr.codecs.ZstdCodec(level=0), zarr.codecs.Crc32cCodec()]}
+        size = np.dtype(dtype).itemsize * math.prod(shape)
+        rows = max(1, min(len(times), CHUNK // max(1, size)))
+        with _store_errors(self.path, "created"):
+            make_folder(self.path.parent)
+        with _store_errors(self.path, "created"), _explain_occupied(self), replace_on_success(self.path, True) as draft:
+            (draft / "definition.npz").write_bytes(pack_arrays(arrays))
+            (draft / "checkpoint.npz").write_bytes(pack_arrays({}))
+            group = zarr.create_group(store=str(draft), overwrite=False)
+            group.create_array("times", data=times, **filters)
+            group.create_array(
+                "points", shape=(len(times), *shape), chunks=(rows, *shape), dtype=dtype, fill_value=np.nan,
+                chunk_key_encoding={"name": "default", "separator": "."},  # all in one folder
+                **filters,
+            )  # fmt: skip
+            files = checksum_files(draft)
+            for changing in ("zarr.json", "checkpoint.npz"):
+                del files[changing]
+            sealed = {**definition, "files": files}
+            group.update_attributes({**sealed, "checksum": checksum_json(sealed)})
 
-    def open(self, mode: str = "r") -> Any:
-        """Open the Zarr group and check that it holds a run."""
-        zarr = _zarr()
-        if not self.exists:
+    def _occupied(self) -> StoreError:
+        kind = "holds a run already: resume it or choose another path" if self.exists else "exists and is not a store"
+        return StoreError(f"{self.path} {kind}")
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes of the run, after a check of their checksum and of the files that were written at the start."""
+        if self._attributes is not None:
+            return self._attributes
+        path = self.path / "zarr.json"
+        if not path.is_file():
             raise StoreError(f"{self.path} is not a run of attractor: there is no zarr.json in it")
         try:
-            group = zarr.open_group(str(self.path), mode=mode)
-            schema = group.attrs.get("schema")
-        except Exception as error:
-            raise StoreError(f"{self.path} cannot be read as a Zarr store: {_one_line(error)}") from None
-        if schema != SCHEMA:
+            attributes = json.loads(path.read_text(encoding="utf-8"))["attributes"]
+            schema = attributes.get("schema")
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {reason(error)}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise StoreError(f"{self.path} cannot be read as a Zarr store: {_one_line(error)}; {DAMAGED}") from None
+        if schema not in (SCHEMA, UNSEALED):
             raise StoreError(f"{self.path} is a store of {schema or 'something else'}, this version reads {SCHEMA}")
-        return group
+        sealed = {name: value for name, value in attributes.items() if name != "checksum"}
+        if "checksum" in attributes or "files" in attributes or schema == SCHEMA:
+            if attributes.get("checksum") != checksum_json(sealed):
+                raise StoreError(f"{self.path} is damaged: its zarr.json does not have its checksum; {DAMAGED}")
+            check_files(self.path, attributes["files"], str(self.path))
+        self._attributes = attributes
+        return attributes
+
+    def open(self, mode: str = "r") -> Any:
+        """Open the Zarr group."""
+        zarr = _zarr()
+        with _read_errors(self.path, "it cannot be read as a Zarr store"):
+            return zarr.open_group(str(self.path), mode=mode)
+
+    def read_times(self) -> np.ndarray:
+        """Return the times to save."""
+        group = self.open()
+        with _read_errors(self.path, "its times cannot be read"):
+            return np.asarray(group["times"][:])
+
+    def read_points(self, count: int) -> np.ndarray:
+        """Return the first saved states; Zarr checks their checksums."""
+        group = self.open()
+        with _read_errors(self.path, "saved states cannot be read"):
+            points = group["points"]
+            if not 0 <= count <= points.shape[0]:
+                raise StoreError(
+                    f"{self.path} is damaged: it has {points.shape[0]} saved states, not {count}; {DAMAGED}"
+                )
+            for file in self._chunk_files(points, 0, count):
+                if not file.is_file():  # Zarr would return the fill value
+                    raise StoreError(f"{self.path} is damaged: its saved states {file.name} are missing; {DAMAGED}")
+            return np.asarray(points[:count])
+
+    def write_points(self, first: int, rows: np.ndarray) -> None:
+        """Write saved states from index ``first`` on, and wait until they are on the disk."""
+        zarr = _zarr()
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            target = self.open("r+")["points"]
+            target[first : first + len(rows)] = rows.reshape(len(rows), *target.shape[1:])
+        files = self._chunk_files(target, first, first + len(rows))
+        folders = {folder for file in files for folder in file.parents if folder.is_relative_to(self.path)}
+        for file in files:
+            sync_file(file)
+        for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
+            sync_folder(folder)
+
+    def _chunk_files(self, points: Any, first: int, end: int) -> list[Path]:
+        """Files of the chunks that hold the saved states from ``first`` to ``end``."""
+        rows, rest = points.chunks[0], (0,) * (len(points.shape) - 1)
+        chunks = range(first // rows, -(-end // rows))
+        return [self.path / "points" / points.metadata.encode_chunk_key((chunk, *rest)) for chunk in chunks]
 
     def write_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
         """Replace the checkpoint atomically."""
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)  # type: ignore[arg-type]
-        with replace_on_success(self.path / "checkpoint.npz") as draft, open(draft, "wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
+        with replace_on_success(self.path / "checkpoint.npz") as draft:
+            draft.write_bytes(pack_arrays(arrays))
 
-    def read_checkpoint(self) -> dict[str, np.ndarray] | None:
-        """Return the checkpoint, or None if the run was interrupted before its first."""
+    def read_checkpoint(self, sealed: bool) -> dict[str, np.ndarray] | None:
+        """Return the checkpoint, or None if the run was interrupted before its first; with ``sealed`` it has a checksum."""
         path = self.path / "checkpoint.npz"
-        if not path.exists():
+        if not sealed and not path.exists():
             return None
         try:
-            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-                return _upgrade({name: file[name] for name in file.files})
-        except Exception as error:
-            raise StoreError(f"the checkpoint {path} is damaged: {_one_line(error)}") from None
+            arrays = unpack_arrays(path.read_bytes(), sealed)
+            return _upgrade(arrays) if arrays else None
+        except FileNotFoundError:
+            raise StoreError(f"{self.path} is damaged: its checkpoint.npz is missing; {DAMAGED}") from None
+        except Exception as error:  # of NumPy, zipfile and JSON
+            raise StoreError(f"the checkpoint {path} is damaged: {_one_line(error)}; {DAMAGED}") from None
 
     def write_record(self, record: RunRecord, arrays: dict[str, np.ndarray], written: int) -> int:
-        """Write saved states from index ``written`` on that are complete, then a checkpoint; return how many are written."""
-        recorder = record.recorder
-        if recorder.complete > written:
-            rows = recorder.points[written : recorder.complete].detach().cpu().numpy()
-            target = self.open("r+")["points"]
-            target[written : recorder.complete] = rows.reshape(len(rows), *target.shape[1:])
-        self.write_checkpoint(arrays)
-        return recorder.complete
+        """Write saved states from index ``written`` on that fill chunks, then a checkpoint; return how many are written.
+
+        Chunks are written once. The states of the last one are in the checkpoint until it is full or the run has ended.
+        """
+        recorder, complete = record.recorder, record.recorder.complete
+        if "members" in arrays and complete < len(recorder.times):
+            complete -= complete % self.open()["points"].chunks[0]
+        if complete > written:
+            self.write_points(written, to_numpy(recorder.points[written:complete]))
+        rest = to_numpy(recorder.points[complete : recorder.rows])
+        self.write_checkpoint({**arrays, "complete_rows": np.array(complete), "rows": rest})
+        return complete
 
 
 class Checkpointer:
@@ -204,13 +308,19 @@ def _upgrade(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def read_snapshot(store: Store) -> dict[str, np.ndarray] | None:
     """Return the last checkpoint of a store with the saved states it refers to, or None if there is none."""
-    group, arrays = store.open(), store.read_checkpoint()
+    arrays = store.read_checkpoint(sealed=store.attributes()["schema"] == SCHEMA)
     if arrays is None:
         return None
-    arrays["complete"] = np.asarray(group["points"][: int(arrays["complete_rows"])])
-    if np.isnan(arrays["complete"]).any():
-        raise StoreError(f"{store.path} is damaged: saved states are missing from it")
+    arrays["complete"] = store.read_points(int(arrays["complete_rows"]))
     return arrays
+
+
+def restore_snapshot(store: Store, run: Integration, arrays: dict[str, np.ndarray]) -> None:
+    """Set a run to a checkpoint of its store."""
+    try:
+        run.restore(arrays)
+    except (KeyError, ValueError, TypeError, IndexError, RuntimeError, AttributeError) as error:
+        raise StoreError(f"the checkpoint of {store.path} does not belong to its run: {_one_line(error)}") from None
 
 
 def run_with_store(
@@ -232,20 +342,22 @@ def run_with_store(
         run.run(after_step)
         return
     store = Store(path)
-    if resume and store.exists:
-        _check_same(store, describe(definition)[0])
+    resume = resume and store.exists
+    if resume:
+        _check_same(store, definition)
     else:
         create_store(store, run.recorder, definition)
-    arrays = read_snapshot(store)
-    if arrays is not None and not run.resumable and "members" in arrays:
-        arrays = None
-    if arrays is not None:
-        run.restore(arrays)
-    if group is not None:
-        group.broadcast(arrays)
-    checkpointer = Checkpointer(store, run, after_step, 0 if arrays is None else len(arrays["complete"]))
-    run.advance(checkpointer.after_step)
-    checkpointer.checkpoint()
+    with store.writing():
+        arrays = read_snapshot(store) if resume else None
+        if arrays is not None and not run.resumable and "members" in arrays:
+            arrays = None
+        if arrays is not None:
+            restore_snapshot(store, run, arrays)
+        if group is not None:
+            group.broadcast(arrays)
+        checkpointer = Checkpointer(store, run, after_step, 0 if arrays is None else len(arrays["complete"]))
+        run.advance(checkpointer.after_step)
+        checkpointer.checkpoint()
     run.end_remaining()
 
 
@@ -260,7 +372,7 @@ def write_run(record: RunRecord, definition: Definition, path: str | Path) -> No
     """Write a run that has ended to a new store."""
     store = Store(path)
     create_store(store, record.recorder, definition)
-    with _store_errors(store.path, "written"):
+    with store.writing():
         store.write_record(record, record.to_arrays(), 0)
 
 
@@ -275,10 +387,10 @@ def describe(definition: Definition) -> tuple[dict[str, Any], dict[str, np.ndarr
             data = encode(value, own)[0]
         except UnsupportedError:
             data, own = {"opaque": type(value).__name__}, {}
-        digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode())
-        for key in sorted(own):
-            digest.update(str(own[key].dtype).encode() + str(own[key].shape).encode() + own[key].tobytes())
-        words[name], prints[name] = _prefix_arrays(data, name), digest.hexdigest()
+        words[name], prints[name] = (
+            _rename_arrays(data, lambda key, name=name: f"{name}_{key}"),
+            _fingerprint(data, own),
+        )
         arrays |= {f"{name}_{key}": array for key, array in own.items()}
     versions = {
         "python": platform.python_version(),
@@ -301,34 +413,56 @@ def _scipy_version() -> str:
     return version("scipy")  # read from files, which takes some milliseconds
 
 
-def read_definition(group: Any) -> Definition:
-    """Read the definition of a stored run."""
-    arrays = {name: np.asarray(array) for name, array in group["definition"].arrays()} if "definition" in group else {}
-    words = group.attrs["definition"]
-    parts: dict[str, Any] = {name: None if _is_opaque(data) else decode(data, arrays) for name, data in words.items()}
-    lists = {name: list(value) for name, value in parts["options"].items() if isinstance(value, tuple)}
-    return Definition(**{**parts, "options": {**parts["options"], **lists}})
+def _fingerprint(data: Any, arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode())
+    for key in sorted(arrays):
+        digest.update(str(arrays[key].dtype).encode() + str(arrays[key].shape).encode() + arrays[key].tobytes())
+    return digest.hexdigest()
+
+
+def read_definition(store: Store) -> Definition:
+    """Read the definition of a stored run, and compare it with its fingerprints."""
+    attributes = store.attributes()
+    with _read_errors(store.path, "its definition cannot be read"):
+        if attributes["schema"] == SCHEMA:
+            arrays = unpack_arrays((store.path / "definition.npz").read_bytes(), sealed=True)
+        else:
+            group = store.open()
+            held = group["definition"].arrays() if "definition" in group else ()
+            arrays = {name: np.asarray(array) for name, array in held}
+        words = attributes["definition"]
+        for name, data in words.items():
+            head = f"{name}_"
+            own = {key.removeprefix(head): array for key, array in arrays.items() if key.startswith(head)}
+            if (
+                _fingerprint(_rename_arrays(data, lambda key, head=head: key.removeprefix(head)), own)
+                != attributes["fingerprints"][name]
+            ):
+                raise StoreError(f"{store.path} is damaged: its {name} does not have its fingerprint; {DAMAGED}")
+        parts: dict[str, Any] = {
+            name: None if _is_opaque(data) else decode(data, arrays) for name, data in words.items()
+        }
+        lists = {name: list(value) for name, value in parts["options"].items() if isinstance(value, tuple)}
+        return Definition(**{**parts, "options": {**parts["options"], **lists}})
 
 
 def _is_opaque(data: Any) -> bool:
     return isinstance(data, dict) and "opaque" in data
 
 
-def _prefix_arrays(data: Any, prefix: str) -> Any:
-    """Prefix the names of arrays with their part of the definition."""
+def _rename_arrays(data: Any, rename: Callable[[str], str]) -> Any:
+    """Rename the arrays of a part of the definition: in a store their names begin with that of the part."""
     if isinstance(data, dict):
         if set(data) == {"array"}:
-            return {"array": f"{prefix}_{data['array']}"}
-        return {key: _prefix_arrays(value, prefix) for key, value in data.items()}
-    return [_prefix_arrays(item, prefix) for item in data] if isinstance(data, list) else data
+            return {"array": rename(data["array"])}
+        return {key: _rename_arrays(value, rename) for key, value in data.items()}
+    return [_rename_arrays(item, rename) for item in data] if isinstance(data, list) else data
 
 
-def _check_same(store: Store, words: dict[str, Any]) -> None:
+def _check_same(store: Store, definition: Definition) -> None:
     """Raise if a store was made by a run with another definition."""
-    stored = store.open().attrs["fingerprints"]
-    different = sorted(
-        name for name in {*stored, *words["fingerprints"]} if stored.get(name) != words["fingerprints"].get(name)
-    )
+    stored, asked = store.attributes()["fingerprints"], describe(definition)[0]["fingerprints"]
+    different = sorted(name for name in {*stored, *asked} if stored.get(name) != asked.get(name))
     if different:
         raise StoreError(
             f"{store.path} is the store of another run: its {', '.join(different)} differ(s) from what was asked for"
@@ -344,17 +478,39 @@ def _zarr() -> Any:
 
 
 @contextmanager
+def _explain_occupied(store: Store) -> Iterator[None]:
+    """Raise the error of a path in use if another process created a store there first."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise store._occupied() from None
+        raise
+
+
+@contextmanager
 def _store_errors(path: Path, verb: str, more: str = "") -> Iterator[None]:
     """Raise errors of the file system as ``StoreError``."""
     try:
         yield
     except OSError as error:
-        if isinstance(error, StoreError):
+        if isinstance(error, AttractorError):
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        reason = "the disk is full" if full else (error.strerror or _one_line(error))
+        why = "the disk is full" if full else (error.strerror or _one_line(error))
         advice = f"; {more}; make room and resume" if more else ""
-        raise StoreError(f"the store {path} cannot be {verb}: {reason}{advice}") from None
+        raise StoreError(f"the store {path} cannot be {verb}: {why}{advice}") from None
+
+
+@contextmanager
+def _read_errors(path: Path, what: str) -> Iterator[None]:
+    """Raise what Zarr, its codecs and JSON raise for damaged files as ``StoreError``."""
+    try:
+        yield
+    except AttractorError:
+        raise
+    except Exception as error:
+        raise StoreError(f"{path} is damaged: {what} ({_one_line(error)}); {DAMAGED}") from None
 
 
 def _one_line(error: BaseException) -> str:

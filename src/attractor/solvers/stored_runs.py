@@ -12,7 +12,7 @@ from attractor.errors import StoreError
 from attractor.laws import Law
 from attractor.solvers.outcome import Outcome
 from attractor.solvers.run import flow, make_trajectory, prepare
-from attractor.solvers.store import Definition, Store, read_definition, read_snapshot
+from attractor.solvers.store import Definition, Store, read_definition, read_snapshot, restore_snapshot
 from attractor.solvers.trajectory import Trajectory
 
 
@@ -36,7 +36,7 @@ def load(path: str | Path) -> Trajectory:
         run = prepare(definition, (None, None))
         arrays = read_snapshot(store)
         if arrays is not None:
-            run.restore(arrays)
+            restore_snapshot(store, run, arrays)
         for row in range(len(run.members)):
             message = "the stored run has not ended: resume it to continue"
             run.finish(row, Outcome("unfinished", float(run.t[row]), message), run.y[row], float(run.t[row]))
@@ -89,12 +89,6 @@ def resume(
 
 
 def _definition(store: Store, law: Law | None, events: Any) -> Definition:
-    group = store.open()
-    try:
-        definition = read_definition(group)
-    except StoreError:
-        raise
-    except Exception as error:
-        raise StoreError(f"{store.path} is damaged: {' '.join(str(error).split())}") from None
+    definition = read_definition(store)
     given = {**({} if law is None else {"law": law}), **({"events": tuple(events)} if events else {})}
     return replace(definition, **given)
