@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attractor.cli.gaussian import format_interval
 from attractor.cli.main import run
 
 
@@ -29,6 +30,35 @@ def test_one_run_past_its_blow_up(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert picture.stat().st_size > 1000
     assert run(["gaussian", *words[:6]]) == 0
     assert "Blow up at t = " in capsys.readouterr().out
+
+
+def test_eigenvalues_at_a_blow_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Under the isotropic law 1 / s_i(t) = 1 / s_i(0) - 2 t, so that the second eigenvalue stays finite."""
+    exact = 1 / (1 / 0.3 - 2 * 0.5)
+    report = told(capsys, "--covariance", "1,0;0,0.3", "--mean", "0,0.1")
+    for state in (report["final"], report["states"][-1]):
+        assert state["eigenvalues"][0] is None
+        assert state["eigenvalues"][1] == pytest.approx(exact, rel=1e-10)
+        assert abs(state["mean"][1]) < 1
+    values = np.array(report["approach"]["eigenvalues"])
+    assert values[:, 1] == pytest.approx(1 / (1 / 0.3 - 2 * np.array(report["approach"]["times"])), rel=1e-10)
+    page = tmp_path / "page.html"
+    assert run(["gaussian", "--covariance", "1,0;0,0.3", "--report", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert f"(infinite, {exact:.5g})" in printed
+    assert f"infinite, {exact:.5g}" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ((0.4, 0.66667), "between 0.4 and 0.66667"),
+        ((0.5, 0.5 + 1e-9), "between 0.5 and 0.500000001"),
+        ((0.5, 0.5 + 1e-15), "0.5, to 12 digits"),
+    ],
+)
+def test_intervals_have_the_digits_that_they_need(ends: tuple[float, float], words: str) -> None:
+    assert format_interval(*ends) == words
 
 
 def test_a_run_with_a_feed_forward_at_named_times(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_an_ensemble(command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--covariance 2,0.5;0.5,1", "become infinite at t = 0.226541"),
+        ("--covariance 2,0.5;0.5,1", "up to the blow-up at t = 0.226541"),
         ("--phase --grid 2 --kernel l2", "starts of trace one"),
         ("--blow-up-map --grid 2", "Blow-up times of covariances"),
         ("--ranks --draws 2 --dims 2", "ranks of limits"),

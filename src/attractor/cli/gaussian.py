@@ -185,28 +185,60 @@ def integrate_gaussian(start: StartOptions, law: LawOptions, many: ManyOptions, 
     until = max(start.until, save[-1]) if save else start.until
     run = flow(built, state, until=until, save=save, rtol=start.rtol, progress=bool(results.progress))
     shown = range(len(run.times)) if save else (0, len(run.times) - 1)
-    states = [{"time": float(run.times[k]), **_moments(run.means[k], run.covariances[k])} for k in shown]
-    report = {**run.summary(), "states": states, "final": _moments(run.final.mean, run.final.covariance)}  # type: ignore[union-attr]
-    report["bounds"] = _bounds(built, state)
+    approach = find_approach(run)
+    final = _moments(run.final.mean, run.final.covariance)  # type: ignore[union-attr]
+    states = [
+        {"time": float(run.times[k]), **_moments(run.means[k], run.covariances[k], run.points[k, 1:])} for k in shown
+    ]
+    if approach is not None:
+        limits = {"mean": approach.mean.tolist(), "eigenvalues": approach.limits.tolist()}
+        final |= limits
+        for state_row in states:
+            if state_row["time"] == run.outcome.time:
+                state_row |= limits
+    report = {**run.summary(), "states": states, "final": final, "bounds": _bounds(built, state)}
+    report["approach"] = None if approach is None else approach.row()
     report.pop("observables")
     if results.plot is not None:
-        _plot_run(run, results)
+        _plot_run(run, approach, results)
     end = run.outcome
     rows = {"law": repr(built), "evaluations": f"{run.stats.evaluations:,}"}
     if report["bounds"]:
-        rows["T* between"] = " and ".join(
-            format_number(side) for side in (report["bounds"]["lower"], report["bounds"]["upper"])
-        )
+        rows["T* by theory"] = format_interval(report["bounds"]["lower"], report["bounds"]["upper"])
     for state_row in states:
-        mean, values = (", ".join(format_number(x) for x in state_row[name]) for name in ("mean", "eigenvalues"))
-        rows[f"t = {format_number(state_row['time'])}"] = f"mean ({mean}), eigenvalues of the covariance ({values})"
-    title = f"{end.name.replace('_', ' ').capitalize()} at t = {end.time:.12g}: {end.message}."
-    return Finding(to_json(report), [(title, rows)], lambda section: add_gaussian(section, run))
+        mean, values = (", ".join(map(format_entry, state_row[name])) for name in ("mean", "eigenvalues"))
+        at_end = approach is not None and state_row["time"] == end.time
+        label = "t = T*" if at_end else f"t = {format_number(state_row['time'])}"
+        values = approach.describe_limits() if at_end and approach is not None else values
+        rows[label] = f"mean ({mean}), eigenvalues of the covariance ({values})"
+    return Finding(to_json(report), [(end.sentence, rows)], lambda section: add_gaussian(section, run, approach))
 
 
-def _moments(mean: Any, covariance: Any) -> dict[str, Any]:
-    values = np.linalg.eigvalsh(covariance.numpy())[::-1]
+def _moments(mean: Any, covariance: Any, rows: Any = None) -> dict[str, Any]:
+    """Return mean, covariance and its eigenvalues, from the rows of its factor where they are known."""
+    from attractor.solvers import factor_eigenvalues
+
+    values = np.linalg.eigvalsh(covariance.numpy())[::-1] if rows is None else factor_eigenvalues(rows.numpy().T)
     return {"mean": mean.tolist(), "covariance": covariance.tolist(), "eigenvalues": np.maximum(values, 0.0).tolist()}
+
+
+def format_entry(value: float) -> str:
+    """Return a number in five digits, or "infinite"."""
+    return format_number(value if math.isfinite(value) else None)
+
+
+def find_approach(run: Any) -> Any:
+    """Return the resolved approach to the blow-up of a run, or None where there is none."""
+    from attractor.meanfield import approach_blow_up
+
+    return approach_blow_up(run) if run.outcome.name == "blow_up" and run.law.autonomous else None
+
+
+def format_interval(lower: float, upper: float) -> str:
+    """Return an interval in as many digits as its ends need to differ; ends that agree to 12 digits are one number."""
+    ends = [(f"{lower:.{digits}g}", f"{upper:.{digits}g}") for digits in range(6, 13)]
+    low, high = next((pair for pair in ends if pair[0] != pair[1]), ends[-1])
+    return f"between {low} and {high}" if low != high else f"{low}, to 12 digits"
 
 
 def _bounds(law: Any, state: Any) -> dict[str, Any] | None:
@@ -226,15 +258,17 @@ def _bounds(law: Any, state: Any) -> dict[str, Any] | None:
     return {"lower": found.lower, "upper": found.upper}
 
 
-def _plot_run(run: Any, results: GaussianResults) -> None:
+def _plot_run(run: Any, approach: Any, results: GaussianResults) -> None:
     from attractor.plotting import draw_spectrum
+    from attractor.report import gaussian_curves
 
-    values = np.maximum(np.linalg.eigvalsh(run.covariances.numpy()), 0.0)[:, ::-1]
+    times, values, means = gaussian_curves(run, approach)
     blown = run.outcome.time if run.outcome.name == "blow_up" else None
     title = f"A Gaussian under {run.law!r}" if run.law is not None else "A Gaussian"
-    draw_spectrum(
-        run.times.numpy(), values, run.means.numpy(), results.plot, end=blown, title=title, caption=str(run.outcome)
-    )
+    caption = run.outcome.sentence
+    if approach is not None:
+        caption += f" Eigenvalues at the dotted line: {approach.describe_limits()}."
+    draw_spectrum(times, values, means, results.plot, end=blown, title=title, caption=caption)
 
 
 def study_phase(start: StartOptions, law: LawOptions, many: ManyOptions, results: GaussianResults) -> Finding:

@@ -14,7 +14,7 @@ from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Attention, Law, has_kernel
 from attractor.meanfield.convergence import sample
 from attractor.observables import covariance
-from attractor.solvers import Trajectory, flow
+from attractor.solvers import Trajectory, factor_eigenvalues, flow, integrate_to_blow_up
 from attractor.states import Gaussian
 
 
@@ -53,6 +53,88 @@ def blow_up_map(law: Law, covariances: np.ndarray, until: float = 1e4, **options
     """The same from each of several covariances (n, d, d), means zero."""
     zero = np.zeros(covariances.shape[-1])
     return [find_blow_up(law, Gaussian(zero, covariance), until, **options) for covariance in covariances]  # type: ignore[arg-type]
+
+
+GROWING = 0.02  # exponent p of growth (T* - t)^-p above which an eigenvalue is infinite at T*
+RTOL = 2e-12
+
+
+@dataclass(frozen=True, eq=False)
+class BlowUpApproach:
+    r"""States of a Gaussian before its blow-up at ``time``, and what its covariance tends to.
+
+    Attributes
+    ----------
+    time : the blow-up time :math:`T^*`.
+    times : (k,), geometric in :math:`T^* - t`, without :math:`T^*`.
+    means, factors : (k, d) and (k, d, d), with covariances :math:`LL^\top`.
+    eigenvalues : (k, d) of the covariances, the largest first, each with its own relative accuracy.
+    mean : (d,) at :math:`T^*`, infinite where it grows without bound.
+    limits : (d,), eigenvalues at :math:`T^*`, infinite for those that grow without bound.
+    changes : (d,), relative change of each eigenvalue in the last five decades of :math:`T^* - t`; a limit that still changes is known
+        only to this.
+    """
+
+    time: float
+    times: np.ndarray
+    means: np.ndarray
+    factors: np.ndarray
+    eigenvalues: np.ndarray
+    mean: np.ndarray
+    limits: np.ndarray
+    changes: np.ndarray
+
+    def row(self) -> dict[str, Any]:
+        """Everything but the factors, for JSON."""
+        names = ("times", "means", "eigenvalues", "mean", "limits", "changes")
+        return {"time": self.time, **{name: getattr(self, name).tolist() for name in names}}
+
+    def describe_limits(self) -> str:
+        """The limits of the eigenvalues in words."""
+        words = ["infinite" if math.isinf(limit) else f"{limit:.5g}" for limit in self.limits]
+        return ", ".join(
+            f"{word} (still changing)" if math.isfinite(limit) and change > 1e-4 else word
+            for word, limit, change in zip(words, self.limits, self.changes, strict=True)
+        )
+
+
+def approach_blow_up(run: Trajectory, halvings: int = 24, each: int = 2) -> BlowUpApproach:
+    r"""Resolve the approach of a run to its blow-up.
+
+    The run itself saves few states there, and its last covariance, which is infinite to rounding, has lost the eigenvalues that stay
+    finite. This integrates the run again, with a tolerance relative to each column of the factor.
+
+    Parameters
+    ----------
+    run : of one Gaussian, with the outcome ``blow_up``.
+    halvings, each : states are saved at :math:`T^* - t = 2^{-j/\mathrm{each}}(T^* - t_0)` down to :math:`2^{-\mathrm{halvings}}`.
+    """
+    state, end = run.initial, run.outcome
+    if not isinstance(state, Gaussian) or state.batch_shape or end.name != "blow_up" or run.law is None:
+        raise UnsupportedError(
+            "the approach to a blow-up belongs to a run of one Gaussian that ended with the outcome blow_up"
+        )
+    if not run.law.autonomous:
+        raise UnsupportedError("the approach to a blow-up is resolved for laws that do not change with time")
+    start = 0.0 if run.definition is None else float(run.definition.options.get("start", 0.0))
+    law = run.law.member(torch.tensor([0]))
+    times = end.time - (end.time - start) * 2.0 ** (-np.arange(1, halvings * each + 1) / each)
+    found = integrate_to_blow_up(law, state.rows().numpy(), start, end.time, times, RTOL)
+    factors = found.states[:, 1:].swapaxes(-1, -2)
+    earlier, last = (factor_eigenvalues(rows[1:].T) for rows in (found.earlier, found.last))
+    decades = math.log(found.left[0] / found.left[1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.nan_to_num(np.log(last / earlier))
+        mean_ratio = np.nan_to_num(np.log(np.abs(found.last[0] / found.earlier[0])))
+    growing = ratio / decades > GROWING
+    mean = np.where(mean_ratio / decades > GROWING, np.copysign(np.inf, found.last[0]), found.last[0])
+    limits, changes = (
+        np.where(growing, np.inf, last),
+        np.where(growing, np.inf, np.abs(np.expm1(np.where(growing, 0.0, ratio)))),
+    )
+    return BlowUpApproach(
+        end.time, times, found.states[:, 0], factors, factor_eigenvalues(factors), mean, limits, changes
+    )
 
 
 @dataclass(frozen=True)

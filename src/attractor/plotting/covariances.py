@@ -170,27 +170,36 @@ def draw_spectrum(
     title: str = "",
     caption: str = "",
 ) -> Any:
-    """Draw eigenvalues (S, d) and means (S, d) at times (S,); ``end`` marks a blow-up."""
+    """Draw eigenvalues (S, d) and means (S, d) at times (S,); ``end`` marks a blow-up.
+
+    A mean that does not move is stated in the caption instead of drawn.
+    """
+    panels = {"eigenvalues of the covariance": np.where(eigenvalues > 0, eigenvalues, np.nan)}
+    size = np.abs(means).max(initial=0.0)
+    if len(means) == 0 or np.ptp(means, axis=0).max(initial=0.0) <= 1e-12 * size:
+        place = ", ".join(f"{value:.4g}" for value in means[0]) if len(means) else ""
+        caption = f"{caption} The mean stays at ({place})." if place else caption
+    else:
+        panels["coordinates of the mean"] = means
     with style.use_style():
-        grid = Grid.of(2, 1.9, left=0.62, gap=0.6)
+        grid = Grid.of(len(panels), 1.9, left=0.62, gap=0.6)
         tall = 1.9
-        page = StaticFigure(title, caption, grid.rows * (tall + 0.62))
-        places = [grid.place(number) for number in range(2)]
-        left, right = (page.panel(x, 0.22 + row * (tall + 0.62), grid.wide, tall) for row, x in places)
-        _lines(left, times, np.where(eigenvalues > 0, eigenvalues, np.nan))
-        _lines(right, times, means)
-        if (eigenvalues > 0).any():
-            left.set_yscale("log")
+        page = StaticFigure(title, caption.strip(), grid.rows * (tall + 0.62))
         span = float(times[-1] - times[0]) if len(times) else 0.0
-        for axes, name in ((left, "eigenvalues of the covariance"), (right, "coordinates of the mean")):
+        for number, (name, values) in enumerate(panels.items()):
+            row, left = grid.place(number)
+            axes = page.panel(left, 0.22 + row * (tall + 0.62), grid.wide, tall)
+            _lines(axes, times, values)
             axes.set_title(name, pad=3)
             axes.set_xlabel("t")
             if span > 100.0:
                 axes.set_xscale("symlog", linthresh=1.0)
             if end is not None:
                 axes.axvline(end, color=style.QUIET, lw=0.7, ls=":")
-        if np.abs(means).max(initial=0.0) > 1e4:
-            right.set_yscale("symlog")
+            if number == 0 and (eigenvalues > 0).any():
+                axes.set_yscale("log")
+            elif number and size > 100.0 * (first := np.abs(means[0]).max() or 1.0):
+                axes.set_yscale("symlog", linthresh=first)
         return write_chart(page.figure, path)
 
 

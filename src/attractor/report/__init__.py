@@ -28,7 +28,14 @@ r"""Reports: self-contained HTML pages, and the pages of the commands. Needs ``a
 from attractor.report.blocks import Badge, CellFigures, Code, Maths, Measure
 from attractor.report.figures import escape_text
 from attractor.report.pages.audit import audit_report
-from attractor.report.pages.gaussian import add_blow_up_map, add_gaussian, add_phase, add_ranks, gaussian_report
+from attractor.report.pages.gaussian import (
+    add_blow_up_map,
+    add_gaussian,
+    add_phase,
+    add_ranks,
+    gaussian_curves,
+    gaussian_report,
+)
 from attractor.report.pages.simulate import add_run, add_theory, simulation_report
 from attractor.report.pages.theory import add_check, add_sharpness, add_statement, check_report, prediction_report
 from attractor.report.pages.trace import add_heads, trace_report
@@ -57,6 +64,7 @@ __all__ = [
     "check_place",
     "check_report",
     "escape_text",
+    "gaussian_curves",
     "gaussian_report",
     "prediction_report",
     "simulation_report",

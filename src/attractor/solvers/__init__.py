@@ -1,5 +1,6 @@
 """Time integration: ``flow``, the trajectory that it returns, events and stopping rules, stored runs."""
 
+from attractor.solvers.blow_up_approach import Approach, factor_eigenvalues, integrate_to_blow_up
 from attractor.solvers.outcome import Outcome, Statistics
 from attractor.solvers.process_group import is_first_process
 from attractor.solvers.run import check_footprint, enter_space, flow, velocity
@@ -10,6 +11,7 @@ from attractor.solvers.termination import Collapse, Consensus, Event, Rule, Stea
 from attractor.solvers.trajectory import Trajectory
 
 __all__ = [
+    "Approach",
     "Collapse",
     "Consensus",
     "Event",
@@ -22,7 +24,9 @@ __all__ = [
     "check_footprint",
     "default_method",
     "enter_space",
+    "factor_eigenvalues",
     "flow",
+    "integrate_to_blow_up",
     "is_first_process",
     "load",
     "resume",

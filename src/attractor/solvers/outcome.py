@@ -41,6 +41,11 @@ class Outcome:
         if self.direction is not None:  # a store returns a list
             object.__setattr__(self, "direction", tuple(float(entry) for entry in self.direction))
 
+    @property
+    def sentence(self) -> str:
+        """The outcome as a sentence, for titles and captions."""
+        return f"{self.name.replace('_', ' ').capitalize()} at t = {self.time:.6g}: {self.message}."
+
     def __str__(self) -> str:
         return f"{self.name} at t = {self.time:.6g}: {self.message}"
 

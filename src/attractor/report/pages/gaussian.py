@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,10 @@ from attractor.html_repr import format_number
 from attractor.plotting import PlotlySpec, style
 from attractor.report.figures import axes_layout, escape_text, scatter
 from attractor.report.report import Report, Section
-from attractor.solvers import Trajectory
+from attractor.solvers import Trajectory, factor_eigenvalues
+
+if TYPE_CHECKING:
+    from attractor.meanfield import BlowUpApproach
 
 ELLIPSES = 12
 
@@ -30,21 +33,45 @@ def gaussian_report(
     return report
 
 
-def add_gaussian(section: Section, run: Trajectory, command: str = "") -> Section:
+def gaussian_curves(
+    run: Trajectory, approach: BlowUpApproach | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return times (S,), eigenvalues (S, d) and means (S, d) of a run; the last state of a blow-up is left out.
+
+    With ``approach`` the states that it resolves are among them.
+    """
+    times, values = run.times.numpy(), factor_eigenvalues(run.points[:, 1:].mT.numpy())
+    means = run.means.numpy()
+    if run.outcome.name == "blow_up":  # the last state is the blow-up within rounding, 22 decades above the others
+        kept = times < run.outcome.time
+        times, values, means = times[kept], values[kept], means[kept]
+    if approach is not None:
+        kept = times < approach.times[0]
+        times = np.concatenate((times[kept], approach.times))
+        values = np.concatenate((values[kept], approach.eigenvalues))
+        means = np.concatenate((means[kept], approach.means))
+    return times, values, means
+
+
+def add_gaussian(
+    section: Section, run: Trajectory, approach: BlowUpApproach | None = None, command: str = ""
+) -> Section:
     """Add the eigenvalues of the covariance along time and, in the plane, its ellipses."""
-    values = np.maximum(np.linalg.eigvalsh(run.covariances.numpy()), 0.0)[:, ::-1]
-    times, end = run.times.numpy(), run.outcome
+    end = run.outcome
+    times, values, _ = gaussian_curves(run, approach)
     if len(times) == 0:
         return section.text("The run saved no states: give save times to draw it.", tone="warn")
     if run.dim == 2:
         section.figure(
-            ellipses(run),
+            ellipses(run, approach),
             ellipse_caption(run),
-            f"Ellipses of the covariance at {min(len(times), ELLIPSES)} times.",
+            f"Ellipses of the covariance at up to {ELLIPSES} times.",
             command=command,
         )
     blown = end.name == "blow_up"
-    words = f"; they become infinite at t = {end.time:.6g}" if blown else ""
+    words = f" up to the blow-up at t = {end.time:.6g}" if blown else ""
+    if approach is not None:
+        words += f", where they are: {approach.describe_limits()}"
     rows = [
         {"time": float(time), **{f"eigenvalue {place + 1}": float(value) for place, value in enumerate(row)}}
         for time, row in zip(times, values, strict=True)
@@ -60,9 +87,7 @@ def add_gaussian(section: Section, run: Trajectory, command: str = "") -> Sectio
 
 def eigenvalue_figure(times: np.ndarray, values: np.ndarray, blow_up: float | None) -> PlotlySpec:
     """Return the curves on a logarithmic scale."""
-    if blow_up is not None:  # the last state is the blow-up within rounding, 22 decades above the others
-        times, values = times[:-1], values[:-1]
-    floor = 1e-14 * values[:, :1]
+    floor = np.full((len(values), 1), 0.0) if blow_up is not None else 1e-14 * values[:, :1]
     decades = np.ptp(np.log10(values[values > floor])) if (values > floor).any() else 0.0
     data = [
         scatter(
@@ -76,24 +101,30 @@ def eigenvalue_figure(times: np.ndarray, values: np.ndarray, blow_up: float | No
         line = {"color": style.PALETTE[1], "dash": "dash", "width": 2}
         ends = {"xref": "x", "yref": "paper", "x0": blow_up, "x1": blow_up, "y0": 0, "y1": 1}
         layout["shapes"] = [{"type": "line", "line": line, **ends}]
-        label = {"text": f"T* = {blow_up:.5g}", "showarrow": False, "xanchor": "right", "xshift": -6}
-        layout["annotations"] = [{"x": blow_up, "y": 0.02, "yref": "paper", **label}]
+        label = {"text": f"T* = {blow_up:.5g}", "showarrow": False, "xanchor": "right", "yanchor": "top", "xshift": -8}
+        layout["annotations"] = [{"x": blow_up, "y": 1, "yref": "paper", **label}]
     return {"data": data, "layout": layout}
 
 
-def ellipses(run: Trajectory) -> PlotlySpec:
+def ellipses(run: Trajectory, approach: BlowUpApproach | None = None) -> PlotlySpec:
     """Return ellipses one standard deviation from the mean, coloured by time; of trace one if they blow up."""
-    chosen = np.unique(np.linspace(0, len(run.times) - 1, ELLIPSES).round().astype(int))
+    times, means, covariances = run.times.numpy(), run.means.numpy(), run.covariances.numpy()
+    if approach is not None:
+        kept = times < approach.times[0]
+        times = np.concatenate((times[kept], approach.times))
+        means = np.concatenate((means[kept], approach.means))
+        covariances = np.concatenate((covariances[kept], approach.factors @ approach.factors.swapaxes(1, 2)))
+    chosen = np.unique(np.linspace(0, len(times) - 1, ELLIPSES).round().astype(int))
     circle = np.stack([np.cos(np.linspace(0, 2 * np.pi, 121)), np.sin(np.linspace(0, 2 * np.pi, 121))])
     colours = style.to_hex(style.ramp(np.arange(len(chosen)) / max(len(chosen) - 1, 1)))
     data = []
     for place, index in enumerate(chosen):
-        covariance, mean = run.covariances[index].numpy(), run.means[index].numpy()
+        covariance, mean = covariances[index], means[index]
         if run.outcome.name == "blow_up":
             covariance, mean = covariance / np.trace(covariance), 0 * mean
         spread, axes = np.linalg.eigh(covariance)
         x, y = mean[:, None] + axes @ (np.sqrt(np.maximum(spread, 0.0))[:, None] * circle)
-        label = f"t = {float(run.times[index]):.4g}"
+        label = f"t = {float(times[index]):.7g}"
         line = {"color": colours[place], "width": 2}
         data.append(scatter(x, y, name=label, line=line, hovertemplate=f"{label}<extra></extra>"))
     shape = {"xaxis": {"constrain": "domain"}, "yaxis": {"scaleanchor": "x"}}

@@ -23,7 +23,6 @@ def simulation_report(run: Trajectory, command: str, member: int = 0, observe: t
     """Build the page of a run."""
     found = run.summary(observe)
     outcome, sizes = run.outcome, found["sizes"]
-    lead = f"{outcome.name.replace('_', ' ').capitalize()} at t = {outcome.time:.6g}: {outcome.message}."
     members = "".join(f"{count} × " for count in sizes["ensemble"])
     facts = {
         "tokens": f"{members}{sizes['tokens']:,}",
@@ -31,7 +30,7 @@ def simulation_report(run: Trajectory, command: str, member: int = 0, observe: t
         "space": run.space.name,
         "law": found["law"] or "a function",
     }
-    report = Report("Simulation", command, kicker="attractor simulate", lead=lead, facts=facts)
+    report = Report("Simulation", command, kicker="attractor simulate", lead=outcome.sentence, facts=facts)
     add_run(report.section("Run"), run, member)
     if "outcomes" in found:
         add_members(report.section("Ensemble"), run)
