@@ -45,6 +45,7 @@ public:
     }
 
     void run() {
+        if (loop.stability > 0 && loop.implicit[row]) return;
         if (loop.fresh) begin();
         for (int64_t attempt = 0; attempt < loop.attempts && !flags; attempt++) {
             if (attempt && loop.is_late(loop)) break;
@@ -89,7 +90,24 @@ private:
         t = there ? loop.end : total;
     }
 
+    // Count an accepted step; whether stability limits the steps (solvers/stiffness.py).
+    bool is_stiff(double now) {
+        int64_t &steps = loop.steps[row], &suspect = loop.suspect[row], &calm = loop.calm[row];
+        steps++;
+        if (steps < loop.wait[row] && !suspect) return false;
+        if (step.rate() * now > loop.stability) {
+            calm = 0;
+            if (++suspect < loop.stiff_steps) return false;
+            steps = suspect = 0;
+            return true;
+        }
+        if (!suspect || ++calm >= loop.calm_steps) steps = suspect = calm = 0;
+        return false;
+    }
+
     void accept(double now, bool there) {
+        // before dense output, which overwrites the last stage
+        if (loop.stability > 0 && is_stiff(now)) flags |= Flag::stiff;
         const int64_t d = field.dim();
         for (int64_t i = 0; i < field.count; i++) {
             const double stretch = field.settled_stretch(step.end + i * d);

@@ -99,6 +99,8 @@ public:
         for (const char* name : {"t", "t_low", "h", "taken", "retried", "counts", "flags", "evaluations", "accepted",
                                  "rejected", "who", "next", "size", "noted", "last", "anchor_t", "streak", "rest"})
             require(name, {members});
+        if (stability > 0)
+            for (const char* name : {"implicit", "wait", "steps", "suspect", "calm"}) require(name, {members});
         for (const char* name : {"y", "f", "anchor"}) require(name, {members, width, d});
         require("inside", {members, 1 + tableau.parts, width, d});
         require("save_times", {saves}), require("saved", {saves, columns, n, d});
@@ -210,7 +212,8 @@ void set_arrays(Loop& loop, const nb::kwargs& arrays) {
         ARRAY(rejected), ARRAY(save_times),  ARRAY(saved),  ARRAY(who),      ARRAY(next),        ARRAY(size),
         ARRAY(noted),    ARRAY(last),        ARRAY(anchor), ARRAY(anchor_t), ARRAY(streak),      ARRAY(rest),
         ARRAY(inside),   ARRAY(near_anchor), ARRAY(slack),  ARRAY(log_time), ARRAY(log_mass),    ARRAY(row_of),
-        ARRAY(node_of),  ARRAY(nodes),       ARRAY(merges), ARRAY(log_left), ARRAY(log_right)};
+        ARRAY(node_of),  ARRAY(nodes),       ARRAY(merges), ARRAY(log_left), ARRAY(log_right),
+        ARRAY(implicit), ARRAY(wait),        ARRAY(steps),  ARRAY(suspect),  ARRAY(calm)};
     for (const auto& [key, array] : arrays) {
         const std::string name = nb::cast<std::string>(key);
         const auto setter = setters.find(name);
@@ -282,10 +285,14 @@ void bind_native_loop(nb::module_& module) {
         .def_rw("least_move", &NativeLoop::least_move)
         .def_rw("unresolved_spacings", &NativeLoop::unresolved_spacings)
         .def_rw("failed_spacings", &NativeLoop::failed_spacings)
+        .def_rw("stability", &NativeLoop::stability)
+        .def_rw("stiff_steps", &NativeLoop::stiff_steps)
+        .def_rw("calm_steps", &NativeLoop::calm_steps)
         .def_rw("merge", &NativeLoop::merge);
     nb::dict flags, numbers;
     flags["check"] = int(Flag::check), flags["arrived"] = int(Flag::arrived), flags["failed"] = int(Flag::failed);
     flags["interpolated"] = int(Flag::interpolated), flags["at_start"] = int(Flag::at_start);
+    flags["stiff"] = int(Flag::stiff);
     for (const auto& [name, rule] : rule_names) numbers[name] = int(rule);
     module.attr("native_loop_flags") = flags;
     module.attr("native_loop_rules") = numbers;

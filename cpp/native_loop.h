@@ -17,8 +17,8 @@ constexpr int rules = 3;
 
 // Why a member stopped; bits of `flags`. `check`: Python must apply the termination rules. `arrived`: the end time is
 // reached. `failed`: the step size fell to rounding. `interpolated`: `inside` holds the polynomial of the last step.
-// `at_start`: no step was taken yet.
-enum Flag : int64_t { check = 1, arrived = 2, failed = 4, interpolated = 8, at_start = 16 };
+// `at_start`: no step was taken yet. `stiff`: stability limits the steps.
+enum Flag : int64_t { check = 1, arrived = 2, failed = 4, interpolated = 8, at_start = 16, stiff = 32 };
 
 // A linear combination of slopes, without its zeros.
 constexpr int most_slopes = 16;
@@ -70,6 +70,13 @@ struct NativeLoop {
     double *y = nullptr, *f = nullptr, *t = nullptr, *t_low = nullptr, *h = nullptr, *taken = nullptr;
     bool* retried = nullptr;
     int64_t *counts = nullptr, *flags = nullptr, *evaluations = nullptr, *accepted = nullptr, *rejected = nullptr;
+
+    // stiffness, if the limit of stability is positive (solvers/stiffness.py): members with an implicit method are skipped
+    double stability = 0;
+    int64_t stiff_steps = 0, calm_steps = 0;
+    const bool* implicit = nullptr;
+    const int64_t* wait = nullptr;
+    int64_t *steps = nullptr, *suspect = nullptr, *calm = nullptr;
 
     // saved states (saves, columns, n, d): `who` is the column of a member
     int64_t saves = 0, columns = 0;

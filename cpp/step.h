@@ -74,6 +74,18 @@ struct Step {
         return worst;
     }
 
+    // Estimate of the largest eigenvalue: the change of the field between the last stage and the end, which have the same
+    // time.
+    double rate() const {
+        double moved = 0, changed = 0;
+        const double *before = slopes[loop.tableau.stages - 1], *after = end_slope();
+        for (int64_t index = 0; index < size(); index++) {
+            const double dy = end[index] - inner[index], df = after[index] - before[index];
+            moved += dy * dy, changed += df * df;
+        }
+        return moved > 0 ? __builtin_sqrt(changed / moved) : 0;
+    }
+
     // The polynomial y + x (F0 + (1-x) (F1 + x (F2 + ...))) of the step; DOP853 evaluates three times more for it.
     void interpolate() {
         if (interpolated) return;

@@ -17,6 +17,8 @@ STEPS = {
     "rk4": (4, (16, 32)),
     "dopri5": (5, (48, 64)),
     "dop853": (8, (8, 10, 12)),
+    "radau5": (5, (16, 24)),
+    "radau9": (9, (4, 6, 8)),
 }
 
 
@@ -67,6 +69,21 @@ def test_states_inside_steps_have_the_order_of_the_method(
         run = at.flow(law, tokens, space="sphere", method=method, step=UNTIL / count, adaptive=False, **options)
         errors.append(float((run.points - truth.points).norm(dim=-1).max()))
     assert np.log(errors[0] / errors[1]) / np.log(steps[1] / steps[0]) > STEPS[method][0] - 0.3
+
+
+@pytest.mark.theorem
+@pytest.mark.parametrize(("method", "steps", "order"), [("radau5", (16, 32), 4), ("radau9", (6, 12), 6)])
+def test_states_inside_implicit_steps_have_the_order_of_the_error_estimate(
+    law: at.Attention, method: str, steps: tuple[int, int], order: int
+) -> None:
+    """The collocation polynomial of s stages has an error of order s + 1, which the step control keeps below the tolerance."""
+    tokens, errors = at.Tokens.uniform(5, 3, seed=1, ensemble=4), []
+    for count in steps:
+        options = {"save": (np.arange(count) + 0.3) * UNTIL / count, "until": UNTIL, "merge": False, "stop": ()}
+        truth = at.flow(law, tokens, space="sphere", method="dop853", rtol=1e-13, atol=1e-15, **options)
+        run = at.flow(law, tokens, space="sphere", method=method, step=UNTIL / count, adaptive=False, **options)
+        errors.append(float((run.points - truth.points).norm(dim=-1).max()))
+    assert np.log(errors[0] / errors[1]) / np.log(steps[1] / steps[0]) == pytest.approx(order, abs=0.6)
 
 
 @pytest.mark.theorem

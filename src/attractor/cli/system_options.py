@@ -340,7 +340,11 @@ class RunOptions:
     ] = None
     method: Annotated[
         str | None,
-        run_option("NAME", "dop853, dopri5 (adaptive); rk4, euler (with --step); layers.", default="by --rtol"),
+        run_option(
+            "NAME",
+            "dop853, dopri5 (adaptive); radau9, radau5 (for stiff systems); rk4, euler (with --step); layers.",
+            default="by --rtol",
+        ),
     ] = None
     rtol: Annotated[float | None, run_option("X", "Relative error of a step.", default="1e-8; float32 1e-5")] = None
     atol: Annotated[float | None, run_option("X", "Absolute error of a step.", default="1e-10; float32 1e-7")] = None

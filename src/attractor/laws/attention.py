@@ -209,6 +209,53 @@ class Attention(Law):
         moved = moved.squeeze(-3) if moved.shape[-3] == 1 else moved.sum(-3)
         return moved if self.output_bias is None else moved + self.output_bias.to(moved)
 
+    def jacobian(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor | None:
+        r"""With weights w, their derivatives g by the scores and the means :math:`m_i = \sum_j w_{ij} x_j`:
+        :math:`\partial v_i/\partial x_k = V(w_{ik} + u_{ik} b_{ik}^\top) + \delta_{ik} V\sum_j u_{ij} a_{ij}^\top`, where
+        :math:`ds_{ij} = a_{ij}\cdot dx_i + b_{ij}\cdot dx_j`, and :math:`u_{ij} = w_{ij}(x_j - m_i)` if rows are normalised,
+        :math:`g_{ij} x_j` otherwise."""
+        plain = (self.positions, self.value_bias, self.query_bias, self.key_bias)
+        if any(part is not None for part in plain) or self.kernel.mode is None:
+            return None
+        pairing, points = self._pairing(tokens, False)
+        parts = self.kernel.score_derivatives(pairing)
+        if parts is None:
+            return None
+        x, scale = points[0], float(self.scale)
+        w, g = (part.reshape(-1, *part.shape[-2:]) for part in parts)
+        query, key, value = (
+            _with_heads(part)[0] if part.ndim == 4 else _with_heads(part)
+            for part in (self.query.to(x), self.key.to(x), self.value_map.to(x))
+        )
+        if self.kernel.bilinear:
+            interaction = scale * query.mT @ key
+            a, b = (x @ interaction.mT)[:, None], (x @ interaction)[:, :, None]
+        else:
+            q, k = x @ query.mT, x @ key.mT
+            apart = -2.0 * scale * (q[:, :, None] - k[:, None])
+            a, b = torch.einsum("hije,hed->hijd", apart, query), -torch.einsum("hije,hed->hijd", apart, key)
+        seen = x.expand(len(w), len(x), *x.shape)
+        if skip_self and self._value_scalars is not None:
+            own = torch.eye(len(x), dtype=torch.bool, device=x.device)
+            seen = seen.masked_fill(own[..., None], 0.0)
+            kept = w.masked_fill(own, 0.0)
+        else:
+            kept = w
+        if self.kernel.normalised:
+            u = w[..., None] * (seen - torch.einsum("hij,hijd->hid", w, seen)[:, :, None])
+        else:
+            u = g[..., None] * seen
+        own = torch.einsum("hijc,hijd->hicd", u, a.expand_as(u))
+        J = torch.einsum("hijc,hijd->hicjd", u, b.expand_as(u))
+        rows = torch.arange(len(x), device=x.device)
+        J[:, rows, :, rows, :] += own.transpose(0, 1)
+        eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        J = J + torch.einsum("hij,cd->hicjd", kept, eye)
+        return torch.einsum("hac,hicjd->iajd", value, J)
+
+    def is_smooth(self) -> bool:
+        return self.kernel.smooth
+
     def weights(self, tokens: Tokens, time: float = 0.0) -> Tensor:
         """The weights w (..., h, n, n) themselves; masses included."""
         return self._weigh(tokens)

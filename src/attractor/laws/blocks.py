@@ -123,6 +123,10 @@ class Affine(Law):
         moved = tokens.points @ self.matrix.to(tokens.points).mT
         return moved if self.offset is None else moved + self.offset.to(moved)
 
+    def jacobian(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
+        own = torch.eye(tokens.n, dtype=tokens.points.dtype, device=tokens.points.device)
+        return torch.einsum("ik,ab->iakb", own, self.matrix.to(tokens.points))
+
 
 @dataclass(frozen=True, eq=False)
 class MLP(Law):

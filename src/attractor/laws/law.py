@@ -53,6 +53,17 @@ class Law(Record):
         """
         raise NotImplementedError
 
+    def jacobian(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor | None:
+        """Derivative of the velocities of one state (1, n, d) with respect to its points, (n, d, n, d); None if there is no closed form.
+
+        Implicit methods differentiate a law without closed form automatically, or take differences if that is not possible.
+        """
+        return None
+
+    def is_smooth(self) -> bool:
+        """Whether velocities are continuously differentiable, so that implicit methods apply."""
+        return True
+
     def layer(self, tokens: Tokens, step: float, space: Space, time: float = 0.0) -> Tensor:
         """Points after the discrete residual layer N(x + step * velocity)."""
         return space.retract(tokens.points + step * self.velocity(tokens, time))
@@ -133,6 +144,9 @@ class CompositeLaw(Law):
     def merge_obstacle(self) -> str | None:
         return next((reason for law in self.components if (reason := law.merge_obstacle())), None)
 
+    def is_smooth(self) -> bool:
+        return all(law.is_smooth() for law in self.components)
+
     def check(self, tokens: Tokens) -> None:
         for law in self.components:
             law.check(tokens)
@@ -163,6 +177,11 @@ class Total(CompositeLaw):
         for law in self.laws[1:]:
             total = total + law.velocity(tokens, time, skip_self=skip_self)
         return total
+
+    def jacobian(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor | None:
+        parts = [law.jacobian(tokens, time, skip_self=skip_self) for law in self.laws]
+        known = [part for part in parts if part is not None]
+        return sum(known[1:], known[0]) if len(known) == len(parts) else None
 
     def enter(self, tokens: Tokens) -> Tokens:
         for law in self.laws:

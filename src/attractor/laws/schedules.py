@@ -90,6 +90,12 @@ class Schedule(Law):
             return "a schedule given as a function may become masked at any time; use Schedule.interpolate or a Stack"
         return next((reason for law in self.laws if (reason := law.merge_obstacle())), None)
 
+    def jacobian(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor | None:
+        return self.at(time).jacobian(tokens, time, skip_self=skip_self)
+
+    def is_smooth(self) -> bool:
+        return self.at(self.times[0] if self.times else 0.0).is_smooth()
+
     def is_attracting(self) -> bool:
         return self.function is None and all(law.is_attracting() for law in self.laws)
 

@@ -73,6 +73,9 @@ class NormedAttention(Law):
     def merge_obstacle(self) -> str | None:
         return self.attention.merge_obstacle()
 
+    def is_smooth(self) -> bool:
+        return self.attention.is_smooth()
+
     def member(self, index: Tensor) -> NormedAttention:
         return dataclasses.replace(self, attention=self.attention.member(index))
 
@@ -164,6 +167,9 @@ class LatentAttention(Law):
 
     def merge_obstacle(self) -> str | None:
         return "tokens of a latent attention are never merged"
+
+    def is_smooth(self) -> bool:
+        return self.kernel.smooth
 
     def citations(self) -> tuple[str, ...]:
         return ("deepseek2024v2",)

@@ -15,11 +15,13 @@ from torch import Tensor
 from attractor.laws import Law
 from attractor.solvers.cuda_graph import StepGraph
 from attractor.solvers.merging import Merger, MergeTree, RowMap
-from attractor.solvers.native_loop import LOOP_SECONDS, NativeLoop, make_native_loop
+from attractor.solvers.native_loop import LOOP_SECONDS, NativeLoop, is_supported, make_native_loop
 from attractor.solvers.outcome import EventRecord, Outcome
 from attractor.solvers.saving import History, Recorder, to_numpy, to_tensor
 from attractor.solvers.step_control import StepControl
-from attractor.solvers.steppers.stepper import Field, Step, Stepper, StepPolynomial
+from attractor.solvers.steppers.radau import Past, Radau
+from attractor.solvers.steppers.stepper import Field, RungeKutta, Step, Stepper, StepPolynomial
+from attractor.solvers.stiffness import WINDOW, Stiffness, cost_ratio
 from attractor.solvers.store import RunRecord
 from attractor.solvers.termination import Event as UserEvent
 from attractor.solvers.termination import Rule, Termination
@@ -38,6 +40,7 @@ class Plan:
     start: float
     until: float
     stepper: Stepper
+    implicit: Stepper | None  # method of members that are stiff; None if the method does not change
     rtol: float
     atol: float
     step: float | None
@@ -80,6 +83,7 @@ class Integration:
         self.execution = execution
         self.field = Field(plan.law, plan.space, tokens, skip_self=merger is not None and plan.space.is_curved)
         self.control = StepControl(plan.stepper, plan.rtol, plan.atol)
+        self.implicit_control = None if plan.implicit is None else StepControl(plan.implicit, plan.rtol, plan.atol)
         self.attempt = plan.stepper.attempt if tokens.points.device.type == "cpu" else StepGraph(plan.stepper)
         count = tokens.points.shape[0]
         self.members = np.arange(count)
@@ -94,6 +98,9 @@ class Integration:
         self.termination = Termination(plan.rules, plan.events, plan.bound, self)
         self.outcomes: list[Outcome | None] = [None] * count
         self.finals: list[Tensor | None] = [None] * count
+        self.past: Past | None = None  # last implicit steps
+        self.stiffness = Stiffness(count, plan.stepper.implicit)
+        self.switches: list[tuple[int, float, str]] = []
         self.segment = 0  # index of the interval between two breaks of the law
         self.accepted = self.rejected = 0
         self.seconds = self.now = 0.0
@@ -102,8 +109,8 @@ class Integration:
 
     @property
     def method(self) -> str:
-        """Name of the method, for the statistics."""
-        return self.plan.stepper.name
+        """Names of the methods that were used, for the statistics."""
+        return "+".join(dict.fromkeys([self.plan.stepper.name, *(name for _, _, name in self.switches)]))
 
     # ------------------------------------------------------------------ the loop
 
@@ -125,12 +132,15 @@ class Integration:
             if loop is None and not self.h.any():
                 self._enter_segment(begin, end)
             while len(self.members) and ((end - self.t) - self.t_low > 0).any():
-                if loop is None:
-                    self._step(begin, end)
-                    # merging may leave few enough tokens for the native loop
-                    loop = make_native_loop(self) if self.merger is not None and len(self.members) else None
+                if not self.stiffness.implicit.any():
+                    loop = self._advance_explicitly(loop, begin, end)
                 else:
-                    self._advance_natively(loop)
+                    # members at the end of a segment wait for the others there
+                    moving = (end - self.t) - self.t_low > 0
+                    if (moving & ~self.stiffness.implicit).any():
+                        loop = self._advance_explicitly(loop, begin, end)
+                    if (self.stiffness.implicit & ((end - self.t) - self.t_low > 0)).any():
+                        self._step(begin, end, implicit=True)
                 after_step(self)
                 self.now = self.execution.clock(self)
                 self.seconds = self.now - began
@@ -138,7 +148,7 @@ class Integration:
                     return
             if len(self.members):
                 self._save_due(flush=True)
-            self.h = np.zeros(len(self.members))
+            self.h, self.past = np.zeros(len(self.members)), None
             self.segment += 1
 
     def end_remaining(self) -> None:
@@ -147,6 +157,15 @@ class Integration:
             message = f"the budget of {self.termination.spent_budget()} was spent"
             self.finish(row, Outcome("budget", float(self.t[row]), message), self.y[row], float(self.t[row]))
         self._remove_ended()
+
+    def _advance_explicitly(self, loop: NativeLoop | None, begin: float, end: float) -> NativeLoop | None:
+        """Take steps of the members that are not stiff; return the native loop for the next ones."""
+        if loop is not None:
+            self._advance_natively(loop)
+            return loop
+        self._step(begin, end)
+        # merging may leave few enough tokens for the native loop
+        return make_native_loop(self) if self.merger is not None and len(self.members) else None
 
     def _advance_natively(self, loop: NativeLoop) -> None:
         """Take many steps in the native loop, then check the members that it stopped for."""
@@ -166,6 +185,7 @@ class Integration:
             self.termination.check(result.look, result.taken)
         self.termination.check_rejected(result.failed)
         self._finish_reached(result.arrived)
+        self._change_to_implicit(result.stiff)
         self._remove_ended()
 
     def _enter_segment(self, begin: float, end: float) -> None:
@@ -194,37 +214,89 @@ class Integration:
         inside = ((self.recorder.times > begin) & (self.recorder.times < end)).any()
         return (end - begin) / (self.plan.stepper.nodes if inside else 1)
 
-    def _step(self, begin: float, end: float) -> None:
-        """Try one step of every member; accept or reject it."""
-        left = (end - self.t) - self.t_low
-        moving = left > 0  # members at the end of a segment wait there for the others
+    def _step(self, begin: float, end: float, implicit: bool = False) -> None:
+        """Try one step of every member that has the explicit or the implicit method; accept or reject it."""
+        left, chosen = (end - self.t) - self.t_low, self.stiffness.implicit == implicit
+        moving = (left > 0) & chosen  # members at the end of a segment wait there for the others
+        stepper = self.plan.implicit if implicit and self.plan.implicit is not None else self.plan.stepper
+        control = self.implicit_control if implicit and self.implicit_control is not None else self.control
         h = np.minimum(self.h, left)
         h = np.where(left < 1.000001 * h, left, h)
         self.interpolant = None  # everything due has been saved, and it holds all slopes of the last step
-        step = self.attempt(self.field, self.t, h, self.y, self.f)
+        if isinstance(stepper, Radau):
+            if self.past is None or self.past.parts.shape[1:] != self.y.shape:
+                self.past = Past(stepper.stages, self.y)
+            step = stepper.attempt(self.field, self.t, h, self.y, self.f, np.flatnonzero(moving), self.past)
+        else:
+            step = self.attempt(self.field, self.t, h, self.y, self.f)
         if self.plan.adaptive:
-            error = self.control.error(step, self.y, self.alive)
+            error = control.error(step, self.y, self.alive)
             accepted = (error <= 1.0) & moving
-            grown = h * self.control.factor(error, accepted, self.retried)
+            grown = h * control.factor(error, accepted, self.retried)
             # a step cut short by the end does not limit the next one
             grown = np.where(accepted & (h < self.h), np.maximum(grown, self.h), grown)
+            if step.longest is not None:
+                grown = np.where(h > step.longest, step.longest, np.minimum(grown, step.longest))
             self.h = np.where(moving, np.minimum(grown, self._longest_step(begin, end)), self.h)
         else:
             accepted = moving & torch.isfinite(step.y.detach()).flatten(1).all(-1).cpu().numpy()
         rejected = moving & ~accepted
-        self.retried = rejected
+        self.retried = np.where(chosen, rejected, self.retried)
         self.accepted += int(accepted.sum())
         self.rejected += int(rejected.sum())
         if accepted.any():
-            self.interpolant = self._make_interpolant(h, step)
+            self.interpolant = self._make_interpolant(stepper, h, step)
+            if self.past is not None and implicit and step.slopes is not None:
+                self.past.push(accepted, h, step.slopes)
+            stiff = self._find_stiff(stepper, accepted, h, step)
             self._advance_time(accepted, h, h == left, end)
             self._accept(accepted, h, step.y, step.f)
+            self._change_to_implicit(stiff)
         self.termination.check_rejected(rejected)
         if end == self.plan.until:
             self._finish_reached(accepted)
+        if implicit and not self.plan.stepper.implicit:
+            self._change_to_explicit(moving, accepted, h, step)
         self._remove_ended()
 
-    def _make_interpolant(self, h: np.ndarray, step: Step) -> Callable[[], StepPolynomial] | None:
+    def _find_stiff(self, stepper: Stepper, accepted: np.ndarray, h: np.ndarray, step: Step) -> np.ndarray:
+        """Which members have taken many explicit steps at the limit of stability."""
+        if self.plan.implicit is None or not isinstance(stepper, RungeKutta):
+            return np.zeros(len(accepted), dtype=bool)
+        return self.stiffness.find(stepper, accepted, h, self.y, step)
+
+    def _change_to_implicit(self, stiff: np.ndarray) -> None:
+        """Change the method of stiff members that have a long way to go."""
+        if self.plan.implicit is None or not stiff.any():
+            return
+        stiff = stiff & ~self.ended & (self.plan.until - self.t > 2 * WINDOW * self._cost_ratio() * self.h)
+        self._change_method(stiff, self.plan.implicit)
+
+    def _change_to_explicit(self, tried: np.ndarray, accepted: np.ndarray, h: np.ndarray, step: Step) -> None:
+        """Change the method back where explicit steps at the limit of their stability cost less."""
+        assert step.radius is not None
+        stepper = self.plan.stepper
+        assert isinstance(stepper, RungeKutta)
+        replaced = np.where(accepted, h * step.radius / stepper.stability, 0.0)
+        back = self.stiffness.is_worthless(tried, replaced, self._cost_ratio()) & ~self.ended
+        if back.any():
+            with np.errstate(divide="ignore"):
+                self.h = np.where(back, np.minimum(self.h, stepper.stability / step.radius), self.h)
+            self._change_method(back, stepper)
+
+    def _change_method(self, rows: np.ndarray, stepper: Stepper) -> None:
+        self.stiffness.change(rows, stepper.implicit)
+        if self.past is not None:
+            self.past.h = np.where(rows, 0.0, self.past.h)
+        changes = zip(self.members[rows].tolist(), self.t[rows].tolist(), strict=True)
+        self.switches += [(member, time, stepper.name) for member, time in changes]
+
+    def _cost_ratio(self) -> float:
+        """Approximate cost of an attempt of the implicit method in explicit steps."""
+        _, n, d = self.y.shape
+        return cost_ratio(n, d, is_supported(self.plan, self.y))
+
+    def _make_interpolant(self, stepper: Stepper, h: np.ndarray, step: Step) -> Callable[[], StepPolynomial] | None:
         """The method's own interpolant of the step, computed on first use."""
         if step.slopes is None:
             return None
@@ -234,7 +306,7 @@ class Integration:
             # tokens may have merged at the end of the step; inside it they had not
             now, self.field.masses = self.field.masses, masses
             try:
-                inside = self.plan.stepper.interpolate(self.field, t, h, y, f, step)
+                inside = stepper.interpolate(self.field, t, h, y, f, step)
             finally:
                 self.field.masses = now
             assert inside is not None
@@ -316,6 +388,7 @@ class Integration:
         self.field.masses = self.merger.masses
         self.f = self.field.lifted_velocity(self.t, self.y)
         self.history.merge(total, self.plan.space.retract, self.y, self.f)
+        self.past = None
         if self.interpolant is not None:
             self.interpolant = cache(partial(_merge_polynomial, self.interpolant, total))
 
@@ -358,6 +431,9 @@ class Integration:
         self.history.select(index)
         self.field.select(index)
         self.termination.select(index)
+        self.stiffness.select(left)
+        if self.past is not None:
+            self.past.select(index)
         if self.merger is not None:
             self.merger.select(index)
             self.field.masses = self.merger.masses
@@ -378,6 +454,7 @@ class Integration:
             seconds=self.seconds,
             evaluations=self.field.evaluations,
             engines=tuple(sorted(self.execution.engines)),
+            switches=tuple(self.switches),
         )
 
     def snapshot(self) -> dict[str, np.ndarray]:
@@ -386,7 +463,9 @@ class Integration:
         if len(self.members):
             arrays |= {name: np.array(getattr(self, name)) for name in ROWS}
             arrays |= {"y": to_numpy(self.y), "f": to_numpy(self.f)}
-            arrays |= self.history.snapshot() | self.termination.snapshot()
+            arrays |= self.history.snapshot() | self.termination.snapshot() | self.stiffness.snapshot()
+            if self.past is not None:
+                arrays |= {"past_parts": to_numpy(self.past.parts), "past_h": self.past.h}
             arrays |= {} if self.merger is None else self.merger.snapshot()
         return arrays
 
@@ -401,6 +480,7 @@ class Integration:
         self.segment, self.accepted, self.rejected = words["segment"], words["accepted"], words["rejected"]
         self.seconds, self.field.evaluations = words["seconds"], words["evaluations"]
         self.execution.engines.update(words["engines"])
+        self.switches = [(int(member), float(time), str(name)) for member, time, name in words.get("switches", [])]
         if self.merger is not None:
             self.merger.trees = [MergeTree(tree.n, arrays[f"tree{k}"]) for k, tree in enumerate(self.merger.trees)]
         if "members" not in arrays:
@@ -412,6 +492,10 @@ class Integration:
         self.y, self.f = to_tensor(arrays["y"], device), to_tensor(arrays["f"], device)
         self.history.restore(arrays, device)
         self.termination.restore(arrays, device)
+        self.stiffness.restore(arrays, self.members)
+        if "past_h" in arrays:
+            self.past = Past(len(arrays["past_parts"]), self.y)
+            self.past.parts, self.past.h = to_tensor(arrays["past_parts"], device), arrays["past_h"]
         self.field.select(torch.from_numpy(self.members))
         if self.merger is not None:
             self.merger.restore(arrays, device)

@@ -17,7 +17,8 @@ from attractor.engines import MODES, native
 from attractor.laws import Attention
 from attractor.solvers.merging import NativeMerges, narrow
 from attractor.solvers.step_control import GROW, SAFETY, SHRINK
-from attractor.solvers.steppers.stepper import StepPolynomial
+from attractor.solvers.steppers.stepper import RungeKutta, StepPolynomial
+from attractor.solvers.stiffness import CALM_STEPS, COUNTERS, PAIR, STIFF_STEPS, TOKEN
 from attractor.solvers.termination import (
     CALM_GROWTH,
     FAILED_SPACINGS,
@@ -81,6 +82,9 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
         start=plan.start, end=plan.until, rtol=plan.rtol, atol=plan.atol, first_step=plan.step or 0.0, bound=plan.bound
     )
     loop.set(safety=SAFETY, shrink=SHRINK, grow=GROW)
+    if plan.implicit is not None:
+        assert isinstance(plan.stepper, RungeKutta)
+        loop.set(stability=plan.stepper.stability, stiff_steps=STIFF_STEPS, calm_steps=CALM_STEPS)
     loop.set(noise=NOISE, patience=float(PATIENCE), enough_rest=float(REST), calm_growth=CALM_GROWTH, tiny=TINY)
     loop.set(least_time=LEAST_TIME, least_move=LEAST_MOVE)
     loop.set(unresolved_spacings=UNRESOLVED_SPACINGS, failed_spacings=FAILED_SPACINGS)
@@ -146,25 +150,26 @@ def _is_diagonal(matrix: np.ndarray) -> bool:
 
 
 LOOP_SECONDS = 0.1  # in the loop at a time: signals, budgets, stores and progress bars wait as long
-PAIR, TOKEN = 2e-9, 2e-8  # approximate seconds of an evaluation for each pair and for each token
 
 
-# bits of the reasons for which the loop stops a row, (5, 1)
-STOPS = np.array([[native.FLAGS.get(name, 0)] for name in ("at_start", "check", "failed", "arrived", "interpolated")])
+# bits of the reasons for which the loop stops a row, (6, 1)
+REASONS = ("at_start", "check", "failed", "arrived", "interpolated", "stiff")
+STOPS = np.array([[native.FLAGS.get(name, 0)] for name in REASONS])
 
 
 @dataclass(frozen=True)
 class LoopResult:
     """State of the rows after a call of the native loop.
 
-    ``entered``, ``look``, ``failed`` and ``arrived`` mark the rows that stopped at the start, for a check of the rules, because
-    a step failed, and at the end; ``taken`` is the length of their last step.
+    ``entered``, ``look``, ``failed``, ``arrived`` and ``stiff`` mark the rows that stopped at the start, for a check of the rules,
+    because a step failed, at the end, and because stability limits their steps; ``taken`` is the length of their last step.
     """
 
     entered: np.ndarray
     look: np.ndarray
     failed: np.ndarray
     arrived: np.ndarray
+    stiff: np.ndarray
     taken: np.ndarray
     t: np.ndarray
     t_low: np.ndarray
@@ -208,6 +213,7 @@ class NativeLoop:
             points.clone(memory_format=torch.contiguous_format) for points in (run.y, run.f, termination.anchor)
         )
         state = {name: np.array(getattr(run, name)) for name in ("t", "t_low", "h", "retried")}
+        stiffness = {name: np.array(getattr(run.stiffness, name)) for name in COUNTERS}
         counters = {name: np.array(getattr(termination, name)) for name in ("streak", "last", "anchor_t", "rest")}
         next_rows, taken = run.recorder.next[run.members], np.zeros(members)
         counts = np.full(members, width) if merger is None else merger.alive.numpy().sum(1)
@@ -232,6 +238,7 @@ class NativeLoop:
             size=termination.size[run.members],
             **state,
             **counters,
+            **stiffness,
             **({} if merges is None else merges.arrays()),
         )
         loop.run(seconds)
@@ -240,13 +247,15 @@ class NativeLoop:
             width = merger.apply_native(merges, counts, finished=bool((flags == native.FLAGS["arrived"]).all()))
         y, f, anchor = (narrow(points, width) for points in (y, f, anchor))
         termination.set_counters(**counters, anchor=anchor)
+        run.stiffness.set_counters(**stiffness)
         evaluations, accepted, rejected = (sum(cost.tolist()) for cost in costs)
-        entered, look, failed, arrived, located = (flags & STOPS) > 0
+        entered, look, failed, arrived, located, stiff = (flags & STOPS) > 0
         return LoopResult(
             entered=entered,
             look=look & ~entered,
             failed=failed,
             arrived=arrived,
+            stiff=stiff,
             taken=taken,
             next_rows=next_rows,
             y=y,

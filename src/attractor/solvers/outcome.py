@@ -59,9 +59,10 @@ class Statistics:
     evaluations : evaluations of the law, one for each member.
     accepted, rejected : steps.
     seconds : wall-clock time.
-    method, engine : names of the method and of the engines that were used.
+    method, engine : names of the methods and of the engines that were used.
     merges : number of merges.
     processes : number of processes.
+    switches : changes of the method where a member is stiff: member, time, and the method from then on.
     peak_memory : largest number of bytes that this process has held so far; None if the system does not report it.
     """
 
@@ -73,6 +74,7 @@ class Statistics:
     engine: str = ""
     merges: int = 0
     processes: int = 1
+    switches: tuple[tuple[int, float, str], ...] = ()
     peak_memory: int | None = None
 
 

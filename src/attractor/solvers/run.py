@@ -28,7 +28,7 @@ from attractor.solvers.native_loop import LOOP_SECONDS, is_supported
 from attractor.solvers.outcome import Statistics
 from attractor.solvers.process_group import join_processes
 from attractor.solvers.saving import Recorder, save_times
-from attractor.solvers.steppers.stepper import Stepper, default_method, stepper_named
+from attractor.solvers.steppers.stepper import Stepper, default_method, implicit_method, stepper_named
 from attractor.solvers.store import Definition
 from attractor.solvers.termination import Event as UserEvent
 from attractor.solvers.termination import Rule, select_rules
@@ -123,8 +123,10 @@ def flow(
     save : times to save: None for a default grid, an integer for that many equal intervals, or a list. Saved states come from
         dense output and need no additional steps; only a step of DOP853 that contains one needs three more evaluations. Rules
         end the run only after the last time of a list.
-    method : "dop853", "dopri5" (adaptive), "rk4", "euler" (fixed ``step``), "layers" (discrete layers of size ``step``). The
-        default depends on ``rtol``; a Gaussian is by default integrated in rescaled time, which resolves blow-up, and by an
+    method : "dop853", "dopri5" (adaptive), "radau9", "radau5" (adaptive and implicit, for stiff systems), "rk4", "euler" (fixed
+        ``step``), "layers" (discrete layers of size ``step``). The default is an explicit method that depends on ``rtol``; members
+        whose steps are limited by stability change to "radau9" (``rtol`` up to 1e-6) or "radau5", and back where explicit steps
+        cost less (``stats.switches``). A Gaussian is by default integrated in rescaled time, which resolves blow-up, and by an
         implicit method where it is stiff.
     rtol, atol : tolerated error of each token and step, atol + rtol |x_i|; defaults 1e-8 and 1e-10 (float32: 1e-5 and 1e-7; a
         Gaussian: rtol 2e-12 only).
@@ -340,6 +342,12 @@ def _plan(
     rtol, atol = _tolerances(state.points.dtype, options["rtol"], options["atol"], gaussian)
     stepper = stepper_named(options["method"] or default_method(rtol))
     step, adaptive = options["step"], stepper.adaptive and options["adaptive"]
+    if stepper.implicit:
+        if obstacle := _implicit_obstacle(law, state, differentiable):
+            raise UnsupportedError(f"method {stepper.name!r} cannot be used here: {obstacle}")
+        stepper = stepper.with_tolerances(rtol, atol) if adaptive else stepper
+    switches = options["method"] is None and adaptive and not gaussian
+    switches = switches and not _implicit_obstacle(law, state, differentiable)
     if step is not None and not (math.isfinite(step) and step > 0):
         raise InputError(f"step must be positive, got {step:g}")
     if stepper.discrete and step is None:
@@ -357,6 +365,7 @@ def _plan(
         start=start,
         until=until,
         stepper=stepper,
+        implicit=stepper_named(implicit_method(rtol)).with_tolerances(rtol, atol) if switches else None,
         rtol=rtol,
         atol=atol,
         step=None if step is None else float(step),
@@ -368,6 +377,19 @@ def _plan(
         max_evaluations=math.inf if budget[1] is None else float(budget[1]),
         native=options["engine"] is None and not differentiable and not distributed.is_active(),
     )
+
+
+def _implicit_obstacle(law: Law, state: Tokens, differentiable: bool) -> str:
+    """Why an implicit method cannot be used; empty if it can."""
+    if not law.is_smooth():
+        return "velocities of the law jump, and an implicit method needs their derivative; use method='dop853'"
+    if differentiable:
+        return "gradients do not flow through its equations; use method='rk4' or 'dopri5'"
+    if distributed.is_active():
+        return "it does not run on several processes; give distributed=False"
+    if state.points.dtype not in (torch.float32, torch.float64):
+        return f"it takes tokens of float32 or float64, got {state.points.dtype}"
+    return ""
 
 
 def _tolerances(
@@ -479,6 +501,7 @@ def make_trajectory(run: Integration, definition: Definition) -> Trajectory:
         engine="+".join(sorted(run.execution.engines)),
         merges=sum(map(len, trees)),
         processes=run.execution.processes,
+        switches=tuple(run.switches),
         peak_memory=memory.peak(),
     )
     return Trajectory(

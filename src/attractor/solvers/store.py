@@ -95,12 +95,13 @@ class RunRecord:
     seconds: float
     evaluations: int
     engines: tuple[str, ...]
+    switches: tuple[tuple[int, float, str], ...] = ()  # member, time and name of the method from then on
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """The record as named arrays, apart from saved states that are complete."""
         recorder = self.recorder
         words = {name: getattr(self, name) for name in ("segment", "accepted", "rejected", "seconds", "evaluations")}
-        words["engines"] = list(self.engines)
+        words["engines"], words["switches"] = list(self.engines), [list(switch) for switch in self.switches]
         words["outcomes"] = [None if outcome is None else vars(outcome) for outcome in self.outcomes]
         words["events"] = [[event.kind, event.time, event.member] for event in self.events]
         arrays = {"next": recorder.next, "reached": recorder.reached, "ends": recorder.ends}

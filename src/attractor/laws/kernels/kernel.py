@@ -219,6 +219,26 @@ class Kernel(Record):
         """Weighted sums of v (..., h, n, c) for every query."""
         raise NotImplementedError
 
+    def score_derivatives(self, pairing: Pairing) -> tuple[Tensor, Tensor] | None:
+        """Weights (..., h, n, n) and their derivatives by their own scores (for normalised rows: before the normalisation), for
+        kernels with a ``mode``; None if they have no closed form."""
+        if self.mode is None:
+            return None
+        n = pairing.k.shape[-2]
+        weights = self.attend(
+            pairing, torch.eye(n, dtype=pairing.k.dtype, device=pairing.k.device).expand(*pairing.k.shape[:-1], n)
+        )
+        if self.mode in ("softmax", "exponential"):
+            return weights, weights
+        mass = 1.0 / n if pairing.masses is None else pairing.masses.unsqueeze(-2)
+        if self.mode == "sigmoid":
+            return weights, weights * (1.0 - weights / mass)
+        visible = torch.ones_like(weights) * mass
+        for rows, hidden in pairing.row_blocks(pairing.q, pairing.k, visible.numel()):
+            if hidden is not None:
+                visible[..., rows, :] = visible[..., rows, :].masked_fill(hidden, 0.0)
+        return weights, visible
+
     def logits(self, pairing: Pairing, log_masses: Tensor) -> Logits | None:
         """Log weights as a function of inner products, or None where only the weights themselves are known."""
         return None

@@ -30,6 +30,7 @@ class Dopri5(RungeKutta):
     adaptive: ClassVar[bool] = True
     interpolates: ClassVar[bool] = True
     arrays: ClassVar[int] = 60
+    stability: ClassVar[float] = 3.25
     cites: ClassVar[tuple[str, ...]] = ("dormand1980family", "hairer1993solving")
 
     @cached_property
@@ -90,6 +91,7 @@ class Dop853(RungeKutta):
     adaptive: ClassVar[bool] = True
     interpolates: ClassVar[bool] = True
     arrays: ClassVar[int] = 75
+    stability: ClassVar[float] = 6.1
     cites: ClassVar[tuple[str, ...]] = ("hairer1993solving",)
 
     @cached_property

@@ -90,13 +90,18 @@ class Step:
     ----------
     y, f : end points, not retracted, and the lifted field there, (members, n, d).
     errors : local error estimates (members, n, d): none for a fixed step, two for DOP853.
-    slopes : (stages + 1, members, n, d), kept by methods that interpolate inside their own steps.
+    slopes : (stages + 1, members, n, d), kept by methods that interpolate inside their own steps; of an implicit method the
+        coefficients of its ``StepPolynomial``.
+    longest, radius : of an implicit method, the longest next step that follows repelling directions, and the spectral radius of
+        the Jacobian, (members,).
     """
 
     y: Tensor
     f: Tensor
     errors: tuple[Tensor, ...]
     slopes: Tensor | None = None
+    longest: np.ndarray | None = None
+    radius: np.ndarray | None = None
 
 
 class StepPolynomial:
@@ -133,6 +138,7 @@ class Stepper:
     order, error_order : order of the method, and of the error estimate that controls its steps.
     adaptive : whether it has an error estimate.
     discrete : whether it applies discrete layers, which have no states between step ends.
+    implicit : whether it solves equations for its stages, and so takes long steps of stiff systems.
     nodes : number of step ends that dense output interpolates, unless the method ``interpolates`` inside its own steps.
     arrays : largest number of arrays of the size of the state that a run holds, apart from saved states.
     cites : keys in ``references.bib``.
@@ -143,6 +149,7 @@ class Stepper:
     error_order: ClassVar[int] = 1
     adaptive: ClassVar[bool] = False
     discrete: ClassVar[bool] = False
+    implicit: ClassVar[bool] = False
     nodes: ClassVar[int] = 2
     interpolates: ClassVar[bool] = False
     arrays: ClassVar[int] = 45
@@ -156,6 +163,10 @@ class Stepper:
     def coefficients(self) -> Coefficients | None:
         """Coefficients for the native loop, or None if it cannot run the method."""
         return None
+
+    def with_tolerances(self, rtol: float, atol: float) -> Stepper:
+        """The method for a run with these tolerances, which limit the errors of equations that a step solves."""
+        return self
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         """Try a step of every member from time t (members,) of length h (members,); y and f are (members, n, d)."""
@@ -173,7 +184,12 @@ class Stepper:
 
 
 class RungeKutta(Stepper):
-    """An explicit Runge-Kutta method given by its Butcher tableau, applied to the lifted field."""
+    """An explicit Runge-Kutta method given by its Butcher tableau, applied to the lifted field.
+
+    ``stability`` is the largest h |lambda| of stable steps, for methods whose last stage is at the end of the step.
+    """
+
+    stability: ClassVar[float] = np.inf
 
     @cached_property
     def tableau(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -256,10 +272,15 @@ def default_method(rtol: float) -> str:
     return "dop853" if rtol <= 1e-7 else "dopri5"
 
 
-def method_citations(name: str) -> tuple[str, ...]:
-    """Keys in ``references.bib`` of a method; those of DOP853 for the rescaled integration of Gaussians."""
-    found = _steppers.get("dop853" if name == "rescaled" else name)
-    return () if found is None else found.cites
+def implicit_method(rtol: float) -> str:
+    """The method for stiff members at a relative tolerance."""
+    return "radau9" if rtol <= 1e-6 else "radau5"
+
+
+def method_citations(names: str) -> tuple[str, ...]:
+    """Keys in ``references.bib`` of methods joined by "+"; those of DOP853 for the rescaled integration of Gaussians."""
+    found = [_steppers.get("dop853" if name == "rescaled" else name) for name in names.split("+")]
+    return tuple(dict.fromkeys(key for stepper in found if stepper is not None for key in stepper.cites))
 
 
 def stepper_named(name: str) -> Stepper:
