@@ -1,4 +1,4 @@
-"""Writes docs/families.md: every family verified against its own code. Takes under a minute:
+"""Writes docs/families.md: every family verified against its own code. Takes about a minute:
 
 python docs/families_table.py
 """
@@ -28,18 +28,27 @@ HEAD = """# Families
 
 Each family is verified as by `checkpoint.verify()`: the original code (`transformers` {version}) and our laws run on the same random
 tokens, layer by layer in float64. The error is the largest difference in the output of attention (or of the norm before it) divided by
-the largest entry; rounding is about 1e-16. All but two models are small and have random parameters, including biases and gains.
-`python docs/families_table.py` writes this page; the tests verify every row.
+the largest entry; rounding is about 1e-16. All but a few models are small and have random parameters, including biases and gains.
+`python docs/families_table.py` writes this page; the tests verify every row, {types} model types in all.
 
-| family | model | layers | heads | keys | error | remark |
-|---|---|---|---|---|---|---|
+The column "audited" counts the heads that an audit classifies; "values" marks those whose scores are not bilinear in the tokens, of which
+only the value side is audited. Layers with attention are counted, and blocks of hybrid models without it in parentheses.
+
+| family | model | type | layers | heads | keys | audited | error | remark |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
 def row(name: str, case: str, source: object, remark: str) -> str:
     opened = at.checkpoint(source)
-    layer, error = opened.layers[0], opened.verify().error
-    cells = (name, case, len(opened.layers), layer.heads, layer.groups, f"{error:.0e}", remark)
+    layer, error = opened.first, opened.verify().error
+    own = len(opened.attention_layers)
+    others = f" (+{len(opened.layers) - own})" if own < len(opened.layers) else ""
+    heads = at.audit(opened, nulls=0, detail="heads", verify=False).heads
+    values = sum(head.interaction.sign == "undefined" for head in heads)
+    audited = f"{len(heads)}" + (", values" if values == len(heads) > 0 else f", {values} values" if values else "")
+    kind = getattr(opened.config, "model_type", "")
+    cells = (name, case, kind, f"{own}{others}", layer.heads, layer.groups, audited, f"{error:.0e}", remark)
     return "| " + " | ".join(map(str, cells)) + " |\n"
 
 
@@ -53,7 +62,9 @@ def main() -> None:
             found = find_spec(package)
             if name == family.name and found is not None and found.origin is not None:
                 lines.append(row(family.title, case, Path(found.origin).parent / path, family.remark))
-    (DOCS / "families.md").write_text(HEAD.format(version=transformers.__version__) + "".join(lines), encoding="utf-8")
+    types = {kind for kind, _ in MODELS.values()}
+    head = HEAD.format(version=transformers.__version__, types=len(types))
+    (DOCS / "families.md").write_text(head + "".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

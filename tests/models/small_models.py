@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from attractor.models import silence_transformers
+
 DECODER = {
     "hidden_size": 32,
     "num_attention_heads": 4,
@@ -66,6 +68,39 @@ PICTURES = {
     "patch_size": 4,
 }
 
+EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8,
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 8,
+    "short_factor": [1.0, 1.2, 1.4, 1.6],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+SEQ2SEQ = {
+    **{name: SOUND[name] for name in SOUND if name.endswith(("_layers", "_heads", "_dim"))},
+    "d_model": 32,
+    "max_position_embeddings": 64,
+    "vocab_size": 64,
+    **IDS,
+}
+T5_SIZES = {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 16, "vocab_size": 64}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 4, "mamba_d_conv": 2, "mamba_expand": 2}
+DISENTANGLED = {
+    **ENCODER,
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "position_biased_input": False,
+    "max_position_embeddings": 32,
+}
+TEXT = {**ENCODER, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
 # what is special, model type, settings
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-2": ("gpt2", {**GPT, **IDS}),
@@ -121,7 +156,165 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "DINOv2": ("dinov2", {**PICTURES, "mlp_ratio": 1}),
     "Whisper": ("whisper", SOUND),
     "BLOOM, 6 heads": ("bloom", {"hidden_size": 48, "n_head": 6, "n_layer": 2, "vocab_size": 64, **IDS}),
-    "T5": ("t5", {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 16, "vocab_size": 64}),
+    "T5": ("t5", T5_SIZES),
+    "mT5": ("mt5", T5_SIZES),
+    "umT5, biases in every layer": ("umt5", T5_SIZES),
+    "Mixtral": ("mixtral", {**GROUPED, **EXPERTS}),
+    "Ministral, windows": (
+        "ministral",
+        {**GROUPED, "head_dim": 16, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "Seed-OSS": ("seed_oss", {**GROUPED, "attention_bias": True, **IDS}),
+    "Arcee": ("arcee", GROUPED),
+    "Llama, dynamic angles": ("llama", {**GROUPED, "rope_parameters": DYNAMIC, "max_position_embeddings": 8}),
+    "Phi 3, beyond the original context": (
+        "phi3",
+        {
+            **GROUPED,
+            "rope_parameters": LONG,
+            "max_position_embeddings": 64,
+            "original_max_position_embeddings": 8,
+            **IDS,
+        },
+    ),
+    "OLMo, clipped": ("olmo", {**GROUPED, "clip_qkv": 0.5, **IDS}),
+    "Qwen 2 MoE": ("qwen2_moe", {**GROUPED, **EXPERTS, "qkv_bias": True}),
+    "Qwen 3 MoE": ("qwen3_moe", {**GROUPED, **EXPERTS, "head_dim": 16}),
+    "SmolLM 3, a layer without RoPE": ("smollm3", {**GROUPED, "no_rope_layers": [1, 0], **IDS}),
+    "Granite 3": (
+        "granite",
+        {**GROUPED, "attention_multiplier": 0.3, "residual_multiplier": 0.2, "attention_bias": True},
+    ),
+    "Granite MoE": ("granitemoe", {**GROUPED, **EXPERTS, "attention_multiplier": 0.3, "residual_multiplier": 0.2}),
+    "Command R": ("cohere", {**GROUPED, **IDS}),
+    "Command R+, q/k norm": ("cohere", {**GROUPED, "use_qk_norm": True, **IDS}),
+    "Command R7B": (
+        "cohere2",
+        {**GROUPED, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"], **IDS},
+    ),
+    "GLM-4 9B": ("glm", {**GROUPED, "head_dim": 8, "attention_bias": True, **IDS}),
+    "GLM-4 0414": ("glm4", {**GROUPED, "head_dim": 8, "attention_bias": True, **IDS}),
+    "StarCoder 2": ("starcoder2", {**GROUPED, "sliding_window": 5, "use_bias": True, **IDS}),
+    "Nemotron": ("nemotron", {**GROUPED, "head_dim": 8, "attention_bias": True, **IDS}),
+    "OLMo 3": (
+        "olmo3",
+        {**GROUPED, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"], **IDS},
+    ),
+    "GPT-OSS, sinks": ("gpt_oss", {**GROUPED, **EXPERTS, "head_dim": 16, "sliding_window": 5, **IDS}),
+    "Llama 4, chunks, temperature": (
+        "llama4_text",
+        {
+            **GROUPED,
+            **EXPERTS,
+            "head_dim": 8,
+            "intermediate_size_mlp": 16,
+            "attention_chunk_size": 5,
+            "floor_scale": 4,
+            "no_rope_layers": [1, 0],
+            **IDS,
+        },
+    ),
+    "Gemma 3n, shared keys and values": (
+        "gemma3n_text",
+        {
+            **GROUPED,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "sliding_window": 5,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "intermediate_size": [16] * 4,
+            "vocab_size_per_layer_input": 64,
+            "hidden_size_per_layer_input": 8,
+            "laurel_rank": 4,
+            **IDS,
+        },
+    ),
+    "Jamba": (
+        "jamba",
+        {
+            **GROUPED,
+            **EXPERTS,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 4,
+            "mamba_d_conv": 2,
+            **IDS,
+        },
+    ),
+    "Nemotron-H": (
+        "nemotron_h",
+        {
+            **{name: value for name, value in GROUPED.items() if name != "num_hidden_layers"},
+            "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+            "head_dim": 8,
+            "ssm_state_size": 4,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 8,
+            "n_groups": 1,
+            **IDS,
+        },
+    ),
+    "Granite 4, hybrid": (
+        "granitemoehybrid",
+        {
+            **GROUPED,
+            **MAMBA,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.2,
+        },
+    ),
+    "Qwen3-Next": (
+        "qwen3_next",
+        {
+            **GROUPED,
+            **EXPERTS,
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+    ),
+    "ALBERT, two groups": (
+        "albert",
+        {**ENCODER, "num_hidden_layers": 4, "num_hidden_groups": 2, "embedding_size": 16},
+    ),
+    "DistilBERT": ("distilbert", {"dim": 32, "n_heads": 4, "n_layers": 2, "hidden_dim": 16, "vocab_size": 64}),
+    "MPNet": ("mpnet", {**ENCODER, "relative_attention_num_buckets": 32}),
+    "DeBERTa v2, plain distances": ("deberta-v2", {**DISENTANGLED, "conv_kernel_size": 3}),
+    "DeBERTa v3, buckets": (
+        "deberta-v2",
+        {**DISENTANGLED, "position_buckets": 6, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    ),
+    "OPT": ("opt", {**ENCODER, "ffn_dim": 16, "word_embed_proj_dim": 32, "max_position_embeddings": 64, **IDS}),
+    "OPT 350M, post-norm": (
+        "opt",
+        {
+            **ENCODER,
+            "ffn_dim": 16,
+            "word_embed_proj_dim": 16,
+            "do_layer_norm_before": False,
+            "max_position_embeddings": 64,
+            **IDS,
+        },
+    ),
+    "BART": ("bart", SEQ2SEQ),
+    "Marian": ("marian", SEQ2SEQ),
+    "mBART": ("mbart", SEQ2SEQ),
+    "Pegasus": ("pegasus", SEQ2SEQ),
+    "M2M-100": ("m2m_100", SEQ2SEQ),
+    "Blenderbot": ("blenderbot", SEQ2SEQ),
+    "CLIP": ("clip", {"text_config": {**TEXT, "hidden_size": 16}, "vision_config": PICTURES, "projection_dim": 8}),
+    "CLIP, text tower": ("clip_text_model", TEXT),
+    "CLIP, image tower": ("clip_vision_model", PICTURES),
+    "SigLIP": ("siglip", {"text_config": {**TEXT, "projection_size": 32}, "vision_config": PICTURES}),
+    "DINOv3": ("dinov3_vit", {**PICTURES, "num_register_tokens": 2, "key_bias": True}),
 }
 
 
@@ -130,7 +323,10 @@ def random_model(case: str, seed: int = 0, **changes: Any) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModel
 
     kind, settings = MODELS[case]
-    model = AutoModel.from_config(AutoConfig.for_model(kind, **{**settings, **changes}))
+    with silence_transformers():
+        config = AutoConfig.for_model(kind, **{**settings, **changes})
+        config._experts_implementation = "eager"  # the others have no float64
+        model = AutoModel.from_config(config)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -15,6 +16,8 @@ import torch
 from small_models import random_model
 
 import attractor as at
+from attractor.errors import CheckpointError
+from attractor.models.families.llama import Llama
 from attractor.weights.quantities import NAMES, QUANTITIES
 
 
@@ -64,15 +67,87 @@ def test_spectra_against_full_matrices() -> None:
 
 
 def test_layers_without_matrices_are_said_to_have_none() -> None:
-    for case, reason in (
-        ("Qwen 3, q/k norm", "not bilinear"),
-        ("OLMo 2, norm over all heads", "not bilinear"),
-        ("DeepSeek V3", "latent"),
-    ):
-        found = at.audit(random_model(case))
-        assert found.heads == found.layers == ()
-        assert [row.layer for row in found.undefined] == [0, 1]
-        assert reason in found.undefined[0].reason
+    found = at.audit(random_model("DeepSeek V3"))
+    assert found.heads == found.layers == ()
+    assert [row.layer for row in found.undefined] == [0, 1]
+    assert "latent" in found.undefined[0].reason
+
+
+@pytest.mark.parametrize("case", ["Qwen 3, q/k norm", "OLMo 2, norm over all heads", "Gemma 3, q/k norm, two rates"])
+def test_values_are_audited_where_scores_are_not_bilinear(case: str) -> None:
+    """The columns of the value are those of O V with both norms folded in, by numpy; all others are undefined."""
+    opened = at.checkpoint(random_model(case))
+    found = at.audit(opened)
+    assert found.undefined == ()
+    assert len(found.heads) == 8
+    layer, head = opened.layers[1], found.heads[5]
+    law = layer.select(range(4))
+    gain = torch.ones(32) if layer.norm is None else layer.norm.gain
+    after = torch.ones(32) if layer.output_norm is None else layer.output_norm.gain
+    assert gain is not None
+    assert after is not None
+    assert law.output is not None
+    value = (after[:, None] * (law.output[1] @ law.value[1]) * gain).numpy()
+    basis = scipy.linalg.orth(value)
+    eigenvalues = np.linalg.eigvals(basis.T @ value @ basis)
+    assert head.quantities["value_abscissa"] == pytest.approx(eigenvalues.real.max(), rel=1e-9)
+    assert head.quantities["value_radius"] == pytest.approx(abs(1 + eigenvalues).max(), rel=1e-9)
+    assert {name for name, value in head.quantities.items() if value is not None} == {
+        "value_abscissa",
+        "value_lowest",
+        "value_radius",
+    }
+    assert head.label.name == "undefined"
+    assert "not bilinear" in head.label.why
+    null = head.null("value_abscissa", "random")
+    assert null is not None
+    assert null.deviations is not None
+    regime = found.layers[1].regime
+    assert regime is not None
+    whole = np.linalg.eigvals((after[:, None] * sum(law.output[h] @ law.value[h] for h in range(4)) * gain).numpy())
+    assert regime.value.abscissa == pytest.approx(whole.real.max(), rel=1e-9)
+    json.dumps(found.row(), default=str, allow_nan=False)
+
+
+def test_sinks_give_no_labels_but_all_quantities() -> None:
+    """With sinks weights do not sum to one: W and V exist, and no theorem about softmax applies."""
+    found = at.audit(random_model("GPT-OSS, sinks"), nulls=0)
+    assert {head.label.name for head in found.heads} == {"undefined"}
+    assert all(head.quantities["interaction_index"] is not None for head in found.heads)
+
+
+def test_growth_includes_the_norm_after_attention() -> None:
+    """At consensus a peri-norm layer adds N(M x + c), whatever the size of M; by Monte Carlo over normal x."""
+    model: Any = random_model("GLM-4 0414")
+    opened = at.checkpoint(model)
+    layer = opened.layers[0]
+    law = layer.select(range(layer.heads), fold=True, after=False)
+    assert law.output is not None
+    assert law.value_bias is not None
+    assert layer.output_norm is not None
+    matrix = sum(law.output[h] @ law.value[h] for h in range(4))
+    constant = sum(law.output[h] @ law.value_bias[h] for h in range(4))
+    x = torch.randn(20000, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    added = layer.output_norm(x @ matrix.mT + constant)
+    growth = at.audit(opened, nulls=0, verify=False).layers[0].growth
+    assert growth.estimated
+    assert growth.consensus == pytest.approx(float((x + added).square().mean()) ** 0.5, rel=0.05)
+    assert growth.written == pytest.approx(float(added.square().mean()) ** 0.5, rel=0.02)
+    drift = layer.output_norm(constant)
+    assert growth.drift == pytest.approx(float(drift.square().mean()) ** 0.5, rel=1e-9)
+
+
+def test_a_failed_verification_stops_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Llama.scale
+    monkeypatch.setattr(Llama, "scale", lambda self, config: 1.1 * right(self, config))
+    opened = at.checkpoint(random_model("Llama, grouped"))
+    with pytest.raises(CheckpointError, match=r"differ by .* in layer \d, so nothing is audited; .*--unverified"):
+        at.audit(opened)
+    found = at.audit(opened, unverified=True, nulls=0)
+    assert found.card.verified is not None
+    assert found.card.verified.error is not None
+    assert found.card.verified.error > 1e-3
+    assert not found.card.verified.passed
 
 
 def brute_force(law: at.Attention) -> dict[str, float]:

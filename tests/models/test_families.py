@@ -28,8 +28,10 @@ SEPARATE = (
 
 @pytest.mark.parametrize("case", MODELS)
 def test_our_attention_is_the_models_own(case: str) -> None:
-    found = at.checkpoint(random_model(case)).verify()
-    assert len(found.layers) >= 2
+    opened = at.checkpoint(random_model(case))
+    found = opened.verify()
+    assert [check.name for check in found.layers] == [opened.layers[index].name for index in opened.attention_layers]
+    assert found.layers
     assert found.error < 1e-12
     assert found
 
@@ -98,12 +100,96 @@ def test_what_does_not_exist_is_said() -> None:
         joint.head(0)
 
 
-def test_clipped_projections_are_said_to_be() -> None:
+def test_clipped_projections_are_exact_and_said_to_be() -> None:
+    opened = at.checkpoint(random_model("OLMo, clipped"))
+    assert "clipped at 0.5" in opened.layers[0].notes[0]
+    assert opened.verify(layers=[0]).error < 1e-12
     model: Any = random_model("OLMo")
-    model.config.clip_qkv = 0.5
-    opened = at.checkpoint(model)
-    assert "clipped at 0.5" in opened.layers[0].undefined["velocity"]
-    assert opened.verify(layers=[0]).error > 1e-3  # and verification sees it
+    unclipped = at.checkpoint(model).layers[0].attention
+    tokens = at.Tokens.gaussian(7, 32, seed=1)
+    difference = at.velocity(unclipped, tokens) - at.velocity(opened.layers[0].attention, tokens)
+    assert float(difference.abs().max()) > 1e-3
+    assert any("clipped at 0.5" in note for note in at.audit(opened, nulls=0, verify=False).notes)
+
+
+def test_angles_change_beyond_the_original_context() -> None:
+    """LongRoPE takes its long factors from the first token beyond the original context on, as the model's own code does."""
+    opened = at.checkpoint(random_model("Phi 3, beyond the original context"))
+    for tokens in (8, 9):
+        assert opened.verify(layers=[0], tokens=tokens).error < 1e-12
+    positions = opened.layers[0].attention.positions
+    short, beyond = (positions.frequencies_for(8, at.Tokens.gaussian(n, 32)) for n in (8, 9))
+    assert bool((short > beyond).all())
+
+
+def test_hybrids_have_attention_in_some_blocks() -> None:
+    opened = at.checkpoint(random_model("Nemotron-H"))
+    assert len(opened.layers) == 3
+    assert opened.attention_layers == (1,)
+    assert [layer.heads for layer in opened.layers] == [0, 4, 0]
+    found = at.audit(opened, nulls=0)
+    assert {(head.layer, head.name) for head in found.heads} == {(1, "layer 1")}
+    assert {row.name: row.reason for row in found.undefined} == {
+        "layer 0": "a linear-attention or state-space block (Gated DeltaNet, Mamba) has no softmax attention",
+        "layer 2": "a feed-forward block has no attention",
+    }
+    with pytest.raises(UnsupportedError, match=r"layer 0 has no law: .*Mamba"):
+        opened.layers[0].law()
+    run = at.trace(opened, [3, 4, 5, 6])
+    assert run.measurements is not None
+    assert run.points.shape == (4, 4, 32)
+    assert run.measurements.heads["attention_entropy"].isnan().all(1).tolist() == [True, False, True]
+
+
+def test_shared_layers_are_traced_in_their_order() -> None:
+    """ALBERT runs one module several times: the blocks of a trace are its calls, as its own hidden states are."""
+    model: Any = random_model("ALBERT, two groups")
+    run = at.trace(model, [3, 4, 5, 6, 7])
+    with torch.no_grad():
+        own = model(input_ids=torch.tensor([[3, 4, 5, 6, 7]]), output_hidden_states=True).hidden_states
+    assert len(run.points) == 5
+    for ours, theirs in zip(run.points[1:], own[-4:], strict=True):
+        torch.testing.assert_close(ours, theirs[0].double())
+    layers = at.checkpoint(model).layers
+    same = [torch.equal(layers[0].law().query, layers[index].law().query) for index in range(4)]  # type: ignore[attr-defined]
+    assert same == [True, True, False, False]
+
+
+PERI = (
+    "Gemma 2, capped scores",
+    "Gemma 3, q/k norm, two rates",
+    "OLMo 2, norm over all heads",
+    "GLM-4 0414",
+    "Granite 3",
+)
+
+
+@pytest.mark.parametrize("case", PERI)
+def test_attention_is_what_is_added_to_the_stream(case: str) -> None:
+    """Norms after attention and multipliers belong to the law: it is the difference of the model's own residual stream."""
+    model: Any = random_model(case).double()
+    model.set_attn_implementation("eager")
+    seen: dict[str, torch.Tensor] = {}
+    block = model.layers[0]
+    after = {"Gemma 2": "pre_feedforward_layernorm", "Gemma 3": "pre_feedforward_layernorm", "OLMo 2": "mlp"}
+    name = after.get(" ".join(case.split()[:2]).rstrip(","), "post_attention_layernorm")
+    block.register_forward_pre_hook(lambda _, given: seen.update(before=given[0]))
+    block.get_submodule(name).register_forward_pre_hook(lambda _, given: seen.update(after=given[0]))
+    x = torch.randn(1, 7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model(inputs_embeds=x)
+    layer = at.checkpoint(model).layers[0]
+    before = seen["before"][0]
+    moved = at.velocity(layer.attention, at.Tokens(before if layer.norm is None else layer.norm(before)))
+    torch.testing.assert_close(moved, (seen["after"] - seen["before"])[0], rtol=1e-6, atol=1e-6)
+
+
+def test_verification_leaves_the_random_state_alone() -> None:
+    opened = at.checkpoint(random_model("Llama, grouped"))
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    at.audit(opened, nulls=0, verify=True)
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 BROKEN = {

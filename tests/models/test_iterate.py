@@ -12,11 +12,14 @@ from small_models import MODELS, random_model
 
 import attractor as at
 from attractor.errors import InputError, StoreError, UnsupportedError
+from attractor.models import list_families
 from attractor.models.decay import fit_decay
 from attractor.models.random_init import initialize, make_config
 
 IDS = [5, 9, 2, 33, 17, 8, 41, 3]
-TEXTUAL = [name for name, (kind, _) in MODELS.items() if kind not in ("vit", "deit", "dinov2", "whisper")]
+OTHER = ("vit", "deit", "dinov2", "dinov3_vit", "whisper", "clip", "clip_vision_model", "siglip", "gemma3n_text")
+FIRST = {kind: name for name, (kind, _) in reversed(MODELS.items())}  # one case of each model type
+TEXTUAL = [FIRST[family.model_types[0]] for family in list_families() if family.model_types[0] not in OTHER]
 
 
 def official(x: torch.Tensor) -> float:
@@ -62,12 +65,17 @@ def test_gpt2_against_a_loop(norm: bool, feedforward: bool) -> None:
 def test_one_pass_is_the_model(case: str) -> None:
     """Every family: the first pass is what the model itself returns, by its own code."""
     model: Any = random_model(case).double()
-    stack = "encoder" if case == "T5" else None
+    stack = "encoder" if model.config.is_encoder_decoder else None
     run = at.iterate(model, [IDS], passes=1)
     with torch.no_grad():
         part = model.encoder if stack else model
         expected = part(input_ids=torch.tensor([IDS]))[0][0]
     torch.testing.assert_close(run.final[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_several_streams_are_no_map_of_tokens() -> None:
+    with pytest.raises(UnsupportedError, match="several residual streams"):
+        at.iterate(random_model("Gemma 3n, shared keys and values").double(), [IDS], passes=1)
 
 
 @pytest.mark.parametrize("case", ["GPT-2", "Llama, grouped", "GPT-Neo, global and local", "Falcon RW, ALiBi"])

@@ -259,7 +259,7 @@ DAMAGE = {
     "no model type": (
         lambda folder: _config(folder, model_type=None),
         UnsupportedError,
-        r"names no model_type, and the tensors \(embed_tokens\.weight, .* add .model_type. to it, one of bert",
+        r"names no model_type, and the tensors \(embed_tokens\.weight, .* add .model_type. to it, one of albert",
     ),
     "another model's tensors": (
         lambda folder: _config(folder, model_type="bert"),

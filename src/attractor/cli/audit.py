@@ -77,11 +77,14 @@ def _card(model: Audit) -> dict[str, str]:
     verified = model.card.verified
     if verified is not None:
         layers = f"layers {', '.join(map(str, verified.layers))}"
-        rows["verified"] = (
-            f"not possible: {verified.reason}"
-            if verified.error is None
-            else f"our attention is the model's own to {verified.error:.1g} ({layers})"
-        )
+        if verified.error is None:
+            rows["verified"] = f"not possible: {verified.reason}"
+        elif verified.passed:
+            rows["verified"] = f"our attention is the model's own to {verified.error:.1g} ({layers})"
+        else:
+            rows["NOT VERIFIED"] = (
+                f"our attention differs from the model's own by {verified.error:.2g} ({layers}): do not trust it"
+            )
     return rows
 
 
@@ -228,6 +231,7 @@ class AuditOptions:
         bool | None,
         option("", "Compare our attention with the model's own.", "--verify/--no-verify", default="up to width 1024"),
     ] = None
+    unverified: Annotated[bool, option("", "Go on if that comparison fails, with a banner.", "--unverified")] = False
     seed: Annotated[int, seed_option("Seed of random heads and perturbed weights.", "Weights")] = 0
 
 
@@ -294,7 +298,8 @@ def audit_model(model: str, options: AuditOptions, output: AuditResults) -> tupl
     from attractor.models import checkpoint
 
     opened = checkpoint(model)
-    settings = {name: getattr(options, name) for name in ("fold", "detail", "sums", "nulls", "verify", "seed")}
+    names = ("fold", "detail", "sums", "nulls", "verify", "unverified", "seed")
+    settings = {name: getattr(options, name) for name in names}
     with output.show_progress(f"layers of {Path(model).name}", total=len(opened.layers)) as update:
         return opened, audit_weights(opened, progress=update, **{**settings, "detail": options.detail.value})
 

@@ -13,14 +13,23 @@ from attractor.laws.kernels.sigmoid import Sigmoid
 from attractor.laws.kernels.sinkhorn import Sinkhorn
 from attractor.laws.kernels.softmax import Softmax
 from attractor.laws.law import Law, Total
-from attractor.laws.masks import Causal, Mask, Visibility, Visible, Window
+from attractor.laws.masks import Causal, Chunked, Mask, Visibility, Visible, Window
 from attractor.laws.positions.absolute import Absolute
 from attractor.laws.positions.alibi import Alibi
 from attractor.laws.positions.position import Positions
-from attractor.laws.positions.relative import Relative
-from attractor.laws.positions.rotary import Rotary, ScaledRotary, rotary_of, turn_pairs
+from attractor.laws.positions.relative import Disentangled, Relative
+from attractor.laws.positions.rotary import (
+    DynamicRotary,
+    GridRotary,
+    LongRotary,
+    Rotary,
+    ScaledRotary,
+    Temperature,
+    rotary_of,
+    turn_pairs,
+)
 from attractor.laws.schedules import Schedule, Stack
-from attractor.laws.variants import Feature, LatentAttention, NormedAttention
+from attractor.laws.variants import Clip, Feature, LatentAttention, NormedAttention, NormedOutput
 from attractor.laws.verification import check_velocities, is_external, merging_changes
 
 __all__ = [
@@ -35,18 +44,25 @@ __all__ = [
     "Block",
     "Capped",
     "Causal",
+    "Chunked",
+    "Clip",
     "Closure",
+    "Disentangled",
+    "DynamicRotary",
     "Exponential",
     "Feature",
+    "GridRotary",
     "HeadNorms",
     "Kernel",
     "LatentAttention",
     "Law",
     "LayerNorm",
     "Linear",
+    "LongRotary",
     "Mask",
     "Norm",
     "NormedAttention",
+    "NormedOutput",
     "Pairing",
     "Positions",
     "RMSNorm",
@@ -59,6 +75,7 @@ __all__ = [
     "Softmax",
     "Stack",
     "Symmetry",
+    "Temperature",
     "Total",
     "Visibility",
     "Visible",

@@ -190,7 +190,15 @@ class Attention(Law):
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         return self._move(tokens, skip_self)
 
-    def _move(self, tokens: Tokens, skip_self: bool, project: Projection | None = None) -> Tensor:
+    def _move(
+        self,
+        tokens: Tokens,
+        skip_self: bool,
+        project: Projection | None = None,
+        map_values: Callable[[Tensor], Tensor] | None = None,
+        gate: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """The velocity; ``map_values`` acts on values (..., h, n, r), and ``gate`` maps points to factors of their averages."""
         scalars = self._value_scalars
         pairing, points = self._pairing(tokens, skip_self and scalars is not None, project)
         kernel = self.kernel
@@ -198,7 +206,8 @@ class Attention(Law):
             values = points.unsqueeze(-3) @ _with_heads(self.value).to(points).mT
             if self.value_bias is not None:
                 values = values + self.value_bias.to(points).unsqueeze(-2)
-            moved = kernel.attend(pairing, values)
+            moved = kernel.attend(pairing, values if map_values is None else map_values(values))
+            moved = moved if gate is None else moved * gate(points)
             moved = moved if self.output is None else moved @ _with_heads(self.output).to(points).mT
         else:
             moved = kernel.attend(pairing, points.unsqueeze(-3))

@@ -84,6 +84,29 @@ class Window(Mask):
         return {"visible": _heads(visible & (lag >= 0) if self.causal else visible, tokens)}
 
 
+@dataclass(frozen=True)
+class Chunked(Mask):
+    """Token i sees earlier tokens and itself within its chunk of ``size`` positions (Llama 4)."""
+
+    size: int
+    name: ClassVar[str] = "chunked"
+
+    def __post_init__(self) -> None:
+        if int(self.size) != self.size or self.size < 1:
+            raise InputError(f"a chunk needs a whole size of at least 1, got {self.size}")
+
+    @property
+    def is_causal(self) -> bool:
+        return True
+
+    def hide(self, tokens: Tokens) -> Visibility:
+        positions = tokens.positions
+        if positions is None:
+            positions = torch.arange(tokens.n, dtype=tokens.points.dtype, device=tokens.points.device)
+        chunk = positions.div(self.size, rounding_mode="floor")
+        return {"visible": _heads((_lag(positions) >= 0) & (_lag(chunk) == 0), tokens)}
+
+
 @dataclass(frozen=True, eq=False)
 class Visible(Mask):
     """Any boolean matrix (n, n): True where query i sees key j."""

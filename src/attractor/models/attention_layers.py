@@ -15,11 +15,15 @@ from torch.overrides import TorchFunctionMode
 from attractor.errors import CheckpointError, InputError, UnsupportedError
 from attractor.laws import (
     Attention,
+    Clip,
+    DynamicRotary,
     LatentAttention,
     Law,
     LayerNorm,
+    LongRotary,
     Norm,
     NormedAttention,
+    NormedOutput,
     Positions,
     Rotary,
     ScaledRotary,
@@ -52,19 +56,33 @@ def use_float64() -> Iterator[None]:
         torch.set_default_dtype(usual)
 
 
-GROUPED = ("key", "value", "key_bias", "value_bias")
-PARTS = ("query", "output", "query_bias", "output_bias", *GROUPED)
+GROUPED = ("key", "value", "key_bias", "value_bias", "key_gain")
+PARTS = ("query", "output", "query_bias", "output_bias", "key", "value", "key_bias", "value_bias")
+VARIANT = ("query_gain", "key_gain", "gate", "gate_bias", "sinks")  # tensors of NormedAttention, one for each head
+NORMS = ("query_norm", "key_norm", "value_norm")
 
 
 @dataclass(frozen=True, eq=False)
 class Projections(Weights):
     """Weights as a file stores them: query (h, k, d), key (g, k, d), value (g, r, d), output (h, d, r), where g divides h.
 
-    ``query_norm`` and ``key_norm`` are the norms of queries and keys, if the model has them.
+    The norms of queries, keys and values, their gains (h or g, k) where they differ between heads, the gate (h, r, d) with its bias
+    (h, r) and the sinks (h,) are those of ``NormedAttention``, if the model has them.
     """
 
-    query_norm: Norm | None = None
-    key_norm: Norm | None = None
+    query_norm: Norm | Clip | None = None
+    key_norm: Norm | Clip | None = None
+    value_norm: Norm | Clip | None = None
+    query_gain: Tensor | None = None
+    key_gain: Tensor | None = None
+    gate: Tensor | None = None
+    gate_bias: Tensor | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the law is a plain ``Attention``."""
+        return all(getattr(self, name) is None for name in (*NORMS, *VARIANT))
 
     @classmethod
     def of(
@@ -206,45 +224,52 @@ class Heads:
     def dim(self) -> int:
         return self.parts.query.shape[-1]
 
-    @property
-    def bilinear(self) -> bool:
-        """Whether scores are bilinear in the tokens."""
-        return self.parts.query_norm is None
-
     def law(self) -> Attention | NormedAttention:
         """The law of all heads; keys and values of a group are repeated for its queries."""
+        return self._normed(self.attention(), None)
+
+    def attention(self) -> Attention:
+        """Queries, keys and values of all heads, without norms, gates and sinks."""
         given = {name: part.to(self.dtype) for name in PARTS if (part := getattr(self.parts, name)) is not None}
         repeated = {name: _repeat_groups(part, self.heads) for name, part in given.items() if name in GROUPED}
         own = {name: part for name, part in given.items() if name not in GROUPED}
-        return self._normed(Attention(**own, **repeated, **self.options))
+        return Attention(**own, **repeated, **self.options)
 
     def head(self, index: int) -> Attention | NormedAttention:
         """One head, without the output bias, which belongs to no head."""
-        return self._select(index, index * self.groups // self.heads, index)
+        return self._normed(self._select(index, index * self.groups // self.heads, index), index)
 
-    def select(self, indices: range) -> Attention | NormedAttention:
-        """Several heads, without the output bias; not for positions that differ from head to head."""
+    def select(self, indices: range) -> Attention:
+        """Several heads without norms, gates, sinks and the output bias; not for positions that differ from head to head."""
         groups = [index * self.groups // self.heads for index in indices]
         return self._select(list(indices), groups, 0)
 
-    def _select(self, heads: Any, groups: Any, first: int) -> Attention | NormedAttention:
-        if self.joint:
-            raise UnsupportedError("queries and keys are normalised over all heads together, so no head stands alone")
+    def _select(self, heads: Any, groups: Any, first: int) -> Attention:
         rows = {name: groups if name in GROUPED else heads for name in PARTS if name != "output_bias"}
         given = {name: part for name in rows if (part := getattr(self.parts, name)) is not None}
         parts = {name: part[rows[name]].to(self.dtype) for name, part in given.items()}
         positions = self.options["positions"]
         options = {**self.options, "positions": positions if positions is None else positions.head(first)}
-        return self._normed(Attention(**parts, **options))
+        return Attention(**parts, **options)
 
-    def _normed(self, law: Attention) -> Attention | NormedAttention:
-        query_norm, key_norm = self.parts.query_norm, self.parts.key_norm
-        if query_norm is None or key_norm is None:
+    def _normed(self, law: Attention, head: int | None) -> Attention | NormedAttention:
+        """The law with norms, gates and sinks, of one head or of all."""
+        if self.parts.plain:
             return law
-        if self.joint and key_norm.gain is not None:
+        if self.joint and head is not None:
+            raise UnsupportedError("queries and keys are normalised over all heads together, so no head stands alone")
+        norms = {name: getattr(self.parts, name) for name in NORMS}
+        key_norm = norms["key_norm"]
+        if self.joint and isinstance(key_norm, Norm) and key_norm.gain is not None:
             gain = _repeat_groups(split_rows(key_norm.gain, self.groups), self.heads).flatten()
-            key_norm = replace(key_norm, gain=gain)
-        return NormedAttention(law, query_norm, key_norm, self.joint)
+            norms["key_norm"] = replace(key_norm, gain=gain)
+        tensors = {}
+        for name in VARIANT:
+            part = getattr(self.parts, name)
+            if part is not None:
+                whole = _repeat_groups(part, self.heads) if name in GROUPED else part
+                tensors[name] = (whole if head is None else whole[head : head + 1]).to(self.dtype)
+        return NormedAttention(law, joint=self.joint, **norms, **tensors)
 
 
 def make_heads(
@@ -272,15 +297,21 @@ def _repeat_groups(part: Tensor, heads: int) -> Tensor:
 
 def _convert_rotary(parts: Projections, rotary: RotaryLayout) -> Projections:
     """Convert queries and keys to neighbouring pairs; the factor goes to the last linear map before the rotation."""
-    if parts.query_norm is None or parts.key_norm is None:
-        arrange, norms = rotary.convert, {}
-    else:
-        arrange, k = rotary.permute, parts.query.shape[1]
-        norms = {name: _convert_norm(getattr(parts, name), rotary, k) for name in ("query_norm", "key_norm")}
-    biases = {
-        name: arrange(bias, 1) for name in ("query_bias", "key_bias") if (bias := getattr(parts, name)) is not None
-    }
-    return replace(parts, query=arrange(parts.query, 1), key=arrange(parts.key, 1), **biases, **norms)
+    changed: dict[str, Any] = {}
+    for name in ("query", "key"):
+        norm, gain = getattr(parts, f"{name}_norm"), getattr(parts, f"{name}_gain")
+        arrange = rotary.convert if norm is None else rotary.permute
+        matrix, bias = getattr(parts, name), getattr(parts, f"{name}_bias")
+        changed[name] = arrange(matrix, 1)
+        if bias is not None:
+            changed[f"{name}_bias"] = arrange(bias, 1)
+        if gain is not None:
+            changed[f"{name}_gain"] = rotary.convert(gain, 1)
+        elif isinstance(norm, Norm):
+            changed[f"{name}_norm"] = _convert_norm(norm, rotary, matrix.shape[1])
+        elif norm is not None and rotary.factor != 1.0:
+            raise UnsupportedError("clipped queries and keys with scaled rotary positions are not supported")
+    return replace(parts, **changed)
 
 
 def _convert_norm(norm: Norm, rotary: RotaryLayout, k: int) -> Norm:
@@ -310,11 +341,20 @@ def read_rotary(
         raise UnsupportedError(
             f"rotary positions of type {kind!r} are not supported; transformers has {', '.join(sorted(ROPE_INIT_FUNCTIONS))}"
         )
-    options = {} if layer_type is None else {"layer_type": layer_type}
+    nested = "rope_theta" not in config.rope_parameters
+    options = {"layer_type": layer_type} if nested else {}
     with use_float64():
         angles, factor = ROPE_INIT_FUNCTIONS[kind](config, device="cpu", **options)
-    rotary = ScaledRotary(theta, angles=tuple(angles.double().tolist()))
-    return RotaryLayout(rotary, 2 * len(angles), half_split, float(factor))
+        dim, short = 2 * len(angles), tuple(angles.double().tolist())
+        if kind == "longrope":
+            limit = int(settings["original_max_position_embeddings"])
+            long, _ = ROPE_INIT_FUNCTIONS[kind](config, device="cpu", seq_len=limit + 1, **options)
+            rotary: Rotary = LongRotary(theta, angles=short, long_angles=tuple(long.double().tolist()), limit=limit)
+        elif kind == "dynamic":
+            rotary = DynamicRotary(theta, dim, float(settings["factor"]), int(config.max_position_embeddings))
+        else:
+            rotary = ScaledRotary(theta, angles=short)
+    return RotaryLayout(rotary, dim, half_split, float(factor))
 
 
 def rope_settings(config: Any, layer_type: str | None = None) -> dict[str, Any] | None:
@@ -329,11 +369,22 @@ def context_notes(config: Any, layer_type: str | None = None) -> tuple[str, ...]
     """A note for rotary angles that depend on the length of the text."""
     settings = rope_settings(config, layer_type) or {}
     if settings.get("rope_type") in ("dynamic", "longrope"):
-        return ("rotary angles are those of texts within the original context; longer texts change them",)
+        return ("quantities at rotary offsets are those within the original context; longer texts change the angles",)
     return ()
 
 
 Placement = Literal["none", "pre", "post", "peri"]
+
+
+@dataclass(frozen=True)
+class NoAttention:
+    """In place of the heads of a block without attention, with the ``reason``: state-space, convolutional or feed-forward blocks of
+    hybrid models."""
+
+    dim: int
+    reason: str
+    heads: int = 0
+    groups: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,30 +394,46 @@ class Layer:
     Attributes
     ----------
     index, name : place of the layer.
-    source : the heads as they are stored.
+    source : the heads as they are stored; ``NoAttention`` in a block that has none.
     norm : the norm whose output attention reads.
     placement : of the norm: "pre" (it acts on a copy of the residual stream), "post" (the stream itself is normalised; ``norm`` is then
-        the last one of the layer below), "peri" (before and after attention) or "none".
+        the last one of the layer below), "peri" (before and after attention, or only after it) or "none".
     output_norm : the norm of the output of attention, before it is added to the stream.
+    output_factor : factor of the output of the model's module before it is added to the stream (Granite); contained in ``source``.
     parallel : whether attention and feed-forward read the same tokens.
-    undefined : quantities that do not exist in this layer, each with the reason.
+    undefined : quantities that do not exist in this layer, each with the reason: "interaction", "value_map".
     notes : remarks.
     """
 
     index: int
     name: str
-    source: Heads | LatentAttention = field(repr=False)
+    source: Heads | LatentAttention | NoAttention = field(repr=False)
     norm: Norm | None
     placement: Placement = "pre"
     output_norm: Norm | None = None
+    output_factor: float = 1.0
     parallel: bool = False
     undefined: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
-    def attention(self) -> Attention | NormedAttention | LatentAttention:
+    def attention(self) -> Attention | NormedAttention | LatentAttention | NormedOutput:
         """The law of all heads: maps the output of ``norm`` to what is added to the stream. Built on each access, not cached."""
+        return self._add_norm(self._own())
+
+    def _own(self) -> Attention | NormedAttention | LatentAttention:
+        """The law of all heads before ``output_norm``."""
+        if isinstance(self.source, NoAttention):
+            raise UnsupportedError(f"{self.name} has no law: {self.source.reason}")
         return self.source if isinstance(self.source, LatentAttention) else self.source.law()
+
+    def _add_norm(self, law: Any) -> Any:
+        return law if self.output_norm is None else NormedOutput(law, self.output_norm)
+
+    def added(self, output: Tensor) -> Tensor:
+        """What is added to the stream for the output of the model's own attention module."""
+        output = output if self.output_factor == 1.0 else self.output_factor * output
+        return output if self.output_norm is None else self.output_norm(output)
 
     @property
     def reads_copy(self) -> bool:
@@ -388,12 +455,13 @@ class Layer:
 
     def law(self, fold: bool = False) -> Law:
         """The law of all heads; with ``fold`` it contains the norm's gain, bias and centring and acts on ``bare_norm(x)``."""
-        return self._folded(self.attention) if fold else self.attention
+        return self._add_norm(self._folded(self._own())) if fold else self.attention
 
     def head(self, index: int, fold: bool = False) -> Law:
-        """One head, without the layer's output bias, which belongs to no head."""
+        """One head, without the layer's output bias and output norm, which belong to no head."""
         if not 0 <= index < self.heads:
             raise InputError(f"{self.name} has heads 0 to {self.heads - 1}, not {index}")
+        assert not isinstance(self.source, NoAttention)
         if isinstance(self.source, LatentAttention):
             rows = {name: getattr(self.source, name)[index : index + 1] for name in ("query", "key", "value", "output")}
             one: Law = dataclasses.replace(self.source, **rows, output_bias=None)
@@ -401,11 +469,28 @@ class Layer:
             one = self.source.head(index)
         return self._folded(one) if fold else one
 
-    def select(self, heads: range, fold: bool = False) -> Law:
-        """Several heads, without the layer's output bias."""
+    def select(self, heads: range, fold: bool = False, after: bool = True) -> Attention:
+        """The matrices of some heads, or of all with the output bias: without norms of queries and keys, gates and sinks.
+
+        With ``fold`` the norm before attention is folded into queries, keys and values, and the gain and centring of the norm after
+        it into the outputs unless ``after`` is false: what remains of both norms are divisions by lengths.
+        """
         assert isinstance(self.source, Heads)
-        law = self.source.select(heads)
-        return self._folded(law) if fold else law
+        law = self.source.attention() if len(heads) == self.heads else self.source.select(heads)
+        if not fold:
+            return law
+        law = self._folded(law)
+        norm = self.output_norm
+        if norm is None or law.output is None or not after:
+            return law
+        output, bias = law.output, law.output_bias
+        if isinstance(norm, LayerNorm):
+            output = output - output.mean(-2, keepdim=True)
+            bias = None if bias is None else bias - bias.mean()
+        if norm.gain is not None:
+            gain = norm.gain.to(output)
+            output, bias = output * gain[:, None], None if bias is None else bias * gain
+        return dataclasses.replace(law, output=output, output_bias=bias)
 
     def in_stored_precision(self) -> Layer:
         """The layer with laws in float32 if its weights are stored with 16 bits, which float32 represents exactly."""
@@ -419,15 +504,29 @@ class Layer:
         """The norm without gain and bias."""
         return None if self.norm is None else type(self.norm)(None, None, self.norm.eps)
 
-    def _folded(self, law: Law) -> Law:
+    def _folded(self, law: Any) -> Any:
         from attractor.weights import fold_norm
 
         if self.norm is None:
             return law
         if isinstance(law, NormedAttention):
-            return dataclasses.replace(law, attention=fold_norm(law.attention, self.norm))
+            if law.gate is None:
+                return dataclasses.replace(law, attention=fold_norm(law.attention, self.norm))
+            return dataclasses.replace(law, attention=fold_norm(law.attention, self.norm), **self._fold_gate(law))
         if isinstance(law, Attention):
             return fold_norm(law, self.norm)
         raise UnsupportedError(
             "the norm before a latent attention is not folded: it would have to pass the latent norms"
         )
+
+    def _fold_gate(self, law: NormedAttention) -> dict[str, Tensor | None]:
+        """The gate with the norm folded in."""
+        assert law.gate is not None
+        assert self.norm is not None
+        gate, bias = law.gate, law.gate_bias
+        if self.norm.bias is not None:
+            shift = gate @ self.norm.bias.to(gate)
+            bias = shift if bias is None else bias + shift
+        gate = gate if self.norm.gain is None else gate * self.norm.gain.to(gate)
+        centred = gate - gate.mean(-1, keepdim=True) if isinstance(self.norm, LayerNorm) else gate
+        return {"gate": centred, "gate_bias": bias}

@@ -178,11 +178,13 @@ class UndefinedLayer:
 
 @dataclass(frozen=True)
 class VerifiedLayers:
-    """Comparison with the original model: the layers, the largest relative ``error``, or the ``reason`` why it could not be made."""
+    """Comparison with the original model: the layers, the largest relative ``error``, or the ``reason`` why it could not be made;
+    ``passed`` if the error is no more than rounding."""
 
     layers: list[int]
     error: float | None
     reason: str | None
+    passed: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from attractor import memory
-from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Attention, rotary_of
+from attractor.errors import CheckpointError, InputError
+from attractor.laws import Attention, has_kernel, rotary_of
 from attractor.models.attention_layers import Heads, Layer
 from attractor.models.audit_results import (
     Audit,
@@ -34,11 +34,13 @@ from attractor.weights import (
     BANDS,
     NAMES,
     GrowthAccumulator,
+    Half,
     LayerRegime,
     Setting,
     SmallMatrices,
     classify_factors,
     classify_heads,
+    classify_values,
     collect_other_heads,
     compare_with_nulls,
     compute_nulls,
@@ -83,6 +85,7 @@ def audit(
     nulls: int = 64,
     layers: Sequence[int] | None = None,
     verify: bool | None = None,
+    unverified: bool = False,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Audit:
@@ -104,13 +107,15 @@ def audit(
     sums : compute the sums over heads, whatever ``detail`` is.
     nulls : number of random heads that each head is compared with; 0 for no null models.
     layers : indices of the layers to audit; all by default.
-    verify : compare our attention with the original model on three layers; by default up to width 1024.
+    verify : compare our attention with the original model on three layers first; by default up to width 1024.
+    unverified : go on if that comparison fails, which otherwise raises a ``CheckpointError``.
     seed : seed of random heads and of perturbed weights.
     progress : called with the number of layers that are done.
 
     Returns
     -------
-    Audit : ``heads`` and ``layers``, and in ``undefined`` the layers whose scores are not bilinear in the tokens.
+    Audit : ``heads`` and ``layers``. Heads whose scores are not bilinear in the tokens have the quantities of their values only;
+        ``undefined`` lists the layers without any, each with the reason.
     """
     start, found = time.perf_counter(), source if isinstance(source, Checkpoint) else open_checkpoint(source)
     if detail not in ("auto", "full", "heads"):
@@ -118,15 +123,18 @@ def audit(
     if nulls and nulls < 3:
         raise InputError(f"nulls must be 0 or at least 3 random heads, got {nulls}")
     full = found.dim <= WIDE if detail == "auto" else detail == "full"
-    folded = found.layers[0].reads_copy if fold is None else fold
+    folded = found.first.reads_copy if fold is None else fold
     summed = full if sums is None else sums
     settings = AuditSettings(folded, summed, folded or fold is None, nulls, 8 if nulls else 0, seed=seed)
     if not full:
         settings = replace(settings, both=False, shifts=0, offsets=(), copies=0)
     chosen = range(len(found.layers)) if layers is None else layers
+    checked = found.dim <= WIDE if verify is None else verify
+    verified = _verify(found, list(chosen), unverified) if checked else None
     heads: list[AuditHead] = []
     rows: list[AuditLayer] = []
     undefined: list[UndefinedLayer] = []
+    notes = list(found.notes)
     workspaces = WorkspacePool()
     quantised = isinstance(found.tensors, Quantised) and full
 
@@ -136,7 +144,9 @@ def audit(
         if reason is not None:
             return UndefinedLayer(index, layer.name, reason)
         own, row = audit_layer(layer, index, settings, workspaces)
-        return (add_error_bars(own, found, index, settings) if quantised else own), row
+        own = add_error_bars(own, found, index, settings) if quantised else own
+        notes.extend(note for note in layer.notes if note not in notes)
+        return own, row
 
     for count, result in enumerate(map_layers(found, chosen, audit_one)):
         if isinstance(result, UndefinedLayer):
@@ -146,16 +156,14 @@ def audit(
             rows.append(result[1])
         if progress is not None:
             progress(count + 1)
-    checked = found.dim <= WIDE if verify is None else verify
-    card = _card(found, _verify(found, list(chosen)) if checked else None, settings)
-    notes = found.notes
+    card = _card(found, verified, settings)
     if not full:
-        notes += (
+        notes.append(
             f"mismatched heads, rotary offsets, numbers without the norm{'' if summed else ', sums of layers'} "
             "and error bars were left out (detail is not full)",
         )
     results = tuple(heads), tuple(rows), tuple(undefined)
-    return Audit(found.name, found.family.name, folded, *results, notes, time.perf_counter() - start, card)
+    return Audit(found.name, found.family.name, folded, *results, tuple(notes), time.perf_counter() - start, card)
 
 
 def map_layers(found: Checkpoint, chosen: Sequence[int], function: Callable[[int, Layer], T]) -> Iterator[T]:
@@ -183,7 +191,7 @@ def map_layers(found: Checkpoint, chosen: Sequence[int], function: Callable[[int
 
 
 def _card(found: Checkpoint, verified: VerifiedLayers | None, settings: AuditSettings) -> AuditCard:
-    layer, family = found.layers[0], found.family
+    layer, family = found.first, found.family
     return AuditCard(
         title=family.title,
         model_type=getattr(found.config, "model_type", None),
@@ -200,24 +208,26 @@ def _card(found: Checkpoint, verified: VerifiedLayers | None, settings: AuditSet
     )
 
 
-def _verify(found: Checkpoint, chosen: list[int]) -> VerifiedLayers:
-    """Compare our attention with the original model on the first, the middle and the last layer."""
-    picked = sorted({chosen[0], chosen[len(chosen) // 2], chosen[-1]}) if chosen else []
+def _verify(found: Checkpoint, chosen: list[int], unverified: bool) -> VerifiedLayers:
+    """Compare our attention with the original model on the first, the middle and the last layer; raises if they differ."""
+    own = [index for index in chosen if index in found.attention_layers]
+    picked = sorted({own[0], own[len(own) // 2], own[-1]}) if own else []
     try:
-        return VerifiedLayers(picked, found.verify(layers=picked).error, None)
+        result = found.verify(layers=picked)
     except Exception as error:  # transformers may have no code for a model whose tensors can be read
         return VerifiedLayers(picked, None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    if not result and not unverified:
+        worst = max(result.layers, key=lambda check: check.error)
+        raise CheckpointError(
+            f"the attention that attractor reads from {found.name} is not that of the model's own code: they differ by {worst.error:.2g} "
+            f"in {worst.name}, so nothing is audited; report this, or go on with --unverified (unverified=True)"
+        )
+    return VerifiedLayers(picked, result.error, None, bool(result))
 
 
 def explain_undefined(layer: Layer) -> str | None:
-    """The reason why the heads of a layer have no matrices to classify, or None."""
-    if "interaction" in layer.undefined:
-        return layer.undefined["interaction"]
-    try:
-        first = layer.head(0)
-    except UnsupportedError as error:
-        return str(error)
-    return None if isinstance(first, Attention) else f"a {type(first).__name__} has no bilinear scores"
+    """The reason why the heads of a layer have no matrices to classify, not even values, or None."""
+    return layer.undefined.get("value_map")
 
 
 def audit_layer(
@@ -228,8 +238,8 @@ def audit_layer(
     shapes: list[HeadShape] = []
     regime: LayerRegime | None = None
     # the growth is that of the law which reads the residual stream: the folded one if a norm lies between
-    reads = layer.reads_copy
-    growing, counted = GrowthAccumulator(layer.dim), settings.fold == reads
+    reads, after = layer.reads_copy, layer.output_norm
+    growing, counted = GrowthAccumulator(layer.dim), settings.fold == reads and after is None
     process, parts = _choose_method(layer, index, settings, growing if counted else None, workspaces or WorkspacePool())
     for batch in _map_heads(process, parts, layer.dim):
         heads += batch.heads
@@ -248,9 +258,9 @@ def audit_layer(
             other = {kind: {"value_abscissa": value.abscissa, "value_radius": value.radius}}
     if not counted:
         for members in split_heads(layer, settings.sums):
-            growing.add(select_heads(layer, members, reads))
+            growing.add(layer.select(members, reads, after=False))
     assert isinstance(layer.source, Heads)
-    growth = growing.result(layer.source.parts.output_bias)
+    growth = growing.result(layer.source.parts.output_bias, after)
     sizes = index, layer.name, layer.heads, layer.dim
     return heads, AuditLayer(*sizes, growth, "normed" if reads else "stream", regime, **other)
 
@@ -270,11 +280,14 @@ def _choose_method(
         return _process_law(law, layer, index, members, settings)
 
     mixing = settings.sums or settings.shifts > 0
+    if "interaction" in layer.undefined:
+        return partial(_process_values, layer=layer, index=index, settings=settings, growing=growing), split_heads(
+            layer, mixing
+        )
     if mixing or layer.dim <= WIDE or not is_wide(layer):
         return process, split_heads(layer, mixing)
-    first = layer.head(0, settings.fold)
-    assert isinstance(first, Attention)
-    setting, band = Setting.of(first), BANDS.get(first.query.dtype, 1e-5)
+    first = layer.select(range(1), settings.fold)
+    setting, band = replace(Setting.of(first), softmax=is_softmax(layer, first)), BANDS.get(first.query.dtype, 1e-5)
     positions = rotary_of(first.positions)
     options = setting, positions, settings.offsets, band, first.query.dtype != torch.float64, index
 
@@ -295,13 +308,41 @@ def _choose_method(
 
 def _process_law(law: Attention, layer: Layer, index: int, members: range, settings: AuditSettings) -> HeadBatch:
     band, factors = BANDS.get(law.query.dtype, 1e-5), factorize(law)
-    found = classify_factors(law, factors, layer=index, sums=settings.sums, offsets=settings.offsets, band=band)
+    options = {"offsets": settings.offsets, "band": band, "softmax": is_softmax(layer, law)}
+    found = classify_factors(law, factors, layer=index, sums=settings.sums, **options)
     heads = [AuditHead.from_regime(row, layer.name, members[row.head]) for row in found.heads]
     if settings.draws and settings.shifts:
         for group in factors:
             own = _columns([heads[member] for member in group.members])
             scores = compute_nulls(group, own, draws=settings.draws, shifts=settings.shifts, seed=settings.seed)
             for member, score in zip(group.members, scores, strict=True):
+                heads[member] = replace(heads[member], nulls=score)
+    shapes = dict(pair for group in factors for pair in zip(group.members, _shapes(group.grams()), strict=True))
+    return HeadBatch(heads, [shapes[member] for member in sorted(shapes)], found.layer)
+
+
+def is_softmax(layer: Layer, law: Attention) -> bool:
+    """Whether the weights of a layer are those of a softmax of bilinear scores: not so with sinks or clipping."""
+    return has_kernel(law, "softmax") and isinstance(layer.source, Heads) and layer.source.parts.plain
+
+
+def _process_values(
+    members: range, layer: Layer, index: int, settings: AuditSettings, growing: GrowthAccumulator | None
+) -> HeadBatch:
+    """The values of some heads whose scores are not bilinear in the tokens."""
+    law = layer.select(members, settings.fold)
+    if growing is not None:
+        growing.add(law)
+    factors, band = factorize(law), BANDS.get(law.query.dtype, 1e-5)
+    found = classify_values(factors, layer.undefined["interaction"], layer=index, sums=settings.sums, band=band)
+    heads = [AuditHead.from_regime(row, layer.name, members[row.head]) for row in found.heads]
+    if settings.draws and settings.shifts:
+        for group in factors:
+            own, grams = _columns([heads[member] for member in group.members]), group.grams()
+            random = draw_random_heads(grams.dim, grams.sizes, settings.draws, settings.seed)
+            for member, score in zip(
+                group.members, compare_with_nulls(random, grams.norms, own, collect_other_heads(own)), strict=True
+            ):
                 heads[member] = replace(heads[member], nulls=score)
     shapes = dict(pair for group in factors for pair in zip(group.members, _shapes(group.grams()), strict=True))
     return HeadBatch(heads, [shapes[member] for member in sorted(shapes)], found.layer)
@@ -336,19 +377,18 @@ def split_heads(layer: Layer, together: bool) -> list[range]:
 
 
 def select_heads(layer: Layer, members: range, fold: bool) -> Attention:
-    """The law of some heads, or of the whole layer."""
-    law = layer.law(fold=fold) if len(members) == layer.heads else layer.select(members, fold=fold)
-    assert isinstance(law, Attention)
-    return law
+    """The matrices of some heads, or of the whole layer."""
+    return layer.select(members, fold=fold)
 
 
 def measure_quantities(layer: Layer, fold: bool) -> dict[str, list[float]]:
     """The quantities of every head of a layer, as columns; NaN where one is undefined."""
     found: dict[str, list[float]] = {name: [] for name in NAMES}
+    halves: tuple[Half, ...] = ("moves",) if "interaction" in layer.undefined else ("scores", "moves", "both")
     for members in split_heads(layer, False):
-        table = {name: [0.0] * len(members) for name in NAMES}
+        table = {name: [float("nan")] * len(members) for name in NAMES}
         for group in factorize(select_heads(layer, members, fold)):
-            for name, column in compute_quantities(group.grams()).items():
+            for name, column in compute_quantities(group.grams(), halves).items():
                 for member, value in zip(group.members, column.tolist(), strict=True):
                     table[name][member] = value
         for name in NAMES:

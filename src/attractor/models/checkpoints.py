@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.models.attention_layers import Layer, use_float64
+from attractor.models.attention_layers import Layer, NoAttention, use_float64
 from attractor.models.family import Family, get_hidden_states, get_output
 from attractor.models.tensors import Reader, Tensors, make_reader
 from attractor.solvers import velocity
@@ -37,36 +38,39 @@ class LayerCheck:
 
 @dataclass(frozen=True)
 class Verification:
-    """Comparison of our attention with that of the original model; true if the error is below 1e-9."""
+    """Comparison of our attention with that of the original model; true if the error is below ``tolerance``."""
 
     family: str
     layers: tuple[LayerCheck, ...]
     tokens: int
     seconds: float
+    tolerance: float = 1e-9
 
     @property
     def error(self) -> float:
         """The largest error of all layers."""
-        return max(check.error for check in self.layers)
+        return max((check.error for check in self.layers), default=0.0)
 
     def __bool__(self) -> bool:
         """Whether our attention equals the model's up to rounding."""
-        return self.error < 1e-9
+        return self.error < self.tolerance
 
 
 def verify(checkpoint: Checkpoint, layers: list[int] | None = None, tokens: int = 12, seed: int = 0) -> Verification:
-    """Compare the laws of some layers, all by default, with the original attention on random tokens."""
+    """Compare the laws of some layers, all by default, with the original attention on random tokens; blocks without attention are left
+    out."""
     start = time.perf_counter()
-    indices = range(len(checkpoint.layers)) if layers is None else layers
+    indices = [index for index in checkpoint.attention_layers if layers is None or index in layers]
     checks = tuple(_check_layer(checkpoint, index, tokens, seed) for index in indices)
-    return Verification(checkpoint.family.name, checks, tokens, time.perf_counter() - start)
+    tolerance = max(1e-9, 1e3 * torch.finfo(checkpoint.dtype).eps)
+    return Verification(checkpoint.family.name, checks, tokens, time.perf_counter() - start, tolerance)
 
 
 def _check_layer(checkpoint: Checkpoint, index: int, tokens: int, seed: int) -> LayerCheck:
     layer = checkpoint.layers[index]
     stream, reads, writes = _run_original(checkpoint, index, tokens, seed)
     ours = velocity(layer.attention, Tokens(reads))
-    return LayerCheck(layer.name, _difference(ours, writes), _norm_error(layer, stream, reads))
+    return LayerCheck(layer.name, _difference(ours, layer.added(writes)), _norm_error(layer, stream, reads))
 
 
 def _norm_error(layer: Layer, stream: Tensor, reads: Tensor) -> float | None:
@@ -86,11 +90,11 @@ def _run_original(checkpoint: Checkpoint, index: int, tokens: int, seed: int) ->
     stack, within = checkpoint.layers.place(index)
     seen: dict[str, Tensor] = {}
     state = _read_state(checkpoint, stack, within)  # read before the switch to float64, which must not apply to files
-    with use_float64(), torch.no_grad(), silence_transformers():
+    with use_float64(), torch.no_grad(), silence_transformers(), torch.random.fork_rng(devices=[]):
         model = _build_small(checkpoint, stack, within, state)
         modules = family.modules(stack, family.slot(config, within))
         at = model.get_submodule
-        at(modules.block).register_forward_pre_hook(_keep(seen, "stream"), with_kwargs=True)
+        at(modules.stream or modules.block).register_forward_pre_hook(_keep(seen, "stream"), with_kwargs=True)
         at(modules.reads).register_forward_pre_hook(_keep(seen, "reads"), with_kwargs=True)
         at(modules.writes).register_forward_hook(
             lambda _m, _a, out: seen.__setitem__("writes", get_output(out).clone())
@@ -102,9 +106,11 @@ def _run_original(checkpoint: Checkpoint, index: int, tokens: int, seed: int) ->
 def _read_state(checkpoint: Checkpoint, stack: str, index: int) -> dict[str, Tensor]:
     """The tensors of the layer without the feed-forward, under the names of the small model."""
     family, read = checkpoint.family, checkpoint.reader
-    old, new = family.path(stack, index), family.path(stack, family.slot(checkpoint.config, index))
+    config = checkpoint.config
+    old, new = family.stored(config, stack, index), family.stored(config, stack, family.slot(config, index))
     state = {new + name.removeprefix(old): read(name).double() for name in read.under(old)}
-    return state | {name: read(name).double() for name in family.shared(stack) if name in read}
+    state |= {name: read(name).double() for name in family.shared(stack) if name in read}
+    return family.rename(state)
 
 
 def _build_small(checkpoint: Checkpoint, stack: str, index: int, state: dict[str, Tensor]) -> torch.nn.Module:
@@ -114,9 +120,12 @@ def _build_small(checkpoint: Checkpoint, stack: str, index: int, state: dict[str
     family, config = checkpoint.family, copy.deepcopy(checkpoint.config)
     for name, value in family.small(config, stack, index).items():
         setattr(config, name, value)
-    if (getattr(config, "pad_token_id", None) or 0) >= 64:
-        config.pad_token_id = None
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        given = getattr(config, name, None)
+        if isinstance(given, int) and given >= 64:
+            setattr(config, name, 0 if name == "decoder_start_token_id" else None)
     config._attn_implementation = family.implementation
+    config = with_eager_experts(config, torch.float64)
     kinds = AutoModel._model_mapping
     if type(config) not in kinds:
         raise UnsupportedError(f"transformers has no model for a {type(config).__name__}")
@@ -125,6 +134,18 @@ def _build_small(checkpoint: Checkpoint, stack: str, index: int, state: dict[str
         None, config=config, state_dict=state, dtype=torch.float64, ignore_mismatched_sizes=True
     )
     return model.eval()
+
+
+def with_eager_experts(config: Any, dtype: torch.dtype) -> Any:
+    """A configuration whose experts run in this precision: the grouped products of transformers have no float64."""
+    if dtype != torch.float64 or not any(hasattr(config, name) for name in EXPERTS):
+        return config
+    config = copy.deepcopy(config)
+    config._experts_implementation = "eager"
+    return config
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def _keep(seen: dict[str, Tensor], name: str) -> Callable[..., None]:
@@ -137,7 +158,7 @@ def _keep(seen: dict[str, Tensor], name: str) -> Callable[..., None]:
 
 
 class silence_transformers:
-    """Context manager that suppresses the log messages and progress bars of transformers."""
+    """Context manager that suppresses the log messages, deprecation warnings and progress bars of transformers."""
 
     def __enter__(self) -> None:
         from transformers.utils import logging
@@ -146,8 +167,12 @@ class silence_transformers:
         self._bar = logging.is_progress_bar_enabled()
         logging.set_verbosity(CRITICAL)
         logging.disable_progress_bar()
+        self._warnings = warnings.catch_warnings()
+        self._warnings.__enter__()
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised by modules of transformers when they are imported
 
     def __exit__(self, *_: object) -> None:
+        self._warnings.__exit__(None, None, None)
         self._logging.set_verbosity(self._level)
         if self._bar:
             self._logging.enable_progress_bar()
@@ -178,7 +203,7 @@ class Checkpoint:
 
     @cached_property
     def reader(self) -> Reader:
-        return make_reader(self.tensors, self.family.prefixes, self.family.probe, self.dtype)
+        return make_reader(self.tensors, self.family.prefixes, self.family.probes, self.dtype)
 
     @cached_property
     def layers(self) -> Layers:
@@ -187,11 +212,34 @@ class Checkpoint:
     @property
     def dim(self) -> int:
         """The width d of the residual stream."""
-        return getattr(self.config, self.family.width)
+        return self.family.dim(self.config)
+
+    @cached_property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have attention: all but some blocks of hybrid models."""
+        places = (self.layers.place(index) for index in range(len(self.layers)))
+        reasons = [self.family.no_attention(self.config, *place) for place in places]
+        return tuple(index for index, reason in enumerate(reasons) if reason is None)
+
+    @property
+    def first(self) -> Layer:
+        """The first layer that has attention."""
+        if not self.attention_layers:
+            raise UnsupportedError(f"{self.name} has no layer with attention")
+        return self.layers[self.attention_layers[0]]
+
+    @cached_property
+    def stacks(self) -> dict[str, int]:
+        """The number of layers of each stack; a stack whose tensors are absent, as the decoder of a T5EncoderModel, is left out."""
+        found = self.family.stacks(self.config)
+        if len(found) == 1:
+            return found
+        present = {stack: count for stack, count in found.items() if self.reader.under(self.family.path(stack, 0))}
+        return present or found
 
     def choose_stack(self, stack: str | None) -> str:
         """The name of a stack of layers, the first one by default; raises if the model has no such stack."""
-        stacks = list(self.family.stacks(self.config))
+        stacks = list(self.stacks)
         if stack is not None and stack not in stacks:
             raise InputError(f"{self.name} has no stack {stack!r}; it has {', '.join(map(repr, stacks))}")
         return stacks[0] if stack is None else stack
@@ -209,8 +257,7 @@ class Layers(Sequence[Layer]):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        stacks = checkpoint.family.stacks(checkpoint.config)
-        self._places = [(stack, index) for stack, count in stacks.items() for index in range(count)]
+        self._places = [(stack, index) for stack, count in checkpoint.stacks.items() for index in range(count)]
 
     def __len__(self) -> int:
         return len(self._places)
@@ -230,7 +277,13 @@ class Layers(Sequence[Layer]):
             return [self[at] for at in range(*index.indices(len(self)))]
         stack, within = self.place(index)
         checkpoint = self._checkpoint
-        return checkpoint.family.layer(checkpoint.config, checkpoint.reader, stack, within)
+        family, config = checkpoint.family, checkpoint.config
+        reason = family.no_attention(config, stack, within)
+        if reason is None:
+            return family.layer(config, checkpoint.reader, stack, within)
+        undefined = {"interaction": reason, "value_map": reason}
+        source = NoAttention(checkpoint.dim, reason)
+        return Layer(within, f"layer {within}", source, None, placement="none", undefined=undefined)
 
     def __iter__(self):  # that of Sequence would end on IndexError
         return (self[index] for index in range(len(self)))

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from attractor.errors import UnsupportedError
-from attractor.laws import Causal, Mask, Norm, RMSNorm, Window
+from attractor.laws import Causal, Clip, Mask, Norm, Positions, RMSNorm, Window
 from attractor.models.attention_layers import (
     Layer,
     Projections,
+    RotaryLayout,
     context_notes,
     make_heads,
     read_projections,
@@ -27,6 +28,26 @@ from attractor.nn import LLAMA_LAYOUT, ProjectionLayout
 from attractor.registry import closest
 
 Config = Any  # a configuration of transformers
+
+
+# sizes of feed-forward parts in the small models of verification, which do not depend on them
+SMALL = {
+    "intermediate_size": 16,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8,
+    "num_experts": 2,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+}
+# layer types of hybrid models that are not attention, and what they are
+OTHER_BLOCKS = {
+    "linear_attention": "a linear-attention or state-space block (Gated DeltaNet, Mamba) has no softmax attention",
+    "mamba": "a Mamba block has no attention",
+    "mamba2": "a Mamba block has no attention",
+    "conv": "a convolutional block has no attention",
+    "mlp": "a feed-forward block has no attention",
+    "moe": "a block of experts has no attention",
+}
 
 
 @dataclass(frozen=True)
@@ -40,12 +61,14 @@ class Modules:
     writes : the module whose output is added to the stream.
     middle : the module whose output is the stream between attention and feed-forward, where that is not the sum of the stream and
         the output of ``writes``.
+    stream : the module whose input is the residual stream, where that is not the block.
     """
 
     block: str
     reads: str
     writes: str
     middle: str | None = None
+    stream: str | None = None
 
 
 def get_hidden_states(arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
@@ -96,10 +119,24 @@ class Family(ABC):
         """The prefix of the names of a layer's tensors."""
         return f"{self.layers}.{index}."
 
+    def stored(self, config: Config, stack: str, index: int) -> str:
+        """The prefix of the names of a layer's tensors in files, where layers share tensors."""
+        return self.path(stack, index)
+
+    def dim(self, config: Config) -> int:
+        """The width d of the residual stream, the largest one of a model with several."""
+        return getattr(config, self.width)
+
+    def no_attention(self, config: Config, stack: str, index: int) -> str | None:
+        """The reason why a block of a hybrid model has no attention; None if it has."""
+        kinds = getattr(config, "layer_types", None)
+        kind = kinds[index] if kinds else None
+        return OTHER_BLOCKS.get(kind) if isinstance(kind, str) else None
+
     @property
-    def probe(self) -> str:
-        """The beginning of a tensor name that every model of the family has, by which the prefix is determined."""
-        return self.path("", 0)
+    def probes(self) -> tuple[str, ...]:
+        """Beginnings of tensor names of which every model of the family has one, by which the prefix is determined."""
+        return (self.path("", 0),)
 
     @abstractmethod
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
@@ -111,6 +148,10 @@ class Family(ABC):
     def modules(self, stack: str, slot: int) -> Modules:
         """Modules of layer ``slot`` of the original model."""
 
+    def hooked(self, config: Config, stack: str, index: int) -> Modules:
+        """Modules of layer ``index`` of the whole model."""
+        return self.modules(stack, index)
+
     def slot(self, config: Config, index: int) -> int:
         """The layer of the small model that takes the weights of layer ``index``: the first, unless its index matters."""
         return 0
@@ -121,13 +162,16 @@ class Family(ABC):
         settings: dict[str, Any] = {self.depth: count, "vocab_size": 64}
         if getattr(config, "layer_types", None):
             settings["layer_types"] = [config.layer_types[index]] * count
-        if getattr(config, "intermediate_size", None):
-            settings["intermediate_size"] = 16
-        return settings
+        sizes = {name: size for name, size in SMALL.items() if isinstance(getattr(config, name, None), int)}
+        return settings | {name: min(size, getattr(config, name)) for name, size in sizes.items()}
 
     def feed(self, model: torch.nn.Module, config: Config, stack: str, draw: torch.Generator, n: int) -> None:
         """Run the small model on n random tokens."""
         model(inputs_embeds=draw_normal(1, n, getattr(config, self.width), generator=draw))
+
+    def rename(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of a layer under the names that the small model loads, which are those of files."""
+        return state
 
     def shared(self, stack: str) -> tuple[str, ...]:
         """Names of tensors of other layers that this layer needs."""
@@ -169,16 +213,46 @@ def find_family(model_type: str | None, where: str) -> Family:
 
 
 NOT_BILINEAR = "queries and keys are normalised, so scores are not bilinear in the tokens and W does not exist"
+NOT_LINEAR = "values are normalised, so they are not linear in the tokens and V does not exist"
+GATED = "every channel of the output is multiplied by a gate that depends on the token, so V does not exist"
+
+
+def list_undefined(parts: Projections) -> dict[str, str]:
+    """The quantities that do not exist with these projections, each with the reason."""
+    found = {}
+    if isinstance(parts.query_norm, Norm):
+        found["interaction"] = NOT_BILINEAR
+    if isinstance(parts.value_norm, Norm) or parts.gate is not None:
+        found["value_map"] = GATED if parts.gate is not None else NOT_LINEAR
+    return found
 
 
 class Decoder(Family):
-    """A causal pre-norm decoder with RMSNorm, half-split RoPE, grouped-query attention and separate projections."""
+    """A causal pre-norm decoder with RMSNorm, half-split RoPE, grouped-query attention and separate projections.
 
-    prefixes: ClassVar[tuple[str, ...]] = ("model.", "")
+    Attributes
+    ----------
+    attention, norm_name : names of the attention module and of the norm before it within a block.
+    output_norm_name : name of the norm of the output of attention, if there is one; the block is then peri-norm.
+    eps : name of the epsilon of norms in the configuration.
+    unit : whether the gain of norms is 1 + weight.
+    window : whether all layers use a window where the configuration has one; otherwise those of type sliding_attention.
+    half_split : whether rotary positions pair coordinates i and i + k/2, or neighbours.
+    parallel : whether attention and feed-forward read the same tokens.
+    head_normed : whether queries and keys are normalised by the tensors q_norm and k_norm, over all heads together if ``joint``.
+    """
+
+    prefixes: ClassVar[tuple[str, ...]] = ("model.", "model.language_model.", "language_model.model.", "")
     attention: ClassVar[str] = "self_attn"
-    norm_name: ClassVar[str] = "input_layernorm"
+    norm_name: ClassVar[str | None] = "input_layernorm"
+    output_norm_name: ClassVar[str | None] = None
+    eps: ClassVar[str] = "rms_norm_eps"
+    unit: ClassVar[bool] = False
+    window: ClassVar[bool] = False
+    half_split: ClassVar[bool] = True
     parallel: ClassVar[bool] = False
-    joint: ClassVar[bool] = False  # whether queries and keys are normalised over all heads together
+    head_normed: ClassVar[bool] = False
+    joint: ClassVar[bool] = False
 
     def modules(self, stack: str, slot: int) -> Modules:
         block = f"{self.layers}.{slot}"
@@ -195,11 +269,15 @@ class Decoder(Family):
         return self.head_dim(config) ** -0.5
 
     def mask(self, config: Config, index: int) -> Mask:
-        sliding = self.layer_type(config, index) == "sliding_attention"
-        return Window(config.sliding_window) if sliding else Causal()
+        width = getattr(config, "sliding_window", None)
+        kind = self.layer_type(config, index)
+        sliding = kind == "sliding_attention" or (self.window and kind != "full_attention")
+        return Window(width) if sliding and width else Causal()
 
-    def norm(self, config: Config, read: Reader, name: str) -> Norm | None:
-        return RMSNorm(read(f"{name}.weight", config.hidden_size), None, config.rms_norm_eps)
+    def norm(self, config: Config, read: Reader, name: str, size: int | None = None) -> Norm | None:
+        """The norm of this name; ``size`` is the number of its entries, d by default."""
+        gain = read(f"{name}.weight", config.hidden_size if size is None else size)
+        return RMSNorm(1.0 + gain if self.unit else gain, None, getattr(config, self.eps))
 
     def projections(self, config: Config, read: Reader, path: str) -> Projections:
         sizes = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, self.head_dim(config)
@@ -207,12 +285,32 @@ class Decoder(Family):
         query_norm, key_norm = self.head_norms(config, read, path)
         return replace(parts, query_norm=query_norm, key_norm=key_norm)
 
-    def head_norms(self, config: Config, read: Reader, path: str) -> tuple[Norm | None, Norm | None]:
+    def head_norms(self, config: Config, read: Reader, path: str) -> tuple[Norm | Clip | None, Norm | Clip | None]:
         """Norms of queries and keys, if the model has them."""
-        return None, None
+        if not self.head_normed:
+            return None, None
+        k = self.head_dim(config)
+        counts = (config.num_attention_heads, config.num_key_value_heads) if self.joint else (1, 1)
+        query, key = (
+            self.norm(config, read, path + name, count * k)
+            for name, count in zip(("q_norm", "k_norm"), counts, strict=True)
+        )
+        return query, key
+
+    def rotary(self, config: Config, index: int) -> RotaryLayout | None:
+        """The rotary positions of a layer, or None if it has none."""
+        return read_rotary(config, self.head_dim(config), self.layer_type(config, index), self.half_split)
+
+    def positions(self, config: Config, index: int) -> Positions | None:
+        """Positions other than rotary ones."""
+        return None
 
     def kernel(self, config: Config) -> Any:
         return "softmax"
+
+    def output_factor(self, config: Config) -> float:
+        """The factor of the output of attention before it is added to the stream."""
+        return 1.0
 
     def extras(self, config: Config, read: Reader, path: str) -> dict[str, Any]:
         """Further fields of ``Layer``."""
@@ -221,19 +319,28 @@ class Decoder(Family):
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, kind = self.path(stack, index), self.layer_type(config, index)
         parts = self.projections(config, read, f"{path}{self.attention}.")
+        factor = self.output_factor(config)
+        if factor != 1.0:
+            bias = None if parts.output_bias is None else factor * parts.output_bias
+            parts = replace(parts, output=factor * parts.output.to(read.dtype), output_bias=bias)
         law = make_heads(
             parts,
             dtype=read.dtype,
             scale=self.scale(config),
             mask=self.mask(config, index),
-            rotary=read_rotary(config, self.head_dim(config), kind),
+            rotary=self.rotary(config, index),
+            positions=self.positions(config, index),
             kernel=self.kernel(config),
             joint=self.joint,
         )
+        after = self.output_norm_name
         fields: dict[str, Any] = {
-            "norm": self.norm(config, read, f"{path}{self.norm_name}"),
+            "norm": None if self.norm_name is None else self.norm(config, read, f"{path}{self.norm_name}"),
+            "placement": "pre" if after is None else "peri",
+            "output_norm": None if after is None else self.norm(config, read, f"{path}{after}"),
+            "output_factor": factor,
             "parallel": self.parallel,
-            "undefined": {"interaction": NOT_BILINEAR} if parts.query_norm is not None else {},
+            "undefined": list_undefined(parts),
             "notes": context_notes(config, kind),
         }
         return Layer(index, f"layer {index}", law, **{**fields, **self.extras(config, read, path)})

@@ -36,6 +36,10 @@ def embed(model: Any, checkpoint: Checkpoint, stack: str, inputs: dict[str, Tens
         with torch.no_grad():
             run_stack(model, stack, inputs)
     except _FirstBlock:
+        if found[0].ndim != 3:
+            raise UnsupportedError(
+                f"a {type(model).__name__} has several residual streams, so its map is not one of tokens"
+            ) from None
         return found[0][0].detach()
     finally:
         handle.remove()
@@ -54,7 +58,9 @@ def open_forward_map(
     tokens: dict[str, Tensor] = {}
 
     def put(_module: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        x = tokens["first"].unsqueeze(0)
+        if "first" not in tokens:  # a later layer that shares the tensors of the first
+            return given, options
+        x = tokens.pop("first").unsqueeze(0)
         return ((x, *given[1:]), options) if given else (given, {**options, "hidden_states": x})
 
     def keep(states: BlockStates) -> None:

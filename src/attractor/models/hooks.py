@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Norm
+from attractor.models.attention_layers import Layer
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.family import Modules, get_hidden_states, get_output
 
 EMBEDDINGS = ("wpe", "position_embeddings", "embed_positions", "relative_attention_bias")
 ABLATIONS = ("feedforward", "attention", "positions", "norms")
-_NORMS: WeakKeyDictionary[Checkpoint, dict[str, list[Norm | None]]] = WeakKeyDictionary()
+_MAPS: WeakKeyDictionary[Checkpoint, dict[str, list[Callable[[Tensor], Tensor]]]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -43,9 +43,9 @@ class BlockStates:
 
 
 def run_stack(model: Any, stack: str, inputs: dict[str, Tensor]) -> Any:
-    """Run a model, or only its encoder if that is the stack of interest."""
-    part = getattr(model, stack, model) if stack == "encoder" else model
-    return part(**inputs)
+    """Run a model, or only its encoder or one of its towers if that is the stack of interest."""
+    name = {"encoder": "encoder", "text": "text_model", "vision": "vision_model"}.get(stack, "")
+    return getattr(model, name, model)(**inputs)
 
 
 @contextmanager
@@ -61,8 +61,13 @@ def record_blocks(
     ``without`` may contain "attention", whose output is then replaced by zero, and "feedforward", which is then skipped.
     """
     handles: list[Any] = []
-    for index, norm in enumerate(output_norms(checkpoint, stack)):
-        handles += _hook_block(model, checkpoint.family.modules(stack, index), index, norm, receive, without)
+    shared: dict[Modules, list[Added]] = {}
+    family, config = checkpoint.family, checkpoint.config
+    for index, added in enumerate(output_maps(checkpoint, stack)):
+        shared.setdefault(family.hooked(config, stack, index), []).append(added)
+    calls = BlockOrder(sum(map(len, shared.values())))
+    for modules, maps in shared.items():
+        handles += _hook_block(model, modules, calls, maps[0], receive, without)
     try:
         yield
     finally:
@@ -70,30 +75,58 @@ def record_blocks(
             handle.remove()
 
 
-def output_norms(checkpoint: Checkpoint, stack: str) -> list[Norm | None]:
-    """The norm of each layer that the output of attention passes before it is added, if any; cached for the next text."""
-    cached = _NORMS.setdefault(checkpoint, {})
+Added = Callable[[Tensor], Tensor]
+
+
+class BlockOrder:
+    """Counts the blocks of a forward pass: layers that share their tensors are one module that runs several times."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._next = count, 0
+
+    def advance(self) -> int:
+        """The index of the block that begins."""
+        index, self._next = self._next, (self._next + 1) % self._count
+        return index
+
+
+def output_maps(checkpoint: Checkpoint, stack: str) -> list[Added]:
+    """For each layer, the map from the output of attention to what is added to the stream; cached for the next text."""
+    cached = _MAPS.setdefault(checkpoint, {})
     if stack not in cached:
-        layers, count = checkpoint.layers, checkpoint.family.stacks(checkpoint.config)[stack]
+        layers, count = checkpoint.layers, checkpoint.stacks[stack]
         first = next(index for index in range(len(layers)) if layers.place(index)[0] == stack)
-        none = layers[first].output_norm is None
-        cached[stack] = [None if none else layers[first + index].output_norm for index in range(count)]
+        own = [index for index in range(first, first + count) if index in checkpoint.attention_layers]
+        changed = bool(own) and _changes_output(layers[own[0]])
+        cached[stack] = [
+            layers[index].added if changed and index in own else _keep for index in range(first, first + count)
+        ]
     return cached[stack]
+
+
+def _changes_output(layer: Layer) -> bool:
+    return layer.output_norm is not None or layer.output_factor != 1.0
+
+
+def _keep(output: Tensor) -> Tensor:
+    return output
 
 
 def _hook_block(
     model: nn.Module,
     modules: Modules,
-    index: int,
-    norm: Norm | None,
+    calls: BlockOrder,
+    added_by: Added,
     receive: Callable[[BlockStates], None],
     without: tuple[str, ...],
 ) -> list[Any]:
     seen: dict[str, Tensor] = {}
+    place: list[int] = []
     part = model.get_submodule
 
     def begin(_module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
         seen.clear()
+        place[:] = [calls.advance()]
         seen["before"] = get_hidden_states(given, options)
 
     def read(_module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -108,21 +141,37 @@ def _hook_block(
         seen["middle"] = get_output(out)
 
     def end(_module: nn.Module, _given: Any, out: Any) -> Any:
-        before, reads, added = seen["before"], seen["reads"], seen["writes"]
-        added = added if norm is None else norm(added)
+        before = seen["before"]
+        # a block of a hybrid model may have no attention
+        reads, added = seen.get("reads", before), seen.get("writes")
+        added = torch.zeros_like(before) if added is None else added_by(added)
         between = seen["middle"] if "middle" in seen else before + added
         out = _replace_output(out, between) if "feedforward" in without else out
-        receive(BlockStates(index, *(state[0].detach() for state in (before, get_output(out), reads, between))))
+        states = (_first(state).detach() for state in (before, get_output(out), reads, between))
+        receive(BlockStates(place[0], *states))
         seen.clear()
         return out
 
     handles = [
         part(modules.block).register_forward_pre_hook(begin, with_kwargs=True),
-        part(modules.reads).register_forward_pre_hook(read, with_kwargs=True),
-        part(modules.writes).register_forward_hook(write),
         part(modules.block).register_forward_hook(end),
     ]
+    if _has_module(model, modules.reads):
+        handles.append(part(modules.reads).register_forward_pre_hook(read, with_kwargs=True))
+        handles.append(part(modules.writes).register_forward_hook(write))
     return handles if modules.middle is None else [*handles, part(modules.middle).register_forward_hook(middle)]
+
+
+def _has_module(model: nn.Module, name: str) -> bool:
+    try:
+        return model.get_submodule(name) is not None
+    except AttributeError:
+        return False
+
+
+def _first(state: Tensor) -> Tensor:
+    """The states of the first text, and of the first stream where a model has several (AltUp)."""
+    return state[0] if state.ndim == 3 else state[0][0]
 
 
 def _replace_output(output: Any, hidden_states: Tensor) -> Any:

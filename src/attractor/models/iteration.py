@@ -23,7 +23,7 @@ from attractor.models.attention_layers import use_float64
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.decay import Decay, fit_decay
 from attractor.models.forward_map import ForwardMap, decode, embed, open_forward_map, read_unembedding
-from attractor.models.hooks import BlockStates, output_norms
+from attractor.models.hooks import BlockStates, output_maps
 from attractor.models.inputs import Prompts, read_prompts
 from attractor.models.loading import load_model
 from attractor.models.opening import checkpoint as open_checkpoint
@@ -294,8 +294,8 @@ class Run:
                 )
         self.unembedding = read_unembedding(opened, self.model, fresh) if decode else None
         self.reader = None if self.unembedding is None else self.unembedding[1]
-        self.layers = opened.family.stacks(opened.config)[stack]
-        output_norms(self.checkpoint, stack)  # read before the precision changes
+        self.layers = opened.stacks[stack]
+        output_maps(self.checkpoint, stack)  # read before the precision changes
         self.inputs = [_floats(one, protocol.dtype) for one in prompts.inputs]
         self.curves: dict[str, list[list[float]]] = {name: [[] for _ in self.inputs] for name in CURVES}
         self.normed: list[list[float]] = [[float("nan")] for _ in self.inputs]

@@ -11,7 +11,7 @@ import torch
 
 from attractor.errors import CheckpointError, InputError
 from attractor.files import read_json
-from attractor.models.checkpoints import Checkpoint, silence_transformers
+from attractor.models.checkpoints import Checkpoint, silence_transformers, with_eager_experts
 from attractor.models.gguf import GGUFTensors
 from attractor.models.llama2c import Llama2cTensors
 from attractor.models.structure import StructuralFamily
@@ -124,8 +124,8 @@ def _check_cast(checkpoint: Checkpoint, name: str, weights: torch.Tensor) -> Non
 def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     from transformers import AutoModel
 
-    kind: Any = AutoModel._model_mapping[type(checkpoint.config)]
     with silence_transformers():
+        kind: Any = AutoModel._model_mapping[type(checkpoint.config)]
         if isinstance(checkpoint.tensors, (GGUFTensors, Llama2cTensors)):
             names = [name for name in checkpoint.tensors.names() if name.startswith("model.")]
             state = {name.removeprefix("model."): checkpoint.tensors.read(name) for name in names}
@@ -140,7 +140,8 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
 def _from_pretrained(checkpoint: Checkpoint, kind: Any, place: str | None, **options: Any) -> Any:
     """Load a model; raises if a weight is missing, which transformers would initialise at random."""
     try:
-        model, found = kind.from_pretrained(place, config=checkpoint.config, output_loading_info=True, **options)
+        config = with_eager_experts(checkpoint.config, options["dtype"])
+        model, found = kind.from_pretrained(place, config=config, output_loading_info=True, **options)
     except RuntimeError as error:
         if "size" not in str(error):
             raise
@@ -157,8 +158,14 @@ def _from_pretrained(checkpoint: Checkpoint, kind: Any, place: str | None, **opt
 
 def _get_base(checkpoint: Checkpoint) -> Any:
     """A model in memory without its head, where its family tells the parts of the model without it."""
+    from transformers import AutoModel
+
     model = checkpoint.model
-    return model if isinstance(checkpoint.family, StructuralFamily) else getattr(model, "base_model", model)
+    if isinstance(checkpoint.family, StructuralFamily):
+        return model
+    kinds: Any = AutoModel._model_mapping
+    own = kinds.get(type(model.config), ())
+    return model if isinstance(model, own) else getattr(model, "base_model", model)
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attractor import observables
 from attractor.errors import UnsupportedError
-from attractor.laws import Attention, LatentAttention, NormedAttention, Rotary, has_kernel, rotary_of
+from attractor.laws import Attention, NormedAttention, NormedOutput, Rotary, has_kernel, rotary_of
 from attractor.models.attention_layers import Layer
 from attractor.models.hooks import BlockStates
 from attractor.observables import head_masses, pairing_of
@@ -59,7 +59,8 @@ class TraceHead:
     block, head : indices.
     attention_entropy : mean over tokens of the entropy of the attention weights.
     self_weight, first_weight : mean weight that a token gives to itself, and to the first token.
-    expansion : mean query-path expansion, the divergence of a token's velocity through its own query.
+    expansion : mean query-path expansion, the divergence of a token's velocity through its own query, with respect to the normalised
+        token where attention reads one (norms folded in, as in an audit).
     log_energy : logarithm of the interaction energy of the scores.
     """
 
@@ -171,7 +172,9 @@ def rms_displacement(before: Tensor, after: Tensor, scratch: Tensor | None = Non
     return torch.linalg.vector_norm(torch.sub(after, before, out=scratch)) / len(before) ** 0.5
 
 
-def query_expansion(law: Attention, tokens: Tokens, weights: Tensor | None = None) -> Tensor:
+def query_expansion(
+    law: Attention, tokens: Tokens, weights: Tensor | None = None, through: Attention | None = None
+) -> Tensor:
     r"""Divergence of the velocity of each token with respect to its own position, through its query.
 
     .. math:: e_l = s\,\mathrm{tr}\big(\mathrm{Cov}_{P_l}(k, v)\,O Q_l\big), \quad k_i = R_i K x_i,\ v_i = V x_i,\ Q_l = R_l Q
@@ -181,6 +184,8 @@ def query_expansion(law: Attention, tokens: Tokens, weights: Tensor | None = Non
     law : attention with the softmax kernel.
     tokens : one text, points (n, d).
     weights : attention weights (h, n, n) of the law, computed if not given.
+    through : the law whose Q and O are used, with norms folded in: the divergence is then that with respect to the normalised token,
+        as an audit classifies it.
 
     Returns
     -------
@@ -191,8 +196,9 @@ def query_expansion(law: Attention, tokens: Tokens, weights: Tensor | None = Non
     if tokens.batch_shape:
         raise UnsupportedError("the query-path expansion is computed for one text at a time")
     points = tokens.points
-    query, key, value = (_heads(part).to(points) for part in (law.query, law.key, law.value))
-    output = None if law.output is None else _heads(law.output).to(points)
+    through = law if through is None else through
+    query, key, value = (_heads(part).to(points) for part in (through.query, law.key, law.value))
+    output = None if through.output is None else _heads(through.output).to(points)
     weights = law.weights(tokens) if weights is None else weights
     k, v = points @ key.mT, points @ value.mT  # (h, n, k) and (h, n, r)
     if law.key_bias is not None:
@@ -295,12 +301,21 @@ def direction_energy(points: Tensor) -> Tensor:
 
 
 def measure_heads(layer: Layer, tokens: Tokens, positions: bool = True) -> dict[str, Tensor]:
-    """Measurements of every head of a layer on its input tokens, (h,) each; ``positions=False`` drops positions from the scores."""
+    """Measurements of every head of a layer on its input tokens, (h,) each; ``positions=False`` drops positions from the scores.
+
+    The expansion follows the convention of the audit: where attention reads a normalised copy of the stream, it is the divergence with
+    respect to the normalised token, with the gains of the norms before and after attention folded in.
+    """
+    if not layer.heads:
+        return dict.fromkeys(HEADS, torch.zeros(0, dtype=torch.float64))
     law = layer.attention if positions else _drop_positions(layer.attention)
+    law = law.attention if isinstance(law, NormedOutput) else law
     weights = law.weights(tokens)
     expansion = energy = torch.full((layer.heads,), torch.nan, dtype=torch.float64)
     if isinstance(law, Attention) and has_kernel(law, "softmax"):  # scores are bilinear
-        expansion = query_expansion(law, tokens, weights).mean(-1)
+        if law.positions is None or not law.positions.reads_queries:
+            folded = layer.select(range(layer.heads), fold=layer.reads_copy)
+            expansion = query_expansion(law, tokens, weights, folded).mean(-1)
         equal = head_masses(tokens, False)
         terms = equal.log() + pairing_of(law, tokens).log_partition(equal)
         energy = torch.logsumexp(terms, dim=-1) - math.log(2.0)
@@ -316,11 +331,9 @@ def measure_weights(weights: Tensor) -> dict[str, Tensor]:
     return dict(zip(HEADS, columns, strict=True))
 
 
-def _drop_positions(
-    law: Attention | NormedAttention | LatentAttention,
-) -> Attention | NormedAttention | LatentAttention:
-    if isinstance(law, NormedAttention):
-        return replace(law, attention=replace(law.attention, positions=None))
+def _drop_positions(law: Any) -> Any:
+    if isinstance(law, (NormedAttention, NormedOutput)):
+        return replace(law, attention=_drop_positions(law.attention))
     return replace(law, positions=None)
 
 

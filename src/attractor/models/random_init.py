@@ -11,7 +11,7 @@ import torch
 
 from attractor.errors import InputError, UnsupportedError
 from attractor.models.attention_layers import use_float64
-from attractor.models.checkpoints import silence_transformers
+from attractor.models.checkpoints import silence_transformers, with_eager_experts
 from attractor.models.family import find_family
 
 INITS = ("family", "plain")
@@ -76,7 +76,7 @@ def initialize(
 
     if init not in INITS:
         raise InputError(f"init must be {' or '.join(map(repr, INITS))}, got {init!r}")
-    config = copy.deepcopy(config)
+    config = with_eager_experts(copy.deepcopy(config), dtype)
     if small_vocabulary and getattr(config, "vocab_size", None) is not None:
         config.vocab_size = min(SMALL_VOCABULARY, config.vocab_size)
         if (getattr(config, "pad_token_id", None) or 0) >= SMALL_VOCABULARY:

@@ -232,7 +232,9 @@ def _damaged(file: Path, error: Exception) -> CheckpointError:
     )
 
 
-FEED_FORWARD = re.compile(r"\.(mlp|fc1|fc2|fc_in|fc_out|intermediate|experts|ffn|DenseReluDense|shared_experts)\.")
+FEED_FORWARD = re.compile(
+    r"\.(mlp|fc1|fc2|fc_in|fc_out|intermediate|experts|ffn|ffn_output|lin1|lin2|DenseReluDense|shared_experts|feed_forward|block_sparse_moe|shared_mlp)\."
+)
 
 
 @dataclass(frozen=True)
@@ -319,13 +321,13 @@ def check_range(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
         )
 
 
-def make_reader(tensors: Tensors, prefixes: tuple[str, ...], probe: str, dtype: torch.dtype) -> Reader:
-    """A reader with the first prefix under which the tensor ``probe`` exists."""
+def make_reader(tensors: Tensors, prefixes: tuple[str, ...], probes: tuple[str, ...], dtype: torch.dtype) -> Reader:
+    """A reader with the first prefix under which a tensor exists whose name begins with one of ``probes``."""
     names = frozenset(tensors.names())
     for prefix in prefixes:
-        if any(name.startswith(prefix + probe) for name in names):
+        if any(name.startswith(prefix + probe) for name in names for probe in probes):
             return Reader(tensors, prefix, dtype, names)
+    starts = [prefix + probe for prefix in prefixes for probe in probes]
     raise CheckpointError(
-        f"{tensors.describe()} has no tensor whose name begins with {' or '.join(prefix + probe for prefix in prefixes)}, "
-        "which its configuration calls for"
+        f"{tensors.describe()} has no tensor whose name begins with {' or '.join(starts)}, which its configuration calls for"
     )

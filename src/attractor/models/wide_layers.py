@@ -100,8 +100,13 @@ def load_group(layer: Layer, members: range, fold: bool, workspace: Workspace) -
         bias = shift if bias is None else shift + bias
     for rows in (query, key, value):
         _fold_in_place(rows, norm)
-    output = parts.output[chosen].unflatten(0, (-1, shared)).transpose(1, 2)
-    return HeadGroup(query, key, value, workspace.store("output", output, dtype), bias)
+    output = workspace.store("output", parts.output[chosen].unflatten(0, (-1, shared)).transpose(1, 2), dtype)
+    after = layer.output_norm if fold else None
+    if isinstance(after, LayerNorm):
+        output.sub_(output.mean(1, keepdim=True))
+    if after is not None and after.gain is not None:
+        output.mul_(after.gain.to(dtype)[:, None, None])
+    return HeadGroup(query, key, value, output, bias)
 
 
 def _fold_in_place(rows: Tensor, norm: Norm | None) -> None:

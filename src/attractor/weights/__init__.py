@@ -8,6 +8,7 @@ from attractor.weights.classification import (
     Setting,
     classify_factors,
     classify_heads,
+    classify_values,
     regime,
     regimes,
 )
@@ -30,7 +31,7 @@ from attractor.weights.null_models import (
     compute_nulls,
     draw_random_heads,
 )
-from attractor.weights.quantities import NAMES, QUANTITIES, Quantity, compute_quantities
+from attractor.weights.quantities import NAMES, QUANTITIES, Half, Quantity, compute_quantities
 from attractor.weights.spectra import BANDS, asymmetry, extremes, symmetrize
 from attractor.weights.stability import Bounds, bound_abscissa, bound_radius, enclose_eigenvalue, rounding_error
 
@@ -43,6 +44,7 @@ __all__ = [
     "Factors",
     "Growth",
     "GrowthAccumulator",
+    "Half",
     "HeadRegime",
     "LayerRegime",
     "NullScore",
@@ -58,6 +60,7 @@ __all__ = [
     "bound_radius",
     "classify_factors",
     "classify_heads",
+    "classify_values",
     "collect_other_heads",
     "compare_with_nulls",
     "compute_nulls",

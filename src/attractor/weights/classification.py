@@ -40,7 +40,7 @@ LABELS = {
     "intermediate": "some directions grow and others shrink",
     "position dependent": "what the interaction does depends on the offset of the tokens",
     "undetermined": "an eigenvalue that decides is zero within rounding",
-    "undefined": "the theorems speak of softmax attention",
+    "undefined": "the theorems speak of softmax attention with scores that are bilinear in the tokens",
 }
 EQUAL = 1e-9
 
@@ -220,9 +220,9 @@ class HeadRegime:
     label: Label
 
     @property
-    def growing(self) -> float:
-        """The share of positive eigenvalues of the reduced metric."""
-        return self.reduced_metric.inertia[0] / self.rank
+    def growing(self) -> float | None:
+        """The share of positive eigenvalues of the reduced metric; None where there is none."""
+        return None if self.reduced_metric.sign == "undefined" else self.reduced_metric.inertia[0] / self.rank
 
     def row(self) -> dict[str, Any]:
         """Return a JSON object that is flat but for the offsets."""
@@ -309,7 +309,8 @@ class LayerRegime:
         parts = [getattr(self, name).row(f"{name}_") for name in forms]
         if self.stacked_metric is not None:
             parts.append({**self.stacked_metric.row("stacked_metric_"), "stacked_condition": self.stacked_condition})
-        sizes = {"layer": self.layer, "heads": self.heads, "dim": self.dim, "residual": self.residual}
+        residual = None if self.residual != self.residual else self.residual
+        sizes = {"layer": self.layer, "heads": self.heads, "dim": self.dim, "residual": residual}
         head = {**sizes, **self.label.row()}
         return {key: value for part in (head, *parts) for key, value in part.items()}
 
@@ -426,11 +427,39 @@ def _drop_certificates(found: Regime, block: Block) -> Regime:
     return replace(found, heads=tuple(plain(row) for row in found.heads), layer=layer)
 
 
-def classify_factors(
-    law: Attention, factors: list[Factors], *, layer: int | None, sums: bool, offsets: Sequence[int], band: float
+def classify_values(
+    factors: list[Factors], why: str, *, layer: int | None, sums: bool, band: float = BANDS[torch.float64]
 ) -> Regime:
-    """Classify a law from its factored heads."""
+    """Describe the values of heads whose scores are not bilinear, for the reason ``why``: all forms of W are undefined."""
+    none, named = Form.undefined(), Label("undefined", None, why)
+    rows = []
+    for group in factors:
+        grams = group.grams()
+        for member, value in zip(group.members, spectra(grams.reduced_value, 0, band), strict=True):
+            forms_of_head = (none, none, none, none, None, value, ())
+            rows.append(HeadRegime(layer, member, grams.dim, grams.rank, *forms_of_head, named))
+    rows.sort(key=lambda row: row.head)
+    if not sums:
+        return Regime(tuple(rows), None)
+    heads = separate_heads(factors)
+    value = value_spectrum(heads, band)
+    whole = LayerRegime(layer, len(heads), heads[0].dim, none, none, none, float("nan"), value, named)
+    return Regime(tuple(rows), whole)
+
+
+def classify_factors(
+    law: Attention,
+    factors: list[Factors],
+    *,
+    layer: int | None,
+    sums: bool,
+    offsets: Sequence[int],
+    band: float,
+    softmax: bool = True,
+) -> Regime:
+    """Classify a law from its factored heads; without ``softmax`` its weights are not those of a softmax, and labels are undefined."""
     setting, single = Setting.of(law), law.query.dtype != torch.float64
+    setting = setting if softmax else replace(setting, softmax=False)
     turns = rotary_of(law.positions)
     options = setting, turns, offsets, band, single, layer
     rows = [row for group in factors for row in classify_heads(group.grams(), *options)]

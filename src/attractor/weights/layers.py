@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import UnsupportedError
-from attractor.laws import Attention, Rotary
+from attractor.laws import Attention, Norm, Rotary
 from attractor.weights.factors import RANK, Factors, SmallMatrices
 from attractor.weights.spectra import BANDS, Form, Spectrum, compress_product, extremes, form, forms, spectrum
 
@@ -251,17 +251,33 @@ class GrowthAccumulator:
             if drift is not None:
                 self._drift += drift
 
-    def result(self, output_bias: Tensor | None = None) -> Growth:
-        """Return the growth for all heads that were added."""
+    def result(self, output_bias: Tensor | None = None, norm: Norm | None = None) -> Growth:
+        """Return the growth for all heads that were added; ``norm`` acts on the output of attention before it is added."""
         drift, dim = self._drift, self._dim
         if output_bias is not None:
             drift = drift + output_bias.detach().double().cpu().reshape(-1, dim).sum(0)
+        if norm is not None:
+            return self._sample(drift, norm)
         # E |M x|^2 = |M|_F^2 for normal x; the identity as probes gives it exactly
         exact = self.probes.shape[1] == dim
         squared = float(self._moved.square().sum()) / (1.0 if exact else self.probes.shape[1])
         steady = float(drift.square().sum()) / dim
         consensus = max(0.0, 1 + (2 * self._trace + squared) / dim + steady) ** 0.5
         return Growth(consensus, (1 + steady) ** 0.5, (squared / dim + steady) ** 0.5, steady**0.5, not exact)
+
+    def _sample(self, drift: Tensor, norm: Norm) -> Growth:
+        r"""The growth by :math:`N(Mx + c)`, from samples of normal x. Diffuse attention averages the Mx away, and N gives what is left
+        its full length: the direction of c, or of the average where c is zero."""
+        if self.probes.shape[1] == self._dim:
+            points = torch.randn(self._dim, PROBES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+            moved = self._moved @ points
+        else:
+            points, moved = self.probes, self._moved
+        size = lambda x: float(x.square().mean()) ** 0.5  # noqa: E731
+        written = norm((moved + drift[:, None]).mT)
+        steady = bool((drift != 0).any())
+        left = norm(drift) if steady else norm(moved.roll(1, -1).mT)
+        return Growth(size(points.mT + written), size(points.mT + left), size(written), size(left) * steady, True)
 
 
 def growth(law: Attention, seed: int = 0) -> Growth:

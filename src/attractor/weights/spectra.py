@@ -24,7 +24,8 @@ class Form:
 
     ``inertia`` counts positive, negative and other eigenvalues; ``low`` and ``high`` are the extreme ones, ``index`` is tr S over the
     sum of their sizes (1: positive semi-definite, -1: negative), ``asymmetry`` the share of the skew part, ``norm`` the Frobenius norm
-    of the matrix. ``sign`` is positive, negative, semidefinite, indefinite, or undetermined where rounding decides.
+    of the matrix. ``sign`` is positive, negative, semidefinite, indefinite, undetermined where rounding decides, or undefined
+    without a matrix.
     ``eigenvalues`` are those of S, ascending, without the zeros that rank brings.
     """
 
@@ -38,6 +39,12 @@ class Form:
     sign: str
     eigenvalues: Tensor = field(default=EMPTY, repr=False, compare=False)
 
+    @classmethod
+    def undefined(cls) -> Form:
+        """In place of the form of a matrix that does not exist: numbers are NaN, which ``row`` gives as None."""
+        nan = float("nan")
+        return cls((0, 0, 0), nan, nan, nan, nan, nan, nan, "undefined")
+
     @property
     def margin(self) -> float:
         """Smallest eigenvalue modulus of a definite form over the norm; negative for indefinite forms."""
@@ -46,7 +53,9 @@ class Form:
     def row(self, prefix: str = "") -> dict[str, Any]:
         """Return a flat JSON object with prefixed names."""
         row = _plain_fields(self)
-        counts = dict(zip(("positive", "negative", "zero"), row.pop("inertia"), strict=True))
+        inertia = row.pop("inertia") if self.sign != "undefined" else (None, None, None)
+        row.pop("inertia", None)
+        counts = dict(zip(("positive", "negative", "zero"), inertia, strict=True))
         return {f"{prefix}{name}": value for name, value in {**counts, **row}.items()}
 
 
@@ -74,8 +83,9 @@ class Spectrum:
 
 
 def _plain_fields(record: Form | Spectrum) -> dict[str, Any]:
-    """Return the fields of a record except its eigenvalues."""
-    return {item.name: getattr(record, item.name) for item in fields(record) if item.name != "eigenvalues"}
+    """Return the fields of a record except its eigenvalues, None for NaN."""
+    values = {item.name: getattr(record, item.name) for item in fields(record) if item.name != "eigenvalues"}
+    return {name: None if value != value else value for name, value in values.items()}
 
 
 def compress_product(left: Tensor, right: Tensor) -> Tensor:

@@ -35,6 +35,11 @@ class Positions(Record):
         """Whether points are shifted at every evaluation, values included."""
         return False
 
+    @property
+    def reads_queries(self) -> bool:
+        """Whether terms that are added to scores, or their scale, depend on the query beyond a rotation."""
+        return False
+
     def enter(self, tokens: Tokens) -> Tensor:
         """Points as they enter the first layer."""
         return tokens.points

@@ -1,4 +1,4 @@
-"""Relative positions: a learned number for every head and distance, added to scores."""
+"""Relative positions: learned numbers or vectors for every head and distance, added to scores."""
 
 from __future__ import annotations
 
@@ -68,3 +68,64 @@ class Relative(Positions):
 
     def citations(self) -> tuple[str, ...]:
         return ("raffel2020exploring",)
+
+
+@dataclass(frozen=True, eq=False)
+class Disentangled(Positions):
+    r"""Scores :math:`\langle q_i, k_j\rangle + \langle q_i, a_h[b(i - j)]\rangle + \langle k_j, c_h[b(i - j)]\rangle`
+    [he2021deberta] with learned vectors a = ``keys`` and c = ``queries``, each (h, 2 span, k) or None.
+
+    The bucket b is the difference itself up to ``buckets`` / 2 and widens geometrically up to ``reach``, or the difference where
+    ``buckets`` is 0; it is shifted by the span and clipped to the table. The terms are carried by n further coordinates.
+    """
+
+    keys: Tensor | None = None
+    queries: Tensor | None = None
+    buckets: int = 0
+    reach: int = 512
+    name: ClassVar[str] = "disentangled"
+    adds_to_scores: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("keys", "queries"):
+            given = getattr(self, name)
+            if given is not None:
+                table = check_finite(to_float_tensor(given, f"the table of {name}"), f"the table of {name}")
+                if table.ndim != 3 or table.shape[1] % 2:
+                    raise InputError(f"the table of {name} must be (h, 2 span, k), got {tuple(table.shape)}")
+                object.__setattr__(self, name, table)
+
+    @property
+    def reads_queries(self) -> bool:
+        return self.keys is not None
+
+    def bucket(self, difference: Tensor) -> Tensor:
+        """The bucket of every difference of positions, between -span and span."""
+        if not self.buckets:
+            return difference.long()
+        middle = self.buckets // 2
+        distance = difference.abs().clamp(min=1)
+        growth = torch.log(distance / middle) / math.log((self.reach - 1) / middle)
+        wide = (growth * (middle - 1)).ceil() + middle
+        return torch.where(difference.abs() <= middle, difference, wide * difference.sign()).long()
+
+    def pair(self, q: Tensor, k: Tensor, tokens: Tokens, scale: Tensor | float) -> tuple[Tensor, Tensor]:
+        places = indices(tokens).to(torch.float64)
+        ahead = self.bucket(places.unsqueeze(-1) - places.unsqueeze(-2))  # query minus key
+        n, added = q.shape[-2], torch.zeros((), dtype=q.dtype, device=q.device)
+        for table, vectors, difference in ((self.keys, q, ahead), (self.queries, k, -ahead)):
+            if table is not None:
+                span = table.shape[1] // 2
+                place = (difference + span).clamp(0, 2 * span - 1).expand(*vectors.shape[:-1], n)
+                products = vectors @ table.to(vectors).mT  # (..., h, n, 2 span)
+                terms = products.gather(-1, place)
+                added = added + (terms if table is self.keys else terms.mT)
+        ones = torch.eye(n, dtype=q.dtype, device=q.device).expand(*q.shape[:-1], n)
+        return torch.cat((q, ones), dim=-1), torch.cat((k, added.mT.expand(*k.shape[:-1], n)), dim=-1)
+
+    def head(self, index: int) -> Disentangled:
+        parts = {name: part for name in ("keys", "queries") if (part := getattr(self, name)) is not None}
+        return replace(self, **{name: part[index : index + 1] for name, part in parts.items()})
+
+    def citations(self) -> tuple[str, ...]:
+        return ("he2021deberta",)

@@ -1,1 +1,1 @@
-"""Families of models, one file each; they are found by importing every file of this folder."""
+"""Families of models, close relatives in one file; they are found by importing every file of this folder."""

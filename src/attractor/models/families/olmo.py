@@ -1,25 +1,55 @@
-"""OLMo: Llama with a LayerNorm without gain and bias, and optional clipping of queries, keys and values."""
+"""OLMo: Llama with a LayerNorm without gain and bias (1), or with RMSNorm after attention instead of before it (2, 3)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from attractor.laws import LayerNorm, Norm
+from attractor.laws import Clip, LayerNorm, Norm
+from attractor.models.attention_layers import Projections
 from attractor.models.family import Config, Decoder
 from attractor.models.tensors import Reader
 
 
-class Olmo(Decoder):
+class ClippedDecoder(Decoder):
+    """Queries, keys and values may be clipped at ``clip_qkv``."""
+
+    def projections(self, config: Config, read: Reader, path: str) -> Projections:
+        parts = super().projections(config, read, path)
+        return replace(parts, value_norm=self.clip(config))
+
+    def clip(self, config: Config) -> Clip | None:
+        bound = getattr(config, "clip_qkv", None)
+        return None if bound is None else Clip(float(bound))
+
+    def extras(self, config: Config, read: Reader, path: str) -> dict[str, Any]:
+        if self.clip(config) is None:
+            return {}
+        note = f"queries, keys and values are clipped at {config.clip_qkv:g}; spectra describe tokens for which no entry reaches that"
+        return {"notes": (note,)}
+
+
+class Olmo(ClippedDecoder):
     name = "olmo"
     title = "OLMo"
     model_types = ("olmo",)
-    remark = "where clip_qkv is set, the law leaves the clipping out and says so"
+    remark = "where clip_qkv is set, spectra are those of the matrices without clipping"
 
-    def norm(self, config: Config, read: Reader, name: str) -> Norm:
+    def norm(self, config: Config, read: Reader, name: str, size: int | None = None) -> Norm:
         return LayerNorm(None, None, 1e-5)
 
-    def extras(self, config: Config, read: Reader, path: str) -> dict[str, Any]:
-        if config.clip_qkv is None:
-            return {}
-        reason = f"queries, keys and values are clipped at {config.clip_qkv:g}, which the law does not do"
-        return {"undefined": {"velocity": f"{reason}: it is the model's only while no entry reaches that"}}
+    def head_norms(self, config: Config, read: Reader, path: str) -> tuple[Norm | Clip | None, Norm | Clip | None]:
+        return self.clip(config), self.clip(config)
+
+
+class Olmo2(Decoder):
+    """RMSNorm of queries and keys over all heads together; sliding windows in OLMo 3."""
+
+    name = "olmo2"
+    title = "OLMo 2, OLMo 3"
+    model_types = ("olmo2", "olmo3")
+    norm_name = None
+    output_norm_name = "post_attention_layernorm"
+    head_normed = True
+    joint = True
+    remark = "W and single heads are undefined: queries and keys are normalised over all heads together"

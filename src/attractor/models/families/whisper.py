@@ -30,8 +30,8 @@ class Whisper(Family):
         return f"{stack}.layers.{index}."
 
     @property
-    def probe(self) -> str:
-        return self.path("encoder", 0)
+    def probes(self) -> tuple[str, ...]:
+        return (self.path("encoder", 0), self.path("decoder", 0))
 
     def modules(self, stack: str, slot: int) -> Modules:
         block = f"{stack}.layers.{slot}"

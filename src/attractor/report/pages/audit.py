@@ -526,6 +526,8 @@ def add_method(report: Report, audits: Sequence[Audit]) -> None:
                 f"not possible: {checked.reason}"
                 if checked.error is None
                 else f"our attention equals the model's own to {checked.error:.1g} (layers {', '.join(map(str, checked.layers))})"
+                if checked.passed
+                else f"FAILED: our attention differs from the model's own by {checked.error:.2g}; do not trust these numbers"
             )
         part.card(
             {

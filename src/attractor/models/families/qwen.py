@@ -1,0 +1,31 @@
+"""Qwen: Llama with biases of query, key and value (2), or RMSNorm of queries and keys in every head (3), and mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attractor.laws import Mask
+from attractor.models.family import Config, Decoder
+
+
+class Qwen2(Decoder):
+    name = "qwen2"
+    title = "Qwen 2, Qwen 2.5"
+    model_types = ("qwen2", "qwen2_moe")
+
+
+class Qwen3(Decoder):
+    name = "qwen3"
+    title = "Qwen 3"
+    model_types = ("qwen3", "qwen3_moe")
+    head_normed = True
+    remark = "W is undefined: queries and keys are normalised"
+
+    def small(self, config: Config, stack: str, index: int) -> dict[str, Any]:
+        return {
+            **super().small(config, stack, index),
+            **({"decoder_sparse_step": 1} if hasattr(config, "num_experts") else {}),
+        }
+
+    def mask(self, config: Config, index: int) -> Mask:
+        return super().mask(config, index)
