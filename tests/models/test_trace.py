@@ -61,6 +61,33 @@ def test_attention_and_feedforward_make_up_the_block(case: str) -> None:
         torch.testing.assert_close(run.points[1], before + moved, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("case", ["Llama, grouped", "GPT-2", "BERT, MiniLM"])
+def test_expansion_is_the_divergence_of_the_audited_law(case: str) -> None:
+    """Trace and audit use one convention: the divergence is that of the folded head at the normalised token, by autograd."""
+    model = random_model(case).double()
+    opened = at.checkpoint(model)
+    run = at.trace(opened, IDS)
+    layer = opened.layers[0]
+    fold = layer.reads_copy
+    assert run.measurements is not None
+    before = run.points[0]
+    x = layer.bare_norm(before) if fold else before  # type: ignore[misc]
+    head: Any = layer.head(1, fold=fold)
+
+    def move(own: torch.Tensor, index: int) -> torch.Tensor:
+        """The velocity of one token as a function of its query alone: keys and values stay."""
+        moved = torch.cat((x[:index], own[None], x[index + 1 :]))
+        q, _ = head._project(moved)
+        fixed = lambda points: (head._project(points)[0] * 0 + q, head._project(x)[1])  # noqa: E731
+        return head._move(at.Tokens(x), False, fixed)[index]
+
+    divergence = [
+        float(torch.autograd.functional.jacobian(lambda own, at=index: move(own, at), x[index]).trace())  # type: ignore[union-attr]
+        for index in range(len(x))
+    ]
+    assert float(run.measurements.heads["expansion"][0, 1]) == pytest.approx(np.mean(divergence), rel=1e-6)
+
+
 def test_without_attention_nothing_mixes() -> None:
     """Tokens no longer see each other: changing one leaves the others alone."""
     model = random_model("Llama, grouped")
