@@ -92,6 +92,7 @@ RECORDS: dict[str, Record] = {
         draw(2, 3, 5, seed=2),
         draw(2, 4, 3),
     ),
+    "clip": Clip(0.5),
     "clipped attention": NormedAttention(attention(), Clip(0.5), Clip(0.5), value_norm=Clip(0.5)),
     "gated attention": NormedAttention(
         attention(),
