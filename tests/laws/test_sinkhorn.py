@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import oracles
 from attractor.errors import AttractorError, InputError
 from attractor.laws import Attention, Sinkhorn
+from attractor.laws.kernels import sinkhorn
 from attractor.states import Tokens
 
 MASSES = {
@@ -184,3 +185,150 @@ def test_scores_far_above_eps_still_have_both_marginals(spread, weighted):
     weights = law.weights(Tokens(points, masses=masses))[0].numpy()
     np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-12)
     np.testing.assert_allclose(masses @ weights, masses, atol=1e-11)
+
+
+def random_case(seed: int) -> tuple[Attention, Tokens, np.ndarray, np.ndarray]:
+    """A random law and tokens, with the scores over eps and the masses: far tokens, clusters, small eps."""
+    rng = np.random.default_rng(seed)
+    n, d = int(rng.choice([2, 5, 8, 13, 30])), int(rng.integers(1, 5))
+    points = rng.standard_normal((n, d)) * 10 ** rng.uniform(-1, 0.5)
+    kind = rng.integers(4)
+    if kind == 1:
+        points[rng.integers(n)] *= 10 ** rng.uniform(0.5, 1.5)
+    elif kind == 2:
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+    elif kind == 3:
+        points = points[rng.integers(n, size=n)] + 1e-9 * rng.standard_normal(points.shape)
+    query = rng.standard_normal((d, d))
+    key = query if rng.random() < 0.5 else rng.standard_normal((d, d))
+    eps = float(10 ** rng.uniform(-2.5, 0.5))
+    masses = rng.dirichlet(np.full(n, rng.choice([1.0, 10.0]))) if rng.random() < 0.5 else np.full(n, 1 / n)
+    attention = Attention(query, key, np.eye(d), kernel=Sinkhorn(eps))
+    return attention, Tokens(points, masses=masses), -cost(attention, points) / eps, masses
+
+
+@pytest.mark.theorem
+@pytest.mark.parametrize("block", range(4))
+def test_small_eps_far_tokens_and_clusters_have_both_marginals_and_the_form_of_a_coupling(block: int) -> None:
+    """The marginals and the form a_i e^{s_ij} b_j determine the coupling; scores spread over up to 1e5 eps."""
+    for seed in range(20 * block, 20 * block + 20):
+        attention, tokens, scores, masses = random_case(seed)
+        weights = attention.weights(tokens)[0].numpy()
+        rounding = 2e-14 * max(1.0, np.abs(scores).max())
+        np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(masses @ weights / masses, 1.0, rtol=0, atol=1e-12 + rounding)
+        present = weights > 1e-250
+        for i in range(1, tokens.n):  # log w_ij - log w_0j - s_ij + s_0j is the same for all j
+            both = present[i] & present[0]
+            ratio = np.log(weights[i][both]) - np.log(weights[0][both]) - scores[i][both] + scores[0][both]
+            assert np.ptp(ratio) < 1e-10 + 10 * rounding if len(ratio) else True
+
+
+@pytest.mark.theorem
+@pytest.mark.parametrize("seed", range(12))
+def test_the_plan_is_that_of_pot_where_eps_is_small(seed: int) -> None:
+    """Against POT's rounds where they converge, and as eps tends to zero against its exact transport plan."""
+    rng = np.random.default_rng(seed)
+    points, query, key = rng.standard_normal((5, 2)), rng.standard_normal((2, 2)), rng.standard_normal((2, 2))
+    masses = rng.dirichlet(np.full(5, 3.0))
+    for share in (1 / 8, 1e-5):
+        plain = Attention(query, key, np.eye(2))
+        C = cost(plain, points)
+        attention = Attention(query, key, np.eye(2), kernel=Sinkhorn(float(np.ptp(C)) * share))
+        plan = masses[:, None] * attention.weights(Tokens(points, masses=masses))[0].numpy()
+        if share > 0.01:
+            options = {"method": "sinkhorn_log", "stopThr": 1e-12, "numItermax": 5000}
+            wanted = ot.sinkhorn(masses, masses, C, reg=attention.kernel.eps, **options)
+        else:
+            wanted = ot.emd(masses, masses, C)
+        np.testing.assert_allclose(plan, wanted, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("eps", [0.03, 0.3])
+def test_newton_without_a_table_of_pairs_gives_the_same(eps: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention, tokens = law(Sinkhorn(eps), False), Tokens.uniform(40, 3, seed=3, ensemble=2)
+    wanted = attention.velocity(tokens)
+    monkeypatch.setattr(sinkhorn, "LARGEST", 10)
+    torch.testing.assert_close(attention.velocity(tokens), wanted, rtol=0, atol=1e-9)
+
+
+def test_members_of_a_batch_are_solved_as_alone() -> None:
+    attention = law(Sinkhorn(0.02), False)
+    points = np.random.default_rng(0).standard_normal((5, 9, 3)) * np.array([0.1, 0.5, 1.0, 3.0, 5.0])[:, None, None]
+    together = attention.velocity(Tokens(points))
+    for k in range(5):
+        torch.testing.assert_close(together[k], attention.velocity(Tokens(points[k])), rtol=0, atol=1e-9)
+
+
+def test_the_number_of_passes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alternating rounds alone would need millions."""
+    passes = []
+    solve = sinkhorn._Newton.solve
+
+    def counted(self: sinkhorn._Newton, wanted: float) -> object:
+        before = self.left
+        found = solve(self, wanted)
+        passes.append(before - self.left)
+        return found
+
+    monkeypatch.setattr(sinkhorn._Newton, "solve", counted)
+    for seed in range(40):
+        attention, tokens, _, _ = random_case(seed)
+        attention.velocity(tokens)
+    assert len(passes) > 12
+    assert np.median(passes) < 40
+    assert max(passes) < 500
+
+
+@pytest.mark.parametrize("eps", [0.02, 0.3, 5.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_are_right_where_newton_solves(eps: float, weighted: bool) -> None:
+    rng = np.random.default_rng(1)
+    parts = [torch.from_numpy(rng.standard_normal((2, 2))).requires_grad_() for _ in range(2)]
+    points = torch.from_numpy(rng.standard_normal((6, 2))).requires_grad_()
+    masses = torch.from_numpy(rng.dirichlet(np.ones(6))) if weighted else None
+
+    def move(query: torch.Tensor, key: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+        attention = Attention(query, key, torch.eye(2, dtype=torch.float64), kernel=Sinkhorn(eps))
+        return attention.velocity(Tokens(points, masses=masses))
+
+    assert torch.autograd.gradcheck(move, (*parts, points), eps=1e-6, atol=1e-5, rtol=1e-4)
+
+
+def test_gradients_exist_where_groups_exchange_nothing() -> None:
+    """The equations of the potentials are singular to rounding there; the weights do not depend on the constants."""
+    points = torch.tensor([[100.0, 0.0], [100.0, 1.0], [-100.0, 0.0], [-100.0, -1.0]], dtype=torch.float64)
+    points.requires_grad_()
+    moved = Attention.isotropic(2, 1.0, kernel=Sinkhorn(1.0)).velocity(Tokens(points))
+    (gradient,) = torch.autograd.grad(moved.square().sum(), points)
+    pair = points.detach()[:2].requires_grad_()
+    alone = Attention.isotropic(2, 1.0, kernel=Sinkhorn(1.0)).velocity(Tokens(pair))
+    (wanted,) = torch.autograd.grad(alone.square().sum(), pair)
+    torch.testing.assert_close(gradient[:2], wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("factor", "dtype"), [(1e170, torch.float64), (1e160, torch.float64), (1e25, torch.float32)])
+def test_scores_that_overflow_are_one_clear_error(factor: float, dtype: torch.dtype) -> None:
+    for symmetric in (False, True):
+        tokens = Tokens(factor * np.random.default_rng(0).standard_normal((6, 3)), dtype=dtype)
+        with pytest.raises(AttractorError, match=r"sinkhorn .*(overflow|leaves no digit).*raise eps") as caught:
+            law(Sinkhorn(1.0), symmetric).velocity(tokens)
+        assert "\n" not in str(caught.value)
+
+
+def test_float32_that_cannot_hold_the_weights_says_so() -> None:
+    tokens = Tokens(1e3 * np.random.default_rng(0).standard_normal((6, 3)), dtype=torch.float32)
+    with pytest.raises(AttractorError, match=r"leaves no digit of the weights.*float64"):
+        law(Sinkhorn(1e-2), False).velocity(tokens)
+    law(Sinkhorn(1e-2), False).velocity(Tokens(tokens.points.double()))
+
+
+@pytest.mark.parametrize("mask", ["causal", "window:2", "matrix"])
+def test_masks_of_visible_keys_of_vanishing_weight_give_finite_rows(mask: str) -> None:
+    """Rows are renormalised over what is visible, however little weight the coupling has there."""
+    points = 10.0 * np.random.default_rng(4).standard_normal((6, 3))
+    given = np.roll(np.eye(6, dtype=bool), 1, axis=1) if mask == "matrix" else mask
+    whole = law(Sinkhorn(0.1), True)
+    cut = Attention(whole.query, whole.key, whole.value, kernel=Sinkhorn(0.1), mask=given)
+    weights = cut.weights(Tokens(points))[0]
+    torch.testing.assert_close(weights.sum(-1), torch.ones(6, dtype=torch.float64), rtol=0, atol=1e-12)
