@@ -97,7 +97,8 @@ public:
         saves = states[0], columns = states[1], n = states[2];
         heads = projection[1], e = projection[2];
         for (const char* name : {"t", "t_low", "h", "taken", "retried", "counts", "flags", "evaluations", "accepted",
-                                 "rejected", "who", "next", "size", "noted", "last", "anchor_t", "streak", "rest"})
+                                 "rejected", "who", "next", "size", "hold", "noted", "last", "anchor_t", "streak",
+                                 "rest"})
             require(name, {members});
         if (stability > 0)
             for (const char* name : {"implicit", "wait", "steps", "suspect", "calm"}) require(name, {members});
@@ -212,7 +213,7 @@ void set_arrays(Loop& loop, const nb::kwargs& arrays) {
         ARRAY(rejected), ARRAY(save_times),  ARRAY(saved),  ARRAY(who),      ARRAY(next),        ARRAY(size),
         ARRAY(noted),    ARRAY(last),        ARRAY(anchor), ARRAY(anchor_t), ARRAY(streak),      ARRAY(rest),
         ARRAY(inside),   ARRAY(near_anchor), ARRAY(slack),  ARRAY(log_time), ARRAY(log_mass),    ARRAY(row_of),
-        ARRAY(node_of),  ARRAY(nodes),       ARRAY(merges), ARRAY(log_left), ARRAY(log_right),
+        ARRAY(node_of),  ARRAY(nodes),       ARRAY(merges), ARRAY(log_left), ARRAY(log_right),   ARRAY(hold),
         ARRAY(implicit), ARRAY(wait),        ARRAY(steps),  ARRAY(suspect),  ARRAY(calm)};
     for (const auto& [key, array] : arrays) {
         const std::string name = nb::cast<std::string>(key);

@@ -86,13 +86,14 @@ struct NativeLoop {
     const int64_t* who = nullptr;
     int64_t* next = nullptr;
 
-    // termination: tolerances, below 0 for rules that are not used; `noted`: the rule that was met before, or -1. The
-    // constants are those of solvers/termination.py, which passes them in.
+    // termination: tolerances, below 0 for rules that are not used; `noted`: the rule that was met before, or -1;
+    // `hold`: a time before which rules that are met do not stop the member. The constants are those of
+    // solvers/termination.py, which passes them in.
     double consensus = -1, collapse = -1, steady = -1, bound = 0;
     int64_t order[rules] = {-1, -1, -1};  // rules in the order of their checks
     double noise = 0, patience = 0, enough_rest = 0, calm_growth = 0;
     double tiny = 0, least_time = 0, least_move = 0, unresolved_spacings = 0, failed_spacings = 0;
-    const double* size = nullptr;
+    const double *size = nullptr, *hold = nullptr;
     const int64_t* noted = nullptr;
     double *last = nullptr, *anchor = nullptr, *anchor_t = nullptr;
     int64_t *streak = nullptr, *rest = nullptr;

@@ -77,7 +77,7 @@ struct Termination {
             const bool met = rule == Rule::steady      ? (calm <= 1 && double(streak) >= loop.patience) || resting
                              : rule == Rule::consensus ? has_consensus(now)
                                                        : has_collapsed(now);
-            if (met && !(noted >= 0 && owing))
+            if (met && !(noted >= 0 && owing) && t >= loop.hold[member])
                 return rule == Rule::steady || alone || noted >= 0 ? check : check | interpolated;
             if (!met && noted == loop.order[place]) return check;
         }
@@ -110,8 +110,9 @@ struct Termination {
 private:
     double at_least_tiny(double value) const { return value > loop.tiny ? value : loop.tiny; }
 
+    // The laws of the loop do not depend on time, and times are compensated: only the time since the start counts.
     double time_spacing(double t) const {
-        const double late = __builtin_fabs(t);
+        const double late = t - loop.start;
         return spacing(late > loop.least_time ? late : loop.least_time);
     }
 
@@ -127,9 +128,8 @@ private:
     }
 
     bool has_collapsed(const Extent& now) const {
-        const double size = at_least_tiny(loop.size[member]);
-        const double largest = now.norm > now.speed ? now.norm : now.speed;
-        return largest / (loop.collapse * size) <= 1;
+        const double size = loop.size[member];
+        return size > 0 && now.norm / (loop.collapse * size) <= 1;
     }
 
     void move_anchor(const double* y, double t) {

@@ -77,7 +77,7 @@ def test_members_may_end_in_different_ways() -> None:
     law = at.Attention(np.eye(1), np.eye(1), np.eye(1), kernel="linear")
     tokens = at.Tokens(np.array([[[1.0], [0.5]], [[0.0], [0.0]]]))
     run = at.flow(law, tokens, until=50.0)
-    assert [outcome.name for outcome in run.outcomes] == ["blow_up", "collapsed"]
+    assert [outcome.name for outcome in run.outcomes] == ["blow_up", "steady"]
     assert run.outcome.name == "mixed"
     assert "2 members" in run.outcome.message
 

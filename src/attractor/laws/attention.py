@@ -313,6 +313,7 @@ class Attention(Law):
     def is_attracting(self) -> bool:
         scalars = self._value_scalars
         attracts = scalars is not None and bool((scalars > 0).all())
+        attracts = attracts and (self.positions is None or not self.positions.shifts_values)
         return attracts and self.kernel.smooth and not self.kernel.signed
 
     def member(self, index: Tensor) -> Attention:

@@ -11,8 +11,9 @@ import torch
 
 from attractor.laws import Closure, closure_field
 from attractor.solvers.integration import Integration
+from attractor.solvers.linear_response import SLACK, STILL
 from attractor.solvers.outcome import Outcome
-from attractor.solvers.termination import PATIENCE, ROUNDING, STILL, Rule, Steady, View
+from attractor.solvers.termination import PATIENCE, ROUNDING, Rule, Steady, View
 
 Field = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 TINY = 1e-300
@@ -219,7 +220,9 @@ class GaussianMember:
         self.z = self.problem.pack(mean, factor)
         self.log_size = float(self.z[self.problem.rank * self.problem.dim])
         self.speed = self.problem.rest(mean, factor)
-        self.offset = float(np.linalg.norm(self.problem.field(0.0 * mean, 0.0 * factor)[1]))
+        slope, drift = self.problem.field(0.0 * mean, 0.0 * factor)
+        self.offset = float(np.linalg.norm(drift))
+        self.repels = not np.linalg.eigvals(slope).real.max() <= SLACK * np.linalg.norm(slope)  # at zero
         self.size = float(np.linalg.norm(rows, axis=1).max())
         self.streak, self.last, self.first_rate = 0, np.inf, self.speed[2]
         self.growth, self.steps, self.asleep = 0.0, 0, 0
@@ -448,7 +451,7 @@ class GaussianMember:
             met = self.streak >= PATIENCE
         elif rule.limit(view) is not None:
             left = self.plan.until - self.time
-            met = met and (self.offset <= ROUNDING or self.offset * left <= STILL * self.size)
+            met = met and not self.repels and (self.offset <= ROUNDING or self.offset * left <= STILL * self.size)
         if met and isinstance(rule, Steady):
             self._rest(message_of(rule, view))
         elif met and (rule.urgent or not self.run.recorder.pending(self.run.members[:1])[0]):

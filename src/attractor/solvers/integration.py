@@ -401,8 +401,7 @@ class Integration:
             return
         finals = self.expand(self.y if len(rows) == len(self.y) else self.y[torch.from_numpy(rows)], rows)
         for row, final in zip(rows.tolist(), finals, strict=True):
-            outcome = self.termination.deferred.get(int(self.members[row]), reached)
-            self._end(row, outcome, final, self.plan.until)
+            self._end(row, self.termination.final_outcome(row, reached), final, self.plan.until)
 
     def finish(self, row: int, outcome: Outcome, points: Tensor, end: float) -> None:
         """End a member at some points."""

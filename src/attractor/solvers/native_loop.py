@@ -236,6 +236,7 @@ class NativeLoop:
             next=next_rows,
             noted=self._deferred_rules(),
             size=termination.size[run.members],
+            hold=termination.hold,
             **state,
             **counters,
             **stiffness,

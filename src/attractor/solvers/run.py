@@ -370,7 +370,7 @@ def _plan(
         atol=atol,
         step=None if step is None else float(step),
         adaptive=adaptive,
-        rules=tuple(select_rules(options["stop"], space, law.autonomous, rtol, atol, state.n)),
+        rules=tuple(select_rules(options["stop"], space, law.autonomous, rtol, state.n)),
         bound=1e15 if state.points.dtype == torch.float32 else 1e100,
         events=tuple(events),
         max_seconds=math.inf if budget[0] is None else float(budget[0]),

@@ -63,8 +63,12 @@ class Field:
 
     def member(self, index: int) -> Field:
         """The field of one member."""
+        return self.members(torch.tensor([index]))
+
+    def members(self, index: Tensor) -> Field:
+        """The field of some members, each of them any number of times."""
         field = Field(self.law, self.space, self._tokens(torch.empty(0)), self.skip_self)
-        field.select(torch.tensor([index]))
+        field.select(index)
         return field
 
     def select(self, index: Tensor | slice) -> None:
