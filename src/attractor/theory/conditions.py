@@ -88,19 +88,21 @@ class Margin:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A named condition; ``formula`` is LaTeX. Where a ``structural`` one fails, the later ones are not defined."""
+    """A named condition; ``formula`` is LaTeX. Where a ``structural`` one fails, the later ones are not defined; a ``generic`` one
+    fails only for a null set of starts, the exceptions of a statement about almost every start."""
 
     name: str
     formula: str
     margin: Callable[[Case], Margin]
     structural: bool = False
+    generic: bool = False
 
     def examine(self, case: Case) -> Condition:
         try:
             margin = self.margin(case)
         except (AttractorError, LinAlgError) as error:
             margin = Margin(float("nan"), detail=str(error))
-        return Condition(self.name, self.formula, margin, self.structural)
+        return Condition(self.name, self.formula, margin, self.structural, self.generic)
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Condition:
     formula: str
     margin: Margin
     structural: bool = False
+    generic: bool = False
 
     @property
     def verdict(self) -> Verdict:

@@ -167,21 +167,6 @@ PLAIN_VALUES = Hypothesis(
     structural=True,
 )
 FULL_AT_ALL_TIMES = Hypothesis("full attention", r"w_{ij} > 0 \text{ for all } j", _full_margin, structural=True)
-MANY = 4096  # tokens that are still compared pair by pair
-GENERIC_BAND = 1e-9
-
-
-def _generic_margin(case: Case) -> Margin:
-    """No two tokens are opposite: the exception from "almost every start" that can be tested."""
-    points = to_sphere(case).map_points(case.initial_tokens.points)
-    if len(points) < 2 or len(points) > MANY:
-        return Margin.boolean(True, f"{len(points)} tokens, not compared")
-    sums = torch.cdist(points, -points)
-    sums.fill_diagonal_(float("inf"))
-    return Margin.nonzero(float(sums.min()) / 2.0, GENERIC_BAND, "distance of a token to the opposite of another")
-
-
-GENERIC_START = Hypothesis("generic start", r"x_i \ne -x_j", _generic_margin)
 CAUSAL_IN_ORDER = Hypothesis("causal mask", r"w_{ij} = 0 \text{ for } j > i", _causal_margin, structural=True)
 EQUAL_MASSES = Hypothesis("equal masses", r"m_i = 1/n", _uniform_margin, structural=True)
 IDENTITY_VALUES = Hypothesis("identity values", r"V_h = c_h I", _identity_margin)

@@ -251,6 +251,11 @@ class Theorem:
         if isinstance(self.fate, str) and self.fate not in FATES:
             raise InputError(f"theorem {self.key}: the fate {self.fate!r} is not one of {', '.join(FATES)}")
 
+    @property
+    def for_almost_every_start(self) -> bool:
+        """Whether some starts are exceptions, which have measure zero."""
+        return any(hypothesis.generic for hypothesis in self.hypotheses)
+
     def __repr__(self) -> str:
         return f"Theorem({self.key!r}: {self.title}, {self.status.value})"
 

@@ -18,7 +18,6 @@ from attractor.theory.spheres import (
     ATTRACTION,
     CAUSAL_IN_ORDER,
     EQUAL_MASSES,
-    GENERIC_START,
     IDENTITY_VALUES,
     SPHERE_SETTING,
     fit_decay_rate,
@@ -26,6 +25,7 @@ from attractor.theory.spheres import (
     max_distance,
     to_sphere,
 )
+from attractor.theory.starts import GENERIC_START
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 
 HORIZON = 60.0

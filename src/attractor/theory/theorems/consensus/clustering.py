@@ -11,7 +11,8 @@ from attractor.solvers import Trajectory
 from attractor.theory.checking import geometric_times, select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
-from attractor.theory.spheres import ATTRACTION, FULL_HEAD, GENERIC_START, IDENTITY_VALUES, max_distance, to_sphere
+from attractor.theory.spheres import ATTRACTION, FULL_HEAD, IDENTITY_VALUES, max_distance, to_sphere
+from attractor.theory.starts import GENERIC_POSITION
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 
@@ -29,8 +30,13 @@ def _spatial_margin(case: Case) -> Margin:
     points = to_sphere(case).map_points(case.initial_tokens.points)
     if min(points.shape) < 3:
         return Margin.boolean(True, f"{len(points)} tokens in {points.shape[1]} dimensions")
-    values = torch.linalg.svdvals(points)
-    return Margin.nonzero(float(values[2] / values[0]), 1e-9)
+    return Margin.nonzero(measure_thickness(points), 1e-9)
+
+
+def measure_thickness(points: torch.Tensor) -> float:
+    """Return the third singular value of the points over the first: zero for points of one plane through the origin."""
+    values = torch.linalg.svdvals(points.double())
+    return float(values[2] / values[0]) if len(values) > 2 else 0.0
 
 
 def sample(rng: Rng) -> Case:
@@ -75,7 +81,7 @@ THEOREM = Theorem(
         ATTRACTION,
         pair.ISOTROPIC,
         Hypothesis("attractive interaction", r"\beta \ge 0", lambda case: Margin.nonnegative(pair.fit_beta(case)[0])),
-        GENERIC_START,
+        GENERIC_POSITION,
         Hypothesis("more than a plane", r"\operatorname{rank}(x_1, \dots, x_n) \ge \min(n, 3)", _spatial_margin),
     ),
     fate="consensus",

@@ -82,7 +82,7 @@ THEOREM = Theorem(
         NO_DRIFT,
         CAUSAL,
         Hypothesis("value unstable", r"\max\operatorname{Re}\lambda(\textstyle\sum_h V_h) > 0", _unstable_margin),
-        Hypothesis("component present", r"u^* x_1(0) \ne 0", _present_margin),
+        Hypothesis("component present", r"u^* x_1(0) \ne 0", _present_margin, generic=True),
     ),
     fate="divergence",
     rate=r"e^{\max\operatorname{Re}\lambda(V)\,t}",
