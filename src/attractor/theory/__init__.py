@@ -18,6 +18,7 @@ from attractor.theory.theorem import (
     stack_laws,
     summarize,
 )
+from attractor.theory.timescales import TimeScale
 
 __all__ = [
     "FATES",
@@ -36,6 +37,7 @@ __all__ = [
     "Rng",
     "Status",
     "Theorem",
+    "TimeScale",
     "Verdict",
     "check",
     "find_contradiction",

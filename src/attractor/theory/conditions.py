@@ -153,12 +153,13 @@ FATES = {
     "bounded": "token norms stay bounded",
     "consensus": "all tokens tend to one point",
     "equilibrium": "every token tends to a limit",
-    "separation": "no pair of tokens comes closer, in the metric of the theorem",
-    "contraction": "no pair of tokens moves apart, in the metric of the theorem",
+    "separation": "no pair of tokens comes closer, in the metric A = W V^-1 of the law",
+    "contraction": "no pair of tokens moves apart, in the metric -A, A = W V^-1 of the law",
     "bipartite": "tokens tend to two opposite points",
     "blow-up": "norms become infinite in finite time",
+    "metastable": "no pair of tokens comes close before the time of the theorem",
     "monotone": "a quantity of the theorem never decreases",
-    "identity": "an equation or inequality, without a fate of its own",
+    "identity": "an equation or inequality that holds at every time; it says nothing about the limit",
 }
 # pairs of fates that no run of distinct tokens can both have
 EXCLUSIVE = (

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from attractor.errors import InputError
-from attractor.laws import Attention, Law, Rotary
+from attractor.laws import Attention, Law, Rotary, Schedule
 from attractor.registry import unknown
 from attractor.solvers import Trajectory
 from attractor.spaces import Euclidean, Space, Sphere, space_named
@@ -21,21 +21,40 @@ from attractor.theory.checking import STOP_FAR_AWAY
 from attractor.theory.conditions import FATES, Condition, Margin, Verdict, are_exclusive, find_contradiction
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Theorem, enter_tokens, find_theorem, integrate, list_theorems
+from attractor.theory.timescales import TimeScale
 
 
 @dataclass(frozen=True, repr=False)
 class Finding:
-    """The evaluation of one theorem for one case."""
+    """The evaluation of one theorem for one case; ``scale`` says when its fate is to be expected, where that is known."""
 
     theorem: Theorem
     conditions: tuple[Condition, ...]
     verdict: Verdict
     fate: str | None
+    scale: TimeScale | None = None
 
     @property
     def missing(self) -> tuple[Condition, ...]:
         """Conditions that do not hold or are undetermined."""
         return tuple(condition for condition in self.conditions if condition.verdict is not Verdict.HOLDS)
+
+    @property
+    def meaning(self) -> str:
+        """The fate in words, with the quantity that never decreases, and whether some starts are exceptions."""
+        if self.fate is None:
+            return ""
+        words = f"{self.theorem.quantity} never decreases" if self.fate == "monotone" else FATES[self.fate]
+        almost = self.theorem.for_almost_every_start and self.fate != "identity"
+        return f"{words}, from almost every start" if almost else words
+
+    @property
+    def exception(self) -> str | None:
+        """Why this start is (or cannot be told from) an exception of a theorem whose other hypotheses hold, or None."""
+        if len(self.conditions) < len(self.theorem.hypotheses):
+            return None
+        missing = self.missing
+        return missing[0].margin.detail if len(missing) == 1 and missing[0].generic else None
 
     @property
     def margin(self) -> float:
@@ -61,7 +80,9 @@ class Finding:
             "status": self.theorem.status.value,
             "verdict": self.verdict.value,
             "fate": self.fate,
+            "meaning": self.meaning,
             "rate": self.theorem.rate,
+            "exception": self.exception,
             "conditions": [condition.row() for condition in self.conditions],
             "not_examined": [h.name for h in self.theorem.hypotheses[len(self.conditions) :]],
         }
@@ -69,9 +90,12 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """The evaluation of all theorems for a case."""
+    """The evaluation of all theorems for a case; ``until`` is the end of the run that is asked about, if any, and ``note`` says why no
+    theorem can apply to a law, if that is so."""
 
     findings: tuple[Finding, ...]
+    until: float | None = None
+    note: str = ""
 
     @property
     def applicable(self) -> tuple[Finding, ...]:
@@ -91,6 +115,29 @@ class Prediction:
         return found
 
     @property
+    def meanings(self) -> dict[str, str]:
+        """Predicted fates in words; "from almost every start" unless a theorem covers every start."""
+        found: dict[str, list[Finding]] = {}
+        for finding in self.applicable:
+            if finding.fate is not None and finding.fate != "identity":
+                found.setdefault(finding.fate, []).append(finding)
+        return {
+            fate: "; ".join(dict.fromkeys(item.meaning for item in items)) if fate == "monotone" else _choose(items)
+            for fate, items in found.items()
+        }
+
+    @property
+    def exceptional(self) -> tuple[Finding, ...]:
+        """Theorems about almost every start to which this start is an exception."""
+        return tuple(finding for finding in self.findings if finding.exception is not None)
+
+    def find_scale(self, fate: str) -> TimeScale | None:
+        """Return the sharpest statement about when a fate is to be expected: exact times, then bounds, then orders of magnitude."""
+        scales = [item.scale for item in self.applicable if item.fate == fate and item.scale is not None]
+        timed = [scale for scale in scales if scale.log_time is not None]
+        return min(timed, key=lambda scale: PREFERENCE[scale.kind], default=scales[0] if scales else None)
+
+    @property
     def contradictions(self) -> tuple[tuple[Finding, Finding], ...]:
         """Pairs of applicable theorems whose fates exclude each other; there must be none."""
         pairs = combinations([finding for finding in self.applicable if finding.fate is not None], 2)
@@ -105,8 +152,16 @@ class Prediction:
     def __repr__(self) -> str:
         """List fates with their theorems, other theorems that apply, undetermined ones, and what the nearest one lacks."""
         stated = {key for keys in self.fates.values() for key in keys}
-        lines = [f"{fate} ({FATES[fate]}): {', '.join(keys)}" for fate, keys in self.fates.items()]
-        lines = lines or ["no theorem predicts a fate"]
+        lines = [self.note] if self.note else []
+        for fate, keys in self.fates.items():
+            scale = self.find_scale(fate)
+            lines.append(f"{fate} ({self.meanings[fate]}): {', '.join(keys)}")
+            lines += [f"  {scale.describe(self.until)}"] if scale is not None else []
+        lines += [] if self.fates or self.note else ["no theorem predicts a fate"]
+        lines += [
+            f"exceptional start: {item.theorem.key} is about almost every start, but here {item.exception}"
+            for item in self.exceptional
+        ]
         also = [finding.theorem.key for finding in self.applicable if finding.theorem.key not in stated]
         lines += [f"also apply: {', '.join(also)}"] if also else []
         lines += [f"undetermined: {', '.join(f.theorem.key for f in self.undetermined)}"] if self.undetermined else []
@@ -122,12 +177,33 @@ class Prediction:
         """Return a JSON object."""
         nearest = self.nearest
         return {
-            "fates": {fate: {"means": FATES[fate], "theorems": keys} for fate, keys in self.fates.items()},
+            "fates": {
+                fate: {
+                    "means": self.meanings[fate],
+                    "theorems": keys,
+                    "expected": None if (scale := self.find_scale(fate)) is None else scale.row(self.until),
+                }
+                for fate, keys in self.fates.items()
+            },
+            "until": self.until,
+            "note": self.note or None,
+            "exceptional": [{"theorem": item.theorem.key, "reason": item.exception} for item in self.exceptional],
             "applicable": [finding.row() for finding in self.applicable],
             "undetermined": [finding.row() for finding in self.undetermined],
+            "times": {
+                item.theorem.key: item.scale.row(self.until) for item in self.applicable if item.scale is not None
+            },
             "contradictions": [[one.theorem.key, other.theorem.key] for one, other in self.contradictions],
             "nearest": None if nearest is None else {**nearest.row(), "missing": [c.name for c in nearest.missing]},
         }
+
+
+PREFERENCE = {"exact": 0, "not before": 1, "order of magnitude": 2, "at the latest": 3}
+
+
+def _choose(findings: Sequence[Finding]) -> str:
+    """Return the meaning of a fate that several theorems predict: the one without exceptional starts, if there is one."""
+    return min((item.meaning for item in findings), key=len)
 
 
 def predict(
@@ -137,6 +213,7 @@ def predict(
     *,
     step: float | None = None,
     paper: str | None = None,
+    until: float | None = None,
 ) -> Prediction:
     """Evaluate the hypotheses of every theorem for a law, a state and a space.
 
@@ -145,6 +222,7 @@ def predict(
     law, state, space : as in ``flow``; without a state only statements about laws can apply.
     step : the size of discrete layers; None for continuous time.
     paper : only the theorems of one source: "regimes", "consensus", "meanfield".
+    until : the end of a run; fates that are to be expected later are said to be beyond it.
     """
     if not isinstance(law, Law):
         raise InputError(f"predict needs a law such as Attention(...), got {type(law).__name__}")
@@ -169,9 +247,22 @@ def predict(
         raise unknown(paper, papers, "paper")
     if step is not None and not (math.isfinite(step) and step > 0):
         raise InputError(f"step must be positive, got {step}")
+    if until is not None and not (math.isfinite(until) and until > 0):
+        raise InputError(f"until must be a positive time, got {until}")
     options = {} if step is None else {"method": "layers", "step": float(step)}
     case = Case(law, state, place, options=options, entered=True)
-    return Prediction(tuple(apply_theorem(theorem, case) for theorem in list_theorems(paper)))
+    findings = tuple(apply_theorem(theorem, case) for theorem in list_theorems(paper))
+    return Prediction(findings, until, "" if is_attention(law) else _note(law))
+
+
+def is_attention(law: Law) -> bool:
+    """Return whether a law is an Attention, or a Schedule of several."""
+    parts = law.laws if isinstance(law, Schedule) else (law,)
+    return all(isinstance(part, Attention) for part in parts)
+
+
+def _note(law: Law) -> str:
+    return f"the theorems are about Attention(...), and the law is {type(law).__name__}: none of them says where its tokens go"
 
 
 def apply_theorem(theorem: Theorem, case: Case) -> Finding:
@@ -181,7 +272,10 @@ def apply_theorem(theorem: Theorem, case: Case) -> Finding:
         return Finding(theorem, (mismatch,), Verdict.FAILS, None)
     conditions = theorem.examine(case)
     verdict = theorem.decide(conditions)
-    return Finding(theorem, conditions, verdict, theorem.predict_fate(case) if verdict is Verdict.HOLDS else None)
+    if verdict is not Verdict.HOLDS:
+        return Finding(theorem, conditions, verdict, None)
+    scale = None if theorem.time_scale is None else theorem.time_scale(case)
+    return Finding(theorem, conditions, verdict, theorem.predict_fate(case), scale)
 
 
 def _find_time_mismatch(theorem: Theorem, case: Case) -> Condition | None:

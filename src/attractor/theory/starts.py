@@ -109,13 +109,14 @@ def _measure_exception(case: Case, symmetric: bool) -> Margin:
         return Margin.boolean(True, f"{len(points)} tokens, not compared")
     if float((points - points[0]).norm(dim=-1).max()) < BAND:
         return Margin.boolean(True, "the tokens are at one point")
-    found = {"two tokens are opposite": measure_opposition(points)}
+    found = {}
     logits = compute_logits(case, points)
     if logits is not None:
         found["the start is an equilibrium: no token moves"] = measure_rest(points, logits)
+    found["two tokens are opposite"] = measure_opposition(points)
     if symmetric:
         found["the start has symmetries that no consensus has, and keeps them"] = measure_symmetry(points)
-    reason, value = min(found.items(), key=lambda item: item[1])
+    reason, value = min(found.items(), key=lambda item: max(item[1], AT_ONCE))  # the first of those that are zero up to rounding
     detail = reason if value < BAND else "distance from starts that are at rest, symmetric or have opposite tokens"
     return Margin(min(value, 1.0), AT_ONCE, BAND, detail)
 

@@ -31,6 +31,7 @@ from attractor.theory.conditions import (
     examine,
 )
 from attractor.theory.sampling import Rng
+from attractor.theory.timescales import TimeScale
 
 
 class Keyed(Protocol):
@@ -224,6 +225,8 @@ class Theorem:
     gather : cases -> evidence for each; by default their trajectories, integrated in ensembles.
     break_case : a change of the case after which the conclusion, measured with the original law, must fail;
         tests use it to show that the check can fail.
+    time_scale : when the fate of a case is to be expected, and at which rate, as numbers.
+    quantity : what never decreases, for the fate "monotone".
     proof : the idea of the proof in one sentence; the proof itself is in the docstring of the file.
     time_independent : whether the statement is about weights or one state, so about layers as well as flows.
     """
@@ -241,6 +244,8 @@ class Theorem:
     gather: Callable[[Sequence[Case]], Sequence[Any]] = integrate
     break_case: Callable[[Case], Case] = reverse_velocity
     rate: str = ""
+    time_scale: Callable[[Case], TimeScale] | None = None
+    quantity: str = ""
     proof: str = ""
     time_independent: bool = False
 
@@ -248,6 +253,8 @@ class Theorem:
         names = [hypothesis.name for hypothesis in self.hypotheses]
         if len(set(names)) < len(names) or not set(self.violate) <= set(names):
             raise InputError(f"theorem {self.key}: hypotheses are {names}, violated are {list(self.violate)}")
+        if self.fate == "monotone" and not self.quantity:
+            raise InputError(f"theorem {self.key}: name the quantity that never decreases")
         if isinstance(self.fate, str) and self.fate not in FATES:
             raise InputError(f"theorem {self.key}: the fate {self.fate!r} is not one of {', '.join(FATES)}")
 
@@ -320,6 +327,7 @@ def summarize(theorem: Theorem) -> dict[str, Any]:
         "statement": theorem.statement,
         "fate": theorem.fate if isinstance(theorem.fate, str) else "depends on the case",
         "rate": theorem.rate,
+        "quantity": theorem.quantity,
         "hypotheses": {hypothesis.name: hypothesis.formula for hypothesis in theorem.hypotheses},
         "citation": asdict(theorem.citation),
         "proof": theorem.proof,

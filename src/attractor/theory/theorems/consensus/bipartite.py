@@ -20,6 +20,7 @@ from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import CAUSAL_HEAD, VALUE_SYMMETRIC, linearize, to_sphere
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
+from attractor.theory.timescales import TimeScale
 
 HORIZON = 80.0
 PERTURBATION = 1e-4
@@ -107,6 +108,14 @@ def _sharp_margin(case: Case) -> Margin:
     return Margin.positive(float(own - first / (2 * first - second)))
 
 
+def time_scale(case: Case) -> TimeScale | None:
+    return (
+        TimeScale(rate=f"small deviations fall like e^({predict_abscissa(case):.4g} t)")
+        if case.tokens.dim > 1
+        else None
+    )
+
+
 THEOREM = Theorem(
     key="consensus.T4-bipartite-causal",
     title="Opposite poles under a causal mask",
@@ -123,6 +132,7 @@ THEOREM = Theorem(
         Hypothesis("sharp attention", r"\sigma(2p) > \lambda_1/(2\lambda_1 - \lambda_2)", _sharp_margin),
     ),
     fate="bipartite",
+    time_scale=time_scale,
     rate=r"\max\{\lambda_2 - \lambda_1,\ \sigma\lambda_2 - (2\sigma-1)\lambda_1\}",
     conclude=conclude,
     sample=lambda rng: draw_case(rng, 1.0),

@@ -18,6 +18,7 @@ from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import FULL_HEAD, VALUE_SYMMETRIC
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import bipartite, causal_symmetric, common_value
+from attractor.theory.timescales import TimeScale
 
 
 def predict_abscissa(case: Case) -> float:
@@ -63,6 +64,14 @@ def _sharp_margin(case: Case) -> Margin:
     return Margin.positive(math.tanh(bipartite.sharpness(case)) - max(0.0, second / first))
 
 
+def time_scale(case: Case) -> TimeScale | None:
+    return (
+        TimeScale(rate=f"small deviations fall like e^({predict_abscissa(case):.4g} t)")
+        if case.tokens.dim > 1
+        else None
+    )
+
+
 THEOREM = Theorem(
     key="consensus.T4-bipartite-full",
     title="Opposite poles under full attention",
@@ -80,6 +89,7 @@ THEOREM = Theorem(
         Hypothesis("sharp attention", r"\tanh p > \max(0, \lambda_2/\lambda_1)", _sharp_margin),
     ),
     fate="bipartite",
+    time_scale=time_scale,
     rate=r"\max\{\lambda_2 - \lambda_1\tanh p,\ (\lambda_2 - \lambda_1)\tanh p,\ -\lambda_1\tanh p\}",
     conclude=conclude,
     sample=lambda rng: draw_case(rng, 1.0),

@@ -7,9 +7,12 @@ x_1|`: once the tokens before it have arrived, token i follows, unless it sits o
 set. Near consensus the linearisation is triangular with diagonal :math:`c(1/i - 1)`; token 2 is slowest.
 """
 
+import math
+
 import torch
 
 from attractor.solvers import Trajectory, velocity
+from attractor.spaces import angle
 from attractor.states import Tokens
 from attractor.theory.checking import select_valid_rows
 from attractor.theory.hypotheses import SOFTMAX, TOKENS
@@ -27,6 +30,8 @@ from attractor.theory.spheres import (
 )
 from attractor.theory.starts import GENERIC_START
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.theorems.consensus import pair
+from attractor.theory.timescales import NEAR, TimeScale, add_logs, log_merging_time
 
 HORIZON = 60.0
 SIZES = ((3, 3), (4, 3), (4, 4))
@@ -90,6 +95,34 @@ def sample_other_value(rng: Rng) -> Case:
     )
 
 
+def time_scale(case: Case) -> TimeScale:
+    """Two tokens obey the equation of a pair at half the speed; the others are estimated by their weight on the first, once the earlier
+    ones have arrived there."""
+    found, points = to_sphere(case), to_sphere(case).map_points(case.initial_tokens.points.double())
+    rate = f"in the end distances fall like e^(-{found.weight / 2:.4g} t)"
+    apart = float(max_distance(points))
+    law = list_laws(case)[0]
+    plain = law.positions is None and law.query_bias is None and len(list_laws(case)) == 1
+    if len(points) < 2 or apart <= NEAR or not plain:
+        return TimeScale(rate=rate)
+    beta, misfit = pair.fit_beta(case)
+    if len(points) == 2 and misfit < 1e-9 and law.heads == 1:
+        log_time = log_merging_time(beta, float(angle(points[0], points[1])), NEAR, found.weight / 2)
+        return TimeScale(f"the second token is within {NEAR:g} of the first", log_time, "exact", rate)
+    scores = points @ found.interactions @ points.mT  # (h, n, n)
+    others = torch.arange(1, len(points)).log() if len(points) > 1 else torch.zeros(0)
+    first = scores[:, 1:, 0] + others
+    own = scores.diagonal(dim1=-2, dim2=-1)[:, 1:]
+    shares = found.values.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(0.0).log()[:, None]
+    pulls = torch.logsumexp(
+        shares + first - torch.logaddexp(first, own), 0
+    )  # of the log of the weight on the first, times c
+    last = math.log(2 * math.log(apart / NEAR) / found.weight)
+    return TimeScale(
+        f"tokens are within {NEAR:g} of the first", add_logs(-float(pulls.min()), last), "order of magnitude", rate
+    )
+
+
 THEOREM = Theorem(
     key="consensus.T3",
     title="Causal, identity value",
@@ -108,6 +141,7 @@ THEOREM = Theorem(
         GENERIC_START,
     ),
     fate="consensus",
+    time_scale=time_scale,
     rate=r"|x_i - x_1| \sim e^{-ct/2}, \text{ whatever } P, n, d",
     conclude=conclude,
     sample=sample,

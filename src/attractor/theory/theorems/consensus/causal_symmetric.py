@@ -32,6 +32,7 @@ from attractor.theory.spheres import (
 )
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import common_value
+from attractor.theory.timescales import NEAR, TimeScale, fall_exponentially
 
 HORIZON = 40.0
 SIZES = ((3, 3), (4, 3), (4, 4))
@@ -117,6 +118,15 @@ def sample_unmasked(rng: Rng) -> Case:
     )
 
 
+def time_scale(case: Case) -> TimeScale | None:
+    if case.tokens.dim == 1:  # points of one dimension do not move
+        return None
+    heights = common_value.signed_heights(case, case.initial_tokens.points)
+    return fall_exponentially(
+        "distances from the eigenvector", predict_rate(case), float((1 / heights.min()).abs()) / NEAR
+    )
+
+
 def _simple_margin(case: Case) -> Margin:
     values = value_eigenvalues(case)
     if len(values) == 1:
@@ -147,6 +157,7 @@ THEOREM = Theorem(
         common_value.ONE_SIDE,
     ),
     fate="consensus",
+    time_scale=time_scale,
     rate=r"|x_i \mp v_1| \sim e^{-(\lambda_1 - \max_{k\ge2,\,i\le n}\lambda_k/i)\,t}",
     conclude=conclude,
     sample=lambda rng: draw_case(rng, (-1.5, 0.5)),

@@ -12,11 +12,14 @@ from attractor.theory.checking import geometric_times, select_valid_rows
 from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import ATTRACTION, FULL_HEAD, IDENTITY_VALUES, max_distance, to_sphere
-from attractor.theory.starts import GENERIC_POSITION
+from attractor.theory.starts import GENERIC_POSITION, compute_logits, measure_rest
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
+from attractor.theory.timescales import NEAR, TimeScale, estimate_gathering
 
 HORIZON = 600.0
+GATHERED = 512  # tokens whose gathering is estimated
+BALANCED = 0.1  # a start where a smaller share of the pulls is left is near an equilibrium
 OPTIONS = {"save": geometric_times(HORIZON)}
 
 
@@ -61,6 +64,22 @@ def sample_repulsive(rng: Rng) -> Case:
     return Case(rng.sphere_law(case.space, eye, [-3.0 * eye]), case.state, case.space, HORIZON, OPTIONS)
 
 
+def time_scale(case: Case) -> TimeScale:
+    """Estimate the time from the distances of the tokens, unless the pulls of the others nearly cancel."""
+    found, points = to_sphere(case), to_sphere(case).map_points(case.initial_tokens.points.double())
+    rate = f"near consensus distances fall like e^(-{found.weight:.4g} t)"
+    if not 1 < len(points) <= GATHERED or float(max_distance(points)) <= NEAR:
+        return TimeScale(rate=rate)
+    logits = compute_logits(case, points)
+    share = 1.0 if logits is None else measure_rest(points, logits)
+    if share < BALANCED:
+        words = f"no time is known, because the start is near an equilibrium: all but {share:.1g} of every pull cancels"
+        return TimeScale(rate=f"{words}; {rate}")
+    log_time = estimate_gathering(points, case.tokens.weights, pair.fit_beta(case)[0], found.weight)
+    event = f"tokens that pass no equilibrium that repels them are within {NEAR:g}"
+    return TimeScale(event, log_time, "order of magnitude", rate)
+
+
 THEOREM = Theorem(
     key="consensus.clustering",
     title="Global clustering",
@@ -85,6 +104,7 @@ THEOREM = Theorem(
         Hypothesis("more than a plane", r"\operatorname{rank}(x_1, \dots, x_n) \ge \min(n, 3)", _spatial_margin),
     ),
     fate="consensus",
+    time_scale=time_scale,
     rate=r"\text{time } e^{O(\beta)}, \text{ then } e^{-ct}",
     conclude=conclude,
     sample=sample,

@@ -80,6 +80,7 @@ THEOREM = Theorem(
         GENERIC_POSITION,
     ),
     fate="consensus",
+    time_scale=clustering.time_scale,
     rate=r"\text{time } e^{O(\beta)}, \text{ then } e^{-ct}",
     conclude=conclude,
     sample=sample,

@@ -16,6 +16,7 @@ from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import common_value
 from attractor.theory.theorems.consensus.gradient_layers import LAYERS, STEPS, integrate_layers, layer_options
 from attractor.theory.theorems.consensus.layer_rates import step_size
+from attractor.theory.timescales import TimeScale
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
@@ -55,6 +56,12 @@ def sample_strong_negative(rng: Rng) -> Case:
     return Case(law, map_to_space(space, rng.hemisphere(n, d, pole)), space, LAYERS * 1.0, layer_options(1.0))
 
 
+def time_scale(case: Case) -> TimeScale:
+    top, step = common_value.find_dominant(case), step_size(case)
+    factor = (1 + step * top.others) / (1 + step * top.value)
+    return TimeScale(rate=f"each layer multiplies the tangent of the largest angle by at most {factor:.4g}")
+
+
 THEOREM = Theorem(
     key="consensus.T4-common-layers",
     title="Common dominant value, layer by layer",
@@ -64,6 +71,7 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=common_value.THEOREM.hypotheses,
     fate="consensus",
+    time_scale=time_scale,
     rate=r"\max_i\tan\angle(x_i, v) \le \Big(\frac{1+h\mu}{1+h\lambda}\Big)^k\max_j\tan\angle(x_j(0), v)",
     conclude=conclude,
     sample=sample,

@@ -26,6 +26,7 @@ from attractor.theory.hypotheses import TOKENS
 from attractor.theory.sampling import SPHERE_SIZES, Rng, map_to_space
 from attractor.theory.spheres import COMMON_VALUE, SAME_SIGN, SPHERE_SETTING, compute_odds, to_sphere
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.timescales import NEAR, TimeScale, fall_exponentially
 
 HORIZON = 12.0
 
@@ -114,6 +115,13 @@ def sample_both_sides(rng: Rng) -> Case:
     return replace(case, state=replace(case.tokens, points=case.tokens.points * signs[:, None]))
 
 
+def time_scale(case: Case) -> TimeScale:
+    """The bound of the theorem: the tangent of the largest angle falls at least like e^(-(lambda - mu) t)."""
+    top, height = find_dominant(case), float(signed_heights(case, case.initial_tokens.points).min())
+    ratio = (max(1 - height**2, 0.0)) ** 0.5 / max(height, 1e-300) / NEAR
+    return fall_exponentially("tangents of angles to the eigenvector", top.value - top.others, ratio, "at the latest")
+
+
 def _one_side_margin(case: Case) -> Margin:
     found = signed_heights(case, case.initial_tokens.points)
     return Margin.positive(float(found.min()))
@@ -159,6 +167,7 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=(TOKENS, *SPHERE_SETTING, COMMON_VALUE, SPLIT, SAME_SIGN, POSITIVE, DOMINANT, ONE_SIDE),
     fate="consensus",
+    time_scale=time_scale,
     rate=r"\tan\angle(x_i, v) \le e^{-(\lambda-\mu)t}\max_j\tan\angle(x_j(0), v)",
     conclude=conclude,
     sample=sample,

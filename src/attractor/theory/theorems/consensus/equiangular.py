@@ -17,6 +17,7 @@ from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import ATTRACTION, FULL_HEAD, IDENTITY_VALUES, to_sphere
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
+from attractor.theory.timescales import NEAR, TimeScale, log_integral
 
 SIZES = ((2, 3), (3, 3), (3, 4), (4, 4))
 
@@ -70,6 +71,26 @@ def _equal_margin(case: Case) -> Margin:
     return Margin.zero(float(pairs.max() - pairs.min()) if pairs.numel() else 1.0)
 
 
+def log_time_to(beta: float, n: int, weight: float, start: float, end: float) -> float:
+    """Return the logarithm of the time in which the common angle falls from ``start`` to ``end``."""
+
+    def log_integrand(u: np.ndarray) -> np.ndarray:
+        turned = 2 * np.sin(u / 2) ** 2  # 1 - g
+        speed = 2 * weight * turned * np.maximum(n - (n - 1) * turned, 1e-300) / np.sin(u)
+        return np.logaddexp(beta * turned, math.log(n - 1)) - np.log(speed)
+
+    return log_integral(log_integrand, end, start)
+
+
+def time_scale(case: Case) -> TimeScale | None:
+    found, points = to_sphere(case), to_sphere(case).map_points(case.initial_tokens.points)
+    n, cosine = len(points), float(pair_cosines(points).mean().clamp(-1.0, 1.0))
+    if (n - 1) * cosine + 1 < 1e-9 or math.acos(cosine) <= NEAR:  # a regular simplex rests
+        return None
+    log_time = log_time_to(pair.fit_beta(case)[0], n, found.weight, math.acos(cosine), NEAR)
+    return TimeScale(f"the common angle reaches {NEAR:g}", log_time, "exact")
+
+
 THEOREM = Theorem(
     key="consensus.T6-equiangular",
     title="Tokens at equal angles",
@@ -85,6 +106,8 @@ THEOREM = Theorem(
         Hypothesis("equal angles", r"\langle x_i, x_j\rangle_W = g", _equal_margin),
     ),
     fate="monotone",
+    quantity="the common cosine of all pairs of tokens",
+    time_scale=time_scale,
     conclude=conclude,
     sample=sample,
     violate={"equal angles": sample_unequal_angles},

@@ -146,6 +146,7 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=HYPOTHESES,
     fate="monotone",
+    quantity="the energy E = 1/2 sum_ij m_i m_j exp(<x_i, P x_j>)",
     conclude=conclude,
     sample=sample,
     violate={

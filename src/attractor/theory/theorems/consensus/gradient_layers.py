@@ -78,6 +78,7 @@ THEOREM = Theorem(
         ),
     ),
     fate="monotone",
+    quantity="the energy E = 1/2 sum_ij m_i m_j exp(<x_i, P x_j>), layer by layer",
     conclude=conclude,
     sample=sample,
     violate={"interaction semi-definite": sample_indefinite},

@@ -9,6 +9,8 @@ optimal, i active (:math:`\langle e, x_i\rangle = \rho`) and :math:`a_{ij} = \su
 so deviations from the mean decay like :math:`e^{-ct}`, whatever P.
 """
 
+import math
+
 import torch
 
 from attractor.laws import Attention, has_kernel
@@ -32,6 +34,7 @@ from attractor.theory.spheres import (
     to_sphere,
 )
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.timescales import NEAR, TimeScale
 
 HORIZON = 24.0
 CITATION = Citation(
@@ -55,6 +58,19 @@ def smallest_weight(case: Case) -> float:
         scale = max(abs(law.scale) for law in laws)
         steep = scale * torch.stack(queries).amax(0) * torch.stack(keys).amax(0)
     return float((scalars * least / (least + (1.0 - least) * (2.0 * steep).exp())).sum())
+
+
+def time_scale(case: Case) -> TimeScale:
+    """The bound of the theorem: the odds of the margin grow at least like e^(2 alpha t)."""
+    weight, least = to_sphere(case).weight, smallest_weight(case)
+    rate = f"near consensus distances fall like e^(-{weight:.4g} t)"
+    margin = float(hemisphere_margin(case.initial_tokens, space=case.space))
+    ratio = math.log(max((1 - margin**2) / margin**2, 1e-300)) - 2 * math.log(NEAR)
+    if not (least > 0 and ratio > 0):
+        return TimeScale(rate=rate)
+    return TimeScale(
+        f"all tokens are within {NEAR:g} of one direction", math.log(ratio / (2 * least)), "at the latest", rate
+    )
 
 
 def _norms(law: Attention, name: str, inverse: torch.Tensor) -> torch.Tensor:
@@ -130,6 +146,7 @@ THEOREM = Theorem(
         HEMISPHERE,
     ),
     fate="consensus",
+    time_scale=time_scale,
     rate=r"|x_i - x_j| \sim e^{-ct}, \text{ exactly, for every } P",
     conclude=conclude,
     sample=sample,

@@ -45,6 +45,7 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=(TOKENS, *SPHERE_SETTING, IDENTITY_VALUES, ATTRACTION, HEMISPHERE),
     fate="monotone",
+    quantity="the hemisphere margin (distance of the origin from the convex hull), layer by layer",
     conclude=hemisphere_margin.conclude,
     sample=sample,
     violate={"identity values": sample_skew_value},

@@ -73,6 +73,7 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=(TOKENS, *SPHERE_SETTING, IDENTITY_VALUES, ATTRACTION, HEMISPHERE),
     fate="monotone",
+    quantity="the hemisphere margin: the distance of the origin from the convex hull of the tokens",
     conclude=conclude,
     sample=sample,
     violate={"identity values": sample_skew_value},

@@ -15,6 +15,7 @@ from attractor.theory.spheres import fit_decay_rate, max_distance, to_sphere
 from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import hemisphere
 from attractor.theory.theorems.consensus.gradient_layers import integrate_layers, layer_options
+from attractor.theory.timescales import TimeScale
 
 STEPS = {0.5: 80, 1.0: 50, 2.0: 40, 5.0: 40}  # layers that reach consensus to ten digits
 FEW = ((4, 3),)  # one shape: layers are slow to take one by one
@@ -51,6 +52,11 @@ def draw_case(
     return Case(law, state, space, layers[step] * step, layer_options(step, layers[step]))
 
 
+def time_scale(case: Case) -> TimeScale:
+    factor = 1.0 / (1.0 + step_size(case) * to_sphere(case).weight)
+    return TimeScale(rate=f"near consensus each layer multiplies distances by {factor:.4g}")
+
+
 THEOREM = Theorem(
     key="consensus.T2-layer-rate",
     title="One layer is ln(1 + h) of time",
@@ -60,6 +66,7 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=hemisphere.THEOREM.hypotheses,
     fate="consensus",
+    time_scale=time_scale,
     rate=r"|x_i - x_j| \sim (1 + hc)^{-k}",
     conclude=conclude,
     sample=lambda rng: draw_case(rng, None, STEPS),

@@ -11,6 +11,7 @@ from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import causal_identity
 from attractor.theory.theorems.consensus.gradient_layers import integrate_layers
 from attractor.theory.theorems.consensus.layer_rates import draw_case, measure_factor, step_size
+from attractor.theory.timescales import TimeScale
 
 STEPS = {0.5: 200, 1.0: 130, 5.0: 80}
 
@@ -23,6 +24,11 @@ def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
     return (Measurement("a layer shrinks angles by (1 + hc/2)/(1 + hc)", -missed, 0.01, asymptotic=True),)
 
 
+def time_scale(case: Case) -> TimeScale:
+    size = step_size(case) * to_sphere(case).weight
+    return TimeScale(rate=f"near consensus each layer multiplies distances by {(1 + size / 2) / (1 + size):.4g}")
+
+
 THEOREM = Theorem(
     key="consensus.T3-layer-rate",
     title="One causal layer near consensus",
@@ -33,6 +39,7 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=causal_identity.THEOREM.hypotheses,
     fate="consensus",
+    time_scale=time_scale,
     rate=r"|x_i - x_1| \sim \left(\frac{1 + hc/2}{1 + hc}\right)^k",
     conclude=conclude,
     sample=lambda rng: draw_case(rng, "causal", STEPS),

@@ -21,6 +21,7 @@ from attractor.theory.theorem import Case, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import causal_symmetric, common_value
 from attractor.theory.theorems.consensus.gradient_layers import integrate_layers, layer_options
 from attractor.theory.theorems.consensus.layer_rates import step_size
+from attractor.theory.timescales import TimeScale
 
 LAYERS = {0.5: 200, 1.0: 120}
 
@@ -75,6 +76,12 @@ def _small_step_margin(case: Case) -> Margin:
     return Margin.positive(float(1 + h * values[0]) - max((1 + h * values[1:]).abs().tolist(), default=0.0))
 
 
+def time_scale(case: Case) -> TimeScale | None:
+    if case.tokens.dim == 1:
+        return None
+    return TimeScale(rate=f"near the eigenvector each layer multiplies distances by {predict_factor(case):.4g}")
+
+
 THEOREM = Theorem(
     key="consensus.T4-layers",
     title="Causal, symmetric value, layer by layer",
@@ -88,6 +95,7 @@ THEOREM = Theorem(
         Hypothesis("small step", r"|1 + h\lambda_k| < 1 + h\lambda_1", _small_step_margin),
     ),
     fate="consensus",
+    time_scale=time_scale,
     rate=r"|x_i \mp v_1| \sim \Big(\max_{k\ge2,\,i}\frac{|1 + h\lambda_k/i|}{1 + h\lambda_1}\Big)^k",
     conclude=conclude,
     sample=lambda rng: draw_case(rng, -1.2, 0.4),

@@ -21,6 +21,7 @@ from attractor.theory.spheres import ATTRACTION, IDENTITY_VALUES, ON_SPHERE, PLA
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
 from attractor.theory.theorems.consensus import pair
 from attractor.theory.theorems.consensus.equiangular import pair_cosines
+from attractor.theory.timescales import TimeScale
 
 PART = 0.5  # theta' as a part of theta_0
 
@@ -32,11 +33,16 @@ def smallest_angle(case: Case, points: torch.Tensor) -> torch.Tensor:
 
 def predict_time(case: Case) -> float:
     """Return the time before which no angle is below half of the smallest initial one."""
+    return math.exp(min(predict_log_time(case), 700.0))
+
+
+def predict_log_time(case: Case) -> float:
+    """Return the logarithm of that time."""
     start = float(smallest_angle(case, case.initial_tokens.points))
     masses = case.tokens.weights / case.tokens.weights.sum()
     crowd = float((1 - masses.min()) / masses.min())
     barrier = pair.fit_beta(case)[0] * (1 - math.cos(PART * start))
-    return (1 - PART) * start * math.exp(min(barrier, 700.0)) / (2 * to_sphere(case).weight * crowd)
+    return barrier + math.log((1 - PART) * start / (2 * to_sphere(case).weight * crowd))
 
 
 def conclude(case: Case, run: Trajectory) -> tuple[Measurement, ...]:
@@ -79,6 +85,12 @@ def _barrier_margin(case: Case) -> Margin:
     return Margin.positive(pair.fit_beta(case)[0] * float(smallest_angle(case, case.initial_tokens.points)))
 
 
+def time_scale(case: Case) -> TimeScale:
+    angle = float(smallest_angle(case, case.initial_tokens.points))
+    event = f"no pair of tokens is closer than half of the smallest angle now ({PART * angle:.3g})"
+    return TimeScale(event, predict_log_time(case), "not before")
+
+
 THEOREM = Theorem(
     key="consensus.metastability",
     title="Separated tokens wait exponentially long",
@@ -105,7 +117,8 @@ THEOREM = Theorem(
         pair.ISOTROPIC,
         Hypothesis("separated tokens", r"\beta\,\theta_0 > 0", _barrier_margin),
     ),
-    fate="monotone",
+    fate="metastable",
+    time_scale=time_scale,
     rate=r"t \ge \tfrac{\theta_0}{4cM}e^{\beta(1-\cos(\theta_0/2))}",
     conclude=conclude,
     sample=sample,

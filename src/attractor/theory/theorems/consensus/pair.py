@@ -18,6 +18,7 @@ from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import ATTRACTION, FULL_HEAD, IDENTITY_VALUES, to_sphere
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.timescales import NEAR, TimeScale, log_merging_time
 
 
 def merging_time(beta: float, start: float, end: float, weight: float = 1.0) -> float:
@@ -83,6 +84,16 @@ def _pair_margin(case: Case) -> Margin:
     return Margin.boolean(case.tokens.n == 2, f"{case.tokens.n} tokens")
 
 
+def time_scale(case: Case) -> TimeScale:
+    points, found = to_sphere(case).map_points(case.initial_tokens.points), to_sphere(case)
+    start = float(angle(points[0], points[1]))
+    if start <= NEAR:
+        return TimeScale(rate=f"their angle falls like e^(-{found.weight:.4g} t)")
+    log_time = log_merging_time(fit_beta(case)[0], start, NEAR, found.weight)
+    rate = f"in the end their angle falls like e^(-{found.weight:.4g} t)"
+    return TimeScale(f"the angle of the two tokens reaches {NEAR:g}", log_time, "exact", rate)
+
+
 ISOTROPIC = Hypothesis("isotropic interaction", r"P = \beta W", lambda case: Margin.zero(fit_beta(case)[1]))
 CITATION = Citation(
     "geshkovski2023mathematical",
@@ -105,6 +116,7 @@ THEOREM = Theorem(
         Hypothesis("not opposite", r"\theta_0 < \pi", _facing_margin),
     ),
     fate="consensus",
+    time_scale=time_scale,
     rate=r"t_{\text{merge}} \sim e^{\beta(1-\cos\theta_0)}",
     conclude=conclude,
     sample=sample,

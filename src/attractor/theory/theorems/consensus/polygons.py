@@ -19,6 +19,7 @@ from attractor.theory.sampling import Rng, map_to_space
 from attractor.theory.spheres import ATTRACTION, FULL_HEAD, IDENTITY_VALUES, linearize, to_sphere
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, integrate
 from attractor.theory.theorems.consensus import pair
+from attractor.theory.timescales import TimeScale
 
 HORIZON = 60.0
 PERTURBATION = 1e-3
@@ -119,6 +120,9 @@ THEOREM = Theorem(
         Hypothesis("the polygon attracts", r"\lambda_k < 0", _attracting_margin),
     ),
     fate="equilibrium",
+    time_scale=lambda case: TimeScale(
+        rate=f"small deviations of the angles fall like e^({predict_abscissa(case):.4g} t)"
+    ),
     rate=r"\max_{0<k<n}\lambda_k",
     conclude=conclude,
     sample=sample,

@@ -5,6 +5,8 @@ r"""T3: softmax attention with V = I: the covariance is known in closed form, an
 :math:`\Sigma_0^{1/2}u_{\max}` if that is positive. With S not negative and :math:`\Sigma_0 \succ 0` it always does.
 """
 
+import math
+
 import numpy as np
 import torch
 
@@ -13,6 +15,7 @@ from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.gaussians import FULL_RANK, IDENTITY_VALUE, SOFTMAX_GAUSSIAN, cite
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
+from attractor.theory.timescales import TimeScale
 from attractor.weights import extremes
 
 
@@ -48,6 +51,11 @@ def sample_negative(rng: Rng) -> Case:
     return Case(law, rng.gaussian(3))
 
 
+def time_scale(case: Case) -> TimeScale:
+    time, _ = identity_value_blow_up(case.matrices.transposed.numpy(), case.gaussian.covariance.double().numpy())
+    return TimeScale("the covariance becomes infinite", math.log(time), "exact", "like 1/(T - t)")
+
+
 THEOREM = Theorem(
     key="meanfield.T3",
     title="Blow-up for the identity value",
@@ -67,6 +75,7 @@ THEOREM = Theorem(
         ),
     ),
     fate="blow-up",
+    time_scale=time_scale,
     rate=r"\Sigma_t = \Sigma_0^{1/2}(I - 2tM)^{-1}\Sigma_0^{1/2}",
     conclude=conclude,
     sample=sample,

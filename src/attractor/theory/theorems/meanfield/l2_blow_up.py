@@ -4,6 +4,7 @@ With :math:`K = e_1^\top`, :math:`Q = (1, 1)`, :math:`V = e_2(1, 1)` the varianc
 :math:`w = \Sigma_{12}` obeys :math:`\dot w = c(s + w)^2`, :math:`c = 2/(1 + 2s)`, so :math:`T^* = 1/(c(s + w_0))`.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.gaussians import TOLERANCES, cite, gaussian_setting
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
+from attractor.theory.timescales import TimeScale
 
 QUERY, KEY, VALUE = [[1.0, 1.0]], [[1.0, 0.0]], [[0.0, 0.0], [1.0, 1.0]]
 SHARES = (0.5, 0.9, 0.99)  # of the blow-up time at which we look
@@ -80,6 +82,10 @@ def _ahead_margin(case: Case) -> Margin:
     return Margin.positive(float((covariance[0, 0] + covariance[0, 1]) / covariance[0, 0]))
 
 
+def time_scale(case: Case) -> TimeScale:
+    return TimeScale("the covariance becomes infinite", math.log(blow_up_time(case)), "exact", "like 1/(T - t)")
+
+
 THEOREM = Theorem(
     key="meanfield.T9",
     title="L2 blow-up with a singular key",
@@ -93,6 +99,7 @@ THEOREM = Theorem(
         Hypothesis("growing", r"s + w_0 > 0", _ahead_margin),
     ),
     fate="blow-up",
+    time_scale=time_scale,
     rate=r"s + w_t = (s + w_0)/(1 - t/T^*)",
     conclude=conclude,
     sample=sample,

@@ -11,6 +11,7 @@ from attractor.meanfield import BlowUp, blow_up_bounds, find_blow_up
 from attractor.theory.gaussians import DEFINITE_VALUE, FULL_RANK, SOFTMAX_GAUSSIAN, SYMMETRIC_POSITIVE, cite
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
+from attractor.theory.timescales import TimeScale
 
 
 def locate_blow_up(case: Case) -> BlowUp:
@@ -35,6 +36,12 @@ def sample_indefinite(rng: Rng) -> Case:
     return Case(rng.softmax_law(rng.indefinite(3), rng.definite(3)), rng.gaussian(3))
 
 
+def time_scale(case: Case) -> TimeScale:
+    bounds = blow_up_bounds(case.attention, case.gaussian)
+    rate = f"not before t = {bounds.lower:.4g}"
+    return TimeScale("the covariance becomes infinite", math.log(bounds.upper), "at the latest", rate)
+
+
 THEOREM = Theorem(
     key="meanfield.T4",
     title="Bounds of the blow-up time",
@@ -45,6 +52,7 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=(*SOFTMAX_GAUSSIAN, FULL_RANK, DEFINITE_VALUE, SYMMETRIC_POSITIVE),
     fate="blow-up",
+    time_scale=time_scale,
     conclude=conclude,
     sample=sample,
     violate={"interaction positive": sample_indefinite},

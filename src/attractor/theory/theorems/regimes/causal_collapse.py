@@ -5,6 +5,8 @@ positive number, and it decays too. Near zero token l has the rate :math:`|\oper
 head lets grow (``attractor.weights.layers``): the usual one, or that of a definite metric that the heads share.
 """
 
+import math
+
 import torch
 
 from attractor.laws import Rotary
@@ -14,10 +16,12 @@ from attractor.theory.conditions import Hypothesis, Margin, Verdict
 from attractor.theory.hypotheses import CAUSAL, FLAT, NO_DRIFT, SOFTMAX, TOKENS, find_first_token
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.timescales import NEAR, TimeScale, add_logs, format_time
 from attractor.weights import Bounds, measure_contraction
 
 SIZES = ((2, 4), (3, 4), (4, 2))
 HORIZON = 64.0
+SMALL = 1e-2  # self-weights below this are named
 
 
 def stable_margin(case: Case) -> Margin:
@@ -88,6 +92,23 @@ def sample_unmasked(rng: Rng) -> Case:
     return Case(law, rng.tokens(4, 4), horizon=16.0, options=STOP_FAR_AWAY)
 
 
+def time_scale(case: Case) -> TimeScale:
+    """Estimate by the self-weight of every token once the earlier ones are at zero, which may be tiny: there it hardly moves."""
+    found, points = case.matrices, case.initial_tokens.points.double()
+    slowest, n = -found.abscissa.value, len(points)
+    rate = f"in the end norms fall like e^(-{slowest / n:.4g} t)"
+    if len(found.values) > 1 or not slowest > 0:
+        return TimeScale()
+    order = torch.arange(n) if case.tokens.positions is None else case.tokens.positions.argsort().argsort()
+    own, others = ((points @ found.interaction) * points).sum(-1), order.double().log()  # scores with zero are zero
+    weights = own - torch.logaddexp(own, others)
+    log_time = add_logs(-float(weights.min()), math.log(n * -math.log(NEAR))) - math.log(slowest)
+    if float(weights.min()) < math.log(SMALL):
+        share = format_time(float(weights.min()))
+        rate = f"a token that gives itself the weight {share} hardly moves before; {rate}"
+    return TimeScale(f"norms reach {NEAR:g} of the start", log_time, "order of magnitude", rate)
+
+
 THEOREM = Theorem(
     key="regimes.T8",
     title="Causal collapse",
@@ -106,6 +127,7 @@ THEOREM = Theorem(
         Hypothesis("value stable", r"\max \operatorname{Re}\lambda(V) < 0", stable_margin),
     ),
     fate="collapse",
+    time_scale=time_scale,
     rate=r"|x_l| \sim e^{-|\max\operatorname{Re}\lambda(V)|\,t/l}; \text{ slow where } \operatorname{sym} W \not\succeq 0",
     conclude=conclude,
     sample=sample,

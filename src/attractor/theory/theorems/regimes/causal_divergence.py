@@ -13,6 +13,7 @@ from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.hypotheses import CAUSAL, FLAT, NO_DRIFT, NORMALISED, TOKENS, find_first_token
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.timescales import FACTOR, TimeScale, grow_exponentially
 
 
 def leading_eigenvector(case: Case) -> tuple[float, torch.Tensor]:
@@ -68,6 +69,13 @@ def sample_stable(rng: Rng) -> Case:
     return draw_case(rng, rng.definite(d, -1.0), n)
 
 
+def time_scale(case: Case) -> TimeScale:
+    first = case.initial_tokens.points.double()
+    part = float(leading_component(case, first)) / float(leading_eigenvector(case)[1].norm())
+    ratio = FACTOR * float(first[find_first_token(case.tokens)].norm()) / max(part, 1e-300)
+    return grow_exponentially("the first token", leading_eigenvector(case)[0], ratio)
+
+
 THEOREM = Theorem(
     key="regimes.T8.converse",
     title="Causal divergence",
@@ -85,6 +93,7 @@ THEOREM = Theorem(
         Hypothesis("component present", r"u^* x_1(0) \ne 0", _present_margin, generic=True),
     ),
     fate="divergence",
+    time_scale=time_scale,
     rate=r"e^{\max\operatorname{Re}\lambda(V)\,t}",
     conclude=conclude,
     sample=sample,

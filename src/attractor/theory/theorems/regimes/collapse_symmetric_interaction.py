@@ -30,6 +30,7 @@ from attractor.theory.hypotheses import (
 )
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, reverse_velocity
+from attractor.theory.timescales import fall_algebraically
 
 HORIZON = 100.0
 LATE = {"save": geometric_times(HORIZON)}
@@ -59,6 +60,7 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=(*STANDARD_SETTING, ONE_HEAD, METRIC, INTERACTION_SYMMETRIC, METRIC_NEGATIVE, INTERACTION_POSITIVE),
     fate="collapse",
+    time_scale=fall_algebraically,
     rate=r"\|x\| \sim t^{-1/2}; \text{ only the mean decays exponentially}",
     conclude=conclude,
     sample=metric_sampler(lambda rng, d: rng.definite(d, -1.0) + rng.skew(d), Rng.definite, HORIZON, LATE),

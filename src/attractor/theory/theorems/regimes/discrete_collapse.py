@@ -20,6 +20,7 @@ from attractor.theory.hypotheses import (
 )
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.timescales import TimeScale
 from attractor.weights import Bounds, bound_radius
 
 LAYERS = 400
@@ -81,6 +82,7 @@ THEOREM = Theorem(
         Hypothesis("radius below one", r"\rho(I + hV) < 1", _contracting_margin),
     ),
     fate="collapse",
+    time_scale=lambda case: TimeScale(rate="norms fall like t^(-1/2)"),
     rate=r"\|x\| \sim t^{-1/2}",
     conclude=conclude,
     sample=lambda rng: draw_case(rng, 0.2, 0.95),

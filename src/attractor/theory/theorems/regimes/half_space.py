@@ -17,6 +17,7 @@ from attractor.theory.conditions import Hypothesis, Margin
 from attractor.theory.hypotheses import FLAT, NO_DRIFT, NORMALISED, TOKENS
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem
+from attractor.theory.timescales import FACTOR, TimeScale, grow_exponentially
 from attractor.weights import Bounds, enclose_eigenvalue, rounding_error
 
 
@@ -93,6 +94,12 @@ def draw_case(rng: Rng, rate: float, split: bool = False) -> Case:
     return case
 
 
+def time_scale(case: Case) -> TimeScale:
+    points, (rate, u) = case.initial_tokens.points.double(), find_directions(case)[0]
+    ratio = FACTOR * float(points.norm(dim=-1).max()) / float((points @ u).min())
+    return grow_exponentially("every token", rate, ratio, "at the latest")
+
+
 THEOREM = Theorem(
     key="regimes.T6",
     title="Half-space divergence",
@@ -116,6 +123,7 @@ THEOREM = Theorem(
         Hypothesis("one side", r"u \cdot x_i(0) > 0 \text{ for all } i", _one_side_margin),
     ),
     fate="divergence",
+    time_scale=time_scale,
     rate=r"e^{\lambda t}",
     conclude=conclude,
     sample=lambda rng: draw_case(rng, 1.0),

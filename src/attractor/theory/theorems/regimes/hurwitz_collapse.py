@@ -20,6 +20,7 @@ from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, reverse_velocity
 from attractor.theory.theorems.regimes.causal_collapse import stable_margin
 from attractor.theory.theorems.regimes.collapse import sample_rotation
+from attractor.theory.timescales import fall_algebraically
 
 HORIZON = 100.0
 
@@ -52,6 +53,7 @@ THEOREM = Theorem(
         Hypothesis("value stable", r"\max \operatorname{Re}\lambda(V) < 0", stable_margin),
     ),
     fate="collapse",
+    time_scale=fall_algebraically,
     rate=r"\|x\| \sim t^{-1/2}",
     conclude=conclude,
     sample=sample,

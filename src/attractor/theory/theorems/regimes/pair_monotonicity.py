@@ -58,6 +58,7 @@ THEOREM = Theorem(
     status=Status.HERE,
     hypotheses=(SOFTMAX, FLAT, TOKENS, FULL, NO_POSITIONS, *SYMMETRIC_METRIC),
     fate=choose_fate,
+    quantity="(x_l - x_k)' A (x_l - x_k) of every pair of tokens",
     conclude=conclude,
     sample=sample,
     violate={
