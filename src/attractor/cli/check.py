@@ -23,6 +23,7 @@ from attractor.cli.options import (
 from attractor.errors import InputError
 
 SCHEMA = "attractor.check/2"
+DETAILED = 5  # theorems that are listed with their hypotheses
 option = panel("Theorems")
 
 
@@ -141,7 +142,23 @@ def print_check(report: dict[str, Any]) -> None:
 
 
 def print_theorems(rows: list[dict[str, Any]]) -> None:
-    """Print the list of theorems."""
+    """Print the list of theorems; a few of them with their hypotheses."""
+    if len(rows) > DETAILED:
+        columns = [(row["key"], row["title"], row["status"], _name_fate(row["fate"])) for row in rows]
+        print_table("Theorems", ("theorem", "title", "status", "fate"), columns)
+        print_rows("", {"hypotheses": "attractor check --list --theorem KEY"}, "")
+        return
     for row in rows:
-        parts = {"status": row["status"], "fate": row["fate"], "hypotheses": ", ".join(row["hypotheses"])}
-        print_rows(f"{row['key']}: {row['title']}", parts)
+        parts = {
+            "status": row["status"],
+            "source": row["source"],
+            "fate": _name_fate(row["fate"]),
+            "hypotheses": ", ".join(row["hypotheses"]),
+            "proof": row["proof"],
+        }
+        shown = [(name, text) for name, text in parts.items() if text]
+        print_table(f"{row['key']}: {row['title']}", ("", "  "), shown, fixed=("",))
+
+
+def _name_fate(fate: str) -> str:
+    return {"identity": "none", "depends on the case": "by case"}.get(fate, fate)

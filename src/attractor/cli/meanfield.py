@@ -117,7 +117,8 @@ def _rates_table(found: Rates, problem: Problem) -> None:
     rows = {LABELS[name]: _slope(slope) for name, slope in found.slopes.items()}
     print_rows("Slopes in n, with 95% intervals", rows)
     if len(found.tilt):
-        print_rows("", {"tilt": f"{found.tilt[0]:.3g} at the start, {found.tilt.max():.3g} at most"})
+        meaning = "largest singular value of Sigma^(1/2) A Sigma^(1/2); above 1/2 errors fall more slowly than n^(-1/2)"
+        print_rows("", {"tilt": f"{found.tilt[0]:.3g} at the start, {found.tilt.max():.3g} at most ({meaning})"})
 
 
 @print_study.register(Stability)

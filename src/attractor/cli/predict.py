@@ -18,6 +18,7 @@ from attractor.errors import InputError
 from attractor.registry import check_name
 
 SCHEMA = "attractor.predict/2"
+NO_FATE = {"identity": "none"}
 STYLES = {"holds": "green", "fails": "red", "undetermined": "yellow"}
 
 
@@ -26,6 +27,9 @@ class PredictOptions(CommonOptions):
     """Which theorems are tested."""
 
     step: Annotated[float | None, result_option("H", "Size of discrete layers.", default="continuous time")] = None
+    until: Annotated[
+        float | None, result_option("T", "End of a run: fates that are to be expected later are said to be beyond it.")
+    ] = None
     paper: Annotated[str | None, result_option("NAME", "Theorems of one paper: regimes, consensus, meanfield.")] = None
     report: Annotated[
         Path | None, result_option("FILE.html", "Write a page with the prediction and the statements.", "--report")
@@ -54,7 +58,9 @@ def predict(
     if tokens.ensemble is not None:
         raise InputError("--ensemble is for simulate: a prediction is about one start")
     problem = build_problem(tokens, law, space, RunOptions())
-    found = predict_fate(problem.law, problem.tokens, problem.space, step=options.step, paper=options.paper)
+    found = predict_fate(
+        problem.law, problem.tokens, problem.space, step=options.step, paper=options.paper, until=options.until
+    )
     command = command_line(context)
     if options.report is not None:
         from attractor.report import prediction_report
@@ -65,22 +71,45 @@ def predict(
 
 
 def print_prediction(report: dict[str, Any]) -> None:
-    """Print the fates, the theorems behind them, contradictions, and what the nearest other theorem lacks."""
+    """Print the fates with the times at which they are to be expected, the theorems behind them, starts that are exceptions,
+    contradictions, and what the nearest other theorem lacks."""
     console = Console(highlight=False)
-    fates = [(fate, found["means"], ", ".join(found["theorems"])) for fate, found in report["fates"].items()]
-    if fates:
+    fates = [(fate, found["means"], "\n".join(found["theorems"])) for fate, found in report["fates"].items()]
+    if report["note"]:
+        console.print(report["note"])
+    elif fates:
         print_table("Predicted", ("fate", "meaning", "by"), fates)
     else:
         console.print(Text("No theorem predicts a fate.", "bold"))
+    for row in report["exceptional"]:
+        console.print(
+            f"exceptional start: {row['theorem']} is about almost every start, but here {row['reason']}", style="yellow"
+        )
+    times = [(name, found["text"]) for name, found in report["times"].items()]
+    if times:
+        print_table("When and how fast", ("theorem", "time and rate"), times)
     rows = [
-        (row["theorem"], row["title"], row["status"], row["fate"] or "", short(_smallest_margin(row)))
+        (
+            row["theorem"],
+            row["title"],
+            row["status"],
+            NO_FATE.get(row["fate"], row["fate"]),
+            short(_smallest_margin(row)),
+        )
         for row in report["applicable"]
     ]
     if rows:
         print_table("Theorems that apply", ("theorem", "title", "status", "fate", "margin"), rows)
+        if any(row["fate"] in NO_FATE for row in report["applicable"]):
+            console.print("none: an equation or inequality that holds at every time; it says nothing about the limit")
+        console.print("margin: of the strict inequality that is closest to failing, relative; empty without one")
     for row in report["undetermined"]:
-        names = [c["name"] for c in row["conditions"] if c["verdict"] == "undetermined"]
-        console.print(f"undetermined: {row['theorem']} ({', '.join(names) or 'not all hypotheses can be examined'})")
+        names = [
+            f"{c['name']}, {c['detail']}" if c["detail"] else c["name"]
+            for c in row["conditions"]
+            if c["verdict"] == "undetermined"
+        ]
+        console.print(f"undetermined: {row['theorem']} ({'; '.join(names) or 'not all hypotheses can be examined'})")
     for first, second in report["contradictions"]:
         console.print(Text(f"contradiction: {first} and {second} exclude each other", "red"))
     nearest = report["nearest"]
@@ -90,7 +119,7 @@ def print_prediction(report: dict[str, Any]) -> None:
             for c in nearest["conditions"]
             if c["verdict"] != "holds"
         ]
-        title = f"Nearest theorem that does not apply: {nearest['theorem']}, {nearest['title']}; missing"
+        title = f"Nearest theorem that does not apply: {nearest['theorem']}"
         print_table(title, ("hypothesis", "verdict", "margin", "detail"), conditions)
 
 

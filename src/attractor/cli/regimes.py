@@ -12,6 +12,13 @@ from attractor.cli.options import CommonOptions, check_numbers, command_line, pr
 from attractor.cli.system_options import LawOptions, build_law, read_law
 
 SCHEMA = "attractor.regimes/2"
+COLUMN_WORDS = {
+    "proved by": "theorem that proves the label; heuristic: none does",
+    "W, V'W": "index of the symmetric part: 1 positive, -1 negative semi-definite, between them both signs",
+    "Re V": "largest real part of an eigenvalue of V",
+    "|I+V|": "spectral radius of I + V, for discrete layers of size one",
+    "residual": "share of the interactions that the best common metric leaves",
+}
 DIM, PLACES = 3, 1024
 
 
@@ -49,6 +56,8 @@ def regimes(context: typer.Context, law: LawOptions, options: RegimeOptions) -> 
 
 def print_regimes(report: dict[str, Any]) -> None:
     """Print layers and heads."""
+    from attractor.weights import LABELS
+
     rows = []
     for layer in report["layers"]:
         whole = layer["layer"]
@@ -59,13 +68,15 @@ def print_regimes(report: dict[str, Any]) -> None:
             (*_names(head, head["head"]), *_numbers(head, head["reduced_metric_index"]), "") for head in layer["heads"]
         ]
     print_table(
-        "Regimes: index of W and of V'W (1 positive, -1 negative), largest real part of V, radius of I + V",
+        "Regimes of heads",
         ("layer", "head", "label", "proved by", "W", "V'W", "Re V", "|I+V|", "residual"),
         rows,
     )
+    shown = {name: text for name, text in COLUMN_WORDS.items() if name != "residual" or any(row[-1] for row in rows)}
+    print_rows("Columns", shown)
     for layer in report["layers"]:
         found = layer["layer"] or layer["heads"][0]
-        print_rows("", {found["label"]: found["why"]}, indent="")
+        print_rows("", {found["label"]: f"{LABELS[found['label']]}; {found['why']}"}, indent="")
 
 
 def _names(row: dict[str, Any], head: Any) -> tuple[Any, ...]:

@@ -119,6 +119,8 @@ def parse_settings(entries: list[str]) -> dict[str, Any]:
 
 def print_figures(figures: tuple[Figure, ...], as_json: bool) -> None:
     """Print the list of figures."""
+    from attractor.solvers import describe_source
+
     if as_json:
         rows = [figure.row() for figure in figures]
         print_json({"schema": SCHEMA, "figures": rows, "versions": versions()})
@@ -129,7 +131,12 @@ def print_figures(figures: tuple[Figure, ...], as_json: bool) -> None:
             parameter.name: f"{parameter.description} (default {format_setting(defaults[parameter.name]) or 'empty'})"
             for parameter in figure.parameters
         }
-        rows = {"question": figure.question, "source": figure.source, "cost": figure.cost, **parameters}
+        rows = {
+            "question": figure.question,
+            "source": describe_source(figure.source),
+            "cost": figure.cost,
+            **parameters,
+        }
         print_rows(f"{figure.key}: {figure.title}", rows)
 
 

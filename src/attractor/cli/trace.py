@@ -21,7 +21,7 @@ COLUMNS = {
     "norm": "token_norm",
     "distance": "pairwise_distance",
     "cosine": "cosine",
-    "least": "cosine_min",
+    "min cosine": "cosine_min",
     "rank": "effective_rank",
     "sharpness": "sharpness",
     "clusters": "clusters",

@@ -8,7 +8,7 @@ from attractor.solvers.saving import save_times
 from attractor.solvers.steppers.stepper import default_method, stepper_named
 from attractor.solvers.stored_runs import load, resume
 from attractor.solvers.termination import Collapse, Consensus, Event, Rule, Steady, View
-from attractor.solvers.trajectory import Trajectory
+from attractor.solvers.trajectory import Trajectory, describe_source
 
 __all__ = [
     "Approach",
@@ -23,6 +23,7 @@ __all__ = [
     "View",
     "check_footprint",
     "default_method",
+    "describe_source",
     "enter_space",
     "factor_eigenvalues",
     "flow",

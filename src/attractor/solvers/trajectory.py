@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -364,6 +365,27 @@ def read_bibliography() -> dict[str, str]:
                 break
         found[match.group(1)] = text[match.start() : end + 1]
     return found
+
+
+def describe_source(key: str) -> str:
+    """Return authors, year, title and preprint number of a work by its key in ``references.bib``; the key itself if it is not there."""
+    entry = read_bibliography().get(key)
+    if entry is None:
+        return key
+    parts = dict(re.findall(r"^\s*(\w+)\s*=\s*[{\"](.*)[}\"],?\s*$", entry, flags=re.MULTILINE))
+    names = [name.split(",")[0].strip("{} ") for name in parts.get("author", key).split(" and ")]
+    authors = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
+    place = f", arXiv {parts['eprint']}" if "eprint" in parts else ""
+    return _read_latex(f"{authors} {parts.get('year', '')}, {parts.get('title', '')}{place}")
+
+
+ACCENTS = {"'": "\u0301", "`": "\u0300", '"': "\u0308", "^": "\u0302", "~": "\u0303"}
+
+
+def _read_latex(text: str) -> str:
+    """Return text without the braces, accents and dashes of LaTeX."""
+    accented = re.sub(r"\\(['`\"^~])\{?\\?(\w)\}?", lambda found: normalize("NFC", found[2] + ACCENTS[found[1]]), text)
+    return accented.replace("{", "").replace("}", "").replace("---", "-").replace("--", "-")
 
 
 def _event_row(event: EventRecord) -> dict[str, Any]:

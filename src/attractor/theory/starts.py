@@ -116,7 +116,9 @@ def _measure_exception(case: Case, symmetric: bool) -> Margin:
     found["two tokens are opposite"] = measure_opposition(points)
     if symmetric:
         found["the start has symmetries that no consensus has, and keeps them"] = measure_symmetry(points)
-    reason, value = min(found.items(), key=lambda item: max(item[1], AT_ONCE))  # the first of those that are zero up to rounding
+    reason, value = min(
+        found.items(), key=lambda item: max(item[1], AT_ONCE)
+    )  # the first of those that are zero up to rounding
     detail = reason if value < BAND else "distance from starts that are at rest, symmetric or have opposite tokens"
     return Margin(min(value, 1.0), AT_ONCE, BAND, detail)
 

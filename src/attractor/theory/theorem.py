@@ -17,7 +17,7 @@ from torch import Tensor
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Attention, Law, Schedule
 from attractor.registry import find
-from attractor.solvers import Trajectory, enter_space, flow
+from attractor.solvers import Trajectory, describe_source, enter_space, flow
 from attractor.spaces import Euclidean, Space
 from attractor.states import Gaussian, Tokens
 from attractor.theory.conditions import (
@@ -330,6 +330,7 @@ def summarize(theorem: Theorem) -> dict[str, Any]:
         "quantity": theorem.quantity,
         "hypotheses": {hypothesis.name: hypothesis.formula for hypothesis in theorem.hypotheses},
         "citation": asdict(theorem.citation),
+        "source": describe_source(theorem.citation.key),
         "proof": theorem.proof,
     }
 

@@ -79,7 +79,8 @@ def add_theory(section: Section, run: Trajectory, member: int = 0) -> Section:
     from attractor.theory import predict
 
     try:
-        found = predict(single.law, single.tokens, run.space)  # type: ignore[arg-type]
+        end = float(single.times[-1]) if len(single.times) and single.times[-1] > 0 else None
+        found = predict(single.law, single.tokens, run.space, until=end)  # type: ignore[arg-type]
     except AttractorError as error:
         return section.text(f"Theorems could not be evaluated: {error}", tone="warn")
     count = f"{len(found.applicable)} of {len(found.findings)} theorems apply to this start."

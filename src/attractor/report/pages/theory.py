@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from attractor.plotting import style
 from attractor.report.blocks import Badge, Code, Maths
 from attractor.report.figures import escape_text
 from attractor.report.report import Report, Section
-from attractor.solvers import Trajectory
-from attractor.theory import FATES, CheckReport, Finding, Prediction, Theorem, find_contradiction, find_theorem
+from attractor.solvers import Trajectory, describe_source
+from attractor.theory import CheckReport, Finding, Prediction, Theorem, find_contradiction, find_theorem
 
 TONES = {"holds": "good", "undetermined": "warn", "fails": "bad"}
 BARS = 40  # hypotheses in the figure of sharpness
@@ -32,23 +33,48 @@ def prediction_report(found: Prediction, command: str) -> Report:
 
 
 def add_fates(section: Section, found: Prediction, run: Trajectory | None = None) -> Section:
-    """Add predicted fates, their meaning, the theorems and, with a run, whether it contradicts them."""
+    """Add predicted fates, their meaning, when they are to be expected, the theorems and, with a run, whether it contradicts them."""
     rows: list[dict[str, Any]] = []
     for fate, keys in found.fates.items():
-        row: dict[str, Any] = {"predicted": Badge(fate), "meaning": FATES[fate], "by": ", ".join(keys)}
+        scale = found.find_scale(fate)
+        row: dict[str, Any] = {
+            "predicted": Badge(fate),
+            "meaning": found.meanings[fate],
+            "time and rate": "" if scale is None else scale.describe(found.until),
+            "by": ", ".join(keys),
+        }
         if run is not None:
-            against = find_contradiction(fate, run)
-            row["in this run"] = (
-                Badge("contradicted: " + against, "bad") if against else Badge("not contradicted", "good")
-            )
+            row["in this run"] = _compare(found, fate, run)
         rows.append(row)
-    if rows:
-        section.table(rows, caption="Fates that proved theorems predict from law, tokens and space.")
+    if found.note:
+        section.text(f"{found.note[0].upper()}{found.note[1:]}.", tone="warn")
+    elif rows:
+        section.table(rows, caption="Fates that theorems predict from law, tokens and space.")
     else:
         section.text("No theorem predicts a fate for this system.", tone="warn")
+    for item in found.exceptional:
+        section.text(
+            f"This start is exceptional: {item.theorem.key} is about almost every start, but here {item.exception}.",
+            tone="warn",
+        )
     for one, other in found.contradictions:
         section.text(f"{one.theorem.key} and {other.theorem.key} exclude each other.", tone="bad")
     return section
+
+
+def _compare(found: Prediction, fate: str, run: Trajectory) -> Badge:
+    """Say whether a run contradicts a fate, has ended long before it, or is one that only an exception could contradict."""
+    against, scale = find_contradiction(fate, run), found.find_scale(fate)
+    if against is None:
+        return Badge("not contradicted", "good")
+    end = run.outcome.time
+    if scale is not None and scale.is_beyond(end if math.isfinite(end) and end > 0 else found.until):
+        return Badge("the run ended long before", "warn")
+    if all(item.theorem.for_almost_every_start for item in found.applicable if item.fate == fate):
+        return Badge(f"{against}: a start that is an exception, or a longer run is needed", "warn")
+    if not any(item.theorem.status.is_proved for item in found.applicable if item.fate == fate):
+        return Badge("a conjecture is contradicted: " + against, "warn")
+    return Badge("contradicted: " + against, "bad")
 
 
 def add_statement(section: Section, entry: Theorem) -> Section:
@@ -58,13 +84,17 @@ def add_statement(section: Section, entry: Theorem) -> Section:
         section.text("Rate:").maths(entry.rate)
     place = f", {entry.citation.place}" if entry.citation.place else ""
     return section.text(
-        f"{entry.status.value.capitalize()}; {entry.citation.key}{place}. Symbols: {entry.citation.symbols}."
+        f"{entry.status.value.capitalize()}; {describe_source(entry.citation.key)}{place}. Symbols: {entry.citation.symbols}."
     )
 
 
 def add_theorem(section: Section, item: Finding) -> Section:
     """Add a theorem with the margins of its hypotheses."""
     add_statement(section, item.theorem)
+    if item.scale is not None:
+        section.text(f"Here: {item.scale.describe()}.")
+    if item.fate is not None:
+        section.text(f"Fate: {item.meaning}.")
     rows = [
         (
             condition.name,
