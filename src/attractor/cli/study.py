@@ -77,7 +77,7 @@ def _facts(document: dict[str, Any]) -> dict[str, str]:
         why = "too few seeds are left, or the remaining ones favour a side that lost runs"
         places["not tested"] = f"{'; '.join(document['untested'])}: {why}"
     return places | {
-        "p flips": f"all flips of signs, exact; at least {2 / 2**count:.3g} with {count} seeds",
+        "p flips": f"exact two-sided p, over all flips of the signs of the differences; at least {2 / 2**count:.3g} with {count} seeds",
         "hardware": ", ".join(document["hardware"]),
         "made by": "; ".join(document["made_by"]),
     }

@@ -244,7 +244,7 @@ class Theorem:
     gather: Callable[[Sequence[Case]], Sequence[Any]] = integrate
     break_case: Callable[[Case], Case] = reverse_velocity
     rate: str = ""
-    time_scale: Callable[[Case], TimeScale] | None = None
+    time_scale: Callable[[Case], TimeScale | None] | None = None
     quantity: str = ""
     proof: str = ""
     time_independent: bool = False

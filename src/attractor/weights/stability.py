@@ -158,7 +158,7 @@ def enclose_eigenvalue(matrix: np.ndarray, eigenvalue: complex, error: float) ->
 def _enclose_cluster(matrix: np.ndarray, eigenvalue: complex, error: float) -> Disc:
     r"""Enclose by :math:`V = X(D + R)X^{-1}`: discs of radius :math:`\|R\|` that overlap hold as many eigenvalues as there are of them."""
     n = len(matrix)
-    values, basis = linalg.eig(matrix, check_finite=False)
+    values, basis = np.linalg.eig(matrix)
     try:
         inverse = np.linalg.inv(basis)
     except np.linalg.LinAlgError:

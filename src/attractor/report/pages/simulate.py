@@ -79,7 +79,7 @@ def add_theory(section: Section, run: Trajectory, member: int = 0) -> Section:
     from attractor.theory import predict
 
     try:
-        end = float(single.times[-1]) if len(single.times) and single.times[-1] > 0 else None
+        end = None if run.definition is None else run.definition.options.get("until")
         found = predict(single.law, single.tokens, run.space, until=end)  # type: ignore[arg-type]
     except AttractorError as error:
         return section.text(f"Theorems could not be evaluated: {error}", tone="warn")
