@@ -116,3 +116,64 @@ def test_bad_arguments_get_one_line(command, line: str, message: str) -> None:
     assert done.code == 2
     assert message in done.err
     assert done.err.count("\n") == 1
+
+
+def test_predict_says_when(command) -> None:
+    line = "predict --beta 40 --tokens 2 --dim 2 --space sphere --start orthonormal --until 1e6"
+    report = command(f"{line} --json").json
+    expected = report["fates"]["consensus"]["expected"]
+    assert expected["kind"] == "exact"
+    assert expected["beyond"]
+    assert report["until"] == 1e6
+    assert "far beyond the run, which ends at t = 1e+06" in " ".join(command(line).out.split())
+
+
+def test_predict_names_an_exceptional_start(command, tmp_path: Path) -> None:
+    np.save(tmp_path / "tetrahedron.npy", np.array([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]) / 3**0.5)
+    line = f"predict --beta 1 --space sphere --tokens-file {tmp_path / 'tetrahedron.npy'}"
+    report = command(f"{line} --json").json
+    assert "consensus" not in report["fates"]
+    assert report["exceptional"][0]["theorem"] == "consensus.clustering"
+    assert "exceptional start" in command(line).out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "check --list",
+        "check --list --theorem regimes.T8 --theorem consensus.polygons",
+        "predict --tokens 6 --beta 4 --space sphere --start hemisphere --until 5",
+        "regimes --random-law 3 --heads 2 -d 8",
+        "reproduce",
+    ],
+)
+def test_tables_fit_eighty_columns(command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = command(line).out.partition("Results")[0]
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_terms_are_explained(command) -> None:
+    regimes = command("regimes --random-law 3 --heads 2 -d 8").out
+    assert all(word in regimes for word in ("Columns", "spectral radius of I + V", "both signs"))
+    shown = command("predict --beta 1 --tokens 4 --mask causal").out
+    assert "fate none" in shown
+    assert "closest to failing" in shown
+
+
+def test_reproduce_names_its_sources(command) -> None:
+    shown = command("reproduce").out
+    assert "arXiv 2512.03058" in shown
+    assert "pham2025dynamical" not in shown
+
+
+def test_every_source_can_be_read() -> None:
+    from attractor.solvers import describe_source
+    from attractor.solvers.trajectory import read_bibliography
+
+    for key in read_bibliography():
+        text = describe_source(key)
+        assert key == "attractor" or key not in text
+        assert not set(text) & set("{}\\")
+    assert describe_source("abella2024asymptotic").startswith("Rodríguez Abella et al. 2024, ")
+    assert describe_source("nobody1900") == "nobody1900"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import mpmath
 import numpy as np
@@ -13,7 +14,7 @@ import attractor as at
 from attractor.weights import bound_abscissa, bound_radius, enclose_eigenvalue, rounding_error
 from attractor.weights.spectra import spectra, spectrum
 
-Draw = Callable[[np.random.Generator], np.ndarray]
+Draw: TypeAlias = Callable[[np.random.Generator], np.ndarray]
 DRAWS = 6
 
 

@@ -156,8 +156,7 @@ def print_theorems(rows: list[dict[str, Any]]) -> None:
             "hypotheses": ", ".join(row["hypotheses"]),
             "proof": row["proof"],
         }
-        shown = [(name, text) for name, text in parts.items() if text]
-        print_table(f"{row['key']}: {row['title']}", ("", "  "), shown, fixed=("",))
+        print_rows(f"{row['key']}: {row['title']}", {name: text for name, text in parts.items() if text})
 
 
 def _name_fate(fate: str) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from attractor.cli.console import Outputs, print_table, short
+from attractor.cli.console import Outputs, print_rows, print_table, short
 from attractor.cli.options import CommonOptions, check_numbers, command_line, print_result, result_option, with_options
 from attractor.cli.simulate import build_problem
 from attractor.cli.system_options import LawOptions, RunOptions, SpaceOptions, TokenOptions
@@ -76,15 +76,14 @@ def print_prediction(report: dict[str, Any]) -> None:
     console = Console(highlight=False)
     fates = [(fate, found["means"], "\n".join(found["theorems"])) for fate, found in report["fates"].items()]
     if report["note"]:
-        console.print(report["note"])
+        print_rows("", {"note": report["note"]}, indent="")
     elif fates:
         print_table("Predicted", ("fate", "meaning", "by"), fates)
     else:
         console.print(Text("No theorem predicts a fate.", "bold"))
     for row in report["exceptional"]:
-        console.print(
-            f"exceptional start: {row['theorem']} is about almost every start, but here {row['reason']}", style="yellow"
-        )
+        why = f"{row['theorem']} is about almost every start, but here {row['reason']}"
+        print_rows("", {"exceptional start": why}, indent="")
     times = [(name, found["text"]) for name, found in report["times"].items()]
     if times:
         print_table("When and how fast", ("theorem", "time and rate"), times)
@@ -100,9 +99,10 @@ def print_prediction(report: dict[str, Any]) -> None:
     ]
     if rows:
         print_table("Theorems that apply", ("theorem", "title", "status", "fate", "margin"), rows)
+        words = {"margin": "of the strict inequality that is closest to failing, relative; empty without one"}
         if any(row["fate"] in NO_FATE for row in report["applicable"]):
-            console.print("none: an equation or inequality that holds at every time; it says nothing about the limit")
-        console.print("margin: of the strict inequality that is closest to failing, relative; empty without one")
+            words["fate none"] = "an equation or inequality that holds at every time; it says nothing about the limit"
+        print_rows("", words)
     for row in report["undetermined"]:
         names = [
             f"{c['name']}, {c['detail']}" if c["detail"] else c["name"]

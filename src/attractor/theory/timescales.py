@@ -167,7 +167,7 @@ def grow_exponentially(what: str, rate: float, ratio: float, kind: Kind = "order
     words = f"{what} grows like e^({rate:.4g} t)"
     if not rate > 0:
         return TimeScale(rate=words)
-    event = f"it has grown by the factor {FACTOR:g}"
+    event = f"{what} has grown by the factor {FACTOR:g}"
     return TimeScale(event, math.log(max(math.log(ratio), 1e-300) / rate), kind, words)
 
 
