@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +19,14 @@ def widest(text: str) -> int:
     return max(cell_len(line) for line in text.splitlines())
 
 
-@pytest.mark.parametrize("width", [50, 80, 100, 132])
+@pytest.mark.parametrize("width", [50, 80, 100])
 def test_the_list_of_theorems_fits(command: Command, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     whole = command("check --list").out
     monkeypatch.setenv("COLUMNS", str(width))
     done = command("check --list")
     assert widest(done.out) <= width < widest(whole)
-    assert done.out.split() == whole.split()  # nothing is cut
+    # nothing is cut; a table in parts repeats its first column
+    assert Counter(whole.split()) <= Counter(done.out.split())
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
