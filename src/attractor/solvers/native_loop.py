@@ -18,7 +18,7 @@ from attractor.laws import Attention
 from attractor.solvers.merging import NativeMerges, narrow
 from attractor.solvers.step_control import GROW, SAFETY, SHRINK
 from attractor.solvers.steppers.stepper import RungeKutta, StepPolynomial
-from attractor.solvers.stiffness import CALM_STEPS, COUNTERS, PAIR, STIFF_STEPS, TOKEN
+from attractor.solvers.stiffness import CALM_STEPS, COUNTERS, NEAR, PAIR, STIFF_STEPS, TOKEN
 from attractor.solvers.termination import (
     CALM_GROWTH,
     FAILED_SPACINGS,
@@ -84,7 +84,7 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
     loop.set(safety=SAFETY, shrink=SHRINK, grow=GROW)
     if plan.implicit is not None:
         assert isinstance(plan.stepper, RungeKutta)
-        loop.set(stability=plan.stepper.stability, stiff_steps=STIFF_STEPS, calm_steps=CALM_STEPS)
+        loop.set(stability=NEAR * plan.stepper.stability, stiff_steps=STIFF_STEPS, calm_steps=CALM_STEPS)
     loop.set(noise=NOISE, patience=float(PATIENCE), enough_rest=float(REST), calm_growth=CALM_GROWTH, tiny=TINY)
     loop.set(least_time=LEAST_TIME, least_move=LEAST_MOVE)
     loop.set(unresolved_spacings=UNRESOLVED_SPACINGS, failed_spacings=FAILED_SPACINGS)

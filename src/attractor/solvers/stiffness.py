@@ -9,9 +9,10 @@ from torch import Tensor
 from attractor.solvers.steppers.stepper import RungeKutta, Step, as_column, combine
 
 INTERVAL = 1000  # accepted explicit steps between checks for stiffness
+NEAR = 0.5  # share of the limit of stability from which a step counts: the estimate sees slow components too
 STIFF_STEPS = 15  # steps at the limit of stability after which a member is stiff
 CALM_STEPS = 6  # steps below it after which it is not
-WINDOW = 32  # attempts of the implicit method after which its cost is compared
+WINDOW = 64  # attempts of the implicit method after which its cost is compared
 BACKOFF = 4  # factor of the interval after the implicit method was not worthwhile
 LONGEST_INTERVAL = 1 << 30
 
@@ -39,7 +40,7 @@ class Stiffness:
     r"""Counters of each row, by which its method is chosen.
 
     Steps of an explicit method are at the limit of stability if :math:`h|\lambda|`, estimated from two slopes at the end of the
-    step, exceeds the method's limit [hairer1996solving, section IV.2]. After ``STIFF_STEPS`` such steps the row changes to the
+    step, comes near the method's limit [hairer1996solving, section IV.2]. After ``STIFF_STEPS`` such steps the row changes to the
     implicit method if there is enough time left, and back when explicit steps would have cost less.
     """
 
@@ -55,7 +56,7 @@ class Stiffness:
         checked = accepted & ((self.steps >= self.wait) | (self.suspect > 0))
         if not checked.any() or step.slopes is None:
             return np.zeros(len(accepted), dtype=bool)
-        over = checked & (_rate(stepper, h, y, step) * h > stepper.stability)
+        over = checked & (_rate(stepper, h, y, step) * h > NEAR * stepper.stability)
         self.suspect = np.where(over, self.suspect + 1, self.suspect)
         self.calm = np.where(over, 0, np.where(checked, self.calm + 1, self.calm))
         rested = checked & ~over & ((self.suspect == 0) | (self.calm >= CALM_STEPS))
