@@ -82,6 +82,28 @@ struct Field {
         return sum;
     }
 
+    // The length of a vector, also where its squares overflow or underflow.
+    ATTRACTOR_INLINE double length(const double* a) const { return length(a, dot(a, a)); }
+
+    ATTRACTOR_INLINE double length(const double* a, double square) const {
+        return square >= 1e-280 && square <= __DBL_MAX__ ? __builtin_sqrt(square) : scaled_length(a);
+    }
+
+    // The length of a, or of a - b.
+    __attribute__((noinline)) double scaled_length(const double* a, const double* b = nullptr) const {
+        double largest = 0, sum = 0;
+        for (int64_t index = 0; index < dim(); index++) {
+            const double entry = __builtin_fabs(b ? a[index] - b[index] : a[index]);
+            if (!(entry <= largest)) largest = entry;  // NaN too
+        }
+        if (!(largest > 0 && largest <= __DBL_MAX__)) return largest;
+        for (int64_t index = 0; index < dim(); index++) {
+            const double entry = (b ? a[index] - b[index] : a[index]) / largest;
+            sum += entry * entry;
+        }
+        return largest * __builtin_sqrt(sum);
+    }
+
     double quadratic(const double* a, const double* b) const {
         double sum = 0;
         for (int64_t row = 0; row < dim(); row++) sum += dot(loop.matrix + row * dim(), a) * b[row];

@@ -202,13 +202,10 @@ private:
         double most = 0;
         for (int64_t i = 0; i < field.count; i++) {
             const int64_t at = i * field.dim();
-            double square = 0;
-            for (int64_t index = at; index < at + field.dim(); index++) {
-                const double value = vectors[index] - (minus ? minus[index] : 0);
-                square += value * value;
-            }
-            const double scale = loop.atol + loop.rtol * __builtin_sqrt(field.dot(step.y + at, step.y + at));
-            const double size = __builtin_sqrt(square) / scale;
+            for (int64_t index = 0; index < field.dim(); index++)
+                step.inner[index] = vectors[at + index] - (minus ? minus[at + index] : 0);
+            const double scale = loop.atol + loop.rtol * field.length(step.y + at);
+            const double size = field.length(step.inner) / scale;
             if (!(size <= most)) most = size;
             if (!(size <= __DBL_MAX__)) return infinity<double>;
         }

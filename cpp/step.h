@@ -55,7 +55,7 @@ struct Step {
         field(end, end_slope());
     }
 
-    // Error of the worst token relative to its tolerance; infinite for NaN.
+    // Error of the worst token relative to its tolerance; infinite for NaN, and where the field at the end is not finite.
     double error() {
         const Tableau& tableau = loop.tableau;
         for (int index = 0; index < tableau.errors; index++)
@@ -64,14 +64,16 @@ struct Step {
         for (int64_t i = 0; i < field.count; i++) {
             const int64_t at = i * field.dim();
             const double before = field.dot(y + at, y + at), after = field.dot(end + at, end + at);
-            const double scale = loop.atol + loop.rtol * __builtin_sqrt(before > after ? before : after);
-            double here =
-                __builtin_sqrt(field.dot(errors[tableau.errors - 1] + at, errors[tableau.errors - 1] + at)) / scale;
+            const double* larger = before > after ? y + at : end + at;
+            const double scale = loop.atol + loop.rtol * field.length(larger, before > after ? before : after);
+            double here = field.length(errors[tableau.errors - 1] + at) / scale;
             if (tableau.errors == 2) here = damped(here, errors[0] + at, scale);
             if (!(here <= __DBL_MAX__)) return infinity<double>;
             worst = here > worst ? here : worst;
         }
-        return worst;
+        double sum = 0;  // of zeros
+        for (int64_t index = 0; index < size(); index++) sum += 0 * end_slope()[index];
+        return sum == 0 ? worst : infinity<double>;
     }
 
     // Estimate of the largest eigenvalue: the change of the field between the last stage and the end, which have the same
@@ -120,7 +122,7 @@ struct Step {
 
 private:
     double damped(double fifth, const double* error, double scale) const {
-        const double third = __builtin_sqrt(field.dot(error, error)) / scale;
+        const double third = field.length(error) / scale;
         const double both = __builtin_sqrt(fifth * fifth + 0.01 * third * third);
         return both > 0 ? fifth * fifth / (both > __DBL_MIN__ ? both : __DBL_MIN__) : both;
     }

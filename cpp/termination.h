@@ -52,8 +52,25 @@ struct Termination {
             found.speed = speed > found.speed ? speed : found.speed;
             found.gap = gap > found.gap ? gap : found.gap;
         }
+        const bool normal = found.norm >= 1e-280 && found.norm <= __DBL_MAX__ && found.speed <= __DBL_MAX__ &&
+                            (found.speed >= 1e-280 || found.speed == 0);
         found.norm = __builtin_sqrt(found.norm), found.speed = __builtin_sqrt(found.speed);
         found.gap = __builtin_sqrt(found.gap);
+        return normal ? found : measure_scaled(y, f);
+    }
+
+    // The same where squares overflow or underflow.
+    __attribute__((noinline)) Extent measure_scaled(const double* y, const double* f) const {
+        Extent found;
+        for (int64_t i = 0; i < field.count; i++) {
+            const int64_t at = i * field.dim();
+            const double norm = field.length(y + at), speed = field.length(f + at);
+            const double gap = field.scaled_length(y + at, y);
+            found.away |= field.scaled_length(y + at, anchor + at) > loop.noise * (loop.atol + loop.rtol * norm);
+            found.norm = norm > found.norm ? norm : found.norm;
+            found.speed = speed > found.speed ? speed : found.speed;
+            found.gap = gap > found.gap ? gap : found.gap;
+        }
         return found;
     }
 

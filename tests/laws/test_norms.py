@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mpmath
 import pytest
 import torch
 
@@ -67,3 +68,40 @@ def test_norms_refuse_bad_parameters() -> None:
         flat.tangent(torch.ones(1, 2), torch.ones(1, 2))
     with pytest.raises(InputError, match=r"gain has shape \(3,\).*bias.*\(2,\)"):
         LayerNorm([1.0, 2.0, 3.0], [1.0, 2.0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-300, 1e-5])
+@pytest.mark.parametrize("kind", [RMSNorm, LayerNorm])
+@pytest.mark.parametrize("size", [1e-300, 1e-160, 1e160, 1e300])
+def test_norms_of_vectors_of_any_size(kind: type[Norm], size: float, eps: float) -> None:
+    """Squares overflow or underflow; the norm does not."""
+    norm, x = kind(gain=draw(5), bias=draw(5), eps=eps), draw(4, 5)
+    exact = []
+    with mpmath.workdps(700):
+        for row in (size * x).tolist():
+            row = [mpmath.mpf(entry) for entry in row]
+            mean = mpmath.fsum(row) / 5 if kind is LayerNorm else 0
+            root = mpmath.sqrt(mpmath.fsum((entry - mean) ** 2 for entry in row) / 5 + mpmath.mpf(eps))
+            exact.append([float((entry - mean) / root) for entry in row])
+    expected = torch.tensor(exact, dtype=torch.float64) * norm.gain + norm.bias
+    torch.testing.assert_close(norm(size * x), expected, rtol=1e-13, atol=1e-13)
+    mixed = torch.stack((size * x[0], x[1]))  # rows of the usual size keep their bits
+    assert torch.equal(norm(mixed)[1], norm(x)[1])
+
+
+@pytest.mark.parametrize("kind", [RMSNorm, LayerNorm])
+def test_the_norm_of_zero_is_its_bias(kind: type[Norm]) -> None:
+    """The limit of a small eps, without which it is 0/0."""
+    zero, bias = torch.zeros(3, 5, dtype=torch.float64), draw(5)
+    for eps in (0.0, 1e-300, 1e-5):
+        assert torch.equal(kind(gain=draw(5), bias=bias, eps=eps)(zero), bias.expand(3, 5))
+        assert torch.equal(kind(eps=eps)(zero), zero)
+    assert torch.equal(LayerNorm()(torch.full((2, 1), 3.0)), torch.zeros(2, 1))  # one coordinate, less its mean
+
+
+def test_scaled_norms_have_derivatives() -> None:
+    norm, x = LayerNorm(gain=draw(5), eps=1e-5), draw(4, 5)
+    jacobian = torch.func.vmap(torch.func.jacrev(norm))(x)
+    expected = torch.stack([torch.autograd.functional.jacobian(norm, row) for row in x])
+    torch.testing.assert_close(jacobian, expected)
+    assert torch.autograd.gradcheck(norm, x.requires_grad_())

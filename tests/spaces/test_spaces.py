@@ -8,8 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import attractor as at
 import oracles
 from attractor.errors import InputError
+from attractor.laws import Affine, Attention
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere, space_named
 
 DIM = 4
@@ -202,3 +204,67 @@ def test_single_precision_points_stay_single(space: Space) -> None:
     assert space.tangent(x, draw(5, DIM).float()).dtype == torch.float32
     assert space.distance(x, x).dtype == space.norm(x).dtype == space.to_sphere(x).dtype == torch.float32
     assert bool(space.contains(x, 1e-6).all())
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-170, 1.0, 1e170, 1e300])
+def test_points_of_any_size_have_a_direction(size: float) -> None:
+    """Squares of the coordinates overflow or underflow; the projection and the lengths do not."""
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((5, 3)))
+    factor = np.random.default_rng(1).standard_normal((3, 3))
+    W = torch.from_numpy(factor @ factor.T + np.eye(3))
+    law = Attention(*(torch.from_numpy(np.random.default_rng(k).standard_normal((3, 3))) for k in range(3)))
+    for space in (Sphere(), Sphere(2.5), Ellipsoid(W)):
+        torch.testing.assert_close(space.retract(size * x), space.retract(x), rtol=1e-14, atol=0)
+        torch.testing.assert_close(space.norm(size * x), size * space.norm(x), rtol=1e-14, atol=0)
+        run = at.flow(law, at.Tokens(size * x), space=space, until=1.0)
+        expected = at.flow(law, at.Tokens(space.retract(x)), space=space, until=1.0)
+        torch.testing.assert_close(run.final.points, expected.final.points, rtol=0, atol=1e-12)
+        moved = at.velocity(Affine(law.value), at.Tokens(size * x), space=space)
+        torch.testing.assert_close(
+            moved, size * at.velocity(Affine(law.value), at.Tokens(x), space=space), rtol=1e-12, atol=0
+        )
+        with pytest.raises(InputError, match="token 2 is the zero vector"):
+            at.velocity(law, at.Tokens(x * torch.tensor([1.0, 1, 0, 1, 1]).unsqueeze(-1)), space=space)
+    assert torch.allclose(Euclidean().distance(size * x[0], size * x[1]), size * (x[0] - x[1]).norm(), rtol=1e-14)
+    torch.testing.assert_close(Euclidean().to_sphere(size * x), Euclidean().to_sphere(x), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("radius", [1e-250, 1e-120, 1e-20, 1e20, 1e120, 1e250])
+def test_spheres_of_any_size(radius: float) -> None:
+    """Scaling the sphere by r and the interaction by 1/r^2 scales every trajectory by r."""
+    rng = np.random.default_rng(3)
+    query, value = (torch.from_numpy(rng.standard_normal((3, 3))) for _ in range(2))
+    start = at.Tokens.uniform(6, 3, seed=1).points
+    for causal in (None, "causal"):  # with and without merging
+        run, expected = (
+            at.flow(
+                Attention(query / size, query / size, value, mask=causal),
+                at.Tokens(size * start),
+                space=Sphere(size),
+                until=3.0,
+                save=5,
+            )
+            for size in (radius, 1.0)
+        )
+        assert run.outcome.name == expected.outcome.name
+        torch.testing.assert_close(run.points / radius, expected.points, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "space", [Sphere(1e200), Sphere(1e-60), Ellipsoid(1e209 * matrix()), Ellipsoid(1e-118 * matrix())]
+)
+def test_surfaces_outside_single_precision(space: Space) -> None:
+    tokens = at.Tokens.uniform(3, DIM)
+    at.flow(Attention.isotropic(DIM, 0.0), tokens, space=space, until=0.1)
+    single = at.Tokens(tokens.points, dtype=torch.float32)
+    with pytest.raises(InputError, match="float32 cannot hold the points"):
+        at.flow(Attention.isotropic(DIM, 0.0), single, space=space, until=0.1)
+
+
+@pytest.mark.parametrize("space", CURVED, ids=["sphere", "sphere 2.5", "ellipsoid"])
+def test_tolerances_beyond_the_surface_are_rejected(space: Space) -> None:
+    law, tokens = Attention.isotropic(DIM, 1.0), at.Tokens.uniform(3, DIM)
+    with pytest.raises(InputError, match="merge must be below the size"):
+        at.flow(law, tokens, space=space, until=1.0, merge=3.0)
+    with pytest.raises(InputError, match="atol must be at most"):
+        at.flow(law, tokens, space=space, until=1.0, atol=3.0)

@@ -16,7 +16,15 @@ from attractor.laws.law import CompositeLaw, Law
 from attractor.registry import check_name, find
 from attractor.serialization import Record
 from attractor.spaces import Space
-from attractor.states import Tokens, check_finite, convert_parameters, to_float_tensor
+from attractor.states import (
+    Tokens,
+    check_finite,
+    convert_parameters,
+    in_range,
+    is_in_range,
+    split_size,
+    to_float_tensor,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +62,21 @@ class Norm(Record):
         return x
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = self.centre(x)
-        x = x / ((x * x).mean(-1, keepdim=True) + self.eps).sqrt()
+        x = self._normalise(x)
         x = x if self.gain is None else x * self.gain.to(x)
         return x if self.bias is None else x + self.bias.to(x)
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        """x divided by its root mean square, for x of any size; zero where eps is zero too, the limit of a small eps."""
+        centred = self.centre(x)
+        root = ((centred * centred).mean(-1, keepdim=True) + self.eps).sqrt()
+        if is_in_range(root):
+            return centred / root
+        unit, size = split_size(x)
+        unit = self.centre(unit)
+        unit_root = ((unit * unit).mean(-1, keepdim=True) + (self.eps**0.5 / size) ** 2).sqrt()
+        scaled = unit / torch.where(unit_root > 0, unit_root, 1.0)
+        return torch.where(in_range(root), centred / torch.where(root > 0, root, 1.0), scaled)
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         """The part of v tangent to the norm's image at a point x of it."""

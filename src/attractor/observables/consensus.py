@@ -12,7 +12,7 @@ from attractor.laws import Law
 from attractor.observables.geometry import average, centre_tokens, has_mass, to_isometric, unit_directions
 from attractor.observables.registry import observable
 from attractor.spaces import Space
-from attractor.states import Tokens
+from attractor.states import Tokens, vector_norm
 
 
 @observable
@@ -38,7 +38,7 @@ def consensus_gap(tokens: Tokens, law: Law | None = None, space: Space | None = 
 
     :math:`\max_i |x_i - \bar x|` in the norm of the space, :math:`\bar x` the mean of the measure.
     """
-    lengths = torch.linalg.vector_norm(centre_tokens(tokens, space), dim=-1)
+    lengths = vector_norm(centre_tokens(tokens, space))
     return torch.where(has_mass(tokens), lengths, 0.0).amax(-1)
 
 

@@ -12,7 +12,7 @@ from attractor.laws import Attention, Kernel, Law, list_kernels
 from attractor.observables.geometry import covariance, has_mass
 from attractor.observables.registry import Times, evaluate_at_times, observable, pairing_of
 from attractor.spaces import Euclidean, Space
-from attractor.states import Gaussian, Tokens
+from attractor.states import Gaussian, Tokens, split_scale
 
 
 def head_masses(tokens: Tokens, total: bool) -> Tensor:
@@ -187,10 +187,15 @@ def has_heavy_tails(law: Law) -> bool:
 
 
 def _tilt(state: Tokens | Gaussian, law: Attention) -> Tensor:
+    unit = None
+    if isinstance(state, Tokens):
+        points, unit = split_scale(state.points)
+        state = state.with_points(points)
     shape = covariance(state) if isinstance(state, Tokens) else state.covariance
     values, vectors = torch.linalg.eigh(shape)
     factor = (vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)).unsqueeze(-3)
     query, key = (part.unsqueeze(0) if part.ndim == 2 else part for part in (law.query, law.key))
     scale = law.scale / law.kernel.temperature
     spread = (key.to(factor) @ factor).mT @ (query.to(factor) @ factor)
-    return abs(scale) * torch.linalg.matrix_norm(spread, ord=2)
+    found = abs(scale) * torch.linalg.matrix_norm(spread, ord=2)
+    return found if unit is None else found * unit.squeeze(-1) ** 2

@@ -11,7 +11,7 @@ from attractor.errors import InputError
 from attractor.laws import Law
 from attractor.observables.registry import observable
 from attractor.spaces import Euclidean, Space
-from attractor.states import Tokens
+from attractor.states import Tokens, split_scale
 
 
 def average(values: Tensor, masses: Tensor | None) -> Tensor:
@@ -123,12 +123,12 @@ def pairwise_distance(
     nothing cancels. ``root=True`` gives its square root. A single token has distance 0. Straight distances in the
     norm of the space.
     """
-    points = centre_tokens(tokens, space)
-    weights = tokens.weights
+    points, scale = split_scale(centre_tokens(tokens, space))
+    weights, scale = tokens.weights, scale.squeeze((-2, -1))
     # with centred tokens, sum_ij m_i m_j |x_i - x_j|^2 = 2 M sum_i m_i |x_i|^2
     squares = 2.0 * weights.sum(-1) * (weights * (points * points).sum(-1)).sum(-1)
     mean_square = safe_quotient(squares, pair_mass(tokens), 0.0)
-    return mean_square.sqrt() if root else mean_square
+    return scale * mean_square.sqrt() if root else scale**2 * mean_square
 
 
 @observable
@@ -139,6 +139,7 @@ def sharpness(tokens: Tokens, law: Law | None = None, space: Space | None = None
     [pham2025dynamical]: 0 at consensus, n/(n-1) for tokens of mean zero. Zero for a single token and for tokens that
     all vanish.
     """
+    tokens = tokens.with_points(split_scale(tokens.points)[0])
     points = to_isometric(tokens.points, space)
     squares = average((points * points).sum(-1), tokens.masses)
     return safe_quotient(pairwise_distance(tokens, law, space), 2.0 * squares, 0.0)
@@ -165,6 +166,7 @@ def diameter(tokens: Tokens, law: Law | None = None, space: Space | None = None,
 def farthest_pair(points: Tensor, taking_part: Tensor) -> tuple[Tensor, Tensor]:
     """Indices (...) of the two points (..., n, d) at the largest distance; they should be centred (``_squares``)."""
     batch, (n, d) = points.shape[:-2], points.shape[-2:]
+    points, _ = split_scale(points)
     states, taking_part = points.reshape(-1, n, d), taking_part.reshape(-1, n)
     if n <= SMALL:
         step = max(1, PAIRS // (n * n))

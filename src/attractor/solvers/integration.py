@@ -239,7 +239,7 @@ class Integration:
                 grown = np.where(h > step.longest, step.longest, np.minimum(grown, step.longest))
             self.h = np.where(moving, np.minimum(grown, self._longest_step(begin, end)), self.h)
         else:
-            accepted = moving & torch.isfinite(step.y.detach()).flatten(1).all(-1).cpu().numpy()
+            accepted = moving & _is_finite(step.y) & _is_finite(step.f)
         rejected = moving & ~accepted
         self.retried = np.where(chosen, rejected, self.retried)
         self.accepted += int(accepted.sum())
@@ -499,6 +499,11 @@ class Integration:
         if self.merger is not None:
             self.merger.restore(arrays, device)
             self.field.masses = self.merger.masses
+
+
+def _is_finite(points: Tensor) -> np.ndarray:
+    """Which members (members, n, d) have finite entries only."""
+    return torch.isfinite(points.detach()).flatten(1).all(-1).cpu().numpy()
 
 
 def _merge_polynomial(interpolant: Callable[[], StepPolynomial], change: RowMap) -> StepPolynomial:

@@ -274,6 +274,8 @@ class Merger:
         found: dict[int, np.ndarray] = {}
         for member in members:
             rows = points[member].cpu().double().numpy()
+            if not np.isfinite(rows).all():  # the run is about to end
+                continue
             alive = np.flatnonzero(self.alive[member].cpu().numpy())
             if len(alive) < 2:
                 self.slack[member] = np.inf

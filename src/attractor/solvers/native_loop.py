@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 RULES = (Consensus, Collapse, Steady)
 MAX_DIM = 32  # of tokens and of heads: above, matrix products dominate, and libraries are faster
+SMALLEST, LARGEST = 1e-100, 1e100  # size of a space
 MAX_TOKENS = 1024  # of a system: above, the time of the loop in Python is negligible
 
 
@@ -57,6 +58,7 @@ def is_supported(plan: Plan, y: Tensor) -> bool:
         and "native_name" in vars(type(plan.space))  # a subclass may move points differently
         and all(type(rule) in RULES for rule in plan.rules)
         and len({type(rule) for rule in plan.rules}) == len(plan.rules)
+        and SMALLEST < plan.space.size < LARGEST  # on surfaces the loop takes squares of coordinates
         and dim <= MAX_DIM
         and n <= MAX_TOKENS
     )

@@ -34,7 +34,7 @@ from attractor.solvers.termination import Event as UserEvent
 from attractor.solvers.termination import Rule, select_rules
 from attractor.solvers.trajectory import Trajectory
 from attractor.spaces import Euclidean, Space, space_named
-from attractor.states import Gaussian, Tokens
+from attractor.states import Gaussian, Tokens, is_in_range, split_size
 
 SHORTEST, LONGEST = 1e-290, 1e300  # lengths of a run; shorter and longer ones leave the range of float64 in between
 MAX_STEPS = 1e9  # of a fixed length; they take days
@@ -81,7 +81,11 @@ def velocity(law: Law, state: Tokens, space: Space | str | None = None, time: fl
         raise InputError(f"velocity is that of Tokens(...), got {type(state).__name__}")
     law.check(state)
     space.check_dimension(state.dim)
-    return space.tangent(state.points, law.velocity(state, time))
+    space.check_directions(state.points)
+    points = state.points
+    if space.is_curved and not is_in_range(space.norm(points) ** 2):  # a tangent space depends on the direction alone
+        points, _ = split_size(points)
+    return space.tangent(points, law.velocity(state, time))
 
 
 def flow(
@@ -339,7 +343,11 @@ def _plan(
         if amount is not None and not amount > 0:
             raise InputError(f"{name} must be positive, got {amount}")
     start, until = _interval(law, options["start"], options["until"], options["save"])
-    rtol, atol = _tolerances(state.points.dtype, options["rtol"], options["atol"], gaussian)
+    rtol, atol = _tolerances(state.points.dtype, options["rtol"], options["atol"], gaussian, min(1.0, space.size))
+    bound = 1e15 if state.points.dtype == torch.float32 else 1e100
+    if atol > (most := space.size if space.is_curved else bound):
+        where = f"the size of the {space.name}" if space.is_curved else "the norm at which runs end"
+        raise InputError(f"atol must be at most {most:g}, {where}; got {atol:g}")
     stepper = stepper_named(options["method"] or default_method(rtol))
     step, adaptive = options["step"], stepper.adaptive and options["adaptive"]
     if stepper.implicit:
@@ -371,7 +379,7 @@ def _plan(
         step=None if step is None else float(step),
         adaptive=adaptive,
         rules=tuple(select_rules(options["stop"], space, law.autonomous, rtol, state.n)),
-        bound=1e15 if state.points.dtype == torch.float32 else 1e100,
+        bound=bound,
         events=tuple(events),
         max_seconds=math.inf if budget[0] is None else float(budget[0]),
         max_evaluations=math.inf if budget[1] is None else float(budget[1]),
@@ -393,12 +401,12 @@ def _implicit_obstacle(law: Law, state: Tokens, differentiable: bool) -> str:
 
 
 def _tolerances(
-    dtype: torch.dtype, rtol: float | None, atol: float | None, gaussian: bool = False
+    dtype: torch.dtype, rtol: float | None, atol: float | None, gaussian: bool = False, size: float = 1.0
 ) -> tuple[float, float]:
     single = dtype == torch.float32
     fine = GAUSSIAN_RTOL if gaussian else 1e-8
     rtol = (1e-5 if single else fine) if rtol is None else float(rtol)
-    atol = (1e-7 if single else 1e-10) if atol is None else float(atol)
+    atol = size * (1e-7 if single else 1e-10) if atol is None else float(atol)
     floor = 10 * torch.finfo(dtype).eps
     if not floor <= rtol < 1:
         raise InputError(f"rtol must be between {floor:.1e} (what {dtype} can hold) and 1, got {rtol:g}")
@@ -414,13 +422,15 @@ def _merge_tolerance(law: Law, plan: Plan, merge: float | bool | None, different
         fits = (
             obstacle is None and law.is_attracting() and plan.space.is_curved and plan.adaptive and not differentiable
         )
-        return 0.1 * plan.rtol if fits else None
+        return 0.1 * plan.rtol * min(1.0, plan.space.size) if fits else None
     if merge is False:
         return None
     if isinstance(merge, bool) or not (math.isfinite(merge) and merge > 0):
         raise InputError(f"merge must be a positive distance, None or False, got {merge}")
     if obstacle is not None:
         raise UnsupportedError(f"tokens cannot be merged here: {obstacle}")
+    if plan.space.is_curved and not merge < plan.space.size:
+        raise InputError(f"merge must be below the size {plan.space.size:g} of the {plan.space.name}, got {merge:g}")
     if plan.stepper.discrete:
         raise UnsupportedError("tokens cannot be merged along discrete layers; use a continuous method")
     if differentiable:

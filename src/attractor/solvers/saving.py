@@ -110,8 +110,11 @@ class History:
         column = torch.from_numpy(values).to(self.points)[..., None, None]
         slope_column = torch.from_numpy(slopes).to(self.points)[..., None, None]
         newest = self.points[-1, index]  # the weights of values add up to one: a token at rest stays exactly
+        if not t.any():  # also where slopes are not finite
+            return newest
         moved = (column * (self.points[:, index] - newest)).sum(0) + (slope_column * self.slopes[:, index]).sum(0)
-        return newest + moved
+        ends = torch.from_numpy(t == 0).to(newest.device).view(-1, 1, 1)
+        return torch.where(ends, newest, newest + moved)
 
     def select(self, index: Tensor | slice) -> None:
         """Keep some rows only."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attractor.solvers.steppers.stepper import Field, Step, Stepper
+from attractor.states import vector_norm
 
 SAFETY = 0.85  # a rejected step costs as much as an accepted one, and with 0.9 a fifth is rejected where clusters form
 SHRINK = 0.2  # smallest ratio of two steps
@@ -21,9 +22,9 @@ class StepControl:
 
     def tolerance(self, *points: Tensor) -> Tensor:
         """Tolerated error of each token, (members, n); of several states the largest."""
-        norm = torch.linalg.vector_norm(points[0], dim=-1)
+        norm = vector_norm(points[0])
         for other in points[1:]:
-            norm = torch.maximum(norm, torch.linalg.vector_norm(other, dim=-1))
+            norm = torch.maximum(norm, vector_norm(other))
         return self.atol + self.rtol * norm
 
     def error(self, step: Step, y: Tensor, alive: Tensor | None) -> np.ndarray:
@@ -44,14 +45,14 @@ class StepControl:
         allowed = self.tolerance(y)
 
         def size(vectors: Tensor) -> np.ndarray:
-            return (torch.linalg.vector_norm(vectors, dim=-1) / allowed).detach().amax(-1).cpu().double().numpy()
+            return (vector_norm(vectors) / allowed).detach().amax(-1).cpu().double().numpy()
 
-        value, slope = size(y), size(f)
-        guess = np.where((value < 1e-5) | (slope < 1e-5), 1e-6, 0.01 * value / np.maximum(slope, 1e-300))
-        guess = np.minimum(guess, longest)
-        column = torch.from_numpy(guess).to(y).view(-1, 1, 1)
-        change = size(field.lifted_velocity(t + guess, y + column * f) - f)
-        with np.errstate(divide="ignore", invalid="ignore"):  # squares of slopes may overflow
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # slopes may be infinite
+            value, slope = size(y), size(f)
+            guess = np.where((value < 1e-5) | (slope < 1e-5), 1e-6, 0.01 * value / np.maximum(slope, 1e-300))
+            guess = np.minimum(guess, longest)
+            column = torch.from_numpy(guess).to(y).view(-1, 1, 1)
+            change = size(field.lifted_velocity(t + guess, y + column * f) - f)
             steep = np.maximum(slope, change / guess)
             second = np.where(
                 steep <= 1e-15,

@@ -20,7 +20,7 @@ from attractor.solvers.linear_response import LinearResponse
 from attractor.solvers.outcome import EventRecord, Outcome
 from attractor.solvers.saving import to_numpy, to_tensor
 from attractor.spaces import Space
-from attractor.states import Tokens
+from attractor.states import Tokens, vector_norm
 
 if TYPE_CHECKING:
     from attractor.solvers.integration import Integration
@@ -57,16 +57,16 @@ class View:
 
     def norms(self) -> np.ndarray:
         """Largest token norm of each member."""
-        return self.largest(torch.linalg.vector_norm(self.points, dim=-1))
+        return self.largest(vector_norm(self.points))
 
     def speeds(self) -> np.ndarray:
         """Largest speed of a token of each member."""
-        return self.largest(torch.linalg.vector_norm(self.velocities, dim=-1))
+        return self.largest(vector_norm(self.velocities))
 
     def diameter_bounds(self) -> np.ndarray:
         """Twice the largest distance from the first token of each member, which no two tokens exceed."""
         points = self.points.detach()
-        return 2.0 * self.largest(torch.linalg.vector_norm(points - points[:, :1], dim=-1))
+        return 2.0 * self.largest(vector_norm(points - points[:, :1]))
 
     def diameter(self, index: int) -> float:
         """Largest distance of two tokens of one member; its upper bound if there are many."""
@@ -153,7 +153,7 @@ class Collapse(Rule):
     name: ClassVar[str] = "collapsed"
 
     def measure(self, view: View) -> np.ndarray:
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             measure = view.norms() / (self.tolerance * view.size)
         return np.where(view.size > 0, measure, np.inf)  # tokens that start at zero are at rest
 
@@ -182,7 +182,8 @@ class Steady(Rule):
 
     def measure(self, view: View) -> np.ndarray:
         left = np.maximum(view.until - view.t, 1.0)
-        return view.speeds() * left / (self.tolerance * np.maximum(view.norms(), TINY))
+        with np.errstate(invalid="ignore", over="ignore"):
+            return view.speeds() * left / (self.tolerance * np.maximum(view.norms(), TINY))
 
     def message(self, view: View, index: int) -> str:
         speed, time = float(view.speeds()[index]), float(view.t[index])
@@ -287,7 +288,7 @@ class Termination:
         self.rules, self.events, self.bound = rules, events, bound
         members = len(run.members)
         points = run.y.detach()
-        largest = torch.linalg.vector_norm(points, dim=-1).amax(-1) if rules else points.new_zeros(members)
+        largest = vector_norm(points).amax(-1) if rules else points.new_zeros(members)
         self.size = largest.cpu().double().numpy()
         self.streak = np.zeros(members, dtype=np.int64)
         self.last = np.full(members, np.inf)
@@ -585,7 +586,8 @@ class Termination:
             view = self.view()
             # no step size helps where the field is not finite (speeds overflow earlier, so check the entries)
             finite = torch.isfinite(run.f).flatten(1).all(1).cpu().numpy()
-            low = (run.h * view.speeds() < LEAST_MOVE * view.norms()) | ~finite
+            with np.errstate(invalid="ignore", over="ignore"):
+                low = (run.h * view.speeds() < LEAST_MOVE * view.norms()) | ~finite
         else:
             low = run.h < FAILED_SPACINGS * self._spacing()
         for row in np.flatnonzero(rejected & (low if run.plan.adaptive else True)):
@@ -597,7 +599,7 @@ class Termination:
         blow_up = self._blow_up(row)
         if blow_up is not None:
             return blow_up
-        if not run.plan.adaptive:
+        if not run.plan.adaptive and bool(torch.isfinite(run.f[row]).all()):
             return Outcome(
                 "stalled", time, f"the fixed step {run.plan.step:g} left the finite numbers; use a smaller one"
             )

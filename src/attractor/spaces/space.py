@@ -12,7 +12,7 @@ from torch import Tensor
 from attractor.errors import InputError
 from attractor.registry import find
 from attractor.serialization import Record
-from attractor.states import Tokens, check_finite, to_float_tensor
+from attractor.states import Tokens, check_finite, in_range, is_in_range, split_size, to_float_tensor, vector_norm
 
 
 class Space(Record):
@@ -37,6 +37,11 @@ class Space(Record):
         """Dimension of the ambient space, None if any is possible."""
         return None
 
+    @property
+    def size(self) -> float:
+        """The smallest distance of the space from zero; 1 in flat space."""
+        return 1.0
+
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         """Project vectors v on the tangent space at x."""
         raise NotImplementedError
@@ -46,8 +51,12 @@ class Space(Record):
         raise NotImplementedError
 
     def retract(self, y: Tensor) -> Tensor:
-        """The point of the space in the direction of an ambient point y."""
-        return y / self.stretch(y)
+        """The point of the space in the direction of an ambient point y of any size."""
+        stretch = self.stretch(y)
+        if is_in_range(stretch):
+            return y / stretch
+        unit, _ = split_size(y)
+        return torch.where(in_range(stretch), y / stretch, unit / self.stretch(unit))
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         """Geodesic distance of points, (...)."""
@@ -55,7 +64,7 @@ class Space(Record):
 
     def norm(self, x: Tensor) -> Tensor:
         """Length of vectors in the metric of the space, (...)."""
-        return torch.linalg.vector_norm(x, dim=-1)
+        return vector_norm(x)
 
     def isometric(self, x: Tensor) -> Tensor:
         """Vectors (..., d) in coordinates whose Euclidean length is ``norm``."""
@@ -98,11 +107,22 @@ class Space(Record):
         inside = (self.stretch(x) - 1.0).abs_() <= 16 * torch.finfo(x.dtype).eps
         if inside.all():
             return x
-        length = self.norm(x)
-        if bool((length == 0).any()):
-            where = torch.nonzero(length == 0)[0].tolist()
-            raise InputError(f"token {where[-1]} is the zero vector, which has no place on the {self.name}")
-        return torch.where(inside, x, self.retract(x))
+        self.check_directions(x)
+        entered = torch.where(inside, x, self.retract(x))
+        if bool((~torch.isfinite(entered.detach()) | (entered.detach() == 0).all(-1, keepdim=True)).any()):
+            kind = str(x.dtype).removeprefix("torch.")
+            raise InputError(
+                f"{kind} cannot hold the points of this {self.name}; give tokens in float64, or rescale it"
+            )
+        return entered
+
+    def check_directions(self, x: Tensor) -> None:
+        """Raise if a point is the zero vector, which has no direction."""
+        zero = (x.detach() == 0).all(-1)
+        if self.is_curved and bool(zero.any()):
+            raise InputError(
+                f"token {torch.nonzero(zero)[0].tolist()[-1]} is the zero vector, which has no place on the {self.name}"
+            )
 
 
 def space_named(name: str) -> Space:
@@ -128,11 +148,12 @@ class Euclidean(Space):
         return y
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(x - y, dim=-1)
+        return vector_norm(x - y)
 
     def to_sphere(self, x: Tensor) -> Tensor:
         """Directions x / |x|."""
-        return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        unit, _ = split_size(x)
+        return unit / torch.linalg.vector_norm(unit, dim=-1, keepdim=True)
 
     def random(self, n: int, dim: int, seed: int = 0, ensemble: int | Sequence[int] = ()) -> Tensor:
         """Sample standard normal points."""
@@ -161,14 +182,27 @@ class Sphere(Space):
         if not (self.radius > 0 and self.radius < float("inf")):
             raise InputError(f"a sphere needs a positive radius, got {self.radius}")
 
+    @property
+    def size(self) -> float:
+        return self.radius
+
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
+        if not self._has_squares:
+            x, _ = split_size(x)
         # products with ones: torch sums over a short last axis six times slower than it multiplies matrices
         ones = x.new_ones((x.shape[-1], 1))
         return torch.addcmul(v, x, ((x * v) @ ones) / ((x * x) @ ones), value=-1)
 
     def stretch(self, y: Tensor) -> Tensor:
+        if not self._has_squares:
+            return vector_norm(y, keepdim=True) / self.radius
         length = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         return length if self.radius == 1.0 else length / self.radius
+
+    @property
+    def _has_squares(self) -> bool:
+        """Whether squares of coordinates neither overflow nor underflow, in float32 either."""
+        return 1e-12 < self.radius < 1e15
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         return self.radius * angle(self.to_sphere(x), self.to_sphere(y))
@@ -210,12 +244,12 @@ class Ellipsoid(Space):
         W = check_finite(to_float_tensor(self.W, "the ellipsoid's matrix"), "the ellipsoid's matrix")
         if W.ndim != 2 or W.shape[0] != W.shape[1] or W.numel() == 0:
             raise InputError(f"an ellipsoid needs a square matrix, got shape {tuple(W.shape)}")
-        asymmetry = float(((W - W.T).abs().max() / W.abs().max().clamp_min(1e-300)).detach())
+        asymmetry = float((((W - W.T).abs().max() / W.abs().max()) if bool(W.any()) else W[0, 0]).detach())
         if asymmetry > 1e-10:
             raise InputError(
                 f"an ellipsoid needs a symmetric matrix; this one is asymmetric by {asymmetry:.2g} of its size"
             )
-        W = (W + W.T) / 2
+        W = W / 2 + W.T / 2
         values = torch.linalg.eigvalsh(W.detach())
         smallest, rounding = float(values[0]), len(W) * torch.finfo(W.dtype).eps * float(values[-1])
         if smallest <= max(0.0, rounding):
@@ -240,8 +274,13 @@ class Ellipsoid(Space):
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         return angle(self.to_sphere(x), self.to_sphere(y))
 
+    @property
+    def size(self) -> float:
+        return float(torch.linalg.eigvalsh(self.W.detach())[-1]) ** -0.5
+
     def norm(self, x: Tensor) -> Tensor:
-        return self.stretch(x).squeeze(-1)
+        unit, size = split_size(x)
+        return (size * self.stretch(unit)).squeeze(-1)
 
     def root(self, power: float = 0.5) -> Tensor:
         """W to a power, symmetric."""

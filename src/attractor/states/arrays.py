@@ -31,7 +31,7 @@ def to_float_tensor(value: Any, name: str, dtype: torch.dtype | None = None) -> 
         raise InputError(f"{name} must be real, got dtype {value.dtype}")
     if dtype is None:
         dtype = value.dtype if value.is_floating_point() else torch.float64
-        dtype = torch.float32 if dtype.itemsize < 4 else dtype
+        dtype = torch.float32 if torch.finfo(dtype).bits < 32 else dtype
     return value.to(dtype)
 
 
@@ -46,6 +46,50 @@ def check_finite(value: Tensor, name: str) -> Tensor:
         kind = "NaN" if bool(torch.isnan(value[where])) else "an infinite value"
         raise InputError(f"{name} holds {kind} at index {where}; every entry must be finite")
     return value
+
+
+def vector_norm(x: Tensor, keepdim: bool = False) -> Tensor:
+    """Euclidean length of vectors (..., d), also where their squares overflow or underflow (on the CPU)."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=keepdim)
+    if is_in_range(length):
+        return length
+    unit, size = split_size(x)
+    scaled = torch.linalg.vector_norm(unit, dim=-1, keepdim=keepdim) * (size if keepdim else size.squeeze(-1))
+    return torch.where(in_range(length), length, scaled)
+
+
+def split_size(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors x (..., d) as unit * size: the largest entry of a unit is 1 (but zero and infinite x are kept), size is (..., 1)."""
+    size = x.detach().abs().amax(-1, keepdim=True)
+    size = torch.where((size > 0) & (size < torch.inf), size, 1.0)
+    return x / size, size
+
+
+def split_scale(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Clouds of points (..., n, d) as unit * scale, with entries of a unit below 2; the scale (..., 1, 1) is a power of two, so
+    that nothing is rounded."""
+    largest = points.detach().abs().amax((-2, -1), keepdim=True)
+    power = largest / (2.0 * torch.frexp(largest).mantissa)  # exact: the mantissa is the rest of the number
+    scale = torch.where((largest > 0) & (largest < torch.inf), power, 1.0)
+    return points / scale, scale
+
+
+def in_range(root: Tensor) -> Tensor:
+    """Where a square root is that of sums of squares without overflow or loss of digits by underflow."""
+    return (root >= 32.0 * torch.finfo(root.dtype).tiny ** 0.5) & (root < torch.inf)
+
+
+def is_in_range(root: Tensor) -> bool:
+    """``in_range`` of all entries: False where that cannot be read, in a transformation or a compiled graph; True on a GPU.
+
+    It decides whether to compute again with scaled vectors, which a normal evaluation does not need.
+    """
+    if root.device.type != "cpu" or root.numel() == 0:
+        return True
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:  # type: ignore[attr-defined]
+        return False
+    least, most = torch.aminmax(root.detach())
+    return float(least) >= 32.0 * torch.finfo(root.dtype).tiny ** 0.5 and float(most) < float("inf")
 
 
 def convert_parameters(record: object, names: tuple[str, ...]) -> None:

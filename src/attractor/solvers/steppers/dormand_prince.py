@@ -19,6 +19,7 @@ from attractor.solvers.steppers.stepper import (
     combine,
     estimate_error,
 )
+from attractor.states import vector_norm
 
 
 class Dopri5(RungeKutta):
@@ -67,7 +68,7 @@ class Dopri5(RungeKutta):
         return StepPolynomial(h, y, torch.stack([*parts, column * combine(RK45.P[:, 3], list(step.slopes))]))
 
     def error(self, step: Step, scale: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(step.errors[0], dim=-1) / scale
+        return vector_norm(step.errors[0]) / scale
 
 
 @cache
@@ -133,8 +134,8 @@ class Dop853(RungeKutta):
         return StepPolynomial(h, y, torch.stack(parts))
 
     def error(self, step: Step, scale: Tensor) -> Tensor:
-        third = torch.linalg.vector_norm(step.errors[0], dim=-1) / scale
-        fifth = torch.linalg.vector_norm(step.errors[1], dim=-1) / scale
+        third = vector_norm(step.errors[0]) / scale
+        fifth = vector_norm(step.errors[1]) / scale
         both = torch.sqrt(fifth**2 + 0.01 * third**2)
         return torch.where(both > 0, fifth**2 / both.clamp_min(torch.finfo(both.dtype).tiny), both)
 
