@@ -53,6 +53,12 @@ def fuzz(request: pytest.FixtureRequest) -> Fuzz:
     return Fuzz(option("--fuzz"), option("--fuzz-seed"), option("--fuzz-cases"))
 
 
+@pytest.fixture(autouse=True)
+def unlimited_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No width of a terminal from the environment, so that no sentence is wrapped."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     """One seed for every test, so that a failure can be met again."""

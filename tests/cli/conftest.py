@@ -33,12 +33,6 @@ class Done:
 Command = Callable[[str], Done]
 
 
-@pytest.fixture(autouse=True)
-def unlimited_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No width of a terminal from the environment, so that no sentence is wrapped."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Run ``attractor ...``, one word for each part between spaces."""

@@ -105,3 +105,19 @@ def test_official_scaling_changes_l2_and_sinkhorn_only() -> None:
         one, other = chosen.law(kernel), chosen.law(kernel, official_scaling=True)
         same = one.scale == other.scale and bool((one.query == other.query).all())
         assert same == (kernel in ("softmax", "multi-head"))
+
+
+@pytest.mark.parametrize("name", ["both", "two-lines", "divergence"])
+def test_paths_of_a_phase_portrait_are_smooth(name: str) -> None:
+    """Steps in the disc of covariances of trace one are short, and no path turns by a large angle in one step."""
+    law = find_case(name).law("softmax")
+    found = mf.phase_portrait(law, np.array([[[0.75, 0.1], [0.1, 0.25]], [[0.3, -0.2], [-0.2, 0.7]]]))
+    for start, limit in zip(found.starts, found.limits, strict=True):
+        assert limit.path is not None
+        way = mf.cone_coordinates(np.concatenate((start[None], limit.path)))
+        shape = way[:, :2] / way[:, 2:]
+        steps = np.diff(shape, axis=0)
+        lengths = np.linalg.norm(steps, axis=1)
+        assert lengths.max() < 0.1
+        long = steps[lengths > 1e-3] / lengths[lengths > 1e-3, None]
+        assert np.sum(long[1:] * long[:-1], axis=1).min() > 0.9

@@ -12,9 +12,11 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.collections import PathCollection
 
 from attractor.errors import AttractorError, InputError, MissingExtraError, StoreError
-from attractor.plotting import Scene, draw
+from attractor.plotting import Scene, draw, draw_cones, draw_densities
+from attractor.plotting.preparation import prepare
 
 Make = Callable[..., Scene]
 OPENINGS = {
@@ -105,7 +107,8 @@ def test_the_users_settings_are_left_alone(make_scene: Make, tmp_path: Path) -> 
 def test_drawing_needs_no_pyplot_and_importing_no_matplotlib() -> None:
     probe = """
 import sys, numpy as np
-from attractor.plotting import Scene, draw
+from attractor.plotting import Scene, draw, draw_cones, draw_densities
+from attractor.plotting.preparation import prepare
 assert not {"matplotlib", "plotly", "PIL", "imageio_ffmpeg"} & set(sys.modules), "imported too early"
 draw(Scene(times=np.zeros(1), points=np.ones((1, 3, 2)), masses=np.ones(3)))
 assert "matplotlib.pyplot" not in sys.modules, "pyplot has global state"
@@ -204,3 +207,37 @@ def test_a_bad_option_is_one_sentence(make_scene: Make, options: dict) -> None:
     with pytest.raises(AttractorError) as refusal:
         draw(make_scene(), **options)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_constant_observable_is_stated_instead_of_drawn(globe_scene: Scene) -> None:
+    constant = np.full(len(globe_scene.times), 2.0)
+    scene = replace(globe_scene, curves={"token norm": constant, "gap": globe_scene.times})
+    drawing = prepare(scene, tokens=100)
+    assert list(drawing.scene.curves) == ["gap"]
+    assert "Token norm stays 2." in drawing.caption
+
+
+def test_strips_below_each_other_share_their_time_axis(globe_scene: Scene) -> None:
+    curves = {f"curve {k}": globe_scene.times + k for k in range(4)}
+    figure = draw(replace(globe_scene, curves=curves), width="one")
+    assert figure.get_size_inches()[1] < 7.5
+    assert [axes.get_xlabel() for axes in figure.axes].count("time") == 1
+
+
+def test_discs_are_drawn_whole(globe_scene: Scene) -> None:
+    figure = draw(globe_scene)
+    discs = [one for axes in figure.axes for one in axes.collections if isinstance(one, PathCollection)]
+    assert discs
+    assert not any(one.get_clip_on() for one in discs)
+
+
+def test_every_case_has_its_cone() -> None:
+    way = np.linspace([0.0, 0.0, 1.0], [0.3, 0.2, 0.8], 9)
+    figure = draw_cones({"softmax": ([way], ["collapse"]), "l2": ([way, way], ["low_rank", "blow_up"])}, title="T")
+    assert len(figure.axes) == 4
+    assert {"softmax", "l2"} <= {text.get_text() for text in figure.texts}
+
+
+def test_histograms_have_labels() -> None:
+    figure = draw_densities([0.0, 1.0], np.random.default_rng(0).normal(size=(2, 200, 1)), title="T", caption="C")
+    assert all(axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike
 from attractor.errors import InputError
 from attractor.laws import Attention, Closure, Law, closure_field, has_kernel
 from attractor.meanfield.blowup import matrices
-from attractor.solvers import Rule, Steady, View, flow
+from attractor.solvers import Rule, Steady, Trajectory, View, flow
 from attractor.states import Gaussian
 
 
@@ -51,6 +52,7 @@ def rank_bound(law: Attention, tolerance: float = 1e-12) -> int | None:
 
 
 CUT = 1e-7  # of the largest eigenvalue
+SMOOTH = 0.03  # distance of covariances of trace one between two points of a path
 FALL = -0.3  # decades of an eigenvalue in a decade of time
 
 
@@ -151,16 +153,21 @@ def find_limit(
     if horizon is None:
         horizon = _horizon(law, start)
     save = _times(horizon) if path else [horizon, 10.0 * horizon]
-    run = flow(law, start, save=save, rtol=rtol, stop=[Steady(), Growth()], max_evaluations=evaluations)
-    way, spent, end = run.covariances.numpy() if path else None, run.stats.evaluations, run.outcome
+    stop = [Steady(), Growth()]
+    run = flow(law, start, save=save, rtol=rtol, stop=stop, max_evaluations=evaluations)
+    way, spent, end = None, run.stats.evaluations, run.outcome
+    if path and end.name != "grown":
+        again = partial(flow, law, start, rtol=rtol, stop=stop, max_evaluations=evaluations)
+        way = _smooth_way(lambda times: again(save=times), start, 0.0, run)
     early, late = (
         _spectrum(run.points[-2:-1]) if len(run.points) > 1 else _spectrum(run.points),
         _spectrum(run.points[-1:]),
     )
     if end.name == "grown":  # to blow-up, or on and on
         if path:  # the way is in its last moments, between the times that were saved
-            times = end.time * (1.0 - np.geomspace(1.0, 1e-9, 160)[1:])
-            way = flow(law, start, save=times.tolist(), rtol=rtol, stop=()).covariances.numpy()
+            follow = lambda times: flow(law, start, save=times, rtol=rtol, stop=())  # noqa: E731
+            run = follow(end.time * (1.0 - np.geomspace(1.0, 1e-9, 160)[1:]))
+            way = _smooth_way(follow, start, end.time, run)
         run = flow(law, start, until=10.0 * horizon, save=[], stop=[Growth(1e9)], max_evaluations=evaluations)
         spent, end = spent + run.stats.evaluations, run.outcome
     assert isinstance(run.final, Gaussian)
@@ -172,6 +179,29 @@ def find_limit(
 def _times(horizon: float) -> list[float]:
     """Return save times up to T for a plot, dense at first, and 10 T."""
     return [float(time) for time in horizon * np.geomspace(1e-9, 1.0, 160)] + [10.0 * horizon]
+
+
+def _smooth_way(follow: Callable[[np.ndarray], Trajectory], start: Gaussian, end: float, run: Trajectory) -> np.ndarray:
+    """Covariances at the times of a run, and at as many more between them as a smooth curve needs.
+
+    ``follow`` repeats the run with other save times; new times are geometric in their distance from ``end``: 0, or a blow-up.
+    """
+    way, times = run.covariances.numpy(), np.abs(end - run.times.numpy())
+    first = start.covariance.numpy()[None]
+    drawn = np.concatenate((first, way))
+    traces = np.maximum(np.trace(drawn, axis1=1, axis2=2), 1e-300)
+    shapes = drawn / traces[:, None, None]
+    turns = np.linalg.norm(np.diff(shapes, axis=0), axis=(1, 2)) / SMOOTH
+    grows = np.abs(np.diff(np.minimum(traces, 4.0 * traces[0]))) / (4 * SMOOTH * traces[0])
+    counts = np.clip(np.ceil(np.maximum(turns, grows)), 1, 40).astype(int)
+    if counts.max(initial=1) == 1:
+        return way
+    before = np.concatenate(([end], times[:-1]))
+    pieces = [
+        np.geomspace(one, other, count + 1)[1:] if min(one, other) > 0 else np.linspace(one, other, count + 1)[1:]
+        for one, other, count in zip(before, times, counts, strict=True)
+    ]
+    return follow(np.abs(end - np.concatenate(pieces))).covariances.numpy()
 
 
 def _kind(name: str, start: Gaussian, early: np.ndarray, late: np.ndarray) -> tuple[str, int | None]:

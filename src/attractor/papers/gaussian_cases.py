@@ -219,7 +219,8 @@ def _compare(ours: tuple[Limit, ...], theirs: list[Emulated]) -> Data:
 def describe_phase(summary: Data) -> str:
     """Return the outcomes of a phase study in a sentence."""
     kinds = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in summary["kinds"].items())
-    return f"Outcomes of {summary['starts']} starts: {kinds}. Small dots are starts, ringed dots ends."
+    marks = "Covariances are divided by their trace; small dots are starts, ringed dots ends."
+    return f"Outcomes of {summary['starts']} starts: {kinds}. {marks}"
 
 
 def phase_rows(summary: Data) -> dict[str, str]:
@@ -248,13 +249,17 @@ def summarise(data: Data) -> tuple[Table, ...]:
 
 
 def draw(data: Data, path: Path) -> tuple[Path, ...]:
-    """Draw the paths under the first kernel of the case."""
-    from attractor.plotting import draw_cone
+    """Draw the paths under every kernel of the case."""
+    from attractor.plotting import draw_cones
 
-    kernel = next(iter(data["kernels"]))
-    paths = [np.array(points) for points in data["paths"][kernel]]
-    title = f"Case {data['name']}, {kernel}"
-    draw_cone(paths, data["kinds"][kernel], path, title=title, caption=data["claim"])
+    cases = {
+        kernel: ([np.array(points) for points in data["paths"][kernel]], data["kinds"][kernel])
+        for kernel in data["kernels"]
+    }
+    caption = (
+        f"Covariances of trace one at the start: in the cone, and divided by their trace. Claimed: {data['claim']}."
+    )
+    draw_cones(cases, path, title=f"Case {data['name']}: {', '.join(cases)}", caption=caption)
     return (path,)
 
 

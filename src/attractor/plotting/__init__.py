@@ -15,6 +15,7 @@ from attractor.plotting.charts import (
 )
 from attractor.plotting.covariances import (
     draw_cone,
+    draw_cones,
     draw_densities,
     draw_map,
     draw_spectrum,
@@ -47,6 +48,7 @@ __all__ = [
     "draw",
     "draw_bounded",
     "draw_cone",
+    "draw_cones",
     "draw_counts",
     "draw_decays",
     "draw_densities",

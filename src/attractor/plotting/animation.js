@@ -15,6 +15,10 @@ window.attractorAnimation = function (root, data, isDark) {
   };
   let frame = 0, timer = null;
 
+  // without WebGL the tokens of three dimensions are drawn as SVG, seen from where the camera starts
+  const hasWebGL = () => { try { const canvas = document.createElement("canvas"); return Boolean(canvas.getContext("webgl2") || canvas.getContext("webgl")); } catch { return false; } };
+  const flat = data.dim === 3 && !hasWebGL();
+
   const place = (at, token, axis) => data.centre[axis] + data.half * grid[(at * n + token) * dim + axis] / 32767;
 
   const dot = (a, b) => a.reduce((sum, value, axis) => sum + value * b[axis], 0);
@@ -23,6 +27,64 @@ window.attractorAnimation = function (root, data, isDark) {
   const added = (a, b) => a.map((value, axis) => value + b[axis]);
   const unit = (a) => scaled(a, 1 / Math.hypot(...a));
   const cross = (a, b) => [a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]];
+
+  // unit vectors to the right, up and to the eye
+  function basis(camera) {
+    const vector = (place) => [place.x, place.y, place.z];
+    const eye = unit(added(vector(camera.eye), scaled(vector(camera.center), -1)));
+    const right = unit(cross(vector(camera.up), eye));
+    return [right, cross(eye, right), eye];
+  }
+  const sight = data.dim === 3 ? basis(data.figures.tokens.layout.scene.camera) : null;
+  const flattened = (axes) => [0, 1].map((row) => Array.from(axes[0], (_, index) => dot(sight[row], axes.map((axis) => axis[index]))));
+  // how far tokens are to the front: the sign of the normal on a surface, of the depth in a box
+  const behind = (axes) => Array.from(axes[0], (_, index) => {
+    const point = axes.map((axis, letter) => axis[index] - data.centre[letter]);
+    return dot(sight[2], data.on_surface ? times(data.matrix, point) : point) < (data.on_surface ? 0 : -0.5 * data.half);
+  });
+  const numbers = (values) => (values && values.bdata
+    ? Array.from(new { f4: Float32Array, f8: Float64Array, i1: Int8Array, i2: Int16Array, i4: Int32Array }[values.dtype](bytes(values.bdata))) : values.map((value) => (value === null ? NaN : value)));
+
+  // the figure of the tokens without WebGL: outline, grid or box, trails and discs in the plane of the picture
+  function stillFigure(figure) {
+    const lines = (name, axes, more) => {
+      const [x, y] = flattened(axes);
+      return { type: "scatter", mode: "lines", name, x, y, hoverinfo: "skip", ...more };
+    };
+    const made = [], centre = flattened(data.centre.map((value) => [value])).map((value) => value[0]);
+    let reach = Math.sqrt(3) * data.half;
+    if (data.surface) {
+      const spare = Math.abs(sight[2][2]) < 0.9 ? [0, 0, 1] : [1, 0, 0], line = unit(times(data.surface.root, sight[2]));
+      const across = unit(cross(spare, line)), along = cross(line, across);
+      const rim = Array.from({ length: 181 }, (_, step) => 2 * Math.PI * step / 180).map((turn) =>
+        times(data.surface.inverse, added(scaled(across, Math.cos(turn)), scaled(along, Math.sin(turn)))));
+      made.push(lines("outline", [0, 1, 2].map((axis) => rim.map((one) => one[axis])), { fill: "toself", line: { width: 1.5 } }));
+      reach = 1.1 * data.half;
+    } else {
+      const ends = [-1, 1], corners = [[], [], []];
+      for (let axis = 0; axis < 3; axis++) for (const a of ends) for (const b of ends) for (const c of [-1, 1, NaN]) {
+        const corner = axis === 0 ? [c, a, b] : axis === 1 ? [a, c, b] : [a, b, c];
+        corner.forEach((value, letter) => corners[letter].push(data.centre[letter] + data.half * value));
+      }
+      made.push(lines("grid", corners, { line: { width: 1 } }));
+    }
+    for (const trace of figure.data) {
+      if (trace.name === "grid") made.push(lines("grid", [trace.x, trace.y, trace.z].map(numbers), { line: { width: 0.7 }, opacity: 0.6 }));
+      if (trace.name === "trails") made.push({ type: "scatter", mode: "lines", name: "trails", x: [null], y: [null], line: { width: 1, color: "#9aa5b3" }, opacity: 0.6, hoverinfo: "skip" });
+      if (trace.name === "tokens") made.push({ ...trace, type: "scatter", x: [], y: [], z: undefined, cliponaxis: false, marker: { ...trace.marker, line: { width: 0.8, color: "#ffffff" } } });
+    }
+    const axis = (middle) => ({ range: [middle - reach, middle + reach], visible: false, constrain: "domain" });
+    const { scene, ...rest } = figure.layout;
+    const words = { text: "A fixed view: this browser has no WebGL.", showarrow: false, xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "bottom", font: { size: 12 } };
+    return { data: made, layout: { ...rest, xaxis: axis(centre[0]), yaxis: { ...axis(centre[1]), scaleanchor: "x" }, annotations: [words], margin: { l: 10, r: 10, t: 10, b: 24 } } };
+  }
+
+  // a scene is scaled by the height of its place: in one that is higher than wide it would be cut off at the sides
+  const ratio = data.dim === 3 ? data.figures.tokens.layout.scene.aspectratio.x : 1;
+  const fitted = () => {
+    const size = ratio * Math.min(1, tokens.clientWidth / Math.max(1, tokens.clientHeight));
+    return { x: size, y: size, z: size };
+  };
 
   function discs(at) {
     const share = new Float64Array(n), company = new Uint32Array(n);
@@ -40,7 +102,7 @@ window.attractorAnimation = function (root, data, isDark) {
       for (let axis = 0; axis < dim; axis++) axes[axis][token] = place(at, token, axis);
     }
     if (dim === 1) axes.unshift(new Float64Array(n).fill(data.places[at]));
-    return { axes, size, custom };
+    return flat ? { axes: flattened(axes), size, custom, opacity: behind(axes).map((back) => (back ? 0.3 : 1)) } : { axes, size, custom };
   }
 
   function trails(at, sizes) {
@@ -60,7 +122,7 @@ window.attractorAnimation = function (root, data, isDark) {
         for (let axis = 0; axis < dim; axis++) axes[axis][row * length + step] = step === points || covered ? NaN : trail[axis];
       });
     }
-    return axes;
+    return flat ? flattened(axes) : axes;
   }
 
   // older parts approach the background colour, because WebGL adds up translucent lines
@@ -83,21 +145,20 @@ window.attractorAnimation = function (root, data, isDark) {
     letters.forEach((letter, axis) => { change[letter] = trail ? [trail[axis], disc.axes[axis]] : [disc.axes[axis]]; });
     change["marker.size"] = trail ? [null, disc.size] : [disc.size];
     change.customdata = trail ? [null, disc.custom] : [disc.custom];
+    if (flat) change["marker.opacity"] = trail ? [null, disc.opacity] : [disc.opacity];
     return Plotly.restyle(tokens, change, trail ? [last - 1, last] : [last]);
   }
 
   // Turns the lens to the viewer. On the unit sphere, u = W^(1/2) x, it is the disc across the line of sight; the front of the surface
   // lies above each of its points on the same line of sight, and its normal W x gives the light.
   function turnLens(camera) {
-    const { root, inverse, lens, light } = data.surface, vector = (place) => [place.x, place.y, place.z];
-    const eye = unit(added(vector(camera.eye), scaled(vector(camera.center), -1)));
-    const right = unit(cross(vector(camera.up), eye)), up = cross(eye, right);
-    const sight = unit(times(root, eye)), spare = Math.abs(sight[2]) < 0.9 ? [0, 0, 1] : [1, 0, 0];
-    const across = unit(cross(spare, sight)), along = cross(sight, across);
+    const { root, inverse, lens, light } = data.surface, [right, up, eye] = basis(camera);
+    const line = unit(times(root, eye)), spare = Math.abs(line[2]) < 0.9 ? [0, 0, 1] : [1, 0, 0];
+    const across = unit(cross(spare, line)), along = cross(line, across);
     const change = { x: [[]], y: [[]], z: [[]], intensity: [[]] };
     for (const [a, b] of lens) {
       const middle = added(scaled(across, a), scaled(along, b));
-      const place = times(inverse, middle), front = added(middle, scaled(sight, Math.sqrt(Math.max(0, 1 - a * a - b * b))));
+      const place = times(inverse, middle), front = added(middle, scaled(line, Math.sqrt(Math.max(0, 1 - a * a - b * b))));
       const normal = unit(times(root, front));
       ["x", "y", "z"].forEach((letter, axis) => change[letter][0].push(place[axis]));
       change.intensity[0].push(Math.max(0, dot(light, [dot(normal, right), dot(normal, up), dot(normal, eye)])) ** 0.8);
@@ -162,11 +223,13 @@ window.attractorAnimation = function (root, data, isDark) {
       change[`scene.${axis}.gridcolor`] = look.rule;
       change[`scene.${axis}.color`] = look.quiet;
     }
+    if (flat) change["annotations[0].font.color"] = look.quiet;
     Plotly.relayout(tokens, change);
     tokens.data.forEach((trace, index) => {
       if (trace.name === "lens") Plotly.restyle(tokens, { colorscale: [[[0, look.shell], [1, look.lit]]] }, [index]);
+      if (trace.name === "outline") Plotly.restyle(tokens, { fillcolor: look.ground, "line.color": look.grid }, [index]);
       if (trace.name === "grid") Plotly.restyle(tokens, { "line.color": look.grid }, [index]);
-      if (trace.name === "trails" && dim === 3) Plotly.restyle(tokens, { "line.color": [trailColours(look.ground)] }, [index]);
+      if (trace.name === "trails" && dim === 3 && !flat) Plotly.restyle(tokens, { "line.color": [trailColours(look.ground)] }, [index]);
       if (trace.name === "tokens") Plotly.restyle(tokens, { "marker.line.color": look.rim }, [index]);
     });
     if (!data.strips) return;
@@ -185,8 +248,13 @@ window.attractorAnimation = function (root, data, isDark) {
 
   // disable uploads to the plotly cloud
   const config = { responsive: true, displaylogo: false, scrollZoom: "gl3d", showSendToCloud: false, plotlyServerURL: "",
-    modeBarButtons: [dim === 3 ? ["toImage", "orbitRotation", "pan3d", "resetCameraDefault3d"] : ["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
-  const drawn = [Plotly.newPlot(tokens, data.figures.tokens.data, data.figures.tokens.layout, config)];
+    modeBarButtons: [dim === 3 && !flat ? ["toImage", "orbitRotation", "pan3d", "resetCameraDefault3d"] : ["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
+  const figure = flat ? stillFigure(data.figures.tokens) : data.figures.tokens;
+  if (dim === 3 && !flat) {
+    figure.layout.scene.aspectratio = fitted();
+    window.addEventListener("resize", () => Plotly.relayout(tokens, { "scene.aspectratio": fitted() }));
+  }
+  const drawn = [Plotly.newPlot(tokens, figure.data, figure.layout, config)];
   if (data.strips) drawn.push(Plotly.newPlot(curves, data.figures.curves.data, data.figures.curves.layout, { ...config, displayModeBar: false }));
   slider.max = String(count - 1);
   const ready = Promise.all(drawn).then(() => {
@@ -196,7 +264,7 @@ window.attractorAnimation = function (root, data, isDark) {
     slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
     play.addEventListener("click", () => (timer === null ? start() : stop()));
     if (data.strips) curves.on("plotly_click", jump);
-    if (data.surface) {
+    if (data.surface && !flat) {
       turnLens(tokens.layout.scene.camera);
       tokens.on("plotly_relayouting", turned);
       tokens.on("plotly_relayout", turned);

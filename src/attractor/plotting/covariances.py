@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +35,39 @@ def draw_cone(
     caption: str = "",
 ) -> Any:
     """Draw paths (k, 3) in the coordinates of the cone, coloured by outcome: the cone, and the disc seen from above."""
-    marks = [kind for kind in COLOURS if kind in set(kinds)]
+    return draw_cones({"": (paths, kinds)}, path, title=title, caption=caption)
+
+
+def draw_cones(
+    cases: Mapping[str, tuple[Sequence[np.ndarray], Sequence[str]]],
+    path: Path | str | None = None,
+    *,
+    title: str = "",
+    caption: str = "",
+) -> Any:
+    """Draw several cones one below the other: names, each with its paths and kinds as in ``draw_cone``."""
+    marks = [kind for kind in COLOURS if any(kind in set(kinds) for _, kinds in cases.values())]
     with style.use_style():
         grid = Grid.of(2, 2.2, left=0.2, gap=0.85, right=0.3)
         tall = min(2.75, grid.wide)
-        page = StaticFigure(title, caption, grid.rows * (tall + 0.45) + 0.3)
+        heading = 0.25 if any(cases) else 0.0
+        block = grid.rows * (tall + 0.45) + heading
+        page = StaticFigure(title, caption, len(cases) * block + 0.3)
         (row, beside), across = grid.place(1), grid.wide - (0.35 if grid.across == 1 else 0.0)
-        left: Any = page.panel(
-            0.0, 0.0, grid.wide + (0.1 if grid.across > 1 else -0.1), tall + 0.2, projection="3d", computed_zorder=False
-        )
-        right = page.panel(beside + grid.wide - across, 0.1 + row * (tall + 0.45), across, tall)
-        for way, kind in zip(paths, kinds, strict=True):
-            colour = style.PALETTE[COLOURS[kind]]
-            _in_cone(left, way, colour)
-            _in_disc(right, way, colour)
-        _cone_shell(left, _height(paths))
-        rim(right)
+        for number, (name, (paths, kinds)) in enumerate(cases.items()):
+            top = number * block + heading
+            page.text(name, top - 0.15)
+            box = (0.0, top, grid.wide + (0.1 if grid.across > 1 else -0.1), tall + 0.2)
+            left: Any = page.panel(*box, projection="3d", computed_zorder=False)
+            right = page.panel(beside + grid.wide - across, top + 0.1 + row * (tall + 0.45), across, tall)
+            for way, kind in zip(paths, kinds, strict=True):
+                colour = style.PALETTE[COLOURS[kind]]
+                _in_cone(left, way, colour)
+                _in_disc(right, way, colour)
+            _cone_shell(left, _height(paths))
+            rim(right)
         handles = [right.plot([], [], color=style.PALETTE[COLOURS[kind]])[0] for kind in marks]
-        page.legend(handles, [WORDS[kind] for kind in marks], grid.rows * (tall + 0.45) + 0.05, ncols=3)
+        page.legend(handles, [WORDS[kind] for kind in marks], len(cases) * block + 0.05, ncols=3)
         return write_chart(page.figure, path)
 
 
@@ -73,8 +88,8 @@ def _in_cone(axes: Any, way: np.ndarray, colour: str) -> None:
 def _in_disc(axes: Any, way: np.ndarray, colour: str) -> None:
     shape = way[:, :2] / np.maximum(way[:, 2:], 1e-300)
     axes.plot(*shape.T, color=colour, lw=0.8)
-    axes.plot(*shape[0], ".", color=colour, ms=2.5)
-    axes.plot(*shape[-1], "o", color=colour, ms=3.5, mec=style.INK, mew=0.4)
+    axes.plot(*shape[0], ".", color=colour, ms=2.5, clip_on=False)
+    axes.plot(*shape[-1], "o", color=colour, ms=3.5, mec=style.INK, mew=0.4, clip_on=False)
 
 
 def _cone_shell(axes: Any, top: float) -> None:
@@ -261,8 +276,8 @@ def line_density(axes: Any, points: np.ndarray, weights: np.ndarray, reference: 
     axes.plot(grid, kernel_estimate(x, weights, grid), color=style.PALETTE[0], linewidth=1.1)
     if reference is not None and (values := reference(grid)) is not None:
         axes.plot(grid, values, color=style.PALETTE[1], linewidth=1.0, linestyle="--")
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
+    axes.set(xlabel="x", ylabel="density")
+    axes.locator_params(axis="y", nbins=3)
     axes.set_xlim(low, high)
     axes.set_ylim(bottom=0)
 

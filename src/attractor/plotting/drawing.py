@@ -85,6 +85,10 @@ class StaticFigure:
         box = (left / self.width, bottom / self.height, width / self.width, height / self.height)
         return self.figure.add_axes(box, **words)
 
+    def text(self, words: str, top: float, **look: Any) -> None:
+        """Write a line ``top`` inches below the title."""
+        self._write(words, 1 - (self.top + top) / self.height, **{"size": 8.0, "va": "center", **look})
+
     def legend(self, handles: Any, names: Any, top: float, **words: Any) -> None:
         """Add a legend ``top`` inches below the title."""
         place = (0.06 / self.width, 1 - (self.top + top) / self.height)

@@ -390,6 +390,8 @@ def prepare(
 ) -> Drawing:
     """Drop what cannot be drawn (with a note), and choose tokens, coordinates, colours and a camera."""
     scene, notes = drop_infinite(scene)
+    scene, constant = drop_constant(scene)
+    notes += constant
     chosen = selection.subsample(scene.masses.size, tokens)
     if chosen.size < scene.masses.size:
         notes.append(f"{chosen.size:,} of {scene.masses.size:,} tokens are drawn.")
@@ -419,6 +421,18 @@ def drop_infinite(scene: Scene) -> tuple[Scene, list[str]]:
     lost = int((~sound).sum())
     note = f"{lost} saved time{'s' if lost > 1 else ''} left out, where coordinates are not finite or beyond 1e30."
     return replace(scene, times=scene.times[sound], points=scene.points[sound], curves=curves), [note]
+
+
+def drop_constant(scene: Scene) -> tuple[Scene, list[str]]:
+    """Drop observables that keep their value to rounding, and state it."""
+    if len(scene.times) < 2:
+        return scene, []
+    kept, notes = dict(scene.curves), []
+    for label, values in scene.curves.items():
+        if np.isfinite(values).all() and np.ptp(values) <= 1e-9 * np.abs(values).max(initial=0.0):
+            del kept[label]
+            notes.append(f"{label[:1].upper()}{label[1:]} stays {format_quantity(float(values[0]))}.")
+    return (replace(scene, curves=kept), notes) if notes else (scene, [])
 
 
 def select_tokens(scene: Scene, chosen: np.ndarray) -> Scene:

@@ -43,7 +43,7 @@ def paint_surface(axes: Axes, drawing: Drawing) -> None:
     assert surface is not None
     outline = globe.silhouette(surface, camera)
     reach = float(np.abs(outline).max())
-    across, up = 1.07 * np.abs(outline).max(axis=0)
+    across, up = 1.12 * np.abs(outline).max(axis=0)
     axes.set(xlim=(-across, across), ylim=(-up, up), aspect="equal")
     axes.set_axis_off()
     edge = Polygon(outline, closed=True, facecolor="none", edgecolor=style.FAINT, linewidth=0.7, zorder=2)
@@ -186,7 +186,13 @@ def draw_snapshot(axes: Axes, drawing: Drawing, index: int, start: int, full: fl
     places, areas, colours = discs_at(drawing, index, full)
     # thousands of vector discs would make a large file
     discs: Any = axes.scatter(
-        *places.T, s=areas, c=colours, linewidths=rim_widths(areas).tolist(), zorder=4, rasterized=len(places) > MANY
+        *places.T,
+        s=areas,
+        c=colours,
+        linewidths=rim_widths(areas).tolist(),
+        zorder=4,
+        rasterized=len(places) > MANY,
+        clip_on=False,
     )
     discs.set_edgecolor(rim_colours(colours))
     return trails, discs
@@ -308,6 +314,7 @@ def draw_threads(axes: Axes, drawing: Drawing, values: np.ndarray) -> None:
 CURVES = 6
 LEFT, RIGHT, GAP = 0.46, 0.12, 0.5
 STRIP, STRIP_GAP, HEADING = 1.05, 0.42, 0.22
+LOW_STRIP, LOW_GAP = 0.72, 0.06  # of strips below each other, which share the time axis of the last
 
 
 def compose(
@@ -359,6 +366,8 @@ class Page:
         strip_names = self.strip_names()
         rows = -(-len(strip_names) // max(1, int(self.width // 2.2)))
         per_row = -(-len(strip_names) // max(1, rows)) or 1
+        self.stacked = per_row == 1 and rows > 1
+        self.strip, self.strip_gap = (LOW_STRIP, LOW_GAP) if self.stacked else (STRIP, STRIP_GAP)
         flat = self.drawing.dim == 2 and self.drawing.projection.surface is None
         pad = 0.42 if flat else 0.05
         count = len(self.indices)
@@ -368,7 +377,13 @@ class Page:
         top_row = HEADING + (1.7 if self.drawing.dim == 1 else tall + (0.3 if flat else 0.0))
         foot = 0.12 + 0.135 * len(self.caption)
         self.height = (
-            head + top_row + rows * (HEADING + STRIP) + (rows + (self.drawing.dim == 1)) * STRIP_GAP + foot + 0.12
+            head
+            + top_row
+            + rows * (HEADING + self.strip)
+            + max(0, rows - 1) * self.strip_gap
+            + ((rows > 0) + (self.drawing.dim == 1)) * STRIP_GAP
+            + foot
+            + 0.12
         )
         self.figure.set_size_inches(self.width, self.height)
         self.words(head)
@@ -444,14 +459,17 @@ class Page:
         marked = self.indices if self.drawing.dim > 1 else np.zeros(0, dtype=int)
         for number, name in enumerate(names):
             row, column = divmod(number, per_row)
-            top = self.top + HEADING + row * (HEADING + STRIP + STRIP_GAP)
-            axes = self.axes(LEFT + column * (width + GAP), top, width, STRIP)
+            top = self.top + HEADING + row * (HEADING + self.strip + self.strip_gap)
+            axes = self.axes(LEFT + column * (width + GAP), top, width, self.strip)
             if name is None:
                 draw_angles(axes, self.drawing)
             else:
                 draw_curve(axes, self.drawing, name)
             mark_times(axes, self.drawing, marked)
-            set_time_axis(axes, self.drawing, most=max(3, int(width * 3)))
+            last = not self.stacked or number == len(names) - 1
+            set_time_axis(axes, self.drawing, label=last, most=max(3, int(width * 3)))
+            if not last:
+                axes.tick_params(labelbottom=False)
 
 
 def wrap(text: str, width: float, size: float = 6.5, *, bold: bool = False) -> list[str]:

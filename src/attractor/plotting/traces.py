@@ -136,7 +136,8 @@ def disc_trace(animation: AnimationFrames, frame: int, leaders: np.ndarray) -> P
         [escape(str(name), quote=False), float(mass)]
         for name, mass in zip(drawing.names(), drawing.scene.masses, strict=True)
     ]
-    return {**axes_of(drawing), "mode": "markers", "name": "tokens", **xyz(points), "marker": marker, "customdata": named,
+    whole = {"cliponaxis": False} if drawing.dim == 2 else {}  # discs at the edge are drawn whole
+    return {**axes_of(drawing), **whole, "mode": "markers", "name": "tokens", **xyz(points), "marker": marker, "customdata": named,
             "hovertemplate": "token %{customdata[0]}<br>mass %{customdata[1]:.3g}<extra></extra>"}  # fmt: skip
 
 
@@ -223,6 +224,8 @@ def token_layout(drawing: Drawing) -> PlotlySpec:
 def scene_layout(drawing: Drawing) -> PlotlySpec:
     centre, half = drawing.box()
     hidden = drawing.projection.surface is not None
+    margin = 1.05 if hidden else 1.0  # what lies on the bounds of a scene may be cut off
+    half *= margin
     axes = {
         f"{letter}axis": {"range": [float(middle - half), float(middle + half)], "visible": not hidden, "title": {"text": name},
                           "gridcolor": style.FAINT, "zeroline": False, "showbackground": False, "color": style.QUIET, "showspikes": False,
@@ -236,7 +239,7 @@ def scene_layout(drawing: Drawing) -> PlotlySpec:
         "center": point([0, 0, 0 if hidden else -0.12]),
         "projection": {"type": "orthographic" if hidden else "perspective"},
     }
-    size = point([1.75 if hidden else 1.0] * 3)
+    size = point([1.75 * margin if hidden else 1.0] * 3)
     return {
         **axes,
         "aspectmode": "manual",

@@ -145,14 +145,19 @@ def add_phase(section: Section, ways: list[np.ndarray], kinds: list[str], words:
     for place, name in enumerate(names):
         colour = style.PALETTE[place % len(style.PALETTE)]
         paths = [way for way, kind in zip(ways, kinds, strict=True) if kind == name]
-        broken = [np.concatenate([way[:, axis], [np.nan]]) for axis in (0, 1) for way in paths]
+        shapes = [way[:, :2] / np.maximum(way[:, 2:], 1e-300) for way in paths]
+        broken = [np.concatenate([shape[:, axis], [np.nan]]) for axis in (0, 1) for shape in shapes]
         x, y = np.concatenate(broken[: len(paths)]), np.concatenate(broken[len(paths) :])
-        ends = np.array([way[-1, :2] for way in paths])
+        starts, ends = (np.array([shape[index] for shape in shapes]) for index in (0, -1))
         label = escape_text(name.replace("_", " "))
         group = {"name": label, "legendgroup": name}
         data.append(scatter(x, y, line={"color": colour, "width": 1.5}, hoverinfo="skip", **group))
-        marker = {"color": colour, "size": 10}
-        data.append(scatter(*ends.T, mode="markers", marker=marker, showlegend=False, **group))
+        for places, marker in (
+            (starts, {"size": 5}),
+            (ends, {"size": 10, "line": {"color": style.QUIET, "width": 1.5}}),
+        ):
+            look = {"mode": "markers", "marker": {"color": colour, **marker}, "cliponaxis": False}
+            data.append(scatter(*places.T, **look, showlegend=False, **group))
     layout = disc_layout()
     return section.figure(
         {"data": data, "layout": layout}, words, f"Paths of {len(ways)} covariances in the unit disc.", height=560
@@ -183,7 +188,7 @@ def rim() -> PlotlySpec:
 def disc_layout(**more: Any) -> PlotlySpec:
     """Return the layout of the disc of covariances of trace one."""
     limits = {"range": [-1.1, 1.1]}
-    axes = {"xaxis": limits, "yaxis": {"scaleanchor": "x", **limits}}
+    axes = {"xaxis": {"constrain": "domain", **limits}, "yaxis": {"scaleanchor": "x", **limits}}
     return axes_layout("(Σ₁₁ − Σ₂₂) / trace", "2Σ₁₂ / trace", **axes, **more)
 
 
