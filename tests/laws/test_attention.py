@@ -204,3 +204,23 @@ def test_a_device_that_is_not_there_is_one_sentence() -> None:
     with pytest.raises(InputError, match="the law cannot be put on cuda") as caught:
         Attention.isotropic(3, 1.0).to("cuda")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("beta", [4.0, 0.3, -2.0, 0.0, 1e-9])
+def test_isotropic_attention_names_its_beta(beta: float) -> None:
+    law = at.Attention.isotropic(3, beta)
+    assert law.beta == pytest.approx(beta, rel=1e-11)
+    assert f"beta={beta:.6g}" in repr(law)
+    assert f"with beta = {beta:.6g}" in law.describe()
+    run = at.flow(law, at.Tokens.uniform(4, 3, seed=0), space="sphere", until=0.1)
+    assert f"with beta = {beta:.6g}" in run.scene().title
+    assert f"beta={beta:.6g}" in run._repr_html_()
+
+
+def test_other_attention_has_no_beta() -> None:
+    generator = np.random.default_rng(0)
+    one = generator.normal(size=(2, 2, 3, 3))
+    assert at.Attention(one[0, 0], one[0, 1], np.eye(3)).beta is None  # type: ignore[arg-type]
+    two = np.stack([np.eye(3), np.eye(3)])
+    assert at.Attention(two, two, two).beta is None  # type: ignore[arg-type]
+    assert at.Attention(np.eye(3), np.eye(3), np.eye(3), scale=0.5).beta == 0.5  # type: ignore[arg-type]

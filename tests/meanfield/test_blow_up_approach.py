@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mpmath
@@ -97,3 +98,11 @@ def test_only_a_blow_up_is_approached() -> None:
     run = at.flow(at.Attention.isotropic(2, -1.0), at.Gaussian([0.0, 0.0], np.eye(2)), until=1.0)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="blow_up"):
         mf.approach_blow_up(run)
+
+
+def test_a_time_dependent_law_is_refused() -> None:
+    law = at.Attention.isotropic(2, 1.0)
+    schedule = at.Schedule(lambda t: law)
+    run = at.flow(law, at.Gaussian([0.0, 0.0], np.eye(2)), until=1.0)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="change with time"):
+        mf.approach_blow_up(replace(run, law=schedule))

@@ -284,6 +284,10 @@ def test_frames_hold_the_measurements() -> None:
     assert list(run.frame()["attention"])[1:] == found.blocks["attention"].tolist()
     heads = run.frame("heads")
     assert list(heads["self_weight"]) == found.heads["self_weight"].flatten().tolist()
+    # the row of block k holds the stream after the block whose heads have block k; the input comes before them
+    blocks = sorted(set(heads["block"]))
+    assert list(run.frame()["block"]) == [-1, *blocks]
+    assert run.frame().set_index("block").loc[blocks[0], "displacement"] == float(found.blocks["displacement"][0])
     many = trace_texts(model, [IDS, IDS[:5]])
     assert list(many.frame()["cosine_spread"]) == many.curve("cosine")[1].tolist()
     assert list(many.frame("heads")["expansion"]) == many.head("expansion").flatten().tolist()

@@ -264,7 +264,7 @@ def _plot_run(run: Any, approach: Any, results: GaussianResults) -> None:
 
     times, values, means = gaussian_curves(run, approach)
     blown = run.outcome.time if run.outcome.name == "blow_up" else None
-    title = f"A Gaussian under {run.law!r}" if run.law is not None else "A Gaussian"
+    title = f"A Gaussian under {run.law.describe() if hasattr(run.law, 'describe') else repr(run.law)}"
     caption = run.outcome.sentence
     if approach is not None:
         caption += f" Eigenvalues at the dotted line: {approach.describe_limits()}."
@@ -284,7 +284,13 @@ def study_phase(start: StartOptions, law: LawOptions, many: ManyOptions, results
     summary, paths, kinds = found.summary(), trace_one_paths(found), [limit.kind for limit in found.limits]
     sentence = describe_phase(summary)
     if results.plot is not None:
-        draw_cone(paths, kinds, results.plot, title=f"Covariances under {built!r}", caption=sentence)
+        draw_cone(
+            paths,
+            kinds,
+            results.plot,
+            title=f"Covariances under {built.describe() if hasattr(built, 'describe') else repr(built)}",
+            caption=sentence,
+        )
     tables = [(f"{summary['starts']} starts of trace one", phase_rows(summary))]
     return Finding({"phase": summary}, tables, lambda section: add_phase(section, paths, kinds, sentence))
 

@@ -359,7 +359,34 @@ class Attention(Law):
         positions = "" if self.positions is None else f", positions={self.positions.name}"
         scale = "" if isinstance(self.scale, float) and self.scale == 1.0 else f", scale={float(self.scale):.6g}"
         size = f"dim={self.dim}, heads={self.heads}, head_dim={self.query.shape[-2]}"
-        return f"Attention({size}, kernel={self.kernel.label}{scale}{mask}{positions})"
+        beta = "" if self.beta is None else f", beta={self.beta:.6g}"
+        return f"Attention({size}, kernel={self.kernel.label}{beta}{scale}{mask}{positions})"
+
+    @property
+    def beta(self) -> float | None:
+        """The number beta of one head with scale Q'K = beta I; None for other laws, ensembles and heads with biases."""
+        if (
+            self.query.numel() != self.query.shape[-2] * self.dim
+            or self.query_bias is not None
+            or self.key_bias is not None
+        ):
+            return None
+        if _watched(self.query) or _watched(self.key) or self.query.device.type == "meta":
+            return None
+        k, d = self.query.shape[-2:]
+        product = float(self.scale) * self.query.reshape(k, d).double().T @ self.key.reshape(k, d).double()
+        beta = float(product[0, 0])
+        away = product - beta * torch.eye(d, dtype=torch.float64, device=product.device)
+        # a root of beta is not exact, so that neither is its square
+        return float(f"{beta:.12g}") if float(away.abs().max()) <= 1e-12 * max(abs(beta), 1e-300) else None
+
+    def describe(self) -> str:
+        """The law in words, for titles and captions: ``causal softmax attention with beta = 4``."""
+        mask = "" if self.mask is None else f"{self.mask.name} "
+        heads = f" with {self.heads} heads" if self.heads > 1 else ""
+        beta = "" if self.beta is None else f" with beta = {self.beta:.6g}"
+        positions = "" if self.positions is None else f" and {self.positions.name} positions"
+        return f"{mask}{self.kernel.label} attention{heads}{beta}{positions}"
 
 
 def _number(scale: Any) -> Any:

@@ -29,11 +29,11 @@ Rows = Literal["blocks", "heads"]
 
 @dataclass(frozen=True)
 class TraceBlock:
-    """The residual stream after ``block`` blocks.
+    """The residual stream after a block.
 
     Attributes
     ----------
-    block : number of blocks that the tokens have passed; 0 is the input of the first.
+    block : index of the block, as in ``TraceHead``; -1 is the input of the first.
     stream : measurements of the stream by name, those of ``Measurements.curves``.
     displacement : root mean square over tokens of the displacement by the last block; None for the input.
     attention, feedforward : the same of the parts of the block; None for the input, and for models without a family.
@@ -99,7 +99,7 @@ class Measurements:
         count = len(next(iter(columns.values())))
         moved = [[None, *self.blocks[name].tolist()] if name in self.blocks else [None] * count for name in PARTS]
         return tuple(
-            TraceBlock(depth, {name: values[depth] for name, values in columns.items()}, *parts)
+            TraceBlock(depth - 1, {name: values[depth] for name, values in columns.items()}, *parts)
             for depth, parts in enumerate(zip(*moved, strict=True))
         )
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from attractor.errors import InputError, UnsupportedError
 from attractor.files import to_json
 from attractor.html_repr import curve, html_card
-from attractor.laws import Law
+from attractor.laws import Attention, Law
 from attractor.observables import find_observable, pairwise_distance
 from attractor.serialization import citations, move_tensors
 from attractor.solvers.merging import EventLog
@@ -403,6 +403,8 @@ def _mean_curve(run: Trajectory, name: str) -> np.ndarray:
 
 
 def _describe_law(law: Law | None) -> str:
+    if isinstance(law, Attention):
+        return law.describe()
     kernel = getattr(getattr(law, "kernel", None), "name", None)
     if kernel is None:
         return "a law of motion" if law is None else type(law).__name__.lower()
