@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -21,8 +21,20 @@ from attractor.states import Tokens
 
 LINEAR = ("token_norm", "pairwise_distance", "cosine", "sharpness")  # cost linear in the number of tokens
 QUADRATIC = ("cosine_min", "effective_rank", "clusters")
-HEADS = ("attention_entropy", "self_weight", "first_weight", "expansion", "log_energy")
+SHAPE = ("centred_cosine", "centred_rank", "anisotropy", "largest_norm")
+HEADS = (
+    "attention_entropy",
+    "relative_entropy",
+    "self_weight",
+    "first_weight",
+    "sink_weight",
+    "output_norm",
+    "expansion",
+    "log_energy",
+)
+SINK_QUERIES = 4  # a position is a sink only if at least so many other tokens, and a quarter of all, can attend to it
 PARTS = ("displacement", "attention", "feedforward")
+MASSIVE = 10.0  # times the median length, from which a token is left out of centred measures
 REST = "_without_first"
 Rows = Literal["blocks", "heads"]
 
@@ -58,7 +70,10 @@ class TraceHead:
     ----------
     block, head : indices.
     attention_entropy : mean over tokens of the entropy of the attention weights.
+    relative_entropy : mean over tokens of that entropy divided by the logarithm of the number of visible keys, between 0 and 1.
     self_weight, first_weight : mean weight that a token gives to itself, and to the first token.
+    sink_weight : largest mean weight that a position receives from the other tokens that see it.
+    output_norm : root mean square of the head's contribution to the stream, over that of the input of attention.
     expansion : mean query-path expansion, the divergence of a token's velocity through its own query, with respect to the normalised
         token where attention reads one (norms folded in, as in an audit).
     log_energy : logarithm of the interaction energy of the scores.
@@ -67,8 +82,11 @@ class TraceHead:
     block: int
     head: int
     attention_entropy: float
+    relative_entropy: float
     self_weight: float
     first_weight: float
+    sink_weight: float
+    output_norm: float
     expansion: float
     log_energy: float
 
@@ -85,6 +103,8 @@ class Measurements:
         by "attention" and by "feedforward", with the norm after them where there is one.
     heads : measurements of every head, (blocks, h) each, see ``TraceHead``; NaN where undefined, empty if not computed.
     tokens, dim : number and dimension of the tokens.
+    places : positions of tokens: "largest_norm" of the longest token (blocks + 1,), and "sink_weight" of the sink of every head
+        (blocks, h), -1 where there is none.
     """
 
     curves: dict[str, Tensor]
@@ -92,6 +112,7 @@ class Measurements:
     heads: dict[str, Tensor]
     tokens: int = 0
     dim: int = 0
+    places: dict[str, Tensor] = field(default_factory=dict)
 
     def block_rows(self) -> tuple[TraceBlock, ...]:
         """One row for the input and one after each block."""
@@ -253,6 +274,7 @@ class MeasurementCollector:
         self._scratch: Tensor | None = None
         self._sums: list[TokenSums] = []
         self._curves: list[dict[str, Tensor]] = []
+        self._longest: list[int] = []
         self._blocks: list[dict[str, Tensor]] = []
         self._heads: list[dict[str, Tensor] | None] = []
 
@@ -286,12 +308,43 @@ class MeasurementCollector:
             tokens = Tokens(part.double())
             found |= {name + suffix: observables.find_observable(name)(tokens) for name in QUADRATIC}
             found["energy" + suffix] = direction_energy(tokens.points)
-        self._curves.append(found)
+        shape, longest = measure_shape(points.double())
+        self._curves.append(found | shape)
+        self._longest.append(longest)
 
     def result(self) -> Measurements:
         quadratic = _stack(self._curves) if self._curves else {}
         heads = _stack_heads(self._heads)
-        return Measurements({**linear_curves(self._sums), **quadratic}, _stack(self._blocks), heads, *self._shape)
+        places = {"largest_norm": torch.tensor(self._longest)} if self._longest else {}
+        if "sink_token" in heads:
+            places["sink_weight"] = heads.pop("sink_token").nan_to_num(-1.0).long()
+        curves = {**linear_curves(self._sums), **quadratic}
+        n, d = self._shape
+        return Measurements(curves, _stack(self._blocks), heads, n, d, places)
+
+
+def measure_shape(points: Tensor) -> tuple[dict[str, Tensor], int]:
+    r"""Measures of collapse of tokens (n, d), and the position of the longest token.
+
+    ``largest_norm`` is the largest length over the median one, and ``anisotropy`` the squared length of the mean direction.
+    Tokens that are ten times as long as the median are then left out: ``centred_cosine`` is the mean cosine of two different tokens
+    less the mean token, and ``centred_rank`` the participation ratio :math:`(\sum\sigma_k^2)^2 / \sum\sigma_k^4` of the same.
+    """
+    lengths = torch.linalg.vector_norm(points, dim=-1)
+    middle = lengths.median().clamp_min(torch.finfo(lengths.dtype).tiny)
+    largest = lengths.max() / middle
+    anisotropy = torch.nn.functional.normalize(points, dim=-1).mean(0).square().sum()
+    centred = points[lengths < MASSIVE * middle]
+    n, centred = len(centred), centred - centred.mean(0)
+    scale = centred.abs().amax() if n else lengths.new_zeros(())
+    if n < 2 or float(scale) == 0:
+        cosine = rank = torch.tensor(torch.nan, dtype=points.dtype)
+    else:
+        units = torch.nn.functional.normalize(centred / scale, dim=-1)
+        cosine = (units.sum(0).square().sum() - units.square().sum()) / (n * (n - 1))
+        gram = (centred / scale) @ (centred / scale).mT
+        rank = gram.trace().square() / gram.square().sum()
+    return dict(zip(SHAPE, (cosine, rank, anisotropy, largest), strict=True)), int(lengths.argmax())
 
 
 def direction_energy(points: Tensor) -> Tensor:
@@ -319,16 +372,45 @@ def measure_heads(layer: Layer, tokens: Tokens, positions: bool = True) -> dict[
         equal = head_masses(tokens, False)
         terms = equal.log() + pairing_of(law, tokens).log_partition(equal)
         energy = torch.logsumexp(terms, dim=-1) - math.log(2.0)
-    return measure_weights(weights) | {"expansion": expansion, "log_energy": energy}
+    found = {"expansion": expansion, "log_energy": energy}
+    if isinstance(law, Attention):
+        found["output_norm"] = output_norms(law, tokens.points, weights)
+    return measure_weights(weights) | found
+
+
+def output_norms(law: Attention, points: Tensor, weights: Tensor) -> Tensor:
+    """Root mean square over tokens of what every head adds to the stream, without biases, over that of the tokens, (h,)."""
+    moved = weights @ (points @ _heads(law.value).to(points).mT)  # (h, n, r)
+    if law.output is not None:
+        moved = moved @ _heads(law.output).to(points).mT
+    return torch.linalg.vector_norm(moved, dim=(-2, -1)) / torch.linalg.vector_norm(points)
 
 
 def measure_weights(weights: Tensor) -> dict[str, Tensor]:
     """Measurements of every head that follow from its attention weights (h, n, n) alone, (h,) each; the others are NaN."""
+    n = weights.shape[-1]
     logs = torch.where(weights > 0, weights, 1.0).log()
-    entropy, own = -(weights * logs).sum(-1).mean(-1), weights.diagonal(dim1=-2, dim2=-1).mean(-1)
-    undefined = torch.full_like(own, torch.nan)
-    columns = entropy, own, weights[..., 1:, 0].mean(-1), undefined, undefined
-    return dict(zip(HEADS, columns, strict=True))
+    entropy, own = -(weights * logs).sum(-1), weights.diagonal(dim1=-2, dim2=-1)
+    causal = not bool(weights.triu(1).any())
+    visible = torch.ones_like(weights[0], dtype=torch.bool)
+    visible = visible.tril() if causal else visible & (weights > 0).any(0)
+    most = visible.sum(-1).clamp_min(2).to(weights).log()
+    several = visible.sum(-1) > 1
+    others = visible & ~torch.eye(n, dtype=torch.bool)
+    queries = others.sum(-2)
+    received = (weights * others).sum(-2) / queries.clamp_min(1)
+    received = torch.where(queries >= max(min(SINK_QUERIES, n - 1), n / 4), received, -1.0)
+    sink, place = received.max(-1)
+    undefined = torch.full((len(weights),), torch.nan, dtype=weights.dtype)
+    found = dict.fromkeys(HEADS, undefined)
+    return found | {
+        "attention_entropy": entropy.mean(-1),
+        "relative_entropy": (entropy / most)[:, several].mean(-1),
+        "self_weight": own.mean(-1),
+        "first_weight": weights[..., 1:, 0].mean(-1),
+        "sink_weight": sink,
+        "sink_token": place.to(weights),
+    }
 
 
 def _drop_positions(law: Any) -> Any:
@@ -342,7 +424,8 @@ def _stack_heads(rows: Sequence[dict[str, Tensor] | None]) -> dict[str, Tensor]:
     most = max((len(row[HEADS[0]]) for row in rows if row), default=0)
     if not most:
         return {}
-    found = {name: torch.full((len(rows), most), torch.nan, dtype=torch.float64) for name in HEADS}
+    names = next(row for row in rows if row)
+    found = {name: torch.full((len(rows), most), torch.nan, dtype=torch.float64) for name in names}
     for index, row in enumerate(rows):
         for name, values in (row or {}).items():
             found[name][index, : len(values)] = values

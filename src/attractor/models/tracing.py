@@ -16,6 +16,7 @@ from attractor.errors import InputError, UnsupportedError
 from attractor.html_repr import html_card
 from attractor.models.attention_layers import Layer
 from attractor.models.checkpoints import Checkpoint
+from attractor.models.findings import Finding, find_findings
 from attractor.models.hidden_states import HiddenStates, open_hidden_states, write_hidden_states
 from attractor.models.hooks import (
     BlockStates,
@@ -35,6 +36,7 @@ from attractor.models.loading import (
 )
 from attractor.models.measurements import HEADS, MeasurementCollector, Measurements, Rows
 from attractor.models.opening import checkpoint as open_checkpoint
+from attractor.models.random_init import initialize
 from attractor.models.structure import (
     BlockChain,
     StructuralFamily,
@@ -50,6 +52,7 @@ from attractor.spaces import Euclidean
 from attractor.states import Tokens
 
 SHOWN_WORDS = 12  # in the notebook card
+NULL_TEXTS = 4  # texts that models with random weights read
 CACHE_BYTES = 2**30  # of layers that a session may keep
 
 
@@ -153,6 +156,21 @@ class Session:
             run()
         return collector.result()
 
+    def measure_random(
+        self, given: Sequence[dict[str, Tensor]], nulls: int, attention: bool, summary: bool = False
+    ) -> tuple[Measurements, ...]:
+        """Measurements of inputs by models of the same configuration with random weights; none for a model without one."""
+        if nulls and not hasattr(self.checkpoint.config, "to_dict"):
+            raise UnsupportedError(
+                f"{self.checkpoint.name} has no configuration of transformers, so random weights cannot be drawn"
+            )
+        found = []
+        for seed in range(nulls):
+            model = initialize(self.checkpoint.config, seed, dtype=torch.float32)
+            other = Session.open(model, None, self.without, self.stack)
+            found += [other.run(inputs, attention, summary=summary) for inputs in given]
+        return tuple(found)
+
     def _prepare(
         self, inputs: dict[str, Tensor], receive: Callable[[BlockStates], None], attention: bool
     ) -> tuple[Callable[[], Any], AbstractContextManager[None]]:
@@ -196,11 +214,19 @@ class Trace(Trajectory):
     words : the tokens as strings.
     measurements : measurements of the stream, of blocks and of heads.
     notes : how the blocks of a model without a family were found.
+    random : measurements of the same text by the same model with random weights.
     """
 
     words: tuple[str, ...] = ()
     measurements: Measurements | None = None
     notes: tuple[str, ...] = ()
+    random: tuple[Measurements, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Pathologies with their place, threshold and rate at random initialisation."""
+        assert self.measurements is not None
+        return find_findings([self.measurements], self.random, self.words)
 
     def frame(self, rows: Rows = "blocks") -> Any:
         """A pandas DataFrame with one row for each block, or for each head of each block."""
@@ -210,7 +236,8 @@ class Trace(Trajectory):
     def as_traces(self, name: str) -> Traces:
         """The measurements alone, as those of one text of a model called ``name``."""
         assert self.measurements is not None
-        return Traces(name, 1, (self.n,), (self.measurements,), (), self.stats.seconds, (), self.notes)
+        rest = ((), self.stats.seconds, (), self.notes, self.random, self.words)
+        return Traces(name, 1, (self.n,), (self.measurements,), *rest)
 
     def save(self, path: str | Path) -> None:
         """Write the residual stream and the words to an .npz file, for ``trace(states=path)``."""
@@ -251,6 +278,8 @@ class Traces:
     seconds : wall-clock time.
     skipped : texts with fewer than two tokens.
     notes : how the blocks of a model without a family were found.
+    random : measurements of the first texts by the same model with random weights.
+    words : tokens of the first text.
     """
 
     model: str
@@ -261,6 +290,13 @@ class Traces:
     seconds: float
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
+    random: tuple[Measurements, ...] = ()
+    words: tuple[str, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Pathologies with their place, threshold and rate at random initialisation; values are means over texts."""
+        return find_findings(self.measurements, self.random, self.words)
 
     def curve(self, name: str) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation over texts of a measurement of the stream, (blocks + 1,) each."""
@@ -315,6 +351,7 @@ def trace(
     attention: bool = True,
     max_tokens: int | None = None,
     cut: bool = False,
+    nulls: int = 0,
 ) -> Trace:
     """Run a model on one text and return its tokens along depth; or take hidden states that were computed elsewhere.
 
@@ -335,6 +372,7 @@ def trace(
     attention : measure heads, which needs the attention weights.
     max_tokens : use only the first tokens of the text.
     cut : use only as many tokens as the model's context has.
+    nulls : number of models with random weights that read the same text, for the rates of ``findings``.
 
     Returns
     -------
@@ -359,7 +397,8 @@ def trace(
     inputs, read = session.inputs(text, max_tokens, cut)
     measured = session.run(inputs, attention, keep)
     seconds = time.perf_counter() - start
-    return _make_trace(torch.stack(found), read, measured, session.explain(measured, attention), seconds)
+    random = session.measure_random([inputs], nulls, attention)
+    return _make_trace(torch.stack(found), read, measured, session.explain(measured, attention), seconds, random)
 
 
 def _trace_states(given: HiddenStates, attention: bool) -> Trace:
@@ -372,16 +411,20 @@ def _trace_states(given: HiddenStates, attention: bool) -> Trace:
 
 
 def _make_trace(
-    points: Tensor, words: Sequence[str], measurements: Measurements, notes: tuple[str, ...], seconds: float
+    points: Tensor,
+    words: Sequence[str],
+    measurements: Measurements,
+    notes: tuple[str, ...],
+    seconds: float,
+    random: tuple[Measurements, ...] = (),
 ) -> Trace:
     blocks = len(points) - 1
     times = torch.arange(len(points), dtype=torch.float64)
     outcome = Outcome("reached", float(blocks), f"the tokens passed all {blocks} blocks")
     stats = Statistics(evaluations=blocks, accepted=blocks, seconds=seconds, method="blocks")
     first, last, fixed = Tokens(points[0]), Tokens(points[-1]), ((), None, None)
-    return Trace(
-        times, points, last, (outcome,), stats, None, Euclidean(), first, *fixed, tuple(words), measurements, notes
-    )
+    own = (tuple(words), measurements, notes, random)
+    return Trace(times, points, last, (outcome,), stats, None, Euclidean(), first, *fixed, *own)
 
 
 def trace_texts(
@@ -397,6 +440,7 @@ def trace_texts(
     summary: bool = False,
     names: Sequence[str] | None = None,
     skip: bool = False,
+    nulls: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Traces:
     """Run a model on many texts, one after the other, and keep their measurements.
@@ -409,12 +453,14 @@ def trace_texts(
         the model by a few percent.
     names : names of the texts in error messages.
     skip : leave out texts of fewer than two tokens, see ``Traces.skipped``, instead of raising.
+    nulls : number of models with random weights that read the first four texts, for the rates of ``findings``.
     progress : called with the number of texts that are done.
     """
     if not texts:
         raise InputError("there is no text to trace")
     session, start = Session.open(source, tokenizer, without, stack), time.perf_counter()
-    found, lengths, skipped = [], [], []
+    found, lengths, skipped, given = [], [], [], []
+    first: tuple[str, ...] = ()
     for index, text in enumerate(texts):
         name = names[index] if names is not None else f"text {index + 1} of {len(texts)}"
         try:
@@ -424,6 +470,8 @@ def trace_texts(
                 raise (error if len(texts) == 1 else InputError(f"{name}: {error}")) from None
             skipped.append(Skipped(index, name, error.tokens))
             continue
+        given += [inputs] if len(given) < NULL_TEXTS else []
+        first = first if found else tuple(words)
         found.append(session.run(inputs, attention, summary=summary))
         lengths.append(len(words) or found[-1].tokens)
         if progress is not None:
@@ -432,6 +480,7 @@ def trace_texts(
         raise InputError(
             f"none of {len(texts)} texts has two tokens, which a trace needs; {skipped[0].name} is one of them"
         )
+    random = session.measure_random(given, nulls, attention, summary)
     seconds = time.perf_counter() - start
     return Traces(
         session.checkpoint.name,
@@ -442,4 +491,6 @@ def trace_texts(
         seconds,
         tuple(skipped),
         session.explain(found[-1], attention and not summary),
+        random,
+        first,
     )

@@ -1,0 +1,370 @@
+"""Findings of a trace: known pathologies with their place, threshold and rate at random initialisation; and conditions for CI."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attractor.errors import InputError
+from attractor.models.measurements import Measurements
+from attractor.registry import closest
+
+COMMON = 0.5  # share of places with random weights from which a finding says nothing about training
+DEAD = 0.02  # share of the median contribution of the heads of a layer
+OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "==": operator.eq}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One pathology of a model on some texts.
+
+    Attributes
+    ----------
+    kind : identifier, see ``list_kinds``.
+    quantity : the measurement that was compared with the threshold.
+    value, threshold : its most extreme value, and the value from which it counts.
+    places, total : number of places (blocks, heads, or 1 for the whole model) where it holds, and number of all.
+    layer, head, token, word : where it is strongest; None where it does not apply. ``layer`` is the block, from 0; -1 is its input.
+    random_rate : share of places where it holds in the same model with random weights; None if that is unknown.
+    meaning : what it usually means.
+    """
+
+    kind: str
+    quantity: str
+    value: float
+    threshold: float
+    places: int
+    total: int
+    layer: int | None
+    head: int | None
+    token: int | None
+    word: str | None
+    random_rate: float | None
+    meaning: str
+
+    @property
+    def common(self) -> bool:
+        """Whether random weights show it in most places, so that it says nothing about training."""
+        return self.random_rate is not None and self.random_rate >= COMMON
+
+    def row(self) -> dict[str, Any]:
+        return {**asdict(self), "common": self.common}
+
+    def sentence(self) -> str:
+        """One sentence: what, where, how strong, and the rate at random initialisation."""
+        where = [] if self.layer is None else ["input" if self.layer < 0 else f"layer {self.layer}"]
+        where += [] if self.head is None else [f"head {self.head}"]
+        where += [] if self.token is None else [f"token {self.token}" + (f" {self.word!r}" if self.word else "")]
+        count = "" if self.total == 1 else f"{self.places} of {self.total} {_unit(self.head)}, strongest "
+        place = f" ({count}at {', '.join(where)})" if where else ""
+        rate = "unknown" if self.random_rate is None else f"{100 * self.random_rate:.3g}%"
+        return (
+            f"{self.kind.replace('_', ' ')}{place}: {self.quantity} {self.value:.4g}, threshold {self.threshold:.4g}; "
+            f"with random weights {rate}"
+        )
+
+
+def _unit(head: int | None) -> str:
+    return "heads" if head is not None else "states"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of finding: ``measure`` returns the quantity at every place, (places,) or (blocks, h), and where it holds."""
+
+    name: str
+    quantity: str
+    threshold: float
+    meaning: str
+    measure: Callable[[Sequence[Measurements], float], tuple[Tensor, Tensor] | None]
+    largest: bool = True  # whether the strongest value is the largest
+    of: str = "heads"  # "heads", "states" or "model"
+
+
+def _mean(parts: Sequence[Measurements], group: str, name: str) -> Tensor | None:
+    """Mean over texts of a curve or of a measurement of heads."""
+    columns = [getattr(part, group) for part in parts]
+    if not all(name in column for column in columns):
+        return None
+    return torch.stack([column[name] for column in columns]).nanmean(0)
+
+
+def _at_least(group: str, name: str) -> Callable[[Sequence[Measurements], float], tuple[Tensor, Tensor] | None]:
+    def measure(parts: Sequence[Measurements], threshold: float) -> tuple[Tensor, Tensor] | None:
+        values = _mean(parts, group, name)
+        return None if values is None else (values, values >= threshold)
+
+    return measure
+
+
+def _at_most(group: str, name: str) -> Callable[[Sequence[Measurements], float], tuple[Tensor, Tensor] | None]:
+    def measure(parts: Sequence[Measurements], threshold: float) -> tuple[Tensor, Tensor] | None:
+        values = _mean(parts, group, name)
+        return None if values is None else (values, values <= threshold)
+
+    return measure
+
+
+def _anisotropy(parts: Sequence[Measurements], threshold: float) -> tuple[Tensor, Tensor] | None:
+    """States with a dominant mean direction that are not over-smoothed, which implies it."""
+    values, cosine = _mean(parts, "curves", "anisotropy"), _mean(parts, "curves", "cosine")
+    if values is None or cosine is None:
+        return None
+    return values, (values >= threshold) & (cosine < SMOOTH)
+
+
+def _collapsed_rank(parts: Sequence[Measurements], threshold: float) -> tuple[Tensor, Tensor] | None:
+    """States whose centred tokens have few directions, although their number and dimension allow more."""
+    values = _mean(parts, "curves", "centred_rank")
+    if values is None:
+        return None
+    possible = min(min(part.tokens - 1, part.dim) for part in parts)
+    return values, (values <= threshold) & (possible >= 4 * threshold)
+
+
+def _dead(parts: Sequence[Measurements], threshold: float) -> tuple[Tensor, Tensor] | None:
+    """Contribution of heads over the median of their layer."""
+    norms = _mean(parts, "heads", "output_norm")
+    if norms is None or bool(norms.isnan().all()):
+        return None
+    share = norms / norms.nanmedian(-1, keepdim=True).values.clamp_min(torch.finfo(norms.dtype).tiny)
+    share = torch.where((norms == 0).all(-1, keepdim=True), torch.ones_like(share), share)  # a layer without values
+    return share, share <= threshold
+
+
+def _growth(parts: Sequence[Measurements], threshold: float) -> tuple[Tensor, Tensor] | None:
+    """Mean length of tokens after the last block over that before the first."""
+    norms = _mean(parts, "curves", "token_norm_without_first")
+    if norms is None or bool(norms[[0, -1]].isnan().any()) or float(norms[0]) == 0:
+        return None
+    ratio = norms[-1:] / norms[:1]
+    return ratio, ratio >= threshold
+
+
+SMOOTH = 0.9
+KINDS = (
+    Kind(
+        "massive_activation",
+        "largest_norm",
+        10.0,
+        "one token is far longer than the others; it usually carries a bias that attention sinks use, and it dominates distances "
+        "and ranks; quantisation suffers from it",
+        _at_least("curves", "largest_norm"),
+        of="states",
+    ),
+    Kind(
+        "attention_sink",
+        "sink_weight",
+        0.5,
+        "most tokens give most of their attention to one position; such a head is nearly switched off on these texts",
+        _at_least("heads", "sink_weight"),
+    ),
+    Kind(
+        "over_smoothing",
+        "cosine",
+        SMOOTH,
+        "tokens have nearly the same direction, so that later blocks can hardly tell them apart",
+        _at_least("curves", "cosine"),
+        of="states",
+    ),
+    Kind(
+        "rank_collapse",
+        "centred_rank",
+        1.5,
+        "after their mean is taken away, tokens differ along one or two directions only",
+        _collapsed_rank,
+        largest=False,
+        of="states",
+    ),
+    Kind(
+        "anisotropy",
+        "anisotropy",
+        0.7,
+        "tokens share a large common direction; cosines of tokens measure that direction",
+        _anisotropy,
+        of="states",
+    ),
+    Kind(
+        "entropy_collapse",
+        "relative_entropy",
+        0.05,
+        "a head attends to a single key almost everywhere; in training this often precedes unstable losses",
+        _at_most("heads", "relative_entropy"),
+        largest=False,
+    ),
+    Kind(
+        "uniform_attention",
+        "relative_entropy",
+        0.98,
+        "a head averages over all visible tokens and does not select any",
+        _at_least("heads", "relative_entropy"),
+    ),
+    Kind(
+        "dead_head",
+        "output_norm",
+        DEAD,
+        "a head adds almost nothing to the stream, compared with the other heads of its layer; it could be pruned",
+        _dead,
+        largest=False,
+    ),
+    Kind(
+        "norm_growth",
+        "token_norm",
+        100.0,
+        "tokens become much longer along depth; late blocks change their directions less and less",
+        _growth,
+        of="model",
+    ),
+)
+
+
+def list_kinds() -> tuple[Kind, ...]:
+    """All kinds of findings, in the order of reports."""
+    return KINDS
+
+
+def find_findings(
+    parts: Sequence[Measurements], random: Sequence[Measurements] = (), words: Sequence[str] = ()
+) -> tuple[Finding, ...]:
+    """Compare the measurements of texts with the thresholds of all kinds of findings.
+
+    Parameters
+    ----------
+    parts : measurements of one or several texts; quantities are means over them.
+    random : measurements of the same texts by the same model with random weights, from which rates follow.
+    words : tokens of the first text.
+
+    Returns
+    -------
+    tuple of Finding : findings that random weights share come last.
+    """
+    found = []
+    for kind in KINDS:
+        measured = kind.measure(parts, kind.threshold)
+        if measured is None or not bool(measured[1].any()):
+            continue
+        values, holds = measured
+        rate = _rate(kind, random)
+        worst = torch.where(holds, values if kind.largest else -values, -math.inf)
+        layer, head = _locate(kind, worst)
+        token = _token(kind, parts[0], layer, head)
+        word = words[token] if token is not None and token < len(words) else None
+        place = int(worst.argmax())
+        total = 1 if kind.of == "model" else int((~values.isnan()).sum())
+        value = float(values.flatten()[place])
+        found.append(
+            Finding(
+                kind.name,
+                kind.quantity,
+                value,
+                kind.threshold,
+                int(holds.sum()),
+                total,
+                layer,
+                head,
+                token,
+                word,
+                rate,
+                kind.meaning,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: one.common))
+
+
+def _rate(kind: Kind, random: Sequence[Measurements]) -> float | None:
+    measured = kind.measure(random, kind.threshold) if random else None
+    if measured is None:
+        return None
+    values, holds = measured
+    return float(holds.sum()) / max(1, int((~values.isnan()).sum()))
+
+
+def _locate(kind: Kind, worst: Tensor) -> tuple[int | None, int | None]:
+    place = int(worst.argmax())
+    if kind.of == "model":
+        return None, None
+    if kind.of == "states":
+        return place - 1, None  # state k follows block k - 1
+    return divmod(place, worst.shape[-1])
+
+
+def _token(kind: Kind, part: Measurements, layer: int | None, head: int | None) -> int | None:
+    if layer is None or kind.quantity not in part.places:
+        return None
+    places = part.places[kind.quantity]
+    token = int(places[layer + 1] if head is None else places[layer, head])
+    return token if token >= 0 else None
+
+
+# ---------------------------------------------------------------- conditions for CI
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on a measurement, such as ``effective_rank < 5 at layers > 3``, or the name of a kind of finding."""
+
+    text: str
+    name: str
+    compare: str = ""
+    bound: float = math.nan
+    where: str = ""
+    layer: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Read a condition: ``NAME OP NUMBER``, optionally followed by ``at layer[s] OP NUMBER``; or the name of a finding."""
+        kinds = {kind.name for kind in KINDS}
+        word = text.strip().replace(" ", "_")
+        if word in kinds:
+            return cls(text, word)
+        number, compare = r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?", r"<=|>=|==|<|>"
+        place = rf"(?:\s+at\s+layers?\s*({compare})?\s*(\d+))?"
+        match = re.fullmatch(rf"\s*(\w+)\s*({compare})\s*({number}){place}\s*", text)
+        if match is None:
+            raise InputError(
+                f"the condition {text!r} is not understood: write a measurement and a bound, such as 'effective_rank < 5 at "
+                f"layers > 3', or a finding, one of {', '.join(sorted(kinds))}"
+            )
+        name, sign, bound, where, layer = match.groups()
+        return cls(text, name, sign, float(bound), (where or "==") if layer else "", int(layer or 0))
+
+    def check_name(self, known: Sequence[str]) -> None:
+        """Raise if no measurement has the name of the condition."""
+        if not self.compare or self.name in known:
+            return
+        near = closest(self.name, known)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise InputError(
+            f"the condition {self.text!r} names no measurement of this run: {hint}there are {', '.join(sorted(known))}"
+        )
+
+    def violations(self, parts: Sequence[Measurements], findings: Sequence[Finding]) -> list[str]:
+        """Where the condition holds: one phrase for each place."""
+        if not self.compare:
+            return [one.sentence() for one in findings if one.kind == self.name]
+        self.check_name([*parts[0].curves, *parts[0].blocks, *parts[0].heads])
+        rows: list[tuple[str, int, float]] = []
+        for group in ("curves", "blocks", "heads"):
+            values = _mean(parts, group, self.name)
+            if values is None:
+                continue
+            for place, value in enumerate(values.tolist()):
+                layer = place - 1 if group == "curves" else place
+                several = isinstance(value, list)
+                entries = enumerate(value) if several else [(None, value)]
+                rows += [
+                    (f"layer {layer}" + (f", head {head}" if several else ""), layer, one) for head, one in entries
+                ]
+        holds, reaches = OPERATORS[self.compare], OPERATORS.get(self.where)
+        return [
+            f"{self.name} is {value:.4g} at {'the input' if layer < 0 else name}"
+            for name, layer, value in rows
+            if holds(value, self.bound) and (reaches is None or reaches(layer, self.layer))
+        ]
