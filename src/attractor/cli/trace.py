@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import Outputs, print_rows, print_table
+from attractor.cli.console import FAILED, Outputs, print_error, print_rows, print_table
 from attractor.cli.inputs import Text, check_figure, read_files, read_lines
 from attractor.cli.options import WidthOptions, command_line, given, panel, print_result, result_option, with_options
 from attractor.errors import InputError
@@ -31,7 +31,7 @@ COLUMNS = {
 
 
 def print_traces(report: dict[str, Any]) -> None:
-    """Print the residual stream along depth, with and without the first token, and the displacement of every block."""
+    """Print the findings, the residual stream along depth, with and without the first token, and the displacement of blocks."""
     model, count = report["model"], report["texts"]
     tokens = sum(report["lengths"])
     without = f", without {' and '.join(report['without'])}" if report["without"] else ""
@@ -40,10 +40,21 @@ def print_traces(report: dict[str, Any]) -> None:
     notes = {f"note {index + 1}": note for index, note in enumerate(report["notes"])}
     notes |= {f"skipped {index + 1}": _skipped(row) for index, row in enumerate(report["skipped"])}
     print_rows(title, notes)
+    print_rows("findings", describe_findings(report["findings"]))
     mean = f" (means over {report['reads']})" if count > 1 else ""
     print_table(f"the residual stream{mean}", *_stream(report, ""), right=None)
     print_table(f"without the first token of a {report['reads'][:-1]}", *_stream(report, "_without_first"), right=None)
     print_table("displacement of every block, and means over its heads", *_blocks(report), right=None)
+
+
+def describe_findings(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return a label and a text for each finding, those that random weights share last."""
+    found = {}
+    for row in rows:
+        label = row["kind"].replace("_", " ")
+        shared = "Most places have it with random weights too. " if row["common"] else ""
+        found[label] = f"{row['sentence'].removeprefix(f'{label}: ')}. {shared}Meaning: {row['meaning']}."
+    return found or {"none": "no quantity is beyond its threshold"}
 
 
 def _skipped(row: dict[str, Any]) -> str:
@@ -83,7 +94,8 @@ def _cell(value: float | None) -> str:
     return "n/a" if value is None else format_number(float(f"{value:.4g}"))
 
 
-SCHEMA = "attractor.trace/2"
+SCHEMA = "attractor.trace/3"
+SHOWN_PLACES = 3  # of a condition of --fail-if
 text_option, model_option = panel("Texts"), panel("Model")
 
 
@@ -152,6 +164,22 @@ class ModelOptions:
     summary: Annotated[
         bool, model_option("", "Only the cheap measures: norms, distances, mean cosine, sharpness.", "--summary")
     ] = False
+    nulls: Annotated[
+        int | None,
+        model_option(
+            "N",
+            "Models with random weights that read the same texts, for the rates of findings.",
+            min=0,
+            default="1 for models of at most 3e8 parameters, else 0",
+        ),
+    ] = None
+    fail_if: Annotated[
+        list[str] | None,
+        model_option(
+            "CONDITION",
+            "Exit with code 1 where a condition holds: 'effective_rank < 5 at layers > 3', or the name of a finding; may be repeated.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -174,13 +202,19 @@ def trace(context: typer.Context, texts: TextOptions, model: ModelOptions, outpu
 
     States are the residual stream before every block and after the last, before the final norm; with several texts, means over
     them. All numbers depend on the texts. Models without a family are traced by their structure. Exit code 0; 1 if the model cannot
-    be read, 2 for a bad argument.
+    be read or a condition of --fail-if holds, 2 for a bad argument.
     """
+    from attractor.models import Condition
+
     check_options(texts, model, output, given(context))
+    conditions = [Condition.parse(text) for text in model.fail_if or ()]
     if texts.states is not None:
-        report, figures = trace_states(texts.states, model, output)
+        found, opened, figures = trace_states(texts.states, model, output)
     else:
-        report, figures = trace_model(texts, model, output)
+        found, opened, figures = trace_model(texts, model, output)
+    report = summarise_traces(found, opened)
+    failures = {one.text: one.violations(found.measurements, found.findings) for one in conditions}
+    report["failures"] = {text: places for text, places in failures.items() if places}
     command = command_line(context)
     report["reads"] = "pictures" if texts.image else "texts"
     if output.report is not None:
@@ -189,18 +223,23 @@ def trace(context: typer.Context, texts: TextOptions, model: ModelOptions, outpu
         trace_report({"command": command, **report}).write(output.report)
     outputs = Outputs(figures, output.report)
     print_result(output, SCHEMA, command, report, outputs, lambda: print_traces(report), packages=("transformers",))
+    for text, places in report["failures"].items():
+        more = f" and at {len(places) - SHOWN_PLACES} more places" if len(places) > SHOWN_PLACES else ""
+        print_error(f"the condition {text!r} holds: {'; '.join(places[:SHOWN_PLACES])}{more}", "attractor trace")
+    if report["failures"]:
+        raise typer.Exit(FAILED)
 
 
-def trace_states(path: Path, model: ModelOptions, output: TraceResults) -> tuple[dict[str, Any], list[str]]:
-    """Measure hidden states that were computed elsewhere; return the numbers for JSON and the figures."""
+def trace_states(path: Path, model: ModelOptions, output: TraceResults) -> tuple[Traces, None, list[str]]:
+    """Measure hidden states that were computed elsewhere; return the measurements and the figures."""
     from attractor.models import trace as trace_one
 
     run = trace_one(states=path, attention=model.attention and not model.summary)
-    return summarise_traces(run.as_traces(str(path)), None), draw_trace(run, str(path), output)
+    return run.as_traces(str(path)), None, draw_trace(run, str(path), output)
 
 
-def trace_model(texts: TextOptions, model: ModelOptions, output: TraceResults) -> tuple[dict[str, Any], list[str]]:
-    """Run a model; return the numbers for JSON and the figures of the first text."""
+def trace_model(texts: TextOptions, model: ModelOptions, output: TraceResults) -> tuple[Traces, Checkpoint, list[str]]:
+    """Run a model; return the measurements, the model, and the figures of the first text."""
     from attractor.models import require_transformers, silence_transformers
     from attractor.models import trace as trace_one
 
@@ -213,7 +252,7 @@ def trace_model(texts: TextOptions, model: ModelOptions, output: TraceResults) -
             options: Any = {"without": model.without or (), "stack": model.stack, "max_tokens": texts.max_tokens}
             run = trace_one(opened, first, attention=False, cut=texts.dataset is not None, **options)
             figures = draw_trace(run, opened.name, output)
-    return summarise_traces(found, opened), figures
+    return found, opened, figures
 
 
 def check_options(texts: TextOptions, model: ModelOptions, output: TraceResults, named: dict[str, str]) -> None:
@@ -223,7 +262,7 @@ def check_options(texts: TextOptions, model: ModelOptions, output: TraceResults,
             "give a model, or hidden states with --states FILE" + " and no model" * (texts.model is not None)
         )
     if texts.states is not None:
-        reads = ("text", "file", "lines", "dataset", "image", "max_tokens", "without", "stack")
+        reads = ("text", "file", "lines", "dataset", "image", "max_tokens", "without", "stack", "nulls")
         if other := next((named[name] for name in reads if name in named), None):
             raise InputError(f"{other} belongs to a model, and --states takes the place of a model and its texts")
     for path in output.plot or ():
@@ -308,6 +347,7 @@ def run_model(
             cut=texts.dataset is not None,
             names=[text.name for text in named] or [str(path) for path in texts.image or ()],
             skip=texts.lines or texts.dataset is not None,
+            nulls=model.nulls,
             progress=lambda count: update(count, len(read)),
         )
     skipped = {text.index for text in found.skipped}
@@ -339,6 +379,7 @@ def summarise_traces(found: Traces, opened: Checkpoint | None) -> dict[str, Any]
             "dim": first.dim,
         },
         "notes": [*found.notes] if opened is None else [*opened.notes, *tokenizer_notes(opened), *found.notes],
+        "findings": [{**one.row(), "sentence": one.sentence()} for one in found.findings],
         "texts": found.texts,
         "skipped": [{"text": text.name, "tokens": text.tokens} for text in found.skipped],
         "lengths": list(found.lengths),

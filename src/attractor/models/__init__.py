@@ -18,6 +18,7 @@ from attractor.models.checkpoints import Checkpoint, LayerCheck, Layers, Verific
 from attractor.models.comparison import Comparison, HeadChange, compare
 from attractor.models.decay import Decay
 from attractor.models.family import Family, list_families
+from attractor.models.findings import Condition, Finding, find_findings, list_kinds
 from attractor.models.hooks import BlockStates, check_ablations
 from attractor.models.inputs import has_columns, has_splits, read_image, read_texts
 from attractor.models.iteration import Iteration, Protocol, iterate, read_request
@@ -34,8 +35,10 @@ __all__ = [
     "BlockStates",
     "Checkpoint",
     "Comparison",
+    "Condition",
     "Decay",
     "Family",
+    "Finding",
     "HeadChange",
     "Iteration",
     "Layer",
@@ -55,12 +58,14 @@ __all__ = [
     "checkpoint",
     "compare",
     "count_labels",
+    "find_findings",
     "has_columns",
     "has_splits",
     "import_pyarrow",
     "initialize",
     "iterate",
     "list_families",
+    "list_kinds",
     "load_model",
     "load_tokenizer",
     "make_config",

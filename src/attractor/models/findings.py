@@ -57,22 +57,19 @@ class Finding:
     def row(self) -> dict[str, Any]:
         return {**asdict(self), "common": self.common}
 
-    def sentence(self) -> str:
-        """One sentence: what, where, how strong, and the rate at random initialisation."""
-        where = [] if self.layer is None else ["input" if self.layer < 0 else f"layer {self.layer}"]
+    def describe(self) -> str:
+        """Where, how strong, and the rate at random initialisation."""
+        where = [] if self.layer is None else ["the input" if self.layer < 0 else f"layer {self.layer}"]
         where += [] if self.head is None else [f"head {self.head}"]
         where += [] if self.token is None else [f"token {self.token}" + (f" {self.word!r}" if self.word else "")]
-        count = "" if self.total == 1 else f"{self.places} of {self.total} {_unit(self.head)}, strongest "
-        place = f" ({count}at {', '.join(where)})" if where else ""
+        unit = "heads" if self.head is not None else "states"
+        places = f"{self.places} of {self.total} {unit}, strongest at {', '.join(where)}: " if where else ""
         rate = "unknown" if self.random_rate is None else f"{100 * self.random_rate:.3g}%"
-        return (
-            f"{self.kind.replace('_', ' ')}{place}: {self.quantity} {self.value:.4g}, threshold {self.threshold:.4g}; "
-            f"with random weights {rate}"
-        )
+        return f"{places}{self.quantity} {self.value:.4g}, threshold {self.threshold:.4g}; with random weights {rate}"
 
-
-def _unit(head: int | None) -> str:
-    return "heads" if head is not None else "states"
+    def sentence(self) -> str:
+        """The finding in one sentence."""
+        return f"{self.kind.replace('_', ' ')}: {self.describe()}"
 
 
 @dataclass(frozen=True)
@@ -195,7 +192,8 @@ KINDS = (
         "entropy_collapse",
         "relative_entropy",
         0.05,
-        "a head attends to a single key almost everywhere; in training this often precedes unstable losses",
+        "a head attends to a single key almost everywhere: a positional head, a sink, or in training the collapse that often precedes "
+        "unstable losses",
         _at_most("heads", "relative_entropy"),
         largest=False,
     ),

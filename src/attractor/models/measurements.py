@@ -32,7 +32,7 @@ HEADS = (
     "expansion",
     "log_energy",
 )
-SINK_QUERIES = 4  # a position is a sink only if at least so many other tokens, and a quarter of all, can attend to it
+SINK_QUERIES = 4  # a position is a sink only if at least so many other tokens, and a third of all, can attend to it
 PARTS = ("displacement", "attention", "feedforward")
 MASSIVE = 10.0  # times the median length, from which a token is left out of centred measures
 REST = "_without_first"
@@ -399,7 +399,7 @@ def measure_weights(weights: Tensor) -> dict[str, Tensor]:
     others = visible & ~torch.eye(n, dtype=torch.bool)
     queries = others.sum(-2)
     received = (weights * others).sum(-2) / queries.clamp_min(1)
-    received = torch.where(queries >= max(min(SINK_QUERIES, n - 1), n / 4), received, -1.0)
+    received = torch.where(queries >= max(min(SINK_QUERIES, n - 1), n / 3), received, -1.0)
     sink, place = received.max(-1)
     undefined = torch.full((len(weights),), torch.nan, dtype=weights.dtype)
     found = dict.fromkeys(HEADS, undefined)

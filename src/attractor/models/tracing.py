@@ -52,6 +52,7 @@ from attractor.spaces import Euclidean
 from attractor.states import Tokens
 
 SHOWN_WORDS = 12  # in the notebook card
+SMALL_MODEL = 3e8  # parameters up to which a model with random weights is built by default
 NULL_TEXTS = 4  # texts that models with random weights read
 CACHE_BYTES = 2**30  # of layers that a session may keep
 
@@ -157,10 +158,13 @@ class Session:
         return collector.result()
 
     def measure_random(
-        self, given: Sequence[dict[str, Tensor]], nulls: int, attention: bool, summary: bool = False
+        self, given: Sequence[dict[str, Tensor]], nulls: int | None, attention: bool, summary: bool = False
     ) -> tuple[Measurements, ...]:
-        """Measurements of inputs by models of the same configuration with random weights; none for a model without one."""
-        if nulls and not hasattr(self.checkpoint.config, "to_dict"):
+        """Measurements of inputs by models of the same configuration with random weights, see ``trace``."""
+        known = hasattr(self.checkpoint.config, "to_dict")
+        if nulls is None:
+            nulls = int(known and sum(part.numel() for part in self.model.parameters()) <= SMALL_MODEL)
+        if nulls and not known:
             raise UnsupportedError(
                 f"{self.checkpoint.name} has no configuration of transformers, so random weights cannot be drawn"
             )
@@ -351,7 +355,7 @@ def trace(
     attention: bool = True,
     max_tokens: int | None = None,
     cut: bool = False,
-    nulls: int = 0,
+    nulls: int | None = 0,
 ) -> Trace:
     """Run a model on one text and return its tokens along depth; or take hidden states that were computed elsewhere.
 
@@ -372,7 +376,8 @@ def trace(
     attention : measure heads, which needs the attention weights.
     max_tokens : use only the first tokens of the text.
     cut : use only as many tokens as the model's context has.
-    nulls : number of models with random weights that read the same text, for the rates of ``findings``.
+    nulls : number of models with random weights that read the same text, for the rates of ``findings``; None for one if the model has
+        at most 3e8 parameters.
 
     Returns
     -------
@@ -440,7 +445,7 @@ def trace_texts(
     summary: bool = False,
     names: Sequence[str] | None = None,
     skip: bool = False,
-    nulls: int = 0,
+    nulls: int | None = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Traces:
     """Run a model on many texts, one after the other, and keep their measurements.
@@ -453,7 +458,7 @@ def trace_texts(
         the model by a few percent.
     names : names of the texts in error messages.
     skip : leave out texts of fewer than two tokens, see ``Traces.skipped``, instead of raising.
-    nulls : number of models with random weights that read the first four texts, for the rates of ``findings``.
+    nulls : number of models with random weights that read the first four texts, as for ``trace``.
     progress : called with the number of texts that are done.
     """
     if not texts:

@@ -31,10 +31,22 @@ HEADS = {
         "sequential",
         "Entropy of the weights of a token, mean over tokens: 0 if each attends to one other.",
     ),
+    "relative_entropy": (
+        "sequential",
+        "The same divided by the logarithm of the number of visible tokens: 1 where attention is uniform.",
+    ),
     "self_weight": ("sequential", "The weight that a token gives itself, mean over tokens."),
     "first_weight": (
         "sequential",
         "The weight that all other tokens give the first: near 1 in a head with an attention sink.",
+    ),
+    "sink_weight": (
+        "sequential",
+        "The largest mean weight that a position receives from the other tokens.",
+    ),
+    "output_norm": (
+        "sequential",
+        "Root mean square of what the head adds to the stream, over that of its input.",
     ),
     "expansion": (
         "diverging",
@@ -69,12 +81,55 @@ def trace_report(report: dict[str, Any]) -> Report:
     if report["skipped"]:
         names = ", ".join(one["text"] for one in report["skipped"])
         page.text(f"Left out, with fewer than two tokens: {names}.", tone="warn")
+    add_findings(page.section("Findings"), report)
     add_stream(page.section("The residual stream along depth"), report)
     add_blocks(page.section("Displacement by block"), report)
     if report["heads"]:
         add_heads(page.section(f"Heads on these {report['reads']}"), report)
     add_definitions(page.section("Definitions"), report)
     return page
+
+
+def add_findings(section: Section, report: dict[str, Any]) -> None:
+    """Add a table of findings, those that random weights share last, and say how thresholds were chosen."""
+    rows = report["findings"]
+    if not rows:
+        section.text("No quantity is beyond its threshold.")
+    else:
+        columns = [
+            "finding",
+            "strongest at",
+            "places",
+            "quantity",
+            "value",
+            "threshold",
+            "random weights",
+            "usually means",
+        ]
+        section.table([describe_finding(row) for row in rows], columns)
+    section.text(
+        "Quantities are means over texts. Thresholds separate what MiniLM, SmolLM2 and their copies with random weights show; "
+        "the column of random weights is the share of places that have the finding in this model with random weights. What most "
+        "places have with random weights too says nothing about training."
+    )
+
+
+def describe_finding(row: dict[str, Any]) -> list[str]:
+    """Return the cells of one finding."""
+    place = [] if row["layer"] is None else ["input" if row["layer"] < 0 else f"layer {row['layer']}"]
+    place += [] if row["head"] is None else [f"head {row['head']}"]
+    place += [] if row["token"] is None else [f"token {row['token']}" + (f" {row['word']}" if row["word"] else "")]
+    rate = "unknown" if row["random_rate"] is None else f"{100 * row['random_rate']:.3g} %"
+    return [
+        row["kind"].replace("_", " "),
+        ", ".join(place) or "whole model",
+        f"{row['places']} of {row['total']}",
+        row["quantity"].replace("_", " "),
+        format_value(row["value"]),
+        format_value(row["threshold"]),
+        rate + (" (common)" if row["common"] else ""),
+        row["meaning"],
+    ]
 
 
 def add_stream(section: Section, report: dict[str, Any]) -> None:
