@@ -35,7 +35,7 @@ def test_json_is_one_object(minilm: str, capsys: pytest.CaptureFixture[str], tmp
     arguments = ["trace", minilm, "--text", TEXT, "--file", str(file), "--lines", "--json", "--plot", str(picture)]
     assert run(arguments) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["schema"] == "attractor.trace/2"
+    assert report["schema"] == "attractor.trace/3"
     assert (report["texts"], report["model"]["family"], report["model"]["layers"]) == (3, "bert", 6)
     assert len(report["curves"]["cosine"]["mean"]) == 7
     assert all(value > 0 for value in report["curves"]["token_norm"]["spread"])
