@@ -424,7 +424,7 @@ def _stack_heads(rows: Sequence[dict[str, Tensor] | None]) -> dict[str, Tensor]:
     most = max((len(row[HEADS[0]]) for row in rows if row), default=0)
     if not most:
         return {}
-    names = next(row for row in rows if row)
+    names = next(row for row in rows if row and len(row[HEADS[0]]))
     found = {name: torch.full((len(rows), most), torch.nan, dtype=torch.float64) for name in names}
     for index, row in enumerate(rows):
         for name, values in (row or {}).items():
