@@ -67,6 +67,15 @@ def test_a_start_beside_it_is_generic(name: str) -> None:
     assert "consensus" not in near.fates  # rounding cannot tell it from the exception
 
 
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_single_precision_cannot_tell_a_start_from_an_exception(name: str) -> None:
+    points = EXCEPTIONS[name]
+    single = at.Tokens(points, dtype=torch.float32)
+    found = at.predict(at.Attention.isotropic(points.shape[1], 1.0), single, "sphere")
+    assert "consensus" not in found.fates
+    assert found.exceptional
+
+
 def test_random_starts_are_generic() -> None:
     for seed in range(5):
         for d, n in ((2, 6), (3, 4), (3, 30), (4, 64)):

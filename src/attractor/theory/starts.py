@@ -18,8 +18,11 @@ from attractor.theory.spheres import list_laws, to_sphere
 from attractor.theory.theorem import Case
 
 MANY, FEW = 4096, 64  # tokens that are still compared pair by pair, or triple by triple
-AT_ONCE, BAND = 1e-14, 1e-9  # an exception up to rounding; starts that cannot be told from one
-SAME = 1e-9  # difference of inner products that are equal
+AT_ONCE = 1e-14  # an exception up to rounding
+BANDS = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-5,
+}  # below these a start cannot be told from an exception, and inner products are equal
 
 
 def measure_opposition(points: Tensor) -> float:
@@ -50,19 +53,19 @@ def measure_rest(points: Tensor, logits: Tensor) -> float:
     return float((moved[moving] / size[moving]).max()) if bool(moving.any()) else float("inf")
 
 
-def measure_symmetry(points: Tensor) -> float:
+def measure_symmetry(points: Tensor, band: float = BANDS[torch.float64]) -> float:
     """Return the largest length of the sum of the tokens of a fibre, over their number: zero if symmetries exclude a consensus."""
     n = len(points)
     mean = float(points.mean(0).norm())
-    if mean > 1e-6 or n > FEW:
+    if mean > 1e3 * band or n > FEW:
         return float("inf")
-    labels = find_fibres((points @ points.mT).numpy())
+    labels = find_fibres((points @ points.mT).numpy(), band)
     return max(float(points[labels == label].mean(0).norm()) for label in np.unique(labels))
 
 
-def find_fibres(gram: np.ndarray) -> np.ndarray:
+def find_fibres(gram: np.ndarray, band: float = BANDS[torch.float64]) -> np.ndarray:
     """Return the fibre of every token, (n,), in the coherent closure of a matrix (two-dimensional Weisfeiler-Leman refinement)."""
-    colors = _number_values(gram)
+    colors = _number_values(gram, band)
     count = colors.max() + 1
     while True:
         left, right = colors[:, :, None].astype(np.uint64), colors[None].astype(np.uint64)  # of (i, k) and (k, j)
@@ -74,10 +77,10 @@ def find_fibres(gram: np.ndarray) -> np.ndarray:
         count = colors.max() + 1
 
 
-def _number_values(gram: np.ndarray) -> np.ndarray:
+def _number_values(gram: np.ndarray, band: float) -> np.ndarray:
     """Number the entries so that those that are equal within rounding have one number."""
     order = gram.ravel().argsort()
-    steps = np.diff(gram.ravel()[order], prepend=-np.inf) > SAME
+    steps = np.diff(gram.ravel()[order], prepend=-np.inf) > band
     numbers = np.empty(gram.size, dtype=np.int64)
     numbers[order] = steps.cumsum() - 1
     return numbers.reshape(gram.shape)
@@ -105,9 +108,10 @@ def compute_logits(case: Case, points: Tensor) -> Tensor | None:
 
 def _measure_exception(case: Case, symmetric: bool) -> Margin:
     points = to_sphere(case).map_points(case.initial_tokens.points.double())
+    band = BANDS.get(case.initial_tokens.points.dtype, BANDS[torch.float32])
     if len(points) < 2 or len(points) > MANY:
         return Margin.boolean(True, f"{len(points)} tokens, not compared")
-    if float((points - points[0]).norm(dim=-1).max()) < BAND:
+    if float((points - points[0]).norm(dim=-1).max()) < band:
         return Margin.boolean(True, "the tokens are at one point")
     found = {}
     logits = compute_logits(case, points)
@@ -115,12 +119,12 @@ def _measure_exception(case: Case, symmetric: bool) -> Margin:
         found["the start is an equilibrium: no token moves"] = measure_rest(points, logits)
     found["two tokens are opposite"] = measure_opposition(points)
     if symmetric:
-        found["the start has symmetries that no consensus has, and keeps them"] = measure_symmetry(points)
+        found["the start has symmetries that no consensus has, and keeps them"] = measure_symmetry(points, band)
     reason, value = min(
         found.items(), key=lambda item: max(item[1], AT_ONCE)
     )  # the first of those that are zero up to rounding
-    detail = reason if value < BAND else "distance from starts that are at rest, symmetric or have opposite tokens"
-    return Margin(min(value, 1.0), AT_ONCE, BAND, detail)
+    detail = reason if value < band else "distance from starts that are at rest, symmetric or have opposite tokens"
+    return Margin(min(value, 1.0), AT_ONCE, band, detail)
 
 
 GENERIC_START = Hypothesis(
