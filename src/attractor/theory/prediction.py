@@ -231,6 +231,7 @@ def predict(
     place = Euclidean() if space is None else space_named(space) if isinstance(space, str) else space
     if not isinstance(place, Space):
         raise InputError(f"space must be Sphere(), an Ellipsoid(...) or a name, got {type(place).__name__}")
+    precision = torch.float64
     if isinstance(state, Tokens):
         law.check(state)
         place.check_dimension(state.dim)
@@ -239,7 +240,8 @@ def predict(
             f"a prediction is about one start, got an ensemble of shape {tuple(state.batch_shape)}: call predict for each member"
         )
     if isinstance(state, Tokens):
-        state = enter_tokens(law, state, place)
+        precision = state.points.dtype
+        state = _widen(enter_tokens(law, state, place))
     elif isinstance(state, Gaussian) and getattr(law, "dim", state.dim) != state.dim:
         raise InputError(f"the law moves points of {law.dim} coordinates, the Gaussian has {state.dim}")  # type: ignore[attr-defined]
     if paper is not None and not list_theorems(paper):
@@ -250,9 +252,15 @@ def predict(
     if until is not None and not (math.isfinite(until) and until > 0):
         raise InputError(f"until must be a positive time, got {until}")
     options = {} if step is None else {"method": "layers", "step": float(step)}
-    case = Case(law, state, place, options=options, entered=True)
+    case = Case(law, state, place, options=options, entered=True, precision=precision)
     findings = tuple(apply_theorem(theorem, case) for theorem in list_theorems(paper))
     return Prediction(findings, until, "" if is_attention(law) else _note(law))
+
+
+def _widen(tokens: Tokens) -> Tokens:
+    """Return tokens in float64, in which hypotheses are evaluated."""
+    masses, positions = (None if part is None else part.double().cpu() for part in (tokens.masses, tokens.positions))
+    return Tokens.unchecked(tokens.points.double().cpu(), masses, positions)
 
 
 def is_attention(law: Law) -> bool:

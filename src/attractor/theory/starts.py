@@ -108,7 +108,7 @@ def compute_logits(case: Case, points: Tensor) -> Tensor | None:
 
 def _measure_exception(case: Case, symmetric: bool) -> Margin:
     points = to_sphere(case).map_points(case.initial_tokens.points.double())
-    band = BANDS.get(case.initial_tokens.points.dtype, BANDS[torch.float32])
+    band = BANDS[case.precision]
     if len(points) < 2 or len(points) > MANY:
         return Margin.boolean(True, f"{len(points)} tokens, not compared")
     if float((points - points[0]).norm(dim=-1).max()) < band:

@@ -126,7 +126,7 @@ class Case:
 
     ``options`` are those of ``flow`` (save, method, rtol, step...); ``facts`` hold data that a sampler passes to the
     conclusion. Statements about a law alone need no state. ``entered`` tells that the state is the one that a flow starts from, on
-    the space and with positions of the input added.
+    the space and with positions of the input added; ``precision`` is that in which the tokens were given.
     """
 
     law: Law
@@ -136,6 +136,7 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     entered: bool = False
+    precision: torch.dtype = torch.float64
 
     @cached_property
     def matrices(self) -> Matrices:
