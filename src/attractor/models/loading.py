@@ -12,10 +12,11 @@ import torch
 from attractor.errors import CheckpointError, InputError
 from attractor.files import read_json
 from attractor.models.checkpoints import Checkpoint, silence_transformers, with_eager_experts
+from attractor.models.derived_tensors import AdaptedTensors
 from attractor.models.gguf import GGUFTensors
 from attractor.models.llama2c import Llama2cTensors
 from attractor.models.structure import StructuralFamily
-from attractor.models.tensors import PickleFolder, check_finite, check_range
+from attractor.models.tensors import SafetensorsFolder, check_finite, check_range
 
 NEEDED = ("[UNK]", "[CLS]", "[SEP]")
 SPECIAL = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|</?[A-Za-z]+>")
@@ -130,7 +131,8 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
             names = [name for name in checkpoint.tensors.names() if name.startswith("model.")]
             state = {name.removeprefix("model."): checkpoint.tensors.read(name) for name in names}
             return _from_pretrained(checkpoint, kind, None, state_dict=state, dtype=dtype)
-        if isinstance(checkpoint.tensors, PickleFolder):
+        whole = isinstance(checkpoint.tensors, SafetensorsFolder) and checkpoint.tensors.only is None
+        if not whole:
             state = {name: checkpoint.tensors.read(name) for name in checkpoint.tensors.names()}
             return _from_pretrained(checkpoint, kind, None, state_dict=state, dtype=dtype)
         folder = checkpoint.tensors.describe()
@@ -176,7 +178,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
         raise InputError("a model in memory has no tokenizer: give token ids, or tokenizer=...")
     if isinstance(checkpoint.tensors, Llama2cTensors):
         return checkpoint.tensors.tokenizer()
-    place = Path(checkpoint.tensors.describe())
+    tensors = checkpoint.tensors
+    place = Path(tensors.describe())
+    if isinstance(tensors, AdaptedTensors) and not any(list(place.glob(pattern)) for pattern in TOKENIZERS):
+        place = Path(tensors.base.describe())
+    if place.is_file() and not isinstance(tensors, GGUFTensors):
+        place = place.parent
     if place.is_dir() and not any(list(place.glob(pattern)) for pattern in TOKENIZERS):
         raise CheckpointError(
             f"{checkpoint.name} has no tokenizer beside its weights; put its files there, or give token ids from Python"

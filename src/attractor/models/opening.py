@@ -16,9 +16,10 @@ from attractor.errors import CheckpointError, InputError, UnsupportedError, miss
 from attractor.files import read_json
 from attractor.models import llama2c
 from attractor.models.checkpoints import Checkpoint
+from attractor.models.derived_tensors import ScaledTensors, check_packed, has_scales, read_adapter, read_adapter_config
 from attractor.models.family import Family, find_family, list_families
 from attractor.models.structure import StructuralFamily, unwrap
-from attractor.models.tensors import LiveTensors, check_files, open_tensors
+from attractor.models.tensors import LiveTensors, Tensors, check_files, open_tensors
 from attractor.registry import closest
 
 LARGEST = 10**9  # a number of heads or a dimension above this is damage
@@ -104,13 +105,13 @@ def is_known_type(model_type: str | None) -> bool:
     return model_type in CONFIG_MAPPING
 
 
-def _open_folder(folder: Path, name: str, dtype: torch.dtype, structural: bool) -> Checkpoint:
+def _open_folder(folder: Path, name: str, dtype: torch.dtype, structural: bool, only: Path | None = None) -> Checkpoint:
+    """Open the model of a folder; ``only`` is the file of its weights if it was named."""
     file = folder / "config.json"
+    if (folder / "adapter_config.json").exists() and (only is None or only.name.startswith("adapter_model")):
+        return _open_adapter(folder, name, dtype, structural)
     if not file.exists():
-        quantised = sorted(folder.glob("*.gguf"))
-        if len(quantised) == 1:
-            return _open_file(quantised[0], dtype, structural)
-        raise CheckpointError(f"{folder} has no config.json, so the model in it is not known")
+        return _open_without_config(folder, dtype, structural)
     check_files(folder)
     try:
         settings = read_json(file)
@@ -120,17 +121,80 @@ def _open_folder(folder: Path, name: str, dtype: torch.dtype, structural: bool) 
     check_sizes(settings, str(file))
     tensors, notes = None, ()
     if model_type is None:
-        tensors = open_tensors(folder)
+        tensors = open_tensors(folder, only)
         model_type = _infer_model_type(tensors.names(), file)
         notes = (f"config.json names no model_type; its tensors are named as those of {model_type}",)
     where = f"{name} ({', '.join(map(str, built))})" if isinstance(built, list) and built else name
     family = _choose_family(model_type, where, structural)
     config = _read_config(folder, model_type)
-    if getattr(config, "quantization_config", None):
+    tensors = tensors or open_tensors(folder, only)
+    quantised = getattr(config, "quantization_config", None)
+    if quantised or has_scales(tensors.names()):
+        tensors = _open_quantised(config, tensors, quantised, name)
+        notes += ("the weights are stored in 8 bits with scales, so spectra are approximate",)
+    return Checkpoint(name, family, config, tensors, dtype, notes=notes)
+
+
+def _open_quantised(config: Any, tensors: Tensors, settings: Any, name: str) -> Tensors:
+    """8-bit tensors with scales; raises for formats that only their own kernels read."""
+    settings = settings if isinstance(settings, dict) else getattr(settings, "to_dict", dict)()
+    method = settings.get("quant_method")
+    check_packed(tensors.names(), name, method)
+    if not has_scales(tensors.names()):
         raise UnsupportedError(
-            f"{name} holds quantised weights that only its own kernels read; open the original, or a GGUF file"
+            f"{name} holds weights quantised by {method or 'an unnamed method'}, and no scales; open the original, or a GGUF file"
         )
-    return Checkpoint(name, family, config, tensors or open_tensors(folder), dtype, notes=notes)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # the tensors are dequantised when they are read
+    return ScaledTensors(tensors)
+
+
+def _open_without_config(folder: Path, dtype: torch.dtype, structural: bool) -> Checkpoint:
+    """Open the only GGUF file of a folder without config.json."""
+    quantised = sorted(folder.glob("*.gguf"))
+    others = sorted(file.name for kind in ("*.safetensors", "*.bin", "*.pt") for file in folder.glob(kind))
+    if len(quantised) == 1 and not others:
+        return _open_file(quantised[0], dtype, structural)
+    if quantised:
+        names = [file.name for file in quantised] + others
+        listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        raise CheckpointError(f"{folder} holds several models ({listed}): give the path of one file")
+    raise CheckpointError(f"{folder} has no config.json, so the model in it is not known")
+
+
+def _open_adapter(folder: Path, name: str, dtype: torch.dtype, structural: bool) -> Checkpoint:
+    """Open a folder with a LoRA adapter: its base model with the adapter merged in."""
+    source = str(read_adapter_config(folder).get("base_model_name_or_path") or "")
+    places = [folder] if (folder / "config.json").exists() else []
+    places += [place for place in (Path(source).expanduser(), folder / source) if source and place.is_dir()]
+    beside = folder.parent / Path(source).name
+    places += [beside] if source and beside.is_dir() and beside != folder else []
+    for place in places:
+        if place != folder:
+            base = checkpoint(place, dtype=dtype, structural=structural)
+            break
+        if any(not file.name.startswith("adapter_model") for file in folder.glob("*.safetensors")):
+            base = _open_base(folder, dtype, structural)
+            break
+    else:
+        if not source:
+            raise CheckpointError(f"{folder} holds an adapter whose adapter_config.json does not name its base model")
+        try:
+            base = checkpoint(source, dtype=dtype, structural=structural)
+        except (InputError, CheckpointError) as error:
+            raise CheckpointError(
+                f"{folder} holds a LoRA adapter of {source!r}, which could not be opened ({_first_sentence(error)}); "
+                f"put the base model into {beside}"
+            ) from None
+    tensors = read_adapter(folder, base.tensors)
+    note = f"the adapter {folder.name} is merged into {base.name} ({len(tensors.changes)} matrices are changed)"
+    return replace(base, name=name, tensors=tensors, notes=(*base.notes, note))
+
+
+def _open_base(folder: Path, dtype: torch.dtype, structural: bool) -> Checkpoint:
+    """The base model that lies in the same folder as its adapter."""
+    files = [file for file in sorted(folder.glob("*.safetensors")) if not file.name.startswith("adapter_model")]
+    return _open_folder(folder, str(folder), dtype, structural, files[0])
 
 
 def check_sizes(settings: Any, place: str) -> None:
@@ -184,10 +248,14 @@ def _open_file(path: Path, dtype: torch.dtype, structural: bool) -> Checkpoint:
         from attractor.models.gguf import open_gguf
 
         return open_gguf(path, dtype)
-    if path.suffix == ".safetensors" or path.name == "config.json":
+    if path.name == "config.json":
         return _open_folder(path.parent, str(path.parent), dtype, structural)
+    if path.suffix == ".safetensors":
+        return _open_folder(path.parent, str(path), dtype, structural, path)
     if path.suffix in (".bin", ".data") and llama2c.is_llama2c(path):
         return llama2c.open_llama2c(path, dtype)
+    if path.suffix in (".bin", ".pt", ".pth") and (path.parent / "config.json").exists():
+        return _open_folder(path.parent, str(path), dtype, structural, path)
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         raise CheckpointError(
             f"{path} is a single pickle without a configuration; give the folder that holds it and its config.json"

@@ -49,12 +49,15 @@ class SafetensorsFolder:
     """The safetensors files of a folder, one or many.
 
     A file is mapped only while one of its tensors is read: touched pages count as memory of the process while the map exists.
+    With ``only`` the tensors are those of this file, whatever lies beside it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, only: Path | None = None) -> None:
+        self.folder, self.only = folder, only
         index = folder / "model.safetensors.index.json"
-        if index.exists():
+        if only is not None:
+            self._files = dict.fromkeys(_keys(only), only)
+        elif index.exists():
             self._files = {name: folder / file for name, file in _weight_map(index).items()}
             absent = sorted({file.name for file in self._files.values() if not file.exists()})
             if absent:
@@ -71,7 +74,15 @@ class SafetensorsFolder:
             files = [file for file in sorted(folder.glob("*.safetensors")) if not _is_other_file(file)]
             whole = folder / "model.safetensors"
             files = [whole] if whole in files else files
-            self._files = {name: file for file in files for name in _keys(file)}
+            self._files = {}
+            for file in files:
+                held = _keys(file)
+                twice = next((name for name in held if name in self._files), None)
+                if twice is not None:
+                    raise CheckpointError(
+                        f"{folder} holds the tensor {twice} in {self._files[twice].name} and in {file.name}: give the path of one file"
+                    )
+                self._files |= dict.fromkeys(held, file)
 
     def names(self) -> Collection[str]:
         return self._files.keys()
@@ -85,7 +96,7 @@ class SafetensorsFolder:
             raise _damaged(file, error) from None
 
     def describe(self) -> str:
-        return str(self.folder)
+        return str(self.only or self.folder)
 
 
 class PickleFolder:
@@ -112,6 +123,12 @@ class LiveTensors:
 
     def __init__(self, model: torch.nn.Module, as_in_files: bool = False) -> None:
         self._tensors = model.state_dict()
+        absent = next((name for name, tensor in self._tensors.items() if tensor.is_meta), None)
+        if absent is not None:
+            raise UnsupportedError(
+                f"the tensor {absent} of this {type(model).__name__} is on the meta device: its values are offloaded or were never "
+                "loaded; load the model without offloading, or give its folder"
+            )
         if as_in_files:
             from transformers.core_model_loading import revert_weight_conversion
 
@@ -128,9 +145,11 @@ class LiveTensors:
         return f"the {self._kind} in memory"
 
 
-def open_tensors(folder: Path) -> Tensors:
-    """The tensors of a folder: safetensors, or pickles that load safely."""
+def open_tensors(folder: Path, only: Path | None = None) -> Tensors:
+    """The tensors of a folder: safetensors, or pickles that load safely; with ``only`` those of one file."""
     check_files(folder)
+    if only is not None and not _is_part(only):
+        return SafetensorsFolder(folder, only) if only.suffix == ".safetensors" else PickleFolder([only])
     if (
         any(not _is_other_file(file) for file in folder.glob("*.safetensors"))
         or (folder / "model.safetensors.index.json").exists()
@@ -150,8 +169,15 @@ def open_tensors(folder: Path) -> Tensors:
             f"{folder} holds several files that could be the weights ({names}): name the right one pytorch_model.bin"
         )
     raise CheckpointError(
-        f"{folder} holds no weights: there is neither a .safetensors file nor a .bin, .pt or .gguf file"
+        f"{folder} holds no weights: there is neither a .safetensors file nor a .bin or .pt file"
+        + ("; to open the GGUF file in it, give its path" if any(folder.glob("*.gguf")) else "")
     )
+
+
+def _is_part(file: Path) -> bool:
+    """Whether the index of a folder names a file, which then holds a part of the weights."""
+    indices = (file.parent / name for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"))
+    return any(index.exists() and file.name in _weight_map(index).values() for index in indices)
 
 
 def check_files(folder: Path) -> None:
@@ -268,6 +294,11 @@ class Reader:
         if shape and tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"the tensor {self.prefix + name} has shape {tuple(tensor.shape)}, the configuration calls for {shape}"
+            )
+        if not tensor.is_floating_point():
+            raise UnsupportedError(
+                f"the tensor {self.prefix + name} holds integers ({str(tensor.dtype).removeprefix('torch.')}) without a scale, so its "
+                "values are not known"
             )
         check_finite(self.prefix + name, tensor)
         check_range(self.prefix + name, tensor, self.dtype)
