@@ -51,6 +51,94 @@ def written(path: Path, model: Any, architecture: str = "llama", divisors: list[
     return path
 
 
+FILES = {
+    "gemma": ("Gemma, one key head", {}),
+    "gemma2": ("Gemma 2, capped scores", {"query_pre_attn_scalar": 16, "layer_types": None}),
+    "gemma3": (
+        "Gemma 3, q/k norm, two rates",
+        {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 16},
+    ),
+    "olmo2": ("OLMo 2, norm over all heads", {}),
+    "granite": ("Granite 3", {}),
+    "qwen3moe": ("Qwen 3 MoE", {}),
+}
+
+
+def written_whole(path: Path, model: Any, architecture: str) -> Path:
+    """All tensors of a dense model as llama.cpp's converter stores them, with the settings of its architecture."""
+    config, writer = model.config, gguf.GGUFWriter(path, architecture)
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
+    numbers: dict[str, float] = {
+        "block_count": config.num_hidden_layers,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "vocab_size": 64,
+    }
+    numbers |= {"attention.sliding_window": 5} if architecture in ("gemma2", "gemma3") else {}
+    numbers |= (
+        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8} if "moe" in architecture else {}
+    )
+    for name, value in numbers.items():
+        writer.add_uint32(f"{architecture}.{name}", int(value))
+    floats = {"attention.layer_norm_rms_epsilon": config.rms_norm_eps}
+    floats |= {"attn_logit_softcapping": 2.0} if architecture == "gemma2" else {}
+    floats |= {"rope.freq_base": 1e6} if architecture == "gemma3" else {"rope.freq_base": 1e4}
+    floats |= (
+        {
+            "attention.scale": config.attention_multiplier,
+            "residual_scale": config.residual_multiplier,
+            "embedding_scale": config.embedding_multiplier,
+            "logit_scale": config.logits_scaling,
+        }
+        if architecture == "granite"
+        else {}
+    )
+    for name, value in floats.items():
+        writer.add_float32(f"{architecture}.{name}", value)
+    for name, value in model.state_dict().items():
+        base, _, suffix = name.rpartition(".")
+        short = table.get_name(f"model.{base}")
+        if short is None:
+            continue
+        array = value.numpy()
+        part = base.split(".")[-1]
+        if architecture == "granite" and part in ("q_proj", "k_proj"):
+            heads = config.num_attention_heads if part == "q_proj" else config.num_key_value_heads
+            array = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:]).swapaxes(1, 2)
+            array = array.reshape(value.shape)
+        array = array + 1.0 if architecture.startswith("gemma") and name.endswith("norm.weight") else array
+        writer.add_tensor(f"{short}.{suffix}", np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("architecture", FILES)
+def test_architectures_of_gguf(architecture: str, tmp_path: Path) -> None:
+    """Laws, verification and, but for experts, the trace are those of the model in memory."""
+    case, changes = FILES[architecture]
+    model: Any = random_model(case, **changes)
+    opened, live = at.checkpoint(written_whole(tmp_path / "model.gguf", model, architecture)), at.checkpoint(model)
+    assert opened.family is live.family
+    x = at.Tokens.gaussian(9, 32, seed=3)
+    for first, second in zip(opened.layers, live.layers, strict=True):
+        torch.testing.assert_close(
+            at.velocity(first.attention, x), at.velocity(second.attention, x), rtol=1e-5, atol=1e-6
+        )
+        if first.norm is not None and second.norm is not None:
+            torch.testing.assert_close(first.norm(x.points), second.norm(x.points), rtol=1e-5, atol=1e-6)
+    assert opened.verify().error < 1e-12
+    assert at.audit(opened, nulls=0).heads
+    if architecture != "qwen3moe":
+        ids = [3, 9, 27, 14, 5, 8, 30]
+        torch.testing.assert_close(at.trace(opened, ids).points, at.trace(model, ids).points, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(("case", "architecture"), [("Llama, grouped", "llama"), ("Qwen 2, biases", "qwen2")])
 def test_a_gguf_file_gives_the_laws_of_its_model(case: str, architecture: str, tmp_path: Path) -> None:
     model = random_model(case)
@@ -83,7 +171,9 @@ def test_damage(tmp_path: Path) -> None:
         path.write_bytes(whole[:keep])
         with pytest.raises(CheckpointError, match="truncated or not a GGUF file"):
             at.checkpoint(path)
-    with pytest.raises(UnsupportedError, match="architecture 'mamba'; attractor reads llama, qwen2, qwen3"):
+    with pytest.raises(
+        UnsupportedError, match="architecture 'mamba'; attractor reads llama, qwen2, qwen3, qwen3moe, gemma"
+    ):
         at.checkpoint(written(tmp_path / "other.gguf", random_model("Llama, grouped"), "mamba"))
 
 

@@ -12,7 +12,7 @@ from small_models import random_model
 from test_gguf import written
 
 import attractor as at
-from attractor.models.quantisation import FLOATS, LAYOUTS, perturb, steps
+from attractor.models.quantisation import FLOATS, LAYOUTS, TABLES, perturb, steps
 
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
@@ -49,10 +49,49 @@ def test_grids_of_blocks_with_own_scales(name: str, rng: np.random.Generator) ->
     assert abs(np.rint(scaled)).max() == {"Q2_K": 3, "Q3_K": 7, "Q4_K": 15, "Q5_K": 31, "Q6_K": 63}[name]
 
 
-def test_grids_that_are_not_uniform_have_no_step() -> None:
-    kind = gguf.GGMLQuantizationType.IQ4_NL
-    assert kind.name not in {*LAYOUTS, *FLOATS}
-    assert steps(gguf, np.zeros((1, 18), dtype=np.uint8), kind) is None
+def test_grids_that_are_not_known_have_no_step() -> None:
+    kind = gguf.GGMLQuantizationType.IQ3_S
+    assert kind.name not in {*LAYOUTS, *FLOATS, *TABLES}
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    assert steps(gguf, np.zeros((1, size), dtype=np.uint8), kind) is None
+
+
+@pytest.mark.parametrize(("name", "scales"), [("IQ4_NL", (0,)), ("IQ4_XS", (0,))])
+def test_steps_of_tables_are_half_the_distance_of_neighbours(
+    name: str, scales: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    """The table of IQ4 has unequal distances; at its ends there is one neighbour only."""
+    table = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float64)
+    width = np.concatenate(([23.0], (table[2:] - table[:-2]) / 2, [24.0]))
+    kind = gguf.GGMLQuantizationType[name]
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    data = rng.integers(0, 256, (16, size), dtype=np.uint8)
+    for place in scales:
+        data[:, place : place + 2] = np.frombuffer(np.float16(0.01).tobytes(), dtype=np.uint8)
+    step, values = steps(gguf, data, kind), gguf.dequantize(data, kind)
+    assert step is not None
+    for row, sizes in zip(values.reshape(-1, 32), step.reshape(-1, 32), strict=True):
+        if not sizes.any():  # a block whose scale is zero
+            continue
+        entries = [np.argmin(abs(table / table[0] - value / row_scale)) for value, row_scale in _scaled(row, table)]
+        ratio = sizes / width[entries]
+        np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
+
+
+def _scaled(row: np.ndarray, table: np.ndarray) -> list[tuple[float, float]]:
+    """Every value of a block with what the first entry of the table stands for: the scale that explains all of them."""
+    candidates = [value / entry * table[0] for value in row[:1] for entry in table]
+    misfit = [max(np.abs(table[:, None] / table[0] * one - row).min(0)) for one in candidates]
+    best = candidates[int(np.argmin(misfit))]
+    return [(value, best) for value in row]
+
+
+def test_formats_without_a_grid_have_no_error_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = at.checkpoint(written(tmp_path / "model.gguf", random_model("Llama, grouped")))
+    monkeypatch.setattr(type(opened.tensors), "formats", lambda self: ["IQ3_S"])
+    found = at.audit(opened, nulls=0, verify=False)
+    assert found.heads[0].errors is None
+    assert "there are no error bars: the grid of IQ3_S is not known" in found.notes
 
 
 def test_rows_of_steps_are_permuted_as_weights_are(tmp_path: Path) -> None:

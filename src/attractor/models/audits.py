@@ -137,6 +137,9 @@ def audit(
     notes = list(found.notes)
     workspaces = WorkspacePool()
     quantised = isinstance(found.tensors, Quantised) and full
+    if isinstance(found.tensors, Quantised) and found.tensors.without_grid():
+        quantised = False
+        notes.append(f"there are no error bars: the grid of {', '.join(found.tensors.without_grid())} is not known")
 
     def audit_one(index: int, layer: Layer) -> tuple[list[AuditHead], AuditLayer] | UndefinedLayer:
         layer = layer if full else layer.in_stored_precision()

@@ -62,6 +62,10 @@ class ScaledTensors:
         exponent = sizes.clamp_min(2.0**lowest).log2().floor()
         return 2.0 ** (exponent - bits) * scale.double().abs()
 
+    def without_grid(self) -> list[str]:
+        """Formats without a grid: none."""
+        return []
+
     def describe(self) -> str:
         return self.stored.describe()
 

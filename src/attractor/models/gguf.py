@@ -15,7 +15,44 @@ from attractor.models.checkpoints import Checkpoint
 from attractor.models.family import find_family
 
 # architectures of llama.cpp and their families; their tensors agree up to the order of rows, see to_half_split
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "olmo2": "olmo2",
+    "granite": "granite",
+}
+PERMUTED = ("llama", "granite")  # rows of q and k are stored as neighbouring pairs
+SHIFTED = ("gemma", "gemma2", "gemma3")  # gains of norms are stored as 1 + weight
+# entries of single architectures: name in the configuration, name in the file
+SPECIAL: dict[str, dict[str, str]] = {
+    "qwen3moe": {
+        "num_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+    },
+    "gemma2": {
+        "sliding_window": "attention.sliding_window",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    "gemma3": {"sliding_window": "attention.sliding_window"},
+    "granite": {
+        "attention_multiplier": "attention.scale",
+        "residual_multiplier": "residual_scale",
+        "embedding_multiplier": "embedding_scale",
+        "logits_scaling": "logit_scale",
+    },
+}
+LARGEST = {
+    "gemma2": 46,
+    "gemma3": 62,
+}  # layers of the 27B models, whose scores are scaled by the width instead of the head
+LOCAL_THETA = 1e4  # of the local layers of Gemma 3, a constant of llama.cpp
 FIELDS = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
@@ -40,7 +77,7 @@ def open_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
         )
     family = find_family(ARCHITECTURES[architecture], str(path))
     config = _make_config(tensors, architecture)
-    tensors.map_names(config, permuted=architecture == "llama")
+    tensors.map_names(config, permuted=architecture in PERMUTED, shifted=architecture in SHIFTED)
     note = f"the weights are quantised ({', '.join(tensors.formats())}), so spectra are approximate"
     return Checkpoint(str(path), family, config, tensors, dtype, notes=(note,))
 
@@ -63,6 +100,7 @@ class GGUFTensors:
             ) from None
         self._names: dict[str, str] = {}
         self._heads: dict[str, int] = {}
+        self._shifted = False
 
     def field(self, key: str, default: Any = None) -> Any:
         """An entry of the file's metadata."""
@@ -73,12 +111,15 @@ class GGUFTensors:
         """Whether the file has a tensor of this name of llama.cpp."""
         return stored in self._stored
 
-    def map_names(self, config: Any, permuted: bool) -> None:
-        """Map names of transformers to stored ones; with ``permuted`` the rows of q and k are stored as neighbouring pairs."""
+    def map_names(self, config: Any, permuted: bool, shifted: bool = False) -> None:
+        """Map names of transformers to stored ones; with ``permuted`` the rows of q and k are stored as neighbouring pairs, with
+        ``shifted`` the gains of norms as 1 + weight."""
+        self._shifted = shifted
         architecture = self._gguf.MODEL_ARCH[self.field("general.architecture").upper()]
         table = self._gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
         parts = ["q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"]
         inside = [f"self_attn.{part}" for part in parts] + ["input_layernorm", "post_attention_layernorm"]
+        inside += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
         inside += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
         wanted = [f"model.layers.{index}.{part}" for index in range(config.num_hidden_layers) for part in inside]
         for name in [*wanted, "model.embed_tokens", "model.norm", "lm_head"]:
@@ -93,6 +134,12 @@ class GGUFTensors:
     def names(self) -> Collection[str]:
         return self._names.keys()
 
+    def without_grid(self) -> list[str]:
+        """Formats of attention matrices whose grid is not known."""
+        from attractor.models.quantisation import FLOATS, LAYOUTS, TABLES
+
+        return [kind for kind in self.formats() if kind not in {*FLOATS, *LAYOUTS, *TABLES}]
+
     def formats(self) -> list[str]:
         """The storage formats of attention matrices."""
         matrices = [tensor for name, tensor in self._stored.items() if ".attn_" in name and len(tensor.shape) > 1]
@@ -106,6 +153,8 @@ class GGUFTensors:
             raise UnsupportedError(
                 f"the tensor {name} of {self.path} is stored as {stored.tensor_type.name}, which gguf cannot read"
             ) from None
+        if self._shifted and name.endswith("norm.weight"):
+            values = values - 1.0
         return self._permute(name, values)
 
     def step(self, name: str) -> Tensor | None:
@@ -153,7 +202,18 @@ def _make_config(tensors: GGUFTensors, architecture: str) -> Any:
             f"{len(tensors._stored)} tensors: it is damaged"
         )
     settings["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    special = {name: tensors.field(f"{architecture}.{key}") for name, key in SPECIAL.get(architecture, {}).items()}
+    settings |= {name: value for name, value in special.items() if value is not None}
     settings["rope_parameters"] = _rope(tensors, architecture, settings)
+    head_dim = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
+    if architecture in LARGEST:
+        wide = settings["num_hidden_layers"] == LARGEST[architecture]
+        share = settings["hidden_size"] // settings["num_attention_heads"]
+        settings["query_pre_attn_scalar"] = share if wide else head_dim
+    if architecture == "gemma3":
+        theta = float(tensors.field("gemma3.rope.freq_base_swa", LOCAL_THETA))
+        local = {"rope_type": "default", "rope_theta": theta}
+        settings["rope_parameters"] = {"sliding_attention": local, "full_attention": settings["rope_parameters"]}
     return AutoConfig.for_model(ARCHITECTURES[architecture], **settings)
 
 

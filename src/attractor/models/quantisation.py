@@ -36,6 +36,8 @@ LAYOUTS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "Q5_K": ((16, 32, 0x00), (48, 128, 0x11)),
     "Q6_K": ((0, 128, 0x11), (128, 64, 0x00)),
 }
+# formats of 4-bit indices into a table of unequal steps: start and number of their bytes within a block
+TABLES: dict[str, tuple[int, int]] = {"IQ4_NL": (2, 16), "IQ4_XS": (8, 128)}
 FLOATS = {"F16": 10, "BF16": 7, "F32": 23}  # bits of the mantissa
 CACHED = 8  # tensors that are kept for the next perturbed copy of a layer
 
@@ -53,7 +55,11 @@ class Quantised(Protocol):
     """Tensors that are stored on uniform grids."""
 
     def step(self, name: str) -> Tensor | None:
-        """The grid step of every entry of a tensor, in its shape; None where the format has no uniform grid."""
+        """The grid step of every entry of a tensor, in its shape; None where the format has no grid."""
+        ...
+
+    def without_grid(self) -> list[str]:
+        """Formats of attention matrices whose steps are not known: there are no error bars if there is one."""
         ...
 
 
@@ -63,6 +69,8 @@ def steps(gguf: Any, data: np.ndarray, kind: Any) -> np.ndarray | None:
         values = np.abs(gguf.dequantize(data, kind)).astype(np.float64)
         exponent = np.floor(np.log2(np.maximum(values, 1e-300)))
         return np.where(values > 0, 2.0 ** (exponent - FLOATS[kind.name]), 0.0)
+    if kind.name in TABLES:
+        return _table_steps(gguf, data, kind)
     if kind.name not in LAYOUTS:
         return None
     _, size = gguf.GGML_QUANT_SIZES[kind]
@@ -74,6 +82,24 @@ def steps(gguf: Any, data: np.ndarray, kind: Any) -> np.ndarray | None:
             changed[:, start : start + count] = byte if one else 0
         ends.append(gguf.dequantize(changed.reshape(data.shape), kind).astype(np.float64))
     return np.abs(ends[1] - ends[0])
+
+
+def _table_steps(gguf: Any, data: np.ndarray, kind: Any) -> np.ndarray:
+    """Half the distance between the neighbours of every entry in its table; at the ends, the distance to the only neighbour."""
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    start, count = TABLES[kind.name]
+    blocks = np.ascontiguousarray(data).reshape(-1, size)
+    places = slice(start, start + count)
+    low, high = blocks[:, places] & 0x0F, blocks[:, places] >> 4
+    ends = []
+    for change in (1, -1):
+        changed = blocks.copy()
+        moved = [np.clip(part.astype(np.int16) + change, 0, 15).astype(np.uint8) for part in (low, high)]
+        changed[:, places] = moved[0] | (moved[1] << 4)
+        ends.append(gguf.dequantize(changed.reshape(data.shape), kind).astype(np.float64))
+    own = gguf.dequantize(np.ascontiguousarray(data), kind).astype(np.float64)
+    one_sided = (ends[0] == own) | (ends[1] == own)
+    return np.abs(ends[0] - ends[1]) * np.where(one_sided, 1.0, 0.5)
 
 
 @dataclass(frozen=True, eq=False)
