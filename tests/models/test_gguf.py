@@ -75,7 +75,6 @@ def written_whole(path: Path, model: Any, architecture: str) -> Path:
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        "vocab_size": 64,
     }
     numbers |= {"attention.sliding_window": 5} if architecture in ("gemma2", "gemma3") else {}
     numbers |= (

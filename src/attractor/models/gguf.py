@@ -201,6 +201,8 @@ def _make_config(tensors: GGUFTensors, architecture: str) -> Any:
             f"{tensors.path} says {architecture}.block_count = {settings['num_hidden_layers']} and holds "
             f"{len(tensors._stored)} tensors: it is damaged"
         )
+    if "token_embd.weight" in tensors:  # a size in the metadata is optional
+        settings["vocab_size"] = int(tensors._stored["token_embd.weight"].shape[-1])
     settings["attention_bias"] = "blk.0.attn_q.bias" in tensors
     special = {name: tensors.field(f"{architecture}.{key}") for name, key in SPECIAL.get(architecture, {}).items()}
     settings |= {name: value for name, value in special.items() if value is not None}
