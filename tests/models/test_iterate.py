@@ -73,6 +73,14 @@ def test_one_pass_is_the_model(case: str) -> None:
     torch.testing.assert_close(run.final[0], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_model_without_a_final_norm_is_said_to_have_none() -> None:
+    known = {
+        case: at.iterate(random_model(case).double(), [IDS], passes=1).norm_between
+        for case in ("BERT, MiniLM", "GPT-2")
+    }
+    assert known == {"BERT, MiniLM": "the model has no final norm", "GPT-2": "final norm between passes"}
+
+
 def test_several_streams_are_no_map_of_tokens() -> None:
     with pytest.raises(UnsupportedError, match="several residual streams"):
         at.iterate(random_model("Gemma 3n, shared keys and values").double(), [IDS], passes=1)

@@ -29,12 +29,9 @@ if TYPE_CHECKING:
     from attractor.weights import Offset
 
 COLUMNS = {
-    "W index": "interaction_index",
-    "metric index": "reduced_metric_index",
-    "asymmetry of A": "metric_asymmetry",
-    "value": "value_abscissa",
-    "radius": "value_radius",
-}
+    name: name
+    for name in ("interaction_index", "reduced_metric_index", "metric_asymmetry", "value_abscissa", "value_radius")
+}  # as in JSON, CSV and the page
 SUMS = {
     "value": "value_abscissa",
     "radius": "value_radius",

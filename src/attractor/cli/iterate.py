@@ -63,7 +63,7 @@ def print_iteration(report: dict[str, Any]) -> None:
 def _how(report: dict[str, Any]) -> dict[str, str]:
     protocol = report["protocol"]
     parts = ["with feed-forward" if protocol["feedforward"] else "without feed-forward"]
-    parts.append("final norm between passes" if protocol["final_norm"] else "no final norm between passes")
+    parts.append(report["norm"])
     if protocol["redraw"]:
         parts.append("weights drawn anew before every pass")
     elif protocol["random"]:
@@ -390,6 +390,7 @@ def summarise_iteration(found: Iteration) -> dict[str, Any]:
         "model": found.model,
         "layers": found.layers,
         "protocol": protocol,
+        "norm": found.norm_between,
         "prompts": list(found.prompts),
         "lengths": list(found.lengths),
         "notes": list(found.notes),

@@ -98,6 +98,13 @@ class Iteration:
     final: tuple[Tensor, ...] = field(repr=False, default=())
 
     @property
+    def norm_between(self) -> str:
+        """Where the final norm acts, in words; a post-norm model such as BERT has none."""
+        if np.array_equal(self.by_layer[:, -1], self.normed[:, -1]):
+            return "the model has no final norm"
+        return "final norm between passes" if self.protocol.final_norm else "no final norm between passes"
+
+    @property
     def metric(self) -> np.ndarray:
         """The consensus metric, mean over prompts, (passes + 1,)."""
         return self.curves["consensus_metric"].mean(0)
@@ -156,7 +163,7 @@ class Iteration:
         protocol, decay = self.protocol, self.decay
         parts = [
             "with feed-forward" if protocol.feedforward else "without feed-forward",
-            "the final norm between passes" if protocol.final_norm else "no final norm between passes",
+            self.norm_between,
         ]
         if protocol.redraw:
             parts.append("weights drawn anew before every pass")
