@@ -134,6 +134,7 @@ CONTESTS: dict[str, Callable[[Settings], list[Contest]]] = {
     "solves": solves.contests,
     "small": solves.small_contests,
     "merging": solves.merging_contests,
+    "stiff": solves.stiff_contests,
     "spectral": evaluations.spectral_contests,
     "ensembles": evaluations.ensemble_contests,
     "processes": processes.contests,

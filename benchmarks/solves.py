@@ -295,3 +295,110 @@ def merging_contests(settings: Settings) -> list[Contest]:
 def _ready(points: Any, until: float, **options: Any) -> Ready:
     solve = ours(points(), MERGING_BETA, until, **options)
     return Ready(lambda: solve(RTOL), {"rtol": RTOL, "merge": options.get("merge", "as flow chooses")})
+
+
+STIFF_RTOL = 1e-8
+
+
+@dataclass(frozen=True)
+class Stiff:
+    """Softmax attention with Q'K = scale I and V = c I whose fast attraction limits explicit steps, in numpy for scipy's methods."""
+
+    x: Tensor
+    scale: float
+    factor: float
+    until: float
+    causal: bool = False
+    curved: bool = False
+
+    def ours(self, rtol: float = STIFF_RTOL, **options: Any) -> Tensor:
+        """``flow`` as it comes, but that it may not end early."""
+        from attractor.laws import Attention
+        from attractor.solvers import flow
+        from attractor.states import Tokens
+
+        eye = torch.eye(self.x.shape[-1], dtype=self.x.dtype)
+        law = Attention(eye, eye, self.factor * eye, scale=self.scale, mask="causal" if self.causal else None)
+        space = "sphere" if self.curved else None
+        asked = {"until": self.until, "save": [self.until], "stop": (), "rtol": rtol, "atol": 0.01 * rtol, **options}
+        return flow(law, Tokens(self.x), space=space, **asked).points[-1]
+
+    def weights(self, x: np.ndarray) -> np.ndarray:
+        scores = self.scale * (x @ x.T)
+        if self.causal:
+            scores[np.triu_indices(len(x), 1)] = -np.inf
+        scores -= scores.max(axis=-1, keepdims=True)
+        weights = np.exp(scores)
+        return weights / weights.sum(axis=-1, keepdims=True)
+
+    def field(self, time: float, flat: np.ndarray) -> np.ndarray:
+        x = flat.reshape(self.x.shape)
+        v = self.factor * (self.weights(x) @ x)
+        return (v - (v * x).sum(-1, keepdims=True) * x if self.curved else v).ravel()
+
+    def jacobian(self, time: float, flat: np.ndarray) -> np.ndarray:
+        x = flat.reshape(self.x.shape)
+        n, d = x.shape
+        w, own, eye = self.weights(x), np.arange(n), np.eye(d)
+        mean = w @ x
+        u = w[..., None] * (x[None] - mean[:, None])
+        J = self.scale * np.einsum("ijc,id->icjd", u, x) + w[:, None, :, None] * eye[None, :, None, :]
+        J[own, :, own, :] += self.scale * np.einsum("ijc,jd->icd", u, x)
+        J *= self.factor
+        if self.curved:
+            v = self.factor * mean
+            J = J - np.einsum("ia,ib,ibkc->iakc", x, x, J)
+            J[own, :, own, :] -= (v * x).sum(-1)[:, None, None] * eye + x[:, :, None] * v[:, None, :]
+        return J.reshape(n * d, n * d)
+
+    def scipy(self, method: str, rtol: float = STIFF_RTOL) -> np.ndarray:
+        from scipy.integrate import solve_ivp
+
+        start, options = self.x.numpy().ravel(), {"rtol": rtol, "atol": 0.01 * rtol, "jac": self.jacobian}
+        found = solve_ivp(self.field, (0.0, self.until), start, method=method, **options)
+        return found.y[:, -1].reshape(self.x.shape)
+
+    @cached_property
+    def points(self) -> Tensor:
+        """The reference solution."""
+        return self.ours(1e-10)
+
+    def error(self, result: Any) -> float:
+        return float((as_tensor(result) - self.points).abs().max())
+
+    def checked(self) -> dict[str, Any]:
+        """Scipy's Radau at a tight tolerance must agree."""
+        apart = self.error(self.scipy("Radau", 1e-9))
+        if not apart <= 0.1 * GOAL:
+            raise Skip(f"the reference solution is not sure: scipy differs from it by {apart:.1e}")
+        return {"reference": "attractor, rtol 1e-10", "scipy_differs_by": apart}
+
+
+def stiff_contests(settings: Settings) -> list[Contest]:
+    """Two systems that take millions of explicit steps, against scipy's stiff methods with the exact Jacobian, all at rtol 1e-8."""
+    from attractor.states import Tokens
+
+    repelling, causal = settings.size(10.0, 0.3), settings.size(1e9, 1e4)
+    flat = Stiff(Tokens.gaussian(8, 3, settings.seed).points, 1e8, -1.0, repelling)
+    curved = Stiff(uniform(TOKENS, 3, settings.seed), 500.0, 1.0, causal, causal=True, curved=True)
+    return [
+        Contest(
+            group="stiff",
+            name=name,
+            ours=Contender("attractor flow", lambda problem=problem: Ready(problem.ours, {"rtol": STIFF_RTOL})),
+            peers=tuple(
+                Contender(
+                    f"scipy {method}, exact Jacobian",
+                    lambda problem=problem, method=method: Ready(partial(problem.scipy, method), {"rtol": STIFF_RTOL}),
+                )
+                for method in ("Radau", "LSODA")
+            ),
+            error=problem.error,
+            tolerance=GOAL,
+            check=problem.checked,
+        )
+        for name, problem in (
+            (f"stiff, flat, V=-I, scale=1e8, n=8, T={repelling:g}", flat),
+            (f"stiff, causal, beta=500, n={TOKENS}, T={causal:g}", curved),
+        )
+    ]

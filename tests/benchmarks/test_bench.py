@@ -74,6 +74,7 @@ def test_the_table_of_targets_is_all_there() -> None:
         "solves": [10.0, 15.0, 2.5] * 4,
         "small": [1.0, 2.0],
         "merging": [8.0],
+        "stiff": [],
         "spectral": [15.0],
         "ensembles": [5.0, 5.0],
         "processes": [1.9],
@@ -114,6 +115,14 @@ def test_a_quick_run_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixtur
     if entries["attractor fused"]["status"] == "timed":
         assert entries["attractor fused"]["error"] <= 2e-6
         assert entries["attractor fused"]["percent_of_limit"] > 0
+
+
+def test_stiff_rows_agree_with_scipy(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run([*QUICK, "--rows", "stiff", "--json"]) == 0
+    report = json.loads(capfd.readouterr().out, parse_constant=no_number)
+    for contest in report["contests"]:
+        assert contest["truth"]["scipy_differs_by"] < 1e-7
+        assert {entry["status"] for entry in contest["contenders"]} == {"timed"}
 
 
 @pytest.mark.usefixtures("no_peers")

@@ -175,6 +175,14 @@ def test_the_metastable_causal_run() -> None:
     assert torch.isfinite(run.points).all()
 
 
+@pytest.mark.parametrize("rtol", [1e-8, 1e-10])
+def test_rounding_at_rest_does_not_stall_a_run(rtol: float) -> None:
+    """Over steps of 1e8 rounding errors of the field exceed the tolerance; shorter steps are accepted."""
+    law, tokens = at.Attention.isotropic(3, 500.0, mask="causal"), at.Tokens.uniform(4, 3, seed=0)
+    run = at.flow(law, tokens, space=SPHERE, until=1e10, save=[1e10], stop=(), rtol=rtol, atol=0.01 * rtol)
+    assert run.outcome.name == "reached"
+
+
 # ------------------------------------------------------------------ the change of method
 
 

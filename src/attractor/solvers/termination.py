@@ -587,7 +587,9 @@ class Termination:
             # no step size helps where the field is not finite (speeds overflow earlier, so check the entries)
             finite = torch.isfinite(run.f).flatten(1).all(1).cpu().numpy()
             with np.errstate(invalid="ignore", over="ignore"):
-                low = (run.h * view.speeds() < LEAST_MOVE * view.norms()) | ~finite
+                still = run.h * view.speeds() < LEAST_MOVE * view.norms()
+            # a long implicit step at rest is rejected for rounding errors of the field; a shorter one is not
+            low = np.where(run.stiffness.implicit, run.h < FAILED_SPACINGS * self._spacing(), still) | ~finite
         else:
             low = run.h < FAILED_SPACINGS * self._spacing()
         for row in np.flatnonzero(rejected & (low if run.plan.adaptive else True)):
