@@ -464,10 +464,12 @@ class Termination:
 
     def final_outcome(self, row: int, reached: Outcome) -> Outcome:
         """The outcome of a member at the requested time: that of a rule which still holds there, or ``reached``."""
-        member = int(self.run.members[row])
+        run, member = self.run, int(self.run.members[row])
         outcome, judged = self.deferred.get(member), self.judged.get(member)
         if outcome is None or judged is None or judged.lasting:
             return outcome or reached
+        if run.merger is not None and len(run.merger.trees[member]) and not self._is_contracting():
+            return reached  # merged tokens may have moved apart
         rule, rows = next(rule for rule in self.rules if rule.name == outcome.name), np.array([row])
         if not np.isfinite(self.view(rows=rows).speeds()).all():
             return reached
