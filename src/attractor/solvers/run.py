@@ -138,7 +138,8 @@ def flow(
     adaptive : False keeps the step of an adaptive method fixed.
     merge : distance below which tokens are merged to one weighted token. None merges at 0.1 ``rtol`` where close tokens are
         known to approach (full attention with value c I, c > 0, on a curved space, adaptive method); False never merges.
-    stop : rules that end the run early: names ("consensus", "collapsed", "steady"), Rule objects, () for none.
+    stop : rules that end the run early, where they hold until the end: names ("consensus", "collapsed", "steady"), Rule
+        objects, () for none.
     events : ``Event(function)`` objects, logged or terminal.
     max_seconds, max_evaluations : budgets.
     store : folder of a Zarr store that is written during the run.
