@@ -98,6 +98,9 @@ SAME: dict[str, Run] = {
     f"{FILES} --positions absolute --position-table table.npy --on qk --until 1": lambda: at.flow(
         isotropic(positions=at.Absolute(array("table"), on="qk")), six(), until=1.0
     ),
+    f"{FILES} --positions absolute,rotary --position-table table.npy --theta 100 --until 1": lambda: at.flow(
+        isotropic(positions=[at.Absolute(array("table")), at.Rotary(100.0)]), six(), until=1.0
+    ),
     f"{FILES} --positions absolute --theta 10 --when input --until 1": lambda: at.flow(
         isotropic(positions=at.Absolute.sinusoidal(6, 4, 10.0, when="input")), six(), until=1.0
     ),

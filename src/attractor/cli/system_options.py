@@ -187,7 +187,7 @@ class LawOptions:
     mask: Annotated[str, law_option("MASK", "none, causal, window:W, or a .npy file with a boolean (n, n) matrix.")] = (
         "none"
     )
-    positions: Annotated[str, law_option("NAME", "none, rotary or absolute.")] = "none"
+    positions: Annotated[str, law_option("NAME", "none, rotary, absolute, or absolute,rotary.")] = "none"
     theta: Annotated[float, law_option("X", "Base of the frequencies of positions.")] = 1e4
     rotary_dim: Annotated[
         int | None, law_option("N", "Coordinates of each head that rotary positions rotate.", default="all")
@@ -260,24 +260,31 @@ def _mask(mask: str) -> Any:
 def _positions(options: LawOptions, dim: int, n: int) -> Any:
     from attractor.laws import Absolute, Rotary
 
-    if options.positions != "absolute" and options.position_table is not None:
+    names = [name.strip() for name in options.positions.split(",")]
+    known = (["none"], ["rotary"], ["absolute"], ["absolute", "rotary"], ["rotary", "absolute"])
+    if names not in known:
+        raise InputError(
+            f"--positions {options.positions!r} is not known; give none, rotary, absolute or absolute,rotary"
+        )
+    if "absolute" not in names and options.position_table is not None:
         raise InputError("--position-table belongs to --positions absolute")
-    if options.positions != "rotary" and options.rotary_dim is not None:
+    if "rotary" not in names and options.rotary_dim is not None:
         raise InputError("--rotary-dim belongs to --positions rotary")
-    if options.positions != "absolute" and (options.when, options.on) != (LawOptions.when, LawOptions.on):
+    if "absolute" not in names and (options.when, options.on) != (LawOptions.when, LawOptions.on):
         raise InputError("--when and --on belong to --positions absolute")
-    if options.positions == "none" and options.theta != LawOptions.theta:
+    if names == ["none"] and options.theta != LawOptions.theta:
         raise InputError("--theta belongs to --positions rotary or absolute")
-    if options.positions == "none":
-        return None
-    if options.positions == "rotary":
-        return Rotary(options.theta, options.rotary_dim)
-    if options.positions == "absolute":
-        path = options.position_table
-        if path is None:
-            return Absolute.sinusoidal(n, dim, options.theta, when=options.when, on=options.on)
-        return Absolute(read_array(path, "--position-table"), when=options.when, on=options.on)  # type: ignore[arg-type]
-    raise InputError(f"--positions {options.positions!r} is not known; give none, rotary or absolute")
+    encodings: list[Any] = []
+    if "absolute" in names:
+        path, settings = options.position_table, {"when": options.when, "on": options.on}
+        sinusoidal = path is None
+        table = None if sinusoidal else read_array(path, "--position-table")
+        encodings.append(
+            Absolute.sinusoidal(n, dim, options.theta, **settings) if sinusoidal else Absolute(table, **settings)
+        )  # type: ignore[arg-type]
+    if "rotary" in names:
+        encodings.append(Rotary(options.theta, options.rotary_dim))
+    return encodings
 
 
 space_option = panel("Space")

@@ -16,6 +16,7 @@ from attractor.laws.law import Law, Total
 from attractor.laws.masks import Causal, Chunked, Mask, Visibility, Visible, Window
 from attractor.laws.positions.absolute import Absolute
 from attractor.laws.positions.alibi import Alibi
+from attractor.laws.positions.combined import Combined, rotary_of
 from attractor.laws.positions.position import Positions
 from attractor.laws.positions.relative import Disentangled, Relative
 from attractor.laws.positions.rotary import (
@@ -25,7 +26,6 @@ from attractor.laws.positions.rotary import (
     Rotary,
     ScaledRotary,
     Temperature,
-    rotary_of,
     turn_pairs,
 )
 from attractor.laws.schedules import Schedule, Stack
@@ -47,6 +47,7 @@ __all__ = [
     "Chunked",
     "Clip",
     "Closure",
+    "Combined",
     "Disentangled",
     "DynamicRotary",
     "Exponential",

@@ -18,6 +18,7 @@ from attractor.html_repr import SHOWN, html_card
 from attractor.laws.kernels.kernel import Kernel, Pairing, kernel_named
 from attractor.laws.law import Law
 from attractor.laws.masks import Mask, Visibility, as_mask
+from attractor.laws.positions.combined import as_positions
 from attractor.laws.positions.position import Positions
 from attractor.states import Tokens, convert_parameters, tensor_version
 
@@ -36,7 +37,8 @@ class Attention(Law):
         keeps the value map factored, :math:`V_h = O_h V_h'`.
     kernel : a Kernel or its name: "softmax", "l2", "sinkhorn", "sigmoid", "exponential", "linear", "capped", "hardmax", ...
     mask : None, "causal", "window:64", a boolean (n, n) matrix (True: visible), or a Mask.
-    positions : None, Absolute(...), Rotary(...), Alibi(...) or Relative(...).
+    positions : None, Absolute(...), Rotary(...), Alibi(...) or Relative(...), or a list: points are shifted before they are
+        rotated (see Combined).
     scale : multiplies every score.
     query_bias, key_bias : (k,) or (h, k); value_bias : (r,) or (h, r); output_bias : (d,): as in trained models.
 
@@ -51,7 +53,7 @@ class Attention(Law):
     value: Tensor
     kernel: Kernel | Any = "softmax"
     mask: Mask | Any = None
-    positions: Positions | None = None
+    positions: Positions | Any = None
     scale: float = 1.0
     output: Tensor | None = None
     query_bias: Tensor | None = None
@@ -67,11 +69,8 @@ class Attention(Law):
         object.__setattr__(self, "kernel", kernel_named(self.kernel))
         object.__setattr__(self, "mask", as_mask(self.mask))
         self._check_shapes()
+        object.__setattr__(self, "positions", as_positions(self.positions))
         if self.positions is not None:
-            if not isinstance(self.positions, Positions):
-                raise InputError(
-                    f"positions must be None, Absolute(...), Rotary(...), Alibi(...) or Relative(...), got {self.positions!r}"
-                )
             self.positions.check(self.dim, self.query.shape[-2])
             if self.positions.adds_to_scores and not self.kernel.bilinear:
                 raise InputError(

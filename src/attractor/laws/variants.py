@@ -15,6 +15,8 @@ from attractor.laws.blocks import Norm
 from attractor.laws.kernels.kernel import Kernel, Pairing, has_kernel, kernel_named
 from attractor.laws.law import Law
 from attractor.laws.masks import Mask, Visibility, as_mask
+from attractor.laws.positions.absolute import Absolute
+from attractor.laws.positions.combined import as_positions, encodings_of
 from attractor.laws.positions.position import Positions
 from attractor.serialization import Record
 from attractor.states import Tokens, convert_parameters
@@ -244,8 +246,13 @@ class LatentAttention(Law):
                 f"query, key and value must read the latent of dimension {width}, got {tuple(self.query.shape)}, "
                 f"{tuple(self.key.shape)} and {tuple(self.value.shape)}"
             )
-        if self.positions is not None:
-            self.positions.check(self.dim, self.query.shape[-2])
+        object.__setattr__(self, "positions", as_positions(self.positions))
+        for encoding in encodings_of(self.positions):
+            encoding.check(self.dim, self.query.shape[-2])
+            if isinstance(encoding, Absolute):
+                raise InputError(
+                    "a latent attention has rotary positions or positions that add to scores, not absolute ones"
+                )
 
     @property
     def dim(self) -> int:

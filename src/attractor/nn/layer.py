@@ -228,7 +228,7 @@ def _evaluation_mode(layer: nn.Module) -> Iterator[None]:
 
 
 def _positions(positions: Any) -> Rotary | None:
-    if positions is None or rotary_of(positions) is not None:
+    if positions is None or rotary_of(positions) is positions:
         return positions
     if positions == "rotary":
         return Rotary()

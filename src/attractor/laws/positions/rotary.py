@@ -63,11 +63,6 @@ class Rotary(Positions):
         return ("su2021roformer",)
 
 
-def rotary_of(positions: Positions | None) -> Rotary | None:
-    """The encoding if it is rotary, else None."""
-    return positions if isinstance(positions, Rotary) else None
-
-
 def turn_pairs(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The pairs (0, 1), (2, 3), ... turned by angles whose cosines and sines are (..., n, pairs); further coordinates stay."""
     turned = 2 * cos.shape[-1]
