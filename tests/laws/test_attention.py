@@ -151,6 +151,12 @@ def test_repr_says_what_it_is() -> None:
     assert repr(law) == "Attention(dim=4, heads=2, head_dim=3, kernel=l2, mask=causal)"
 
 
+def test_repr_of_affine_laws_shows_shapes() -> None:
+    total = Attention.isotropic(3, 9.0) + laws.Affine(np.eye(3), np.zeros(3))
+    assert repr(total).endswith("Affine(matrix=3x3, offset=3)))")
+    assert "beta=9" in repr(total)
+
+
 @pytest.mark.parametrize("short", [torch.bfloat16, torch.float16])
 def test_parameters_in_sixteen_bits_are_kept_in_float32_exactly(short: torch.dtype) -> None:
     """Everything that a law in float32 does works, with the same numbers."""

@@ -8,8 +8,10 @@ import torch
 from scipy.spatial.distance import pdist
 
 from attractor.engines import native
+from attractor.errors import InputError
 from attractor.solvers.merging import (
     FEW,
+    Merger,
     _cell_pairs,
     _mutual_pairs,
     cell_pairs,
@@ -127,3 +129,19 @@ def test_where_cells_do_not_serve(search) -> None:
     assert search(np.array([[0.0, 1.0], [np.nan, 1.0], [0.0, 0.0]]), TOLERANCE) is None
     assert search(np.array([[0.0, 1.0], [-np.inf, 1.0], [0.0, 0.0]]), TOLERANCE) is None
     assert len(search(np.array([[0.5, 1.0, 2.0]]), TOLERANCE)) == 0
+
+
+@pytest.mark.parametrize("n", [6, 5000])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_points_that_are_not_finite_are_one_clear_error(n: int, number: float) -> None:
+    points = np.random.default_rng(0).standard_normal((n, 3))
+    points[2, 1] = number
+    with pytest.raises(InputError, match="points must be finite"):
+        close_pairs(points, 1e-3)
+
+
+def test_a_member_that_is_not_finite_is_not_searched() -> None:
+    points = torch.zeros(2, 4, 3, dtype=torch.float64)
+    points[0, 1] = torch.nan
+    found = Merger(1e-3, torch.full((2, 4), 0.25, dtype=torch.float64)).find(points, np.arange(2))
+    assert list(found) == [1]

@@ -277,11 +277,10 @@ def _positions(options: LawOptions, dim: int, n: int) -> Any:
     encodings: list[Any] = []
     if "absolute" in names:
         path, settings = options.position_table, {"when": options.when, "on": options.on}
-        sinusoidal = path is None
-        table = None if sinusoidal else read_array(path, "--position-table")
-        encodings.append(
-            Absolute.sinusoidal(n, dim, options.theta, **settings) if sinusoidal else Absolute(table, **settings)
-        )  # type: ignore[arg-type]
+        if path is None:
+            encodings.append(Absolute.sinusoidal(n, dim, options.theta, **settings))
+        else:
+            encodings.append(Absolute(read_array(path, "--position-table"), **settings))  # type: ignore[arg-type]
     if "rotary" in names:
         encodings.append(Rotary(options.theta, options.rotary_dim))
     return encodings

@@ -119,7 +119,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Affine(Law):
     r"""The affine field :math:`F(x) = W x + c`: ``matrix`` W (d, d), ``offset`` c (d,) or None for zero."""
 
@@ -147,7 +147,7 @@ class Affine(Law):
         return torch.einsum("ik,ab->iakb", own, self.matrix.to(tokens.points))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MLP(Law):
     r""":math:`F(x) = W_2\,\sigma(W_1 x + b_1) + b_2`; with ``gate`` G (m, d):
     :math:`W_2\,(\sigma(G x) \odot (W_1 x + b_1)) + b_2`.

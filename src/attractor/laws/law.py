@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -34,6 +35,16 @@ class Law(Record):
     def dim(self) -> int | None:
         """Dimension of the tokens, or None where any will do."""
         return None
+
+    def __repr__(self) -> str:
+        """The fields that are not None, tensors as their shape, (for dataclasses declared with ``repr=False``)."""
+        fields = [part.name for part in dataclasses.fields(self)] if dataclasses.is_dataclass(self) else []
+        given = {name: getattr(self, name) for name in fields if getattr(self, name) is not None}
+        words = (
+            f"{name}={'x'.join(map(str, value.shape)) if isinstance(value, Tensor) else repr(value)}"
+            for name, value in given.items()
+        )
+        return f"{type(self).__name__}({', '.join(words)})"
 
     def _repr_html_(self) -> str:
         """HTML for notebooks."""

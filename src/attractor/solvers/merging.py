@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attractor.engines import native
+from attractor.errors import InputError
 from attractor.solvers.outcome import EventRecord
 from attractor.solvers.saving import to_numpy, to_tensor
 
@@ -39,6 +40,8 @@ def close_pairs(points: np.ndarray, tolerance: float) -> tuple[np.ndarray, float
     -----
     Of many points, those that share a cell are paired first: a tree would compare all of them with each other.
     """
+    if not np.isfinite(points).all():
+        raise InputError("points must be finite to find close pairs of them; one is NaN or infinite")
     if len(points) <= FEW or points.shape[1] > FLAT:
         return nearest_pairs(points, tolerance)
     pairs = cell_pairs(points, tolerance)
@@ -280,6 +283,8 @@ class Merger:
             if len(alive) < 2:
                 self.slack[member] = np.inf
                 continue
+            if not np.isfinite(rows).all():
+                continue  # the member ends here, and its outcome says why
             pairs, gap = close_pairs(rows if len(alive) == len(rows) else rows[alive], self.tolerance)
             self.slack[member] = gap - self.tolerance
             if gap > self.tolerance:
