@@ -180,7 +180,7 @@ def test_a_bad_argument_is_one_line(line: str, command: Command, bad_files: Path
         ("check --systems 3 --theorem regimes.T1", "--systems does not go with --theorem"),
         ("check --theorem gravity", "'gravity' is not known"),
         ("audit", "Missing argument"),
-        ("trace", "Missing argument"),
+        ("trace", "give a model, or hidden states with --states FILE"),
         ("doctor x", "extra"),
     ],
 )

@@ -184,6 +184,7 @@ class _Layer:
 
     def record(self, states: BlockStates) -> None:
         layer, before = self._layer, states.before.double()
+        assert states.attention_input is not None  # models with laws have a family
         read = states.attention_input.double()
         added = velocity(layer.attention, Tokens(read))
         if layer.output_norm is not None:

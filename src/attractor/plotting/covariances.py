@@ -46,6 +46,8 @@ def draw_cones(
     caption: str = "",
 ) -> Any:
     """Draw several cones one below the other: names, each with its paths and kinds as in ``draw_cone``."""
+    from matplotlib.lines import Line2D
+
     marks = [kind for kind in COLOURS if any(kind in set(kinds) for _, kinds in cases.values())]
     with style.use_style():
         grid = Grid.of(2, 2.2, left=0.2, gap=0.85, right=0.3)
@@ -66,7 +68,7 @@ def draw_cones(
                 _in_disc(right, way, colour)
             _cone_shell(left, _height(paths))
             rim(right)
-        handles = [right.plot([], [], color=style.PALETTE[COLOURS[kind]])[0] for kind in marks]
+        handles = [Line2D([], [], color=style.PALETTE[COLOURS[kind]]) for kind in marks]
         page.legend(handles, [WORDS[kind] for kind in marks], len(cases) * block + 0.05, ncols=3)
         return write_chart(page.figure, path)
 
