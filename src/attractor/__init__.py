@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from attractor import meanfield, models, nn, papers, plotting, theory, training, weights
     from attractor.models import audit, checkpoint, iterate, trace
     from attractor.theory import check, predict
+    from attractor.training import monitor
     from attractor.weights import regime, regimes
 
 # Names imported on first use, and the module of each: `import attractor` loads only what `flow` needs.
@@ -76,6 +77,7 @@ _LAZY = {
     },
     **dict.fromkeys(("audit", "checkpoint", "iterate", "trace"), "attractor.models"),
     **dict.fromkeys(("check", "predict"), "attractor.theory"),
+    "monitor": "attractor.training",
     **dict.fromkeys(("regime", "regimes"), "attractor.weights"),
 }
 
@@ -141,6 +143,7 @@ __all__ = [
     "mean",
     "meanfield",
     "models",
+    "monitor",
     "nn",
     "observables",
     "pairwise_distance",

@@ -23,15 +23,25 @@ from attractor.models.hooks import BlockStates, check_ablations
 from attractor.models.inputs import has_columns, has_splits, read_image, read_texts
 from attractor.models.iteration import Iteration, Protocol, iterate, read_request
 from attractor.models.loading import load_model, load_tokenizer, tokenize, tokenizer_notes
-from attractor.models.measurements import Measurements, TraceBlock, TraceHead
+from attractor.models.measurements import MeasurementCollector, Measurements, TraceBlock, TraceHead
 from attractor.models.opening import checkpoint, require_transformers
 from attractor.models.random_init import initialize, make_config
+from attractor.models.structure import (
+    BlockChain,
+    call_model,
+    choose_chain,
+    choose_part,
+    find_chains,
+    record_chain,
+    unwrap,
+)
 from attractor.models.tracing import Session, Trace, Traces, trace, trace_texts
 
 __all__ = [
     "Audit",
     "AuditHead",
     "AuditLayer",
+    "BlockChain",
     "BlockStates",
     "Checkpoint",
     "Comparison",
@@ -44,6 +54,7 @@ __all__ = [
     "Layer",
     "LayerCheck",
     "Layers",
+    "MeasurementCollector",
     "Measurements",
     "Protocol",
     "Session",
@@ -54,10 +65,14 @@ __all__ = [
     "Traces",
     "Verification",
     "audit",
+    "call_model",
     "check_ablations",
     "checkpoint",
+    "choose_chain",
+    "choose_part",
     "compare",
     "count_labels",
+    "find_chains",
     "find_findings",
     "has_columns",
     "has_splits",
@@ -74,12 +89,14 @@ __all__ = [
     "read_image",
     "read_request",
     "read_texts",
+    "record_chain",
     "require_transformers",
     "silence_transformers",
     "tokenize",
     "tokenizer_notes",
     "trace",
     "trace_texts",
+    "unwrap",
     "write_csv",
     "write_parquet",
 ]

@@ -264,13 +264,19 @@ class MeasurementCollector:
     attention : measure heads.
     summary : only measurements whose cost is linear in the number of tokens.
     positions : whether scores contain positional terms.
+    ranks : measure also what needs a singular value decomposition or all pairs of tokens.
     """
 
     def __init__(
-        self, get_layer: Callable[[int], Layer] | None, attention: bool, summary: bool = False, positions: bool = True
+        self,
+        get_layer: Callable[[int], Layer] | None,
+        attention: bool,
+        summary: bool = False,
+        positions: bool = True,
+        ranks: bool = True,
     ) -> None:
         self._get_layer, self._positions = get_layer, positions
-        self._attention, self._summary = attention and not summary, summary
+        self._attention, self._summary, self._ranks = attention and not summary, summary, ranks
         self._scratch: Tensor | None = None
         self._sums: list[TokenSums] = []
         self._curves: list[dict[str, Tensor]] = []
@@ -301,7 +307,7 @@ class MeasurementCollector:
         if self._summary:
             return
         found: dict[str, Tensor] = {}
-        for suffix, part in (("", points), (REST, points[1:])):
+        for suffix, part in (("", points), (REST, points[1:])) if self._ranks else ():
             if len(part) < 2:
                 found |= {name + suffix: torch.tensor(torch.nan) for name in (*QUADRATIC, "energy")}
                 continue

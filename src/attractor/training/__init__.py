@@ -3,6 +3,7 @@
 from attractor.training.config import Config, list_configs, read_config
 from attractor.training.dynamics import Dynamics
 from attractor.training.loop import TrainingResult, train
+from attractor.training.monitors import Monitor, MonitorWarning, monitor
 from attractor.training.run_folder import (
     SCORES,
     History,
@@ -53,6 +54,8 @@ __all__ = [
     "Dynamics",
     "Execution",
     "History",
+    "Monitor",
+    "MonitorWarning",
     "Plan",
     "Provenance",
     "RunFolder",
@@ -72,6 +75,7 @@ __all__ = [
     "list_configs",
     "lost_runs",
     "mean_dynamics",
+    "monitor",
     "read_config",
     "read_results",
     "run_study",
