@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -240,10 +241,63 @@ def test_a_device_without_memory_says_what_to_lower(
         train(config, tmp_path / "run")
 
 
-def test_a_damaged_or_foreign_checkpoint_is_refused(data: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(data: str, tmp_path: Path) -> None:
+    """Accelerate ignores random states that it cannot read, so that the curve would go on differently."""
+    config = Config(data, **{**SMALL, "steps": 2}, dropout=0.1)
+    train(config, tmp_path / "run")
+    names = ["random_states_0.pkl", "model.safetensors", "optimizer.bin", "step.json"]
+    for cut in names:
+        folder = tmp_path / f"cut {cut}"
+        shutil.copytree(tmp_path / "run", folder)
+        path = folder / "checkpoint" / cut
+        path.write_bytes(path.read_bytes()[:-20])
+        curve = (folder / "curve.jsonl").read_bytes()
+        with pytest.raises(StoreError, match=r"the checkpoint in .* is damaged") as error:
+            train(config, folder, resume=True)
+        assert "\n" not in str(error.value)
+        assert (folder / "curve.jsonl").read_bytes() == curve
+
+
+def test_a_checkpoint_of_attractor_0_2_is_read_unless_it_is_cut(data: str, tmp_path: Path) -> None:
+    config = Config(data, **SMALL)
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoint"
+    (checkpoint / "step.json").write_text('{"step": 4}\n')
+    train(config, tmp_path / "run", resume=True)
+    path = checkpoint / "random_states_0.pkl"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(StoreError, match=r"its file random_states_0\.pkl is not complete"):
+        train(config, tmp_path / "run", resume=True)
+
+
+def test_a_damaged_curve_or_configuration_is_refused(data: str, tmp_path: Path) -> None:
     config = Config(data, **{**SMALL, "steps": 2})
     train(config, tmp_path / "run")
-    weights = next((tmp_path / "run" / "checkpoint").glob("model*"))
-    weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(StoreError, match=r"the checkpoint in .* cannot be read"):
-        train(config, tmp_path / "run", resume=True)
+    curve, entries = tmp_path / "run" / "curve.jsonl", tmp_path / "run" / "config.json"
+    whole = curve.read_text()
+    curve.write_text(whole.replace('"step": 1', '"step": 3', 1))
+    for read in (History.read, lambda folder: train(config, folder, resume=True)):
+        with pytest.raises(StoreError, match=r"curve\.jsonl is damaged"):
+            read(tmp_path / "run")
+    curve.write_text("{" + whole)
+    with pytest.raises(StoreError, match="line 1 of"):
+        RunFolder(tmp_path / "run").steps()
+    curve.write_text(whole)
+    entries.write_text(entries.read_text().replace('"clip": 1.0', '"clip": 2.0'))
+    with pytest.raises(StoreError, match=r"config\.json is not the one that the run began with"):
+        train(RunFolder(tmp_path / "run").config(), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("tokens", ["words", "bpe"])
+def test_a_damaged_cache_is_written_again(tokens: str, data: str, tmp_path: Path) -> None:
+    from attractor.training.data.text import open_text
+
+    config = Config(data, **{**SMALL, "tokens": tokens, "vocabulary": 260})
+    whole = open_text(config, tmp_path / "cache").text_parts["train"].tokens.copy()  # of the mapped file
+    files = {path: path.read_bytes() for path in (tmp_path / "cache").iterdir()}
+    for path, content in files.items():
+        path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    again = open_text(config, tmp_path / "cache")
+    assert {path: path.read_bytes() for path in (tmp_path / "cache").iterdir()} == files
+    assert (again.text_parts["train"].tokens == whole).all()

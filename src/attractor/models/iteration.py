@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from attractor import observables
 from attractor.errors import AttractorError, InputError, StoreError
-from attractor.files import write_atomic
+from attractor.files import pack_arrays, unpack_arrays, write_atomic
 from attractor.models.attention_layers import use_float64
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.decay import Decay, fit_decay
@@ -200,8 +199,8 @@ def save_run(path: Path, saved: StoredRun) -> None:
     arrays = {f"state_{index}": x.double().numpy() for index, x in enumerate(saved.states)}
     arrays |= {f"curve_{name}": rows for name, rows in saved.curves.items()}
     arrays |= {"head": np.array(json.dumps(head)), "normed": np.array(saved.normed), "layers": np.array(saved.by_layer)}
-    with write_atomic(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+    with write_atomic(path) as temporary:
+        temporary.write_bytes(pack_arrays(arrays))
 
 
 def load_run(path: Path | None, definition: dict[str, Any]) -> StoredRun:
@@ -211,8 +210,7 @@ def load_run(path: Path | None, definition: dict[str, Any]) -> StoredRun:
             f"there is no stored run {path or ''} to go on with; leave resume=... out to begin one".replace("  ", " ")
         )
     with _explain_errors(path):
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        arrays = unpack_arrays(path.read_bytes(), sealed=False)  # 0.2 wrote no checksum
         head = json.loads(str(arrays.pop("head")))
         states = [torch.from_numpy(arrays[f"state_{index}"]) for index in range(len(head["definition"]["prompts"]))]
         curves = {name.removeprefix("curve_"): rows for name, rows in arrays.items() if name.startswith("curve_")}
@@ -226,8 +224,9 @@ def load_run(path: Path | None, definition: dict[str, Any]) -> StoredRun:
 
 def read_request(path: Path) -> dict[str, Any]:
     """The ``request`` of a stored run."""
-    with _explain_errors(path), path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-        return dict(json.loads(str(stored["head"])).get("request") or {})
+    with _explain_errors(path):
+        arrays = unpack_arrays(path.read_bytes(), sealed=False)
+        return dict(json.loads(str(arrays["head"])).get("request") or {})
 
 
 @contextmanager
@@ -235,7 +234,9 @@ def _explain_errors(path: Path) -> Iterator[None]:
     """Raise a StoreError for a file that holds no iteration."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
+    except AttractorError:
+        raise
+    except Exception as error:  # of NumPy, zipfile and JSON
         reason = "it is damaged, or something else" if "pickle" in str(error) else str(error)
         raise StoreError(f"{path} is no stored iteration that can be read: {reason}") from None
 

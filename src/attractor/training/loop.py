@@ -214,6 +214,7 @@ def train(
         if accelerator.is_main_process:
             if resume:
                 folder.recover()
+                folder.check()
             else:
                 folder.create(config, changed)
         accelerator.wait_for_everyone()

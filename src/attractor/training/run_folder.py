@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -13,7 +15,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attractor.errors import InputError, StoreError
-from attractor.files import read_json, read_json_lines, write_json, write_json_lines
+from attractor.files import (
+    DAMAGED,
+    check_files,
+    checksum_file,
+    checksum_files,
+    checksum_json,
+    read_json,
+    read_json_lines,
+    reason,
+    sync_file,
+    sync_folder,
+    sync_tree,
+    write_json,
+    write_json_lines,
+)
 from attractor.plotting import Curve, Panel, draw_panels
 from attractor.serialization import to_frame
 from attractor.training.config import Config
@@ -118,23 +134,78 @@ class RunFolder:
 
     def last_step(self) -> int:
         """Return the step of the checkpoint; 0 without one."""
+        return int(self._record()["step"]) if self.checkpoint.exists() else 0
+
+    def _record(self) -> dict[str, Any]:
+        """Return what the checkpoint's ``step.json`` says: its step, and checksums of its files, the curve and ``config.json``."""
+        advice = "remove it to begin again"
         try:
-            return int(read_json(self.checkpoint / "step.json")["step"])
-        except FileNotFoundError:
-            return 0
-        except (OSError, ValueError, KeyError):
-            raise StoreError(f"the checkpoint in {self.checkpoint} is damaged: remove it to begin again") from None
+            record = read_json(self.checkpoint / "step.json")
+            int(record["step"])
+            sealed = {name: value for name, value in record.items() if name != "checksum"}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise StoreError(
+                f"the checkpoint in {self.checkpoint} is damaged: it has no readable step.json; {advice}"
+            ) from None
+        if sealed.keys() != {"step"} and record.get("checksum") != checksum_json(sealed):  # 0.2 wrote only the step
+            raise StoreError(
+                f"the checkpoint in {self.checkpoint} is damaged: step.json does not have its checksum; {advice}"
+            )
+        return record
+
+    def check(self) -> None:
+        """Raise if the checkpoint, the curve up to it or the configuration is damaged."""
+        if not self.checkpoint.exists():
+            return
+        record, what = self._record(), f"the checkpoint in {self.checkpoint}"
+        if "files" not in record:
+            return self._check_archives(what)
+        check_files(self.checkpoint, record["files"], what)
+        if checksum_json(self.entries()) != record["config"]:
+            raise StoreError(f"{self.path / 'config.json'} is not the one that the run began with; {DAMAGED}")
+        return self.check_curve()
+
+    def _check_archives(self, what: str) -> None:
+        """Check the archives of a checkpoint without checksums, which attractor 0.2 wrote: zip has a crc32 of its members."""
+        for file in [*self.checkpoint.glob("*.pkl"), *self.checkpoint.glob("*.bin")]:
+            try:
+                with zipfile.ZipFile(file) as archive:
+                    bad = archive.testzip()
+            except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError):
+                bad = file.name
+            if bad is not None:
+                raise StoreError(f"{what} is damaged: its file {file.name} is not complete; {DAMAGED}")
+
+    def check_curve(self) -> None:
+        """Raise if the curve is not what it was when the checkpoint was written."""
+        record = self._record() if self.checkpoint.exists() else {}
+        if "curve" not in record:
+            return
+        size, expected = record["curve"]
+        try:
+            with self.curve.open("rb") as file:
+                found = hashlib.sha256(file.read(size)).hexdigest()
+        except OSError as error:
+            raise StoreError(f"{self.curve} cannot be read: {reason(error)}") from None
+        if found != expected:
+            raise StoreError(f"{self.curve} is damaged: up to step {record['step']} it has another checksum; {DAMAGED}")
 
     def save(self, step: int, write: Callable[[Path], object]) -> None:
-        """Replace the checkpoint by a new one that ``write(folder)`` fills."""
+        """Replace the checkpoint by a new one that ``write(folder)`` fills; it is on the disk before it gets its name."""
         fresh, old = self.path / "checkpoint.new", self.path / "checkpoint.old"
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
         write(fresh)
-        write_json(fresh / "step.json", {"step": step})
+        record: dict[str, Any] = {"step": step, "files": checksum_files(fresh), "config": checksum_json(self.entries())}
+        if self.curve.exists():
+            sync_file(self.curve)
+            record["curve"] = [self.curve.stat().st_size, checksum_file(self.curve)]
+        write_json(fresh / "step.json", {**record, "checksum": checksum_json(record)})
+        sync_tree(fresh)
         if self.checkpoint.exists():
             self.checkpoint.rename(old)
         fresh.rename(self.checkpoint)
+        sync_folder(self.path)
         shutil.rmtree(old, ignore_errors=True)
 
     def recover(self) -> None:
@@ -148,7 +219,7 @@ class RunFolder:
         return [TrainingStep.from_row(row) for row in read_json_lines(self.curve)]
 
     def truncate(self, step: int) -> None:
-        """Remove the lines after a step from the curve."""
+        """Remove the lines after a step, that of the checkpoint, from the curve."""
         write_json_lines(self.curve, (row for row in read_json_lines(self.curve) if row["step"] <= step))
 
 
@@ -180,7 +251,9 @@ class History:
     def read(cls, folder: str | Path) -> History:
         """Read the folder of a run."""
         found = RunFolder(folder)
-        config, steps = found.config(), found.steps()
+        config = found.config()
+        found.check_curve()
+        steps = found.steps()
         if not steps:
             raise StoreError(f"the run in {found.path} has no curve yet")
         return cls(f"seed {config.seed}", config, steps)

@@ -7,6 +7,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from attractor.errors import InputError, StoreError, missing
-from attractor.files import read_json, write_atomic, write_json
+from attractor.files import checksum_file, dump_json, read_json, write_atomic, write_text
 from attractor.training.config import Config
 from attractor.training.data.batches import LIBRARY, Batch, find_paths
 
@@ -75,8 +76,9 @@ def _map_files(files: list[Path], joined: Path) -> np.ndarray:
         return np.zeros(0, dtype=np.uint8)
     if len(files) == 1:
         return np.memmap(files[0], dtype=np.uint8, mode="r")
-    joined = joined.with_suffix(f".{_hash_files(files)}{joined.suffix}")
-    if not joined.exists():
+    content = _hash_files(files)
+    joined = joined.with_suffix(f".{content}{joined.suffix}")
+    if not joined.exists() or _hash_files([joined]) != content:  # damaged
         joined.parent.mkdir(parents=True, exist_ok=True)
         with (
             write_atomic(joined) as temporary,
@@ -86,6 +88,22 @@ def _map_files(files: list[Path], joined: Path) -> np.ndarray:
                 with file.open("rb") as source:
                     shutil.copyfileobj(source, target)
     return np.memmap(joined, dtype=np.uint8, mode="r")
+
+
+def _is_cached(path: Path) -> bool:
+    """Whether a file of the cache is there and has its checksum; a damaged one is written again."""
+    try:
+        return checksum_file(path) == path.with_name(f"{path.name}.sha256").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return False
+
+
+@contextmanager
+def _caching(path: Path) -> Iterator[Path]:
+    """Write a file of the cache atomically, then its checksum."""
+    with write_atomic(path) as temporary:
+        yield temporary
+    write_text(path.with_name(f"{path.name}.sha256"), checksum_file(path) + "\n")
 
 
 def _hash_files(files: list[Path]) -> str:
@@ -108,10 +126,10 @@ def _from_library(name: str, folder: Path) -> list[Path]:
             continue
         path = folder / f"{part}.txt"
         found.append(path)
-        if path.exists():
+        if _is_cached(path):
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        with write_atomic(path) as temporary, temporary.open("wb") as target:
+        with _caching(path) as temporary, temporary.open("wb") as target:
             for text in _texts(loaded[part], name):
                 target.write(text.encode() if text.endswith("\n") else text.encode() + b"\n")
     if not found:
@@ -165,8 +183,8 @@ def tokenize(config: Config, corpus: dict[str, np.ndarray], cache: Path) -> tupl
     for part, text in corpus.items():
         # the name depends on the text and the vocabulary
         path = cache / f"{part}.{_hash_text(text, key)}.tokens"
-        if not path.exists():
-            with write_atomic(path) as temporary, temporary.open("wb") as target:
+        if not _is_cached(path):
+            with _caching(path) as temporary, temporary.open("wb") as target:
                 for block in split_blocks(text):
                     target.write(np.asarray(encode(block), dtype=kind).tobytes())
         numbers[part] = np.memmap(path, dtype=kind, mode="r") if path.stat().st_size else np.zeros(0, dtype=kind)
@@ -205,14 +223,14 @@ def _open_bpe(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Enco
     path = Path(config.tokenizer) if config.tokenizer else cache / f"bpe{config.vocabulary}.{_hash_text(train)}.json"
     if config.tokenizer and not path.is_file():
         raise InputError(f"the tokenizer {path} is not a file: give a tokenizer.json, or leave it out to learn one")
-    if not path.exists():
+    if not config.tokenizer and not _is_cached(path):
         learned: Any = Tokenizer(models.BPE())
         learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         learned.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer: Any = trainers.BpeTrainer(vocab_size=config.vocabulary, initial_alphabet=alphabet, show_progress=False)
         learned.train_from_iterator(split_blocks(train), trainer)
-        with write_atomic(path) as temporary:
+        with _caching(path) as temporary:
             learned.save(str(temporary))
     try:
         tokenizer: Any = Tokenizer.from_file(str(path))
@@ -229,7 +247,7 @@ def _open_bpe(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Enco
 def _open_words(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode, str]:
     """Return an encoder of words between white space, with an end token after every line; the most frequent word is first."""
     path = cache / f"words.{_hash_text(train)}.json"
-    if not path.exists():
+    if not _is_cached(path):
         counts: Counter[str] = Counter()
         for block in split_blocks(train):
             for line in block.splitlines():
@@ -237,7 +255,8 @@ def _open_words(config: Config, train: np.ndarray, cache: Path) -> tuple[int, En
                 counts[END] += 1
         counts.setdefault(UNKNOWN, 0)
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
-        write_json(path, ordered)
+        with _caching(path) as temporary:
+            temporary.write_text(dump_json(ordered), encoding="utf-8")
     ordered = read_json(path)
     index = {word: number for number, word in enumerate(ordered)}
     unknown, end = index[UNKNOWN], index[END]
