@@ -87,6 +87,28 @@ def _decode(data: Any, arrays: dict[str, np.ndarray]) -> Any:
     return _registry[name](**{key: _decode(item, arrays) for key, item in data["fields"].items()})
 
 
+def find_missing(data: Any) -> list[str]:
+    """Return the names of records in what ``encode`` wrote whose classes this process has not imported."""
+    if isinstance(data, list):
+        return list(dict.fromkeys(name for item in data for name in find_missing(item)))
+    if not isinstance(data, dict):
+        return []
+    inner = find_missing(list(data.values()))
+    name = data.get("record")
+    return [name, *inner] if isinstance(name, str) and name not in _registry else inner
+
+
+def find_modules(data: Any) -> dict[str, str]:
+    """Return the modules of the classes outside this package among the records that ``encode`` wrote, by name."""
+    if isinstance(data, list):
+        return {name: module for item in data for name, module in find_modules(item).items()}
+    if not isinstance(data, dict):
+        return {}
+    found, kind = find_modules(list(data.values())), _registry.get(data.get("record", ""))
+    outside = kind is not None and kind.__module__.partition(".")[0] != __name__.partition(".")[0]
+    return {kind.kind: kind.__module__, **found} if kind is not None and outside else found
+
+
 def tensors(value: Any) -> list[torch.Tensor]:
     """Return all tensors of a record, nested records included."""
     found: list[torch.Tensor] = []

@@ -318,13 +318,120 @@ def test_an_ensemble_goes_on_after_some_of_its_members_have_ended(tmp_path, engi
     assert {outcome.name for outcome in first.outcomes} != {"budget"}  # some had ended
 
 
+OWN = """
+    from dataclasses import dataclass
+    import torch
+    import attractor as at
+
+    @dataclass(frozen=True, eq=False)
+    class Spiral(at.Law):
+        rate: torch.Tensor
+        mergeable = True
+
+        def is_attracting(self):
+            return True
+
+        def velocity(self, tokens, time=0.0, *, skip_self=False):
+            mean = (tokens.weights[..., None] * tokens.points).sum(-2, keepdim=True)
+            return self.rate * mean.expand_as(tokens.points)
+
+    @dataclass(frozen=True, eq=False)
+    class Near(at.solvers.Rule):
+        name = "near"
+        urgent = False
+        limit_value: float = 1e-3
+
+        def measure(self, view):
+            return at.solvers.Steady().measure(view) * 0 + 2.0
+
+    @dataclass(frozen=True, eq=False)
+    class Ball(at.Sphere):
+        pass
+"""
+WRITE_OWN = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    import torch, attractor as at
+    from spirals_of_test_store import Spiral, Near, Ball
+    law, tokens = Spiral(torch.tensor(0.5, dtype=torch.float64)), at.Tokens.uniform(5, 3, seed=1)
+    runs = {"ended": {}, "part": {"max_evaluations": 60}, "merged": {"merge": 0.1}, "listed": {"save": [0.0, 0.5, 1.0]}}
+    runs |= {"layers": {"method": "layers", "step": 0.5}, "rule": {"stop": [Near()], "until": 1.0}, "space": {"space": Ball()}}
+    for name, options in runs.items():
+        run = at.flow(law, tokens, store=f"{sys.argv[1]}/{name}", **{"space": at.Sphere(), "until": 30.0} | options)
+        torch.save((run.times, run.points, run.outcome.name, len(run.events)), f"{sys.argv[1]}/{name}.pt")
+    stack = at.Stack((law, law), duration=1.0)
+    run = at.flow(stack, tokens, space=at.Sphere(), store=f"{sys.argv[1]}/stack")
+    torch.save((run.times, run.points, run.outcome.name, len(run.events)), f"{sys.argv[1]}/stack.pt")
+"""
+
+
+def test_a_run_of_a_law_of_ones_own_is_read_without_its_class(tmp_path):
+    (tmp_path / "spirals_of_test_store.py").write_text(textwrap.dedent(OWN))
+    line = [sys.executable, "-c", textwrap.dedent(WRITE_OWN), str(tmp_path)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names = sorted(path.stem for path in tmp_path.glob("*.pt"))
+    assert len(names) == 8
+    expected = {name: torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in names}
+
+    def is_expected(name, run):
+        times, points, outcome, events = expected[name]
+        size = min(len(times), len(run.times)) - (name == "part")  # the last state of an unfinished run is where it is
+        same_data = torch.equal(run.times[:size], times[:size]) and torch.equal(run.points[:size], points[:size])
+        return (
+            same_data
+            and run.outcome.name == ("unfinished" if name == "part" else outcome)
+            and len(run.events) == events
+        )
+
+    for name in names:
+        with pytest.warns(UserWarning, match="Spiral of the module spirals_of_test_store"):
+            run = at.load(tmp_path / name)
+        assert run.law is None
+        assert is_expected(name, run), name
+        assert run.stats.method == ("layers" if name == "layers" else "dop853")
+        with pytest.raises(
+            StoreError, match=r"import Spiral of the module spirals_of_test_store.* before the run is resumed"
+        ):
+            at.resume(tmp_path / name)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        module = importlib.import_module("spirals_of_test_store")
+    finally:
+        sys.path.remove(str(tmp_path))
+    for name in names:
+        run = at.load(tmp_path / name)
+        assert is_expected(name, run), name
+        assert isinstance(run.law, module.Spiral if name != "stack" else at.Stack)
+    assert same(at.resume(tmp_path / "part"), at.resume(tmp_path / "ended"))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"merge": 1e-3}, {"engine": "reference"}, {"method": "dopri5", "save": [0.5, 20.0]}]
+)
+def test_a_float32_run_has_the_same_bits_with_and_without_a_store(tmp_path, options):
+    law = at.Attention.isotropic(3, 4.0)
+    tokens = at.Tokens.uniform(8, 3, seed=1, dtype=torch.float32)
+    options = {"space": at.Sphere(), "until": 40.0} | options
+    plain = at.flow(law, tokens, **options)
+    stored = at.flow(law, tokens, store=tmp_path / "run", **options)
+    part = at.flow(law, tokens, store=tmp_path / "part", max_evaluations=plain.stats.evaluations // 2, **options)
+    assert part.outcome.name == "budget"
+    plain.save(tmp_path / "saved")
+    assert plain.points.dtype == torch.float32
+    for run in (stored, at.load(tmp_path / "run"), at.resume(tmp_path / "part"), at.load(tmp_path / "saved")):
+        assert same(run, plain)
+        assert torch.equal(run.final.points, plain.final.points)
+        assert run.points.dtype == run.final.points.dtype == torch.float32
+
+
 OLD = Path(__file__).parent / "stores" / "schema_1.zip"  # written by attractor 0.2
 OLD_RUNS = {
     "ended": lambda: (at.Attention.isotropic(3, 4.0), at.Tokens.uniform(6, 3, seed=1), dict(merge=1e-3)),
     "unfinished": lambda: (at.Attention.isotropic(3, 4.0), at.Tokens.uniform(6, 3, seed=1), dict(merge=1e-3)),
     "float32": lambda: (
         at.Attention.isotropic(3, 4.0),
-        at.Tokens(at.Tokens.uniform(6, 3, seed=1).points.float()),
+        at.Tokens.uniform(6, 3, seed=1, dtype=torch.float32),
         dict(engine="reference"),  # 0.2 integrated a stored run in float32 itself
     ),
     "gaussian": lambda: (

@@ -12,7 +12,7 @@ from attractor.laws.kernels.linear import Linear
 from attractor.laws.kernels.sigmoid import Sigmoid
 from attractor.laws.kernels.sinkhorn import Sinkhorn
 from attractor.laws.kernels.softmax import Softmax
-from attractor.laws.law import Law, Total
+from attractor.laws.law import AbsentLaw, Law, Total
 from attractor.laws.masks import Causal, Chunked, Mask, Visibility, Visible, Window
 from attractor.laws.positions.absolute import Absolute
 from attractor.laws.positions.alibi import Alibi
@@ -37,6 +37,7 @@ __all__ = [
     "KERNELS",
     "L2",
     "MLP",
+    "AbsentLaw",
     "Absolute",
     "Affine",
     "Alibi",

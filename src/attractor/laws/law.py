@@ -132,6 +132,12 @@ class Law(Record):
         return Total((*mine, *theirs))
 
 
+class AbsentLaw(Law):
+    """Stands for the law of a stored run whose function or class is not there: the run can be read, but not continued."""
+
+    mergeable: ClassVar[bool] = True
+
+
 class CompositeLaw(Law):
     """A law made of other laws, ``components``: what holds for each of them holds for the whole."""
 

@@ -453,6 +453,7 @@ class Integration:
             seconds=self.seconds,
             evaluations=self.field.evaluations,
             engines=tuple(sorted(self.execution.engines)),
+            method=self.method,
             switches=tuple(self.switches),
         )
 

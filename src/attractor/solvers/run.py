@@ -17,7 +17,7 @@ from torch import Tensor
 from attractor import engines, memory
 from attractor.engines import distributed
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Closure, Law, Stack, check_velocities, is_external, merging_changes
+from attractor.laws import AbsentLaw, Closure, Law, Stack, check_velocities, is_external, merging_changes
 from attractor.progress import progress_bar
 from attractor.serialization import move_tensors, tensors
 from attractor.solvers import store as checkpoints
@@ -186,9 +186,12 @@ def flow(
         execution = Execution(engines=used, loop_seconds=0.0 if callable(progress) else longest)
         if group is not None:
             execution = replace(execution, clock=group.synchronise, processes=group.size)
-        run = prepare(definition, budget, execution, differentiable, widen=store is None)
+        run = prepare(definition, budget, execution, differentiable)
         if group is not None:
             group.check_agreement(definition, {"budget": budget, "store": (store is None, resume)})
+        precision = None if store is None else checkpoints.find_precision(store, resume, group)
+        if precision not in (None, run.y.dtype):  # a stored run continues as it was begun
+            run = prepare(definition, budget, execution, differentiable, precision)
         with show_progress(progress, run.plan, group is None or group.rank == 0) as after_step:
             if store is None:
                 run.run(after_step)
@@ -229,11 +232,12 @@ def prepare(
     budget: tuple[float | None, float | None] = (None, None),
     execution: Execution | None = None,
     differentiable: bool = False,
-    widen: bool = False,
+    precision: torch.dtype | None = None,
 ) -> Integration:
     """Check the definition of a run and return its integration.
 
-    With ``widen`` small systems in float32 are integrated in float64: the native loop needs that, and is faster.
+    ``precision`` is the type in which tokens are integrated. By default that is their own, but float64 for small systems in
+    float32: the native loop needs that, and is faster.
     """
     law, state, space, options = definition.law, definition.state, definition.space, definition.options
     if not isinstance(law, Law):
@@ -242,7 +246,7 @@ def prepare(
     if isinstance(state, Gaussian):
         if space.is_curved:
             raise UnsupportedError(f"a Gaussian lives in flat space, not on the {space.name}")
-        law, state = law if type(law) is Law else Closure(law), Tokens.unchecked(state.rows())
+        law, state = law if isinstance(law, AbsentLaw) else Closure(law), Tokens.unchecked(state.rows())
     elif not isinstance(state, Tokens):
         raise InputError(f"flow moves Tokens(...) or a Gaussian(...), got {type(state).__name__}")
     law, space = move_tensors(law, state.points.device), move_tensors(space, state.points.device)
@@ -250,7 +254,10 @@ def prepare(
     space.check_dimension(state.dim)
     plan = _plan(law, state, space, options, definition.events or (), budget, differentiable, gaussian)
     tolerance = _merge_tolerance(law, plan, options["merge"], differentiable)
-    widen = widen and plan.native and not gaussian and is_supported(plan, state.points)
+    if precision is None:
+        widen = plan.native and not gaussian and is_supported(plan, state.points)
+    else:
+        widen = precision == torch.float64
     size = 8 if widen else state.points.element_size()
     times, explicit = save_times(options["save"], plan.start, plan.until, state.points.numel() * size)
     times = _layer_times(times, explicit, plan) if plan.stepper.discrete else times
@@ -521,7 +528,7 @@ def make_trajectory(run: Integration, definition: Definition) -> Trajectory:
         final=state.with_points(finals.reshape(shape)),
         outcomes=tuple(outcome for outcome in run.outcomes if outcome is not None),
         stats=stats,
-        law=None if type(definition.law) is Law else definition.law,
+        law=None if isinstance(definition.law, AbsentLaw) else definition.law,
         space=plan.space,
         initial=state,
         events=EventLog(run.termination.log, trees),

@@ -43,7 +43,7 @@ from attractor.files import (
     unpack_arrays,
 )
 from attractor.laws import Law
-from attractor.serialization import decode, encode
+from attractor.serialization import decode, encode, find_missing, find_modules
 from attractor.solvers.merging import MergeTree
 from attractor.solvers.outcome import EventRecord, Outcome
 from attractor.solvers.saving import Recorder, to_numpy
@@ -67,7 +67,7 @@ class Definition:
     """What defines a run; a store holds it and is resumed only with the same.
 
     ``options`` are the keyword options of ``flow`` that affect the result. Read from a store, ``law`` and ``events`` are None
-    if they were Python functions.
+    if they were Python functions, and each part is None whose class has not been imported.
     """
 
     law: Law | None
@@ -95,12 +95,14 @@ class RunRecord:
     seconds: float
     evaluations: int
     engines: tuple[str, ...]
+    method: str
     switches: tuple[tuple[int, float, str], ...] = ()  # member, time and name of the method from then on
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """The record as named arrays, apart from saved states that are complete."""
         recorder = self.recorder
-        words = {name: getattr(self, name) for name in ("segment", "accepted", "rejected", "seconds", "evaluations")}
+        names = ("segment", "accepted", "rejected", "seconds", "evaluations", "method")
+        words = {name: getattr(self, name) for name in names}
         words["engines"], words["switches"] = list(self.engines), [list(switch) for switch in self.switches]
         words["outcomes"] = [None if outcome is None else vars(outcome) for outcome in self.outcomes]
         words["events"] = [[event.kind, event.time, event.member] for event in self.events]
@@ -221,7 +223,7 @@ class Store:
         zarr = _zarr()
         with zarr.config.set({"array.write_empty_chunks": True}):
             target = self.open("r+")["points"]
-            target[first : first + len(rows)] = rows.reshape(len(rows), *target.shape[1:])
+            target[first : first + len(rows)] = rows.reshape(len(rows), *target.shape[1:]).astype(target.dtype)
         files = self._chunk_files(target, first, first + len(rows))
         folders = {folder for file in files for folder in file.parents if folder.is_relative_to(self.path)}
         for file in files:
@@ -365,8 +367,35 @@ def run_with_store(
 def create_store(store: Store, recorder: Recorder, definition: Definition) -> None:
     """Create an empty store for a run."""
     words, arrays = describe(definition)
-    shape = (*definition.state.batch_shape, *recorder.points.shape[2:])
-    store.create(words, arrays, recorder.times, shape, str(recorder.points.dtype).removeprefix("torch."))
+    words["precision"] = _name(recorder.points.dtype)
+    state, shape = definition.state, (*definition.state.batch_shape, *recorder.points.shape[2:])
+    saved = state.points.dtype if isinstance(state, Tokens) else recorder.points.dtype
+    store.create(words, arrays, recorder.times, shape, _name(saved))
+
+
+def read_precision(store: Store) -> torch.dtype | None:
+    """Return the type in which a stored run is integrated, None for that of its state: small float32 runs use float64."""
+    return {"float64": torch.float64, "float32": torch.float32}.get(store.attributes().get("precision", ""))
+
+
+def find_precision(path: str | Path, resume: bool, group: ProcessGroup | None) -> torch.dtype | None:
+    """Return the type in which a run that is resumed was begun, None for a new one; the first process reads it."""
+    store, precision = Store(path), None
+    if resume and (group is None or group.rank == 0) and store.exists:
+        precision = read_precision(store) or _stored_state(store).points.dtype
+    if group is None:
+        return precision
+    arrays = group.broadcast(None if precision is None else {"precision": np.array(_name(precision))})
+    return None if arrays is None else getattr(torch, str(arrays["precision"]))
+
+
+def _stored_state(store: Store) -> Tokens:
+    state = read_definition(store)[0].state
+    return state if isinstance(state, Tokens) else Tokens.unchecked(state.rows())
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def write_run(record: RunRecord, definition: Definition, path: str | Path) -> None:
@@ -405,6 +434,7 @@ def describe(definition: Definition) -> tuple[dict[str, Any], dict[str, np.ndarr
         "versions": versions,
         "definition": words,
         "fingerprints": prints,
+        "modules": find_modules(list(words.values())),
     }
     return attributes, arrays
 
@@ -421,8 +451,11 @@ def _fingerprint(data: Any, arrays: dict[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def read_definition(store: Store) -> Definition:
-    """Read the definition of a stored run, and compare it with its fingerprints."""
+def read_definition(store: Store) -> tuple[Definition, dict[str, str]]:
+    """Read the definition of a stored run, and compare it with its fingerprints.
+
+    Returns also, for each part of it that is None because its class has not been imported, what to import.
+    """
     attributes = store.attributes()
     with _read_errors(store.path, "its definition cannot be read"):
         if attributes["schema"] == SCHEMA:
@@ -440,11 +473,21 @@ def read_definition(store: Store) -> Definition:
                 != attributes["fingerprints"][name]
             ):
                 raise StoreError(f"{store.path} is damaged: its {name} does not have its fingerprint; {DAMAGED}")
-        parts: dict[str, Any] = {
-            name: None if _is_opaque(data) else decode(data, arrays) for name, data in words.items()
+        absent = {
+            name: _name_classes(found, attributes) for name, data in words.items() if (found := find_missing(data))
         }
+        unread = {name for name, data in words.items() if name in absent or _is_opaque(data)}
+        parts: dict[str, Any] = {name: None if name in unread else decode(data, arrays) for name, data in words.items()}
+        if parts["options"] is None:  # a rule of one's own
+            plain = {name: data for name, data in words["options"]["dict"].items() if not find_missing(data)}
+            parts["options"] = dict.fromkeys(words["options"]["dict"]) | decode({"dict": plain}, arrays)
         lists = {name: list(value) for name, value in parts["options"].items() if isinstance(value, tuple)}
-        return Definition(**{**parts, "options": {**parts["options"], **lists}})
+        return Definition(**{**parts, "options": {**parts["options"], **lists}}), absent
+
+
+def _name_classes(names: list[str], attributes: dict[str, Any]) -> str:
+    modules = attributes.get("modules", {})
+    return ", ".join(f"{name} of the module {modules[name]}" if name in modules else name for name in names)
 
 
 def _is_opaque(data: Any) -> bool:

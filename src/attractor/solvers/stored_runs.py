@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from attractor.errors import StoreError
-from attractor.laws import Law
+from attractor.laws import AbsentLaw, Law, is_external
 from attractor.solvers.outcome import Outcome
 from attractor.solvers.run import flow, make_trajectory, prepare
-from attractor.solvers.store import Definition, Store, read_definition, read_snapshot, restore_snapshot
+from attractor.solvers.saving import Recorder
+from attractor.solvers.store import Definition, Store, read_definition, read_precision, read_snapshot, restore_snapshot
 from attractor.solvers.trajectory import Trajectory
+from attractor.spaces import Space
+from attractor.states import Gaussian, Tokens
 
 
 def load(path: str | Path) -> Trajectory:
@@ -26,21 +33,59 @@ def load(path: str | Path) -> Trajectory:
     Returns
     -------
     Trajectory
-        The run with its law, state and space. If it has not ended its outcome is "unfinished".
+        The run with its law, state and space. If it has not ended its outcome is "unfinished". ``law`` is None if it was a
+        Python function, or if its class has not been imported; a warning then names the class.
     """
     store = Store(path)
-    definition = _definition(store, None, ())
-    if definition.law is None:
-        definition = replace(definition, law=Law())
+    definition, absent = read_definition(store)
+    times, arrays = store.read_times(), read_snapshot(store)
+    precision = read_precision(store) or _dtype(definition.state)
     with torch.no_grad():
-        run = prepare(definition, (None, None))
-        arrays = read_snapshot(store)
+        run = prepare(_readable(definition, times, arrays), precision=precision)
+        recorder = Recorder(times, definition.options["save"] is not None, len(run.members), run.y)
+        run.recorder = recorder
         if arrays is not None:
             restore_snapshot(store, run, arrays)
         for row in range(len(run.members)):
             message = "the stored run has not ended: resume it to continue"
             run.finish(row, Outcome("unfinished", float(run.t[row]), message), run.y[row], float(run.t[row]))
-        return make_trajectory(run, definition)
+        law = AbsentLaw() if definition.law is None else definition.law
+        found = make_trajectory(run, replace(definition, law=law, space=run.plan.space))
+    if absent:
+        warnings.warn(
+            f"{store.path} is read without its {' and '.join(absent)}: import {'; '.join(absent.values())} before it is loaded "
+            "to have the whole run",
+            stacklevel=2,
+        )
+    method = found.stats.method if arrays is None else json.loads(str(arrays["json"])).get("method", found.stats.method)
+    return replace(found, stats=replace(found.stats, method=method))
+
+
+def _dtype(state: Tokens | Gaussian) -> torch.dtype:
+    return state.points.dtype if isinstance(state, Tokens) else state.rows().dtype
+
+
+class AbsentSpace(Space):
+    """Stands for the space of a stored run whose class is not there."""
+
+    name = "a space that has not been imported"
+
+    def stretch(self, y: Tensor) -> Tensor:
+        return torch.ones_like(y[..., :1])
+
+
+def _readable(definition: Definition, times: np.ndarray, arrays: dict[str, np.ndarray] | None) -> Definition:
+    """Return a definition that a run can be prepared from in order to read it, whatever is not there of the stored one."""
+    law, space, options = definition.law, definition.space, dict(definition.options)
+    if law is None or is_external(law, float(options["start"])):  # a law of one's own is not evaluated to read a run
+        law = AbsentLaw()
+        merged = arrays is not None and ("tree0" in arrays or "row_of" in arrays)
+        options["merge"] = 1e-12 if merged else False  # no step is taken: only whether there are merges matters
+        last = float(times[-1]) if len(times) else options["start"] + 1.0
+        options["until"] = last if options["until"] is None else options["until"]
+        options["step"] = options["step"] or (1.0 if options["method"] == "layers" else None)
+        options["save"] = None
+    return replace(definition, law=law, options=options, space=AbsentSpace() if space is None else space)
 
 
 def resume(
@@ -66,7 +111,16 @@ def resume(
     Trajectory
     """
     store = Store(path)
-    definition = _definition(store, law, events)
+    stored, absent = read_definition(store)
+    given = {**({} if law is None else {"law": law}), **({"events": tuple(events)} if events else {})}
+    definition = replace(stored, **given)
+    needed = {part: classes for part, classes in absent.items() if part not in given}
+    if needed:
+        again = ", or give law=... again" if "law" in needed else ""
+        raise StoreError(
+            f"the {' and '.join(needed)} of {store.path} need what this process has not imported: import "
+            f"{'; '.join(needed.values())} before the run is resumed{again}"
+        )
     if definition.law is None:
         raise StoreError(f"the law of {store.path} is a Python function, which a store cannot hold: give law=... again")
     if definition.events is None:
@@ -86,9 +140,3 @@ def resume(
         distributed=distributed,
         **definition.options,
     )
-
-
-def _definition(store: Store, law: Law | None, events: Any) -> Definition:
-    definition = read_definition(store)
-    given = {**({} if law is None else {"law": law}), **({"events": tuple(events)} if events else {})}
-    return replace(definition, **given)
