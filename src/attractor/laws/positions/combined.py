@@ -102,7 +102,7 @@ def as_positions(positions: Any) -> Positions | None:
     if positions is None or isinstance(positions, Positions):
         return positions
     raise InputError(
-        "positions must be None, Absolute(...), Rotary(...), Alibi(...), Relative(...) or a list of these, "
+        "positions must be None, Absolute(...), Rotary(...), Alibi(...) or Relative(...), or a list of these, "
         f"got {positions!r}"
     )
 
