@@ -55,7 +55,7 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"mask": object()}, r"mask .* is not known"),
     (
         {"positions": "rotary"},
-        r"positions must be None, Absolute\(...\), Rotary\(...\), Alibi\(...\) or Relative\(...\), got 'rotary'",
+        r"positions must be None, Absolute\(...\), Rotary\(...\), Alibi\(...\) or Relative\(...\), or a list of these, got 'rotary'",
     ),
     (
         {"query": np.ones((3, 4)), "key": np.ones((3, 4)), "positions": Rotary()},

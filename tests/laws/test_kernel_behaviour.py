@@ -136,6 +136,6 @@ def test_an_attend_from_a_mixin_leaves_the_compiled_loop() -> None:
 
 def test_a_law_shows_the_parameters_of_its_kernel_and_its_scale() -> None:
     eye = torch.eye(3, dtype=torch.float64)
-    assert "kernel=softmax)" in repr(laws.Attention(eye, eye, eye))
+    assert "kernel=softmax, beta=1)" in repr(laws.Attention(eye, eye, eye))
     shown = repr(laws.Attention(eye, eye, eye, kernel=laws.Sinkhorn(eps=0.7), scale=0.5))
-    assert "kernel=sinkhorn(eps=0.7), scale=0.5)" in shown
+    assert "kernel=sinkhorn(eps=0.7), beta=0.5, scale=0.5)" in shown
