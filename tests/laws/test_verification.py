@@ -97,6 +97,22 @@ class OneAxis(at.Law):
         return tokens.points.reshape(-1, tokens.dim)
 
 
+@dataclass(frozen=True, eq=False)
+class InArrays(at.Law):
+    """Returns an array instead of a tensor."""
+
+    def velocity(self, tokens, time=0.0, *, skip_self=False):
+        return -tokens.points.numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class InPlace(at.Law):
+    """Changes the tokens."""
+
+    def velocity(self, tokens, time=0.0, *, skip_self=False):
+        return tokens.points.mul_(-1.0)
+
+
 def test_the_template_moves_every_member_as_if_it_were_alone() -> None:
     rates = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
     for masses in (None, np.random.default_rng(0).random((3, 6))):
@@ -131,6 +147,16 @@ def test_a_reduction_over_the_wrong_axis_is_an_error_for_a_single_system_too() -
 def test_a_velocity_of_another_shape_is_an_error() -> None:
     with pytest.raises(InputError, match=r"velocity of OneAxis has shape \(10, 3\) for tokens \(members, n, d\)"):
         at.flow(OneAxis(), at.Tokens.gaussian(5, 3, seed=0, ensemble=2), until=1.0)
+
+
+def test_a_velocity_that_is_no_tensor_is_an_error() -> None:
+    with pytest.raises(InputError, match="velocity of InArrays is of the type ndarray"):
+        at.flow(InArrays(), at.Tokens.gaussian(5, 3, seed=0), until=1.0)
+
+
+def test_a_law_that_changes_the_tokens_is_an_error() -> None:
+    with pytest.raises(InputError, match="InPlace changes the tokens it is given"):
+        at.flow(InPlace(), at.Tokens.gaussian(5, 3, seed=0), until=1.0, max_seconds=1.0)
 
 
 def test_a_law_that_uses_time_must_say_so() -> None:

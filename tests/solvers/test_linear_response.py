@@ -54,6 +54,15 @@ def test_a_saddle_of_clusters_is_left() -> None:
     assert float(run.final.points[0] @ run.final.points[1]) < 0.99
 
 
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_close_tokens_that_move_away_together_are_followed(mask: str | None) -> None:
+    """V = diag(1, 2, 3): the first token rests at e_1, but the mean is 5e-9 beside it and leaves it at rate 1."""
+    law = at.Attention(np.eye(3), np.eye(3), np.diag([1.0, 2.0, 3.0]), mask=mask)
+    tokens = beside(1e-8)
+    run, whole = (at.flow(law, tokens, space=SPHERE, until=60.0, stop=stop) for stop in (None, ()))
+    torch.testing.assert_close(run.final.points, whole.final.points, rtol=0, atol=1e-6)
+
+
 def test_consensus_is_not_found_where_velocities_are_not_finite() -> None:
     law = at.Attention(np.eye(3), np.eye(3), np.full((3, 3), 1.7e308))
     points = np.array([[0.6, 0.8, 0.0], [0.6, 0.8, 0.0]])

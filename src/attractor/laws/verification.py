@@ -54,7 +54,15 @@ def check_velocities(law: Law, tokens: Tokens, times: Sequence[float], evaluate:
     autonomous law must give the same velocities at all times.
     """
     name, points = type(law).__name__, tokens.points
-    together = evaluate(law, tokens, times[0]).detach()
+    given = points.detach().clone()
+    together = evaluate(law, tokens, times[0])
+    if not isinstance(together, Tensor):
+        raise InputError(f"the velocity of {name} is of the type {type(together).__name__}; it must be a torch.Tensor")
+    if not torch.equal(points.detach().nan_to_num(), given.nan_to_num()):
+        raise InputError(
+            f"{name} changes the tokens it is given; let velocity return new values and leave tokens as they are"
+        )
+    together = together.detach()
     if together.shape != points.shape:
         raise InputError(
             f"the velocity of {name} has shape {tuple(together.shape)} for tokens (members, n, d) of shape {tuple(points.shape)}; "

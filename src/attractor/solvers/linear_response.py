@@ -133,21 +133,22 @@ class LinearResponse:
         Returns
         -------
         attracts : whether the tokens do not move apart until the end, nor in the time scale of the law.
-        rests : whether the point at which they meet stays where it is until the end.
+        rests : whether the mean of the tokens stays where it is until the end.
         described : whether the derivative describes the motion.
         """
         base = self.points[:, :1]
         size = _norm(base)
         deviation = self._spread(self.points - base)
         if self.exchangeable:
-            matrix, mean, drift = self._exchangeable_response(base, self._step(size))
+            matrix, mean, _ = self._exchangeable_response(base, self._step(size))
+            drift = self._mean(self.velocities).mT
             spread = deviation.mT  # every token alone, (members, d, n)
             residual = self._spread(self.velocities).mT - self._move(matrix, spread)
             forcing = torch.zeros_like(spread[..., :1])
         else:
             together = base.expand_as(self.points)
             drifts = self._drift(together)
-            drift = drifts.mean(1).unsqueeze(-1)
+            drift = self.velocities.mean(1).unsqueeze(-1)
             mean = self._derivative(together, self._shifts(self.n), self._step(size)).mean(2).mT
             basis = _differences(self.n, self.points)
             spread = (basis.mT @ deviation).flatten(1).unsqueeze(-1)
@@ -249,7 +250,7 @@ class LinearResponse:
         return CURVATURE * torch.nan_to_num(bend, nan=torch.inf), described
 
     def _rests(self, mean: Tensor, drift: Tensor, matrix: Tensor, size: Tensor) -> Tensor:
-        """Whether a point at which all tokens are moves by less than ``STILL`` of its size until the end."""
+        """Whether the mean of the tokens, which drifts now, moves by less than ``STILL`` of its size until the end."""
         speed = torch.linalg.vector_norm(drift, dim=(-2, -1))
         scale = torch.linalg.matrix_norm(matrix) + torch.linalg.matrix_norm(mean)
         floor = ROUNDING * self.spacing * size * (scale if self.step is None else 1.0)

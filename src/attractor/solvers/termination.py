@@ -411,7 +411,7 @@ class Termination:
         """For which rows a rule that holds now holds until the end of the run, with its limit at rest."""
         run = self.run
         lasting = np.isfinite(self.view(rows=rows).speeds())
-        if isinstance(rule, Consensus) and self._is_contracting():
+        if isinstance(rule, Consensus) and run.plan.law.autonomous and self._is_contracting():
             return lasting
         verdict = self._judge(rule, rows, run.plan.until - run.t[rows])
         if verdict is None:
@@ -422,8 +422,7 @@ class Termination:
 
     def _is_contracting(self) -> bool:
         """Whether close tokens never move apart, and where they meet they stay: values c I with c > 0 on a curved space."""
-        law = self.run.plan.law
-        return self.run.plan.space.is_curved and law.autonomous and law.is_attracting()
+        return self.run.plan.space.is_curved and self.run.plan.law.is_attracting()
 
     def _was_seen(self, measure: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Whether a rule has held for as long as there is time left, and tokens are not farther from its limit than at first."""
