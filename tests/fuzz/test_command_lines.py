@@ -161,7 +161,7 @@ def draw(rng: random.Random, files: list[str], folder: Path) -> list[str]:
         else:
             words.insert(rng.randrange(len(words) + 1), rng.choice(values))
     if any(word in LONG for word in words[:1]):
-        words.append("--unknown")
+        words.insert(1, "--unknown")  # at the end it could be the value of an option
     return words
 
 

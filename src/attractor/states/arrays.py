@@ -30,8 +30,8 @@ def to_float_tensor(value: Any, name: str, dtype: torch.dtype | None = None) -> 
     if value.is_complex():
         raise InputError(f"{name} must be real, got dtype {value.dtype}")
     if dtype is None:
-        dtype = value.dtype if value.is_floating_point() else torch.float64
-        dtype = torch.float32 if torch.finfo(dtype).bits < 32 else dtype
+        wanted: torch.dtype = value.dtype if value.is_floating_point() else torch.float64
+        dtype = torch.float32 if torch.finfo(wanted).bits < 32 else wanted
     return value.to(dtype)
 
 
