@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import attractor as at
 from attractor.training import Monitor, MonitorWarning
 
-LENGTH, BATCH, EVERY = 96, 8, 10
+LENGTH, BATCH, EVERY = 96, 8, 2
 
 
 def read_text() -> torch.Tensor:
@@ -70,7 +70,7 @@ def train(rate: float, steps: int, text: torch.Tensor) -> Monitor:
 
 def main() -> None:
     """Run both rates, and draw the loss and the smallest relative entropy of a head."""
-    steps, text = next((int(word) for word in sys.argv[1:] if word.isdigit()), 20), read_text()
+    steps, text = next((int(word) for word in sys.argv[1:] if word.isdigit()), 40), read_text()
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
     lowest = {}
     for rate in (1e-3, 0.1):
