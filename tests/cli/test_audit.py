@@ -25,7 +25,7 @@ def test_minilm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     written = ["--csv", str(file), "--parquet", str(table)]
     assert run(["audit", model, model, "--no-sums", "--no-verify", "--nulls", "16", "--json", *written]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["schema"] == "attractor.audit/3"
+    assert report["schema"] == "attractor.audit/4"
     assert [len(part["heads"]) for part in report["models"]] == [72, 72]
     (compared,) = report["comparisons"]
     assert compared["reason"] is None
@@ -165,3 +165,17 @@ def test_refusals(
     assert (ended, printed.out) == (code, "")
     assert message in printed.err
     assert printed.err.count("\n") == 1
+
+
+def test_fail_if_ends_with_code_1(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["audit", str(small), "--no-verify", "--nulls", "8"]
+    assert run([*line, "--fail-if", "value_radius > 0 at layers > 0", "--json"]) == 1
+    done = capsys.readouterr()
+    report = json.loads(done.out)
+    assert len(report["failures"]["value_radius > 0 at layers > 0"]) == 4
+    assert "findings" in report["models"][0]
+    assert "the condition 'value_radius > 0 at layers > 0' holds: value_radius is" in done.err
+    assert run([*line, "--fail-if", "value_radius < 0", "--fail-if", "dead head"]) == 0
+    capsys.readouterr()
+    assert run([*line, "--fail-if", "value_radus < 0"]) == 2
+    assert "did you mean 'value_radius'" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import attractor as at
 from attractor.cli.audit import print_comparison
 from attractor.models.comparison import compare
 from attractor.report import Report
-from attractor.report.pages.audit import add_comparison
+from attractor.report.pages.audit import add_comparison, audit_report
+from attractor.weights.classification import Label
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_a_model_beside_itself(pair: tuple[Any, Any], capsys: pytest.CaptureFixt
         report = Report("audit", "a model beside itself")
         add_comparison(report, found)
         page = report.html()
-        assert "No head moved." in page
+        assert "no head moved" in page
         assert "The heads that moved most" not in page
 
 
@@ -83,3 +85,24 @@ def test_models_that_do_not_correspond_are_compared_by_medians(pair: tuple[Any, 
         assert reason in found.reason
         assert found.heads == ()
         assert found.summary["value_radius"].second is not None
+
+
+def test_a_comparison_begins_with_what_changed(pair: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """The head that moved, and heads with another label, each label with the share of random heads that have it."""
+    opened = tuple(at.checkpoint(model) for model in pair)
+    before, after = (at.audit(one, sums=False, nulls=8, verify=False) for one in opened)
+    other = replace(after.heads[0], label=Label("convergent", None, ""), label_random_rate=0.125)
+    found = compare(before, replace(after, heads=(other, *after.heads[1:])), (opened[0], opened[1]))
+    assert found.describe().startswith("1 of 8 heads moved, 1 labels changed. Farthest moved layer 1 head 2, ")
+    [changed] = found.relabelled
+    assert (changed.layer, changed.head) == (0, 0)
+    assert changed.labels[1] == "convergent (random: 12.5%)"
+    assert list(found.row())[:5] == ["first", "second", "changed", "moved_heads", "relabelled"]
+    print_comparison([found])
+    printed = capsys.readouterr().out
+    assert printed.index("what changed") < printed.index("layer 1 head 2") < printed.index("medians")
+    assert f"{changed.labels[0]} -> convergent (random: 12.5%)" in printed
+    text = audit_report([before, after], [found]).html()
+    assert text.index("What changed") < text.index("Findings of")
+    assert "→ convergent (random: 12.5%)" in text
+    assert found.frame()["label_after_random_rate"][0] == 0.125

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import Outputs, print_rows, print_table
+from attractor.cli.console import Outputs, describe_findings, exit_on_failures, print_rows, print_table
 from attractor.cli.inputs import check_file
 from attractor.cli.options import (
     CommonOptions,
@@ -21,7 +21,7 @@ from attractor.cli.options import (
     with_options,
 )
 from attractor.html_repr import format_number
-from attractor.models import count_labels, median, median_deviation
+from attractor.models import count_labels, median, median_deviation, name_label
 from attractor.weights import QUANTITIES
 
 if TYPE_CHECKING:
@@ -32,14 +32,7 @@ COLUMNS = {
     name: name
     for name in ("interaction_index", "reduced_metric_index", "metric_asymmetry", "value_abscissa", "value_radius")
 }  # as in JSON, CSV and the page
-SUMS = {
-    "value": "value_abscissa",
-    "radius": "value_radius",
-    "residual": "residual",
-    "growth": "growth_consensus",
-    "drift only": "growth_diffuse",
-    "label": "label",
-}
+SUMS = ("value_abscissa", "value_radius", "residual", "growth_consensus", "growth_diffuse", "label")
 TOP = 5
 
 
@@ -55,8 +48,11 @@ def print_audit(found: list[Audit]) -> None:
         title = f"{model.model}: {len(model.heads)} heads of family {model.family}, {how}"
         print_rows(title, {**_card(model), **notes})
         if model.heads:
+            print_rows(
+                "findings", describe_findings([{**one.row(), "sentence": one.sentence()} for one in model.findings])
+            )
             print_table(
-                "medians over the heads of a layer (deviations from random heads | from mismatched heads), and labels (certified)",
+                "medians over the heads of a layer (deviations from random heads | from mismatched heads), and labels",
                 ("layer", *COLUMNS, "labels"),
                 _layers(model),
                 fixed=("layer", *COLUMNS),
@@ -69,7 +65,8 @@ def print_audit(found: list[Audit]) -> None:
 def _card(model: Audit) -> dict[str, str]:
     rows = {
         "weights alone": "every number below is a spectrum of weights; none depends on data",
-        "labels": "of each head by itself, as a flow without norms and feed-forward; (n): as many are certified by a theorem",
+        "labels": "of each head by itself, as a flow without norms and feed-forward; in parentheses how many are certified by a "
+        "theorem, and the share of random heads of their shape, with the same mask and positions, that get the same label",
     }
     verified = model.card.verified
     if verified is not None:
@@ -87,7 +84,7 @@ def _card(model: Audit) -> dict[str, str]:
 
 def _layers(model: Audit) -> list[list[str]]:
     return [
-        [name, *(_cell(heads, column) for column in COLUMNS.values()), count_labels(heads, "")]
+        [name, *(_cell(heads, column) for column in COLUMNS.values()), count_labels(heads)]
         for name, heads in model.heads_by_layer.items()
     ]
 
@@ -105,14 +102,17 @@ def _print_more(model: Audit) -> None:
     summed = [layer.row() for layer in model.layers if layer.regime is not None]
     if summed:
         rows = [
-            [row["name"], *(row[name] if name == "label" else format_short(row[name]) for name in SUMS.values())]
+            [
+                row["name"],
+                *(_layer_label(row) if name == "label" else format_short(row[name]) for name in SUMS),
+            ]
             for row in summed
         ]
         print_table(
             "layers as wholes: sums over heads, residual of a shared metric, predicted growth of the norm",
             ("layer", *SUMS),
             rows,
-            right=tuple(SUMS)[:-1],
+            right=SUMS[:-1],
         )
     far = _far(model)
     if far:
@@ -125,9 +125,15 @@ def _print_more(model: Audit) -> None:
         print_rows("error bars of quantised weights: median over heads of the number and of its bar", bars)
 
 
+def _layer_label(row: dict[str, Any]) -> str:
+    """The label of a sum of heads, and the share of sums of random heads with it."""
+    named = name_label(row["label"], row["label_random_rate"])
+    return f"{named}, certified" if row["certificate"] else named
+
+
 def _far(model: Audit) -> dict[str, str]:
     found = [
-        (abs(null.deviations), head, quantity.title, null.deviations)
+        (abs(null.deviations), head, quantity.name, null.deviations)
         for head in model.heads
         for quantity in QUANTITIES
         if quantity.half == "both"
@@ -135,7 +141,7 @@ def _far(model: Audit) -> dict[str, str]:
         and null.deviations is not None
     ]
     top = sorted(found, key=lambda row: -row[0])[:TOP]
-    return {f"{head.name} head {head.head} {title}": f"{away:+.1f} deviations" for _, head, title, away in top}
+    return {f"{head.name} head {head.head} {name}": f"{away:+.1f} deviations" for _, head, name, away in top}
 
 
 def _offsets(model: Audit) -> dict[str, str]:
@@ -162,30 +168,33 @@ def _bars(model: Audit) -> dict[str, str]:
 
 
 def print_comparison(compared: list[Comparison]) -> None:
-    """Print the medians of both models, and the heads that changed most."""
+    """Print what changed: the heads that moved most, labels, and the medians of both models."""
     for pair in compared:
+        print_rows(f"{pair.first} -> {pair.second}", {"what changed": pair.describe()})
+        if pair.reason is None and pair.most_moved:
+            top = {f"{row.name} head {row.head}": _moved(row) for row in pair.most_moved[: 2 * TOP]}
+            print_rows("heads that moved most", top)
+        if pair.relabelled:
+            labels = {f"{row.name} head {row.head}": " -> ".join(row.labels) for row in pair.relabelled[: 2 * TOP]}
+            more = len(pair.relabelled) - len(labels)
+            print_rows("labels that changed", labels | ({"and": f"{more} more"} if more else {}))
         medians = {
-            quantity.title: f"{format_short(row.first):>10} -> {format_short(row.second):>10}"
+            quantity.name: f"{format_short(row.first):>10} -> {format_short(row.second):>10}"
             for quantity in QUANTITIES
             if (row := pair.summary[quantity.name]).first is not None and row.second is not None
         }
-        print_rows(f"{pair.first} -> {pair.second}: medians over all heads", medians)
-        if pair.reason is not None:
-            print_rows("", {"heads": pair.reason})
-            continue
-        top = {f"{row.name} head {row.head}": _moved(row) for row in pair.most_moved[: 2 * TOP]}
-        print_rows("heads that moved most", top or {"none": "no head moved"})
+        print_rows("medians over all heads", medians)
 
 
 def _moved(row: HeadChange) -> str:
-    before, after = row.label
+    before, after = row.labels
     words = [f"numbers by {row.standardised:.2g} spreads"]
     if row.value_moved is not None:
         words = [f"W by {row.interaction_moved:.2g} and V by {row.value_moved:.2g} of their size", *words]
-    return ", ".join(words) + ("" if before == after else f", {before} -> {after}")
+    return ", ".join(words) + ("" if row.label[0] == row.label[1] else f", {before} -> {after}")
 
 
-SCHEMA = "attractor.audit/3"
+SCHEMA = "attractor.audit/4"
 option = panel("Weights")
 
 
@@ -230,6 +239,14 @@ class AuditOptions:
     ] = None
     unverified: Annotated[bool, option("", "Go on if that comparison fails, with a banner.", "--unverified")] = False
     seed: Annotated[int, seed_option("Seed of random heads and perturbed weights.", "Weights")] = 0
+    fail_if: Annotated[
+        list[str] | None,
+        option(
+            "CONDITION",
+            "Exit with code 1 where a condition holds: 'value_radius > 3 at layers > 3', 'moved > 0.1' of a comparison, or the name of "
+            "a finding; may be repeated.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -249,29 +266,44 @@ def audit(context: typer.Context, options: AuditOptions, output: AuditResults) -
     """Classify every head of real models by its weights: definiteness, spectra, regime, theorems that certify it, and deviations
     from random and from mismatched heads. With several models, each is compared with the first.
 
-    All numbers are spectra of weights alone, without data. Exit code 0; 1 if a model cannot be read, 2 for a bad argument.
+    All numbers are spectra of weights alone, without data. Exit code 0; 1 if a model cannot be read or a condition of --fail-if
+    holds, 2 for a bad argument.
     """
-    from attractor.models import compare, require_transformers, silence_transformers
+    from attractor.models import (
+        AUDIT_KINDS,
+        Condition,
+        compare,
+        find_violations,
+        require_transformers,
+        silence_transformers,
+    )
 
     check_results(output)
+    conditions = [Condition.parse(text, [kind.name for kind in AUDIT_KINDS]) for text in options.fail_if or ()]
     require_transformers()
     command = command_line(context)
     with silence_transformers():
         (opened, first), *others = [audit_model(model, options, output) for model in options.models]
         found = [first, *(audited for _, audited in others)]
         compared = [compare(first, audited, (opened, other)) for other, audited in others]
+    failures = {one.text: places for one in conditions if (places := find_violations(one, found, compared))}
     files = write_tables(found, output)
     if output.report is not None:
         from attractor.report import audit_report
 
         audit_report(found, compared, command).write(output.report)
-    document = {"models": [model.row() for model in found], "comparisons": [pair.row() for pair in compared]}
+    document = {
+        "comparisons": [pair.row() for pair in compared],
+        "models": [model.row() for model in found],
+        "failures": failures,
+    }
 
     def print_tables() -> None:
-        print_audit(found)
         print_comparison(compared)
+        print_audit(found)
 
     print_result(output, SCHEMA, command, document, Outputs(report=output.report, files=files), print_tables)
+    exit_on_failures(failures, "attractor audit")
 
 
 def check_results(output: AuditResults) -> None:

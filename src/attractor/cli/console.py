@@ -164,6 +164,28 @@ def _wrap(text: str, width: int | None) -> list[str]:
     return [part for line in text.split("\n") for part in wrapper.wrap(line) or [""]]
 
 
+def describe_findings(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return a label and a text for each finding, those that random weights share last."""
+    found = {}
+    for row in rows:
+        label = row["kind"].replace("_", " ")
+        shared = "Most places have it with random weights too. " if row["common"] else ""
+        found[label] = f"{row['sentence'].removeprefix(f'{label}: ')}. {shared}Meaning: {row['meaning']}."
+    return found or {"none": "no quantity is beyond its threshold"}
+
+
+SHOWN_PLACES = 3  # of a condition of --fail-if
+
+
+def exit_on_failures(failures: Mapping[str, Sequence[str]], command: str) -> None:
+    """Print one line for each condition of ``--fail-if`` that holds, with its first places, and exit with code 1 if any does."""
+    for text, places in failures.items():
+        more = f" and at {len(places) - SHOWN_PLACES} more places" if len(places) > SHOWN_PLACES else ""
+        print_error(f"the condition {text!r} holds: {'; '.join(places[:SHOWN_PLACES])}{more}", command)
+    if failures:
+        raise typer.Exit(FAILED)
+
+
 def print_table(
     title: str,
     columns: Sequence[str],

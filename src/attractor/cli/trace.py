@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import FAILED, Outputs, print_error, print_rows, print_table
+from attractor.cli.console import Outputs, describe_findings, exit_on_failures, print_rows, print_table
 from attractor.cli.inputs import Text, check_figure, read_files, read_lines
 from attractor.cli.options import WidthOptions, command_line, given, panel, print_result, result_option, with_options
 from attractor.errors import InputError
@@ -45,16 +45,6 @@ def print_traces(report: dict[str, Any]) -> None:
     print_table(f"the residual stream{mean}", *_stream(report, ""), right=None)
     print_table(f"without the first token of a {report['reads'][:-1]}", *_stream(report, "_without_first"), right=None)
     print_table("displacement of every block, and means over its heads", *_blocks(report), right=None)
-
-
-def describe_findings(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Return a label and a text for each finding, those that random weights share last."""
-    found = {}
-    for row in rows:
-        label = row["kind"].replace("_", " ")
-        shared = "Most places have it with random weights too. " if row["common"] else ""
-        found[label] = f"{row['sentence'].removeprefix(f'{label}: ')}. {shared}Meaning: {row['meaning']}."
-    return found or {"none": "no quantity is beyond its threshold"}
 
 
 def _skipped(row: dict[str, Any]) -> str:
@@ -95,7 +85,6 @@ def _cell(value: float | None) -> str:
 
 
 SCHEMA = "attractor.trace/3"
-SHOWN_PLACES = 3  # of a condition of --fail-if
 text_option, model_option = panel("Texts"), panel("Model")
 
 
@@ -223,11 +212,7 @@ def trace(context: typer.Context, texts: TextOptions, model: ModelOptions, outpu
         trace_report({"command": command, **report}).write(output.report)
     outputs = Outputs(figures, output.report)
     print_result(output, SCHEMA, command, report, outputs, lambda: print_traces(report), packages=("transformers",))
-    for text, places in report["failures"].items():
-        more = f" and at {len(places) - SHOWN_PLACES} more places" if len(places) > SHOWN_PLACES else ""
-        print_error(f"the condition {text!r} holds: {'; '.join(places[:SHOWN_PLACES])}{more}", "attractor trace")
-    if report["failures"]:
-        raise typer.Exit(FAILED)
+    exit_on_failures(report["failures"], "attractor trace")
 
 
 def trace_states(path: Path, model: ModelOptions, output: TraceResults) -> tuple[Traces, None, list[str]]:

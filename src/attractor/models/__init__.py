@@ -1,6 +1,7 @@
 """Checkpoints: real models, opened lazily, as laws layer by layer and head by head."""
 
 from attractor.models.attention_layers import Layer
+from attractor.models.audit_findings import AUDIT_KINDS, find_violations
 from attractor.models.audit_results import (
     Audit,
     AuditHead,
@@ -10,6 +11,7 @@ from attractor.models.audit_results import (
     import_pyarrow,
     median,
     median_deviation,
+    name_label,
     write_csv,
     write_parquet,
 )
@@ -38,6 +40,7 @@ from attractor.models.structure import (
 from attractor.models.tracing import Session, Trace, Traces, trace, trace_texts
 
 __all__ = [
+    "AUDIT_KINDS",
     "Audit",
     "AuditHead",
     "AuditLayer",
@@ -74,6 +77,7 @@ __all__ = [
     "count_labels",
     "find_chains",
     "find_findings",
+    "find_violations",
     "has_columns",
     "has_splits",
     "import_pyarrow",
@@ -86,6 +90,7 @@ __all__ = [
     "make_config",
     "median",
     "median_deviation",
+    "name_label",
     "read_image",
     "read_request",
     "read_texts",

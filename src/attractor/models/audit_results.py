@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from attractor.errors import missing
 from attractor.files import write_atomic
+from attractor.models.findings import Finding
 from attractor.models.quantisation import ErrorBar
 from attractor.serialization import to_frame
 from attractor.weights import NAMES, QUANTITIES, Growth, HeadRegime, LayerRegime, Nulls, NullScore
@@ -64,6 +64,23 @@ class Spectra(NamedTuple):
     value: Tensor
 
 
+# columns of a head besides those of its regime
+OWN = (
+    "label_random_rate",
+    "certified_random_rate",
+    "value_index",
+    "value_relative_size",
+    "nearest_head",
+    "nearest_similarity",
+)
+
+
+def index_of(eigenvalues: Tensor) -> float | None:
+    """The sum of the real parts of eigenvalues over the sum of their sizes; None without any."""
+    size = float(eigenvalues.abs().sum())
+    return float(eigenvalues.real.sum()) / size if size > 0 else None
+
+
 @dataclass(frozen=True)
 class AuditHead(HeadRegime):
     """One head of a model: its regime, compared with null models and with the other choice of folding.
@@ -75,10 +92,22 @@ class AuditHead(HeadRegime):
     plain : quantities of the weights without the norm, where the audit folds it in.
     folded : quantities of the weights with the norm folded in, where the audit does not.
     errors : error bars of quantised weights, by quantity.
+    sizes : rows of its queries and of its values.
+    label_random_rate, certified_random_rate : share of random heads of its shape, with the same mask and positions, that have its
+        label, and for which a theorem certifies it; None if none were drawn.
+    value_relative_size : Frobenius norm of its value map over the median of its layer.
+    nearest_head, nearest_similarity : the head of its layer that is most like it, and the smaller of the cosines of their W and of
+        their value maps; None if heads were not compared.
     """
 
     layer: int
     name: str = ""
+    sizes: tuple[int, int] = (0, 0)
+    label_random_rate: float | None = None
+    certified_random_rate: float | None = None
+    value_relative_size: float | None = None
+    nearest_head: int | None = None
+    nearest_similarity: float | None = None
     nulls: Mapping[str, Nulls] | None = None
     plain: Quantities | None = None
     folded: Quantities | None = None
@@ -97,6 +126,12 @@ class AuditHead(HeadRegime):
         return {name: row[name] for name in NAMES}
 
     @property
+    def value_index(self) -> float | None:
+        """The sum of the real parts of the eigenvalues of the value over the sum of their sizes: 1 if the head writes back what it
+        reads in every direction, -1 if its opposite; near 0 for random heads. None if there are none."""
+        return index_of(self.value.eigenvalues)
+
+    @property
     def spectra(self) -> Spectra:
         forms = self.interaction, self.reduced_interaction, self.reduced_metric, self.value
         return Spectra(*(form.eigenvalues for form in forms))
@@ -108,6 +143,7 @@ class AuditHead(HeadRegime):
     def row(self) -> dict[str, Any]:
         """The head as a JSON object; parts that were not computed are left out."""
         row: dict[str, Any] = {**super().row(), "name": self.name}
+        row |= {name: getattr(self, name) for name in OWN}
         if self.nulls is not None:
             row["nulls"] = {name: asdict(nulls) for name, nulls in self.nulls.items()}
         row |= {name: part for name in ("plain", "folded") if (part := getattr(self, name)) is not None}
@@ -147,6 +183,8 @@ class AuditLayer:
     growth_reads : "normed" if attention reads a normalised copy of the stream, "stream" if it reads the stream itself.
     regime : spectra and label of the sums over heads; None if sums were not computed.
     plain, folded : ``value_abscissa`` and ``value_radius`` of the summed value with the other choice of folding.
+    label_random_rate, certified_random_rate : share of sums of random heads of these shapes that have the label of the sum, and for
+        which a theorem certifies it; None if none were drawn.
     """
 
     layer: int
@@ -158,11 +196,15 @@ class AuditLayer:
     regime: LayerRegime | None = None
     plain: Quantities | None = None
     folded: Quantities | None = None
+    label_random_rate: float | None = None
+    certified_random_rate: float | None = None
 
     def row(self) -> dict[str, Any]:
         """The layer as a flat JSON object; parts that were not computed are left out."""
         row: dict[str, Any] = {"layer": self.layer, "name": self.name, "heads": self.heads, "dim": self.dim}
-        row |= {} if self.regime is None else self.regime.row()
+        if self.regime is not None:
+            row |= self.regime.row()
+            row |= {name: getattr(self, name) for name in ("label_random_rate", "certified_random_rate")}
         row |= {name: part for name in ("plain", "folded") if (part := getattr(self, name)) is not None}
         return {**row, **self.growth.row(), "growth_reads": self.growth_reads}
 
@@ -219,6 +261,7 @@ class Audit:
     notes : remarks on the weights and on what was left out.
     seconds : wall-clock time.
     card : what was audited and how.
+    findings : what is notable about the heads, what random heads share last.
     """
 
     model: str
@@ -230,6 +273,7 @@ class Audit:
     notes: tuple[str, ...]
     seconds: float
     card: AuditCard
+    findings: tuple[Finding, ...] = ()
 
     @property
     def spectra(self) -> tuple[Spectra, ...]:
@@ -248,6 +292,7 @@ class Audit:
         """The audit as a JSON object, without eigenvalues."""
         rows = {name: [row.row() for row in getattr(self, name)] for name in ("heads", "layers")}
         rows["undefined"] = [asdict(row) for row in self.undefined]
+        rows["findings"] = [{**one.row(), "sentence": one.sentence()} for one in self.findings]
         return {**vars(self), **rows, "card": asdict(self.card)}
 
     def frame(self, rows: Literal["heads", "layers"] = "heads") -> Any:
@@ -288,11 +333,34 @@ class Audit:
         return f"<table>{caption}{titles}<tbody>{''.join(rows)}</tbody></table>"
 
 
-def count_labels(heads: Iterable[AuditHead], unit: str = " certified") -> str:
-    """How many heads have each label, most frequent first, with the number that a theorem certifies in parentheses."""
-    labels = [head.label for head in heads]
-    counts, certified = Counter(one.name for one in labels), Counter(one.name for one in labels if one.certified)
-    return ", ".join(f"{count} {name} ({certified[name]}{unit})" for name, count in counts.most_common())
+def count_labels(heads: Iterable[AuditHead]) -> str:
+    """How many heads have each label, most frequent first, how many a theorem certifies, and the share of random heads with the label."""
+    groups: dict[str, list[AuditHead]] = {}
+    for head in heads:
+        groups.setdefault(head.label.name, []).append(head)
+    named = sorted(groups.items(), key=lambda pair: -len(pair[1]))
+    return ", ".join(f"{len(group)} {name} ({describe_label_rate(group)})" for name, group in named)
+
+
+def name_label(name: str, rate: float | None) -> str:
+    """A label with the share of random heads, or of random layers, that have it."""
+    if name == "undefined":
+        return name
+    return f"{name} (random: {'unknown' if rate is None else f'{100 * rate:.3g}%'})"
+
+
+def describe_label_rate(group: Sequence[AuditHead]) -> str:
+    """How many of some heads with one label are certified, and the mean shares of random heads with it and with its certificate."""
+    certified = sum(head.label.certified for head in group)
+    words = [f"{certified} certified"] if certified else []
+    rates = [head.label_random_rate for head in group if head.label_random_rate is not None]
+    if not rates:
+        return ", ".join([*words, "no matrices" if group[0].label.name == "undefined" else "random heads: unknown"])
+    words.append(f"random heads: {100 * statistics.fmean(rates):.3g}%")
+    proved = [head.certified_random_rate for head in group if head.certified_random_rate is not None]
+    if certified and statistics.fmean(proved) != statistics.fmean(rates):
+        words.append(f"certified {100 * statistics.fmean(proved):.3g}%")
+    return ", ".join(words)
 
 
 def median(values: Iterable[float | None]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from attractor import memory
 from attractor.errors import CheckpointError, InputError
 from attractor.laws import Attention, has_kernel, rotary_of
 from attractor.models.attention_layers import Heads, Layer
+from attractor.models.audit_findings import find_audit_findings, measure_similarities
 from attractor.models.audit_results import (
     Audit,
     AuditCard,
@@ -35,6 +37,7 @@ from attractor.weights import (
     NAMES,
     GrowthAccumulator,
     Half,
+    LabelContext,
     LayerRegime,
     Setting,
     SmallMatrices,
@@ -47,8 +50,11 @@ from attractor.weights import (
     compute_quantities,
     draw_random_heads,
     factorize,
+    label_random_heads,
+    label_random_layers,
     reduce_products,
     separate_heads,
+    share_label,
     value_spectrum,
 )
 
@@ -69,11 +75,12 @@ class HeadShape(NamedTuple):
 
 
 class HeadBatch(NamedTuple):
-    """Results of some heads of a layer; ``regime`` is that of their sum, if it was computed."""
+    """Results of some heads of a layer; ``regime`` is that of their sum, if it was computed, ``context`` what decides labels."""
 
     heads: list[AuditHead]
     shapes: list[HeadShape]
     regime: LayerRegime | None = None
+    context: LabelContext | None = None
 
 
 def audit(
@@ -166,7 +173,9 @@ def audit(
             "and error bars were left out (detail is not full)",
         )
     results = tuple(heads), tuple(rows), tuple(undefined)
-    return Audit(found.name, found.family.name, folded, *results, tuple(notes), time.perf_counter() - start, card)
+    findings = find_audit_findings(heads, settings)
+    spent = time.perf_counter() - start
+    return Audit(found.name, found.family.name, folded, *results, tuple(notes), spent, card, findings)
 
 
 def map_layers(found: Checkpoint, chosen: Sequence[int], function: Callable[[int, Layer], T]) -> Iterator[T]:
@@ -240,14 +249,25 @@ def audit_layer(
     heads: list[AuditHead] = []
     shapes: list[HeadShape] = []
     regime: LayerRegime | None = None
+    rates: tuple[float, float] | None = None
     # the growth is that of the law which reads the residual stream: the folded one if a norm lies between
     reads, after = layer.reads_copy, layer.output_norm
     growing, counted = GrowthAccumulator(layer.dim), settings.fold == reads and after is None
     process, parts = _choose_method(layer, index, settings, growing if counted else None, workspaces or WorkspacePool())
     for batch in _map_heads(process, parts, layer.dim):
-        heads += batch.heads
+        heads += _rate_labels(batch, settings)
         shapes += batch.shapes
         regime = batch.regime or regime
+        if batch.context is not None and batch.regime is not None and settings.draws:
+            others = label_random_layers(
+                batch.context, layer.dim, [shape.sizes for shape in batch.shapes], seed=settings.seed
+            )
+            rates = share_label(batch.regime.label, others)
+    heads = _compare_sizes(heads, shapes)
+    if settings.shifts:
+        heads = _find_nearest(
+            heads, select_heads(layer, range(layer.heads), settings.fold), "interaction" in layer.undefined
+        )
     if settings.draws and not settings.shifts:
         heads = _add_random_nulls(heads, shapes, settings.draws, settings.seed)
     other: dict[str, Quantities] = {}
@@ -265,7 +285,8 @@ def audit_layer(
     assert isinstance(layer.source, Heads)
     growth = growing.result(layer.source.parts.output_bias, after)
     sizes = index, layer.name, layer.heads, layer.dim
-    return heads, AuditLayer(*sizes, growth, "normed" if reads else "stream", regime, **other)
+    row = AuditLayer(*sizes, growth, "normed" if reads else "stream", regime, other.get("plain"), other.get("folded"))
+    return heads, row if rates is None else replace(row, label_random_rate=rates[0], certified_random_rate=rates[1])
 
 
 def _choose_method(
@@ -304,7 +325,7 @@ def _choose_method(
         if found is None:  # rows that are nearly dependent
             return _process_law(select_heads(layer, members, settings.fold), layer, index, members, settings)
         heads = [AuditHead.from_regime(row, layer.name, row.head) for row in classify_heads(found, *options)]
-        return HeadBatch(heads, _shapes(found))
+        return HeadBatch(heads, _shapes(found), None, LabelContext(setting, positions, settings.offsets, *options[3:5]))
 
     return process_wide, head_groups(layer)
 
@@ -321,7 +342,43 @@ def _process_law(law: Attention, layer: Layer, index: int, members: range, setti
             for member, score in zip(group.members, scores, strict=True):
                 heads[member] = replace(heads[member], nulls=score)
     shapes = dict(pair for group in factors for pair in zip(group.members, _shapes(group.grams()), strict=True))
-    return HeadBatch(heads, [shapes[member] for member in sorted(shapes)], found.layer)
+    setting = replace(Setting.of(law), softmax=options["softmax"])
+    context = LabelContext(setting, rotary_of(law.positions), settings.offsets, band, law.query.dtype != torch.float64)
+    return HeadBatch(heads, [shapes[member] for member in sorted(shapes)], found.layer, context)
+
+
+def _rate_labels(batch: HeadBatch, settings: AuditSettings) -> list[AuditHead]:
+    """Heads with their sizes, and with the shares of random heads of their shape that have their label."""
+    found = []
+    for head, shape in zip(batch.heads, batch.shapes, strict=True):
+        known: dict[str, Any] = {"sizes": shape.sizes}
+        if batch.context is not None and batch.context.setting.softmax and settings.draws:
+            others = label_random_heads(batch.context, shape.dim, shape.sizes, settings.draws, settings.seed)
+            named, certified = share_label(head.label, others)
+            known |= {"label_random_rate": named, "certified_random_rate": certified}
+        found.append(replace(head, **known))
+    return found
+
+
+def _compare_sizes(heads: list[AuditHead], shapes: list[HeadShape]) -> list[AuditHead]:
+    """Heads with the sizes of their value maps over the median of the layer."""
+    middle = statistics.median(shape.value for shape in shapes)
+    return [
+        replace(head, value_relative_size=shape.value / middle if middle else None)
+        for head, shape in zip(heads, shapes, strict=True)
+    ]
+
+
+def _find_nearest(heads: list[AuditHead], law: Attention, values_only: bool) -> list[AuditHead]:
+    """Heads with the head of the layer that is most like each of them."""
+    if len(heads) < 2:
+        return heads
+    similar = measure_similarities(law, values_only)
+    best = similar.fill_diagonal_(-1.0).max(-1)
+    return [
+        replace(head, nearest_head=int(other), nearest_similarity=float(cosine))
+        for head, cosine, other in zip(heads, best.values, best.indices, strict=True)
+    ]
 
 
 def is_softmax(layer: Layer, law: Attention) -> bool:

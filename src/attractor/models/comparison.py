@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attractor.models.audit_results import Audit, AuditHead, Quantities, median
+from attractor.models.audit_results import Audit, AuditHead, Quantities, median, name_label
 from attractor.models.audits import select_heads, split_heads
 from attractor.models.checkpoints import Checkpoint
 from attractor.serialization import to_frame
@@ -31,7 +31,7 @@ class HeadChange:
     Attributes
     ----------
     layer, name, head : index and name of the layer, index of the head.
-    label : the labels before and after.
+    label, label_random_rate : the labels before and after, and the shares of random heads that have them.
     changes : second minus first for each quantity; None where one of them is undefined.
     standardised : mean absolute change, each quantity in units of its standard deviation over the first model's heads.
     moved : the larger of the two relative distances, or ``standardised`` where the checkpoints were not given.
@@ -42,11 +42,18 @@ class HeadChange:
     name: str
     head: int
     label: tuple[str, str]
+    label_random_rate: tuple[float | None, float | None]
     changes: Quantities
     standardised: float
     moved: float
     interaction_moved: float | None = None
     value_moved: float | None = None
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """The labels before and after, each with the share of random heads that have it."""
+        before, after = (name_label(*pair) for pair in zip(self.label, self.label_random_rate, strict=True))
+        return before, after
 
     def row(self) -> dict[str, Any]:
         """The change as a JSON object; distances that were not computed are left out."""
@@ -99,11 +106,38 @@ class Comparison:
         """Heads that moved by more than the accuracy of the distances, farthest first."""
         return sorted((head for head in self.heads if head.moved > ACCURACY), key=lambda head: -head.moved)
 
+    @property
+    def relabelled(self) -> list[HeadChange]:
+        """Heads whose label changed, farthest moved first."""
+        return sorted((head for head in self.heads if head.label[0] != head.label[1]), key=lambda head: -head.moved)
+
+    def describe(self) -> str:
+        """What changed, in one or two sentences."""
+        if self.reason is not None:
+            return f"{self.reason[0].upper()}{self.reason[1:]}."
+        top, count = self.most_moved, len(self.heads)
+        if not top:
+            return f"{count} heads, no head moved."
+        first = top[0]
+        labels = f"{len(self.relabelled)} labels changed" if self.relabelled else "no label changed"
+        by = (
+            f"by {first.moved:.3g} spreads of the numbers"
+            if first.value_moved is None
+            else f"W by {first.interaction_moved:.3g} and V by {first.value_moved:.3g} of their size"
+        )
+        return f"{len(top)} of {count} heads moved, {labels}. Farthest moved {first.name} head {first.head}, {by}."
+
     def row(self) -> dict[str, Any]:
-        """The comparison as a JSON object."""
+        """The comparison as a JSON object, what changed first."""
         summary = {name: asdict(medians) for name, medians in self.summary.items()}
         rows = {name: [row.row() for row in getattr(self, name)] for name in ("heads", "layers")}
-        return {**vars(self), **rows, "summary": summary}
+        places = [
+            {"layer": head.layer, "head": head.head, "label": head.label, "label_random_rate": head.label_random_rate}
+            for head in self.relabelled
+        ]
+        names = {"first": self.first, "second": self.second, "changed": self.describe()}
+        moved = {"moved_heads": len(self.most_moved), "relabelled": places}
+        return {**names, **moved, **vars(self), **rows, "summary": summary}
 
     def frame(self) -> Any:
         """A pandas DataFrame with one row for each head."""
@@ -111,7 +145,10 @@ class Comparison:
         for head in self.heads:
             row = head.row()
             changes, (before, after) = row.pop("changes"), row.pop("label")
-            rows.append({**row, "label_before": before, "label_after": after, **changes})
+            rates = dict(
+                zip(("label_before_random_rate", "label_after_random_rate"), row.pop("label_random_rate"), strict=True)
+            )
+            rows.append({**row, "label_before": before, "label_after": after, **rates, **changes})
         return to_frame(rows)
 
     def __repr__(self) -> str:
@@ -141,7 +178,8 @@ def compare(first: Audit, second: Audit, checkpoints: tuple[Checkpoint, Checkpoi
         interaction, value = (None, None) if distances is None else distances[index]
         moved = standardised if interaction is None or value is None else max(interaction, value)
         place, labels = (one.layer, one.name, one.head), (one.label.name, other.label.name)
-        heads.append(HeadChange(*place, labels, changes, standardised, moved, interaction, value))
+        rates = one.label_random_rate, other.label_random_rate
+        heads.append(HeadChange(*place, labels, rates, changes, standardised, moved, interaction, value))
     layers = []
     for before, after in zip(first.layers, second.layers, strict=True):
         rows = before.row(), after.row()

@@ -1,11 +1,11 @@
-"""Findings of a trace: known pathologies with their place, threshold and rate at random initialisation; and conditions for CI."""
+"""Findings of traces: known pathologies with their place, threshold and rate at random initialisation; and conditions for CI."""
 
 from __future__ import annotations
 
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -74,13 +74,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of finding: ``measure`` returns the quantity at every place, (places,) or (blocks, h), and where it holds."""
+    """A kind of finding: ``measure`` returns the quantity at every place, (places,) or (blocks, h), and where it holds; it takes the
+    measurements of texts, or the heads of an audit."""
 
     name: str
     quantity: str
     threshold: float
     meaning: str
-    measure: Callable[[Sequence[Measurements], float], tuple[Tensor, Tensor] | None]
+    measure: Callable[[Sequence[Any], float], tuple[Tensor, Tensor] | None]
     largest: bool = True  # whether the strongest value is the largest
     of: str = "heads"  # "heads", "states" or "model"
 
@@ -316,9 +317,10 @@ class Condition:
     layer: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> Condition:
-        """Read a condition: ``NAME OP NUMBER``, optionally followed by ``at layer[s] OP NUMBER``; or the name of a finding."""
-        kinds = {kind.name for kind in KINDS}
+    def parse(cls, text: str, kinds: Collection[str] | None = None) -> Condition:
+        """Read a condition: ``NAME OP NUMBER``, optionally followed by ``at layer[s] OP NUMBER``; or the name of a finding, one of
+        ``kinds``, by default those of traces."""
+        kinds = {kind.name for kind in KINDS} if kinds is None else kinds
         word = text.strip().replace(" ", "_")
         if word in kinds:
             return cls(text, word)
@@ -360,6 +362,10 @@ class Condition:
                 rows += [
                     (f"layer {layer}" + (f", head {head}" if several else ""), layer, one) for head, one in entries
                 ]
+        return self.select(rows)
+
+    def select(self, rows: Iterable[tuple[str, int, float]]) -> list[str]:
+        """Where the condition holds, among rows of a place, its layer and its value."""
         holds, reaches = OPERATORS[self.compare], OPERATORS.get(self.where)
         return [
             f"{self.name} is {value:.4g} at {'the input' if layer < 0 else name}"

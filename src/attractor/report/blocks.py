@@ -305,7 +305,7 @@ def split_common(cells: list[list[Any]]) -> tuple[list[list[Any]], list[dict[str
 
 
 def measure_content(name: str, measure: Measure, size: tuple[int, int]) -> dict[str, Any]:
-    """Return one measure for JSON; ``shown`` is the text of each cell."""
+    """Return one measure for JSON; ``shown`` is the text of each cell, and values of a category are indices into ``kinds``."""
     check_name(measure.scale, SCALES, "scale")
     words = {"name": name, "scale": measure.scale, "words": measure.words}
     if measure.scale == "category":
@@ -315,7 +315,15 @@ def measure_content(name: str, measure: Measure, size: tuple[int, int]) -> dict[
         kinds = list(dict.fromkeys(label for label in flat if label is not None))
         given = dict(measure.colours or {})
         colours = {kind: given.get(kind, style.PALETTE[place % len(style.PALETTE)]) for place, kind in enumerate(kinds)}
-        return {**words, "values": flat, "shown": [label or "none" for label in flat], "colours": colours}
+        places = {
+            kind: place for place, kind in enumerate(kinds)
+        }  # labels are stored once, which makes large pages smaller
+        return {
+            **words,
+            "values": [None if label is None else places[label] for label in flat],
+            "kinds": kinds,
+            "colours": colours,
+        }
     values = np.array(measure.values, dtype=float)
     _check(values, size, name)
     low, high = _limits(values, measure)

@@ -24,12 +24,17 @@ from attractor.weights.factors import (
 )
 from attractor.weights.layers import Growth, GrowthAccumulator, Offset, measure_contraction, value_spectrum
 from attractor.weights.null_models import (
+    LabelContext,
     Nulls,
     NullScore,
+    RandomHeads,
     collect_other_heads,
     compare_with_nulls,
     compute_nulls,
     draw_random_heads,
+    label_random_heads,
+    label_random_layers,
+    share_label,
 )
 from attractor.weights.quantities import NAMES, QUANTITIES, Half, Quantity, compute_quantities
 from attractor.weights.spectra import BANDS, asymmetry, extremes, symmetrize
@@ -46,12 +51,14 @@ __all__ = [
     "GrowthAccumulator",
     "Half",
     "HeadRegime",
+    "LabelContext",
     "LayerRegime",
     "NullScore",
     "Nulls",
     "Offset",
     "Products",
     "Quantity",
+    "RandomHeads",
     "Regime",
     "Setting",
     "SmallMatrices",
@@ -71,12 +78,15 @@ __all__ = [
     "factorize",
     "fold_norm",
     "is_narrow",
+    "label_random_heads",
+    "label_random_layers",
     "measure_contraction",
     "reduce_products",
     "regime",
     "regimes",
     "rounding_error",
     "separate_heads",
+    "share_label",
     "symmetrize",
     "value_spectrum",
 ]

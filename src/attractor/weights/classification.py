@@ -464,7 +464,7 @@ def classify_factors(
     options = setting, turns, offsets, band, single, layer
     rows = [row for group in factors for row in classify_heads(group.grams(), *options)]
     rows.sort(key=lambda row: row.head)
-    whole = _classify_layer(separate_heads(factors), rows, setting, band, single, layer) if sums else None
+    whole = classify_layer(separate_heads(factors), rows, setting, band, single, layer) if sums else None
     return Regime(tuple(rows), whole)
 
 
@@ -490,9 +490,10 @@ def extract_attention(law: Any) -> Attention:
     return law
 
 
-def _classify_layer(
+def classify_layer(
     heads: list[Factors], rows: list[HeadRegime], setting: Setting, band: float, single: bool, layer: int | None
 ) -> LayerRegime:
+    """Classify the sum over heads; ``rows`` are the regimes of the heads."""
     value, interaction = value_spectrum(heads, band), interaction_sum(heads, band)
     metric, shared = metric_sum(heads, band), shared_metric(heads)
     fitted = metric_form(shared, band)

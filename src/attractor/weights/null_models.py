@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
@@ -10,10 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attractor.laws import Rotary
+from attractor.weights.classification import Label, Setting, classify_heads, classify_layer
 from attractor.weights.factors import Factors, Products, SmallMatrices, is_narrow, reduce_products
 from attractor.weights.quantities import NAMES, QUANTITIES, compute_quantities, measure_values
 
 DRAWS, SHIFTS = 64, 8
+LAYERS = 4  # random layers: each costs as much as the sum over the heads of a layer
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,12 @@ class Nulls:
 
 @dataclass(frozen=True, eq=False)
 class RandomHeads:
-    """Draws of random heads of one shape whose W and V have Frobenius norm one: columns (draws,), and the eigenvalues of V."""
+    """Draws of random heads of one shape whose W and V have Frobenius norm one: columns (draws,), the eigenvalues of V, and the
+    Frobenius norm of V before it was made one (draws,)."""
 
     columns: dict[str, Tensor]
     eigenvalues: Tensor
+    value_sizes: Tensor
 
     def rescale(self, interaction: Tensor, value: Tensor) -> dict[str, Tensor]:
         """Return the quantities for heads whose W and V have these norms, (n, 1) each: (n, draws)."""
@@ -67,7 +73,7 @@ def random_heads(dim: int, key: int, rank: int, draws: int = DRAWS, seed: int = 
     batches = [min(BATCH, draws - start) for start in range(0, draws, BATCH)]
     found = [_measure_random(_reduce(dim, *_draw_rows(dim, key, rank, count, rng))) for count in batches]
     columns = {name: torch.cat([part[0][name] for part in found]) for name in found[0][0]}
-    return RandomHeads(columns, torch.cat([part[1] for part in found]))
+    return RandomHeads(columns, torch.cat([part[1] for part in found]), torch.cat([part[2] for part in found]))
 
 
 def _reduce(dim: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> SmallMatrices:
@@ -79,15 +85,15 @@ def _reduce(dim: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor)
     return _factorize_rows(query, key, value, output).grams()
 
 
-def _measure_random(heads: SmallMatrices) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the quantities of random heads and the eigenvalues of their values, for W and V of norm one."""
+def _measure_random(heads: SmallMatrices) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Return the quantities of random heads and the eigenvalues of their values, for W and V of norm one, and the norms of V."""
     interaction, value = heads.norms
     eigenvalues = torch.linalg.eigvals(heads.reduced_value)
     columns = compute_quantities(heads, ("scores", "both"))
     for quantity in QUANTITIES:
         if quantity.scale == "interaction":
             columns[quantity.name] = columns[quantity.name] / interaction
-    return columns, eigenvalues / value[:, None]
+    return columns, eigenvalues / value[:, None], value
 
 
 def _draw_rows(dim: int, key: int, rank: int, draws: int, rng: np.random.Generator) -> tuple[Tensor, ...]:
@@ -126,6 +132,84 @@ def draw_random_heads(dim: int, sizes: tuple[int, int], draws: int = DRAWS, seed
     """Draw random heads of a width, with these numbers of rows of queries and values."""
     with DRAWING:
         return random_heads(dim, *sizes, draws, seed)
+
+
+@dataclass(frozen=True)
+class LabelContext:
+    """What decides the label of a head besides its matrices: mask and positions, rotary offsets, bands and the precision."""
+
+    setting: Setting
+    positions: Rotary | None
+    offsets: tuple[int, ...]
+    band: float
+    single: bool
+
+    def key(self, size: int) -> tuple[object, ...]:
+        """A hashable key; positions enter by their frequencies."""
+        turns = None if self.positions is None else tuple(self.positions.frequencies(size).tolist())
+        return self.setting, turns, self.offsets, self.band, self.single
+
+    def classify(self, factors: Factors) -> list[Label]:
+        turns = None if self.setting.causal else self.positions
+        offsets = () if self.setting.causal else self.offsets
+        found = classify_heads(factors.grams(), self.setting, turns, offsets, self.band, self.single, None)
+        return [row.label for row in found]
+
+
+LABELLED: dict[tuple[object, ...], tuple[Label, ...]] = {}
+LABELLING = Lock()
+
+
+def label_random_heads(
+    context: LabelContext, dim: int, sizes: tuple[int, int], draws: int = DRAWS, seed: int = 0
+) -> tuple[Label, ...]:
+    """Return the labels of random heads of a shape under the same mask and positions."""
+    key = "heads", dim, sizes, draws, seed, context.key(sizes[0])
+    with LABELLING:
+        if key not in LABELLED:
+            rng = np.random.default_rng((seed, dim, *sizes, 1))
+            counts = [min(BATCH, draws - start) for start in range(0, draws, BATCH)]
+            LABELLED[key] = tuple(
+                one for count in counts for one in context.classify(random_factors(dim, *sizes, count, rng))
+            )
+        return LABELLED[key]
+
+
+def label_random_layers(
+    context: LabelContext, dim: int, shapes: Sequence[tuple[int, int]], draws: int = LAYERS, seed: int = 0
+) -> tuple[Label, ...]:
+    """Return the labels of sums of random heads of these shapes."""
+    key = "layers", dim, tuple(shapes), draws, seed, context.key(shapes[0][0])
+    with LABELLING:
+        if key not in LABELLED:
+            rng = np.random.default_rng((seed, dim, len(shapes), 2))
+            LABELLED[key] = tuple(_label_random_layer(context, dim, shapes, rng) for _ in range(draws))
+        return LABELLED[key]
+
+
+def _label_random_layer(
+    context: LabelContext, dim: int, shapes: Sequence[tuple[int, int]], rng: np.random.Generator
+) -> Label:
+    heads = []
+    for rows, rank in shapes:
+        split = torch.from_numpy(rng.standard_normal((2 * rows + 2 * rank, dim))).split((rows, rows, rank, rank))
+        basis, triangle = torch.linalg.qr(split[3].mT)
+        heads.append(Factors(split[0], split[1], triangle @ split[2], basis))
+    options = context.setting, context.positions, context.offsets, context.band, context.single, None
+    grams = [Factors(*(part[None] for part in _parts(head)), members=(0,)).grams() for head in heads]
+    needed = len(heads) == 1 or (context.positions is not None and not context.setting.causal)
+    rows_of_heads = [row for one in grams for row in classify_heads(one, *options)] if needed else []
+    return classify_layer(heads, rows_of_heads, context.setting, context.band, context.single, None).label
+
+
+def _parts(head: Factors) -> tuple[Tensor, ...]:
+    return head.query, head.key, head.value, head.output
+
+
+def share_label(label: Label, others: Sequence[Label]) -> tuple[float, float]:
+    """Return the shares of ``others`` with this label, and with this label certified by a theorem."""
+    same = [one for one in others if one.name == label.name]
+    return len(same) / len(others), sum(one.certified for one in same) / len(others)
 
 
 def compare_with_nulls(

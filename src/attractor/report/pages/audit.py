@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attractor.models import Comparison, count_labels
+from attractor.models import Comparison, count_labels, name_label
 from attractor.plotting import PlotlySpec, style
 from attractor.report.blocks import (
     Badge,
@@ -23,6 +23,7 @@ from attractor.report.blocks import (
     split_common,
 )
 from attractor.report.figures import escape_text, scatter
+from attractor.report.pages.trace import add_findings
 from attractor.report.report import Report, Section
 from attractor.weights import LABELS, QUANTITIES, Quantity
 
@@ -46,10 +47,10 @@ def audit_report(audits: Sequence[Audit], compared: Sequence[Comparison] = (), c
         facts=facts(first) if len(audits) == 1 else {name: audit.card.title for name, audit in zip(names, audits, strict=True)},
         kicker="attractor audit",
     )  # fmt: skip
-    for name, audit in zip(names, audits, strict=True):
-        add_audit(report, audit, f" of {name}" if len(audits) > 1 else "", len(audits) + len(compared))
     for one in compared:
         add_comparison(report, one)
+    for name, audit in zip(names, audits, strict=True):
+        add_audit(report, audit, f" of {name}" if len(audits) > 1 else "", len(audits) + len(compared))
     add_meanings(report)
     add_method(report, audits)
     return report
@@ -68,8 +69,18 @@ def facts(audit: Audit) -> dict[str, Any]:
     }
 
 
+CALIBRATED = (
+    "Every head is compared with random heads of its shape, for labels under the same mask and positions; the column of random weights is "
+    "the share of random heads that have the finding. No random head of the shapes of MiniLM, SmolLM2 and stories15M reaches a "
+    "threshold. A label that most random heads have too says nothing about training."
+)
+
+
 def add_audit(report: Report, audit: Audit, of: str = "", share: int = 1) -> None:
     """Add the sections of one model; ``share`` is the number of models and comparisons on the page."""
+    if audit.heads:
+        rows = [one.row() for one in audit.findings]
+        add_findings(report.section(f"Findings{of}"), rows, CALIBRATED)
     part = report.section(f"Heads{of}", lead=summarise_audit(audit))
     for note in audit.notes:
         part.text(note, "warn")
@@ -150,7 +161,9 @@ def add_layers(report: Report, audit: Audit, of: str) -> None:
         "label": "label",
     }
     rows = [
-        {title: row.get(name) for title, name in columns.items()} | {"layer": layer.name.removeprefix("layer ")}
+        {title: row.get(name) for title, name in columns.items()}
+        | {"layer": layer.name.removeprefix("layer ")}
+        | ({} if layer.regime is None else {"label": name_label(row["label"], layer.label_random_rate)})
         for layer in audit.layers
         for row in [layer.row()]
     ]
@@ -243,7 +256,7 @@ class HeadGrid:
             f"{name}: {LABELS[name]}" for name in dict.fromkeys(head.label.name for head in self.audit.heads)
         )
         return Measure(
-            self.table(lambda head: head.label.name, None),
+            self.table(lambda head: name_label(head.label.name, head.label_random_rate), None),
             "category",
             f"The regime of the head alone, as a flow without norms. {words}.",
         )
@@ -265,7 +278,8 @@ class HeadGrid:
             reasons = (one.reason for one in self.audit.undefined if one.layer == self.indices[row])
             return {"undefined": next(reasons, "")}
         label = head.label
-        verdict = label.name if label.certificate is None else f"{label.name}, certified by {label.certificate}"
+        verdict = name_label(label.name, head.label_random_rate)
+        verdict += "" if label.certificate is None else f", certified by {label.certificate}"
         return {"label": verdict, "why": label.why} | {
             quantity.title: describe_number(head, quantity) for quantity in QUANTITIES
         }
@@ -420,7 +434,7 @@ MOST = 1600  # heads of a comparison, for a page below 8 MB
 def add_comparison(report: Report, compared: Comparison) -> None:
     """Add what changed between two models."""
     before, after = _short_name(compared.first), _short_name(compared.second)
-    part = report.section(f"{before} to {after}", lead="What changed from the first model to this one.")
+    part = report.section(f"What changed: {before} to {after}", lead=compared.describe())
     columns = before, after if after != before else f"{after} (2)"
     rows = [
         dict(
@@ -433,14 +447,13 @@ def add_comparison(report: Report, compared: Comparison) -> None:
         for quantity in QUANTITIES
         if (row := compared.summary[quantity.name]).first is not None
     ]
-    if compared.reason is not None:
-        part.text(f"{compared.reason[0].upper()}{compared.reason[1:]}; medians over all heads:", "warn")
-    elif compared.heads:
+    if compared.heads:
         _add_changes(part, compared)
     part.table(rows, caption="Medians over all heads.")
 
 
 def _add_changes(part: Section, compared: Comparison) -> None:
+    _add_moved(part, compared)
     layers = list(dict.fromkeys(head.layer for head in compared.heads))
     every = -(-len(compared.heads) // MOST)
     layers = layers[::every]
@@ -474,23 +487,31 @@ def _add_changes(part: Section, compared: Comparison) -> None:
             for quantity in QUANTITIES
         },
     )
+
+
+def _add_moved(part: Section, compared: Comparison) -> None:
+    """Add the heads that moved most, and the labels that changed."""
     top = compared.most_moved[:12]
-    if not top:
-        part.text("No head moved.")
-        return
-    part.table(
-        [
-            {
-                "layer": row.name,
-                "head": row.head,
-                "moved": row.moved,
-                "label before": row.label[0],
-                "label after": row.label[1],
-            }
-            for row in top
-        ],
-        caption="The heads that moved most.",
-    )
+    if top:
+        part.table([describe_change(row) for row in top], caption="The heads that moved most.")
+    if compared.relabelled:
+        shown = compared.relabelled[:12]
+        more = f", {len(shown)} of {len(compared.relabelled)}" if len(compared.relabelled) > len(shown) else ""
+        part.table([describe_change(row) for row in shown], caption=f"Labels that changed{more}.")
+
+
+def describe_change(row: HeadChange) -> dict[str, Any]:
+    """Return how far a head moved and its labels, each with the share of random heads that have it."""
+    before, after = row.labels
+    distances = {"interaction_moved": row.interaction_moved, "value_moved": row.value_moved}
+    return {
+        "layer": row.name,
+        "head": row.head,
+        "moved": row.moved,
+        **({} if row.value_moved is None else distances),
+        "standardised": row.standardised,
+        "label": before if row.label[0] == row.label[1] else f"{before} → {after}",
+    }
 
 
 HALVES = {"scores": "query and key", "moves": "value and output", "both": "all four"}
@@ -639,7 +660,7 @@ def _measure_bytes(grid: HeadGrid) -> float:
     }
     size = len(grid.layers), len(grid.heads)
     found = [measure_content(name, measure, size) for name, measure in values.items()]
-    return sum(_size([one["values"], one["shown"]]) for one in found) / (size[0] * size[1])
+    return sum(_size([one["values"], one.get("shown", [])]) for one in found) / (size[0] * size[1])
 
 
 def _size(content: Any) -> int:

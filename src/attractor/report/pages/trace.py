@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def trace_report(report: dict[str, Any]) -> Report:
     if report["skipped"]:
         names = ", ".join(one["text"] for one in report["skipped"])
         page.text(f"Left out, with fewer than two tokens: {names}.", tone="warn")
-    add_findings(page.section("Findings"), report)
+    add_findings(page.section("Findings"), report["findings"], CALIBRATED)
     add_stream(page.section("The residual stream along depth"), report)
     add_blocks(page.section("Displacement by block"), report)
     if report["heads"]:
@@ -90,46 +91,37 @@ def trace_report(report: dict[str, Any]) -> Report:
     return page
 
 
-def add_findings(section: Section, report: dict[str, Any]) -> None:
+CALIBRATED = (
+    "Quantities are means over texts. Thresholds separate what MiniLM, SmolLM2 and their copies with random weights show; "
+    "the column of random weights is the share of places that have the finding in this model with random weights. What most "
+    "places have with random weights too says nothing about training."
+)
+
+
+def add_findings(section: Section, rows: Sequence[dict[str, Any]], words: str) -> None:
     """Add a table of findings, those that random weights share last, and say how thresholds were chosen."""
-    rows = report["findings"]
-    if not rows:
-        section.text("No quantity is beyond its threshold.")
+    if rows:
+        section.table([describe_finding(row) for row in rows])
     else:
-        columns = [
-            "finding",
-            "strongest at",
-            "places",
-            "quantity",
-            "value",
-            "threshold",
-            "random weights",
-            "usually means",
-        ]
-        section.table([describe_finding(row) for row in rows], columns)
-    section.text(
-        "Quantities are means over texts. Thresholds separate what MiniLM, SmolLM2 and their copies with random weights show; "
-        "the column of random weights is the share of places that have the finding in this model with random weights. What most "
-        "places have with random weights too says nothing about training."
-    )
+        section.text("No quantity is beyond its threshold.")
+    section.text(words)
 
 
-def describe_finding(row: dict[str, Any]) -> list[str]:
+def describe_finding(row: dict[str, Any]) -> dict[str, str]:
     """Return the cells of one finding."""
-    place = [] if row["layer"] is None else ["input" if row["layer"] < 0 else f"layer {row['layer']}"]
+    place = [] if row["layer"] is None else ["the input" if row["layer"] < 0 else f"layer {row['layer']}"]
     place += [] if row["head"] is None else [f"head {row['head']}"]
     place += [] if row["token"] is None else [f"token {row['token']}" + (f" {row['word']}" if row["word"] else "")]
-    rate = "unknown" if row["random_rate"] is None else f"{100 * row['random_rate']:.3g} %"
-    return [
-        row["kind"].replace("_", " "),
-        ", ".join(place) or "whole model",
-        f"{row['places']} of {row['total']}",
-        row["quantity"].replace("_", " "),
-        format_value(row["value"]),
-        format_value(row["threshold"]),
-        rate + (" (common)" if row["common"] else ""),
-        row["meaning"],
-    ]
+    unit = "heads" if row["head"] is not None else "states"
+    where = f"{row['places']} of {row['total']} {unit}, strongest at {', '.join(place)}" if place else "whole model"
+    rate = "unknown" if row["random_rate"] is None else f"{100 * row['random_rate']:.3g} % of places"
+    return {
+        "finding": row["kind"].replace("_", " "),
+        "where": where,
+        "how strong": f"{row['quantity']} {format_value(row['value'])}, threshold {format_value(row['threshold'])}",
+        "with random weights": rate + (": says nothing about training" if row["common"] else ""),
+        "usually means": row["meaning"],
+    }
 
 
 def add_stream(section: Section, report: dict[str, Any]) -> None:

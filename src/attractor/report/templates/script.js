@@ -112,6 +112,10 @@
   const tip = document.getElementById("tip");
   function heatmap(figure) {
     const content = data(figure), grid = figure.querySelector(".grid"), panel = figure.querySelector(".panel"), width = content.columns.length;
+    for (const measure of content.measures.filter((one) => one.kinds)) {
+      measure.values = measure.values.map((place) => (place === null ? null : measure.kinds[place]));
+      measure.shown = measure.values.map((label) => label ?? "none");
+    }
     let chosen = content.measures[0], opened = null, shown = null;
     figure.classList.toggle("with-figure", Boolean(content.figures));
     grid.style.gridTemplateColumns = `auto repeat(${width}, minmax(18px, 1fr))`;
