@@ -12,7 +12,7 @@ from attractor.errors import UnsupportedError
 from attractor.laws import Attention, Kernel, Rotary
 from attractor.laws.kernels.sigmoid import Sigmoid
 from attractor.laws.kernels.sinkhorn import Sinkhorn
-from attractor.observables import attention_entropy, energy, energy_rate, partition, self_weight
+from attractor.observables import attention_entropy, energy, energy_rate, partition, self_weight, tilt
 from attractor.observables import weights as weight_observables
 from attractor.states import Tokens
 
@@ -100,3 +100,10 @@ def test_gradient(rng: np.random.Generator) -> None:
     points = torch.tensor(rng.standard_normal((4, 4)), requires_grad=True)
     for function in (attention_entropy, self_weight):
         assert torch.autograd.gradcheck(lambda x, f=function: f(Tokens.unchecked(x), law), (points,))
+
+
+def test_tilt_of_scores_that_overflow_is_infinite() -> None:
+    """Products of weights beyond the largest float, which a singular value decomposition does not take."""
+    query = 1e200 * np.eye(2)
+    tokens = Tokens(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+    assert float(tilt(tokens, Attention(query, query, np.eye(2)))) == np.inf

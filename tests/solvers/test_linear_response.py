@@ -212,3 +212,13 @@ def test_rules_with_other_tolerances_hold_until_the_end() -> None:
         at.Affine(np.diag([-1.0, 0.1])), at.Tokens(np.array([[1.0, 1e-4]])), until=100.0, stop=[Collapse(0.1)]
     )
     assert flat.outcome.name == "reached"
+
+
+def test_a_norm_that_overflows_gives_infinite_growth() -> None:
+    """No time is left, and the norm of the matrix is infinite: their product is no number."""
+    matrix = torch.full((1, 2, 2), 1e300, dtype=torch.float64)
+    zero = torch.zeros(1, 2, 1, dtype=torch.float64)
+    for time in (0.0, 1.0):
+        growth = propagate(matrix, zero, zero + 1.0, torch.tensor([time], dtype=torch.float64))
+        assert not bool(growth.peak.isnan().any())
+    assert float(growth.peak) == np.inf

@@ -197,5 +197,7 @@ def _tilt(state: Tokens | Gaussian, law: Attention) -> Tensor:
     query, key = (part.unsqueeze(0) if part.ndim == 2 else part for part in (law.query, law.key))
     scale = law.scale / law.kernel.temperature
     spread = (key.to(factor) @ factor).mT @ (query.to(factor) @ factor)
-    found = abs(scale) * torch.linalg.matrix_norm(spread, ord=2)
+    finite = torch.isfinite(spread).flatten(-2).all(-1)
+    found = abs(scale) * torch.linalg.matrix_norm(torch.nan_to_num(spread, 0.0, 0.0, 0.0), ord=2)
+    found = torch.where(finite, found, torch.inf)
     return found if unit is None else found * unit.squeeze(-1) ** 2

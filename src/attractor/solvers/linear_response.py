@@ -63,7 +63,7 @@ def propagate(matrix: Tensor, forcing: Tensor, deviation: Tensor, time: Tensor, 
     matrix, forcing, deviation = (torch.nan_to_num(part, 0.0, 0.0, 0.0) for part in (matrix, forcing, deviation))
     size = torch.linalg.vector_norm(deviation, dim=(-2, -1))
     if step is None:
-        scale = torch.linalg.matrix_norm(matrix) * time
+        scale = torch.nan_to_num(torch.linalg.matrix_norm(matrix) * time, nan=torch.inf)  # an infinite norm times 0
         halvings = int(torch.log2(scale.clamp(1.0, 1e300)).amax().ceil())
         start = (time / 2.0**halvings).view(-1, 1, 1)
         wide = torch.cat(

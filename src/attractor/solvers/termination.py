@@ -343,7 +343,8 @@ class Termination:
 
     def _is_slow(self, measure: np.ndarray, accepted: np.ndarray) -> np.ndarray:
         """Which rows have taken several consecutive steps with speeds that are small and do not grow."""
-        calm = (measure <= 1.0) & (measure <= CALM_GROWTH * self.last)
+        with np.errstate(over="ignore"):
+            calm = (measure <= 1.0) & (measure <= CALM_GROWTH * self.last)
         self.streak = np.where(accepted, np.where(calm, self.streak + 1, 0), self.streak)
         self.last = np.where(accepted, measure, self.last)
         return self.streak >= PATIENCE
