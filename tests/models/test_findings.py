@@ -213,3 +213,22 @@ def test_an_unknown_measurement_is_rejected() -> None:
     assert run.measurements is not None
     with pytest.raises(InputError, match="did you mean 'effective_rank'"):
         Condition.parse("efective_rank < 3").violations([run.measurements], run.findings)
+
+
+@pytest.mark.parametrize("text", ["effective_rank < 50 at layers > 30", "token_norm < 0 at layer 30"])
+def test_a_condition_on_layers_that_do_not_exist_is_rejected(text: str) -> None:
+    run = at.trace(random_model("GPT-2"), [1, 2, 3, 4])
+    assert run.measurements is not None
+    with pytest.raises(InputError, match="no value to test: the layers of this run are 0 to "):
+        Condition.parse(text).violations([run.measurements], run.findings)
+
+
+@pytest.mark.parametrize("text", [["some words", "other words"], [0.3, 1.7, 2.2], [True, False]])
+def test_what_is_no_text_is_rejected(text: list) -> None:
+    with pytest.raises(InputError, match="one string or one row of whole numbers"):
+        at.trace(random_model("GPT-2"), text)
+
+
+def test_weights_given_as_the_switch_are_rejected() -> None:
+    with pytest.raises(InputError, match="attention weights are attentions="):
+        at.trace(states=torch.randn(3, 4, 5), attention=torch.full((2, 1, 4, 4), 0.25))

@@ -367,8 +367,14 @@ class Condition:
     def select(self, rows: Iterable[tuple[str, int, float]]) -> list[str]:
         """Where the condition holds, among rows of a place, its layer and its value."""
         holds, reaches = OPERATORS[self.compare], OPERATORS.get(self.where)
+        chosen = [row for row in rows if not math.isnan(row[2]) and (reaches is None or reaches(row[1], self.layer))]
+        if not chosen:  # a condition that is never tested would pass
+            last = max((layer for _, layer, _ in rows), default=-1)
+            raise InputError(
+                f"the condition {self.text!r} has no value to test: the layers of this run are 0 to {last}"
+            )
         return [
             f"{self.name} is {value:.4g} at {'the input' if layer < 0 else name}"
-            for name, layer, value in rows
-            if holds(value, self.bound) and (reaches is None or reaches(layer, self.layer))
+            for name, layer, value in chosen
+            if holds(value, self.bound)
         ]

@@ -244,12 +244,25 @@ def tokenize(
         _check_known(tokenizer, ids.tolist(), text)
         words = tokenizer.convert_ids_to_tokens(ids.tolist())
     else:
-        ids = torch.as_tensor(text, dtype=torch.long)
+        ids = _read_ids(text)
         words = [str(int(index)) for index in ids.flatten()]
     if most is not None:
         ids, words = ids[:most], words[:most]
     _check_ids(checkpoint, ids)
     return ids, words
+
+
+def _read_ids(given: Any) -> torch.Tensor:
+    try:
+        ids = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        ids = None
+    if ids is None or (ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)):
+        kind = type(given).__name__ if ids is None else str(ids.dtype).removeprefix("torch.")
+        raise InputError(
+            f"a text is one string or one row of whole numbers, its token ids; got {kind}; give several texts one by one"
+        )
+    return ids.long()
 
 
 def _check_known(tokenizer: Any, ids: list[int], text: str) -> None:

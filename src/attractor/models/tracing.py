@@ -383,6 +383,10 @@ def trace(
     -------
     Trace : a ``Trajectory`` whose times are blocks and whose points are the residual stream, (blocks + 1, n, d).
     """
+    if not isinstance(attention, bool):
+        raise InputError(
+            "attention=True or False says whether heads are measured; attention weights are attentions=..."
+        )
     if states is not None:
         if source is not None or text is not None:
             raise InputError("states=... takes the place of a model and a text; give one or the other")
