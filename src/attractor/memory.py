@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -107,12 +108,22 @@ def _left(folder: Path, names: Names) -> int | None:
         return None
 
 
-def peak() -> int | None:
-    """Return the peak main memory of this process in bytes, or None if it is not known."""
+def peak(age: float = 0.0) -> int | None:
+    """Return the peak main memory of this process in bytes, or None if it is not known.
+
+    A value that is at most ``age`` seconds old is returned again: the system call can take longer than a small run.
+    """
+    global _last_peak
     if resource is None:
         return None
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else 1024 * largest
+    now = time.perf_counter()
+    if _last_peak is None or now - _last_peak[0] > age:
+        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        _last_peak = now, largest if sys.platform == "darwin" else 1024 * largest
+    return _last_peak[1]
+
+
+_last_peak: tuple[float, int] | None = None  # when it was read, and its value
 
 
 def trim() -> bool:

@@ -55,6 +55,7 @@ def check_footprint(shape: tuple[int, ...], stepper: Stepper, saved: int, bytes_
     memory.check((2 * saved + stepper.arrays) * float(state), n, what, device=device, advice=advice)
 
 
+RECENT = 0.05  # seconds; runs that are shorter report the peak memory of the last so many seconds
 UPDATE_SECONDS = 0.1  # between updates of the progress bar
 GAUSSIAN_RTOL = 2e-12  # the state is small, so accuracy is cheap, and blow-up times need it
 
@@ -520,7 +521,7 @@ def make_trajectory(run: Integration, definition: Definition) -> Trajectory:
         merges=sum(map(len, trees)),
         processes=run.execution.processes,
         switches=tuple(run.switches),
-        peak_memory=memory.peak(),
+        peak_memory=memory.peak(RECENT if run.seconds < RECENT else 0.0),
     )
     return Trajectory(
         times=torch.from_numpy(np.array(times)),
