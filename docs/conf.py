@@ -102,7 +102,8 @@ def process_docstring(app: Sphinx, what: str, name: str, thing: Any, options: An
 
 
 def write_pages(app: Sphinx) -> None:
-    """Write the generated pages: theorems, performance, gallery and commands."""
+    """Write the generated pages: theorems, performance, gallery, commands and columns."""
+    import columns_page
     import commands_page
     import gallery_page
     import performance_page
@@ -114,6 +115,7 @@ def write_pages(app: Sphinx) -> None:
         "performance": performance_page.page(),
         "gallery": gallery_page.page(),
         "commands": commands_page.page(),
+        "columns": columns_page.page(),
     }
     folder = Path(app.srcdir) / "generated"
     folder.mkdir(exist_ok=True)

@@ -179,3 +179,10 @@ def test_fail_if_ends_with_code_1(small: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     assert run([*line, "--fail-if", "value_radus < 0"]) == 2
     assert "did you mean 'value_radius'" in capsys.readouterr().err
+
+
+def test_columns_are_printed_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, names in {"audit": ("value_index", "moved"), "trace": ("sink_weight", "token_norm")}.items():
+        assert run([command, "--columns"]) == 0
+        printed = capsys.readouterr().out
+        assert all(f"  {name} " in printed for name in names)

@@ -121,9 +121,9 @@ def test_a_page(
     cells = page.locator("[role=gridcell]")
     assert cells.count() == 72
     cells.nth(17).hover()
-    assert page.inner_text("#tip").startswith("layer 1, head 5\nattention entropy: ")
+    assert page.inner_text("#tip").startswith("layer 1, head 5\nattention_entropy: ")
     cells.nth(17).click()
-    assert "first weight" in page.inner_text(".panel:visible")
+    assert "first_weight" in page.inner_text(".panel:visible")
     assert asked == [page_file.as_uri()]
     page.close()
 

@@ -119,6 +119,9 @@ def test_generated_pages_cover_their_sources(monkeypatch: pytest.MonkeyPatch) ->
     page = importlib.import_module("commands_page").page()
     assert "### simulate" in page
     assert "`--seed`" in page
+    page = importlib.import_module("columns_page").page()
+    assert "| `value_index` |" in page
+    assert "| `sink_weight` |" in page
     page = performance.page()
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         assert path.name in page, f"docs/performance_page.py does not recognise the schema of {path.name}"

@@ -18,11 +18,14 @@ from attractor.models import (
     Finding,
     compare,
     count_labels,
+    find_column,
     find_violations,
     initialize,
+    list_columns,
     make_config,
 )
-from attractor.models.audit_findings import DEAD, DUPLICATE, measure_similarities
+from attractor.models.audit_findings import DEAD, DUPLICATE, MOVED, measure_similarities
+from attractor.models.quantisation import ErrorBar
 from attractor.report.pages.audit import audit_report
 
 LARGER = {"n_embd": 64, "n_layer": 3, "n_head": 4}
@@ -149,3 +152,28 @@ def test_the_page_begins_with_findings_and_names_no_label_without_its_rate() -> 
     assert "divergent (random: 100%)" in text
     none = replace(found, findings=())
     assert "No quantity is beyond its threshold" in audit_report([none]).html()
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "BERT, MiniLM", "Llama, grouped", "Qwen 3, q/k norm"])
+def test_the_dictionary_describes_every_column(name: str) -> None:
+    """Also the columns of error bars and of the other choice of folding."""
+    found = at.audit(random_model(name), verify=False, nulls=8)
+    bar = {"metric_index": ErrorBar(0.1, 0.0), "value_radius": None}
+    columns = {"model", *found.heads[0].flat_row(), *replace(found.heads[0], errors=bar).flat_row()}
+    assert not [column for column in columns if find_column("audit", column) is None]
+    if name == "Llama, grouped":  # has rotary offsets and folds a norm in
+        unused = set(list_columns("audit")) - {find_column("audit", column) for column in columns} - {"folded_QUANTITY"}
+        assert not unused
+        row = compare(found, found).frame().columns
+        assert {"moved", "standardised"} <= set(row)
+        assert set(list_columns("comparison")) == set(MOVED)
+
+
+def test_the_dictionary_describes_every_measure_of_traces() -> None:
+    run = at.trace(random_model("GPT-2"), [1, 2, 3, 4, 5, 6])
+    part = run.measurements
+    assert part is not None
+    columns = {"block", "head", *part.curves, *part.blocks, *part.heads}
+    assert {find_column("trace", column) for column in columns} == set(list_columns("trace"))
+    assert find_column("trace", "token_norms") is None
+    assert find_column("audit", "value_radius_random_mode") is None

@@ -24,7 +24,7 @@ def small() -> Any:
 
 def test_everything_is_on_the_page(small: Any) -> None:
     text = audit_report([small], command="attractor audit small --report page.html").html()
-    wanted = ["weights alone", "discrete radius", "Against nulls", "key minus query", "attractor audit small"]
+    wanted = ["weights alone", "value_radius", "Against nulls", "key minus query", "attractor audit small"]
     for words in [*wanted, "equals the model"]:
         assert words in text, words
     assert faults(text) == []
@@ -143,7 +143,7 @@ def test_minilm_in_a_browser(browser: Any, tmp_path: Path) -> None:
     cells = page.locator("figure.heatmap").first.locator("[role=gridcell]")
     assert cells.count() == 24
     cells.nth(17).hover()
-    assert page.inner_text("#tip").startswith("layer 3, head 5\ndefiniteness of W: ")
+    assert page.inner_text("#tip").startswith("layer 3, head 5\ninteraction_index: ")
     cells.nth(17).click()
     page.wait_for_selector(".cell-figure[data-drawn] .scatterlayer path")
     assert "mismatched" in page.inner_text(".panel:visible")
@@ -153,8 +153,8 @@ def test_minilm_in_a_browser(browser: Any, tmp_path: Path) -> None:
     page.wait_for_selector(".cell-figure[aria-label$='head 6'][data-drawn]")
     page.click("#theme")
     page.wait_for_function("document.querySelector('.cell-figure').layout.font.color === '#e9edf2'")
-    page.click(".choose button:has-text('discrete radius')")
+    page.click(".choose button:has-text('value_radius')")
     cells.nth(3).hover()
-    assert "discrete radius" in page.inner_text("#tip")
+    assert "value_radius" in page.inner_text("#tip")
     page.close()
     assert faults == []

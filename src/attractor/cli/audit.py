@@ -21,7 +21,7 @@ from attractor.cli.options import (
     with_options,
 )
 from attractor.html_repr import format_number
-from attractor.models import count_labels, median, median_deviation, name_label
+from attractor.models import count_labels, find_column, list_columns, median, median_deviation, name_label
 from attractor.weights import QUANTITIES
 
 if TYPE_CHECKING:
@@ -198,6 +198,14 @@ SCHEMA = "attractor.audit/4"
 option = panel("Weights")
 
 
+def show_columns(wanted: bool) -> None:
+    """Print the dictionary of columns for ``--columns``, and end."""
+    if wanted:
+        print_rows("columns of heads (CSV, Parquet, JSON, page, --fail-if)", list_columns("audit"))
+        print_rows("columns of heads in a comparison", list_columns("comparison"))
+        raise typer.Exit
+
+
 class Detail(StrEnum):
     auto = "auto"
     full = "full"
@@ -247,6 +255,10 @@ class AuditOptions:
             "a finding; may be repeated.",
         ),
     ] = None
+    columns: Annotated[
+        bool,
+        option("", "Print what every column means, and exit.", "--columns", is_eager=True, callback=show_columns),
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -280,6 +292,10 @@ def audit(context: typer.Context, options: AuditOptions, output: AuditResults) -
 
     check_results(output)
     conditions = [Condition.parse(text, [kind.name for kind in AUDIT_KINDS]) for text in options.fail_if or ()]
+    for one in conditions:
+        known = find_column("audit", one.name) or find_column("comparison", one.name)
+        if one.compare and known is None:  # before models are read, which may take long
+            one.check_name([*list_columns("audit"), *list_columns("comparison")])
     require_transformers()
     command = command_line(context)
     with silence_transformers():

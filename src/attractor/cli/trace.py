@@ -17,17 +17,18 @@ from attractor.html_repr import format_number
 if TYPE_CHECKING:
     from attractor.models import Checkpoint, Traces
 
-COLUMNS = {
-    "norm": "token_norm",
-    "distance": "pairwise_distance",
-    "cosine": "cosine",
-    "min cosine": "cosine_min",
-    "rank": "effective_rank",
-    "sharpness": "sharpness",
-    "clusters": "clusters",
-    "energy": "energy",
-    "first": "first_norm",
-}
+COLUMNS = (
+    "token_norm",
+    "pairwise_distance",
+    "cosine",
+    "cosine_min",
+    "effective_rank",
+    "sharpness",
+    "clusters",
+    "energy",
+    "first_norm",
+)
+HEADS = ("attention_entropy", "self_weight", "first_weight", "expansion", "log_energy")
 
 
 def print_traces(report: dict[str, Any]) -> None:
@@ -54,8 +55,8 @@ def _skipped(row: dict[str, Any]) -> str:
 
 def _stream(report: dict[str, Any], suffix: str) -> tuple[list[str], list[list[str]]]:
     """Return columns and rows of the residual stream: the input, and the output of every block."""
-    shown = {label: name + suffix for label, name in COLUMNS.items() if name + suffix in report["curves"]}
-    columns = [report["curves"][name]["mean"] for name in shown.values()]
+    shown = [name for name in COLUMNS if name + suffix in report["curves"]]
+    columns = [report["curves"][name + suffix]["mean"] for name in shown]
     rows = [
         ["input" if depth == 0 else str(depth - 1), *map(_cell, values)]
         for depth, values in enumerate(zip(*columns, strict=True))
@@ -65,12 +66,8 @@ def _stream(report: dict[str, Any], suffix: str) -> tuple[list[str], list[list[s
 
 def _blocks(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return columns and rows of the blocks."""
-    heads = {"entropy": "attention_entropy", "self": "self_weight", "to first": "first_weight"}
-    heads |= {"expansion": "expansion", "log energy": "log_energy"}
     columns = {name: found["mean"] for name, found in report["blocks"].items()}
-    columns |= {
-        label: [_mean(row) for row in report["heads"][name]] for label, name in heads.items() if report["heads"]
-    }
+    columns |= {name: [_mean(row) for row in report["heads"][name]] for name in HEADS if report["heads"]}
     rows = [[str(index), *map(_cell, values)] for index, values in enumerate(zip(*columns.values(), strict=True))]
     return ["block", *columns], rows
 
@@ -86,6 +83,15 @@ def _cell(value: float | None) -> str:
 
 SCHEMA = "attractor.trace/3"
 text_option, model_option = panel("Texts"), panel("Model")
+
+
+def show_columns(wanted: bool) -> None:
+    """Print the dictionary of columns for ``--columns``, and end."""
+    if wanted:
+        from attractor.models import list_columns
+
+        print_rows("columns of blocks and heads (JSON, page, --fail-if)", list_columns("trace"))
+        raise typer.Exit
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,10 @@ class ModelOptions:
             "Exit with code 1 where a condition holds: 'effective_rank < 5 at layers > 3', or the name of a finding; may be repeated.",
         ),
     ] = None
+    columns: Annotated[
+        bool,
+        model_option("", "Print what every column means, and exit.", "--columns", is_eager=True, callback=show_columns),
+    ] = False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from attractor.models.audit_results import (
 )
 from attractor.models.audits import audit
 from attractor.models.checkpoints import Checkpoint, LayerCheck, Layers, Verification, silence_transformers
+from attractor.models.columns import find_column, list_columns
 from attractor.models.comparison import Comparison, HeadChange, compare
 from attractor.models.decay import Decay
 from attractor.models.family import Family, list_families
@@ -76,6 +77,7 @@ __all__ = [
     "compare",
     "count_labels",
     "find_chains",
+    "find_column",
     "find_findings",
     "find_violations",
     "has_columns",
@@ -83,6 +85,7 @@ __all__ = [
     "import_pyarrow",
     "initialize",
     "iterate",
+    "list_columns",
     "list_families",
     "list_kinds",
     "load_model",

@@ -320,7 +320,7 @@ class Audit:
         """Medians over the heads of each layer as an HTML table."""
         shown = {quantity.name: quantity for quantity in QUANTITIES if quantity.name in SUMMARY}
         head = "".join(
-            f'<th title="{escape(shown[name].meaning)}">{escape(shown[name].title)}</th>' for name in SUMMARY
+            f'<th title="{escape(f"{shown[name].title}: {shown[name].meaning}")}">{name}</th>' for name in SUMMARY
         )
         rows = []
         for name, heads in self.heads_by_layer.items():

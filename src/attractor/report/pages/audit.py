@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attractor.models import Comparison, count_labels, name_label
+from attractor.models import Comparison, count_labels, list_columns, name_label
 from attractor.plotting import PlotlySpec, style
 from attractor.report.blocks import (
     Badge,
@@ -72,7 +72,7 @@ def facts(audit: Audit) -> dict[str, Any]:
 CALIBRATED = (
     "Every head is compared with random heads of its shape, for labels under the same mask and positions; the column of random weights is "
     "the share of random heads that have the finding. No random head of the shapes of MiniLM, SmolLM2 and stories15M reaches a "
-    "threshold. A label that most random heads have too says nothing about training."
+    "threshold other than those of labels. A label that most random heads have too says nothing about training."
 )
 
 
@@ -132,7 +132,9 @@ def summarise_audit(audit: Audit) -> str:
     ]
     if far:
         away, head, quantity = max(far, key=lambda one: one[0])
-        words += f" Farthest from mismatched heads: {head.name} head {head.head}, {quantity.title}, by {away:.1f} deviations."
+        words += (
+            f" Farthest from mismatched heads: {head.name} head {head.head}, {quantity.name}, by {away:.1f} deviations."
+        )
     return words
 
 
@@ -149,19 +151,19 @@ def add_layers(report: Report, audit: Audit, of: str) -> None:
             alt=f"Radius of the value, growth of the norm and residual of a shared metric over {len(audit.layers)} layers",
             height=340,
         )
-    columns = {
-        "layer": "name",
-        "real part": "value_abscissa",
-        "radius": "value_radius",
-        "index of W": "interaction_index",
-        "metric index": "metric_index",
-        "residual": "residual",
-        "growth": "growth_consensus",
-        "drift alone": "growth_diffuse",
-        "label": "label",
-    }
+    columns = [
+        "layer",
+        "value_abscissa",
+        "value_radius",
+        "interaction_index",
+        "metric_index",
+        "residual",
+        "growth_consensus",
+        "growth_diffuse",
+        "label",
+    ]
     rows = [
-        {title: row.get(name) for title, name in columns.items()}
+        {name: row.get(name) for name in columns}
         | {"layer": layer.name.removeprefix("layer ")}
         | ({} if layer.regime is None else {"label": name_label(row["label"], layer.label_random_rate)})
         for layer in audit.layers
@@ -169,10 +171,10 @@ def add_layers(report: Report, audit: Audit, of: str) -> None:
     ]
     part.table(
         rows,
-        [title for title in columns if any(row[title] is not None for row in rows)],
+        [name for name in columns if any(row[name] is not None for row in rows)],
         caption="Sums over heads: largest real part and discrete radius of the value, indices of W and of the metric form, residual of the "
-        "best shared metric; growth of the root mean square of a stream of unit size, for random directions at consensus (growth) and "
-        "for diffuse attention (drift alone).",
+        "best shared metric; growth of the root mean square of a stream of unit size, for random directions at consensus and for "
+        "diffuse attention.",
     )
     if any(head.offsets for head in audit.heads):
         part.figure(
@@ -243,10 +245,10 @@ class HeadGrid:
 
     def values(self) -> dict[str, Measure]:
         return {
-            quantity.title: Measure(
+            quantity.name: Measure(
                 self.table(lambda head, name=quantity.name: as_float(head.quantities[name])),
                 "diverging" if quantity.signed else "sequential",
-                quantity.meaning[0].upper() + quantity.meaning[1:] + ".",
+                f"{quantity.title[0].upper()}{quantity.title[1:]}: {quantity.meaning}.",
             )
             for quantity in QUANTITIES
         }
@@ -268,7 +270,7 @@ class HeadGrid:
                 values = self.table(lambda head, name=quantity.name, kind=kind: deviation(head.null(name, kind)))
                 if any(value == value for line in values for value in line):
                     shown = kind if kind == "random" or quantity.half == "both" else "others"
-                    found[f"{quantity.title}, {DEVIATIONS[shown]}"] = Measure(values, "diverging", NULL_MEANINGS[shown])
+                    found[f"{quantity.name}, {DEVIATIONS[shown]}"] = Measure(values, "diverging", NULL_MEANINGS[shown])
         return found
 
     def detail(self, row: int, column: int) -> dict[str, Any]:
@@ -281,7 +283,7 @@ class HeadGrid:
         verdict = name_label(label.name, head.label_random_rate)
         verdict += "" if label.certificate is None else f", certified by {label.certificate}"
         return {"label": verdict, "why": label.why} | {
-            quantity.title: describe_number(head, quantity) for quantity in QUANTITIES
+            quantity.name: describe_number(head, quantity) for quantity in QUANTITIES
         }
 
     def nulls(self, row: int, column: int) -> dict[str, Any]:
@@ -290,7 +292,7 @@ class HeadGrid:
         if head is None:
             return {}
         return {
-            f"{quantity.title}, {kind}": f"{compact(head.quantities[quantity.name])} against {compact(null.mean)} ± {compact(null.spread)}"
+            f"{quantity.name}, {kind}": f"{compact(head.quantities[quantity.name])} against {compact(null.mean)} ± {compact(null.spread)}"
             for quantity in QUANTITIES
             for kind in ("random", "mismatched")
             if (not self.judged or quantity.name in JUDGED) and (null := head.null(quantity.name, kind)) is not None
@@ -440,7 +442,7 @@ def add_comparison(report: Report, compared: Comparison) -> None:
         dict(
             zip(
                 ("quantity", *columns, "change"),
-                (quantity.title, row.first, row.second, row.change),
+                (quantity.name, row.first, row.second, row.change),
                 strict=True,
             )
         )
@@ -460,9 +462,9 @@ def _add_changes(part: Section, compared: Comparison) -> None:
     heads = range(max(head.head for head in compared.heads) + 1)
     found: dict[tuple[int, int], HeadChange] = {(head.layer, head.head): head for head in compared.heads}
     measures = {
-        "W moved": ("interaction_moved", "Frobenius norm of the change of W over that of W."),
-        "V moved": ("value_moved", "Frobenius norm of the change of the value map over that of the map."),
-        "numbers moved": (
+        "interaction_moved": ("interaction_moved", "Frobenius norm of the change of W over that of W."),
+        "value_moved": ("value_moved", "Frobenius norm of the change of the value map over that of the map."),
+        "standardised": (
             "standardised",
             "Mean change of all numbers, each in units of its spread over the first model's heads.",
         ),
@@ -481,7 +483,7 @@ def _add_changes(part: Section, compared: Comparison) -> None:
         caption="How far each head moved." + (f" One layer of {every} is shown." if every > 1 else ""),
         alt="A grid of layers by heads, coloured by how far they moved",
         detail=lambda row, column: {
-            quantity.title: head.changes[quantity.name]
+            quantity.name: head.changes[quantity.name]
             if (head := found.get((layers[row], column))) is not None
             else None
             for quantity in QUANTITIES
@@ -526,7 +528,12 @@ def add_meanings(report: Report) -> None:
     )
     part.table(
         [
-            {"number": quantity.title, "meaning": quantity.meaning, "made of": HALVES[quantity.half], "depends on": Badge("weights alone")}
+            {
+                "column": quantity.name,
+                "meaning": f"{quantity.title}: {quantity.meaning}",
+                "made of": HALVES[quantity.half],
+                "depends on": Badge("weights alone"),
+            }
             for quantity in QUANTITIES
         ]
     )  # fmt: skip
@@ -535,6 +542,11 @@ def add_meanings(report: Report) -> None:
         "continuous time, without norms, feed-forward and other heads. They do not describe what the model does to a text."
     )
     part.fold("Labels").table([{"label": name, "meaning": meaning} for name, meaning in LABELS.items()])
+    entries = {"All columns of heads": list_columns("audit"), "Columns of a comparison": list_columns("comparison")}
+    for title, columns in entries.items():
+        part.fold(f"{title} (JSON, CSV, --fail-if)").table(
+            [{"column": name, "meaning": meaning} for name, meaning in columns.items()]
+        )
 
 
 def add_method(report: Report, audits: Sequence[Audit]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from attractor.models import list_columns
 from attractor.plotting import PlotlySpec, style
 from attractor.report.blocks import Measure, format_value
 from attractor.report.figures import axes_layout, scatter
@@ -27,37 +28,7 @@ STREAM = {  # title, label of the axis, definition
 }
 PARTS = {"attention": "attention", "feedforward": "feed-forward", "displacement": "whole block"}
 LOGARITHMIC = ("token_norm", "pairwise_distance", "first_norm")
-HEADS = {
-    "attention_entropy": (
-        "sequential",
-        "Entropy of the weights of a token, mean over tokens: 0 if each attends to one other.",
-    ),
-    "relative_entropy": (
-        "sequential",
-        "The same divided by the logarithm of the number of visible tokens: 1 where attention is uniform.",
-    ),
-    "self_weight": ("sequential", "The weight that a token gives itself, mean over tokens."),
-    "first_weight": (
-        "sequential",
-        "The weight that all other tokens give the first: near 1 in a head with an attention sink.",
-    ),
-    "sink_weight": (
-        "sequential",
-        "The largest mean weight that a position receives from the other tokens.",
-    ),
-    "output_norm": (
-        "sequential",
-        "Root mean square of what the head adds to the stream, over that of its input.",
-    ),
-    "expansion": (
-        "diverging",
-        "Divergence of a token's velocity through its own query: negative where the head contracts.",
-    ),
-    "log_energy": (
-        "diverging",
-        "Logarithm of half the mean of exp(score) over visible pairs, under the head's own scores.",
-    ),
-}
+DIVERGING = ("expansion", "log_energy")
 
 
 def trace_report(report: dict[str, Any]) -> Report:
@@ -144,7 +115,7 @@ def add_stream(section: Section, report: dict[str, Any]) -> None:
                 data += traces(curve, "all tokens" if not suffix else "without the first", style.PALETTE[place])
         last = report["curves"][name]["mean"]
         layout = axes_layout("blocks passed", label, yaxis=log_scale(data) if name in LOGARITHMIC else {})
-        caption = f"{title.capitalize()} along depth ({words}){describe_spread(report)}."
+        caption = f"{name}: {title} along depth ({words}){describe_spread(report)}."
         alt = f"{title} along depth, from {format_value(last[0])} to {format_value(last[-1])}"
         section.figure({"data": data, "layout": layout}, caption, alt, height=300)
 
@@ -202,10 +173,13 @@ def add_blocks(section: Section, report: dict[str, Any]) -> None:
 def add_heads(section: Section, report: dict[str, Any]) -> None:
     """Add a heat map of layers by heads."""
     heads = {name: np.array(rows, dtype=float) for name, rows in report["heads"].items()}
+    words = list_columns("trace")
     measures = {
-        name.replace("_", " "): Measure(heads[name], scale, words)
-        for name, (scale, words) in HEADS.items()
-        if name in heads and np.isfinite(heads[name]).any()
+        name: Measure(
+            rows, "diverging" if name in DIVERGING else "sequential", f"{words[name][0].upper()}{words[name][1:]}."
+        )
+        for name, rows in heads.items()
+        if np.isfinite(rows).any()
     }
     layers, count = next(iter(heads.values())).shape
     section.heatmap(
@@ -214,7 +188,7 @@ def add_heads(section: Section, report: dict[str, Any]) -> None:
         columns=range(count),
         caption=f"Every head on these {report['reads']}, mean over tokens and {report['reads']}.",
         alt=f"{layers} layers by {count} heads",
-        detail=lambda layer, head: {name.replace("_", " "): float(rows[layer, head]) for name, rows in heads.items()},
+        detail=lambda layer, head: {name: float(rows[layer, head]) for name, rows in heads.items()},
     )
 
 
@@ -227,6 +201,9 @@ def add_definitions(section: Section, report: dict[str, Any]) -> None:
     section.maths(r"e_l = \text{scale}\;\mathrm{tr}\big(\mathrm{Cov}_{P_l}(k, v)\,O Q_l\big)")
     section.text(
         r"This is the expansion of a head at token \(l\): the divergence of its velocity through its query alone."
+    )
+    section.fold("All columns (JSON, --fail-if)").table(
+        [{"column": name, "meaning": meaning} for name, meaning in list_columns("trace").items()]
     )
     if report["texts"] > 1:
         section.text(f"Lengths of the texts in tokens: {min(report['lengths'])} to {max(report['lengths'])}.")
