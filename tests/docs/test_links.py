@@ -12,7 +12,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
-GENERATED = {"theorems", "performance", "gallery", "commands"}  # pages that docs/conf.py writes to docs/generated
+# pages that docs/conf.py writes to docs/generated
+GENERATED = {"theorems", "performance", "gallery", "commands", "columns"}
 PAGES = sorted(
     page
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
