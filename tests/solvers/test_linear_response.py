@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from math import cos, sin
+from math import cos, exp, sin
 
 import numpy as np
 import pytest
 import torch
+from scipy.integrate import quad
 from scipy.linalg import expm
 
 import attractor as at
@@ -222,3 +223,13 @@ def test_a_norm_that_overflows_gives_infinite_growth() -> None:
         growth = propagate(matrix, zero, zero + 1.0, torch.tensor([time], dtype=torch.float64))
         assert not bool(growth.peak.isnan().any())
     assert float(growth.peak) == np.inf
+
+
+def test_tokens_that_are_slower_than_rounding_are_followed_without_merging() -> None:
+    """The second token of a causal pair starts with speed 5e-20, far below the rounding of its self-weight; time by quadrature."""
+    beta, angle = 500.0, 0.42
+    law = at.Attention.isotropic(3, beta, mask="causal")
+    run = at.flow(law, beside(angle), space=SPHERE, until=1e25)
+    expected, _ = quad(lambda u: (1 + exp(beta * (1 - cos(u)))) / sin(u), 1e-7, angle, epsrel=1e-11, limit=500)
+    assert run.outcome.name == "consensus"
+    assert run.outcome.time == pytest.approx(expected, rel=1e-5)

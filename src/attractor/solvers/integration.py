@@ -81,7 +81,7 @@ class Integration:
     ) -> None:
         self.plan, self.recorder, self.merger, self.tokens = plan, recorder, merger, tokens
         self.execution = execution
-        self.field = Field(plan.law, plan.space, tokens, skip_self=merger is not None and plan.space.is_curved)
+        self.field = Field(plan.law, plan.space, tokens, skip_self=plan.space.is_curved)
         self.control = StepControl(plan.stepper, plan.rtol, plan.atol)
         self.implicit_control = None if plan.implicit is None else StepControl(plan.implicit, plan.rtol, plan.atol)
         self.attempt = plan.stepper.attempt if tokens.points.device.type == "cpu" else StepGraph(plan.stepper)
