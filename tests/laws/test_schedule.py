@@ -220,3 +220,12 @@ def test_every_composition_restricts_to_ensemble_members() -> None:
     for one in laws:
         picked = one.member(index).velocity(Tokens(tokens.points[index]), 0.5)
         torch.testing.assert_close(picked, one.velocity(tokens, 0.5)[index], rtol=0, atol=1e-13)
+
+
+def test_a_stack_of_very_short_layers_goes_on_with_its_last_law() -> None:
+    """The number of the layer, 1e310, is beyond the largest float."""
+    first, last = (Affine(rate * np.eye(2)) for rate in (1.0, 2.0))
+    stack = Stack((first, last), duration=1e-300)
+    assert stack.at(1e10) is last
+    assert stack.at(0.0) is first
+    assert stack.at(-1.0) is first

@@ -152,8 +152,8 @@ class Stack(CompositeLaw):
     def at(self, time: float) -> Law:
         """The law that acts from this time on."""
         # a relative nudge keeps k * duration in layer k when the product is rounded down
-        index = math.floor(time / self.duration * (1 + 1e-12) + 1e-12)
-        return self.laws[min(max(index, 0), len(self.laws) - 1)]
+        layer = time / self.duration * (1 + 1e-12) + 1e-12
+        return self.laws[math.floor(min(max(layer, 0.0), len(self.laws) - 1.0))]
 
     @property
     def components(self) -> tuple[Law, ...]:

@@ -388,12 +388,15 @@ class Termination:
             self.judged[member].lasting = bool(lasting[place])
             if lasting[place] and not pending[place]:
                 outcome, _ = self.deferred.pop(member), self.judged.pop(member)
+                if outcome.name != rule.name:  # another rule was met before, and does not last
+                    message = rule.message(self.view(rows=rows[place : place + 1]), 0)
+                    outcome = Outcome(rule.name, float(when[place]), message)
                 run.finish(int(row), outcome, points[place], float(when[place]))
             elif not lasting[place]:
                 judged = self.judged[member]
                 self.hold[row] = run.t[row] + judged.wait * max(float(taken[row]), float(np.spacing(run.t[row])))
                 judged.wait *= 2.0
-                if isinstance(rule, Steady):
+                if isinstance(rule, Steady) and self.deferred[member].name == rule.name:
                     del self.deferred[member]
 
     def _waits(self, member: int) -> bool:
