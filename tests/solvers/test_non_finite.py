@@ -108,3 +108,19 @@ def test_observables_of_any_size(name: str) -> None:
     for size in (1e-170, 1e-300, 1e170, 1e300):
         found = at.observables.find_observable(name)(Tokens(size * tokens.points))
         torch.testing.assert_close(found, size * plain if grows else plain, rtol=1e-12, atol=0)
+
+
+def test_a_fixed_step_whose_interpolant_overflows_has_failed() -> None:
+    """The end of the step is finite, a coefficient of the interpolant is not."""
+
+    class Pulse(at.Law):
+        """x' = 1e307 sin(40 t): the sums of stages overflow, their end does not."""
+
+        autonomous = False
+
+        def velocity(self, tokens: at.Tokens, time: float = 0.0, *, skip_self: bool = False) -> torch.Tensor:
+            return torch.full_like(tokens.points, 1e307 * np.sin(40.0 * time))
+
+    run = at.flow(Pulse(), at.Tokens(np.ones((1, 1))), until=1.0, method="dop853", step=1.0, adaptive=False, stop=())
+    assert not bool(torch.isnan(run.points).any())
+    assert bool(torch.isfinite(run.final.points).all())

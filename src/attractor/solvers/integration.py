@@ -240,6 +240,10 @@ class Integration:
             self.h = np.where(moving, np.minimum(grown, self._longest_step(begin, end)), self.h)
         else:
             accepted = moving & _is_finite(step.y) & _is_finite(step.f)
+            if step.slopes is not None and self._saves_within(h):  # a stage may overflow although the end does not
+                interpolant = self._make_interpolant(stepper, h, step)
+                assert interpolant is not None
+                accepted &= _is_finite(interpolant().parts.transpose(0, 1))
         rejected = moving & ~accepted
         self.retried = np.where(chosen, rejected, self.retried)
         self.accepted += int(accepted.sum())
@@ -258,6 +262,11 @@ class Integration:
         if implicit and not self.plan.stepper.implicit:
             self._change_to_explicit(moving, accepted, h, step)
         self._remove_ended()
+
+    def _saves_within(self, h: np.ndarray) -> bool:
+        """Whether a save time lies inside a step of some member."""
+        times = self.recorder.times
+        return bool(((times > self.t.min()) & (times < (self.t + h).max())).any())
 
     def _find_stiff(self, stepper: Stepper, accepted: np.ndarray, h: np.ndarray, step: Step) -> np.ndarray:
         """Which members have taken many explicit steps at the limit of stability."""
