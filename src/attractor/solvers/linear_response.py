@@ -223,7 +223,10 @@ class LinearResponse:
     def _is_stable(self, matrix: Tensor) -> Tensor:
         """Whether no deviation grows in the long run: for deviations that are too small to be seen."""
         finite = torch.isfinite(matrix).flatten(1).all(1)
-        values = torch.linalg.eigvals(torch.nan_to_num(matrix, 0.0, 0.0, 0.0))
+        try:
+            values = torch.linalg.eigvals(torch.nan_to_num(matrix, 0.0, 0.0, 0.0))
+        except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]  # the eigenvalues are not known
+            return torch.zeros_like(finite)
         if self.step is not None:
             return finite & (values.abs().amax(-1) <= 1.0 + SLACK)
         return finite & (values.real.amax(-1) <= SLACK * torch.linalg.matrix_norm(matrix))

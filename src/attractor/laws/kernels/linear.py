@@ -24,10 +24,11 @@ class Linear(Kernel):
     mode: ClassVar[Mode | None] = "linear"
     normalised: ClassVar[bool] = False
     signed: ClassVar[bool] = True
+    skips_self: ClassVar[bool] = False
     token_metric: ClassVar[str | None] = "wasserstein"
 
     def attend(self, pairing: Pairing, v: Tensor) -> Tensor:
-        if pairing.hide:  # the own term of a token is no larger than the others, and need not be left out
+        if pairing.hide or pairing.skip_self:
             return pairing.average(pairing.scaled_query, v, None, "linear")
         n = pairing.k.shape[-2]
         keys = pairing.k / n if pairing.masses is None else pairing.k * pairing.masses.unsqueeze(-1)
