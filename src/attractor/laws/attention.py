@@ -199,8 +199,8 @@ class Attention(Law):
     ) -> Tensor:
         """The velocity; ``map_values`` acts on values (..., h, n, r), and ``gate`` maps points to factors of their averages."""
         scalars = self._value_scalars
+        pairing, points = self._pairing(tokens, skip_self and scalars is not None, project)
         kernel = self.kernel
-        pairing, points = self._pairing(tokens, skip_self and kernel.skips_self and scalars is not None, project)
         if self.output is not None or self.value_bias is not None:
             values = points.unsqueeze(-3) @ _with_heads(self.value).to(points).mT
             if self.value_bias is not None:

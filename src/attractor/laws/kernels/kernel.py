@@ -143,8 +143,6 @@ class Kernel(Record):
         scores are :math:`\text{scale}\langle Qx, Ky\rangle`, to which positions and refinements may add; False for distances.
     ``exponential``
         weights are :math:`m_j e^{s_{ij}}`, divided by the partition function or not.
-    ``skips_self``
-        the weight of a token on itself may exceed the others by orders of magnitude, so that its term is left out where it has no effect.
     ``mode``
         the engine mode that gives the weights in one call, which the compiled loop needs; None if there is none. A class with
         another ``attend`` than its base declares its own mode.
@@ -172,7 +170,6 @@ class Kernel(Record):
     smooth: ClassVar[bool] = True
     bilinear: ClassVar[bool] = True
     exponential: ClassVar[bool] = False
-    skips_self: ClassVar[bool] = True
     mode: ClassVar[Mode | None] = None
     scaled_dot_product: ClassVar[bool] = False
     reads_values: ClassVar[bool] = False

@@ -24,15 +24,17 @@ class Linear(Kernel):
     mode: ClassVar[Mode | None] = "linear"
     normalised: ClassVar[bool] = False
     signed: ClassVar[bool] = True
-    skips_self: ClassVar[bool] = False
     token_metric: ClassVar[str | None] = "wasserstein"
 
     def attend(self, pairing: Pairing, v: Tensor) -> Tensor:
-        if pairing.hide or pairing.skip_self:
+        if pairing.hide:
             return pairing.average(pairing.scaled_query, v, None, "linear")
         n = pairing.k.shape[-2]
         keys = pairing.k / n if pairing.masses is None else pairing.k * pairing.masses.unsqueeze(-1)
-        return pairing.scaled_query @ (keys.transpose(-1, -2) @ v)
+        moved = pairing.scaled_query @ (keys.transpose(-1, -2) @ v)
+        if pairing.skip_self:
+            moved = moved - (pairing.scaled_query * keys).sum(-1, keepdim=True) * v
+        return moved
 
     def energy_obstacle(self, total: bool = False, log: bool = False) -> str | None:
         return None
