@@ -81,8 +81,8 @@ struct Termination {
         if (loop.space == Space::euclidean) {
             if (taken < loop.unresolved_spacings * time_spacing(t) || !(now.norm <= loop.bound)) return check;
         }
-        const double left = loop.end - t > 1 ? loop.end - t : 1, size = at_least_tiny(now.norm);
-        const double calm = now.speed * left / (loop.steady * size);
+        const double left = loop.end - t, passed = t - loop.start, size = at_least_tiny(now.norm);
+        const double calm = now.speed * (left > passed ? left : passed) / (loop.steady * size);
         const int64_t streak = calm <= 1 && calm <= loop.calm_growth * loop.last[member] ? loop.streak[member] + 1 : 0;
         const int64_t rest = now.away ? 0 : loop.rest[member] + 1;
         const double since = now.away ? t : loop.anchor_t[member];

@@ -442,7 +442,7 @@ class GaussianMember:
         points = torch.from_numpy(np.vstack((mean[None], factor.T)))[None]
         speeds = torch.from_numpy(np.vstack((drift[None], turned.T)))[None]
         when, size = np.array([self.time]), np.array([self.size])
-        view = View(when, points, speeds, None, self.plan.space, self.plan.until, size)
+        view = View(when, points, speeds, None, self.plan.space, self.plan.until, size, self.plan.start)
         measure = float(rule.measure(view)[0])
         met = measure <= 1.0
         if isinstance(rule, Steady):

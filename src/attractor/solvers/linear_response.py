@@ -198,8 +198,8 @@ class LinearResponse:
         attracts &= (highest <= CALM) | (highest * self.noise * largest.cpu().double() <= allowed)
         return attracts.numpy(), described.numpy()
 
-    def stays_here(self, tolerance: np.ndarray) -> np.ndarray:
-        """Whether no token leaves its present place by more than ``tolerance`` of its size, and none is repelled."""
+    def stays_here(self, tolerance: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """Whether no token leaves its present place by more than ``tolerance`` of its size in some time, and none is repelled."""
         still = ~(self.velocities != 0).flatten(1).any(1).cpu()
         if bool(still.all()):
             return still.numpy()
@@ -207,7 +207,7 @@ class LinearResponse:
         forcing = self.velocities.flatten(1).unsqueeze(-1)
         matrix, spread, forcing, _ = self._reduced(self.points, 0.0 * forcing, forcing, forcing, None, size)
         matrix, forcing, spread = (part.cpu().double() for part in (matrix, forcing, spread))
-        growth = propagate(matrix, forcing, spread, self.left, self.step)
+        growth = propagate(matrix, forcing, spread, torch.from_numpy(time), self.step)
         allowed = torch.from_numpy(tolerance) * size.cpu().double() * self.n**0.5
         return (still | ((growth.peak <= allowed) & (growth.factor <= REPELLING))).numpy()
 

@@ -38,6 +38,7 @@ class View:
     space : the space of the run.
     until : the end of the run.
     size : largest token norm of each member at the start, (members,).
+    start : the start of the run.
     merge : distance below which tokens were merged to one, 0 if they are not.
     """
 
@@ -48,7 +49,13 @@ class View:
     space: Space
     until: float
     size: np.ndarray
+    start: float = 0.0
     merge: float = 0.0
+
+    @property
+    def horizon(self) -> np.ndarray:
+        """Time over which a rest is judged: what is left, or what has passed if that is longer."""
+        return np.maximum(self.until - self.t, self.t - self.start)
 
     def largest(self, values: Tensor) -> np.ndarray:
         """Largest value (members, n) over the tokens of each member, (members,)."""
@@ -171,9 +178,9 @@ class Collapse(Rule):
 
 @dataclass(frozen=True)
 class Steady(Rule):
-    """No token moves any more, and none is repelled tenfold before the end.
+    """No token moves any more, and none is repelled tenfold in the time that is left, or has passed if that is longer.
 
-    At its present speed no token moves by ``tolerance`` of its size before the end, and speeds do not grow; or all tokens have
+    At its present speed no token moves by ``tolerance`` of its size in this time, and speeds do not grow; or all tokens have
     stayed within the integration error for as long as there is time left.
     """
 
@@ -181,9 +188,8 @@ class Steady(Rule):
     name: ClassVar[str] = "steady"
 
     def measure(self, view: View) -> np.ndarray:
-        left = np.maximum(view.until - view.t, 1.0)
         with np.errstate(invalid="ignore", over="ignore"):
-            return view.speeds() * left / (self.tolerance * np.maximum(view.norms(), TINY))
+            return view.speeds() * view.horizon / (self.tolerance * np.maximum(view.norms(), TINY))
 
     def message(self, view: View, index: int) -> str:
         speed, time = float(view.speeds()[index]), float(view.t[index])
@@ -191,7 +197,7 @@ class Steady(Rule):
 
     def judge(self, view: View, response: LinearResponse) -> Verdict:
         noise = NOISE * response.noise.numpy()
-        rests = response.stays_here(np.maximum(self.tolerance, noise))
+        rests = response.stays_here(np.maximum(self.tolerance, noise), view.horizon)
         return Verdict(rests, rests, np.ones_like(rests))
 
 
@@ -308,12 +314,12 @@ class Termination:
         merge = 0.0 if run.merger is None else run.merger.tolerance
         if rows is None or len(rows) == len(run.members):
             size, points = self.size[run.members], run.y if points is None else points
-            return View(run.t, points, run.f, run.alive, plan.space, plan.until, size, merge)
+            return View(run.t, points, run.f, run.alive, plan.space, plan.until, size, plan.start, merge)
         index = torch.from_numpy(rows).to(run.y.device)
         alive = None if run.alive is None else run.alive[index]
         points = run.y[index] if points is None else points
         size = self.size[run.members[rows]]
-        return View(run.t[rows], points, run.f[index], alive, plan.space, plan.until, size, merge)
+        return View(run.t[rows], points, run.f[index], alive, plan.space, plan.until, size, plan.start, merge)
 
     def check(self, accepted: np.ndarray, taken: np.ndarray, first: bool = False) -> None:
         """Check the bound, the user's events and the rules, in that order, after steps of length ``taken``."""
