@@ -58,7 +58,18 @@ from attractor.observables import (
     sharpness,
     token_norm,
 )
-from attractor.solvers import Event, Outcome, Trajectory, flow, load, resume, velocity
+from attractor.solvers import (
+    Event,
+    Outcome,
+    Trajectory,
+    flow,
+    jacobian,
+    load,
+    lyapunov,
+    resume,
+    stability,
+    velocity,
+)
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Gaussian, Tokens
 
@@ -139,7 +150,9 @@ __all__ = [
     "flow",
     "hemisphere_margin",
     "iterate",
+    "jacobian",
     "load",
+    "lyapunov",
     "mean",
     "meanfield",
     "models",
@@ -156,6 +169,7 @@ __all__ = [
     "resume",
     "self_weight",
     "sharpness",
+    "stability",
     "theory",
     "token_norm",
     "trace",

@@ -1,6 +1,8 @@
 """Time integration: ``flow``, the trajectory that it returns, events and stopping rules, stored runs."""
 
 from attractor.solvers.blow_up_approach import Approach, factor_eigenvalues, integrate_to_blow_up
+from attractor.solvers.linear_stability import Jacobian, LinearStability, jacobian, stability
+from attractor.solvers.lyapunov_exponents import Lyapunov, lyapunov
 from attractor.solvers.outcome import Outcome, Statistics
 from attractor.solvers.process_group import is_first_process
 from attractor.solvers.run import check_footprint, enter_space, flow, velocity
@@ -15,6 +17,9 @@ __all__ = [
     "Collapse",
     "Consensus",
     "Event",
+    "Jacobian",
+    "LinearStability",
+    "Lyapunov",
     "Outcome",
     "Rule",
     "Statistics",
@@ -29,9 +34,12 @@ __all__ = [
     "flow",
     "integrate_to_blow_up",
     "is_first_process",
+    "jacobian",
     "load",
+    "lyapunov",
     "resume",
     "save_times",
+    "stability",
     "stepper_named",
     "velocity",
 ]

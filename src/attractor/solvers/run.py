@@ -75,7 +75,7 @@ def velocity(law: Law, state: Tokens, space: Space | str | None = None, time: fl
     Tensor
         Velocities :math:`\Pi_{x_i} v_i(x)` (..., n, d), tangent to the space at each token.
     """
-    space = _space(space)
+    space = space_of(space)
     if not isinstance(law, Law):
         raise InputError(f"velocity needs a law such as Attention(...), got {type(law).__name__}")
     if not isinstance(state, Tokens):
@@ -174,7 +174,7 @@ def flow(
         "engine": engine,
     }
     budget = (max_seconds, max_evaluations)
-    definition = Definition(law, state, _space(space), options, tuple(events))
+    definition = Definition(law, state, space_of(space), options, tuple(events))
     differentiable = any(tensor.requires_grad for part in (law, state, definition.space) for tensor in tensors(part))
     if differentiable and store is not None:
         raise UnsupportedError("gradients do not flow through a store; detach the law and the tokens first")
@@ -302,7 +302,8 @@ def _to_plain(value: Any) -> Any:
     return [value] if isinstance(value, Rule) else list(value) if isinstance(value, tuple) else value
 
 
-def _space(space: Space | str | None) -> Space:
+def space_of(space: Space | str | None) -> Space:
+    """Return the space that a caller means: flat space for None, a named one for a string."""
     if space is None:
         return Euclidean()
     if isinstance(space, str):

@@ -71,11 +71,15 @@ class MemberField:
 
     def jacobian(self, t: float, y: Tensor) -> np.ndarray:
         """The Jacobian (N, N) at y (n, d): in closed form, by reverse-mode differentiation, or by differences."""
+        found = self.derivative(t, y)
+        with distributed.use_group(None):
+            return self._differences(t, y) if found is None else found
+
+    def derivative(self, t: float, y: Tensor) -> np.ndarray | None:
+        """The Jacobian (N, N) at y (n, d) without differences; None if the law cannot be differentiated."""
         with distributed.use_group(None):
             found = self._closed_form(t, y)
-            if found is None:
-                found = self._differentiate(t, y)
-            return self._differences(t, y) if found is None else found
+            return self._differentiate(t, y) if found is None else found
 
     def _closed_form(self, t: float, y: Tensor) -> np.ndarray | None:
         space, field = self.field.space, self.field
