@@ -74,8 +74,8 @@ def test_against_numpy(rng: np.random.Generator, mask: str, exclude_self: bool, 
     np.testing.assert_allclose(law.velocity(tokens).numpy(), moved, rtol=1e-12, atol=1e-13)
 
 
-def test_rounding_does_not_break_ties(rng: np.random.Generator) -> None:
-    """Keys on a line orthogonal to the query have equal scores, but not equal floating-point scores."""
+def test_tolerance_of_ties(rng: np.random.Generator) -> None:
+    """Keys on a line orthogonal to the query have equal scores, but not equal floating-point scores: those tie with a tolerance."""
     query = rng.standard_normal(8)
     along = rng.standard_normal((50, 8))
     along -= np.outer(along @ query, query) / (query @ query)
@@ -84,12 +84,28 @@ def test_rounding_does_not_break_ties(rng: np.random.Generator) -> None:
     visible = np.ones((51, 51), dtype=bool)
     visible[:, 0] = False
     for dtype in (torch.float64, torch.float32):
-        tokens = at.Tokens(x, dtype=dtype)
-        weights = at.Attention(eye, eye, eye, kernel="hardmax", mask=torch.from_numpy(visible)).weights(tokens)
+        tokens, kernel = at.Tokens(x, dtype=dtype), at.Hardmax(tie_tolerance=32 * torch.finfo(dtype).eps)
+        weights = at.Attention(eye, eye, eye, kernel=kernel, mask=torch.from_numpy(visible)).weights(tokens)
         assert torch.equal(weights[0, 0] > 0, torch.tensor([False] + [True] * 50))
-    x[3] += 1e-9 * query  # a difference that the numbers resolve
-    weights = at.Attention(eye, eye, eye, kernel="hardmax", mask=torch.from_numpy(visible)).weights(at.Tokens(x))
+        exact = at.Attention(eye, eye, eye, kernel="hardmax", mask=torch.from_numpy(visible)).weights(tokens)
+        assert int((exact[0, 0] > 0).sum()) < 50
+    x[3] += 1e-9 * query  # a difference above the tolerance
+    kernel = at.Hardmax(tie_tolerance=1e-14)
+    weights = at.Attention(eye, eye, eye, kernel=kernel, mask=torch.from_numpy(visible)).weights(at.Tokens(x))
     assert weights[0, 0].nonzero().flatten().tolist() == [3]
+    with pytest.raises(InputError, match="tie_tolerance"):
+        at.Hardmax(tie_tolerance=-1.0)
+
+
+def test_equal_keys_tie_wherever_they_stand(rng: np.random.Generator) -> None:
+    """The rounding of a score does not depend on the place of the key, so that copies of a token share its weight."""
+    n, d = 67, 7
+    x = rng.standard_normal((n, d))
+    x[[3, 31, 64, 66]] = 10 * x[0]
+    law = at.Attention(*rng.standard_normal((2, 1, d, d)), rng.standard_normal((1, d, d)), kernel="hardmax")
+    weights = law.weights(at.Tokens(x))[0].numpy()
+    assert (weights[:, [3, 31, 64, 66]].std(-1) == 0).all()
+    assert (weights[:, 3] == 0.25).any()
 
 
 def test_limit_of_softmax(rng: np.random.Generator) -> None:
@@ -212,6 +228,45 @@ def test_a_jump_is_crossed_to_the_tolerance() -> None:
     assert run.outcome.name == "reached"
     assert run.stats.rejected > 0
     np.testing.assert_allclose(run.final.points[:, 0], [0.5, 0.5], rtol=1e-6)
+
+
+def averaging_layers(dim: int, alpha: float) -> tuple[at.Law, float]:
+    """The law and the step of x <- x + alpha / (1 + alpha) (mean of the maxima of x - x)."""
+    law = at.Attention.isotropic(dim, 1.0, kernel="hardmax") + at.Affine(-np.eye(dim))
+    return law, alpha / (1 + alpha)
+
+
+@pytest.mark.theorem
+def test_two_leaders_share_a_follower() -> None:
+    """A18: an exact tie of two leaders draws the third token to their mean."""
+    law, step = averaging_layers(2, 1.0)
+    tokens = at.Tokens([[1.0, 1.0], [-1.0, 1.0], [0.0, 0.2]])
+    run = at.flow(law, tokens, until=60 * step, method="layers", step=step, stop=())
+    np.testing.assert_allclose(run.final.points[2], [0.0, 1.0], atol=1e-12)
+    assert torch.equal(run.final.points[:2], tokens.points[:2])
+    assert at.leaders(run.final, law, each=True)[0].tolist() == [True, True, False]
+
+
+@pytest.mark.theorem
+def test_hardmax_layers_contract_hulls_to_leaders() -> None:
+    """A19: in 200 runs no norm falls and no hull grows, leaders stay, and all tokens end at leaders."""
+    runs, layers, step = 200, 120, 0.5
+    law = at.Attention.isotropic(2, 1.0, kernel="hardmax") + at.Affine(-np.eye(2))
+    start = at.Tokens.gaussian(12, 2, seed=3, ensemble=runs)
+    run = at.flow(law, start, until=layers * step, save=layers, method="layers", step=step, stop=())
+    x = run.points.numpy()
+    norms = np.linalg.norm(x, axis=-1)
+    assert int((np.diff(norms, axis=0) < -1e-15 * norms[1:]).sum()) == 0
+    # a hull is inside another if no support function is larger
+    angles = np.linspace(0, 2 * np.pi, 64, endpoint=False)
+    support = (x @ np.stack((np.cos(angles), np.sin(angles)))).max(-2)
+    assert int((np.diff(support, axis=0) > 1e-15).sum()) == 0
+    leads = at.leaders(run.initial, law, each=True)[:, 0].numpy()
+    assert np.abs(x[-1] - x[0])[leads].max() < 1e-14
+    assert leads[np.arange(runs), norms[0].argmax(-1)].all()
+    for points in x[-1]:
+        ends = np.unique(points.round(9), axis=0)  # one point of each cluster
+        assert bool(at.leaders(at.Tokens(ends), law, each=True).all())
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from attractor.states import Tokens
 NAMES = observables.list_observables()
 FURTHER_AXES = {
     "attention_entropy": (2,),
+    "leaders": (2,),
     "self_weight": (2,),
     "tilt": (2,),
     "partition": (2, 7),
@@ -83,7 +84,7 @@ def test_float32_keeps_its_precision(name: str) -> None:
     points = Tokens.gaussian(9, 3, ensemble=2).points
     single = function(Tokens(points, dtype=torch.float32), two_heads(torch.float32))
     double = function(Tokens(points.float()), two_heads())
-    assert single.dtype == (torch.int64 if name == "clusters" else torch.float32)
+    assert single.dtype == (torch.int64 if name in ("clusters", "leaders") else torch.float32)
     torch.testing.assert_close(single.double(), double.double(), rtol=1e-4, atol=1e-5)
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from attractor.errors import UnsupportedError
-from attractor.laws import Attention, Kernel, Rotary
+from attractor.laws import Affine, Attention, Kernel, Rotary
+from attractor.laws.kernels.hardmax import Hardmax
 from attractor.laws.kernels.sigmoid import Sigmoid
 from attractor.laws.kernels.sinkhorn import Sinkhorn
-from attractor.observables import attention_entropy, energy, energy_rate, partition, self_weight, tilt
+from attractor.observables import attention_entropy, energy, energy_rate, leaders, partition, self_weight, tilt
 from attractor.observables import weights as weight_observables
 from attractor.states import Tokens
 
@@ -107,3 +108,34 @@ def test_tilt_of_scores_that_overflow_is_infinite() -> None:
     query = 1e200 * np.eye(2)
     tokens = Tokens(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
     assert float(tilt(tokens, Attention(query, query, np.eye(2)))) == np.inf
+
+
+def test_leaders(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points that see themselves with the largest score, by a loop over tokens; copies of a point count once."""
+    law = heads(rng)
+    x = rng.standard_normal((30, 4))
+    x[[7, 21]] = x[2]
+    masses = np.where(np.arange(30) == 5, 0.0, 1.0)
+    tokens = Tokens(x, masses)
+    for h in range(3):
+        P = law.query[h].numpy().T @ law.key[h].numpy()
+        wanted = [
+            masses[i] > 0
+            and all(
+                x[i] @ P @ x[i] > x[i] @ P @ x[j] for j in range(30) if j != i and masses[j] and (x[i] != x[j]).any()
+            )
+            for i in range(30)
+        ]
+        assert leaders(tokens, law, each=True)[h].tolist() == wanted
+        assert int(leaders(tokens, law)[h]) == sum(wanted) - 2 * wanted[2]
+    whole = leaders(tokens, law, each=True), leaders(tokens, law)
+    monkeypatch.setattr(weight_observables, "PAIRS", 50)
+    assert torch.equal(leaders(tokens, law, each=True), whole[0])
+    assert torch.equal(leaders(tokens, law), whole[1])
+    plain = Attention.isotropic(4, 2.0, kernel="hardmax")
+    longest = int(Tokens(x[:20]).points.norm(dim=-1).argmax())
+    assert bool(leaders(Tokens(x[:20]), plain, each=True)[0, longest])
+    assert torch.equal(leaders(Tokens(x), plain + Affine(-np.eye(4))), leaders(Tokens(x), plain))
+    assert int(leaders(Tokens(x), Attention.isotropic(4, 2.0, kernel=Hardmax(exclude_self=True)))) == 0
+    with pytest.raises(UnsupportedError, match="distances instead"):
+        leaders(Tokens(x), Attention.isotropic(4, 2.0, kernel="l2"))

@@ -30,7 +30,7 @@ from attractor.observables.geometry import (
     token_norm,
 )
 from attractor.observables.registry import Observable, find_observable, list_observables, observable, pairing_of
-from attractor.observables.weights import attention_entropy, self_weight
+from attractor.observables.weights import attention_entropy, leaders, self_weight
 
 __all__ = [
     "TILT_LIMIT",
@@ -52,6 +52,7 @@ __all__ = [
     "has_heavy_tails",
     "head_masses",
     "hemisphere_margin",
+    "leaders",
     "list_observables",
     "mean",
     "observable",

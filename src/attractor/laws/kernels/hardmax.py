@@ -13,7 +13,7 @@ from attractor.errors import InputError, UnsupportedError
 from attractor.laws.kernels.kernel import Kernel, Pairing, option
 
 PAIRS = 1 << 20  # pairs whose scores are held at once
-SLACK = 4.0  # tie tolerance in units of k eps |q_i| max_j |k_j|
+SUMMED = 16  # dimensions up to which scores are summed coordinate by coordinate
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,11 @@ class Hardmax(Kernel):
     r""":math:`w_{ij} = m_j / \sum_{l \in C_i} m_l` for j in :math:`C_i = \{j : s_{ij} = \max_l s_{il}\}`, zero elsewhere: the limit of
     softmax as the scale tends to infinity. Only visible keys of positive mass count; with ``exclude_self`` a token does not see itself.
 
-    Ties. Two keys of equal score seldom have equal floating-point scores. An inner product of k terms has a rounding error of at most
-    :math:`\frac k2\epsilon|q_i||k_j|`, :math:`\epsilon` the machine epsilon, so two equal scores differ by at most
-    :math:`k\epsilon|q_i|\max_j|k_j|`. Scores within four times that number of the largest tie with it; the factor leaves room for the
-    rounding of queries and keys themselves. Differences that are smaller cannot be resolved.
+    Ties are exact by default: keys tie if their floating-point scores are equal. Equal keys have equal scores (in up to 16 dimensions
+    bit for bit, wherever they stand), but keys whose scores are equal by a symmetry need not. ``tie_tolerance`` t lets scores within
+    :math:`t\,|q_i|\max_j|k_j|` of the largest tie with it. A tolerance changes the dynamics: tokens that come close to a leader become
+    keys of its maximum and move it, which a leader of the exact law never does; 4 k :math:`\epsilon`, with head dimension k and machine
+    epsilon :math:`\epsilon`, is the size of the rounding of scores.
 
     The velocity is piecewise smooth and jumps where the largest score changes. An adaptive stepper rejects steps across a jump until
     the jump times the step is below the tolerance, then crosses it: the solution stays accurate to the tolerance, at a cost of several
@@ -41,9 +42,14 @@ class Hardmax(Kernel):
     """
 
     exclude_self: bool = option(False, "Under --kernel hardmax a token does not see itself.")
+    tie_tolerance: float = option(0.0, "Relative difference of scores up to which they tie under --kernel hardmax.")
     name: ClassVar[str] = "hardmax"
     smooth: ClassVar[bool] = False
     reads_values: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tie_tolerance < 1:
+            raise InputError(f"the tie_tolerance of hardmax must be between 0 and 1, got {self.tie_tolerance:g}")
 
     def attend(self, pairing: Pairing, v: Tensor) -> Tensor:
         q, k, masses = pairing.scaled_query, pairing.k, pairing.masses
@@ -51,12 +57,13 @@ class Hardmax(Kernel):
             raise UnsupportedError(
                 "hardmax has no gradient: its weights are piecewise constant; take softmax with a large scale, or detach tokens and law"
             )
-        unit = SLACK * k.shape[-1] * torch.finfo(q.dtype).eps * k.norm(dim=-1).amax(-1)[..., None, None]
-        slack = unit * q.norm(dim=-1, keepdim=True)
+        slack = None
+        if self.tie_tolerance > 0:
+            slack = self.tie_tolerance * k.norm(dim=-1).amax(-1)[..., None, None] * q.norm(dim=-1, keepdim=True)
         keys = torch.arange(k.shape[-2], device=k.device)
         sums = []
         for rows, hidden in pairing.row_blocks(q, k, PAIRS):
-            scores = q[..., rows, :] @ k.mT
+            scores = exact_scores(q[..., rows, :], k)
             hidden = torch.zeros((), dtype=torch.bool, device=k.device) if hidden is None else hidden
             if self.exclude_self:
                 hidden = hidden | (keys == keys[rows].unsqueeze(-1))
@@ -67,7 +74,8 @@ class Hardmax(Kernel):
                     "under hardmax every token must see a key of positive mass; the mask, exclude_self or zero masses leave one without"
                 )
             scores = scores.masked_fill(hidden, -torch.inf)
-            tied = (scores >= scores.amax(-1, keepdim=True) - slack[..., rows, :]) & ~hidden
+            top = scores.amax(-1, keepdim=True)
+            tied = (scores >= (top if slack is None else top - slack[..., rows, :])) & ~hidden
             weights = tied.to(v.dtype) if masses is None else tied * masses.unsqueeze(-2)
             weights = weights / weights.sum(-1, keepdim=True)
             if pairing.skip_self:
@@ -82,6 +90,17 @@ class Hardmax(Kernel):
 
     def closure_obstacle(self, scale: float, masked: bool) -> str:
         return "under the hardmax kernel a Gaussian has no largest score, since its support is unbounded"
+
+
+def exact_scores(q: Tensor, k: Tensor) -> Tensor:
+    """Inner products (..., rows, n) in which equal keys have equal scores: the rounding of a matrix product depends on the place."""
+    if k.shape[-1] > SUMMED:
+        return q @ k.mT
+    columns = (q[..., c, None] * k[..., None, :, c] for c in range(k.shape[-1]))
+    scores = next(columns)
+    for column in columns:
+        scores = scores + column
+    return scores
 
 
 def _is_differentiated(part: Tensor | None) -> bool:
