@@ -172,23 +172,23 @@ class MergeTree:
 
 
 class EventLog(Sequence[EventRecord]):
-    """Events of a run in the order of time: those of the user, and the merges of each member (made from the trees on access)."""
+    """Events of a run in the order of time: those of the ``user``, and the merges of each member (made from the ``trees`` on access)."""
 
     def __init__(
         self, user: Sequence[EventRecord], trees: Sequence[MergeTree], members: Sequence[int] | None = None
     ) -> None:
-        self._user, self._trees = list(user), list(trees)
-        self._members = list(range(len(self._trees)) if members is None else members)
-        self._starts = [0, *accumulate([len(self._user), *map(len, self._trees)])]
+        self.user, self.trees = list(user), list(trees)
+        self._members = list(range(len(self.trees)) if members is None else members)
+        self._starts = [0, *accumulate([len(self.user), *map(len, self.trees)])]
 
     @cached_property
     def _order(self) -> np.ndarray:
-        times = [np.array([event.time for event in self._user]), *(tree.rows[:, 0] for tree in self._trees)]
+        times = [np.array([event.time for event in self.user]), *(tree.rows[:, 0] for tree in self.trees)]
         return np.argsort(np.concatenate(times), kind="stable")
 
     @cached_property
     def _sizes(self) -> list[np.ndarray]:
-        return [tree.sizes() for tree in self._trees]
+        return [tree.sizes() for tree in self.trees]
 
     @classmethod
     def from_events(cls, events: Sequence[EventRecord]) -> EventLog:
@@ -197,17 +197,17 @@ class EventLog(Sequence[EventRecord]):
 
     def select(self, member: int) -> EventLog:
         """The events of one member."""
-        own = [event for event in self._user if event.member == member]
-        return EventLog(own, [self._trees[member]] if member < len(self._trees) else [], [member])
+        own = [event for event in self.user if event.member == member]
+        return EventLog(own, [self.trees[member]] if member < len(self.trees) else [], [member])
 
     @property
     def merges(self) -> int:
         """Number of events that are merges."""
-        return len(self) - len(self._user)
+        return len(self) - len(self.user)
 
     def thin(self, which: Callable[[np.ndarray], np.ndarray]) -> list[EventRecord]:
         """All events of the user and the merges that ``which`` selects from their indices, in the order of time."""
-        own = self._order < len(self._user)
+        own = self._order < len(self.user)
         picked = np.concatenate([np.flatnonzero(own), which(np.flatnonzero(~own))])
         return [self._event(place) for place in self._order[np.sort(picked)].tolist()]
 
@@ -235,8 +235,8 @@ class EventLog(Sequence[EventRecord]):
         part = bisect_right(self._starts, place) - 1
         merge = place - self._starts[part]
         if part == 0:
-            return self._user[merge]
-        tree, size = self._trees[part - 1], int(self._sizes[part - 1][merge])
+            return self.user[merge]
+        tree, size = self.trees[part - 1], int(self._sizes[part - 1][merge])
         time, _, _, mass = tree.rows[merge].tolist()
         return EventRecord("merge", time, mass, size, self._members[part - 1], partial(tree.leaves, merge))
 

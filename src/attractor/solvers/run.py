@@ -7,6 +7,7 @@ import time as clock
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,8 +26,9 @@ from attractor.solvers.gaussian_integration import GaussianIntegration
 from attractor.solvers.integration import Execution, Integration, Plan
 from attractor.solvers.merging import EventLog, Merger
 from attractor.solvers.native_loop import LOOP_SECONDS, is_supported
+from attractor.solvers.observation import integrate_and_observe, named_observables
 from attractor.solvers.outcome import Statistics
-from attractor.solvers.process_group import join_processes
+from attractor.solvers.process_group import ProcessGroup, join_processes
 from attractor.solvers.saving import Recorder, save_times
 from attractor.solvers.steppers.stepper import Stepper, default_method, implicit_method, stepper_named
 from attractor.solvers.store import Definition
@@ -97,6 +99,7 @@ def flow(
     until: float | None = None,
     start: float = 0.0,
     save: Any = None,
+    observe: Any = None,
     method: str | None = None,
     rtol: float | None = None,
     atol: float | None = None,
@@ -128,6 +131,9 @@ def flow(
     save : times to save: None for a default grid, an integer for that many equal intervals, or a list. Saved states come from
         dense output and need no additional steps; only a step of DOP853 that contains one needs three more evaluations. Rules
         end the run only after the last time of a list.
+    observe : observables to evaluate at the save times instead of keeping the points: a name, a function
+        ``f(tokens, law=..., space=...)``, a list of these, or a mapping from names to them. Their values are ``observed[name]``
+        (S, ...) of the trajectory. A large ensemble is integrated in chunks of members, so that memory holds the states of one.
     method : "dop853", "dopri5" (adaptive), "radau9", "radau5" (adaptive and implicit, for stiff systems), "rk4", "euler" (fixed
         ``step``), "layers" (discrete layers of size ``step``). The default is an explicit method that depends on ``rtol``; members
         whose steps are limited by stability change to "radau9" (``rtol`` up to 1e-6) or "radau5", and back where explicit steps
@@ -176,6 +182,9 @@ def flow(
     budget = (max_seconds, max_evaluations)
     definition = Definition(law, state, space_of(space), options, tuple(events))
     differentiable = any(tensor.requires_grad for part in (law, state, definition.space) for tensor in tensors(part))
+    observables = None if observe is None else named_observables(observe)
+    if observables is not None and store is not None:
+        raise UnsupportedError("a store keeps points, and observe=... keeps none: leave out one of them")
     if differentiable and store is not None:
         raise UnsupportedError("gradients do not flow through a store; detach the law and the tokens first")
     with (
@@ -187,20 +196,42 @@ def flow(
         execution = Execution(engines=used, loop_seconds=0.0 if callable(progress) else longest)
         if group is not None:
             execution = replace(execution, clock=group.synchronise, processes=group.size)
-        run = prepare(definition, budget, execution, differentiable)
-        if group is not None:
-            group.check_agreement(definition, {"budget": budget, "store": (store is None, resume)})
-        precision = None if store is None else checkpoints.find_precision(store, resume, group)
-        if precision not in (None, run.y.dtype):  # a stored run continues as it was begun
-            run = prepare(definition, budget, execution, differentiable, precision)
-        with show_progress(progress, run.plan, group is None or group.rank == 0) as after_step:
-            if store is None:
-                run.run(after_step)
-            else:
-                checkpoints.run_with_store(run, store, definition, resume, after_step, group)
-        if group is not None:
-            group.wait_for_all()
-        return make_trajectory(run, definition)
+        integrate = partial(_integrate, execution, group, differentiable, store=store, resume=resume)
+        if observables is None:
+            return integrate(definition, budget, progress=progress)
+        inner = progress if callable(progress) else False
+        first = progress is True and (group is None or group.rank == 0)
+        with progress_bar("flow", first, total=state.batch_shape.numel()) as update:
+            parts = partial(integrate, progress=inner)
+            return integrate_and_observe(definition, observables, budget, differentiable, parts, update)
+
+
+def _integrate(
+    execution: Execution,
+    group: ProcessGroup | None,
+    differentiable: bool,
+    definition: Definition,
+    budget: tuple[float | None, float | None],
+    *,
+    progress: Any,
+    store: str | Path | None,
+    resume: bool,
+) -> Trajectory:
+    """Carry out a run."""
+    run = prepare(definition, budget, execution, differentiable)
+    if group is not None:
+        group.check_agreement(definition, {"budget": budget, "store": (store is None, resume)})
+    precision = None if store is None else checkpoints.find_precision(store, resume, group)
+    if precision not in (None, run.y.dtype):  # a stored run continues as it was begun
+        run = prepare(definition, budget, execution, differentiable, precision)
+    with show_progress(progress, run.plan, group is None or group.rank == 0) as after_step:
+        if store is None:
+            run.run(after_step)
+        else:
+            checkpoints.run_with_store(run, store, definition, resume, after_step, group)
+    if group is not None:
+        group.wait_for_all()
+    return make_trajectory(run, definition)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -59,6 +59,7 @@ class Trajectory:
     law, space, initial : what was integrated; ``law`` is None for a stored Python function.
     events : merges and events of the user, in the order of time.
     definition, record : what ``save`` writes; None for a trajectory that does not come from ``flow``.
+    observed : values (S, ...) of the observables that were evaluated during the run, by name; the run then kept no points.
     """
 
     times: Tensor
@@ -72,13 +73,14 @@ class Trajectory:
     events: Sequence[EventRecord] = ()
     definition: Definition | None = field(default=None, repr=False)
     record: RunRecord | None = field(default=None, repr=False)
+    observed: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     def to(self, device: str | torch.device) -> Trajectory:
         """Return the trajectory with its tensors on a device; it can no longer be saved."""
         device = torch.device(device)
         if self.points.device == device:
             return self
-        names = ("points", "final", "law", "space", "initial")
+        names = ("points", "final", "law", "space", "initial", "observed")
         return replace(self, record=None, **{name: move_tensors(getattr(self, name), device) for name in names})
 
     @property
@@ -134,7 +136,8 @@ class Trajectory:
         """Return one member of an ensemble as a trajectory; ``index`` refers to the flattened ensemble."""
         if not self.initial.batch_shape:
             return self
-        flat = self.points.reshape(len(self.times), -1, *self.points.shape[-2:])[:, index]
+        members = self.initial.batch_shape.numel()
+        flat = self.points.reshape(len(self.points), members, *self.points.shape[-2:])[:, index]
         law = self.law if self.law is None else self.law.member(torch.tensor([index]))
         initial = self.tokens if isinstance(self.initial, Tokens) else None
         if initial is None:
@@ -146,7 +149,23 @@ class Trajectory:
         start = Tokens.unchecked(initial.points.reshape(-1, *initial.points.shape[-2:])[index], *rows)
         final = Tokens.unchecked(self.final.points.reshape(-1, self.n, self.dim)[index], *rows)  # type: ignore[union-attr]
         events = EventLog.from_events(self.events).select(index)
-        return Trajectory(self.times, flat, final, (self.outcomes[index],), self.stats, law, self.space, start, events)
+        axes = len(self.initial.batch_shape)
+        observed = {
+            name: found.reshape(len(found), members, *found.shape[1 + axes :])[:, index]
+            for name, found in self.observed.items()
+        }
+        return Trajectory(
+            self.times,
+            flat,
+            final,
+            (self.outcomes[index],),
+            self.stats,
+            law,
+            self.space,
+            start,
+            events,
+            observed=observed,
+        )
 
     def state(self, index: int) -> Tokens | Gaussian:
         """The state at one saved time."""
@@ -173,9 +192,12 @@ class Trajectory:
         Tensor
             (S, ...), one value (or array) for each saved time and member.
         """
+        if isinstance(observable, str) and observable in self.observed and not options:
+            return self.observed[observable]
         function = find_observable(observable) if isinstance(observable, str) else observable
         if len(self.times) == 0:
             raise InputError("the run has no saved states to observe; give save times")
+        self._check_points("further observables need them")
         if self.law is not None and not self.law.autonomous:
             states = [
                 function(self.state(k), law=self._law_at(float(t)), space=self.space, **options)
@@ -187,7 +209,19 @@ class Trajectory:
             torch.as_tensor(function(self._slice(slice(k, k + step)), law=self.law, space=self.space, **options))
             for k in range(0, len(self.times), step)
         ]
+        if any(part.ndim == 0 for part in parts):
+            raise InputError(
+                "an observable gives one value (or array) for each state, and this one gave a single number for several"
+            )
         return torch.cat(parts)
+
+    def _check_points(self, why: str) -> None:
+        if len(self.points) < len(self.times):
+            kept = ", ".join(self.observed) or "none"
+            raise UnsupportedError(
+                f"this run kept observables ({kept}) and no points, and {why}: give them to flow(..., observe=[...]), or leave out "
+                "observe to keep the points"
+            )
 
     def cite(self) -> str:
         """Return BibTeX entries of the toolkit, the law, the space and the method of this run."""
@@ -200,6 +234,7 @@ class Trajectory:
 
     def save(self, path: str | Path) -> None:
         """Write the run to a Zarr store, for ``attractor.load``."""
+        self._check_points("a store holds points")
         if self.record is None or self.definition is None:
             raise UnsupportedError("this trajectory did not come from a flow, so there is no run to store")
         write_run(self.record, self.definition, path)
@@ -234,6 +269,7 @@ class Trajectory:
             raise UnsupportedError("a run of a Gaussian has no tokens to draw; plot its means and covariances instead")
         if len(self.times) == 0:
             raise InputError("the run has no saved states to draw; give save times")
+        self._check_points("a figure shows them")
         if not 0 <= member < len(self.outcomes):
             raise InputError(f"the run has {len(self.outcomes)} members, numbered from 0; there is no member {member}")
         run, space, surface = self.member(member), self.space, self.space.surface(self.dim)
@@ -308,7 +344,7 @@ class Trajectory:
                 for when, (tokens, time) in states.items()
             }
             if name in observe and len(self.times):
-                report[name]["values"] = self.observe(function)
+                report[name]["values"] = self.observe(name)
         return report
 
     def _law_at(self, time: float) -> Law | None:
@@ -317,7 +353,7 @@ class Trajectory:
 
     def draw_curve(self) -> str:
         """Return an SVG of the pairwise distance of tokens, or of the trace of the covariance, of the first member."""
-        if len(self.times) < 2:
+        if len(self.points) < 2:
             return ""
         step = max(1, self.points.numel() // MAX_DRAWN)
         rows = self.points[::step].detach()
