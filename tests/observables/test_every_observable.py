@@ -84,7 +84,7 @@ def test_float32_keeps_its_precision(name: str) -> None:
     points = Tokens.gaussian(9, 3, ensemble=2).points
     single = function(Tokens(points, dtype=torch.float32), two_heads(torch.float32))
     double = function(Tokens(points.float()), two_heads())
-    assert single.dtype == (torch.int64 if name in ("clusters", "leaders") else torch.float32)
+    assert single.dtype == (torch.int64 if name in ("clusters", "kernel_clusters", "leaders") else torch.float32)
     torch.testing.assert_close(single.double(), double.double(), rtol=1e-4, atol=1e-5)
 
 
@@ -122,7 +122,17 @@ def test_the_order_of_tokens_changes_nothing(name: str, seed: int, n: int, dim: 
     torch.testing.assert_close(before, after, rtol=1e-9, atol=1e-10)
 
 
-SCALE_FREE = ["clusters", "cluster_sizes", "consensus_metric", "cosine", "cosine_min", "effective_rank", "sharpness"]
+SCALE_FREE = [
+    "clusters",
+    "cluster_entropy",
+    "cluster_sizes",
+    "consensus_metric",
+    "cosine",
+    "cosine_min",
+    "effective_rank",
+    "pair_fraction",
+    "sharpness",
+]
 LENGTHS = ["token_norm", "diameter", "consensus_gap", "hemisphere_margin"]
 
 

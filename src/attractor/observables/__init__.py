@@ -6,7 +6,7 @@ are those of the space if one is given, Euclidean otherwise. A new file with a f
 observable, known by its name.
 """
 
-from attractor.observables.clustering import cluster_sizes, clusters
+from attractor.observables.clustering import cluster_entropy, cluster_sizes, clusters, kernel_clusters
 from attractor.observables.consensus import consensus_gap, consensus_metric, hemisphere_margin
 from attractor.observables.energies import (
     TILT_LIMIT,
@@ -25,6 +25,7 @@ from attractor.observables.geometry import (
     diameter,
     effective_rank,
     mean,
+    pair_fraction,
     pairwise_distance,
     sharpness,
     token_norm,
@@ -36,6 +37,7 @@ __all__ = [
     "TILT_LIMIT",
     "Observable",
     "attention_entropy",
+    "cluster_entropy",
     "cluster_sizes",
     "clusters",
     "consensus_gap",
@@ -52,10 +54,12 @@ __all__ = [
     "has_heavy_tails",
     "head_masses",
     "hemisphere_margin",
+    "kernel_clusters",
     "leaders",
     "list_observables",
     "mean",
     "observable",
+    "pair_fraction",
     "pairing_of",
     "pairwise_distance",
     "partition",

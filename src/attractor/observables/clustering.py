@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.errors import InputError
-from attractor.laws import Law
+from attractor.errors import InputError, UnsupportedError
+from attractor.laws import Attention, Law
 from attractor.observables.geometry import centre_tokens, has_mass, token_norm
-from attractor.observables.registry import observable
+from attractor.observables.registry import Times, evaluate_at_times, observable, pairing_of
 from attractor.spaces import Space
 from attractor.states import Tokens
 
@@ -191,6 +191,79 @@ def cluster_sizes(
     weights = tokens.weights.expand(*tokens.batch_shape, tokens.n).reshape(-1, tokens.n)
     sizes = torch.zeros_like(weights).scatter_add(-1, roots.clamp_min(0), torch.where(roots >= 0, weights, 0.0))
     return sizes.sort(dim=-1, descending=True).values.reshape(*tokens.batch_shape, tokens.n)
+
+
+@observable
+def cluster_entropy(
+    tokens: Tokens, law: Law | None = None, space: Space | None = None, *, radius: float | None = None
+) -> Tensor:
+    r"""Entropy of the masses of the clusters in nats, shape (...): 0 for one cluster, log k for k of equal mass.
+
+    :math:`-\sum_k p_k \log p_k`, p the masses of ``cluster_sizes`` divided by their sum.
+    """
+    sizes = cluster_sizes(tokens, law, space, radius=radius)
+    shares = sizes / sizes.sum(-1, keepdim=True)
+    return -torch.special.xlogy(shares, shares).sum(-1).clamp(max=0.0)
+
+
+WIDTHS = 2.0  # of the kernel, within which a cluster has no second peak
+
+
+@observable
+def kernel_clusters(
+    tokens: Tokens,
+    law: Law | None = None,
+    space: Space | None = None,
+    *,
+    widths: float = WIDTHS,
+    time: Times = None,
+) -> Tensor:
+    r"""Number of clusters at the scale of the kernel, shape (...), whole numbers.
+
+    They are the peaks of the density :math:`f_i = \sum_j m_j e^{-D_{ij}}`, where :math:`D_{ij}` is the larger of
+    :math:`s_{ii} - s_{ij}` and :math:`s_{jj} - s_{ji}` (and the largest over heads): how much less than itself a token sees the other.
+    Token i is a peak if no token with :math:`D_{ij} \le \text{widths}^2/2` has a higher density. For
+    :math:`Q^\top K = \beta I` on the unit sphere :math:`D_{ij} = \beta|x_i - x_j|^2/2`, so the kernel has the width
+    :math:`\beta^{-1/2}`, and two equal point masses count as two where they are more than two widths apart: where the density
+    between them has a minimum. Masks are ignored; tokens of mass 0 do not count.
+    """
+    if not 0 < widths < float("inf"):
+        raise InputError(f"widths must be a positive number, got {widths}")
+    return evaluate_at_times(
+        "kernel_clusters", lambda state, attention: _count_peaks(state, attention, widths**2 / 2.0), tokens, law, time
+    )
+
+
+def _count_peaks(tokens: Tokens, law: Attention, reach: float) -> Tensor:
+    pairing, n = pairing_of(law, tokens), tokens.n
+    logits = law.kernel.logits(pairing, torch.zeros_like(pairing.q[..., 0]))
+    if logits is None:
+        raise UnsupportedError(
+            f"{law.kernel.name} attention has no exponential weights, so its kernel has no width: count clusters with a radius"
+        )
+    q, k, function, bias = logits.q, logits.k, logits.function, logits.bias
+    own = function((q * k).sum(-1)) + bias
+    height = max(1, PAIRS // max(1, tokens.batch_shape.numel() * law.heads * n))
+    blocks = [slice(start, start + height) for start in range(0, n, height)]
+
+    def separations(rows: slice) -> Tensor:
+        there = function(q[..., rows, :] @ k.mT) + bias.unsqueeze(-2)
+        back = function(k[..., rows, :] @ q.mT) + bias[..., rows, None]
+        apart = torch.maximum(own[..., rows, None] - there, own.unsqueeze(-2) - back)
+        return apart.amax(-3)
+
+    weights = tokens.weights.expand(*tokens.batch_shape, n)
+    density = torch.cat(
+        [(torch.exp(-separations(rows).clamp_min(0.0)) * weights.unsqueeze(-2)).sum(-1) for rows in blocks], -1
+    )
+    taking_part, place = weights > 0, torch.arange(n, device=density.device)
+    count = torch.zeros(tokens.batch_shape, dtype=torch.int64, device=density.device)
+    for rows in blocks:
+        here, all_ = density[..., rows, None], density.unsqueeze(-2)
+        higher = (all_ > here) | ((all_ == here) & (place < place[rows, None]))
+        hidden = ((separations(rows) <= reach) & higher & taking_part.unsqueeze(-2)).any(-1)
+        count += (taking_part[..., rows] & ~hidden).sum(-1)
+    return count
 
 
 def _roots(tokens: Tokens, space: Space | None, radius: float | None) -> np.ndarray:

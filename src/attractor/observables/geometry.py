@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Literal
 
 import torch
@@ -238,6 +239,34 @@ def cosine(tokens: Tokens, law: Law | None = None, space: Space | None = None) -
     """
     pairs = sum_off_diagonal(tokens.weights.unsqueeze(-1) * unit_directions(tokens, space))
     return safe_quotient(pairs, pair_mass(tokens), 1.0).clamp(-1.0, 1.0)
+
+
+@observable
+def pair_fraction(
+    tokens: Tokens, law: Law | None = None, space: Space | None = None, *, threshold: float = 0.999
+) -> Tensor:
+    r"""Fraction of pairs of different tokens with a cosine above ``threshold``, shape (...) [geshkovski2023mathematical].
+
+    :math:`\sum_{i\ne j} m_i m_j 1[\cos(x_i, x_j) > \text{threshold}] / \sum_{i\ne j} m_i m_j`.
+    A token at the origin has cosine 0 with every other; a single token has the fraction 1.
+    """
+    if not -1.0 <= threshold <= 1.0:
+        raise InputError(f"the threshold of a cosine lies between -1 and 1, got {threshold}")
+    units, n = unit_directions(tokens, space).flatten(0, -3), tokens.n
+    weights = None if tokens.masses is None else tokens.masses.expand(*tokens.batch_shape, n).reshape(-1, n)
+    found, height = torch.zeros_like(units[:, 0, 0]), max(1, min(n, PAIRS // n))
+    step = max(1, PAIRS // (n * height))
+    for first, start in product(range(0, len(units), step), range(0, n, height)):
+        states, rows = slice(first, first + step), slice(start, start + height)
+        above = units[states, rows] @ units[states].mT > threshold
+        above.diagonal(start, -2, -1)[...] = False
+        if weights is None:
+            found[states] += torch.count_nonzero(above, dim=(-2, -1))
+        else:
+            pairs = torch.where(above, weights[states, None], 0.0).sum(-1)
+            found[states] += (weights[states, rows] * pairs).sum(-1)
+    total = float(n * (n - 1)) if weights is None else pair_mass(tokens)
+    return safe_quotient(found.reshape(tokens.batch_shape), torch.as_tensor(total).to(found), 1.0).clamp(0.0, 1.0)
 
 
 @observable
