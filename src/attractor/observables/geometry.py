@@ -252,7 +252,7 @@ def pair_fraction(
     """
     if not -1.0 <= threshold <= 1.0:
         raise InputError(f"the threshold of a cosine lies between -1 and 1, got {threshold}")
-    units, n = unit_directions(tokens, space).flatten(0, -3), tokens.n
+    units, n = unit_directions(tokens, space).reshape(-1, tokens.n, tokens.dim), tokens.n
     weights = None if tokens.masses is None else tokens.masses.expand(*tokens.batch_shape, n).reshape(-1, n)
     found, height = torch.zeros_like(units[:, 0, 0]), max(1, min(n, PAIRS // n))
     step = max(1, PAIRS // (n * height))
