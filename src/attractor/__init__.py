@@ -64,6 +64,7 @@ from attractor.observables import (
 )
 from attractor.solvers import (
     Event,
+    Noise,
     Outcome,
     Trajectory,
     flow,
@@ -117,6 +118,7 @@ __all__ = [
     "Law",
     "LayerNorm",
     "Linear",
+    "Noise",
     "NormedAttention",
     "Outcome",
     "RMSNorm",

@@ -23,11 +23,11 @@ _registry: dict[str, type[Record]] = {}
 class Record:
     """Base class of dataclasses that ``encode`` and ``decode`` support; subclasses are registered by name."""
 
-    kind: ClassVar[str] = "Record"
+    record_name: ClassVar[str] = "Record"
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.kind = cls.__name__
+        cls.record_name = cls.__name__
         _registry[cls.__name__] = cls
 
     def citations(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def encode(value: Any, arrays: dict[str, np.ndarray] | None = None) -> tuple[Any
 def _encode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, Record):
         fields = {field.name: _encode(getattr(value, field.name), arrays) for field in _fields(value)}
-        return {"record": value.kind, "fields": fields}
+        return {"record": value.record_name, "fields": fields}
     if isinstance(value, torch.Tensor):
         name = f"array{len(arrays)}"
         arrays[name] = value.detach().cpu().numpy()
@@ -106,7 +106,7 @@ def find_modules(data: Any) -> dict[str, str]:
         return {}
     found, kind = find_modules(list(data.values())), _registry.get(data.get("record", ""))
     outside = kind is not None and kind.__module__.partition(".")[0] != __name__.partition(".")[0]
-    return {kind.kind: kind.__module__, **found} if kind is not None and outside else found
+    return {kind.record_name: kind.__module__, **found} if kind is not None and outside else found
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

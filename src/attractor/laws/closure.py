@@ -75,11 +75,13 @@ class Closure(Law):
 
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         mean, factor = tokens.points[..., 0, :], tokens.points[..., 1:, :].mT
-        at = getattr(self.law, "at", None)
-        slope, drift = _summed(
-            [moment_rates(part, mean, factor) for part in summands(self.law if at is None else at(time))]
-        )
+        slope, drift = self.rates(mean, factor, time)
         return torch.cat((drift.unsqueeze(-2), (slope @ factor).mT), dim=-2)
+
+    def rates(self, mean: Tensor, factor: Tensor, time: float) -> Moments:
+        """B (..., d, d) and the velocity of the mean (..., d), for a mean and a factor of the covariance."""
+        at = getattr(self.law, "at", None)
+        return _summed([moment_rates(part, mean, factor) for part in summands(self.law if at is None else at(time))])
 
 
 def summands(law: Law) -> tuple[Law, ...]:

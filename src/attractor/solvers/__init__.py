@@ -3,6 +3,7 @@
 from attractor.solvers.blow_up_approach import Approach, factor_eigenvalues, integrate_to_blow_up
 from attractor.solvers.linear_stability import Jacobian, LinearStability, jacobian, stability
 from attractor.solvers.lyapunov_exponents import Lyapunov, lyapunov
+from attractor.solvers.noise import Noise
 from attractor.solvers.outcome import Outcome, Statistics
 from attractor.solvers.process_group import is_first_process
 from attractor.solvers.run import check_footprint, enter_space, flow, velocity
@@ -20,6 +21,7 @@ __all__ = [
     "Jacobian",
     "LinearStability",
     "Lyapunov",
+    "Noise",
     "Outcome",
     "Rule",
     "Statistics",

@@ -16,6 +16,7 @@ from attractor.laws import Law
 from attractor.solvers.cuda_graph import StepGraph
 from attractor.solvers.merging import Merger, MergeTree, RowMap
 from attractor.solvers.native_loop import LOOP_SECONDS, NativeLoop, is_supported, make_native_loop
+from attractor.solvers.noise import Noise
 from attractor.solvers.outcome import EventRecord, Outcome
 from attractor.solvers.saving import History, Recorder, to_numpy, to_tensor
 from attractor.solvers.step_control import StepControl
@@ -51,6 +52,18 @@ class Plan:
     max_seconds: float = float("inf")
     max_evaluations: float = float("inf")
     native: bool = False  # whether the native loop may be used
+    noise: Noise | None = None
+
+    @property
+    def discrete(self) -> bool:
+        """Whether states exist at the ends of steps only."""
+        return self.stepper.discrete or self.noise is not None
+
+    def edges(self) -> list[float]:
+        """Start, times where the law or the noise is not smooth, and end: steps end at each."""
+        inside = self.law.breaks(self.start, self.until)
+        inside = inside if self.noise is None else sorted({*inside, *self.noise.breaks(self.start, self.until)})
+        return [self.start, *inside, self.until]
 
 
 @dataclass(frozen=True)
@@ -124,7 +137,7 @@ class Integration:
         self.now = self.execution.clock(self)
         began = self.now - self.seconds
         self.termination.start_budget(self.now, self.field.evaluations)
-        edges = [self.plan.start, *self.plan.law.breaks(self.plan.start, self.plan.until), self.plan.until]
+        edges = self.plan.edges()
         while self.segment < len(edges) - 1 and len(self.members):
             begin, end = edges[self.segment], edges[self.segment + 1]
             self.field.law = self.plan.law.between(begin, end).member(torch.from_numpy(self.members))
@@ -404,13 +417,17 @@ class Integration:
     # ------------------------------------------------------------------ members that end
 
     def _finish_reached(self, accepted: np.ndarray) -> None:
-        reached = Outcome("reached", self.plan.until, f"the requested time {self.plan.until:g} was reached")
+        reached = self._reached()
         rows = np.flatnonzero(accepted & ((self.plan.until - self.t) - self.t_low <= 0) & ~self.ended)
         if not len(rows):
             return
         finals = self.expand(self.y if len(rows) == len(self.y) else self.y[torch.from_numpy(rows)], rows)
         for row, final in zip(rows.tolist(), finals, strict=True):
             self._end(row, self.termination.final_outcome(row, reached), final, self.plan.until)
+
+    def _reached(self) -> Outcome:
+        """The outcome of members that are neither at rest nor together at the end."""
+        return Outcome("reached", self.plan.until, f"the requested time {self.plan.until:g} was reached")
 
     def finish(self, row: int, outcome: Outcome, points: Tensor, end: float) -> None:
         """End a member at some points."""

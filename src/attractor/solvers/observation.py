@@ -128,7 +128,10 @@ def _select(definition: Definition, begin: int, end: int) -> Definition:
     else:
         index = torch.arange(begin, end)
     tokens = Tokens.unchecked(state.points.reshape(-1, state.n, state.dim)[begin:end], *rows)
-    return replace(definition, law=law if law is None or index is None else law.member(index), state=tokens)
+    if index is None:
+        return replace(definition, state=tokens)
+    noise = None if definition.noise is None else definition.noise.restrict(index)
+    return replace(definition, law=None if law is None else law.member(index), state=tokens, noise=noise)
 
 
 def _evaluate(name: str, function: Observable, run: Trajectory) -> Tensor:

@@ -26,6 +26,8 @@ from attractor.solvers.gaussian_integration import GaussianIntegration
 from attractor.solvers.integration import Execution, Integration, Plan
 from attractor.solvers.merging import EventLog, Merger
 from attractor.solvers.native_loop import LOOP_SECONDS, is_supported
+from attractor.solvers.noise import DiffusingClosure, Noise
+from attractor.solvers.noisy_integration import NoisyIntegration, find_step_ends, noisy_method
 from attractor.solvers.observation import integrate_and_observe, named_observables
 from attractor.solvers.outcome import Statistics
 from attractor.solvers.process_group import ProcessGroup, join_processes
@@ -36,7 +38,7 @@ from attractor.solvers.termination import Event as UserEvent
 from attractor.solvers.termination import Rule, select_rules
 from attractor.solvers.trajectory import Trajectory
 from attractor.spaces import Euclidean, Space, space_named
-from attractor.states import Gaussian, Tokens, is_in_range, split_size
+from attractor.states import Gaussian, Tokens, factor_of, is_in_range, split_size
 
 SHORTEST, LONGEST = 1e-290, 1e300  # lengths of a run; shorter and longer ones leave the range of float64 in between
 MAX_STEPS = 1e9  # of a fixed length; they take days
@@ -96,6 +98,7 @@ def flow(
     state: Tokens | Gaussian,
     *,
     space: Space | str | None = None,
+    noise: Noise | None = None,
     until: float | None = None,
     start: float = 0.0,
     save: Any = None,
@@ -119,13 +122,16 @@ def flow(
     r"""Integrate a law from ``start`` to ``until``.
 
     Tokens solve :math:`\dot x_i = \Pi_{x_i} v_i(x)` with the velocity v of the law and the projection :math:`\Pi` on the tangent
-    space. A Gaussian follows the closure of the same equation for its mean and covariance.
+    space. A Gaussian follows the closure of the same equation for its mean and covariance. With noise tokens solve the stochastic
+    equation of :class:`attractor.Noise`, and the covariance of a Gaussian has the additional rate :math:`2\epsilon I`.
 
     Parameters
     ----------
     law : gives every token its velocity.
     state : Tokens with points (..., n, d), or a Gaussian; leading axes are an ensemble, whose members are independent.
     space : Euclidean() (default), Sphere(), Ellipsoid(W), or a name.
+    noise : Noise(strength), the random part of the motion; needs ``step``. Steps are fixed, and end at ``until`` (the last one is shorter
+        if ``until`` is no multiple of the step, and the outcome says so); states are saved at ends of steps; no rule ends the run.
     until : final time; may be omitted for a Stack (its depth) or with explicit save times (the last of them).
     start : initial time.
     save : times to save: None for a default grid, an integer for that many equal intervals, or a list. Saved states come from
@@ -135,7 +141,9 @@ def flow(
         ``f(tokens, law=..., space=...)``, a list of these, or a mapping from names to them. Their values are ``observed[name]``
         (S, ...) of the trajectory. A large ensemble is integrated in chunks of members, so that memory holds the states of one.
     method : "dop853", "dopri5" (adaptive), "radau9", "radau5" (adaptive and implicit, for stiff systems), "rk4", "euler" (fixed
-        ``step``), "layers" (discrete layers of size ``step``). The default is an explicit method that depends on ``rtol``; members
+        ``step``), "layers" (discrete layers of size ``step``); with noise "strang2" (weak order 2, default) or "euler" (weak order
+        1, default with common noise on curved spaces and noise of the kind "layer"). The default is an explicit method that
+        depends on ``rtol``; members
         whose steps are limited by stability change to "radau9" (``rtol`` up to 1e-6) or "radau5", and back where explicit steps
         cost less (``stats.switches``). A Gaussian is by default integrated in rescaled time, which resolves blow-up, and by an
         implicit method where it is stiff.
@@ -180,8 +188,9 @@ def flow(
         "engine": engine,
     }
     budget = (max_seconds, max_evaluations)
-    definition = Definition(law, state, space_of(space), options, tuple(events))
-    differentiable = any(tensor.requires_grad for part in (law, state, definition.space) for tensor in tensors(part))
+    definition = Definition(law, state, space_of(space), options, tuple(events), noise)
+    inputs = (law, state, definition.space, noise)
+    differentiable = any(tensor.requires_grad for part in inputs for tensor in tensors(part))
     observables = None if observe is None else named_observables(observe)
     if observables is not None and store is not None:
         raise UnsupportedError("a store keeps points, and observe=... keeps none: leave out one of them")
@@ -272,19 +281,28 @@ def prepare(
     float32: the native loop needs that, and is faster.
     """
     law, state, space, options = definition.law, definition.state, definition.space, definition.options
+    noise = definition.noise
     if not isinstance(law, Law):
         raise InputError(f"flow needs a law such as Attention(...), got {type(law).__name__}")
     gaussian = isinstance(state, Gaussian)
     if isinstance(state, Gaussian):
         if space.is_curved:
             raise UnsupportedError(f"a Gaussian lives in flat space, not on the {space.name}")
-        law, state = law if isinstance(law, AbsentLaw) else Closure(law), Tokens.unchecked(state.rows())
+        law = law if isinstance(law, AbsentLaw) else Closure(law)
+        if noise is None:
+            state = Tokens.unchecked(state.rows())
+        else:
+            _check_noise(noise, state, options["start"])
+            law = DiffusingClosure(law, noise) if isinstance(law, Closure) else law
+            state, noise = Tokens.unchecked(state.covariance_rows()), None
     elif not isinstance(state, Tokens):
         raise InputError(f"flow moves Tokens(...) or a Gaussian(...), got {type(state).__name__}")
     law, space = move_tensors(law, state.points.device), move_tensors(space, state.points.device)
     law.check(state)
     space.check_dimension(state.dim)
-    plan = _plan(law, state, space, options, definition.events or (), budget, differentiable, gaussian)
+    if noise is not None:
+        _check_noise(noise, state, options["start"])
+    plan = _plan(law, state, space, options, definition.events or (), budget, differentiable, gaussian, noise)
     tolerance = _merge_tolerance(law, plan, options["merge"], differentiable)
     if precision is None:
         widen = plan.native and not gaussian and is_supported(plan, state.points)
@@ -293,6 +311,9 @@ def prepare(
     size = 8 if widen else state.points.element_size()
     times, explicit = save_times(options["save"], plan.start, plan.until, state.points.numel() * size)
     times = _layer_times(times, explicit, plan) if plan.stepper.discrete else times
+    if plan.noise is not None:
+        assert plan.step is not None
+        times = find_step_ends(times, explicit, plan.edges(), plan.step)
     check_footprint(tuple(state.points.shape), plan.stepper, len(times), size, state.points.device)
     tokens = enter_space(law, state, space)
     if widen:
@@ -303,8 +324,14 @@ def prepare(
     recorder = Recorder(times, explicit, tokens.points.shape[0], tokens.points)
     merger = None if tolerance is None else Merger(tolerance, _explicit_masses(tokens))
     rescaled = gaussian and _is_rescaled(law, options, plan, differentiable)
-    kind = GaussianIntegration if rescaled else Integration
+    kind = NoisyIntegration if plan.noise is not None else GaussianIntegration if rescaled else Integration
     return kind(plan, tokens, recorder, merger, execution or Execution())
+
+
+def _check_noise(noise: Noise, state: Tokens | Gaussian, start: Any) -> None:
+    if not isinstance(noise, Noise):
+        raise InputError(f"noise must be Noise(strength), got {type(noise).__name__}")
+    noise.check(state, float(start))
 
 
 def _is_rescaled(law: Law, options: dict[str, Any], plan: Plan, differentiable: bool) -> bool:
@@ -376,6 +403,7 @@ def _plan(
     budget: tuple[float | None, float | None],
     differentiable: bool,
     gaussian: bool = False,
+    noise: Noise | None = None,
 ) -> Plan:
     for event in events:
         if not isinstance(event, UserEvent):
@@ -389,7 +417,14 @@ def _plan(
     if atol > (most := space.size if space.is_curved else bound):
         where = f"the size of the {space.name}" if space.is_curved else "the norm at which runs end"
         raise InputError(f"atol must be at most {most:g}, {where}; got {atol:g}")
-    stepper = stepper_named(options["method"] or default_method(rtol))
+    if noise is None:
+        stepper = stepper_named(options["method"] or default_method(rtol))
+        if stepper.needs_noise:
+            raise InputError(
+                f"method {stepper.name!r} is for runs with noise: give noise=Noise(...), or another method"
+            )
+    else:
+        stepper = noisy_method(noise, space, options)
     step, adaptive = options["step"], stepper.adaptive and options["adaptive"]
     if stepper.implicit:
         if obstacle := _implicit_obstacle(law, state, differentiable):
@@ -419,12 +454,13 @@ def _plan(
         atol=atol,
         step=None if step is None else float(step),
         adaptive=adaptive,
-        rules=tuple(select_rules(options["stop"], space, law.autonomous, rtol, state.n)),
+        rules=() if noise else tuple(select_rules(options["stop"], space, law.autonomous, rtol, state.n)),
         bound=bound,
         events=tuple(events),
         max_seconds=math.inf if budget[0] is None else float(budget[0]),
         max_evaluations=math.inf if budget[1] is None else float(budget[1]),
         native=options["engine"] is None and not differentiable and not distributed.is_active(),
+        noise=noise,
     )
 
 
@@ -458,6 +494,8 @@ def _tolerances(
 
 def _merge_tolerance(law: Law, plan: Plan, merge: float | bool | None, differentiable: bool) -> float | None:
     """The distance below which tokens are merged, or None for no merging."""
+    if plan.noise is not None:
+        return None
     obstacle = law.merge_obstacle()
     if merge is None:
         fits = (
@@ -531,6 +569,11 @@ def _explicit_masses(tokens: Tokens) -> Tensor:
     return tokens.masses.expand(shape).clone()
 
 
+def _to_factors(rows: Tensor) -> Tensor:
+    """Rows (..., 1 + d, d) of a mean and a covariance as those of a mean and the columns of a factor."""
+    return torch.cat((rows[..., :1, :], factor_of(rows[..., 1:, :]).mT), dim=-2)
+
+
 def make_trajectory(run: Integration, definition: Definition) -> Trajectory:
     """Return the trajectory of a run that has ended, with the ensemble axes restored."""
     recorder, plan, state = run.recorder, run.plan, definition.state
@@ -540,6 +583,8 @@ def make_trajectory(run: Integration, definition: Definition) -> Trajectory:
     if not recorder.explicit and (len(times) == 0 or times[-1] < last):
         times, points = np.append(times, last), torch.cat([points, finals[None]])
     trees = [] if run.merger is None else run.merger.trees
+    if isinstance(state, Gaussian) and definition.noise is not None:
+        points, finals = ((_to_factors(rows)) for rows in (points, finals))
     if isinstance(state, Tokens):  # some runs in float32 are integrated in float64
         points, finals = points.to(state.points.dtype), finals.to(state.points.dtype)
     shape = (*state.batch_shape, *finals.shape[1:])

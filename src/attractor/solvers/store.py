@@ -45,6 +45,7 @@ from attractor.files import (
 from attractor.laws import Law
 from attractor.serialization import decode, encode, find_missing, find_modules
 from attractor.solvers.merging import MergeTree
+from attractor.solvers.noise import AbsentNoise, Noise
 from attractor.solvers.outcome import EventRecord, Outcome
 from attractor.solvers.saving import Recorder, to_numpy
 from attractor.spaces import Space
@@ -67,7 +68,7 @@ class Definition:
     """What defines a run; a store holds it and is resumed only with the same.
 
     ``options`` are the keyword options of ``flow`` that affect the result. Read from a store, ``law`` and ``events`` are None
-    if they were Python functions, and each part is None whose class has not been imported.
+    if they were Python functions, and each part is None whose class has not been imported; ``noise`` is then ``AbsentNoise``.
     """
 
     law: Law | None
@@ -75,6 +76,7 @@ class Definition:
     space: Space
     options: dict[str, Any]
     events: tuple[Event, ...] | None
+    noise: Noise | None = None
 
 
 @dataclass(frozen=True)
@@ -412,6 +414,8 @@ def describe(definition: Definition) -> tuple[dict[str, Any], dict[str, np.ndarr
     words: dict[str, Any] = {}
     prints: dict[str, str] = {}
     for name, value in vars(definition).items():
+        if name == "noise" and value is None:  # stores of runs without noise are as before there was any
+            continue
         own: dict[str, np.ndarray] = {}
         try:
             data = encode(value, own)[0]
@@ -478,6 +482,8 @@ def read_definition(store: Store) -> tuple[Definition, dict[str, str]]:
         }
         unread = {name for name, data in words.items() if name in absent or _is_opaque(data)}
         parts: dict[str, Any] = {name: None if name in unread else decode(data, arrays) for name, data in words.items()}
+        if "noise" in unread:
+            parts["noise"] = AbsentNoise()
         if parts["options"] is None:  # a rule of one's own
             plain = {name: data for name, data in words["options"]["dict"].items() if not find_missing(data)}
             parts["options"] = dict.fromkeys(words["options"]["dict"]) | decode({"dict": plain}, arrays)

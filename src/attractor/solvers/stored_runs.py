@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attractor.errors import StoreError
 from attractor.laws import AbsentLaw, Law, is_external
+from attractor.solvers.noise import AbsentNoise, Noise
 from attractor.solvers.outcome import Outcome
 from attractor.solvers.run import flow, make_trajectory, prepare
 from attractor.solvers.saving import Recorder
@@ -93,6 +94,7 @@ def resume(
     *,
     law: Law | None = None,
     events: Any = (),
+    noise: Noise | None = None,
     max_seconds: float | None = None,
     max_evaluations: int | None = None,
     progress: Any = False,
@@ -103,7 +105,7 @@ def resume(
     Parameters
     ----------
     path : folder of the store.
-    law, events : must be given again if they are Python functions, which a store cannot hold.
+    law, events, noise : must be given again if they are Python functions, which a store cannot hold.
     max_seconds, max_evaluations, progress, distributed : see :func:`flow`.
 
     Returns
@@ -113,6 +115,7 @@ def resume(
     store = Store(path)
     stored, absent = read_definition(store)
     given = {**({} if law is None else {"law": law}), **({"events": tuple(events)} if events else {})}
+    given |= {} if noise is None else {"noise": noise}
     definition = replace(stored, **given)
     needed = {part: classes for part, classes in absent.items() if part not in given}
     if needed:
@@ -127,10 +130,15 @@ def resume(
         raise StoreError(
             f"the events of {store.path} are Python functions, which a store cannot hold: give events=... again"
         )
+    if isinstance(definition.noise, AbsentNoise):
+        raise StoreError(
+            f"the noise of {store.path} is a Python function, which a store cannot hold: give noise=... again"
+        )
     return flow(
         definition.law,
         definition.state,
         space=definition.space,
+        noise=definition.noise,
         events=definition.events,
         store=path,
         resume=True,

@@ -493,7 +493,7 @@ class Termination:
         """Times and points inside the last steps, of lengths ``taken``, where a rule began to hold."""
         run = self.run
         when, points = run.t[rows], run.y[torch.from_numpy(rows).to(run.y.device)]
-        if isinstance(rule, Steady) or run.plan.stepper.discrete:
+        if isinstance(rule, Steady) or run.plan.discrete:
             return when, points
         alone = np.zeros(len(rows), dtype=bool) if run.alive is None else run.alive.sum(-1).cpu().numpy()[rows] == 1
         inside = np.flatnonzero((taken > 0) & ~alone)
@@ -524,7 +524,7 @@ class Termination:
         self.values[number, member] = now
         if last <= 0 or now > 0:
             return
-        lag = 0.0 if run.plan.stepper.discrete else _bisect(lambda back: value(back) <= 0, taken)
+        lag = 0.0 if run.plan.discrete else _bisect(lambda back: value(back) <= 0, taken)
         when = float(run.t[row]) + lag
         self.log.append(EventRecord(event.label, when, member=member))
         if event.terminal:

@@ -22,6 +22,7 @@ from attractor.laws import Attention, Law
 from attractor.observables import find_observable, pairwise_distance
 from attractor.serialization import citations, move_tensors
 from attractor.solvers.merging import EventLog
+from attractor.solvers.noise import Noise
 from attractor.solvers.outcome import EventRecord, Outcome, Statistics
 from attractor.solvers.steppers.stepper import method_citations
 from attractor.solvers.store import Definition, RunRecord, write_run
@@ -99,6 +100,11 @@ class Trajectory:
         if not isinstance(self.initial, Tokens):
             raise UnsupportedError("this run moved a Gaussian, which has no tokens; it has means and covariances")
         return self.initial
+
+    @property
+    def noise(self) -> Noise | None:
+        """The noise of the run."""
+        return None if self.definition is None else self.definition.noise
 
     @property
     def masses(self) -> Tensor:
@@ -228,6 +234,7 @@ class Trajectory:
         keys = ["attractor", *citations(self.law), *citations(self.space)]
         keys += ["abella2024asymptotic"] if self.space.is_curved else []
         keys += ["castin2025unified"] if isinstance(self.initial, Gaussian) else []
+        keys += [] if self.noise is None else citations(self.noise)
         keys += method_citations(self.stats.method)
         known = read_bibliography()
         return "\n\n".join(known[key] for key in dict.fromkeys(keys)) + "\n"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from attractor.errors import InputError
+from attractor.errors import InputError, UnsupportedError
 from attractor.registry import find
 from attractor.serialization import Record
 from attractor.states import Tokens, check_finite, in_range, is_in_range, split_size, to_float_tensor, vector_norm
@@ -90,6 +91,25 @@ class Space(Record):
         """Sample n independent points of the space, (..., n, dim) in float64."""
         raise NotImplementedError
 
+    @property
+    def curvature(self) -> float:
+        """Sectional curvature in the metric of the space, for Brownian motion."""
+        raise self._no_brownian_motion()
+
+    def white_noise(self, x: Tensor, xi: Tensor) -> Tensor:
+        """Map standard normal vectors xi to tangent vectors at x that are standard normal in the metric of the space."""
+        raise self._no_brownian_motion()
+
+    def exponential(self, x: Tensor, v: Tensor) -> Tensor:
+        """The end of the geodesic that starts at x with the tangent velocity v, after one unit of time."""
+        raise self._no_brownian_motion()
+
+    def _no_brownian_motion(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"tokens on the {self.name} cannot have noise: its class {type(self).__name__} does not define curvature, "
+            "white_noise and exponential"
+        )
+
     def check_dimension(self, dim: int) -> None:
         """Raise if tokens of this dimension do not fit the space."""
         if self.dim not in (None, dim):
@@ -150,6 +170,16 @@ class Euclidean(Space):
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         return vector_norm(x - y)
 
+    @property
+    def curvature(self) -> float:
+        return 0.0
+
+    def white_noise(self, x: Tensor, xi: Tensor) -> Tensor:
+        return xi
+
+    def exponential(self, x: Tensor, v: Tensor) -> Tensor:
+        return x + v
+
     def to_sphere(self, x: Tensor) -> Tensor:
         """Directions x / |x|."""
         unit, _ = split_size(x)
@@ -158,6 +188,12 @@ class Euclidean(Space):
     def random(self, n: int, dim: int, seed: int = 0, ensemble: int | Sequence[int] = ()) -> Tensor:
         """Sample standard normal points."""
         return Tokens.gaussian(n, dim, seed, ensemble=ensemble).points
+
+
+def _great_circle(space: Space, x: Tensor, v: Tensor, radius: float) -> Tensor:
+    """cos(|v|/r) x + sin(|v|/r) v r/|v|, put on the space to remove rounding."""
+    turn = space.norm(v).unsqueeze(-1) / radius
+    return space.retract(x * turn.cos() + v * torch.sinc(turn / torch.pi))
 
 
 def angle(x: Tensor, y: Tensor) -> Tensor:
@@ -206,6 +242,16 @@ class Sphere(Space):
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         return self.radius * angle(self.to_sphere(x), self.to_sphere(y))
+
+    @property
+    def curvature(self) -> float:
+        return 1.0 / self.radius**2
+
+    def white_noise(self, x: Tensor, xi: Tensor) -> Tensor:
+        return self.tangent(x, xi)
+
+    def exponential(self, x: Tensor, v: Tensor) -> Tensor:
+        return _great_circle(self, x, v, self.radius)
 
     def sphere_matrix(self, dim: int, inverse: bool = False) -> Tensor:
         return torch.eye(dim, dtype=torch.float64) * (self.radius if inverse else 1.0 / self.radius)
@@ -289,6 +335,20 @@ class Ellipsoid(Space):
 
     def isometric(self, x: Tensor) -> Tensor:
         return self.to_sphere(x)
+
+    @property
+    def curvature(self) -> float:
+        return 1.0
+
+    @cached_property
+    def _inverse_root(self) -> Tensor:
+        return self.root(-0.5)
+
+    def white_noise(self, x: Tensor, xi: Tensor) -> Tensor:
+        return self.tangent(x, xi @ self._inverse_root.to(xi))
+
+    def exponential(self, x: Tensor, v: Tensor) -> Tensor:
+        return _great_circle(self, x, v, 1.0)
 
     def sphere_matrix(self, dim: int, inverse: bool = False) -> Tensor:
         return self.root(-0.5 if inverse else 0.5).double()

@@ -11,7 +11,7 @@ from attractor.states.arrays import (
     to_float_tensor,
     vector_norm,
 )
-from attractor.states.gaussian import Gaussian
+from attractor.states.gaussian import Gaussian, factor_of
 from attractor.states.tokens import UNIT, Tokens, list_starts
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Tokens",
     "check_finite",
     "convert_parameters",
+    "factor_of",
     "in_range",
     "is_in_range",
     "list_starts",

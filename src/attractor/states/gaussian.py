@@ -21,6 +21,13 @@ def _rounding(given: object) -> float:
     return 1.2e-7 if str(kind) in ("float32", "float16") else 0.0
 
 
+def factor_of(covariance: Tensor) -> Tensor:
+    """L (..., d, d) with L L' the covariance; eigenvalues within rounding are set to zero."""
+    values, vectors = torch.linalg.eigh(covariance)
+    floor = 4 * values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(0.0)
+    return vectors * torch.where(values > floor, values, torch.zeros_like(values)).sqrt().unsqueeze(-2)
+
+
 @dataclass(frozen=True, eq=False)
 class Gaussian(Record):
     r"""The Gaussian measure :math:`N(\alpha, \Sigma)`, in float64.
@@ -76,13 +83,15 @@ class Gaussian(Record):
 
         Eigenvalues within rounding are set to zero, which preserves the rank: their roots, about 1e-8, would count as further directions.
         """
-        values, vectors = torch.linalg.eigh(self.covariance)
-        floor = 4 * self.dim * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(0.0)
-        return vectors * torch.where(values > floor, values, torch.zeros_like(values)).sqrt().unsqueeze(-2)
+        return factor_of(self.covariance)
 
     def rows(self) -> Tensor:
         """Return the mean and the columns of the factor as rows (..., 1 + d, d), the state that a flow integrates."""
         return torch.cat((self.mean.unsqueeze(-2), self.factor.mT), dim=-2)
+
+    def covariance_rows(self) -> Tensor:
+        """Return the mean and the covariance as rows (..., 1 + d, d), the state of a flow with noise, which does not keep the rank."""
+        return torch.cat((self.mean.unsqueeze(-2), self.covariance), dim=-2)
 
     def with_points(self, rows: Tensor) -> Gaussian:
         """Return the Gaussian with these rows, without checks."""

@@ -1,4 +1,4 @@
-"""Fixed-step methods: Euler, classical RK4, and the residual layer."""
+"""Fixed-step methods: Euler, classical RK4, the residual layer, and the splitting for noise."""
 
 from __future__ import annotations
 
@@ -9,18 +9,63 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attractor.solvers.noise import Source
 from attractor.solvers.steppers.stepper import Field, RungeKutta, Step, Stepper
 
 
 class Euler(Stepper):
-    """x <- N(x + h v(x)), order 1."""
+    r"""x <- N(x + h v(x)), order 1; with noise of weak order 1.
+
+    Noise of the space is projected, :math:`x^+ = N(x + hv + \Pi_x(\sqrt{2\epsilon_i h}\,\xi_i + \sqrt{2\epsilon_c h}\,\xi))`; layer
+    noise is not. Strengths are those at the start of the step. For a free token of the unit sphere
+    :math:`E\langle x_k, x_0\rangle = m^k` with :math:`-\log m / h = (d-1)\epsilon\,[1 - (d+2)\epsilon h + O(h^2)]`.
+    """
 
     name: ClassVar[str] = "euler"
     order: ClassVar[int] = 1
+    weak_order: ClassVar[int] = 1
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         end = y + torch.from_numpy(h).to(y).view(-1, 1, 1) * f
         return Step(end, field.lifted_velocity(t + h, end), ())
+
+    def noisy_step(
+        self, field: Field, t: np.ndarray, h: float, x: Tensor, f: Tensor, source: Source, step: int
+    ) -> Tensor:
+        noise = source.increment(step, float(t[0]), h, x)
+        if source.noise.kind == "space":
+            noise = field.space.white_noise(x, noise)
+        return field.space.retract(x + h * f + noise)
+
+
+class Strang2(Stepper):
+    r"""Half a step of the drift, a step of Brownian motion, half a step of the drift: weak order 2.
+
+    The drift takes Heun's method in the lifted field. Brownian motion takes a geodesic step
+    :math:`x^+ = \exp_x(\sqrt{2\epsilon h F}\,\Pi_x\xi)` with :math:`F = 1 - (d-2)\,\epsilon h\kappa/3` on a space of curvature
+    :math:`\kappa`, which is exact in flat space and on the circle; with F = 1 the order would be 1 elsewhere. Strengths are those at the
+    middle of the step.
+    """
+
+    name: ClassVar[str] = "strang2"
+    order: ClassVar[int] = 2
+    weak_order: ClassVar[int] = 2
+    needs_noise: ClassVar[bool] = True
+    cites: ClassVar[tuple[str, ...]] = ("kloeden1992numerical",)
+
+    def noisy_step(
+        self, field: Field, t: np.ndarray, h: float, x: Tensor, f: Tensor, source: Source, step: int
+    ) -> Tensor:
+        space, half = field.space, h / 2
+        x = _heun(field, t, half, x, f)
+        x = space.exponential(x, source.geodesic_increment(step, float(t[0]) + half, h, x, space))
+        return _heun(field, t + half, half, x, field.lifted_velocity(t + half, x))
+
+
+def _heun(field: Field, t: np.ndarray, h: float, x: Tensor, f: Tensor) -> Tensor:
+    """A step of Heun's method in the lifted field from points x of the space with velocities f."""
+    slope = field.lifted_velocity(t + h, x + h * f)
+    return field.space.retract(x + (h / 2) * (f + slope))
 
 
 class RK4(RungeKutta):

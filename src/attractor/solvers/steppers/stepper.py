@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attractor.laws import Law
 from attractor.registry import find
+from attractor.solvers.noise import Source
 from attractor.spaces import Space
 from attractor.states import Tokens
 
@@ -30,6 +31,7 @@ class Field:
         self.masses = tokens.masses
         self.positions = tokens.positions
         self.skip_self = skip_self
+        self.source: Source | None = None  # of noise
         self.evaluations = 0
 
     def _tokens(self, x: Tensor) -> Tokens:
@@ -41,7 +43,7 @@ class Field:
         return self.space.tangent(x, self._drive(t, x))
 
     def _drive(self, t: np.ndarray, x: Tensor) -> Tensor:
-        if self.law.autonomous or len(t) == 1:
+        if self.law.autonomous or len(t) == 1 or (t == t[0]).all():
             return self.law.velocity(self._tokens(x), float(t[0]), skip_self=self.skip_self)
         # members are at different times, so a time-varying law is a different law for each
         return torch.cat(
@@ -79,6 +81,8 @@ class Field:
             self.masses = self.masses[index]
         if self.positions is not None and self.positions.ndim > 1:
             self.positions = self.positions[index]
+        if self.source is not None:
+            self.source = self.source.select(index)
 
 
 # rows of A, weights B, weights of the error estimates, rows of A for further slopes of the interpolant, and weights of the
@@ -143,6 +147,8 @@ class Stepper:
     adaptive : whether it has an error estimate.
     discrete : whether it applies discrete layers, which have no states between step ends.
     implicit : whether it solves equations for its stages, and so takes long steps of stiff systems.
+    weak_order : weak order with noise, 0 if it takes none.
+    needs_noise : whether it is only for runs with noise.
     nodes : number of step ends that dense output interpolates, unless the method ``interpolates`` inside its own steps.
     arrays : largest number of arrays of the size of the state that a run holds, apart from saved states.
     cites : keys in ``references.bib``.
@@ -154,6 +160,8 @@ class Stepper:
     adaptive: ClassVar[bool] = False
     discrete: ClassVar[bool] = False
     implicit: ClassVar[bool] = False
+    weak_order: ClassVar[int] = 0
+    needs_noise: ClassVar[bool] = False
     nodes: ClassVar[int] = 2
     interpolates: ClassVar[bool] = False
     arrays: ClassVar[int] = 45
@@ -174,6 +182,12 @@ class Stepper:
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         """Try a step of every member from time t (members,) of length h (members,); y and f are (members, n, d)."""
+        raise NotImplementedError
+
+    def noisy_step(
+        self, field: Field, t: np.ndarray, h: float, x: Tensor, f: Tensor, source: Source, step: int
+    ) -> Tensor:
+        """Points on the space after step number ``step`` with noise; x and its velocities f are (members, n, d)."""
         raise NotImplementedError
 
     def error(self, step: Step, scale: Tensor) -> Tensor:

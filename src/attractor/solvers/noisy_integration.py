@@ -1,0 +1,168 @@
+"""Integration of tokens with noise by fixed steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attractor.errors import InputError, UnsupportedError
+from attractor.solvers.integration import Execution, Integration, Plan
+from attractor.solvers.merging import Merger
+from attractor.solvers.noise import Noise
+from attractor.solvers.outcome import Outcome
+from attractor.solvers.saving import Recorder
+from attractor.solvers.steppers.stepper import Stepper, stepper_named
+from attractor.spaces import Space
+from attractor.states import Tokens
+
+SLACK = 1e-6  # part of a step by which its end may differ from a time that was requested
+
+
+class NoisyIntegration(Integration):
+    """A run with noise: all members take the same steps, and states exist at the ends of steps only.
+
+    ``steps`` counts the steps of the run; together with the seed it determines the random numbers of the next step.
+    """
+
+    def __init__(
+        self, plan: Plan, tokens: Tokens, recorder: Recorder, merger: Merger | None, execution: Execution
+    ) -> None:
+        super().__init__(plan, tokens, recorder, merger, execution)
+        assert plan.noise is not None
+        self.field.source = plan.noise.select(tokens)
+        self.steps = 0
+
+    def _step(self, begin: float, end: float, implicit: bool = False) -> None:
+        stepper, source, t = self.plan.stepper, self.field.source, self.t
+        assert source is not None
+        h = self._next_step(end)
+        y = stepper.noisy_step(self.field, t, h, self.y, self.f, source, self.steps)
+        f = self.field.lifted_velocity(t + h, y)
+        self.steps += 1
+        accepted = (torch.isfinite(y.detach()) & torch.isfinite(f.detach())).flatten(1).all(-1).cpu().numpy()
+        self.accepted += int(accepted.sum())
+        self.rejected += int((~accepted).sum())
+        taken = np.full(len(t), h)
+        self._advance_time(accepted, taken, taken == (end - self.t) - self.t_low, end)
+        self._accept(accepted, taken, y, f)
+        self.termination.check_rejected(~accepted)
+        if end == self.plan.until:
+            self._finish_reached(accepted)
+        self._remove_ended()
+
+    def _next_step(self, end: float) -> float:
+        """Length of the next step: the last one before ``end`` may be shorter."""
+        left, h = float((end - self.t[0]) - self.t_low[0]), float(self.h[0])
+        return left if left < (1.0 + SLACK) * h else h
+
+    def _accept(self, accepted: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> None:
+        if not accepted.all():
+            chosen = torch.from_numpy(accepted).to(y.device).view(-1, 1, 1)
+            y, f = torch.where(chosen, y, self.y), torch.where(chosen, f, self.f)
+        self.y, self.f = y, f
+        self.history.restart(y, f)  # paths are not smooth
+        self._save_due(flush=False)
+        self.termination.check(accepted, h)
+
+    def _save_due(self, flush: bool) -> None:
+        assert self.plan.step is not None
+        while (due := self.recorder.due(self.members, self.t + SLACK * self.plan.step)).any():
+            rows = np.flatnonzero(due)
+            self.recorder.write(self.members[rows], self.y if due.all() else self.y[torch.from_numpy(rows)])
+
+    def _reached(self) -> Outcome:
+        assert self.plan.step is not None
+        last = last_step(self.plan.edges(), self.plan.step)
+        short = f"; the last step was {last:g} long, to end there" if last < (1.0 - SLACK) * self.plan.step else ""
+        return Outcome(
+            "reached",
+            self.plan.until,
+            f"the requested time {self.plan.until:g} was reached{short}; tokens with noise do not come to rest",
+        )
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        return super().snapshot() | {"noise_steps": np.array(self.steps)}
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        super().restore(arrays)
+        self.steps = int(arrays["noise_steps"])
+
+
+def noisy_method(noise: Noise, space: Space, options: dict[str, Any]) -> Stepper:
+    """The method of a run with noise; raise if the options of the run do not fit it."""
+    why = _second_order_obstacle(noise, space)
+    name = options["method"] or ("euler" if why else "strang2")
+    stepper = stepper_named(name)
+    if not stepper.weak_order:
+        raise UnsupportedError(
+            f"noise needs a method with fixed steps for stochastic equations, 'strang2' or 'euler', got {name!r}"
+            + (", which adapts its steps" if stepper.adaptive else "")
+        )
+    if stepper.weak_order > 1 and why:
+        raise UnsupportedError(f"method {name!r} cannot be used here: {why}; give method='euler'")
+    if options["step"] is None:
+        raise InputError("noise needs steps of one size: give step=...")
+    for tolerance in ("rtol", "atol"):
+        if options[tolerance] is not None:
+            raise InputError(
+                f"{tolerance} limits the error of adaptive steps, and noise takes fixed ones: leave it out"
+            )
+    if options["stop"] is not None and options["stop"] != []:
+        raise UnsupportedError(
+            "tokens with noise do not come to rest, so no rule can end the run: give stop=(), and events=[Event(...)] to end it "
+            "at a condition"
+        )
+    if options["merge"] not in (None, False):
+        raise UnsupportedError(
+            "tokens with noise are not merged: "
+            + ("independent noise moves them apart again" if _is_independent(noise) else "noise takes fixed steps")
+        )
+    _ = space.curvature  # raises if the space has no Brownian motion
+    return stepper
+
+
+def _second_order_obstacle(noise: Noise, space: Space) -> str:
+    """Why there is no method of weak order 2; empty if there is."""
+    if noise.kind == "layer":
+        return "noise of the kind 'layer' is defined by its step, which has weak order 1"
+    if noise.has_common and space.is_curved:
+        return f"common noise has weak order 1 on the {space.name}"
+    return ""
+
+
+def _is_independent(noise: Noise) -> bool:
+    return callable(noise.strength) or bool(torch.as_tensor(noise.strength).any())
+
+
+def last_step(edges: list[float], step: float) -> float:
+    """Length of the last step."""
+    length = edges[-1] - edges[-2]
+    return length - (_count(length, step) - 1) * step
+
+
+def _count(length: float, step: float) -> int:
+    """Number of steps of an interval; the last may be shorter."""
+    return max(1, math.ceil(length / step - SLACK))
+
+
+def find_step_ends(times: np.ndarray, explicit: bool, edges: list[float], step: float) -> np.ndarray:
+    """Return the ends of steps that are nearest to save times; raise if one that the user chose is not an end."""
+    starts, ends = np.array(edges[:-1]), np.array(edges[1:])
+    segment = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, len(starts) - 1)
+    begin, end = starts[segment], ends[segment]
+    count = np.array([_count(length, step) for length in ends - starts])[segment]
+    index = np.minimum(np.round((times - begin) / step), count)
+    # the last step may be so short that the end is nearest although the index is rounded down
+    index = np.where(end - times < np.abs(begin + index * step - times), count, index)
+    found = np.where(index >= count, end, begin + index * step)
+    wrong = np.abs(found - times) > SLACK * step
+    if explicit and wrong.any():
+        raise InputError(
+            f"states with noise exist at the ends of steps of {step:g} only: {times[wrong][0]:g} is not one of them; give save times "
+            "that are, or another step"
+        )
+    return np.unique(found)
