@@ -431,9 +431,20 @@ def _make_trace(
     times = torch.arange(len(points), dtype=torch.float64)
     outcome = Outcome("reached", float(blocks), f"the tokens passed all {blocks} blocks")
     stats = Statistics(evaluations=blocks, accepted=blocks, seconds=seconds, method="blocks")
-    first, last, fixed = Tokens(points[0]), Tokens(points[-1]), ((), None, None)
-    own = (tuple(words), measurements, notes, random)
-    return Trace(times, points, last, (outcome,), stats, None, Euclidean(), first, *fixed, *own)
+    return Trace(
+        times=times,
+        points=points,
+        final=Tokens(points[-1]),
+        outcomes=(outcome,),
+        stats=stats,
+        law=None,
+        space=Euclidean(),
+        initial=Tokens(points[0]),
+        words=tuple(words),
+        measurements=measurements,
+        notes=notes,
+        random=random,
+    )
 
 
 def trace_texts(
