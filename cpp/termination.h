@@ -4,6 +4,8 @@
 // decides. What is decided here is only that nothing happened; then the counters of the rule `steady` advance.
 #pragma once
 
+#include <algorithm>
+
 #include "step.h"
 
 namespace attractor::ATTRACTOR_ISA {
@@ -82,7 +84,7 @@ struct Termination {
             if (taken < loop.unresolved_spacings * time_spacing(t) || !(now.norm <= loop.bound)) return check;
         }
         const double left = loop.end - t, passed = t - loop.start, size = at_least_tiny(now.norm);
-        const double calm = now.speed * (left > passed ? left : passed) / (loop.steady * size);
+        const double horizon = std::max({left, passed, 1.0}), calm = now.speed * horizon / (loop.steady * size);
         const int64_t streak = calm <= 1 && calm <= loop.calm_growth * loop.last[member] ? loop.streak[member] + 1 : 0;
         const int64_t rest = now.away ? 0 : loop.rest[member] + 1;
         const double since = now.away ? t : loop.anchor_t[member];

@@ -163,6 +163,15 @@ def test_a_saddle_is_left_while_others_rest() -> None:
     assert run.outcome.time > log(0.1 / push) * (1 + exp(2 * beta))
 
 
+def test_tokens_that_have_no_time_to_move_are_not_steady() -> None:
+    """Speeds of order one are no rest, however short the run is."""
+    law, tokens = at.Attention.isotropic(3, 1.0), at.Tokens.uniform(6, 3, seed=0)
+    for space in ("euclidean", "sphere"):
+        for options in ({"method": "rk4", "step": 1e-14}, {"step": 1e-18}):
+            assert at.flow(law, tokens, space=space, until=2e-13, **options).outcome.name == "reached"
+    assert at.flow(law, at.Gaussian(np.zeros(3), np.eye(3)), until=1e-12).outcome.name == "reached"
+
+
 def test_a_saddle_is_not_steady_at_the_end() -> None:
     """With no time left a rest is judged over the time that has passed: at rate 0.0067 deviations grow 55-fold in t = 600."""
     push = 1e-10

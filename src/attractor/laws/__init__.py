@@ -6,8 +6,16 @@ from attractor.laws.closure import Closure, closure_field, closure_obstacle
 from attractor.laws.kernels import CLASSES as KERNELS
 from attractor.laws.kernels.capped import Capped
 from attractor.laws.kernels.exponential import Exponential
-from attractor.laws.kernels.hardmax import exact_scores
-from attractor.laws.kernels.kernel import HeadNorms, Kernel, Pairing, Symmetry, has_kernel, kernel_named, list_kernels
+from attractor.laws.kernels.kernel import (
+    HeadNorms,
+    Kernel,
+    Pairing,
+    Symmetry,
+    exact_scores,
+    has_kernel,
+    kernel_named,
+    list_kernels,
+)
 from attractor.laws.kernels.l2 import L2
 from attractor.laws.kernels.linear import Linear
 from attractor.laws.kernels.sigmoid import Sigmoid

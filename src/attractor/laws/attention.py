@@ -296,7 +296,7 @@ class Attention(Law):
         """Points times a parameter; where that is a multiple of the identity no product is needed."""
         scalars, ones = self._scalars(name)
         if scalars is None:
-            return points @ _with_heads(getattr(self, name)).to(points).mT
+            return self.kernel.project(points, _with_heads(getattr(self, name)).to(points))
         return points if ones else points * scalars.to(points)[..., None, None]
 
     def enter(self, tokens: Tokens) -> Tokens:

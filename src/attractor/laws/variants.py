@@ -275,7 +275,7 @@ class LatentAttention(Law):
 
     def _pairing(self, tokens: Tokens) -> tuple[Pairing, Tensor]:
         latent = torch.cat([feature(tokens.points) for feature in self.features], dim=-1).unsqueeze(-3)
-        q, k = latent @ self.query.to(latent).mT, latent @ self.key.to(latent).mT
+        q, k = (self.kernel.project(latent, part.to(latent)) for part in (self.query, self.key))
         if self.positions is not None:
             q, k = self.positions.pair(q, k, tokens, self.scale)
         masses = None if tokens.masses is None else tokens.masses.unsqueeze(-2)

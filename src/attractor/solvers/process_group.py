@@ -208,6 +208,7 @@ class ProcessGroup:
 
 VARIABLE = "ATTRACTOR_TIMEOUT"
 TIMEOUT = 300.0  # seconds without an answer after which a rank counts as lost
+START = 30.0  # least number of seconds that ranks may take to start
 GRACE = 5.0  # seconds to report an error after SIGTERM
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -268,13 +269,15 @@ def _make_group(device: torch.device) -> ProcessGroup:
     timeout = _timeout()
     allowed = timedelta(seconds=timeout)
     try:
-        if not processes.is_initialized():
-            processes.init_process_group("gloo", timeout=allowed)
+        if not processes.is_initialized():  # processes that are slow to start are not lost
+            processes.init_process_group("gloo", timeout=timedelta(seconds=max(timeout, START)))
             atexit.register(_leave_all)
         group = processes.new_group(backend="gloo", timeout=allowed)
     except RuntimeError as error:
         words = " ".join(str(error).split())
-        raise RankError(f"the processes of this run did not meet within {timeout:g} seconds: {words}") from None
+        raise RankError(
+            f"the processes of this run did not meet within {max(timeout, START):g} seconds: {words}"
+        ) from None
     store = processes.distributed_c10d._get_default_store()
     made = ProcessGroup(store, group, group, device.type != "cpu", f"attractor/failed/{_serial}", timeout)
     if device.type == "cuda" and processes.is_nccl_available() and _has_own_devices(made, device):

@@ -54,8 +54,11 @@ class View:
 
     @property
     def horizon(self) -> np.ndarray:
-        """Time over which a rest is judged: what is left, or what has passed if that is longer."""
-        return np.maximum(self.until - self.t, self.t - self.start)
+        """Time over which a rest is judged: what is left, or what has passed if that is longer, and at least one unit of time.
+
+        In a run that is short on the time scale of its law, no token moves because there is no time.
+        """
+        return np.maximum(np.maximum(self.until - self.t, self.t - self.start), 1.0)
 
     def largest(self, values: Tensor) -> np.ndarray:
         """Largest value (members, n) over the tokens of each member, (members,)."""
@@ -180,8 +183,8 @@ class Collapse(Rule):
 class Steady(Rule):
     """No token moves any more, and none is repelled tenfold in the time that is left, or has passed if that is longer.
 
-    At its present speed no token moves by ``tolerance`` of its size in this time, and speeds do not grow; or all tokens have
-    stayed within the integration error for as long as there is time left.
+    The time is at least one unit. At its present speed no token moves by ``tolerance`` of its size in this time, and speeds do not
+    grow; or all tokens have stayed within the integration error for as long as there is time left.
     """
 
     tolerance: float = 1e-10

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws.kernels.kernel import Kernel, Pairing, option
+from attractor.laws.kernels.kernel import Kernel, Pairing, exact_scores, option
 
 PAIRS = 1 << 20  # pairs whose scores are held at once
-SUMMED = 16  # dimensions up to which scores are summed coordinate by coordinate
 
 
 @dataclass(frozen=True)
@@ -21,11 +20,11 @@ class Hardmax(Kernel):
     r""":math:`w_{ij} = m_j / \sum_{l \in C_i} m_l` for j in :math:`C_i = \{j : s_{ij} = \max_l s_{il}\}`, zero elsewhere: the limit of
     softmax as the scale tends to infinity. Only visible keys of positive mass count; with ``exclude_self`` a token does not see itself.
 
-    Ties are exact by default: keys tie if their floating-point scores are equal. Equal keys have equal scores (in up to 16 dimensions
-    bit for bit, wherever they stand), but keys whose scores are equal by a symmetry need not. ``tie_tolerance`` t lets scores within
-    :math:`t\,|q_i|\max_j|k_j|` of the largest tie with it. A tolerance changes the dynamics: tokens that come close to a leader become
-    keys of its maximum and move it, which a leader of the exact law never does; 4 k :math:`\epsilon`, with head dimension k and machine
-    epsilon :math:`\epsilon`, is the size of the rounding of scores.
+    Ties are exact by default: keys tie if their floating-point scores are equal. Equal tokens have equal scores (bit for bit, wherever
+    they stand, if tokens and heads have up to 16 dimensions), but keys whose scores are equal by a symmetry need not. ``tie_tolerance``
+    t lets scores within :math:`t\,|q_i|\max_j|k_j|` of the largest tie with it. A tolerance changes the dynamics: tokens that come
+    close to a leader become keys of its maximum and move it, which a leader of the exact law never does; 4 k :math:`\epsilon`, with
+    head dimension k and machine epsilon :math:`\epsilon`, is the size of the rounding of scores.
 
     The velocity is piecewise smooth and jumps where the largest score changes. An adaptive stepper rejects steps across a jump until
     the jump times the step is below the tolerance, then crosses it: the solution stays accurate to the tolerance, at a cost of several
@@ -45,6 +44,7 @@ class Hardmax(Kernel):
     tie_tolerance: float = option(0.0, "Relative difference of scores up to which they tie under --kernel hardmax.")
     name: ClassVar[str] = "hardmax"
     smooth: ClassVar[bool] = False
+    exact: ClassVar[bool] = True
     reads_values: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -90,17 +90,6 @@ class Hardmax(Kernel):
 
     def closure_obstacle(self, scale: float, masked: bool) -> str:
         return "under the hardmax kernel a Gaussian has no largest score, since its support is unbounded"
-
-
-def exact_scores(q: Tensor, k: Tensor) -> Tensor:
-    """Inner products (..., rows, n) in which equal keys have equal scores: the rounding of a matrix product depends on the place."""
-    if k.shape[-1] > SUMMED:
-        return q @ k.mT
-    columns = (q[..., c, None] * k[..., None, :, c] for c in range(k.shape[-1]))
-    scores = next(columns)
-    for column in columns:
-        scores = scores + column
-    return scores
 
 
 def _is_differentiated(part: Tensor | None) -> bool:

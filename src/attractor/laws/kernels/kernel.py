@@ -19,6 +19,18 @@ from attractor.serialization import Record
 
 Moments = tuple[Any, Any]  # B (..., d, d) and the velocity of the mean (..., d), tensors or arrays
 PAIRS = 1 << 22  # pairs whose scores are held at once
+SUMMED = 16  # dimensions up to which exact scores are summed coordinate by coordinate
+
+
+def exact_scores(q: Tensor, k: Tensor) -> Tensor:
+    """Inner products (..., rows, n) in which equal rows have equal products: the rounding of a matrix product depends on the place."""
+    if k.shape[-1] > SUMMED:
+        return q @ k.mT
+    columns = (q[..., c, None] * k[..., None, :, c] for c in range(k.shape[-1]))
+    scores = next(columns)
+    for column in columns:
+        scores = scores + column
+    return scores
 
 
 @dataclass(frozen=True)
@@ -139,6 +151,8 @@ class Kernel(Record):
         row sums of absolute weights are at most 1 (normalised) or the total mass, so tokens stay finite for all times.
     ``smooth``
         weights are continuously differentiable in the scores.
+    ``exact``
+        equal tokens must have equal scores bit for bit, wherever they stand; projections are then ``exact_scores``.
     ``bilinear``
         scores are :math:`\text{scale}\langle Qx, Ky\rangle`, to which positions and refinements may add; False for distances.
     ``exponential``
@@ -168,6 +182,7 @@ class Kernel(Record):
     normalised: ClassVar[bool] = True
     signed: ClassVar[bool] = False
     smooth: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
     bilinear: ClassVar[bool] = True
     exponential: ClassVar[bool] = False
     mode: ClassVar[Mode | None] = None
@@ -214,6 +229,10 @@ class Kernel(Record):
     @property
     def temperature(self) -> float:
         return 1.0
+
+    def project(self, points: Tensor, matrix: Tensor) -> Tensor:
+        """Queries or keys (..., h, n, k) of points (..., 1, n, d), given Q or K (h, k, d)."""
+        return exact_scores(points, matrix) if self.exact else points @ matrix.mT
 
     def attend(self, pairing: Pairing, v: Tensor) -> Tensor:
         """Weighted sums of v (..., h, n, c) for every query."""
