@@ -99,6 +99,7 @@ DISENTANGLED = {
     "position_biased_input": False,
     "max_position_embeddings": 32,
 }
+SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 TEXT = {**ENCODER, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 # what is special, model type, settings
@@ -315,7 +316,99 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "CLIP, image tower": ("clip_vision_model", PICTURES),
     "SigLIP": ("siglip", {"text_config": {**TEXT, "projection_size": 32}, "vision_config": PICTURES}),
     "DINOv3": ("dinov3_vit", {**PICTURES, "num_register_tokens": 2, "key_bias": True}),
+    "I-JEPA": ("ijepa", PICTURES),
+    "ViT MSN": ("vit_msn", PICTURES),
+    "DINOv2 with registers": ("dinov2_with_registers", {**PICTURES, "mlp_ratio": 1, "num_register_tokens": 2}),
+    "SigLIP, image tower": ("siglip_vision_model", PICTURES),
+    "XLM-RoBERTa": ("xlm-roberta", ENCODER),
+    "CamemBERT": ("camembert", ENCODER),
+    "ELECTRA": ("electra", {**ENCODER, "embedding_size": 16}),
+    "BERT for generation": ("bert-generation", TEXT),
+    "Data2Vec, text": ("data2vec-text", ENCODER),
+    "ERNIE": ("ernie", ENCODER),
+    "LayoutLM": ("layoutlm", ENCODER),
+    "MarkupLM": ("markuplm", ENCODER),
+    "RoCBert": ("roc_bert", {**ENCODER, "pronunciation_vocab_size": 8, "shape_vocab_size": 8}),
+    "Splinter": ("splinter", ENCODER),
+    "GPT-SW3": ("gpt-sw3", {**GPT, **IDS}),
+    "PLBART": ("plbart", SEQ2SEQ),
+    "Blenderbot, small": ("blenderbot-small", SEQ2SEQ),
+    "NLLB MoE": ("nllb-moe", {**SEQ2SEQ, "num_experts": 2, "expert_capacity": 4}),
+    "Switch": ("switch_transformers", {**T5_SIZES, "num_experts": 2, "num_sparse_encoder_layers": 1}),
+    "CWM, windows": (
+        "cwm",
+        {**GROUPED, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8, **IDS},
+    ),
+    "Ernie 4.5": ("ernie4_5", {**GROUPED, "head_dim": 8, "use_bias": True, **IDS}),
+    "Ernie 4.5 MoE": (
+        "ernie4_5_moe",
+        {**GROUPED, "head_dim": 8, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8, **IDS},
+    ),
+    "Helium": ("helium", {**GROUPED, "head_dim": 8, **IDS}),
+    "Granite MoE, shared experts": (
+        "granitemoeshared",
+        {**GROUPED, **EXPERTS, "attention_multiplier": 0.3, "residual_multiplier": 0.2, "shared_intermediate_size": 8},
+    ),
+    "OLMoE": ("olmoe", {**GROUPED, **EXPERTS, **IDS}),
+    "FlexOlmo": ("flex_olmo", {**GROUPED, **EXPERTS, **IDS}),
+    "StableLM 2": ("stablelm", {**GROUPED, "use_qkv_bias": True, "partial_rotary_factor": 0.5, **IDS}),
+    "StableLM, parallel": ("stablelm", {**GROUPED, "use_parallel_residual": True, **IDS}),
+    "Qwen2-VL, text": ("qwen2_vl_text", {**GROUPED, **IDS, "rope_parameters": SECTIONS}),
+    "Qwen2.5-VL, text": ("qwen2_5_vl_text", {**GROUPED, **IDS, "rope_parameters": SECTIONS}),
+    "Qwen3-VL, text": ("qwen3_vl_text", {**GROUPED, "head_dim": 8, **IDS, "rope_parameters": SECTIONS}),
+    "Qwen3-VL MoE, text": (
+        "qwen3_vl_moe_text",
+        {**GROUPED, **EXPERTS, "head_dim": 8, **IDS, "rope_parameters": SECTIONS},
+    ),
 }
+
+# types without a family, which are traced by their structure; sizes are those in TINY
+STRUCTURAL = (
+    "afmoe", "apertus", "bitnet", "diffllama", "doge", "eurobert", "exaone4", "gpt_bigcode", "gpt_neox_japanese", "hunyuan_v1_dense",
+    "jetmoe", "minimax_m2", "ministral3", "moshi", "mpt", "nanochat", "olmo_hybrid", "openai-gpt", "persimmon", "phimoe", "vaultgemma",
+    "xglm", "biogpt", "ctrl", "imagegpt", "modernbert-decoder", "glm4_moe", "lfm2", "minimax", "qwen3_5_text", "falcon_mamba", "mamba",
+    "recurrent_gemma", "rwkv", "xlstm", "big_bird", "convbert", "deberta", "fnet", "megatron-bert", "mobilebert", "nomic_bert",
+    "nystromformer", "rembert", "roberta-prelayernorm", "roformer", "longformer", "fsmt", "longt5", "mvp", "pegasus_x", "beit",
+    "data2vec-vision", "dpt", "yolos",
+)  # fmt: skip
+TINY = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "emb_dim"), 32),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "num_experts", "num_local_experts"), 4),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("num_key_value_heads", "num_experts_per_tok"), 2),
+    **dict.fromkeys(("intermediate_size", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "dff"), 16),
+    **dict.fromkeys(("head_dim", "d_kv", "moe_intermediate_size", "patch_size"), 8),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions"), 64),
+    "n_routed_experts": 4,
+    "image_size": 32,
+    **IDS,
+}
+
+
+def structural_model(kind: str, seed: int = 0) -> torch.nn.Module:
+    """A small model of a type without a family, as its own code initialises it."""
+    from transformers import AutoConfig, AutoModel
+
+    with silence_transformers(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        usual = AutoConfig.for_model(kind)
+        known = {name: getattr(usual, name, False) for name in TINY}
+        sizes = {name: TINY[name] for name, value in known.items() if value is None or type(value) is int}
+        sizes |= {"image_size": [32, 32]} if kind == "yolos" else {}
+        config = AutoConfig.for_model(kind, **sizes)
+        config._experts_implementation = "eager"
+        return AutoModel.from_config(config).eval()
+
+
+def draw_inputs(model: Any, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Eight token ids, or an image."""
+    draw, config = torch.Generator().manual_seed(seed), model.config
+    if getattr(model, "main_input_name", "") == "pixel_values":
+        size = getattr(config, "vision_config", config).image_size
+        sides = [size, size] if isinstance(size, int) else size
+        return {"pixel_values": torch.randn(1, 3, *sides, generator=draw)}
+    return {"input_ids": torch.randint(3, 64, (1, 8), generator=draw)}
 
 
 def random_model(case: str, seed: int = 0, **changes: Any) -> torch.nn.Module:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import random_model
+from small_models import STRUCTURAL, draw_inputs, random_model, structural_model
 from torch import nn
 
 import attractor as at
 from attractor.errors import InputError, UnsupportedError
 from attractor.models import Checkpoint
-from attractor.models.structure import StructuralFamily, unwrap
+from attractor.models.structure import StructuralFamily, unwrap, use_eager_attention
 from attractor.models.tensors import LiveTensors
 
 IDS = [5, 9, 2, 33, 17, 8, 41, 3]
@@ -94,6 +94,37 @@ def test_states_and_weights_are_those_that_the_model_reports(kind: str) -> None:
         torch.testing.assert_close(heads, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", STRUCTURAL)
+def test_types_without_a_family_are_traced(kind: str) -> None:
+    """States are those that the model reports; many models report the last one after their final norm, some not the first."""
+    model: Any = structural_model(kind)
+    inputs = draw_inputs(model)
+    run = at.trace(model, inputs)
+    assert run.points.shape[0] == 3
+    assert run.points.isfinite().all()
+    if "input_ids" in inputs:
+        assert run.n == 8
+    part = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    with torch.no_grad(), use_eager_attention(part):
+        try:
+            known = part(**inputs, output_hidden_states=True).hidden_states
+        except (ValueError, AttributeError):  # not every model reports them
+            return
+    if known is not None and len(known) >= 3 and all(isinstance(one, torch.Tensor) for one in known):
+        known = [state.reshape(-1, state.shape[-1])[: run.n].double() for state in known]
+        equal = [any(torch.allclose(state, own, rtol=1e-5, atol=1e-6) for own in known) for state in run.points]
+        assert sum(equal) >= 2
+
+
+def test_blocks_that_the_stream_passes_by_are_no_blocks() -> None:
+    """The feed-forward parts of XLM are a list of modules from hidden states to hidden states, but not its blocks."""
+    from transformers import AutoConfig, AutoModel
+
+    model = AutoModel.from_config(AutoConfig.for_model("xlm", emb_dim=32, n_heads=4, n_layers=3, n_words=64)).eval()
+    with pytest.raises(UnsupportedError, match="not the residual stream"):
+        at.trace(model, IDS)
+
+
 def test_the_models_attention_implementation_is_restored() -> None:
     model: Any = build("persimmon")
     before = model.config._attn_implementation
@@ -135,6 +166,21 @@ class TokenMixer(nn.Module):
         for _ in range(self.loops):
             x = self.blocks[0](x)
         return x
+
+
+class Mixing(TokenMixer):
+    """A model that adds the embedding again before every block."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = first = self.embed(tokens)
+        for block in (self.blocks[0],) * self.loops:
+            x = block(0.9 * x + 0.1 * first)
+        return x
+
+
+def test_a_stream_that_changes_between_blocks_is_traced_with_a_note() -> None:
+    torch.manual_seed(0)
+    assert any("changes the stream" in note for note in at.trace(Mixing().eval(), IDS).notes)
 
 
 def test_a_module_of_ones_own_with_a_shared_block() -> None:

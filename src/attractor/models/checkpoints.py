@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.models.attention_layers import Layer, NoAttention, use_float64
-from attractor.models.family import Family, get_hidden_states, get_output
+from attractor.models.attention_layers import Heads, Layer, NoAttention, use_float64
+from attractor.models.family import Family, Modules, get_hidden_states, get_output
 from attractor.models.tensors import Reader, Tensors, make_reader
 from attractor.solvers import velocity
 from attractor.states import Tokens
@@ -25,15 +25,17 @@ from attractor.states import Tokens
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """Errors of one layer, the largest difference over the largest entry: of the output of attention, and of the norm before it."""
+    """Errors of one layer, the largest difference over the largest entry: of the output of attention, of the norm before it, and of
+    the outputs of single heads (None where a head alone is undefined)."""
 
     name: str
     attention: float
     norm: float | None
+    heads: float | None = None
 
     @property
     def error(self) -> float:
-        return max(self.attention, self.norm or 0.0)
+        return max(self.attention, self.norm or 0.0, self.heads or 0.0)
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,29 @@ def verify(checkpoint: Checkpoint, layers: list[int] | None = None, tokens: int 
 
 def _check_layer(checkpoint: Checkpoint, index: int, tokens: int, seed: int) -> LayerCheck:
     layer = checkpoint.layers[index]
-    stream, reads, writes = _run_original(checkpoint, index, tokens, seed)
-    ours = velocity(layer.attention, Tokens(reads))
-    return LayerCheck(layer.name, _difference(ours, layer.added(writes)), _norm_error(layer, stream, reads))
+    run = _run_original(checkpoint, index, layer.heads, tokens, seed)
+    ours = velocity(layer.attention, Tokens(run.reads))
+    attention, norm = _difference(ours, layer.added(run.writes)), _norm_error(layer, run.stream, run.reads)
+    return LayerCheck(layer.name, attention, norm, _head_error(layer, run))
+
+
+@dataclass(frozen=True)
+class OriginalRun:
+    """What the original code computes for one layer: the stream before the block, input and output of attention, (n, d) each, and the
+    output of every head after the output projection, without its bias, (h, n, d)."""
+
+    stream: Tensor
+    reads: Tensor
+    writes: Tensor
+    heads: Tensor
+
+
+def _head_error(layer: Layer, run: OriginalRun) -> float | None:
+    """The largest error of a single head; None where a head alone is undefined."""
+    if isinstance(layer.source, Heads) and layer.source.joint:
+        return None
+    ours = torch.stack([velocity(layer.head(index), Tokens(run.reads)) for index in range(layer.heads)])
+    return _difference(ours, layer.output_factor * run.heads)
 
 
 def _norm_error(layer: Layer, stream: Tensor, reads: Tensor) -> float | None:
@@ -84,8 +106,8 @@ def _difference(ours: Tensor, own: Tensor) -> float:
     return float((ours - own).abs().max() / own.abs().max())
 
 
-def _run_original(checkpoint: Checkpoint, index: int, tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the original code on one layer: the stream before the block, and input and output of attention, each (n, d)."""
+def _run_original(checkpoint: Checkpoint, index: int, heads: int, tokens: int, seed: int) -> OriginalRun:
+    """Run the original code on one layer with this number of heads."""
     family, config = checkpoint.family, checkpoint.config
     stack, within = checkpoint.layers.place(index)
     seen: dict[str, Tensor] = {}
@@ -94,13 +116,32 @@ def _run_original(checkpoint: Checkpoint, index: int, tokens: int, seed: int) ->
         model = _build_small(checkpoint, stack, within, state)
         modules = family.modules(stack, family.slot(config, within))
         at = model.get_submodule
+        path = modules.projection or _find_projection(model, modules, family.layout.output)
+        projection = torch.nn.Sequential(*map(at, path))
         at(modules.stream or modules.block).register_forward_pre_hook(_keep(seen, "stream"), with_kwargs=True)
         at(modules.reads).register_forward_pre_hook(_keep(seen, "reads"), with_kwargs=True)
+        projection[0].register_forward_pre_hook(_keep(seen, "mixed"), with_kwargs=True)
         at(modules.writes).register_forward_hook(
             lambda _m, _a, out: seen.__setitem__("writes", get_output(out).clone())
         )
         family.feed(model, model.config, stack, torch.Generator().manual_seed(seed), tokens)
-    return tuple(seen[name][0] for name in ("stream", "reads", "writes"))  # type: ignore[return-value]
+        stream, reads, writes = (seen[name][0] for name in ("stream", "reads", "writes"))
+        return OriginalRun(stream, reads, writes, _project_heads(projection, seen["mixed"][0], heads))
+
+
+def _find_projection(model: torch.nn.Module, modules: Modules, name: str) -> tuple[str, ...]:
+    """The name of the output projection of attention, ``writes`` itself where that is a matrix."""
+    weight = getattr(model.get_submodule(modules.writes), "weight", None)
+    return (modules.writes if isinstance(weight, Tensor) and weight.ndim == 2 else f"{modules.reads}.{name}",)
+
+
+def _project_heads(projection: torch.nn.Module, mixed: Tensor, heads: int) -> Tensor:
+    """The outputs (h, n, d) of all heads by the original output projection, from its input (n, h r), without its bias."""
+    parts = mixed.unflatten(-1, (heads, -1))
+    alone = torch.zeros(heads, *parts.shape, dtype=mixed.dtype)
+    for index in range(heads):
+        alone[index, :, index] = parts[:, index]
+    return projection(alone.flatten(-2)) - projection(torch.zeros_like(mixed[:1]))
 
 
 def _read_state(checkpoint: Checkpoint, stack: str, index: int) -> dict[str, Tensor]:

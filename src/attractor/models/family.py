@@ -62,6 +62,8 @@ class Modules:
     middle : the module whose output is the stream between attention and feed-forward, where that is not the sum of the stream and
         the output of ``writes``.
     stream : the module whose input is the residual stream, where that is not the block.
+    projection : the output projection of attention and the modules between it and the stream, where that is neither ``writes`` nor
+        ``reads`` followed by the name in the family's layout.
     """
 
     block: str
@@ -69,6 +71,7 @@ class Modules:
     writes: str
     middle: str | None = None
     stream: str | None = None
+    projection: tuple[str, ...] = ()
 
 
 def get_hidden_states(arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:

@@ -309,6 +309,12 @@ def context_length(config: Any) -> int | None:
         ),
         None,
     )
-    if longest is not None and config.model_type in ("roberta", "xlm-roberta", "camembert"):
+    if longest is not None and config.model_type in (
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+        "data2vec-text",
+        "markuplm",
+    ):
         return longest - 2  # positions start after the padding index
     return longest

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any, cast
 
 import torch
@@ -26,6 +27,7 @@ IMAGE_PARTS = (
     "model.visual",
 )
 ROW_SUM = 2e-2  # largest deviation of a row of attention weights from 1; rows in bfloat16 reach 1e-2
+RESIDUAL = 0.5  # cosine of input and output of a block that contains its residual connection
 UNWRAPPED = 8  # nested wrappers
 
 
@@ -62,12 +64,22 @@ class BlockChain:
     calls : module names in the order of execution; a block that is shared between layers occurs several times.
     dim : width d of the hidden states.
     breaks : numbers k such that block k does not start from the output of block k - 1.
+    tokens : number of tokens n of the hidden states.
+    residual : median over the blocks of the cosine between their input and their output.
     """
 
     path: str
     calls: tuple[str, ...]
     dim: int
     breaks: tuple[int, ...] = ()
+    tokens: int = 0
+    residual: float = 1.0
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the states of the blocks are the residual stream: some block starts from the output of the one before, or blocks
+        change their input little. Otherwise the stream passes by the blocks, as by the feed-forward parts of XLM."""
+        return len(self.breaks) < len(self.calls) - 1 or self.residual > RESIDUAL
 
     def notes(self, prefix: str, others: list[BlockChain]) -> tuple[str, ...]:
         """What a reader of the trace has to know about the choice of blocks; ``prefix`` is the name of the model's part."""
@@ -184,6 +196,7 @@ class _Running:
 
     calls: list[str] = field(default_factory=list)
     breaks: list[int] = field(default_factory=list)
+    cosines: list[float] = field(default_factory=list)
     shape: tuple[int, int] | None = None
     last: Tensor | None = None
     changes_shape: bool = False
@@ -204,7 +217,7 @@ def find_chains(model: nn.Module, run: Callable[[], Any]) -> list[BlockChain]:
                         _follow(hooks, running.setdefault(path, _Running()), f"{path}.{child}".lstrip("."), block)
         run()
     chains = [
-        BlockChain(path, tuple(one.calls), one.shape[1], tuple(one.breaks))
+        BlockChain(path, tuple(one.calls), one.shape[1], tuple(one.breaks), one.shape[0], median(one.cosines))
         for path, one in running.items()
         if one.shape is not None and not one.changes_shape
     ]
@@ -230,6 +243,7 @@ def _follow(hooks: ExitStack, chain: _Running, name: str, block: nn.Module) -> N
         if last is not None and last is not before and not (last.shape == before.shape and torch.equal(last, before)):
             chain.breaks.append(len(chain.calls))
         chain.calls.append(name)
+        chain.cosines.append(float(torch.cosine_similarity(before.flatten(), after.flatten(), dim=0)))
         chain.shape, chain.last = shape, after
 
     hooks.callback(block.register_forward_pre_hook(begin, with_kwargs=True).remove)
@@ -249,6 +263,12 @@ def choose_chain(chains: list[BlockChain], stack: str | None, name: str) -> Bloc
             f"{name} has no blocks that map hidden states (1, n, d) to the same shape one after the other, so it cannot be traced; "
             "give hidden states with states=..."
         )
+    chains = [one for one in chains if one.is_stream]
+    if not chains:
+        raise UnsupportedError(
+            f"no block of {name} starts from the output of the one before, and its blocks replace their input, so their states are not "
+            "the residual stream; give hidden states with states=..."
+        )
     if stack is None:
         return chains[0]
     found = [one for one in chains if one.path == stack] or [one for one in chains if stack in one.path.split(".")]
@@ -256,6 +276,13 @@ def choose_chain(chains: list[BlockChain], stack: str | None, name: str) -> Bloc
         names = ", ".join(repr(one.path) for one in chains)
         raise InputError(f"stack={stack!r} names {len(found) or 'none'} of the blocks that ran; they are {names}")
     return found[0]
+
+
+def count_padded(model: nn.Module, inputs: dict[str, Tensor], chain: BlockChain) -> int | None:
+    """The number of tokens of a text that the model pads to whole windows of attention; None if it does not."""
+    config, ids = getattr(model, "config", None), inputs.get("input_ids")
+    windows = any(getattr(config, name, None) is not None for name in ("attention_window", "block_size"))
+    return ids.shape[-1] if windows and ids is not None and chain.tokens > ids.shape[-1] else None
 
 
 def find_hidden_states(given: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -287,20 +314,27 @@ def as_tokens(hidden: Tensor) -> Tensor:
 
 @contextmanager
 def record_chain(
-    model: nn.Module, chain: BlockChain, receive: Callable[[BlockStates], None], attention: bool
+    model: nn.Module,
+    chain: BlockChain,
+    receive: Callable[[BlockStates], None],
+    attention: bool,
+    tokens: int | None = None,
 ) -> Iterator[None]:
-    """Call ``receive`` with the states of every block of a chain while the model runs; nothing is kept after a block."""
+    """Call ``receive`` with the states of every block of a chain while the model runs; nothing is kept after a block.
+
+    ``tokens`` is the number of tokens of the text where the model pads it at the end.
+    """
     inside: list[BlockStates] = []  # the block that runs now
     count = 0
 
     def begin(_module: Any, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-        inside.append(BlockStates(count, before := as_tokens(find_hidden_states(given, options)), before))
+        inside.append(BlockStates(count, before := as_tokens(find_hidden_states(given, options))[:tokens], before))
 
     def end(_module: Any, _given: Any, out: Any) -> None:
         nonlocal count
         states = inside.pop()
         count += 1
-        receive(replace(states, index=count - 1, after=as_tokens(find_output(out))))
+        receive(replace(states, index=count - 1, after=as_tokens(find_output(out))[:tokens]))
 
     def look(_module: Any, _given: Any, out: Any) -> None:
         if inside and inside[-1].weights is None:

@@ -43,6 +43,7 @@ from attractor.models.structure import (
     call_model,
     choose_chain,
     choose_part,
+    count_padded,
     find_chains,
     record_chain,
 )
@@ -204,7 +205,8 @@ class Session:
             chosen = choose_chain(chains, None if self.stack == name else self.stack, self.checkpoint.name)
             prefix = f"{name}." if name else ""
             self.chains[name] = (chosen, chosen.notes(prefix, [one for one in chains if one is not chosen]))
-        return run, record_chain(part, self.chains[name][0], receive, attention)
+        chosen = self.chains[name][0]
+        return run, record_chain(part, chosen, receive, attention, count_padded(part, inputs, chosen))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

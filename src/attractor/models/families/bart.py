@@ -60,7 +60,17 @@ class LayerNormStacks(Family):
 class Bart(LayerNormStacks):
     name = "bart"
     title = "BART, Marian, mBART, Pegasus, M2M-100, Blenderbot"
-    model_types = ("bart", "marian", "plbart", "blenderbot-small", "mbart", "pegasus", "m2m_100", "blenderbot")
+    model_types = (
+        "bart",
+        "marian",
+        "plbart",
+        "blenderbot-small",
+        "mbart",
+        "pegasus",
+        "m2m_100",
+        "blenderbot",
+        "nllb-moe",
+    )
     post: ClassVar[tuple[str, ...]] = ("bart", "marian", "plbart", "blenderbot-small")
     width = "d_model"
     remark = "encoder and decoder self-attention; cross-attention is left out"

@@ -17,9 +17,14 @@ from attractor.nn import BERT_LAYOUT, ProjectionLayout
 class Bert(Family):
     name = "bert"
     title = "BERT, RoBERTa, MiniLM"
-    model_types: ClassVar[tuple[str, ...]] = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+    model_types: ClassVar[tuple[str, ...]] = (
+        "bert", "roberta", "xlm-roberta", "camembert", "electra", "bert-generation", "data2vec-text", "ernie", "layoutlm", "markuplm",
+        "roc_bert", "splinter",
+    )  # fmt: skip
     signature = "encoder.layer.0.attention.self.query.weight"
-    prefixes = ("bert.", "roberta.", "electra.", "")
+    prefixes = (
+        "bert.", "roberta.", "electra.", "data2vec_text.", "ernie.", "layoutlm.", "markuplm.", "roc_bert.", "splinter.", ""
+    )  # fmt: skip
     layers = "encoder.layer"
     layout = BERT_LAYOUT
     inside: ClassVar[str] = "attention.self."  # of queries, keys and values
@@ -29,6 +34,10 @@ class Bert(Family):
     def modules(self, stack: str, slot: int) -> Modules:
         block = self.path(stack, slot).removesuffix(".")
         return Modules(block, f"{block}.attention.self", f"{block}.attention.output.dense", f"{block}.attention")
+
+    def small(self, config: Config, stack: str, index: int) -> dict[str, Any]:
+        narrow = {"embedding_size": config.hidden_size} if hasattr(config, "embedding_size") else {}
+        return {**super().small(config, stack, index), **narrow}
 
     def projections(self, config: Config, read: Reader, path: str) -> Projections:
         layout, d, heads = self.layout, config.hidden_size, config.num_attention_heads

@@ -27,8 +27,12 @@ class Dinov2(ViT):
     norm_name = "norm1"
 
     def modules(self, stack: str, slot: int) -> Modules:
-        block = f"encoder.layer.{slot}"
-        return Modules(block, f"{block}.attention", f"{block}.layer_scale1")
+        return self.modules_of(f"encoder.layer.{slot}")
+
+    def modules_of(self, block: str) -> Modules:
+        """Modules of the block of this name."""
+        own, scale = f"{block}.attention", f"{block}.layer_scale1"
+        return Modules(block, own, scale, projection=(f"{own}.o_proj", scale))
 
     def projections(self, config: Config, read: Reader, path: str) -> Projections:
         return self.scaled(config, read, path, super().projections(config, read, path))
@@ -50,8 +54,7 @@ class Dinov3(Dinov2):
     remark = "W is that of tokens at the same place; RoPE turns it in two directions"
 
     def modules(self, stack: str, slot: int) -> Modules:
-        block = f"model.layer.{slot}"
-        return Modules(block, f"{block}.attention", f"{block}.layer_scale1")
+        return self.modules_of(f"model.layer.{slot}")
 
     def projections(self, config: Config, read: Reader, path: str) -> Projections:
         d, heads = config.hidden_size, config.num_attention_heads

@@ -30,7 +30,8 @@ class Falcon(Family):
     remark = "ALiBi is exact here, and rounded to bfloat16 in the model's own code"
 
     def modules(self, stack: str, slot: int) -> Modules:
-        return Modules(f"h.{slot}", f"h.{slot}.self_attention", f"h.{slot}.self_attention")
+        own = f"h.{slot}.self_attention"
+        return Modules(f"h.{slot}", own, own, projection=(f"{own}.dense",))
 
     def small(self, config: Config, stack: str, index: int) -> dict[str, Any]:
         return {**super().small(config, stack, index), "ffn_hidden_size": 16}

@@ -14,7 +14,7 @@ from attractor.nn import GPT2_LAYOUT
 class GPT2(Family):
     name = "gpt2"
     title = "GPT-2"
-    model_types = ("gpt2",)
+    model_types = ("gpt2", "gpt-sw3")
     prefixes = ("transformer.", "")
     layers = "h"
     depth = "n_layer"

@@ -23,7 +23,8 @@ class GPTNeoX(Family):
     prefixes = ("gpt_neox.", "")
 
     def modules(self, stack: str, slot: int) -> Modules:
-        return Modules(f"layers.{slot}", f"layers.{slot}.attention", f"layers.{slot}.attention")
+        own = f"layers.{slot}.attention"
+        return Modules(f"layers.{slot}", own, own, projection=(f"{own}.dense",))
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         path, d, heads = self.path(stack, index), config.hidden_size, config.num_attention_heads

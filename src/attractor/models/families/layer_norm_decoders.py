@@ -1,10 +1,12 @@
-"""Decoders built like Llama with a LayerNorm: StarCoder 2, Nemotron, Command R (Cohere); and GLM, with RoPE of neighbours."""
+"""Decoders built like Llama with a LayerNorm: StarCoder 2, StableLM, Nemotron, Command R (Cohere); and GLM, with RoPE of neighbours."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from attractor.laws import LayerNorm, Norm
+from attractor.errors import UnsupportedError
+from attractor.laws import Clip, LayerNorm, Norm
 from attractor.models.attention_layers import Projections, RotaryLayout
 from attractor.models.family import Config, Decoder
 from attractor.models.tensors import Reader
@@ -25,6 +27,23 @@ class StarCoder2(Decoder):
         return LayerNorm(
             1.0 + gain if self.unit else gain, read.maybe(f"{name}.bias", count), getattr(config, self.eps)
         )
+
+
+class StableLM(StarCoder2):
+    """RoPE turns a part of each head; attention and feed-forward are parallel in some models."""
+
+    name = "stablelm"
+    title = "StableLM"
+    model_types = ("stablelm",)
+    eps = "layer_norm_eps"
+
+    def head_norms(self, config: Config, read: Reader, path: str) -> tuple[Norm | Clip | None, Norm | Clip | None]:
+        if config.qk_layernorm:
+            raise UnsupportedError("a StableLM with a norm for each head of queries and keys is not supported")
+        return None, None
+
+    def extras(self, config: Config, read: Reader, path: str) -> dict[str, Any]:
+        return {"parallel": config.use_parallel_residual}
 
 
 class Nemotron(StarCoder2):
@@ -72,8 +91,8 @@ class Cohere2(Cohere):
 
 class Glm(Decoder):
     name = "glm"
-    title = "GLM-4 (9B)"
-    model_types = ("glm",)
+    title = "GLM-4 (9B), Ernie 4.5, Helium"
+    model_types = ("glm", "ernie4_5", "ernie4_5_moe", "helium")
     half_split = False
 
 

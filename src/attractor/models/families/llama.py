@@ -9,7 +9,7 @@ from attractor.models.family import Config, Decoder
 class Llama(Decoder):
     name = "llama"
     title = "Llama, Mistral, Mixtral, SmolLM"
-    model_types = ("llama", "mistral", "mixtral", "ministral", "seed_oss", "arcee")
+    model_types = ("llama", "mistral", "mixtral", "ministral", "seed_oss", "arcee", "cwm")
     window = True
 
 

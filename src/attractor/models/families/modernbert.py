@@ -15,7 +15,8 @@ class ModernBert(Family):
     prefixes = ("model.", "")
 
     def modules(self, stack: str, slot: int) -> Modules:
-        return Modules(f"layers.{slot}", f"layers.{slot}.attn", f"layers.{slot}.attn")
+        own = f"layers.{slot}.attn"
+        return Modules(f"layers.{slot}", own, own, projection=(f"{own}.Wo",))
 
     def slot(self, config: Config, index: int) -> int:
         return min(index, 1)  # the first layer has no norm of its own

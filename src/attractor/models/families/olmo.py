@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from attractor.errors import UnsupportedError
 from attractor.laws import Clip, LayerNorm, Norm
 from attractor.models.attention_layers import Projections
 from attractor.models.family import Config, Decoder
@@ -47,9 +48,25 @@ class Olmo2(Decoder):
 
     name = "olmo2"
     title = "OLMo 2, OLMo 3"
-    model_types = ("olmo2", "olmo3")
+    model_types = ("olmo2", "olmo3", "flex_olmo")
     norm_name = None
     output_norm_name = "post_attention_layernorm"
     head_normed = True
     joint = True
     remark = "W and single heads are undefined: queries and keys are normalised over all heads together"
+
+
+class Olmoe(Decoder):
+    """A mixture of experts with the norm before attention, and RMSNorm of queries and keys over all heads together."""
+
+    name = "olmoe"
+    title = "OLMoE"
+    model_types = ("olmoe",)
+    head_normed = True
+    joint = True
+    remark = Olmo2.remark
+
+    def projections(self, config: Config, read: Reader, path: str) -> Projections:
+        if config.clip_qkv is not None:
+            raise UnsupportedError("an OLMoE whose queries and keys are normalised and clipped is not supported")
+        return super().projections(config, read, path)

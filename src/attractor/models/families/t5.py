@@ -16,7 +16,7 @@ from attractor.nn import ProjectionLayout
 class T5(Family):
     name = "t5"
     title = "T5, mT5"
-    model_types = ("t5", "mt5")
+    model_types = ("t5", "mt5", "switch_transformers")
     depth = "num_layers"
     width = "d_model"
     layout = ProjectionLayout("o", "q", "k", "v")

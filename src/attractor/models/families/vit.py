@@ -15,16 +15,17 @@ from attractor.nn import BERT_LAYOUT
 
 class ViT(Family):
     name = "vit"
-    title = "ViT, DeiT"
-    model_types = ("vit", "deit")
-    prefixes = ("vit.", "deit.", "")
+    title = "ViT, DeiT, I-JEPA"
+    model_types = ("vit", "deit", "vit_msn", "ijepa")
+    prefixes = ("vit.", "deit.", "ijepa.", "")
     layers = "encoder.layer"
     layout = replace(BERT_LAYOUT, output="attention.output.dense")
     renamed = True
     norm_name = "layernorm_before"
 
     def modules(self, stack: str, slot: int) -> Modules:
-        return Modules(f"layers.{slot}", f"layers.{slot}.attention", f"layers.{slot}.attention")
+        block = f"layers.{slot}"
+        return Modules(block, f"{block}.attention", f"{block}.attention", projection=(f"{block}.attention.o_proj",))
 
     def small(self, config: Config, stack: str, index: int) -> dict[str, Any]:
         patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
