@@ -55,6 +55,7 @@ from attractor.observables import (
     kernel_clusters,
     leaders,
     mean,
+    order_parameter,
     pair_fraction,
     pairwise_distance,
     partition,
@@ -76,7 +77,7 @@ from attractor.solvers import (
     velocity,
 )
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
-from attractor.states import Gaussian, Tokens
+from attractor.states import Density, Gaussian, Tokens
 
 if TYPE_CHECKING:
     from attractor import meanfield, models, nn, papers, plotting, theory, training, weights
@@ -108,6 +109,7 @@ __all__ = [
     "Block",
     "Capped",
     "Causal",
+    "Density",
     "Ellipsoid",
     "Euclidean",
     "Event",
@@ -168,6 +170,7 @@ __all__ = [
     "monitor",
     "nn",
     "observables",
+    "order_parameter",
     "pair_fraction",
     "pairwise_distance",
     "papers",

@@ -2,6 +2,7 @@
 
 from attractor.laws.attention import Attention
 from attractor.laws.blocks import ACTIVATIONS, MLP, Affine, Block, LayerNorm, Norm, RMSNorm
+from attractor.laws.circle import CircleField, circle_obstacle
 from attractor.laws.closure import Closure, closure_field, closure_obstacle
 from attractor.laws.kernels import CLASSES as KERNELS
 from attractor.laws.kernels.capped import Capped
@@ -55,6 +56,7 @@ __all__ = [
     "Capped",
     "Causal",
     "Chunked",
+    "CircleField",
     "Clip",
     "Closure",
     "Combined",
@@ -92,6 +94,7 @@ __all__ = [
     "Visible",
     "Window",
     "check_velocities",
+    "circle_obstacle",
     "closure_field",
     "closure_obstacle",
     "exact_scores",

@@ -12,7 +12,7 @@ from attractor.errors import InputError
 from attractor.laws import Law
 from attractor.observables.registry import observable
 from attractor.spaces import Euclidean, Space
-from attractor.states import Tokens, split_scale
+from attractor.states import Tokens, split_scale, vector_norm
 
 
 def average(values: Tensor, masses: Tensor | None) -> Tensor:
@@ -298,6 +298,24 @@ def _centre_units(units: Tensor, pointing: Tensor) -> Tensor:
 def mean(tokens: Tokens, law: Law | None = None, space: Space | None = None) -> Tensor:
     r"""Mean of the measure, :math:`\sum_i m_i x_i / \sum_i m_i`, shape (..., d), in the ambient coordinates."""
     return barycentre(tokens.points, tokens.masses)
+
+
+@observable
+def order_parameter(tokens: Tokens, law: Law | None = None, space: Space | None = None, *, order: int = 1) -> Tensor:
+    r"""Length of the mean direction, :math:`|\sum_i m_i x_i/|x_i|| / \sum_i m_i`, shape (...): 1 where all tokens have one direction.
+
+    In the plane, at angles :math:`\theta_i`, ``order`` = k gives :math:`|\sum_i m_i e^{ik\theta_i}| / \sum_i m_i`, the size of the
+    Fourier coefficient :math:`c_k` of the measure on the circle, which is large where tokens form k groups at equal angles.
+    """
+    if int(order) != order or order < 1 or (order > 1 and tokens.dim != 2):
+        raise InputError(
+            f"order must be a whole number of at least 1, and 1 outside of the plane; got {order} in dimension {tokens.dim}"
+        )
+    if order == 1:
+        sizes = vector_norm(tokens.points, keepdim=True)
+        return vector_norm(barycentre(tokens.points / torch.where(sizes > 0, sizes, 1.0), tokens.masses))
+    angles = int(order) * torch.atan2(tokens.points[..., 1], tokens.points[..., 0])
+    return vector_norm(barycentre(torch.stack((angles.cos(), angles.sin()), dim=-1), tokens.masses))
 
 
 @observable

@@ -14,6 +14,7 @@ from attractor.plotting.charts import (
     draw_panels,
 )
 from attractor.plotting.covariances import (
+    draw_circle,
     draw_cone,
     draw_cones,
     draw_densities,
@@ -47,6 +48,7 @@ __all__ = [
     "check_suffix",
     "draw",
     "draw_bounded",
+    "draw_circle",
     "draw_cone",
     "draw_cones",
     "draw_counts",

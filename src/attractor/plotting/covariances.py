@@ -1,4 +1,4 @@
-"""Figures of covariances and densities: cone, disc, spectra, density estimates."""
+"""Figures of covariances and densities: cone, disc, spectra, density estimates, densities on the circle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from attractor.errors import InputError, UnsupportedError
 from attractor.plotting import style
-from attractor.plotting.drawing import Grid, StaticFigure, write_chart
+from attractor.plotting.drawing import Grid, StaticFigure, static_suffix, write_chart
 from attractor.plotting.time_axis import format_quantity, log_ticks
 
 COLOURS = {"collapse": 0, "low_rank": 2, "full_rank": 5, "blow_up": 1, "diverged": 3, "undecided": 6}
@@ -333,3 +333,62 @@ def _smoothed(counts: np.ndarray, points: np.ndarray, weights: np.ndarray, cell:
 
     widths = [_bandwidth(points[:, k], weights, dim=2) / cell for k in (0, 1)]
     return gaussian_filter(counts, np.clip(widths, 0.7, GRID / 12), mode="constant")
+
+
+SHOWN = 4  # Fourier coefficients that are drawn
+
+
+def draw_circle(
+    times: np.ndarray,
+    densities: np.ndarray,
+    modes: np.ndarray,
+    path: Path | str | None = None,
+    *,
+    title: str = "",
+    caption: str = "",
+    dpi: int = 200,
+) -> Any:
+    """Draw densities (S, N) on the circle along times (S,), and the sizes of their Fourier coefficients (S, m).
+
+    Panels: the density over time and angle, its graph at the start and at the end, and the first coefficients.
+    """
+    if path is not None:
+        static_suffix(path)
+    angles = np.linspace(-np.pi, np.pi, densities.shape[1] + 1)
+    rolled = np.roll(densities, densities.shape[1] // 2, axis=1)
+    rolled = np.concatenate((rolled, rolled[:, :1]), axis=1)
+    ticks = ([-np.pi, 0, np.pi], ["\u2212\u03c0", "0", "\u03c0"])
+    largest = modes.max(axis=0)[1:13]
+    shown = 1 + np.sort(np.argsort(-largest, kind="stable")[:SHOWN])
+    with style.use_style():
+        grid = Grid.of(3, 1.8, left=0.55, gap=0.68, right=0.2)
+        tall = 1.9
+        page = StaticFigure(title, caption, grid.rows * (tall + 0.72))
+        panels = []
+        for number, name in enumerate(("density over time", "density", "Fourier coefficients")):
+            row, left = grid.place(number)
+            axes = page.panel(left, 0.26 + row * (tall + 0.72), grid.wide, tall)
+            axes.set_title(name, pad=3)
+            panels.append(axes)
+        heat, graph, lines = panels
+        if len(times) > 1:
+            heat.pcolormesh(times, angles, rolled.T, cmap="viridis", shading="gouraud", rasterized=True)
+        heat.set_yticks(*ticks)
+        heat.set_xlabel("t")
+        heat.set_ylabel("angle")
+        graph.axhline(0.5 / np.pi, color=style.HAIR, lw=0.8)
+        graph.plot(angles, rolled[0], color=style.QUIET, lw=0.9, ls="--", label=f"t = {format_quantity(times[0])}")
+        graph.plot(angles, rolled[-1], color=style.PALETTE[0], lw=1.2, label=f"t = {format_quantity(times[-1])}")
+        graph.set_xticks(*ticks)
+        graph.set_xlabel("angle")
+        graph.set_ylim(bottom=0.0, top=1.3 * max(rolled[0].max(), rolled[-1].max()))
+        graph.legend(fontsize=6, frameon=False, handlelength=1.4, loc="upper right")
+        for number, order in enumerate(shown):
+            lines.plot(
+                times, np.maximum(modes[:, order], 1e-17), color=style.PALETTE[number], lw=1.1, label=f"|c{order}|"
+            )
+        lines.set_yscale("log")
+        lines.set_ylim(bottom=max(1e-12, 0.3 * float(modes[:, shown].min())), top=2.0)
+        lines.set_xlabel("t")
+        lines.legend(fontsize=6, frameon=False, handlelength=1.4)
+        return write_chart(page.figure, path, dpi)

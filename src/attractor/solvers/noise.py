@@ -157,7 +157,9 @@ class Noise(Record):
             )
             return strength, float(common)
         strength, common = (
-            _checked(value(time), f"the {name} of noise at t = {time:g}") if callable(value) else torch.as_tensor(value)
+            _checked(value(time), f"the {name} of noise at t = {time:g}")
+            if callable(value)
+            else torch.as_tensor(value, dtype=torch.float64)
             for name, value in (("strength", self.strength), ("common", self.common))
         )
         if common.ndim:

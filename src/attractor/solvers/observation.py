@@ -83,7 +83,9 @@ def integrate_and_observe(
     """
     state, save = definition.state, definition.options["save"]
     if not isinstance(state, Tokens):
-        raise UnsupportedError("observables are those of tokens; a run of a Gaussian has means and covariances")
+        raise UnsupportedError(
+            "observe=... needs tokens; runs of a Gaussian or a density keep their states, which are small"
+        )
     if save is None or (isinstance(save, list) and not save):
         raise InputError(
             "observe=... needs the times at which observables are evaluated: give save=200 or a list of times"

@@ -12,6 +12,7 @@ MEANINGS = {
     "steady": "no token moves any more",
     "diverged": "token norms passed the bound",
     "blow_up": "token norms go to infinity in finite time",
+    "unresolved": "the density became narrower than its grid resolves",
     "stalled": "the step size fell to rounding",
     "event": "a terminal event of the user happened",
     "budget": "the budget of time or evaluations was spent",

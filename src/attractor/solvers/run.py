@@ -22,6 +22,7 @@ from attractor.laws import AbsentLaw, Closure, Law, Stack, check_velocities, is_
 from attractor.progress import progress_bar
 from attractor.serialization import move_tensors, tensors
 from attractor.solvers import store as checkpoints
+from attractor.solvers.density_integration import prepare_density
 from attractor.solvers.gaussian_integration import GaussianIntegration
 from attractor.solvers.integration import Execution, Integration, Plan
 from attractor.solvers.merging import EventLog, Merger
@@ -37,8 +38,8 @@ from attractor.solvers.store import Definition
 from attractor.solvers.termination import Event as UserEvent
 from attractor.solvers.termination import Rule, select_rules
 from attractor.solvers.trajectory import Trajectory
-from attractor.spaces import Euclidean, Space, space_named
-from attractor.states import Gaussian, Tokens, factor_of, is_in_range, split_size
+from attractor.spaces import Euclidean, Space, Sphere, space_named
+from attractor.states import Density, Gaussian, Tokens, factor_of, is_in_range, split_size
 
 SHORTEST, LONGEST = 1e-290, 1e300  # lengths of a run; shorter and longer ones leave the range of float64 in between
 MAX_STEPS = 1e9  # of a fixed length; they take days
@@ -95,7 +96,7 @@ def velocity(law: Law, state: Tokens, space: Space | str | None = None, time: fl
 
 def flow(
     law: Law,
-    state: Tokens | Gaussian,
+    state: Tokens | Gaussian | Density,
     *,
     space: Space | str | None = None,
     noise: Noise | None = None,
@@ -123,13 +124,15 @@ def flow(
 
     Tokens solve :math:`\dot x_i = \Pi_{x_i} v_i(x)` with the velocity v of the law and the projection :math:`\Pi` on the tangent
     space. A Gaussian follows the closure of the same equation for its mean and covariance. With noise tokens solve the stochastic
-    equation of :class:`attractor.Noise`, and the covariance of a Gaussian has the additional rate :math:`2\epsilon I`.
+    equation of :class:`attractor.Noise`, and the covariance of a Gaussian has the additional rate :math:`2\epsilon I`. A density on
+    the circle solves :math:`\partial_t f = -\partial_\theta(uf) + \epsilon\,\partial_\theta^2 f`, the equation of infinitely many tokens.
 
     Parameters
     ----------
     law : gives every token its velocity.
-    state : Tokens with points (..., n, d), or a Gaussian; leading axes are an ensemble, whose members are independent.
-    space : Euclidean() (default), Sphere(), Ellipsoid(W), or a name.
+    state : Tokens with points (..., n, d), a Gaussian or a Density on the circle; leading axes are an ensemble, whose members are
+        independent.
+    space : Euclidean() (default), Sphere(), Ellipsoid(W), or a name. A density lives on Sphere().
     noise : Noise(strength), the random part of the motion; needs ``step``. Steps are fixed, and end at ``until`` (the last one is shorter
         if ``until`` is no multiple of the step, and the outcome says so); states are saved at ends of steps; no rule ends the run.
     until : final time; may be omitted for a Stack (its depth) or with explicit save times (the last of them).
@@ -148,7 +151,7 @@ def flow(
         cost less (``stats.switches``). A Gaussian is by default integrated in rescaled time, which resolves blow-up, and by an
         implicit method where it is stiff.
     rtol, atol : tolerated error of each token and step, atol + rtol |x_i|; defaults 1e-8 and 1e-10 (float32: 1e-5 and 1e-7; a
-        Gaussian: rtol 2e-12 only).
+        Gaussian: rtol 2e-12 only; a density: rtol 1e-11 only, of its Fourier coefficients).
     step : step of a fixed-step method, or first step of an adaptive one.
     adaptive : False keeps the step of an adaptive method fixed.
     merge : distance below which tokens are merged to one weighted token. None merges at 0.1 ``rtol`` where close tokens are
@@ -188,7 +191,8 @@ def flow(
         "engine": engine,
     }
     budget = (max_seconds, max_evaluations)
-    definition = Definition(law, state, space_of(space), options, tuple(events), noise)
+    place = Sphere() if space is None and isinstance(state, Density) else space_of(space)
+    definition = Definition(law, state, place, options, tuple(events), noise)
     inputs = (law, state, definition.space, noise)
     differentiable = any(tensor.requires_grad for part in inputs for tensor in tensors(part))
     observables = None if observe is None else named_observables(observe)
@@ -284,6 +288,9 @@ def prepare(
     noise = definition.noise
     if not isinstance(law, Law):
         raise InputError(f"flow needs a law such as Attention(...), got {type(law).__name__}")
+    if isinstance(state, Density):
+        interval = _interval(law, options["start"], options["until"], options["save"])
+        return prepare_density(definition, interval, budget, execution or Execution(), differentiable)
     gaussian = isinstance(state, Gaussian)
     if isinstance(state, Gaussian):
         if space.is_curved:
@@ -296,7 +303,7 @@ def prepare(
             law = DiffusingClosure(law, noise) if isinstance(law, Closure) else law
             state, noise = Tokens.unchecked(state.covariance_rows()), None
     elif not isinstance(state, Tokens):
-        raise InputError(f"flow moves Tokens(...) or a Gaussian(...), got {type(state).__name__}")
+        raise InputError(f"flow moves Tokens(...), a Gaussian(...) or a Density(...), got {type(state).__name__}")
     law, space = move_tensors(law, state.points.device), move_tensors(space, state.points.device)
     law.check(state)
     space.check_dimension(state.dim)

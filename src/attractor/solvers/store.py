@@ -49,7 +49,7 @@ from attractor.solvers.noise import AbsentNoise, Noise
 from attractor.solvers.outcome import EventRecord, Outcome
 from attractor.solvers.saving import Recorder, to_numpy
 from attractor.spaces import Space
-from attractor.states import Gaussian, Tokens
+from attractor.states import Density, Gaussian, Tokens
 
 if TYPE_CHECKING:
     from attractor.solvers.integration import Integration
@@ -72,7 +72,7 @@ class Definition:
     """
 
     law: Law | None
-    state: Tokens | Gaussian
+    state: Tokens | Gaussian | Density
     space: Space
     options: dict[str, Any]
     events: tuple[Event, ...] | None

@@ -21,7 +21,7 @@ from attractor.solvers.saving import Recorder
 from attractor.solvers.store import Definition, Store, read_definition, read_precision, read_snapshot, restore_snapshot
 from attractor.solvers.trajectory import Trajectory
 from attractor.spaces import Space
-from attractor.states import Gaussian, Tokens
+from attractor.states import Density, Gaussian, Tokens
 
 
 def load(path: str | Path) -> Trajectory:
@@ -62,7 +62,7 @@ def load(path: str | Path) -> Trajectory:
     return replace(found, stats=replace(found.stats, method=method))
 
 
-def _dtype(state: Tokens | Gaussian) -> torch.dtype:
+def _dtype(state: Tokens | Gaussian | Density) -> torch.dtype:
     return state.points.dtype if isinstance(state, Tokens) else state.rows().dtype
 
 

@@ -27,7 +27,7 @@ from attractor.solvers.outcome import EventRecord, Outcome, Statistics
 from attractor.solvers.steppers.stepper import method_citations
 from attractor.solvers.store import Definition, RunRecord, write_run
 from attractor.spaces import Space
-from attractor.states import Gaussian, Tokens
+from attractor.states import Density, Gaussian, Tokens, grid_values
 
 if TYPE_CHECKING:
     from attractor.plotting import Scene
@@ -38,6 +38,10 @@ SUMMARISED = ("clusters", "token_norm", "pairwise_distance", "cosine", "effectiv
 LISTED = 64  # tokens of a merge that are listed in a summary
 MERGES = 2000  # merges that are listed in a summary; of more, the first and the last ENDS are
 ENDS = 100
+OF_POINTS = (  # observables that mean nothing for the grid of a density
+    *("clusters", "cluster_sizes", "cluster_entropy", "kernel_clusters", "consensus_gap", "consensus_metric"),
+    *("cosine_min", "diameter", "hemisphere_margin", "leaders", "self_weight", "pair_fraction", "attention_entropy"),
+)
 SPHERE_CURVES = ("clusters", "consensus_gap", "hemisphere_margin")
 FLAT_CURVES = ("token_norm", "pairwise_distance", "clusters")
 CHEAP_CURVES = ("consensus_gap", "token_norm", "pairwise_distance")
@@ -53,7 +57,8 @@ class Trajectory:
     ----------
     times : (S,), saved times.
     points : (S, ..., n, d), saved states, with the ensemble axes of the initial state. Of a Gaussian: its mean, then the columns
-        of its covariance factor, (S, ..., 1 + d, d). A member that ended before the others keeps its last state.
+        of its covariance factor, (S, ..., 1 + d, d). Of a density: real and imaginary parts of its Fourier coefficients,
+        (S, ..., order + 1, 2). A member that ended before the others keeps its last state.
     final : last state of every member.
     outcomes : one for each member of the flattened ensemble.
     stats : evaluations, steps, seconds, method, engine.
@@ -65,12 +70,12 @@ class Trajectory:
 
     times: Tensor
     points: Tensor
-    final: Tokens | Gaussian
+    final: Tokens | Gaussian | Density
     outcomes: tuple[Outcome, ...]
     stats: Statistics
     law: Law | None
     space: Space
-    initial: Tokens | Gaussian
+    initial: Tokens | Gaussian | Density
     events: Sequence[EventRecord] = ()
     definition: Definition | None = field(default=None, repr=False)
     record: RunRecord | None = field(default=None, repr=False)
@@ -96,9 +101,11 @@ class Trajectory:
 
     @property
     def tokens(self) -> Tokens:
-        """The initial tokens; raises for a run of a Gaussian."""
-        if not isinstance(self.initial, Tokens):
+        """The initial tokens; raises for a run of a Gaussian or a density."""
+        if isinstance(self.initial, Gaussian):
             raise UnsupportedError("this run moved a Gaussian, which has no tokens; it has means and covariances")
+        if isinstance(self.initial, Density):
+            raise UnsupportedError("this run moved a density, which has no tokens; it has densities and modes")
         return self.initial
 
     @property
@@ -126,9 +133,25 @@ class Trajectory:
     def _gaussian(self) -> Tensor:
         if not isinstance(self.initial, Gaussian):
             raise UnsupportedError(
-                "this run moved tokens; means and covariances along time belong to runs of a Gaussian"
+                f"this run moved {_kind_of(self.initial)}; means and covariances along time belong to runs of a Gaussian"
             )
         return self.points
+
+    @property
+    def modes(self) -> Tensor:
+        """Fourier coefficients of a density along time, (S, ..., order + 1), complex."""
+        if not isinstance(self.initial, Density):
+            raise UnsupportedError(
+                f"this run moved {_kind_of(self.initial)}; densities and modes along time belong to runs of a Density"
+            )
+        return torch.view_as_complex(self.points.contiguous())
+
+    @property
+    def densities(self) -> Tensor:
+        """Values of a density along time on its grid of angles, (S, ..., N)."""
+        modes = self.modes
+        assert isinstance(self.initial, Density)
+        return torch.from_numpy(grid_values(modes.numpy(), self.initial.size))
 
     @property
     def n(self) -> int:
@@ -144,6 +167,11 @@ class Trajectory:
             return self
         members = self.initial.batch_shape.numel()
         flat = self.points.reshape(len(self.points), members, *self.points.shape[-2:])[:, index]
+        if isinstance(self.initial, Density) and isinstance(self.final, Density):
+            starts, ends = (
+                replace(state, values=state.values.reshape(members, -1)[index]) for state in (self.initial, self.final)
+            )
+            return Trajectory(self.times, flat, ends, (self.outcomes[index],), self.stats, self.law, self.space, starts)
         law = self.law if self.law is None else self.law.member(torch.tensor([index]))
         initial = self.tokens if isinstance(self.initial, Tokens) else None
         if initial is None:
@@ -173,12 +201,14 @@ class Trajectory:
             observed=observed,
         )
 
-    def state(self, index: int) -> Tokens | Gaussian:
+    def state(self, index: int) -> Tokens | Gaussian | Density:
         """The state at one saved time."""
         return self.initial.with_points(self.points[index])
 
     def _slice(self, rows: slice) -> Tokens:
-        """Saved states as one ensemble, time first."""
+        """Saved states as one ensemble, time first; a density as weighted tokens on its grid."""
+        if isinstance(self.initial, Density):
+            return self.initial.with_points(self.points[rows]).tokens()
         points, masses, positions = self.points[rows], self.tokens.masses, self.tokens.positions
         if masses is not None and masses.ndim > 1:
             masses = masses.expand(points.shape[:-1])
@@ -204,13 +234,18 @@ class Trajectory:
         if len(self.times) == 0:
             raise InputError("the run has no saved states to observe; give save times")
         self._check_points("further observables need them")
+        if isinstance(self.initial, Density) and getattr(function, "__name__", "") in OF_POINTS:
+            raise UnsupportedError(
+                f"{function.__name__} counts or compares single tokens, and a density has none; its clusters are Density.peaks()"
+            )
         if self.law is not None and not self.law.autonomous:
             states = [
                 function(self.state(k), law=self._law_at(float(t)), space=self.space, **options)
                 for k, t in enumerate(self.times)
             ]
             return torch.stack([torch.as_tensor(state) for state in states])
-        step = max(1, PAIRS // (self.n * self.n * max(1, self.initial.batch_shape.numel())))
+        n = self.initial.size if isinstance(self.initial, Density) else self.n
+        step = max(1, PAIRS // (n * n * max(1, self.initial.batch_shape.numel())))
         parts = [
             torch.as_tensor(function(self._slice(slice(k, k + step)), law=self.law, space=self.space, **options))
             for k in range(0, len(self.times), step)
@@ -234,6 +269,7 @@ class Trajectory:
         keys = ["attractor", *citations(self.law), *citations(self.space)]
         keys += ["abella2024asymptotic"] if self.space.is_curved else []
         keys += ["castin2025unified"] if isinstance(self.initial, Gaussian) else []
+        keys += citations(self.initial)
         keys += [] if self.noise is None else citations(self.noise)
         keys += method_citations(self.stats.method)
         known = read_bibliography()
@@ -264,8 +300,14 @@ class Trajectory:
         curves : names of observables to show beside the tokens; None chooses by the space.
         title, options : see ``attractor.plotting.draw``.
         """
-        from attractor.plotting import draw  # not needed to compute a flow
+        from attractor.plotting import draw, draw_circle  # not needed to compute a flow
 
+        if isinstance(self.initial, Density):
+            run, title = self.member(member), title or f"A density under {_describe_law(self.law)}"
+            values, modes = run.densities.numpy(), run.modes.abs().numpy()
+            return draw_circle(
+                run.times.numpy(), values, modes, path, title=title, caption=run.outcome.sentence, **options
+            )
         return draw(self.scene(member, curves, title), path, **options)
 
     def scene(self, member: int = 0, curves: Sequence[str] | None = None, title: str | None = None) -> Scene:
@@ -274,6 +316,8 @@ class Trajectory:
 
         if isinstance(self.initial, Gaussian):
             raise UnsupportedError("a run of a Gaussian has no tokens to draw; plot its means and covariances instead")
+        if isinstance(self.initial, Density):
+            raise UnsupportedError("a run of a density has no tokens to draw; run.plot draws the density")
         if len(self.times) == 0:
             raise InputError("the run has no saved states to draw; give save times")
         self._check_points("a figure shows them")
@@ -315,10 +359,11 @@ class Trajectory:
         log = EventLog.from_events(self.events)
         few = log.merges <= MERGES
         events = log if few else log.thin(lambda merges: np.concatenate([merges[:ENDS], merges[-ENDS:]]))
-        ensemble, tokens = list(self.initial.batch_shape), None if isinstance(self.initial, Gaussian) else self.n
+        ensemble, tokens = list(self.initial.batch_shape), self.n if isinstance(self.initial, Tokens) else None
+        grid = {"angles": self.initial.size} if isinstance(self.initial, Density) else {}
         report: dict[str, Any] = {
             "outcome": asdict(self.outcome),
-            "sizes": {"tokens": tokens, "dim": self.dim, "ensemble": ensemble, "saved": len(self.times)},
+            "sizes": {**grid, "tokens": tokens, "dim": self.dim, "ensemble": ensemble, "saved": len(self.times)},
             "law": None if self.law is None else repr(self.law),
             "space": self.space.name,
             "stats": asdict(self.stats),
@@ -359,12 +404,14 @@ class Trajectory:
         return at(time) if at is not None else self.law
 
     def draw_curve(self) -> str:
-        """Return an SVG of the pairwise distance of tokens, or of the trace of the covariance, of the first member."""
+        """Return an SVG of the pairwise distance of tokens, the trace of the covariance or the first coefficient of a density."""
         if len(self.points) < 2:
             return ""
         step = max(1, self.points.numel() // MAX_DRAWN)
         rows = self.points[::step].detach()
         points = rows.reshape(len(rows), -1, *self.points.shape[-2:])[:, 0].cpu().double()
+        if isinstance(self.initial, Density):
+            return curve(torch.linalg.vector_norm(points[:, 1], dim=-1), "first Fourier coefficient of the density")
         if isinstance(self.initial, Gaussian):
             sizes = points[:, 1:].square().sum((-2, -1)).clamp_min(1e-300)
             if self.outcome.name == "blow_up":  # the last state is the blow-up itself
@@ -377,8 +424,11 @@ class Trajectory:
         """Return HTML for notebooks: outcome, sizes, costs and one curve."""
         end, stats = self.outcome, self.stats
         members = "".join(f"{size} x " for size in self.initial.batch_shape)
-        tokens = not isinstance(self.initial, Gaussian)
-        what = f"{self.n:,} tokens of dimension {self.dim}" if tokens else f"a Gaussian of dimension {self.dim}"
+        what = f"{self.n:,} tokens of dimension {self.dim}"
+        if isinstance(self.initial, Gaussian):
+            what = f"a Gaussian of dimension {self.dim}"
+        elif isinstance(self.initial, Density):
+            what = f"a density at {self.initial.size} angles"
         rows: dict[str, Any] = {
             "outcome": f"{end.name.replace('_', ' ')} at t = {end.time:.6g}",
             "": end.message,
@@ -438,6 +488,10 @@ def _event_row(event: EventRecord) -> dict[str, Any]:
         members = list(event.members) if event.size <= LISTED else None
         row |= {"size": event.size, "mass": event.mass, "members": members}
     return row
+
+
+def _kind_of(state: Tokens | Gaussian | Density) -> str:
+    return "tokens" if isinstance(state, Tokens) else f"a {type(state).__name__}"
 
 
 def _mean_curve(run: Trajectory, name: str) -> np.ndarray:

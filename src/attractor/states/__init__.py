@@ -1,4 +1,5 @@
-"""What moves: measures. ``Tokens`` are finitely many weighted points; ``Gaussian`` is a mean and a covariance factor."""
+"""What moves: measures. ``Tokens`` are finitely many weighted points, ``Gaussian`` is a mean and a covariance factor, and
+``Density`` is a density on the circle."""
 
 from attractor.states.arrays import (
     check_finite,
@@ -11,19 +12,33 @@ from attractor.states.arrays import (
     to_float_tensor,
     vector_norm,
 )
+from attractor.states.density import (
+    RESOLVED,
+    Density,
+    circle_points,
+    grid_angles,
+    grid_values,
+    modes_tail,
+)
 from attractor.states.gaussian import Gaussian, factor_of
 from attractor.states.tokens import UNIT, Tokens, list_starts
 
 __all__ = [
+    "RESOLVED",
     "UNIT",
+    "Density",
     "Gaussian",
     "Tokens",
     "check_finite",
+    "circle_points",
     "convert_parameters",
     "factor_of",
+    "grid_angles",
+    "grid_values",
     "in_range",
     "is_in_range",
     "list_starts",
+    "modes_tail",
     "split_scale",
     "split_size",
     "tensor_version",

@@ -25,6 +25,7 @@ class Exponential(ExponentialEnergy, Kernel):
     mode: ClassVar[Mode | None] = "exponential"
     normalised: ClassVar[bool] = False
     exponential: ClassVar[bool] = True
+    pairwise: ClassVar[bool] = True
     token_metric: ClassVar[str | None] = "wasserstein"
 
     def attend(self, pairing: Pairing, v: Tensor) -> Tensor:

@@ -157,6 +157,8 @@ class Kernel(Record):
         scores are :math:`\text{scale}\langle Qx, Ky\rangle`, to which positions and refinements may add; False for distances.
     ``exponential``
         weights are :math:`m_j e^{s_{ij}}`, divided by the partition function or not.
+    ``pairwise``
+        ``logits`` gives log weights that are, before rows are normalised, functions of one query and one key each.
     ``mode``
         the engine mode that gives the weights in one call, which the compiled loop needs; None if there is none. A class with
         another ``attend`` than its base declares its own mode.
@@ -185,6 +187,7 @@ class Kernel(Record):
     exact: ClassVar[bool] = False
     bilinear: ClassVar[bool] = True
     exponential: ClassVar[bool] = False
+    pairwise: ClassVar[bool] = False
     mode: ClassVar[Mode | None] = None
     scaled_dot_product: ClassVar[bool] = False
     reads_values: ClassVar[bool] = False

@@ -30,6 +30,7 @@ class L2(Kernel):
     """
 
     name: ClassVar[str] = "l2"
+    pairwise: ClassVar[bool] = True
     mode: ClassVar[Mode | None] = "softmax"
     bilinear: ClassVar[bool] = False
     token_obstacle: ClassVar[str] = (

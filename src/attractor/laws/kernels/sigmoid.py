@@ -24,6 +24,7 @@ class Sigmoid(Kernel):
 
     bias: float = option(0.0, "Bias of every score of --kernel sigmoid.")
     name: ClassVar[str] = "sigmoid"
+    pairwise: ClassVar[bool] = True
     mode: ClassVar[Mode | None] = "sigmoid"
     normalised: ClassVar[bool] = False
     token_metric: ClassVar[str | None] = "wasserstein"

@@ -50,6 +50,7 @@ class Softmax(ExponentialEnergy, Kernel):
     name: ClassVar[str] = "softmax"
     mode: ClassVar[Mode | None] = "softmax"
     exponential: ClassVar[bool] = True
+    pairwise: ClassVar[bool] = True
     scaled_dot_product: ClassVar[bool] = True
     token_metric: ClassVar[str | None] = "twisted"
     covariance_gradient: ClassVar[bool] = True
