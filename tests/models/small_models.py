@@ -125,6 +125,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         {**GROUPED, "head_dim": 16, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"], **IDS},
     ),
+    "EmbeddingGemma, both directions": (
+        "gemma3_text",
+        {
+            **GROUPED,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "use_bidirectional_attention": True,
+            **IDS,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),  # fmt: skip
     "Phi 2, half turned": ("phi", {**DECODER, "partial_rotary_factor": 0.5, **IDS}),
     "Phi, q/k norm": ("phi", {**DECODER, "partial_rotary_factor": 0.5, "qk_layernorm": True, **IDS}),
     "Phi 3, fused": ("phi3", {**GROUPED, "sliding_window": 5, **IDS}),
@@ -361,6 +372,60 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**GROUPED, **EXPERTS, "head_dim": 8, **IDS, "rope_parameters": SECTIONS},
     ),
 }
+
+# multimodal models, whose parts have configurations of their own
+MULTIMODAL: dict[str, dict[str, Any]] = {
+    "llava": {
+        "text_config": {"model_type": "llama", **GROUPED},
+        "vision_config": {"model_type": "clip_vision_model", **PICTURES},
+        "image_token_index": 60,
+    },
+    "gemma3": {"text_config": {**GROUPED, "head_dim": 16}, "vision_config": PICTURES, "mm_tokens_per_image": 4},
+    "qwen2_vl": {
+        "text_config": {**GROUPED, **IDS, "rope_parameters": SECTIONS},
+        "vision_config": {"embed_dim": 32, "depth": 2, "num_heads": 4, "hidden_size": 32},
+    },
+    "qwen3_vl": {
+        "text_config": {**GROUPED, "head_dim": 8, **IDS, "rope_parameters": SECTIONS},
+        "vision_config": {
+            "hidden_size": 32,
+            "depth": 2,
+            "num_heads": 4,
+            "intermediate_size": 16,
+            "out_hidden_size": 32,
+        },
+    },
+    "mistral3": {
+        "text_config": {"model_type": "mistral", **GROUPED},
+        "vision_config": {"model_type": "pixtral", **PICTURES},
+    },
+    "smolvlm": {"text_config": {"model_type": "llama", **GROUPED, **IDS}, "vision_config": PICTURES},
+    "internvl": {
+        "text_config": {"model_type": "qwen2", **GROUPED},
+        "vision_config": {**PICTURES, "image_size": [12, 12], "patch_size": [4, 4]},
+    },
+    "llama4": {
+        "text_config": MODELS["Llama 4, chunks, temperature"][1],
+        "vision_config": {
+            **PICTURES,
+            "vision_output_dim": 32,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+        },
+    },
+}
+
+
+def multimodal_model(kind: str) -> torch.nn.Module:
+    """A small multimodal model with random weights."""
+    from transformers import AutoConfig, AutoModel
+
+    with silence_transformers(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(kind, **MULTIMODAL[kind])
+        config._experts_implementation = "eager"
+        return AutoModel.from_config(config).eval()
+
 
 # types without a family, which are traced by their structure; sizes are those in TINY
 STRUCTURAL = (

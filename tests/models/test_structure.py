@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import STRUCTURAL, draw_inputs, random_model, structural_model
+from small_models import MULTIMODAL, STRUCTURAL, draw_inputs, multimodal_model, random_model, structural_model
 from torch import nn
 
 import attractor as at
@@ -208,6 +208,51 @@ def test_wrappers_are_opened(tmp_path: Path) -> None:
         assert len(at.audit(parallel, verify=False, nulls=0).heads) == 8
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", MULTIMODAL)
+def test_the_text_part_of_a_multimodal_model(kind: str, tmp_path: Path) -> None:
+    """Live and from files, the text part is opened by its family; the whole is traced by structure to the same states."""
+    model: Any = multimodal_model(kind)
+    model.save_pretrained(tmp_path / kind)
+    live, stored = at.checkpoint(model), at.checkpoint(tmp_path / kind)
+    assert live.config.model_type == stored.config.model_type == model.config.text_config.model_type
+    assert live.verify().error < 1e-12
+    assert stored.verify().error < 1e-12
+    assert f"text part of a {kind}" in stored.notes[0]
+    assert len(at.audit(tmp_path / kind, nulls=0, detail="heads").heads) == 8
+    expected = at.trace(live, IDS).points
+    torch.testing.assert_close(at.trace(stored, IDS).points, expected, rtol=0, atol=0)
+    torch.testing.assert_close(at.trace(model, IDS).points, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_text_part_that_reads_in_both_directions_is_rejected() -> None:
+    """PaliGemma reads its prompt without a causal mask, whatever the code of Gemma alone does."""
+    from transformers import AutoConfig, AutoModel
+
+    text = {"model_type": "gemma", **MULTIMODAL["llava"]["text_config"], "num_key_value_heads": 1, "head_dim": 8}
+    vision = {**MULTIMODAL["llava"]["vision_config"], "model_type": "siglip_vision_model"}
+    config = AutoConfig.for_model("paligemma", text_config={**text, "model_type": "gemma"}, vision_config=vision)
+    model = AutoModel.from_config(config).eval()
+    with pytest.raises(UnsupportedError, match="both directions"):
+        at.audit(model)
+    assert at.trace(model, IDS).points.shape == (3, len(IDS), 32)
+
+
+@pytest.mark.parametrize("kind", ["llava", "gemma3"])
+def test_the_image_tower_of_a_multimodal_model(kind: str, tmp_path: Path) -> None:
+    model: Any = multimodal_model(kind)
+    model.save_pretrained(tmp_path / kind)
+    live, stored = at.checkpoint(model, part="vision"), at.checkpoint(tmp_path / kind, part="vision")
+    assert live.family.name == stored.family.name == "clip"
+    assert stored.verify().error < 1e-12
+    assert at.audit(stored, nulls=0).heads == at.audit(live, nulls=0).heads
+    picture = {"pixel_values": torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(0))}
+    torch.testing.assert_close(at.trace(stored, picture).points, at.trace(model, picture).points, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="no part 'audio'; it has text, vision"):
+        at.checkpoint(tmp_path / kind, part="audio")
+    with pytest.raises(InputError, match="no part 'vision'"):
+        at.checkpoint(random_model("GPT-2"), part="vision")
 
 
 def test_a_folded_transformer_lens_model_is_rejected() -> None:

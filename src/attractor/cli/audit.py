@@ -245,6 +245,10 @@ class AuditOptions:
         bool | None,
         option("", "Compare our attention with the model's own.", "--verify/--no-verify", default="up to width 1024"),
     ] = None
+    part: Annotated[
+        str | None,
+        option("NAME", "text, vision or audio: one part of a multimodal model.", default="the text"),
+    ] = None
     unverified: Annotated[bool, option("", "Go on if that comparison fails, with a banner.", "--unverified")] = False
     seed: Annotated[int, seed_option("Seed of random heads and perturbed weights.", "Weights")] = 0
     fail_if: Annotated[
@@ -342,7 +346,7 @@ def audit_model(model: str, options: AuditOptions, output: AuditResults) -> tupl
     from attractor.models import audit as audit_weights
     from attractor.models import checkpoint
 
-    opened = checkpoint(model)
+    opened = checkpoint(model, part=options.part)
     names = ("fold", "detail", "sums", "nulls", "verify", "unverified", "seed")
     settings = {name: getattr(options, name) for name in names}
     with output.show_progress(f"layers of {Path(model).name}", total=len(opened.layers)) as update:

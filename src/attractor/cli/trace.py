@@ -148,6 +148,10 @@ class ModelOptions:
             "NAME", "encoder or decoder, or the path of the blocks of a model without a family.", default="the first"
         ),
     ] = None
+    part: Annotated[
+        str | None,
+        model_option("NAME", "text, vision or audio: one part of a multimodal model.", default="what reads the input"),
+    ] = None
     without: Annotated[
         list[str] | None,
         model_option("PART", "Remove feedforward, attention or positions, or freeze norms; may be repeated."),
@@ -257,7 +261,7 @@ def check_options(texts: TextOptions, model: ModelOptions, output: TraceResults,
             "give a model, or hidden states with --states FILE" + " and no model" * (texts.model is not None)
         )
     if texts.states is not None:
-        reads = ("text", "file", "lines", "dataset", "image", "max_tokens", "without", "stack", "nulls")
+        reads = ("text", "file", "lines", "dataset", "image", "max_tokens", "without", "stack", "part", "nulls")
         if other := next((named[name] for name in reads if name in named), None):
             raise InputError(f"{other} belongs to a model, and --states takes the place of a model and its texts")
     for path in output.plot or ():
@@ -323,7 +327,7 @@ def run_model(
     from attractor.models import checkpoint, trace_texts
 
     with output.show_progress("texts") as update:
-        opened = checkpoint(texts.model, structural=True)
+        opened = checkpoint(texts.model, structural=True, part=model.part)
         read: list[Any] = [text.text for text in named]
         if texts.image:
             from attractor.models import read_image

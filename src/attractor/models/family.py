@@ -271,7 +271,7 @@ class Decoder(Family):
     def scale(self, config: Config) -> float:
         return self.head_dim(config) ** -0.5
 
-    def mask(self, config: Config, index: int) -> Mask:
+    def mask(self, config: Config, index: int) -> Mask | None:
         width = getattr(config, "sliding_window", None)
         kind = self.layer_type(config, index)
         sliding = kind == "sliding_attention" or (self.window and kind != "full_attention")

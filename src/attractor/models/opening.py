@@ -19,7 +19,7 @@ from attractor.models.checkpoints import Checkpoint
 from attractor.models.derived_tensors import ScaledTensors, check_packed, has_scales, read_adapter, read_adapter_config
 from attractor.models.family import Family, find_family, list_families
 from attractor.models.structure import StructuralFamily, unwrap
-from attractor.models.tensors import LiveTensors, Tensors, check_files, open_tensors
+from attractor.models.tensors import LiveTensors, PartTensors, Tensors, check_files, open_tensors
 from attractor.registry import closest
 
 LARGEST = 10**9  # a number of heads or a dimension above this is damage
@@ -33,6 +33,8 @@ DEPTHS = (
     "num_decoder_layers",
 )
 DEEPEST = 10**5  # a number of layers above this is damage; lists with an entry for every layer are made from it
+# parts of multimodal models, and words in the names of their tensors
+PARTS = {"text": (), "vision": ("vision", "visual", "image"), "audio": ("audio", "speech", "sound")}
 PATTERNS = ["*.json", "*.txt", "*.model"]
 SIZES = (  # as the families call them
     "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads",
@@ -40,7 +42,9 @@ SIZES = (  # as the families call them
 )  # fmt: skip
 
 
-def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64, structural: bool = False) -> Checkpoint:
+def checkpoint(
+    source: Any, *, dtype: torch.dtype = torch.float64, structural: bool = False, part: str | None = None
+) -> Checkpoint:
     """Open a model lazily: only its configuration and the names of its tensors are read.
 
     Parameters
@@ -49,6 +53,8 @@ def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64, structural: b
         Face hub, or a model of transformers in memory.
     dtype : precision of the laws.
     structural : whether a model without a family is opened too. It can be traced by its structure, but has no laws.
+    part : "text", "vision" or "audio" of a multimodal model, which has a configuration of its own; the text by default, if the whole
+        has no family.
 
     Returns
     -------
@@ -60,25 +66,25 @@ def checkpoint(source: Any, *, dtype: torch.dtype = torch.float64, structural: b
     """
     require_transformers()
     if isinstance(source, torch.nn.Module):
-        return _open_live(unwrap(source), dtype, structural)
+        return _open_live(unwrap(source), dtype, structural, part)
     if not isinstance(source, (str, Path)):
         raise InputError(
             f"a checkpoint is opened from a path, a hub name or a transformers model, not from a {type(source).__name__}"
         )
     path = Path(source).expanduser()
     if path.is_dir():
-        return _open_folder(path, str(source), dtype, structural)
+        return _open_folder(path, str(source), dtype, structural, part=part)
     if path.is_file():
-        return _open_file(path, dtype, structural)
+        return _open_file(path, dtype, structural, part)
     if _looks_like_path(str(source)):
         raise InputError(f"there is no file or folder {source}")
     fetched = _fetch(str(source))
     if fetched is not None:
-        return replace(checkpoint(fetched, dtype=dtype, structural=structural), name=str(source))
-    return _open_folder(_download(str(source)), str(source), dtype, structural)
+        return replace(checkpoint(fetched, dtype=dtype, structural=structural, part=part), name=str(source))
+    return _open_folder(_download(str(source)), str(source), dtype, structural, part=part)
 
 
-def _open_live(model: torch.nn.Module, dtype: torch.dtype, structural: bool) -> Checkpoint:
+def _open_live(model: torch.nn.Module, dtype: torch.dtype, structural: bool, part: str | None) -> Checkpoint:
     config, kind = getattr(model, "config", None), type(model).__name__
     if config is None or not hasattr(config, "model_type"):
         if not structural:
@@ -86,8 +92,66 @@ def _open_live(model: torch.nn.Module, dtype: torch.dtype, structural: bool) -> 
         return Checkpoint(
             kind, StructuralFamily(None), SimpleNamespace(model_type=None), LiveTensors(model, False), dtype, model
         )
+    chosen = _choose_part(config, part, f"the {kind}", structural)
+    if chosen is not None:
+        return _open_live_part(model, chosen, dtype, structural)
     family = _choose_family(config.model_type, f"the {kind}", structural)
     return Checkpoint(kind, family, config, LiveTensors(model, family.renamed), dtype, model)
+
+
+def _open_live_part(
+    model: torch.nn.Module, chosen: tuple[str, Any], dtype: torch.dtype, structural: bool
+) -> Checkpoint:
+    """Open the innermost model that has the configuration of a part."""
+    from transformers import PreTrainedModel
+
+    kind, (name, config) = type(model).__name__, chosen
+    inside = [(path, one) for path, one in model.named_modules() if path and isinstance(one, PreTrainedModel)]
+    own = [(path, one) for path, one in inside if one.config is config]
+    if not own:
+        raise UnsupportedError(f"the {kind} has no module with the configuration {name}_config")
+    opened = _open_live(own[-1][1], dtype, structural, None)
+    return replace(opened, name=f"{own[-1][0]} of {kind}", notes=(*opened.notes, _explain_parts(model.config, name)))
+
+
+def _list_parts(config: Any) -> dict[str, Any]:
+    """The configurations of the parts of a multimodal model, by the name of the part."""
+    found = {name: getattr(config, f"{name}_config", None) for name in PARTS}
+    return {name: one for name, one in found.items() if hasattr(one, "model_type")}
+
+
+def _choose_part(config: Any, part: str | None, where: str, structural: bool) -> tuple[str, Any] | None:
+    """The name and configuration of the part to open; None for the whole model."""
+    parts, families = _list_parts(config), {kind for family in list_families() for kind in family.model_types}
+    if part is not None:
+        if part not in parts:
+            others = f"; it has {', '.join(parts)}" if parts else ""
+            raise InputError(f"{where}, a model of type {config.model_type!r}, has no part {part!r}{others}")
+        return part, parts[part]
+    text = parts.get("text")
+    if structural or config.model_type in families or getattr(text, "model_type", None) not in families:
+        return None
+    return "text", text
+
+
+def _explain_parts(config: Any, chosen: str) -> str:
+    others = [f"{name} ({one.model_type})" for name, one in _list_parts(config).items() if name != chosen]
+    more = f"; part=... opens {' or '.join(others)}" if others else ""
+    return f"this is the {chosen} part of a {config.model_type}{more}"
+
+
+def _find_prefix(names: Collection[str], part: str, family: Family) -> str | None:
+    """The beginning of the names of a part's tensors, after which they have the names of its family."""
+    found: set[str] = set()
+    bare = "" in family.prefixes
+    for name, start, probe in product(names, family.prefixes, family.probes):
+        at = name.find(start + probe)
+        before = name[: max(at, 0)] + start
+        if at < 0 or (at > 0 and name[at - 1] != "."):
+            continue
+        kind = next((other for other in ("vision", "audio") if any(word in before for word in PARTS[other])), "text")
+        found |= {before if bare else name[:at]} if kind == part else set()
+    return min(found, key=len, default=None)
 
 
 def _choose_family(model_type: str | None, where: str, structural: bool) -> Family:
@@ -105,8 +169,10 @@ def is_known_type(model_type: str | None) -> bool:
     return model_type in CONFIG_MAPPING
 
 
-def _open_folder(folder: Path, name: str, dtype: torch.dtype, structural: bool, only: Path | None = None) -> Checkpoint:
-    """Open the model of a folder; ``only`` is the file of its weights if it was named."""
+def _open_folder(
+    folder: Path, name: str, dtype: torch.dtype, structural: bool, only: Path | None = None, part: str | None = None
+) -> Checkpoint:
+    """Open the model of a folder; ``only`` is the file of its weights if it was named, ``part`` the part of a multimodal model."""
     file = folder / "config.json"
     if (folder / "adapter_config.json").exists() and (only is None or only.name.startswith("adapter_model")):
         return _open_adapter(folder, name, dtype, structural)
@@ -125,9 +191,19 @@ def _open_folder(folder: Path, name: str, dtype: torch.dtype, structural: bool, 
         model_type = _infer_model_type(tensors.names(), file)
         notes = (f"config.json names no model_type; its tensors are named as those of {model_type}",)
     where = f"{name} ({', '.join(map(str, built))})" if isinstance(built, list) and built else name
-    family = _choose_family(model_type, where, structural)
-    config = _read_config(folder, model_type)
+    whole = _read_config(folder, model_type) if part is not None or is_known_type(model_type) else None
+    chosen = None if whole is None else _choose_part(whole, part, name, structural)
+    config: Any = whole if chosen is None else chosen[1]
+    family = _choose_family(model_type if config is None else config.model_type, where, structural)
+    config = config or _read_config(folder, model_type)
     tensors = tensors or open_tensors(folder, only)
+    if chosen is not None:
+        prefix = _find_prefix(tensors.names(), chosen[0], family)
+        if prefix is None:
+            raise CheckpointError(
+                f"{name} holds no tensors named as those of its {chosen[0]} part ({config.model_type})"
+            )
+        tensors, notes = PartTensors(tensors, prefix), (*notes, _explain_parts(whole, chosen[0]))
     quantised = getattr(config, "quantization_config", None)
     if quantised or has_scales(tensors.names()):
         tensors = _open_quantised(config, tensors, quantised, name)
@@ -243,19 +319,19 @@ def _read_config(folder: Path, model_type: str) -> Any:
         ) from None
 
 
-def _open_file(path: Path, dtype: torch.dtype, structural: bool) -> Checkpoint:
+def _open_file(path: Path, dtype: torch.dtype, structural: bool, part: str | None = None) -> Checkpoint:
     if path.suffix == ".gguf":
         from attractor.models.gguf import open_gguf
 
         return open_gguf(path, dtype)
     if path.name == "config.json":
-        return _open_folder(path.parent, str(path.parent), dtype, structural)
+        return _open_folder(path.parent, str(path.parent), dtype, structural, part=part)
     if path.suffix == ".safetensors":
-        return _open_folder(path.parent, str(path), dtype, structural, path)
+        return _open_folder(path.parent, str(path), dtype, structural, path, part)
     if path.suffix in (".bin", ".data") and llama2c.is_llama2c(path):
         return llama2c.open_llama2c(path, dtype)
     if path.suffix in (".bin", ".pt", ".pth") and (path.parent / "config.json").exists():
-        return _open_folder(path.parent, str(path), dtype, structural, path)
+        return _open_folder(path.parent, str(path), dtype, structural, path, part)
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         raise CheckpointError(
             f"{path} is a single pickle without a configuration; give the folder that holds it and its config.json"

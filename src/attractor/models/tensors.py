@@ -99,6 +99,23 @@ class SafetensorsFolder:
         return str(self.only or self.folder)
 
 
+@dataclass(frozen=True, eq=False)
+class PartTensors:
+    """The tensors of one part of a model, under their names within it."""
+
+    whole: Tensors
+    prefix: str
+
+    def names(self) -> Collection[str]:
+        return [name.removeprefix(self.prefix) for name in self.whole.names() if name.startswith(self.prefix)]
+
+    def read(self, name: str) -> Tensor:
+        return self.whole.read(self.prefix + name)
+
+    def describe(self) -> str:
+        return self.whole.describe()
+
+
 class PickleFolder:
     """Pickles of PyTorch, read only if they contain nothing but tensors."""
 

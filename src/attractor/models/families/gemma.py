@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from attractor.errors import UnsupportedError
-from attractor.laws import Capped, Mask, RMSNorm
+from attractor.laws import Capped, Mask, RMSNorm, Window
 from attractor.models.attention_layers import Projections
 from attractor.models.family import Config, Decoder, Modules
 from attractor.models.tensors import Reader
@@ -19,6 +19,13 @@ class Gemma(Decoder):
     title = "Gemma"
     model_types = ("gemma",)
     unit = True
+
+    def mask(self, config: Config, index: int) -> Mask | None:
+        if getattr(config, "use_bidirectional_attention", False):
+            raise UnsupportedError(
+                "a Gemma 1 or 2 that reads its prompt in both directions (PaliGemma) is not supported"
+            )
+        return super().mask(config, index)
 
 
 class Gemma2(Gemma):
@@ -33,11 +40,6 @@ class Gemma2(Gemma):
     def scale(self, config: Config) -> float:
         return config.query_pre_attn_scalar**-0.5
 
-    def mask(self, config: Config, index: int) -> Mask:
-        if getattr(config, "use_bidirectional_attention", False):
-            raise UnsupportedError("a Gemma with bidirectional attention is not supported")
-        return super().mask(config, index)
-
     def kernel(self, config: Config) -> Any:
         cap = config.attn_logit_softcapping
         return "softmax" if cap is None else Capped(cap)
@@ -51,6 +53,12 @@ class Gemma3(Gemma2):
     model_types = ("gemma3_text",)
     head_normed = True
     remark = "W is undefined: queries and keys are normalised"
+
+    def mask(self, config: Config, index: int) -> Mask | None:
+        if not getattr(config, "use_bidirectional_attention", False):
+            return super().mask(config, index)
+        kind = self.layer_type(config, index)
+        return Window(config.sliding_window, causal=False) if kind == "sliding_attention" else None
 
     def kernel(self, config: Config) -> Any:
         return "softmax"

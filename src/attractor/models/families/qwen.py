@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from attractor.laws import Mask
 from attractor.models.family import Config, Decoder
 
 
@@ -27,6 +26,3 @@ class Qwen3(Decoder):
             **super().small(config, stack, index),
             **({"decoder_sparse_step": 1} if hasattr(config, "num_experts") else {}),
         }
-
-    def mask(self, config: Config, index: int) -> Mask:
-        return super().mask(config, index)
