@@ -65,9 +65,11 @@ from attractor.observables import (
 )
 from attractor.solvers import (
     Event,
+    LogTime,
     Noise,
     Outcome,
     Trajectory,
+    exp,
     flow,
     jacobian,
     load,
@@ -120,6 +122,7 @@ __all__ = [
     "Law",
     "LayerNorm",
     "Linear",
+    "LogTime",
     "Noise",
     "NormedAttention",
     "Outcome",
@@ -156,6 +159,7 @@ __all__ = [
     "energy_rate",
     "engines",
     "errors",
+    "exp",
     "flow",
     "hemisphere_margin",
     "iterate",

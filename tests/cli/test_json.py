@@ -39,6 +39,7 @@ def test_every_command_is_documented() -> None:
     "line",
     [
         "simulate --tokens 4 --until 1",
+        "simulate --tokens 3 --beta 900 --space sphere --log-until 1000",
         "simulate --tokens 4 --until 1 --ensemble 2",
         "gaussian --until 0.1",
         "gaussian --phase --grid 1",

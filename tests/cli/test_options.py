@@ -135,13 +135,17 @@ SAME: dict[str, Run] = {
     f"{FILES} --space sphere --until 1e3 --stop consensus,steady": lambda: at.flow(
         isotropic(), six(), space=at.Sphere(), until=1e3, stop=["consensus", "steady"]
     ),
+    f"{FILES} --space sphere --beta 90 --log-until 800 --save 20": lambda: at.flow(
+        isotropic(beta=90.0), six(), space=at.Sphere(), until=at.exp(800), save=20
+    ),
     f"{FILES} --until 5 --max-evaluations 30": lambda: at.flow(isotropic(), six(), until=5.0, max_evaluations=30),
     f"{FILES} --until 1 --engine blockwise --max-seconds 1e6": lambda: at.flow(
         isotropic(), six(), until=1.0, engine="blockwise", max_seconds=1e6
     ),
 }
 ELSEWHERE = {  # tested in the other files of this folder
-    "--out", "--resume", "--plot", "--report", "--density", "--member", "--width", "--observe", "--json", "--quiet", "--progress",
+    "--out", "--resume", "--plot", "--report", "--clock", "--density",
+    "--member", "--width", "--observe", "--json", "--quiet", "--progress",
     "--debug", "--help",
 }  # fmt: skip
 

@@ -168,3 +168,19 @@ def test_safetensors(command: Command, folder: Path) -> None:
     assert command("simulate --tokens-file one.safetensors --until 1 --json").json["sizes"]["dim"] == 4
     assert "one called 'tokens'" in command("simulate --tokens-file unclear.safetensors").err
     assert command("simulate --tokens-file broken.safetensors").code == 2
+
+
+def test_a_run_beyond_floating_point(command: Command, folder: Path) -> None:
+    line = "simulate --tokens 4 --dim 2 --beta 1000 --space sphere --log-until 1900"
+    report = command(f"{line} --clock exponent --plot run.png --report page.html --json").json
+    assert (folder / "run.png").exists()
+    assert (folder / "page.html").exists()
+    assert report["outcome"]["time"] is None
+    assert report["outcome"]["log_time"] == pytest.approx(1729.969272, abs=1e-5)
+    assert [event["log_time"] for event in report["events"]] == pytest.approx(
+        [100.5446638, 634.967203, 1729.969272], abs=1e-5
+    )
+    printed = command(line).out
+    assert "t = e^1729.9692" in printed
+    assert command("simulate --beta 9 --log-until 1000").code == 2
+    assert command("simulate --beta 9 --space sphere --log-until 10 --until 5").code == 2

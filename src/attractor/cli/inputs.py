@@ -136,7 +136,7 @@ def check_new_folder(path: Path, option: str) -> None:
 
 
 def write_figures(
-    run: Any, paths: list[Path], member: int, density: Path | None = None
+    run: Any, paths: list[Path], member: int, density: Path | None = None, clock: str = "time"
 ) -> tuple[list[Path], Exception | None]:
     """Draw one member of a run into every file, and its density.
 
@@ -145,7 +145,7 @@ def write_figures(
     done: list[Path] = []
     for path in paths:
         try:
-            run.plot(path, member=member)
+            run.plot(path, member=member, clock=clock)
         except Exception as error:
             return done, error
         done.append(path)

@@ -30,6 +30,9 @@ class PredictOptions(CommonOptions):
     until: Annotated[
         float | None, result_option("T", "End of a run: fates that are to be expected later are said to be beyond it.")
     ] = None
+    log_until: Annotated[
+        float | None, result_option("L", "End of a run, as the logarithm of its time.", "--log-until")
+    ] = None
     paper: Annotated[str | None, result_option("NAME", "Theorems of one paper: regimes, consensus, meanfield.")] = None
     report: Annotated[
         Path | None, result_option("FILE.html", "Write a page with the prediction and the statements.", "--report")
@@ -44,6 +47,7 @@ def predict(
 
     Takes tokens, law and space as ``attractor simulate`` does. Exit code 0; 2 for a bad argument.
     """
+    from attractor.solvers import LogTime
     from attractor.theory import list_theorems
     from attractor.theory import predict as predict_fate
 
@@ -57,9 +61,14 @@ def predict(
         check_name(options.paper, papers, "--paper", "papers")
     if tokens.ensemble is not None:
         raise InputError("--ensemble is for simulate: a prediction is about one start")
+    until: Any = options.until
+    if options.log_until is not None:
+        if until is not None:
+            raise InputError("--until and --log-until both give the end of a run: leave out one of them")
+        until = LogTime(options.log_until)
     problem = build_problem(tokens, law, space, RunOptions())
     found = predict_fate(
-        problem.law, problem.tokens, problem.space, step=options.step, paper=options.paper, until=options.until
+        problem.law, problem.tokens, problem.space, step=options.step, paper=options.paper, until=until
     )
     command = command_line(context)
     if options.report is not None:

@@ -36,6 +36,7 @@ from attractor.errors import InputError
 from attractor.html_repr import format_number
 from attractor.memory import format_size
 from attractor.progress import is_shown
+from attractor.registry import check_name
 
 if TYPE_CHECKING:
     from attractor.laws import Attention
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from attractor.states import Tokens
 
 SCHEMA = "attractor.simulate/2"
-WITH_RESUME = {"density", "member", "observe", "max_seconds", "max_evaluations", *LAST} - {"out"}
+LISTED = 12  # merges in logarithmic time that are listed
+WITH_RESUME = {"clock", "density", "member", "observe", "max_seconds", "max_evaluations", *LAST} - {"out"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ class SimulateResults(WidthOptions):
         Path | None, result_option("FILE", "Draw the density of tokens in one or two dimensions: .png, .pdf or .svg.")
     ] = None
     member: Annotated[int, result_option("I", "Member of the ensemble that is drawn.", min=0)] = 0
+    clock: Annotated[
+        str,
+        result_option("NAME", "Time axis of --plot: time, log_time, exponent (log t / beta) or arc_length."),
+    ] = "time"
     observe: Annotated[
         list[str] | None,
         result_option("NAME", "Also report this observable, with --json at all saved times; may be repeated."),
@@ -119,7 +125,7 @@ def simulate(
         assert result.definition is not None
         arguments = _json_values({**result.definition.options, **asdict(output)})
     if is_first_process():
-        figures, failure = write_figures(result, output.plot or [], output.member, output.density)
+        figures, failure = write_figures(result, output.plot or [], output.member, output.density, output.clock)
         command = command_line(context, without=("out",))  # the store exists by now
         observe = tuple(dict.fromkeys(output.observe or ()))
         if output.report is not None:
@@ -138,6 +144,7 @@ def simulate(
 def check_results(options: SimulateResults, context: typer.Context) -> None:
     """Raise if results could not be written, before the run starts."""
     from attractor.observables import find_observable
+    from attractor.solvers import CLOCKS
 
     if options.resume is not None:
         other = [option for name, option in given(context).items() if name not in WITH_RESUME]
@@ -149,6 +156,7 @@ def check_results(options: SimulateResults, context: typer.Context) -> None:
             raise InputError(f"--resume {options.resume} is not a run of attractor: there is no zarr.json in it")
     for name in options.observe or ():
         find_observable(name)
+    check_name(options.clock, CLOCKS, "--clock", "clocks")
     for path in options.plot or ():
         check_figure(path)
     if options.density is not None:
@@ -179,9 +187,11 @@ def build_problem(tokens: TokenOptions, law: LawOptions, space: SpaceOptions, ru
 
 def check_memory(tokens: TokenOptions, dim: int, run: RunOptions) -> None:
     """Raise if a run of so many tokens does not fit into memory."""
-    from attractor.solvers import check_footprint, default_method, save_times, stepper_named
+    from attractor.solvers import LogTime, check_footprint, default_method, save_times, stepper_named
 
     options = flow_options(run)
+    if isinstance(options["until"], LogTime):
+        return  # a run in logarithmic time checks its memory itself
     shape = (tokens.ensemble or 1, TOKENS if tokens.tokens is None else tokens.tokens, dim)
     bytes_each, rtol = (4, 1e-5) if tokens.float32 else (8, 1e-8)
     stepper = stepper_named(options["method"] or default_method(options["rtol"] or rtol))
@@ -222,7 +232,9 @@ def resolve_arguments(problem: Problem, *groups: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for group in groups:
         arguments |= asdict(
-            replace(group, until=flow_options(group)["until"]) if isinstance(group, RunOptions) else group
+            replace(group, until=None if group.log_until is not None else flow_options(group)["until"])
+            if isinstance(group, RunOptions)
+            else group
         )
     arguments |= {"tokens": problem.tokens.n, "dim": problem.tokens.dim}
     if arguments["query"] is None and arguments["random_law"] is None and arguments["beta"] is None:
@@ -250,6 +262,8 @@ def print_run(
     command: str,
 ) -> None:
     """Print the result: one JSON object, or the outcome, the costs, the observables and the files."""
+    from attractor.solvers import format_log_time
+
     report, outputs = run.summary(observe), Outputs(figures, output.report, store=output.out or output.resume)
     if output.json:
         head = {"schema": SCHEMA, "command": command, "arguments": arguments}
@@ -257,7 +271,9 @@ def print_run(
         return
     outcome = report["outcome"]
     name = outcome["name"].replace("_", " ").capitalize()
-    print_rows(f"{name} at t = {format_number(outcome['time'])}: {outcome['message']}.", _costs(report))
+    log_time = outcome["log_time"]
+    when = format_number(outcome["time"]) if log_time is None else format_log_time(log_time)
+    print_rows(f"{name} at t = {when}: {outcome['message']}.", _costs(report))
     if report["observables"]:
         several = " (mean over the ensemble)" if report["sizes"]["ensemble"] else ""
         print_rows(f"Observables at the start and at the end{several}", _observables(report))
@@ -279,7 +295,13 @@ def _costs(report: dict[str, Any]) -> dict[str, str]:
         "memory": f"{format_size(stats['peak_memory'])} at most" if stats["peak_memory"] else "not known",
         "saved": f"{sizes['saved']:,} times",
     }
-    merges = [event["time"] for event in report["events"] if event["kind"] == "merge"]
+    found = [event for event in report["events"] if event["kind"] == "merge"]
+    merges = [event["time"] for event in found if "log_time" not in event]
+    logged = [event for event in found if "log_time" in event]
+    for number, event in enumerate(logged[:LISTED], 1):
+        rows[f"merge {number}"] = _describe_merge(event)
+    if len(logged) > LISTED:
+        rows["further merges"] = f"{len(logged) - LISTED:,}, the last at {_describe_merge(logged[-1])}"
     if merges:
         rows["merges"] = (
             f"{stats['merges']:,}, the first at t = {format_number(min(merges))}, the last at t = {format_number(max(merges))}"
@@ -287,6 +309,15 @@ def _costs(report: dict[str, Any]) -> dict[str, str]:
     if "outcomes" in report:
         rows["outcomes"] = ", ".join(f"{count} {name}" for name, count in report["outcomes"].items())
     return rows
+
+
+def _describe_merge(event: dict[str, Any]) -> str:
+    """When clusters merged in logarithmic time, and the tokens in them."""
+    which = ", ".join(map(str, event["members"] or ())) or f"{event['size']:,} tokens"
+    if event["log_time"] is None:
+        return f"t = 0: {which}"
+    error = "" if event["log_error"] is None else f", log t known to {event['log_error']:.1g}"
+    return f"t = e^{event['log_time']:.10g}: {which}{error}"
 
 
 def _observables(report: dict[str, Any]) -> dict[str, str]:

@@ -338,6 +338,14 @@ class RunOptions:
         float | None,
         run_option("T", "Final time.", "--until", "-t", default=f"the last of --save, or {UNTIL:g}"),
     ] = None
+    log_until: Annotated[
+        float | None,
+        run_option(
+            "L",
+            "Final time e^L; beyond e^690 clusters on the sphere are followed in logarithmic time. --save then lists logarithms.",
+            "--log-until",
+        ),
+    ] = None
     save: Annotated[
         str | None,
         run_option(
@@ -348,7 +356,7 @@ class RunOptions:
         str | None,
         run_option(
             "NAME",
-            "dop853, dopri5 (adaptive); radau9, radau5 (for stiff systems); rk4, euler (with --step); layers.",
+            "dop853, dopri5 (adaptive); radau9, radau5 (for stiff systems); rk4, euler (with --step); layers; clusters (log time).",
             default="by --rtol",
         ),
     ] = None
@@ -384,11 +392,19 @@ class RunOptions:
 
 def flow_options(options: RunOptions) -> dict[str, Any]:
     """Return the keyword arguments of flow."""
+    from attractor.solvers import LogTime
+
     if options.until is not None and options.until <= 0:
         raise InputError(f"--until {options.until:g} is not after the start at t = 0: give a positive time")
     save = _save(options.save)
+    if options.log_until is not None and options.until is not None:
+        raise InputError("--until and --log-until both give the final time: leave out one of them")
+    if options.log_until is not None:
+        until: Any = LogTime(options.log_until)
+        save = [LogTime(time) for time in save] if isinstance(save, list) else save
     # the last of explicit save times is the final time
-    until = UNTIL if options.until is None and not isinstance(save, list) else options.until
+    else:
+        until = UNTIL if options.until is None and not isinstance(save, list) else options.until
     return {
         "until": until,
         "save": save,

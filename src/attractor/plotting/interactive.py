@@ -136,7 +136,7 @@ def controls(drawing: Drawing, animation: AnimationFrames) -> PlotlySpec:
     steps = [
         {
             "method": "animate",
-            "label": time_label(drawing, int(index)).removeprefix("t = "),
+            "label": time_label(drawing, int(index)).removeprefix(f"{drawing.scene.symbol} = "),
             "args": [[str(number)], still],
         }
         for number, index in enumerate(animation.indices)
@@ -145,7 +145,7 @@ def controls(drawing: Drawing, animation: AnimationFrames) -> PlotlySpec:
         {"label": "Play", "method": "animate", "args": [None, play]},
         {"label": "Pause", "method": "animate", "args": [[None], still]},
     ]
-    value = {"prefix": "t = ", "xanchor": "right"}
+    value = {"prefix": f"{drawing.scene.symbol} = ", "xanchor": "right"}
     slider = {"steps": steps, "x": 0.14, "len": 0.86, "y": -0.06, "currentvalue": value, "pad": {"t": 10}}
     place = {"x": 0.0, "y": -0.06, "xanchor": "left", "yanchor": "top", "pad": {"t": 20}}
     menu = {"type": "buttons", "direction": "left", "buttons": buttons, "showactive": False, **place}

@@ -378,7 +378,11 @@ class Drawing:
         if not self.scene.outcome:
             return ""
         name, time = self.scene.outcome.replace("_", " "), self.scene.outcome_time
-        return f"Outcome: {name} at time {format_quantity(time)}." if np.isfinite(time) else f"Outcome: {name}."
+        return (
+            f"Outcome: {name} at {self.scene.clock} {format_quantity(time)}."
+            if np.isfinite(time)
+            else f"Outcome: {name}."
+        )
 
 
 def prepare(
@@ -403,7 +407,7 @@ def prepare(
         colours=colour_tokens(projection, scene.masses, colour),
         tokens=chosen,
         progress=selection.measure_progress(scene.times, projection.coordinates),
-        time_axis=TimeAxis.of(scene.times),
+        time_axis=TimeAxis.of(scene.times, linear=scene.clock != "time"),
         camera=choose_camera(projection, scene.masses, view),
         notes=(*projection.notes, *notes),
     )

@@ -43,7 +43,7 @@ def measure_progress(times: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Return the progress of the run at each saved time, from 0 to 1: half by distance travelled, half by the time axis."""
     moved = np.sqrt(np.square(np.diff(points, axis=0)).sum(axis=2).mean(axis=1))
     travelled = np.concatenate([[0.0], np.cumsum(moved)])
-    placed = TimeAxis.of(times).place(times)
+    placed = TimeAxis.of(times).place(times) if times.min() >= 0 else times
     parts = [values - values[0] for values in (travelled, placed)]
     parts = [values / values[-1] for values in parts if values[-1] > 0]
     if not parts:
@@ -82,6 +82,7 @@ class Scene:
     events : (time, label) pairs.
     outcome, outcome_time : how the run ended, and when.
     labels : names of the tokens, all or none.
+    clock, symbol : what ``times`` are, for the axis, and their symbol, for the labels of snapshots.
     """
 
     times: np.ndarray
@@ -95,6 +96,8 @@ class Scene:
     outcome: str = ""
     outcome_time: float = float("nan")
     labels: Sequence[str] = ()
+    clock: str = "time"
+    symbol: str = "t"
 
     def __post_init__(self) -> None:
         for name in ("times", "points", "masses"):

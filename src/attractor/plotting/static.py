@@ -210,7 +210,7 @@ def rim_colours(colours: np.ndarray) -> np.ndarray:
 
 def time_label(drawing: Drawing, index: int) -> str:
     """Return the time of a snapshot, and the unit of length if norms grow."""
-    words = f"t = {format_quantity(float(drawing.scene.times[index]))}"
+    words = f"{drawing.scene.symbol} = {format_quantity(float(drawing.scene.times[index]))}"
     return (
         f"{words}, unit {format_quantity(float(drawing.projection.scale[index]))}"
         if drawing.projection.rescaled
@@ -232,7 +232,7 @@ def set_time_axis(axes: Axes, drawing: Drawing, label: bool = True, most: int = 
     else:
         axes.locator_params(axis="x", nbins=most)
     if label:
-        axes.set_xlabel("time", labelpad=1)
+        axes.set_xlabel(drawing.scene.clock, labelpad=1)
 
 
 def mark_times(axes: Axes, drawing: Drawing, snapshots: np.ndarray) -> None:

@@ -20,11 +20,14 @@ class TimeAxis:
     start: float
 
     @staticmethod
-    def of(times: np.ndarray) -> TimeAxis:
-        """Return a logarithmic axis if positive times span two decades and most are in the first tenth, otherwise a linear one."""
+    def of(times: np.ndarray, linear: bool = False) -> TimeAxis:
+        """Return a logarithmic axis if positive times span two decades and most are in the first tenth, otherwise a linear one.
+
+        With ``linear`` it is linear in any case.
+        """
         positive = times[times > 0]
         start, last = float(times.min()), float(times.max())
-        if positive.size < 3 or start < 0:
+        if linear or positive.size < 3 or start < 0:
             return TimeAxis(False, start, last, start)
         first = float(positive.min())
         crowded = float(np.median(positive)) < last / 10

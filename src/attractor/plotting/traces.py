@@ -14,7 +14,7 @@ from attractor.plotting import style
 from attractor.plotting.preparation import Drawing
 from attractor.plotting.scene import select_frames, subsample
 from attractor.plotting.static import needs_log_scale
-from attractor.plotting.time_axis import TimeAxis, format_quantity, log_ticks
+from attractor.plotting.time_axis import format_quantity, log_ticks
 
 PlotlySpec = dict[str, Any]  # a trace, a layout or a figure of both
 
@@ -166,7 +166,7 @@ def curve_trace(drawing: Drawing, label: str) -> PlotlySpec:
     times = drawing.scene.times[kept]
     return {"type": "scatter", "mode": "lines" if kept.size > 1 else "markers", "x": drawing.time_axis.place(times), "y": values,
             "customdata": times, "line": {"color": style.PALETTE[0], "width": 2}, "name": escape(label, quote=False),
-            "hovertemplate": "t = %{customdata:.4g}<br>%{y:.4g}<extra></extra>"}  # fmt: skip
+            "hovertemplate": f"{drawing.scene.symbol} = " "%{customdata:.4g}<br>%{y:.4g}<extra></extra>"}  # fmt: skip
 
 
 def event_trace(drawing: Drawing) -> PlotlySpec | None:
@@ -179,7 +179,7 @@ def event_trace(drawing: Drawing) -> PlotlySpec | None:
     return {"type": "scatter", "mode": "markers", "x": drawing.time_axis.place(times), "y": np.zeros(times.size), "name": "events",
             "marker": {"symbol": "line-ns-open", "size": 9, "color": style.QUIET, "line": {"width": 1.2}},
             "customdata": [[float(time), escape(label, quote=False)] for time, label in events],
-            "hovertemplate": "t = %{customdata[0]:.4g}<br>%{customdata[1]}<extra></extra>"}  # fmt: skip
+            "hovertemplate": f"{drawing.scene.symbol} = " "%{customdata[0]:.4g}<br>%{customdata[1]}<extra></extra>"}  # fmt: skip
 
 
 CLEAR = "rgba(0,0,0,0)"
@@ -203,7 +203,7 @@ def token_layout(drawing: Drawing) -> PlotlySpec:
         return base_layout(margin=dict.fromkeys("lrtb", 0), scene=scene_layout(drawing))
     rule = {"gridcolor": style.HAIR, "zeroline": False, "showline": False, "ticks": "", "color": style.QUIET}
     if drawing.dim == 1:
-        across = {**rule, **time_axis_layout(drawing.time_axis), "showgrid": False}
+        across = {**rule, **time_axis_layout(drawing), "showgrid": False}
         name = "x / extent" if drawing.projection.rescaled else "x"
         return base_layout(xaxis9={**across, "anchor": "y9"}, yaxis9={**rule, "title": {"text": name}, "anchor": "x9"},
                      margin={"l": 60, "r": 20, "t": 20, "b": 50})  # fmt: skip
@@ -254,11 +254,12 @@ def point(values: Iterable[float]) -> dict[str, float]:
     return {letter: float(value) for letter, value in zip("xyz", values, strict=True)}
 
 
-def time_axis_layout(axis: TimeAxis) -> PlotlySpec:
+def time_axis_layout(drawing: Drawing) -> PlotlySpec:
     """Return the time axis; a logarithmic one has its own ticks, since plotly's has no zero."""
+    axis, clock = drawing.time_axis, escape(drawing.scene.clock, quote=False)
     low, high = axis.limits
     margin = 0.02 * (high - low)
-    ruler: PlotlySpec = {"range": [low - margin, high + margin], "title": {"text": "time", "standoff": 8}}
+    ruler: PlotlySpec = {"range": [low - margin, high + margin], "title": {"text": clock, "standoff": 8}}
     if axis.logarithmic:
         positions, labels = axis.ticks(7)
         ruler.update(tickmode="array", tickvals=positions, ticktext=labels)
@@ -304,7 +305,7 @@ def curve_layout(drawing: Drawing) -> PlotlySpec:
         layout["yaxis8"] = {**rule, "domain": [0.0, 0.04], "range": [-1, 1], "fixedrange": True, "showgrid": False, "tickvals": [0],
                             "ticktext": ["merges"]}  # fmt: skip
     layout["xaxis"] = {"gridcolor": style.HAIR, "zeroline": False, "color": style.QUIET, "anchor": "free", "position": 0.0,
-                       **time_axis_layout(drawing.time_axis)}  # fmt: skip
+                       **time_axis_layout(drawing)}  # fmt: skip
     now = float(drawing.time_axis.place(drawing.scene.times[0]))
     layout["shapes"] = [{"type": "line", "xref": "x", "yref": "paper", "x0": now, "x1": now, "y0": 0, "y1": 1 - gap,
                          "line": {"color": style.PALETTE[1], "width": 1.5}}]  # fmt: skip

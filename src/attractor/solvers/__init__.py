@@ -2,6 +2,7 @@
 
 from attractor.solvers.blow_up_approach import Approach, factor_eigenvalues, integrate_to_blow_up
 from attractor.solvers.linear_stability import Jacobian, LinearStability, jacobian, stability
+from attractor.solvers.log_time import LogTime, exp, format_log_time, log_of
 from attractor.solvers.lyapunov_exponents import Lyapunov, lyapunov
 from attractor.solvers.noise import Noise
 from attractor.solvers.outcome import Outcome, Statistics
@@ -11,15 +12,17 @@ from attractor.solvers.saving import save_times
 from attractor.solvers.steppers.stepper import default_method, stepper_named
 from attractor.solvers.stored_runs import load, resume
 from attractor.solvers.termination import Collapse, Consensus, Event, Rule, Steady, View
-from attractor.solvers.trajectory import Trajectory, describe_source
+from attractor.solvers.trajectory import CLOCKS, Trajectory, describe_source
 
 __all__ = [
+    "CLOCKS",
     "Approach",
     "Collapse",
     "Consensus",
     "Event",
     "Jacobian",
     "LinearStability",
+    "LogTime",
     "Lyapunov",
     "Noise",
     "Outcome",
@@ -32,12 +35,15 @@ __all__ = [
     "default_method",
     "describe_source",
     "enter_space",
+    "exp",
     "factor_eigenvalues",
     "flow",
+    "format_log_time",
     "integrate_to_blow_up",
     "is_first_process",
     "jacobian",
     "load",
+    "log_of",
     "lyapunov",
     "resume",
     "save_times",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attractor.engines import native
 from attractor.errors import InputError
+from attractor.solvers.log_time import exponential
 from attractor.solvers.outcome import EventRecord
 from attractor.solvers.saving import to_numpy, to_tensor
 
@@ -172,12 +173,20 @@ class MergeTree:
 
 
 class EventLog(Sequence[EventRecord]):
-    """Events of a run in the order of time: those of the ``user``, and the merges of each member (made from the ``trees`` on access)."""
+    """Events of a run in the order of time: those of the ``user``, and the merges of each member (made from the ``trees`` on access).
+
+    With ``log_errors`` the trees hold logarithms of times, and these their errors, for every merge of each member.
+    """
 
     def __init__(
-        self, user: Sequence[EventRecord], trees: Sequence[MergeTree], members: Sequence[int] | None = None
+        self,
+        user: Sequence[EventRecord],
+        trees: Sequence[MergeTree],
+        members: Sequence[int] | None = None,
+        log_errors: Sequence[np.ndarray] | None = None,
     ) -> None:
         self.user, self.trees = list(user), list(trees)
+        self.log_errors = None if log_errors is None else list(log_errors)
         self._members = list(range(len(self.trees)) if members is None else members)
         self._starts = [0, *accumulate([len(self.user), *map(len, self.trees)])]
 
@@ -198,7 +207,8 @@ class EventLog(Sequence[EventRecord]):
     def select(self, member: int) -> EventLog:
         """The events of one member."""
         own = [event for event in self.user if event.member == member]
-        return EventLog(own, [self.trees[member]] if member < len(self.trees) else [], [member])
+        errors = None if self.log_errors is None else self.log_errors[member : member + 1]
+        return EventLog(own, [self.trees[member]] if member < len(self.trees) else [], [member], errors)
 
     @property
     def merges(self) -> int:
@@ -238,7 +248,11 @@ class EventLog(Sequence[EventRecord]):
             return self.user[merge]
         tree, size = self.trees[part - 1], int(self._sizes[part - 1][merge])
         time, _, _, mass = tree.rows[merge].tolist()
-        return EventRecord("merge", time, mass, size, self._members[part - 1], partial(tree.leaves, merge))
+        member, leaves = self._members[part - 1], partial(tree.leaves, merge)
+        if self.log_errors is None:
+            return EventRecord("merge", time, mass, size, member, _members=leaves)
+        error = float(self.log_errors[part - 1][merge])
+        return EventRecord("merge", exponential(time), mass, size, member, time, error, leaves)
 
     def __repr__(self) -> str:
         return f"EventLog({len(self)} events)" if len(self) > 20 else repr(list(self))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from attractor.solvers.log_time import format_log_time
+
 MEANINGS = {
     "reached": "the requested time was reached",
     "consensus": "all tokens came together at one point",
@@ -31,12 +33,14 @@ class Outcome:
     time : when it ended.
     message : one sentence.
     direction : unit vector (d,) along which a Gaussian blows up, otherwise None.
+    log_time : logarithm of the time, of runs in logarithmic time; their ``time`` is infinite beyond floating point.
     """
 
     name: str
     time: float
     message: str
     direction: tuple[float, ...] | None = None
+    log_time: float | None = None
 
     def __post_init__(self) -> None:
         if self.direction is not None:  # a store returns a list
@@ -45,10 +49,15 @@ class Outcome:
     @property
     def sentence(self) -> str:
         """The outcome as a sentence, for titles and captions."""
-        return f"{self.name.replace('_', ' ').capitalize()} at t = {self.time:.6g}: {self.message}."
+        return f"{self.name.replace('_', ' ').capitalize()} at t = {self.when}: {self.message}."
+
+    @property
+    def when(self) -> str:
+        """The time in words, a power of e beyond floating point."""
+        return f"{self.time:.6g}" if self.log_time is None else format_log_time(self.log_time)
 
     def __str__(self) -> str:
-        return f"{self.name} at t = {self.time:.6g}: {self.message}"
+        return f"{self.name} at t = {self.when}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,9 @@ class EventRecord:
     """A merge, or an event of the user.
 
     ``mass`` and ``size`` are the total mass and the number of the merged tokens; ``member`` is the index of the run in the
-    flattened ensemble.
+    flattened ensemble. In logarithmic time ``log_time`` is the logarithm of ``time``, which is infinite beyond floating point, and
+    ``log_error`` its error: a bound for the first merge of a member, an estimate for later ones. The time is that at which the chord of
+    the two clusters passes the merging distance; what follows until they coincide is not part of the error.
     """
 
     kind: str
@@ -92,6 +103,8 @@ class EventRecord:
     mass: float = 0.0
     size: int = 0
     member: int = 0
+    log_time: float | None = None
+    log_error: float | None = None
     _members: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -22,9 +22,12 @@ from attractor.laws import AbsentLaw, Closure, Law, Stack, check_velocities, is_
 from attractor.progress import progress_bar
 from attractor.serialization import move_tensors, tensors
 from attractor.solvers import store as checkpoints
+from attractor.solvers.cluster_integration import METHOD as CLUSTERS
+from attractor.solvers.cluster_integration import integrate_clusters, log_time_obstacle, reject_options
 from attractor.solvers.density_integration import prepare_density
 from attractor.solvers.gaussian_integration import GaussianIntegration
 from attractor.solvers.integration import Execution, Integration, Plan
+from attractor.solvers.log_time import LARGEST, LogTime, log_of
 from attractor.solvers.merging import EventLog, Merger
 from attractor.solvers.native_loop import LOOP_SECONDS, is_supported
 from attractor.solvers.noise import DiffusingClosure, Noise
@@ -100,7 +103,7 @@ def flow(
     *,
     space: Space | str | None = None,
     noise: Noise | None = None,
-    until: float | None = None,
+    until: float | LogTime | None = None,
     start: float = 0.0,
     save: Any = None,
     observe: Any = None,
@@ -119,6 +122,7 @@ def flow(
     progress: Any = False,
     engine: str | None = None,
     distributed: bool | None = None,
+    log_until: float | None = None,
 ) -> Trajectory:
     r"""Integrate a law from ``start`` to ``until``.
 
@@ -135,7 +139,8 @@ def flow(
     space : Euclidean() (default), Sphere(), Ellipsoid(W), or a name. A density lives on Sphere().
     noise : Noise(strength), the random part of the motion; needs ``step``. Steps are fixed, and end at ``until`` (the last one is shorter
         if ``until`` is no multiple of the step, and the outcome says so); states are saved at ends of steps; no rule ends the run.
-    until : final time; may be omitted for a Stack (its depth) or with explicit save times (the last of them).
+    until : final time; may be omitted for a Stack (its depth) or with explicit save times (the last of them). ``exp(1000)`` is the time
+        :math:`e^{1000}`: beyond 1e300 clusters are integrated in logarithmic time (see ``method``).
     start : initial time.
     save : times to save: None for a default grid, an integer for that many equal intervals, or a list. Saved states come from
         dense output and need no additional steps; only a step of DOP853 that contains one needs three more evaluations. Rules
@@ -149,7 +154,10 @@ def flow(
         depends on ``rtol``; members
         whose steps are limited by stability change to "radau9" (``rtol`` up to 1e-6) or "radau5", and back where explicit steps
         cost less (``stats.switches``). A Gaussian is by default integrated in rescaled time, which resolves blow-up, and by an
-        implicit method where it is stiff.
+        implicit method where it is stiff. "clusters" integrates clusters in logarithmic time, the default where ``until`` is beyond
+        1e300: softmax or exponential attention with P = beta I and V = c I on a sphere. The saved times are then given by
+        ``log_times``, ``merge`` is the chord at which clusters become one (default :math:`10^{-2}\beta^{-2/3}`), and events have
+        ``log_time`` with its error ``log_error``.
     rtol, atol : tolerated error of each token and step, atol + rtol |x_i|; defaults 1e-8 and 1e-10 (float32: 1e-5 and 1e-7; a
         Gaussian: rtol 2e-12 only; a density: rtol 1e-11 only, of its Fourier coefficients).
     step : step of a fixed-step method, or first step of an adaptive one.
@@ -168,6 +176,7 @@ def flow(
     distributed : whether the processes started by torchrun share the run: each computes the attention of some of the tokens, rank
         0 writes the store and draws the bar, and all return the same. None: if there are several processes and no
         gradient is needed; False: an independent run on every process.
+    log_until : logarithm of the final time, the same as ``until=exp(log_until)``.
 
     Returns
     -------
@@ -177,6 +186,7 @@ def flow(
     ----------
     [abella2024asymptotic]_, [castin2025unified]_; ``Trajectory.cite`` lists what a run used.
     """
+    until, save = _plain_times(until, log_until, save, method)
     options = {
         "until": until,
         "start": start,
@@ -231,6 +241,9 @@ def _integrate(
     resume: bool,
 ) -> Trajectory:
     """Carry out a run."""
+    if isinstance(definition.options["until"], LogTime):
+        reject_options(definition.options, definition.noise, definition.events, store, differentiable)
+        return integrate_clusters(definition, _enter_clusters(definition), budget, progress)
     run = prepare(definition, budget, execution, differentiable)
     if group is not None:
         group.check_agreement(definition, {"budget": budget, "store": (store is None, resume)})
@@ -378,6 +391,42 @@ def space_of(space: Space | str | None) -> Space:
     return space
 
 
+def _plain_times(until: Any, log_until: float | None, save: Any, method: str | None) -> tuple[Any, Any]:
+    """The final time, a LogTime where the run is in logarithmic time, and the times to save."""
+    if log_until is not None:
+        if until is not None:
+            raise InputError(
+                f"until and log_until both give the final time, got {until} and {log_until}: leave out one"
+            )
+        until = LogTime(log_until)
+    if method == CLUSTERS and until is not None and not isinstance(until, LogTime):
+        if not (isinstance(until, (int, float)) and until > 0):
+            raise InputError(f"until must be a positive time, got {until!r}")
+        until = LogTime(log_of(until))
+    if method == CLUSTERS and until is None:
+        raise InputError("a run in logarithmic time needs its end: give until=exp(...), or log_until=...")
+    if isinstance(until, LogTime) and until.log <= LARGEST and method != CLUSTERS:
+        until = float(until)
+    if isinstance(save, (list, tuple)) and not isinstance(until, LogTime):
+        if any(isinstance(time, LogTime) and time.log > LARGEST for time in save):
+            raise InputError("a time to save is beyond 1e300: give until=exp(...) too, the end of the run")
+        save = [float(time) if isinstance(time, LogTime) else time for time in save]
+    return until, save
+
+
+def _enter_clusters(definition: Definition) -> Tokens:
+    """Check the definition of a run in logarithmic time and return the tokens that it starts from."""
+    law, state, space, until = definition.law, definition.state, definition.space, definition.options["until"]
+    if not isinstance(law, Law):
+        raise InputError(f"flow needs a law such as Attention(...), got {type(law).__name__}")
+    if obstacle := log_time_obstacle(law, state, space):
+        raise UnsupportedError(f"a run until t = {until} cannot be integrated in logarithmic time: {obstacle}")
+    assert isinstance(state, Tokens)
+    law.check(state)
+    space.check_dimension(state.dim)
+    return enter_space(law, state, space)
+
+
 def _interval(law: Law, start: float, until: float | None, save: Any) -> tuple[float, float]:
     if until is None and isinstance(save, Sequence) and not isinstance(save, str) and len(save) > 0:
         until = float(save[-1])
@@ -396,7 +445,7 @@ def _interval(law: Law, start: float, until: float | None, save: Any) -> tuple[f
     if not SHORTEST <= until - start <= LONGEST:
         raise InputError(
             f"a run takes between {SHORTEST:g} and {LONGEST:g} units of time, got {until - start:g}: measure time in other units, "
-            "by a factor of the values"
+            "by a factor of the values, or give until=exp(...) for clusters at low temperature"
         )
     return start, until
 

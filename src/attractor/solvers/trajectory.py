@@ -20,7 +20,9 @@ from attractor.files import to_json
 from attractor.html_repr import curve, html_card
 from attractor.laws import Attention, Law
 from attractor.observables import find_observable, pairwise_distance
+from attractor.registry import check_name
 from attractor.serialization import citations, move_tensors
+from attractor.solvers.log_time import format_log_time
 from attractor.solvers.merging import EventLog
 from attractor.solvers.noise import Noise
 from attractor.solvers.outcome import EventRecord, Outcome, Statistics
@@ -46,6 +48,12 @@ SPHERE_CURVES = ("clusters", "consensus_gap", "hemisphere_margin")
 FLAT_CURVES = ("token_norm", "pairwise_distance", "clusters")
 CHEAP_CURVES = ("consensus_gap", "token_norm", "pairwise_distance")
 MARKED = 4000  # events marked in a figure
+CLOCKS = {  # label of the axis, and symbol
+    "time": ("time", "t"),
+    "log_time": ("log of time", "log t"),
+    "exponent": ("log of time / beta", "log t / β"),
+    "arc_length": ("arc length", "s"),
+}
 LARGE = 4096  # tokens above which only cheap curves are drawn
 
 
@@ -66,6 +74,7 @@ class Trajectory:
     events : merges and events of the user, in the order of time.
     definition, record : what ``save`` writes; None for a trajectory that does not come from ``flow``.
     observed : values (S, ...) of the observables that were evaluated during the run, by name; the run then kept no points.
+    given_log_times : logarithms of ``times``, of a run in logarithmic time; ``times`` are infinite beyond floating point.
     """
 
     times: Tensor
@@ -80,6 +89,7 @@ class Trajectory:
     definition: Definition | None = field(default=None, repr=False)
     record: RunRecord | None = field(default=None, repr=False)
     observed: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    given_log_times: Tensor | None = field(default=None, repr=False)
 
     def to(self, device: str | torch.device) -> Trajectory:
         """Return the trajectory with its tensors on a device; it can no longer be saved."""
@@ -154,6 +164,36 @@ class Trajectory:
         return torch.from_numpy(grid_values(modes.numpy(), self.initial.size))
 
     @property
+    def log_times(self) -> Tensor:
+        """Logarithms of the saved times, (S,): finite also where the times are beyond floating point; minus infinity at zero."""
+        return self.times.log() if self.given_log_times is None else self.given_log_times
+
+    def clock(self, name: str = "time") -> Tensor:
+        r"""The saved times in another clock, (S,) or (S, ...).
+
+        Parameters
+        ----------
+        name : "time" t; "log_time" log t; "exponent" :math:`l = \log t/\beta`, in which the limit of low temperature is piecewise constant;
+            "arc_length" :math:`\int(\sum_i m_i|\dot x_i|^2)^{1/2}dt`, summed over the distances of saved states.
+        """
+        check_name(name, CLOCKS, "clock")
+        if name == "time":
+            return self.times
+        if name == "log_time":
+            return self.log_times
+        if name == "exponent":
+            beta = getattr(self.law, "beta", None)
+            if beta is None or not beta > 0:
+                raise UnsupportedError(
+                    "the clock log t / beta is that of isotropic attention with beta > 0, Q'K = beta I: take another clock"
+                )
+            return self.log_times / (float(beta) * self.space.size**2)
+        self._check_points("arc length is measured along them")
+        moved = self.space.distance(self.points[1:], self.points[:-1])
+        steps = (self.masses.to(moved) * moved.square()).sum(-1).sqrt()
+        return torch.cat((steps.new_zeros((1, *steps.shape[1:])), steps.cumsum(0)))[: len(self.times)]
+
+    @property
     def n(self) -> int:
         return self.points.shape[-2]
 
@@ -199,6 +239,7 @@ class Trajectory:
             start,
             events,
             observed=observed,
+            given_log_times=self.given_log_times,
         )
 
     def state(self, index: int) -> Tokens | Gaussian | Density:
@@ -289,6 +330,7 @@ class Trajectory:
         member: int = 0,
         curves: Sequence[str] | None = None,
         title: str | None = None,
+        clock: str = "time",
         **options: Any,
     ) -> Any:
         """Draw one member of the run.
@@ -298,6 +340,7 @@ class Trajectory:
         path : file to write: .html (interactive), .png, .pdf, .svg, .gif or .mp4; None returns the figure.
         member : index in the flattened ensemble.
         curves : names of observables to show beside the tokens; None chooses by the space.
+        clock : the time axis, see :meth:`clock`; a run in logarithmic time has "log_time" instead of "time".
         title, options : see ``attractor.plotting.draw``.
         """
         from attractor.plotting import draw, draw_circle  # not needed to compute a flow
@@ -308,9 +351,11 @@ class Trajectory:
             return draw_circle(
                 run.times.numpy(), values, modes, path, title=title, caption=run.outcome.sentence, **options
             )
-        return draw(self.scene(member, curves, title), path, **options)
+        return draw(self.scene(member, curves, title, clock), path, **options)
 
-    def scene(self, member: int = 0, curves: Sequence[str] | None = None, title: str | None = None) -> Scene:
+    def scene(
+        self, member: int = 0, curves: Sequence[str] | None = None, title: str | None = None, clock: str = "time"
+    ) -> Scene:
         """Return what a figure of one member shows; see ``plot``."""
         from attractor.plotting import Scene
 
@@ -332,21 +377,30 @@ class Trajectory:
         log = EventLog.from_events(run.events)
         events = log.thin(lambda merges: merges[:: -(-len(merges) // MARKED) or 1])
         place = f" on the {space.name}" if space.is_curved else ""
+        clock = "log_time" if clock == "time" and run.given_log_times is not None else clock
+        axis = run.clock(clock).detach().cpu().double().numpy()
+        kept, place_of = np.isfinite(axis), _clock_map(run, axis)
+        label, symbol = CLOCKS[clock]
         return Scene(
-            times=run.times.numpy(),
-            points=run.points.detach().cpu().double().numpy(),
+            times=axis[kept],
+            points=run.points.detach().cpu().double().numpy()[kept],
             masses=run.masses.detach().cpu().double().numpy(),
             surface=None if surface is None else surface.detach().cpu().double().numpy(),
-            curves={name.replace("_", " "): _mean_curve(run, name) for name in curves},
+            curves={name.replace("_", " "): _mean_curve(run, name)[kept] for name in curves},
             title=title or f"{self.n} tokens under {_describe_law(self.law)}{place}",
             caption=_caption(run, log.merges),
             events=[
-                (event.time, f"{event.size} tokens become one" if event.kind == "merge" else event.kind)
+                (
+                    place_of(log_or_time(run, event)),
+                    f"{event.size} tokens become one" if event.kind == "merge" else event.kind,
+                )
                 for event in events
             ],
             outcome="" if self.stats.method == "blocks" else run.outcome.name,  # a model always reaches its last block
             labels=words if len(words) == self.n else (),
-            outcome_time=run.outcome.time,
+            outcome_time=place_of(log_or_time(run, run.outcome)),
+            clock=label,
+            symbol=symbol,
         )
 
     def summary(self, observe: Sequence[str] = ()) -> dict[str, Any]:
@@ -370,6 +424,7 @@ class Trajectory:
             "events": [_event_row(event) for event in events],
             "events_left_out": len(self.events) - len(events),
             "times": self.times,
+            **({} if self.given_log_times is None else {"log_times": self.given_log_times}),
             "observables": self._evaluate(observe),
         }
         if ensemble:
@@ -430,7 +485,7 @@ class Trajectory:
         elif isinstance(self.initial, Density):
             what = f"a density at {self.initial.size} angles"
         rows: dict[str, Any] = {
-            "outcome": f"{end.name.replace('_', ' ')} at t = {end.time:.6g}",
+            "outcome": f"{end.name.replace('_', ' ')} at t = {end.when}",
             "": end.message,
             "state": members + what,
             "space": self.space.name,
@@ -443,7 +498,9 @@ class Trajectory:
 
     def __repr__(self) -> str:
         shape = "x".join(str(size) for size in self.points.shape)
-        return f"Trajectory({shape}, {self.outcome.name} at t = {self.outcome.time:.6g}, {self.stats.evaluations} evaluations)"
+        return (
+            f"Trajectory({shape}, {self.outcome.name} at t = {self.outcome.when}, {self.stats.evaluations} evaluations)"
+        )
 
 
 def read_bibliography() -> dict[str, str]:
@@ -484,6 +541,8 @@ def _read_latex(text: str) -> str:
 def _event_row(event: EventRecord) -> dict[str, Any]:
     """An event for JSON; the members of a large merge are not listed."""
     row: dict[str, Any] = {"kind": event.kind, "time": event.time, "member": event.member}
+    if event.log_time is not None:
+        row |= {"log_time": event.log_time, "log_error": event.log_error}
     if event.kind == "merge":
         members = list(event.members) if event.size <= LISTED else None
         row |= {"size": event.size, "mass": event.mass, "members": members}
@@ -492,6 +551,20 @@ def _event_row(event: EventRecord) -> dict[str, Any]:
 
 def _kind_of(state: Tokens | Gaussian | Density) -> str:
     return "tokens" if isinstance(state, Tokens) else f"a {type(state).__name__}"
+
+
+def log_or_time(run: Trajectory, what: EventRecord | Outcome) -> float:
+    """The time of an event or an outcome, as the saved times of the run are given: its logarithm in logarithmic time."""
+    return what.time if run.given_log_times is None or what.log_time is None else what.log_time
+
+
+def _clock_map(run: Trajectory, axis: np.ndarray) -> Callable[[float], float]:
+    """A function from times, as ``log_or_time`` gives them, to a clock: interpolation between the saved times."""
+    times = (run.times if run.given_log_times is None else run.given_log_times).detach().cpu().double().numpy()
+    sound = np.isfinite(times) & np.isfinite(axis)
+    if np.array_equal(times[sound], axis[sound]):
+        return float
+    return lambda time: float(np.interp(time, times[sound], axis[sound]))
 
 
 def _mean_curve(run: Trajectory, name: str) -> np.ndarray:
@@ -514,7 +587,9 @@ def _describe_law(law: Law | None) -> str:
 
 def _caption(run: Trajectory, merges: int) -> str:
     """The caption of a figure, in two sentences."""
-    first, last = float(run.times[0]), float(run.times[-1])
+    first, last = f"{float(run.times[0]):g}", f"{float(run.times[-1]):.6g}"
+    if run.given_log_times is not None:
+        last = format_log_time(float(run.given_log_times[-1]))
     count = int(run.observe("clusters")[-1]) if run.n <= LARGE else None
     end = "" if count is None else f", where {'one cluster is' if count == 1 else f'{count} clusters are'} left"
     if run.outcome.name not in ("reached", "consensus"):
@@ -522,9 +597,7 @@ def _caption(run: Trajectory, merges: int) -> str:
     merged = f" {merges} merges of coinciding tokens are marked." if merges else ""
     if run.stats.method == "blocks":
         return (
-            f"Tokens pass the blocks of a model, from the stream before block {first:g} to that after block {last - 1:g}{end}; "
+            f"Tokens pass the blocks of a model, from the stream before block {first} to that after block {float(last) - 1:g}{end}; "
             "time is the number of blocks passed."
         )
-    return (
-        f"Tokens move with the velocity that attention gives them, from t = {first:g} to t = {last:.6g}{end}.{merged}"
-    )
+    return f"Tokens move with the velocity that attention gives them, from t = {first} to t = {last}{end}.{merged}"

@@ -14,7 +14,7 @@ import torch
 from attractor.errors import InputError
 from attractor.laws import Attention, Law, Rotary, Schedule
 from attractor.registry import unknown
-from attractor.solvers import Trajectory
+from attractor.solvers import LogTime, Trajectory
 from attractor.spaces import Euclidean, Space, Sphere, space_named
 from attractor.states import Gaussian, Tokens
 from attractor.theory.checking import STOP_FAR_AWAY
@@ -94,7 +94,7 @@ class Prediction:
     theorem can apply to a law, if that is so."""
 
     findings: tuple[Finding, ...]
-    until: float | None = None
+    until: float | LogTime | None = None
     note: str = ""
 
     @property
@@ -185,7 +185,8 @@ class Prediction:
                 }
                 for fate, keys in self.fates.items()
             },
-            "until": self.until,
+            "until": float(self.until) if isinstance(self.until, LogTime) else self.until,
+            **({"log_until": self.until.log} if isinstance(self.until, LogTime) else {}),
             "note": self.note or None,
             "exceptional": [{"theorem": item.theorem.key, "reason": item.exception} for item in self.exceptional],
             "applicable": [finding.row() for finding in self.applicable],
@@ -213,7 +214,7 @@ def predict(
     *,
     step: float | None = None,
     paper: str | None = None,
-    until: float | None = None,
+    until: float | LogTime | None = None,
 ) -> Prediction:
     """Evaluate the hypotheses of every theorem for a law, a state and a space.
 
@@ -222,7 +223,7 @@ def predict(
     law, state, space : as in ``flow``; without a state only statements about laws can apply.
     step : the size of discrete layers; None for continuous time.
     paper : only the theorems of one source: "regimes", "consensus", "meanfield".
-    until : the end of a run; fates that are to be expected later are said to be beyond it.
+    until : the end of a run, such as 1e6 or exp(1000); fates that are to be expected later are said to be beyond it.
     """
     if not isinstance(law, Law):
         raise InputError(f"predict needs a law such as Attention(...), got {type(law).__name__}")
@@ -249,7 +250,7 @@ def predict(
         raise unknown(paper, papers, "paper")
     if step is not None and not (math.isfinite(step) and step > 0):
         raise InputError(f"step must be positive, got {step}")
-    if until is not None and not (math.isfinite(until) and until > 0):
+    if until is not None and not isinstance(until, LogTime) and not (math.isfinite(until) and until > 0):
         raise InputError(f"until must be a positive time, got {until}")
     options = {} if step is None else {"method": "layers", "step": float(step)}
     case = Case(law, state, place, options=options, entered=True, precision=precision)

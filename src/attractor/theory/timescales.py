@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attractor.solvers import LogTime, log_of
+
 Kind = Literal["exact", "at the latest", "not before", "order of magnitude"]
 NEAR = 1e-3  # distances, and shares of the start, at which a fate counts as reached
 FACTOR = 10.0  # growth at which a divergence counts as seen
@@ -35,14 +37,14 @@ class TimeScale:
         """The time; infinite beyond the range of numbers."""
         return None if self.log_time is None else exponentiate(self.log_time)
 
-    def is_beyond(self, until: float | None) -> bool:
+    def is_beyond(self, until: float | LogTime | None) -> bool:
         """Whether the time is known to be after the end of a run; an order of magnitude has to exceed it tenfold."""
         if until is None or self.log_time is None or self.kind == "at the latest":
             return False
         slack = math.log(10.0) if self.kind == "order of magnitude" else 0.0
-        return self.log_time - slack > math.log(max(until, 1e-300))
+        return self.log_time - slack > log_of(until)
 
-    def describe(self, until: float | None = None) -> str:
+    def describe(self, until: float | LogTime | None = None) -> str:
         """Say when, what happens then, and at which rate."""
         parts = [self.rate] if self.rate else []
         if self.log_time is not None:
@@ -57,11 +59,12 @@ class TimeScale:
         if self.is_beyond(until):
             assert until is not None
             assert self.log_time is not None
-            far = "far " if self.log_time - math.log(until) > math.log(10.0) else ""
-            parts.append(f"{far}beyond the run, which ends at t = {until:g}")
+            far = "far " if self.log_time - log_of(until) > math.log(10.0) else ""
+            end = until if isinstance(until, LogTime) else f"{until:g}"
+            parts.append(f"{far}beyond the run, which ends at t = {end}")
         return "; ".join(parts)
 
-    def row(self, until: float | None = None) -> dict[str, Any]:
+    def row(self, until: float | LogTime | None = None) -> dict[str, Any]:
         """Return a JSON object."""
         return {
             "event": self.event,

@@ -108,10 +108,11 @@ def add_costs(section: Section, run: Trajectory) -> Section:
     """Add outcome, steps, time and memory."""
     stats, outcome = run.stats, run.outcome
     end = outcome.time if math.isfinite(outcome.time) else None
+    when = format_number(end) if outcome.log_time is None else outcome.when
     section.card(
         {
             "outcome": Badge(outcome.name.replace("_", " "), "warn" if outcome.name in BAD else "good"),
-            "at t": format_number(end),
+            "at t": when,
         }
     )
     steps = f"{stats.accepted:,} accepted, {stats.rejected:,} rejected"
