@@ -48,7 +48,7 @@ autodoc_typehints = "signature"
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(torch|np|numpy|pandas|os|scipy|collections|pathlib|dataclasses|typing|matplotlib|plotly|zarr)(\..*)?",
+        r"(torch|np|numpy|pandas|os|scipy|collections|pathlib|dataclasses|typing|matplotlib|plotly|zarr|xarray)(\..*)?",
     ),
     (r"py:.*", r"attractor\.[a-z]+\..*"),
     (r"py:class", r"integer -- .*"),  # docstrings inherited from collections.abc

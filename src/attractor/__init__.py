@@ -82,8 +82,9 @@ from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
 from attractor.states import Density, Gaussian, Tokens
 
 if TYPE_CHECKING:
-    from attractor import meanfield, models, nn, papers, plotting, theory, training, weights
+    from attractor import meanfield, models, nn, papers, plotting, sweeps, theory, training, weights
     from attractor.models import audit, checkpoint, iterate, trace
+    from attractor.sweeps import grid, sweep
     from attractor.theory import check, predict
     from attractor.training import monitor
     from attractor.weights import regime, regimes
@@ -92,9 +93,10 @@ if TYPE_CHECKING:
 _LAZY = {
     **{
         name: f"attractor.{name}"
-        for name in ("meanfield", "models", "nn", "papers", "plotting", "theory", "training", "weights")
+        for name in ("meanfield", "models", "nn", "papers", "plotting", "sweeps", "theory", "training", "weights")
     },
     **dict.fromkeys(("audit", "checkpoint", "iterate", "trace"), "attractor.models"),
+    **dict.fromkeys(("grid", "sweep"), "attractor.sweeps"),
     **dict.fromkeys(("check", "predict"), "attractor.theory"),
     "monitor": "attractor.training",
     **dict.fromkeys(("regime", "regimes"), "attractor.weights"),
@@ -161,6 +163,7 @@ __all__ = [
     "errors",
     "exp",
     "flow",
+    "grid",
     "hemisphere_margin",
     "iterate",
     "jacobian",
@@ -187,6 +190,8 @@ __all__ = [
     "self_weight",
     "sharpness",
     "stability",
+    "sweep",
+    "sweeps",
     "theory",
     "token_norm",
     "trace",

@@ -103,15 +103,17 @@ def remove_leftovers(path: Path) -> None:
                 os.close(descriptor)
 
 
-def lock(descriptor: int) -> bool | None:
+def lock(descriptor: int, shared: bool = False) -> bool | None:
     """Lock an open file for this process; return False if another one holds it, None if the file system has no locks.
+
+    With ``shared`` other processes may hold it too, if they share it.
 
     The system releases the lock when the descriptor is closed or the process dies.
     """
     try:
         import fcntl
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     except (ImportError, OSError):
@@ -120,11 +122,15 @@ def lock(descriptor: int) -> bool | None:
 
 
 @contextmanager
-def hold_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock file ``path`` inside the block; raise ``StoreError`` if another process writes ``what``."""
+def hold_lock(path: Path, what: str, shared: bool = False) -> Iterator[None]:
+    """Hold the lock file ``path`` inside the block; raise ``StoreError`` if another process writes ``what``.
+
+    With ``shared`` other processes may hold it too, if they share it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    _held.add(descriptor)
     try:
-        if lock(descriptor) is False:
+        if lock(descriptor, shared) is False:
             holder = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()
             raise StoreError(
                 f"{what} is being written by another run{f' (process {holder})' if holder else ''}: wait for its end, or give "
@@ -134,7 +140,21 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
+        _held.discard(descriptor)
         os.close(descriptor)
+
+
+_held: set[int] = set()  # descriptors of locks
+
+
+def _close_locks() -> None:
+    """Close the locks in a forked process, which would otherwise hold them after the death of its parent."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_locks)
 
 
 def sync_file(path: Path) -> None:

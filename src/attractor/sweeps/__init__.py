@@ -1,0 +1,30 @@
+"""Sweeps: grids of flows, executors (local processes, Ray, SLURM), tables and phase diagrams."""
+
+from attractor.sweeps.cells import Cell, grid
+from attractor.sweeps.driver import Cost, format_seconds, read_shard, sweep
+from attractor.sweeps.executors import Executor, Local, Ray, Slurm
+from attractor.sweeps.results import Estimate, Failure, Sweep, load, summarise
+from attractor.sweeps.systems import GAUSSIAN, MEASURES, Experiment, System, read_observables
+
+__all__ = [
+    "GAUSSIAN",
+    "MEASURES",
+    "Cell",
+    "Cost",
+    "Estimate",
+    "Executor",
+    "Experiment",
+    "Failure",
+    "Local",
+    "Ray",
+    "Slurm",
+    "Sweep",
+    "System",
+    "format_seconds",
+    "grid",
+    "load",
+    "read_observables",
+    "read_shard",
+    "summarise",
+    "sweep",
+]
