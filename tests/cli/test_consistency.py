@@ -79,7 +79,7 @@ def test_whatever_has_a_page_calls_it_report(name: str) -> None:
 
 def test_a_run_goes_on_from_the_place_that_resume_names() -> None:
     assert {command: option.is_flag for command, option in options()["--resume"].items()} == dict.fromkeys(
-        ("simulate", "iterate", "train"), False
+        ("simulate", "density", "iterate", "train"), False
     )
 
 

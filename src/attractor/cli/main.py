@@ -14,6 +14,7 @@ from attractor.cli.audit import audit
 from attractor.cli.check import check
 from attractor.cli.claims import claims
 from attractor.cli.console import print_error
+from attractor.cli.density import density
 from attractor.cli.doctor import doctor
 from attractor.cli.fetch import fetch
 from attractor.cli.gaussian import gaussian
@@ -37,7 +38,7 @@ app = typer.Typer(
 )
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {  # in the order of the help
     "Start": (tour,),
-    "Simulate": (simulate, gaussian, meanfield),
+    "Simulate": (simulate, gaussian, density, meanfield),
     "Theory": (predict, regimes, check, claims, reproduce),
     "Real models": (fetch, audit, trace, iterate),
     "Training": (train,),

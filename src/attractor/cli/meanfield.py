@@ -26,7 +26,7 @@ from attractor.cli.options import (
 )
 from attractor.cli.system_options import LawOptions, build_law, read_law, read_matrix, read_vector
 from attractor.errors import InputError
-from attractor.meanfield import LABELS, PastBlowUp, Rates, Stability
+from attractor.meanfield import LABELS, Branch, PastBlowUp, Rates, Stability
 from attractor.registry import check_name
 
 if TYPE_CHECKING:
@@ -92,10 +92,15 @@ def _beyond_document(found: PastBlowUp) -> dict[str, Any]:
     }
 
 
+@result_document.register(Branch)
+def _branch_document(found: Branch) -> dict[str, Any]:
+    return found.row()
+
+
 def print_found(found: Any, problem: Problem) -> None:
     """Print the table of a study, and its notes."""
     print_study(found, problem)
-    notes = {f"note {number}" if number > 1 else "note": note for number, note in enumerate(found.notes, 1)}
+    notes = {f"note {n}" if n > 1 else "note": note for n, note in enumerate(getattr(found, "notes", ()), 1)}
     if notes:
         print_rows("", notes)
 
@@ -159,6 +164,31 @@ def _beyond_table(found: PastBlowUp, problem: Problem) -> None:
     print_table("", columns, rows, right=None)
 
 
+@print_study.register(Branch)
+def _branch_table(found: Branch, problem: Problem) -> None:
+    from attractor.meanfield import is_subcritical
+
+    place = "the circle" if found.dim == 2 else f"the sphere of dimension {found.dim}"
+    kind = "discontinuous" if is_subcritical(found.beta, found.kernel, found.dim) else "continuous"
+    rows = {"law": str(problem.law), "critical noise": f"{found.critical:.10g}; the transition is {kind}"}
+    for amplitude, noise in found.folds:
+        share = noise / found.critical
+        rows["fold"] = f"noise {noise:.10g}, {share:.8g} times the critical one, at the mean cosine {amplitude:.4g}"
+    if found.free_energy is not None and found.transition is not None:
+        amplitude, noise = found.transition
+        share = noise / found.critical
+        rows["equal free energy"] = (
+            f"noise {noise:.10g}, {share:.8g} times the critical one, at the mean cosine {amplitude:.4g}"
+        )
+    print_rows(f"Stationary densities with one maximum on {place}.", rows)
+    shown = np.unique(np.linspace(0, len(found.amplitude) - 1, 9).astype(int))
+    table = [["noise", *(f"{found.noise[k]:.5g}" for k in shown)]]
+    table.append(["stable", *("yes" if found.stable[k] else "no" for k in shown)])
+    if found.free_energy is not None:
+        table.append(["free energy", *(f"{found.free_energy[k]:.3g}" for k in shown)])
+    print_table("", ("mean cosine", *(f"{found.amplitude[k]:.3g}" for k in shown)), table, right=None)
+
+
 def _errors(found: Rates) -> list[list[str]]:
     return [[LABELS[name], *(f"{value:.3e}" for value in found.rms(name))] for name in found.errors]
 
@@ -171,11 +201,11 @@ def _slope(slope: Any) -> str:
 
 
 SCHEMA = "attractor.meanfield/2"
-STUDIES = ("rates", "stability", "blow-up")
+STUDIES = ("rates", "stability", "blow-up", "bifurcation")
 BELONGS = {"against": "rates", "measures": "rates", "raw": "rates", "order": "stability", "apart": "stability"}
 SIZES = {"rates": "100,200,400,800", "stability": "100", "blow-up": "200,1000,5000"}
 REPEATS = {"rates": 12, "stability": 6, "blow-up": 5}
-DIM = {"rates": 2, "stability": 2, "blow-up": 1}
+DIM = {"rates": 2, "stability": 2, "blow-up": 1, "bifurcation": 2}
 SPREAD = {"rates": 1.0, "stability": 1.0, "blow-up": 0.5**0.5}  # with the default law, the Gaussian blows up at t = 1
 study_option, start_option = panel("Study"), panel("Start")
 
@@ -189,7 +219,7 @@ class StudyOptions:
         study_option(
             "NAME",
             "rates: errors of n tokens and their power of n; stability: distance of two close measures over time, and its bound; "
-            "blow-up: tokens near and past the blow-up time of the Gaussian.",
+            "blow-up: tokens near and past the blow-up time of the Gaussian; bifurcation: stationary densities on the sphere with noise.",
         ),
     ] = "rates"
     until: Annotated[
@@ -285,14 +315,14 @@ def meanfield(
     check_study(context, study.study)
     if output.plot is not None:
         check_figure(output.plot, still=True)
-    problem = build_problem(study, start, law)
+    problem = build_problem(study, start, law, context)
     with output.show_progress("mean field", count=False) as update:
         found = run_study(problem, lambda share, text: update(share, 1.0, text))
     if output.plot is not None:
         found.plot(output.plot)
     values = {**asdict(study), **asdict(start), **asdict(law)}
     arguments = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-    document = {"arguments": arguments, "study": study.study, **result_document(found)}
+    document: dict[str, Any] = {"arguments": arguments, "study": study.study, **result_document(found)}
     outputs = Outputs.given([output.plot])
     print_result(output, SCHEMA, command_line(context), document, outputs, lambda: print_found(found, problem))
 
@@ -304,8 +334,10 @@ def check_study(context: typer.Context, name: str) -> None:
             raise InputError(f"{spelled} belongs to --study {BELONGS[option]}, not to {name}")
 
 
-def build_problem(study: StudyOptions, start: StartOptions, law: LawOptions) -> Problem:
+def build_problem(study: StudyOptions, start: StartOptions, law: LawOptions, context: typer.Context) -> Problem:
     """Read files, which determine the dimension, and build the rest to fit them."""
+    if study.study == "bifurcation":
+        return _bifurcation_problem(study, start, law, context)
     sizes = [int(n) for n in parse_numbers(study.sizes or SIZES[study.study], "--sizes") if n == int(n)]
     if not sizes or min(sizes) < 2:
         raise InputError(f"--sizes must be whole numbers of at least 2 separated by commas, got {study.sizes}")
@@ -331,6 +363,18 @@ def build_problem(study: StudyOptions, start: StartOptions, law: LawOptions) -> 
     return Problem(built, dim, sizes, repeats, name, gaussian, study, spread, start.seed)
 
 
+def _bifurcation_problem(study: StudyOptions, start: StartOptions, law: LawOptions, context: typer.Context) -> Problem:
+    """The law and the dimension; stationary densities have no start and no sizes."""
+    allowed = {"study", "dim", "kernel", "beta", "plot", "json", "quiet", "progress", "debug", "out", "width"}
+    other = [spelled for name, spelled in given(context).items() if name not in allowed]
+    if other:
+        raise InputError(f"--study bifurcation takes --beta, --kernel and --dim: leave out {', '.join(other)}")
+    dim = DIM["bifurcation"] if start.dim is None else start.dim
+    if dim < 2:
+        raise InputError(f"the sphere needs a dimension of at least 2, got --dim {dim}")
+    return Problem(build_law(law, {}, dim, 1), dim, [1], 1, "none", None, study, 1.0, 0)
+
+
 def _gaussian(arrays: dict[str, Any], dim: int, spread: float) -> Gaussian:
     import torch
 
@@ -342,7 +386,8 @@ def _gaussian(arrays: dict[str, Any], dim: int, spread: float) -> Gaussian:
 
 def run_study(problem: Problem, progress: Any) -> Any:
     """Run the study."""
-    return {"rates": _rates, "stability": _stability, "blow-up": _blow_up}[problem.study.study](problem, progress)
+    studies = {"rates": _rates, "stability": _stability, "blow-up": _blow_up, "bifurcation": _bifurcation}
+    return studies[problem.study.study](problem, progress)
 
 
 def _draw(problem: Problem, n: int, seed: int, ensemble: int) -> Tokens:
@@ -404,3 +449,13 @@ def _blow_up(problem: Problem, progress: Any) -> Any:
     shares = [share for share in SHARES if share < end] + [end]
     options = {"sizes": problem.sizes, "repeats": problem.repeats, "shares": shares, "seed": problem.seed}
     return simulate_past_blow_up(problem.law, problem.gaussian, progress=progress, rtol=problem.study.rtol, **options)
+
+
+def _bifurcation(problem: Problem, progress: Any) -> Any:
+    from attractor.meanfield import stationary_branch
+
+    beta = problem.law.beta
+    if beta is None:
+        raise InputError("--study bifurcation needs an isotropic law: give --beta")
+    progress(0.0, "stationary densities")
+    return stationary_branch(beta, problem.law.kernel.name, problem.dim)
