@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import Outputs, describe_findings, exit_on_failures, print_rows, print_table
+from attractor.cli.console import Outputs, exit_on_failures, print_findings, print_rows, print_table
 from attractor.cli.inputs import check_file
 from attractor.cli.options import (
     CommonOptions,
@@ -48,9 +48,8 @@ def print_audit(found: list[Audit]) -> None:
         title = f"{model.model}: {len(model.heads)} heads of family {model.family}, {how}"
         print_rows(title, {**_card(model), **notes})
         if model.heads:
-            print_rows(
-                "findings", describe_findings([{**one.row(), "sentence": one.sentence()} for one in model.findings])
-            )
+            print_findings([one.row() for one in model.findings])
+            print_rows("how to read the tables", READING)
             print_table(
                 "medians over the heads of a layer (deviations from random heads | from mismatched heads), and labels",
                 ("layer", *COLUMNS, "labels"),
@@ -62,12 +61,15 @@ def print_audit(found: list[Audit]) -> None:
         print_rows("", {row.name: f"undefined: {row.reason}" for row in model.undefined})
 
 
+READING = {
+    "numbers": "spectra of weights; none depends on data. Columns: attractor audit --columns",
+    "labels": "of each head by itself, as a flow without norms and feed-forward; in parentheses how many are certified by a "
+    "theorem, and the share of random heads of their shape, with the same mask and positions, that get the same label",
+}
+
+
 def _card(model: Audit) -> dict[str, str]:
-    rows = {
-        "weights alone": "every number below is a spectrum of weights; none depends on data",
-        "labels": "of each head by itself, as a flow without norms and feed-forward; in parentheses how many are certified by a "
-        "theorem, and the share of random heads of their shape, with the same mask and positions, that get the same label",
-    }
+    rows = {}
     verified = model.card.verified
     if verified is not None:
         layers = f"layers {', '.join(map(str, verified.layers))}"

@@ -164,14 +164,23 @@ def _wrap(text: str, width: int | None) -> list[str]:
     return [part for line in text.split("\n") for part in wrapper.wrap(line) or [""]]
 
 
-def describe_findings(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Return a label and a text for each finding, those that random weights share last."""
-    found = {}
-    for row in rows:
-        label = row["kind"].replace("_", " ")
-        shared = "Most places have it with random weights too. " if row["common"] else ""
-        found[label] = f"{row['sentence'].removeprefix(f'{label}: ')}. {shared}Meaning: {row['meaning']}."
-    return found or {"none": "no quantity is beyond its threshold"}
+def print_findings(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what was found, one line each, those that random weights share last; then values, thresholds, rates, places, meanings."""
+    if not rows:
+        print_rows("what was found", {"nothing": "no quantity is beyond its threshold"})
+        return
+    label = {row["kind"]: row["kind"].replace("_", " ") for row in rows}
+    shared = {row["kind"]: "; random weights show it too" if row["common"] else "" for row in rows}
+    print_rows("what was found", {label[row["kind"]]: row["summary"] + shared[row["kind"]] for row in rows})
+    print_rows(
+        "findings in detail: value, threshold, rate, places, usual meaning",
+        {label[row["kind"]]: _detail(row) for row in rows},
+    )
+
+
+def _detail(row: Mapping[str, Any]) -> str:
+    places = f" {row['everywhere'][0].upper()}{row['everywhere'][1:]}." if row["everywhere"] else ""
+    return f"{row['details']}.{places} {row['meaning'][0].upper()}{row['meaning'][1:]}."
 
 
 SHOWN_PLACES = 3  # of a condition of --fail-if

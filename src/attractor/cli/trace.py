@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attractor.cli.console import Outputs, describe_findings, exit_on_failures, print_rows, print_table
+from attractor.cli.console import Outputs, exit_on_failures, print_findings, print_rows, print_table
 from attractor.cli.inputs import Text, check_figure, read_files, read_lines
 from attractor.cli.options import WidthOptions, command_line, given, panel, print_result, result_option, with_options
 from attractor.errors import InputError
@@ -41,7 +41,7 @@ def print_traces(report: dict[str, Any]) -> None:
     notes = {f"note {index + 1}": note for index, note in enumerate(report["notes"])}
     notes |= {f"skipped {index + 1}": _skipped(row) for index, row in enumerate(report["skipped"])}
     print_rows(title, notes)
-    print_rows("findings", describe_findings(report["findings"]))
+    print_findings(report["findings"])
     mean = f" (means over {report['reads']})" if count > 1 else ""
     print_table(f"the residual stream{mean}", *_stream(report, ""), right=None)
     print_table(f"without the first token of a {report['reads'][:-1]}", *_stream(report, "_without_first"), right=None)
@@ -378,7 +378,7 @@ def summarise_traces(found: Traces, opened: Checkpoint | None) -> dict[str, Any]
             "dim": first.dim,
         },
         "notes": [*found.notes] if opened is None else [*opened.notes, *tokenizer_notes(opened), *found.notes],
-        "findings": [{**one.row(), "sentence": one.sentence()} for one in found.findings],
+        "findings": [one.row() for one in found.findings],
         "texts": found.texts,
         "skipped": [{"text": text.name, "tokens": text.tokens} for text in found.skipped],
         "lengths": list(found.lengths),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attractor.laws import Attention
-from attractor.models.findings import DEAD, Condition, Finding, Kind
+from attractor.models.findings import DEAD, Condition, Finding, Kind, Place, phrase
 from attractor.weights import NAMES, QUANTITIES, RandomHeads, draw_random_heads
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ FAR = 8.0  # standard deviations
 SAMPLE = 16  # mismatched pairs of a head with eight partners each way
 ENOUGH = 12  # pairs below which a deviation of FAR occurs by chance
 FEW = 8  # random heads that are compared in pairs
+SHOWN = 4  # heads that a phrase names
 SCORED = tuple(
     name for name in NAMES if name != "metric_asymmetry"
 )  # which has heavy tails, since it divides by the value
@@ -114,6 +115,7 @@ AUDIT_KINDS = (
         "dead_head",
         "value_relative_size",
         DEAD,
+        "the value map of {head} has {percent:.2g}% of the usual size of its layer",
         "the value map is almost zero next to those of the other heads of the layer: the head adds almost nothing and could be pruned",
         _at_most("value_relative_size"),
         largest=False,
@@ -122,6 +124,7 @@ AUDIT_KINDS = (
         "duplicate_head",
         "nearest_similarity",
         DUPLICATE,
+        "{head} does the same as another head of its layer",
         "two heads of a layer have nearly the same W and the same value map up to size: one of them could be pruned",
         _at_least("nearest_similarity"),
     ),
@@ -129,6 +132,7 @@ AUDIT_KINDS = (
         "copying_head",
         "value_index",
         COPYING,
+        "{head} writes back what it reads",
         "the eigenvalues of the value are nearly all positive: the head writes back what it reads, so that a token becomes more like "
         "those that it attends to (copying and induction heads), and the stream grows in these directions",
         _at_least("value_index"),
@@ -137,6 +141,7 @@ AUDIT_KINDS = (
         "inverting_head",
         "value_index",
         -COPYING,
+        "{head} subtracts what it reads",
         "the eigenvalues of the value are nearly all negative: the head subtracts what it reads (copy suppression, or the removal of "
         "what another head wrote), and the stream shrinks in these directions",
         _at_most("value_index"),
@@ -146,6 +151,7 @@ AUDIT_KINDS = (
         "far_from_mismatched",
         "mismatched_deviations",
         FAR,
+        "queries and keys of {head} were learned together with its values",
         "the queries and keys of the head fit its values and outputs: what it attends to and what it writes were learned together",
         _far("mismatched"),
     ),
@@ -153,10 +159,14 @@ AUDIT_KINDS = (
         "far_from_random",
         "random_deviations",
         FAR,
+        "{head} is farthest from random weights",
         "training has shaped the matrices of the head; a head that is near random ones has learned little or was initialised again",
         _far("random"),
     ),
-    *(Kind(f"certified_{name}", "label", 0.0, meaning, _certified(name)) for name, meaning in LABELLED.items()),
+    *(
+        Kind(f"certified_{name}", "label", 0.0, f"{{head}} alone is {name}", meaning, _certified(name))
+        for name, meaning in LABELLED.items()
+    ),
 )
 
 
@@ -168,36 +178,44 @@ def find_audit_findings(heads: Sequence[AuditHead], settings: AuditSettings) -> 
         if measured is None or not bool(measured[1].any()):
             continue
         values, holds = measured
-        worst = torch.where(holds, values if kind.largest else -values, -math.inf)
-        place = int(worst.argmax())
-        head, counted = heads[place], int((~values.isnan()).sum())
+        numbers = values.tolist()
+        order = sorted(holds.nonzero().flatten().tolist(), key=lambda place: numbers[place], reverse=kind.largest)
+        where = tuple(Place(heads[place].layer, heads[place].head, None, numbers[place]) for place in order)
+        head = heads[order[0]]
+        rate = _rate_kind(kind, [heads[place] for place in order], heads, settings)
         finding = Finding(
             kind.name,
             kind.quantity,
-            float(values[place]),
+            where[0].value,
             kind.threshold,
-            int(holds.sum()),
-            counted,
+            len(where),
+            int((~values.isnan()).sum()),
             head.layer,
             head.head,
             None,
             None,
-            _rate_kind(kind, [one for one, held in zip(heads, holds.tolist(), strict=True) if held], heads, settings),
+            rate,
+            None if rate is None else min(settings.draws, FEW) if kind.name == "duplicate_head" else settings.draws,
+            phrase(kind, where[0].value, head.layer, head.head, None, None),
             kind.meaning,
+            where,
+            "random heads",
         )
-        found.append(_complete(finding, head))
+        found.append(_complete(finding, head, heads))
     return tuple(sorted(found, key=lambda one: one.common))
 
 
-def _complete(finding: Finding, head: AuditHead) -> Finding:
-    """Name the column whose value decides, with its sign, and the partner of a duplicate."""
+def _complete(finding: Finding, head: AuditHead, heads: Sequence[AuditHead]) -> Finding:
+    """Name the column whose value decides, with its sign, the partner of a duplicate, and heads that are like random ones."""
     if finding.kind in ("far_from_random", "far_from_mismatched"):
         model: Any = finding.kind.removeprefix("far_from_")
         name, value = _farthest(head, model)
-        return replace(finding, quantity=f"{name}_{model}_deviations", value=value, threshold=math.copysign(FAR, value))
+        quantity = f"{name}_{model}_deviations"
+        what = _name_random_heads(finding, heads) if model == "random" else finding.what
+        return replace(finding, quantity=quantity, value=value, threshold=math.copysign(FAR, value), what=what)
     if finding.kind == "duplicate_head":
         pair = sorted((head.head, head.nearest_head or 0))
-        return replace(finding, meaning=f"{finding.meaning}; here heads {pair[0]} and {pair[1]}")
+        return replace(finding, what=f"heads {pair[0]} and {pair[1]} of layer {head.layer} do the same")
     if head.label.certificate is not None and finding.kind == f"certified_{head.label.name}":
         name, bound, _ = DECIDED_BY[head.label.certificate]
         value = head.quantities[name]
@@ -206,6 +224,18 @@ def _complete(finding: Finding, head: AuditHead) -> Finding:
             finding, quantity=name, value=math.nan if value is None else value, threshold=bound, meaning=meaning
         )
     return finding
+
+
+def _name_random_heads(finding: Finding, heads: Sequence[AuditHead]) -> str:
+    """What was found, with the heads that random ones are like, if these are few."""
+    far = {(place.layer, place.head) for place in finding.where}
+    near = [f"layer {head.layer} head {head.head}" for head in heads if (head.layer, head.head) not in far]
+    if not near:
+        return f"all heads differ from random ones, most of all head {finding.head} of layer {finding.layer}"
+    if len(near) > len(heads) / 4:
+        return finding.what
+    more = f" and {len(near) - SHOWN} more" if len(near) > SHOWN else ""
+    return f"all heads differ from random ones but {', '.join(near[:SHOWN])}{more}"
 
 
 def _rate_kind(

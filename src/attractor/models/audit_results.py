@@ -292,7 +292,7 @@ class Audit:
         """The audit as a JSON object, without eigenvalues."""
         rows = {name: [row.row() for row in getattr(self, name)] for name in ("heads", "layers")}
         rows["undefined"] = [asdict(row) for row in self.undefined]
-        rows["findings"] = [{**one.row(), "sentence": one.sentence()} for one in self.findings]
+        rows["findings"] = [one.row() for one in self.findings]
         return {**vars(self), **rows, "card": asdict(self.card)}
 
     def frame(self, rows: Literal["heads", "layers"] = "heads") -> Any:

@@ -17,8 +17,19 @@ from attractor.models.measurements import Measurements
 from attractor.registry import closest
 
 COMMON = 0.5  # share of places with random weights from which a finding says nothing about training
+LISTED = 12  # heads that are named in words; ``Finding.where`` has all
 DEAD = 0.02  # share of the median contribution of the heads of a layer
 OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "==": operator.eq}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a finding holds: the block (from 0; -1 is the input of the first), the head, the token, and the value there."""
+
+    layer: int | None
+    head: int | None
+    token: int | None
+    value: float
 
 
 @dataclass(frozen=True)
@@ -30,10 +41,14 @@ class Finding:
     kind : identifier, see ``list_kinds``.
     quantity : the measurement that was compared with the threshold.
     value, threshold : its most extreme value, and the value from which it counts.
-    places, total : number of places (blocks, heads, or 1 for the whole model) where it holds, and number of all.
+    places, total : number of places (states, heads, or 1 for the whole model) where it holds, and number of all.
     layer, head, token, word : where it is strongest; None where it does not apply. ``layer`` is the block, from 0; -1 is its input.
-    random_rate : share of places where it holds in the same model with random weights; None if that is unknown.
+    random_rate, random_total : share of places where it holds in the same model with random weights, and the number of these places;
+        None if that is unknown.
+    what : what was found where it is strongest, in a few words.
     meaning : what it usually means.
+    where : all places where it holds, strongest first.
+    baseline : the weights of ``random_rate``, "random weights" or the first step of a run.
     """
 
     kind: str
@@ -47,39 +62,96 @@ class Finding:
     token: int | None
     word: str | None
     random_rate: float | None
+    random_total: int | None
+    what: str
     meaning: str
+    where: tuple[Place, ...] = ()
+    baseline: str = "random weights"
+
+    @property
+    def label(self) -> str:
+        """The kind in words."""
+        return self.kind.replace("_", " ")
 
     @property
     def common(self) -> bool:
         """Whether random weights show it in most places, so that it says nothing about training."""
         return self.random_rate is not None and self.random_rate >= COMMON
 
+    @property
+    def extent(self) -> str:
+        """How many places have it, such as "17 of 72 heads"; empty for a finding of the whole model."""
+        if self.layer is None:
+            return ""
+        return f"{self.places} of {self.total} {'heads' if self.head is not None else 'states'}"
+
     def row(self) -> dict[str, Any]:
-        return {**asdict(self), "common": self.common}
+        """The finding as a JSON object; ``summary`` and ``details`` are what the terminal and pages print."""
+        words = {
+            "sentence": self.sentence(),
+            "summary": self.summarise(),
+            "details": self.describe(),
+            "everywhere": self.list_places(LISTED),
+        }
+        return {**asdict(self), "common": self.common, **words}
+
+    def summarise(self) -> str:
+        """What was found, and in how many places."""
+        return f"{self.what} ({self.extent})" if self.extent else self.what
 
     def describe(self) -> str:
-        """Where, how strong, and the rate at random initialisation."""
-        where = [] if self.layer is None else ["the input" if self.layer < 0 else f"layer {self.layer}"]
-        where += [] if self.head is None else [f"head {self.head}"]
-        where += [] if self.token is None else [f"token {self.token}" + (f" {self.word!r}" if self.word else "")]
-        unit = "heads" if self.head is not None else "states"
-        places = f"{self.places} of {self.total} {unit}, strongest at {', '.join(where)}: " if where else ""
+        """The value where the finding is strongest, the threshold, and the rate at random initialisation."""
         rate = "unknown" if self.random_rate is None else f"{100 * self.random_rate:.3g}%"
-        return f"{places}{self.quantity} {self.value:.4g}, threshold {self.threshold:.4g}; with random weights {rate}"
+        of = f" of {self.random_total}" if self.random_total else ""
+        return f"{self.quantity} {self.value:.4g}, threshold {self.threshold:.4g}, with {self.baseline} {rate}{of}"
+
+    def list_places(self, most: int | None = None) -> str:
+        """All places in words, at most so many, such as "layer 0 heads 1, 3; layer 4 head 2" or "layers 2, 11-28"."""
+        if self.head is None:
+            layers = sorted(place.layer for place in self.where if place.layer is not None)
+            return _list_layers(layers)
+        shown = sorted(self.where[:most], key=lambda place: (place.layer or 0, place.head or 0))
+        by_layer: dict[int | None, list[int | None]] = {}
+        for place in shown:
+            by_layer.setdefault(place.layer, []).append(place.head)
+        parts = [
+            f"layer {layer} head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
+            for layer, heads in by_layer.items()
+        ]
+        more = len(self.where) - len(shown)
+        return "; ".join(parts) + (f" and {more} more" if more > 0 else "")
 
     def sentence(self) -> str:
         """The finding in one sentence."""
-        return f"{self.kind.replace('_', ' ')}: {self.describe()}"
+        return f"{self.label}: {self.summarise()}; {self.describe()}"
+
+
+def _list_layers(layers: Sequence[int]) -> str:
+    """Layers in words; consecutive ones as a range, and the input by name."""
+    ranges: list[list[int]] = []
+    for layer in layers:
+        if layer < 0:
+            continue
+        if ranges and layer == ranges[-1][1] + 1:
+            ranges[-1][1] = layer
+        else:
+            ranges.append([layer, layer])
+    texts = [str(low) if low == high else f"{low}-{high}" for low, high in ranges]
+    several = len(ranges) > 1 or any(low < high for low, high in ranges)
+    parts = ["the input"] * any(layer < 0 for layer in layers)
+    parts += [f"layer{'s' * several} {', '.join(texts)}"] if texts else []
+    return " and ".join(parts)
 
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of finding: ``measure`` returns the quantity at every place, (places,) or (blocks, h), and where it holds; it takes the
-    measurements of texts, or the heads of an audit."""
+    measurements of texts, or the heads of an audit. ``what`` says it in words, see ``phrase``."""
 
     name: str
     quantity: str
     threshold: float
+    what: str
     meaning: str
     measure: Callable[[Sequence[Any], float], tuple[Tensor, Tensor] | None]
     largest: bool = True  # whether the strongest value is the largest
@@ -152,6 +224,7 @@ KINDS = (
         "massive_activation",
         "largest_norm",
         10.0,
+        "{token} is {value:.3g} times as long as the median token {at}",
         "one token is far longer than the others; it usually carries a bias that attention sinks use, and it dominates distances "
         "and ranks; quantisation suffers from it",
         _at_least("curves", "largest_norm"),
@@ -161,6 +234,7 @@ KINDS = (
         "attention_sink",
         "sink_weight",
         0.5,
+        "{head} gives {percent:.3g}% of its attention to {token}",
         "most tokens give most of their attention to one position; such a head is nearly switched off on these texts",
         _at_least("heads", "sink_weight"),
     ),
@@ -168,6 +242,7 @@ KINDS = (
         "over_smoothing",
         "cosine",
         SMOOTH,
+        "tokens have a mean cosine of {value:.3g} {at}",
         "tokens have nearly the same direction, so that later blocks can hardly tell them apart",
         _at_least("curves", "cosine"),
         of="states",
@@ -176,6 +251,7 @@ KINDS = (
         "rank_collapse",
         "centred_rank",
         1.5,
+        "tokens differ along {value:.2g} directions {at}",
         "after their mean is taken away, tokens differ along one or two directions only",
         _collapsed_rank,
         largest=False,
@@ -185,6 +261,7 @@ KINDS = (
         "anisotropy",
         "anisotropy",
         0.7,
+        "{percent:.2g}% of the tokens' directions is one common direction {at}",
         "tokens share a large common direction; cosines of tokens measure that direction",
         _anisotropy,
         of="states",
@@ -193,6 +270,7 @@ KINDS = (
         "entropy_collapse",
         "relative_entropy",
         0.05,
+        "{head} attends to a single key almost everywhere",
         "a head attends to a single key almost everywhere: a positional head, a sink, or in training the collapse that often precedes "
         "unstable losses",
         _at_most("heads", "relative_entropy"),
@@ -202,6 +280,7 @@ KINDS = (
         "uniform_attention",
         "relative_entropy",
         0.98,
+        "{head} averages over all visible tokens",
         "a head averages over all visible tokens and does not select any",
         _at_least("heads", "relative_entropy"),
     ),
@@ -209,6 +288,7 @@ KINDS = (
         "dead_head",
         "output_norm",
         DEAD,
+        "{head} adds {percent:.2g}% of what the median head of its layer adds",
         "a head adds almost nothing to the stream, compared with the other heads of its layer; it could be pruned",
         _dead,
         largest=False,
@@ -217,6 +297,7 @@ KINDS = (
         "norm_growth",
         "token_norm",
         100.0,
+        "tokens are {value:.3g} times as long after the last block as before the first",
         "tokens become much longer along depth; late blocks change their directions less and less",
         _growth,
         of="model",
@@ -229,16 +310,28 @@ def list_kinds() -> tuple[Kind, ...]:
     return KINDS
 
 
+def phrase(kind: Kind, value: float, layer: int | None, head: int | None, token: int | None, word: str | None) -> str:
+    """What was found, in words: ``Kind.what`` with the place and the value."""
+    state = "" if layer is None else "at the input" if layer < 0 else f"after layer {layer}"
+    named = "one token" if token is None else f"token {token}" + (f" {word!r}" if word else "")
+    fields = {"at": state, "head": f"head {head} of layer {layer}", "token": named}
+    return kind.what.format(**fields, value=value, percent=100 * value)
+
+
 def find_findings(
-    parts: Sequence[Measurements], random: Sequence[Measurements] = (), words: Sequence[str] = ()
+    parts: Sequence[Measurements],
+    random: Sequence[Sequence[Measurements]] = (),
+    words: Sequence[str] = (),
+    baseline: str = "random weights",
 ) -> tuple[Finding, ...]:
     """Compare the measurements of texts with the thresholds of all kinds of findings.
 
     Parameters
     ----------
     parts : measurements of one or several texts; quantities are means over them.
-    random : measurements of the same texts by the same model with random weights, from which rates follow.
+    random : for each of some models with random weights, the measurements of the same texts, from which rates follow.
     words : tokens of the first text.
+    baseline : what to call these models.
 
     Returns
     -------
@@ -250,48 +343,54 @@ def find_findings(
         if measured is None or not bool(measured[1].any()):
             continue
         values, holds = measured
-        rate = _rate(kind, random)
-        worst = torch.where(holds, values if kind.largest else -values, -math.inf)
-        layer, head = _locate(kind, worst)
-        token = _token(kind, parts[0], layer, head)
-        word = words[token] if token is not None and token < len(words) else None
-        place = int(worst.argmax())
+        where = _list_places(kind, values, holds, parts[0])
+        first = where[0]
+        word = words[first.token] if first.token is not None and first.token < len(words) else None
         total = 1 if kind.of == "model" else int((~values.isnan()).sum())
-        value = float(values.flatten()[place])
         found.append(
             Finding(
                 kind.name,
                 kind.quantity,
-                value,
+                first.value,
                 kind.threshold,
-                int(holds.sum()),
+                len(where),
                 total,
-                layer,
-                head,
-                token,
+                first.layer,
+                first.head,
+                first.token,
                 word,
-                rate,
+                *_rate(kind, random),
+                phrase(kind, first.value, first.layer, first.head, first.token, word),
                 kind.meaning,
+                where,
+                baseline,
             )
         )
     return tuple(sorted(found, key=lambda one: one.common))
 
 
-def _rate(kind: Kind, random: Sequence[Measurements]) -> float | None:
-    measured = kind.measure(random, kind.threshold) if random else None
-    if measured is None:
-        return None
-    values, holds = measured
-    return float(holds.sum()) / max(1, int((~values.isnan()).sum()))
-
-
-def _locate(kind: Kind, worst: Tensor) -> tuple[int | None, int | None]:
-    place = int(worst.argmax())
-    if kind.of == "model":
+def _rate(kind: Kind, random: Sequence[Sequence[Measurements]]) -> tuple[float | None, int | None]:
+    """The share of places of models with random weights where a finding holds, and the number of these places."""
+    measured = [found for parts in random if (found := kind.measure(parts, kind.threshold)) is not None]
+    total = sum(int((~values.isnan()).sum()) for values, _ in measured)
+    if not total:
         return None, None
-    if kind.of == "states":
-        return place - 1, None  # state k follows block k - 1
-    return divmod(place, worst.shape[-1])
+    return sum(int(holds.sum()) for _, holds in measured) / total, total
+
+
+def _list_places(kind: Kind, values: Tensor, holds: Tensor, part: Measurements) -> tuple[Place, ...]:
+    """All places where a finding holds, strongest first."""
+    numbers = values.flatten().tolist()
+    order = sorted(holds.flatten().nonzero().flatten().tolist(), key=lambda place: numbers[place], reverse=kind.largest)
+    found = []
+    for place in order:
+        layer = head = None
+        if kind.of == "states":
+            layer = place - 1  # state k follows block k - 1
+        elif kind.of == "heads":
+            layer, head = divmod(place, values.shape[-1])
+        found.append(Place(layer, head, _token(kind, part, layer, head), numbers[place]))
+    return tuple(found)
 
 
 def _token(kind: Kind, part: Measurements, layer: int | None, head: int | None) -> int | None:

@@ -160,8 +160,8 @@ class Session:
 
     def measure_random(
         self, given: Sequence[dict[str, Tensor]], nulls: int | None, attention: bool, summary: bool = False
-    ) -> tuple[Measurements, ...]:
-        """Measurements of inputs by models of the same configuration with random weights, see ``trace``."""
+    ) -> tuple[tuple[Measurements, ...], ...]:
+        """For each of some models of the same configuration with random weights, the measurements of inputs; see ``trace``."""
         known = hasattr(self.checkpoint.config, "to_dict")
         if nulls is None:
             nulls = int(known and sum(part.numel() for part in self.model.parameters()) <= SMALL_MODEL)
@@ -173,7 +173,7 @@ class Session:
         for seed in range(nulls):
             model = initialize(self.checkpoint.config, seed, dtype=torch.float32)
             other = Session.open(model, None, self.without, self.stack)
-            found += [other.run(inputs, attention, summary=summary) for inputs in given]
+            found.append(tuple(other.run(inputs, attention, summary=summary) for inputs in given))
         return tuple(found)
 
     def _prepare(
@@ -220,13 +220,13 @@ class Trace(Trajectory):
     words : the tokens as strings.
     measurements : measurements of the stream, of blocks and of heads.
     notes : how the blocks of a model without a family were found.
-    random : measurements of the same text by the same model with random weights.
+    random : for each model with random weights, its measurements of the same text.
     """
 
     words: tuple[str, ...] = ()
     measurements: Measurements | None = None
     notes: tuple[str, ...] = ()
-    random: tuple[Measurements, ...] = ()
+    random: tuple[tuple[Measurements, ...], ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -284,7 +284,7 @@ class Traces:
     seconds : wall-clock time.
     skipped : texts with fewer than two tokens.
     notes : how the blocks of a model without a family were found.
-    random : measurements of the first texts by the same model with random weights.
+    random : for each model with random weights, its measurements of the first texts.
     words : tokens of the first text.
     """
 
@@ -296,7 +296,7 @@ class Traces:
     seconds: float
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
-    random: tuple[Measurements, ...] = ()
+    random: tuple[tuple[Measurements, ...], ...] = ()
     words: tuple[str, ...] = ()
 
     @property
@@ -427,7 +427,7 @@ def _make_trace(
     measurements: Measurements,
     notes: tuple[str, ...],
     seconds: float,
-    random: tuple[Measurements, ...] = (),
+    random: tuple[tuple[Measurements, ...], ...] = (),
 ) -> Trace:
     blocks = len(points) - 1
     times = torch.arange(len(points), dtype=torch.float64)

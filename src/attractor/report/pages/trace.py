@@ -80,17 +80,14 @@ def add_findings(section: Section, rows: Sequence[dict[str, Any]], words: str) -
 
 def describe_finding(row: dict[str, Any]) -> dict[str, str]:
     """Return the cells of one finding."""
-    place = [] if row["layer"] is None else ["the input" if row["layer"] < 0 else f"layer {row['layer']}"]
-    place += [] if row["head"] is None else [f"head {row['head']}"]
-    place += [] if row["token"] is None else [f"token {row['token']}" + (f" {row['word']}" if row["word"] else "")]
-    unit = "heads" if row["head"] is not None else "states"
-    where = f"{row['places']} of {row['total']} {unit}, strongest at {', '.join(place)}" if place else "whole model"
-    rate = "unknown" if row["random_rate"] is None else f"{100 * row['random_rate']:.3g} % of places"
+    known = row["random_rate"] is not None
+    rate = f"{100 * row['random_rate']:.3g} % of {row['random_total']} places" if known else "unknown"
     return {
         "finding": row["kind"].replace("_", " "),
-        "where": where,
-        "how strong": f"{row['quantity']} {format_value(row['value'])}, threshold {format_value(row['threshold'])}",
-        "with random weights": rate + (": says nothing about training" if row["common"] else ""),
+        "what was found": row["summary"],
+        "everywhere": row["everywhere"] or "whole model",
+        "value and threshold": f"{row['quantity']} {format_value(row['value'])}, threshold {format_value(row['threshold'])}",
+        f"with {row['baseline']}": rate + (": says nothing about training" if row["common"] else ""),
         "usually means": row["meaning"],
     }
 
