@@ -66,7 +66,7 @@ def test_planted_heads_are_found_in_their_place(seed: int) -> None:
         assert found[kind].random_rate == 0.0
     assert found["duplicate_head"].places == 2
     assert found["duplicate_head"].layer == 2
-    assert "heads 0 and 3" in found["duplicate_head"].meaning
+    assert found["duplicate_head"].what == "heads 0 and 3 of layer 2 do the same"
     assert found["duplicate_head"].value == pytest.approx(1.0)
     assert found["copying_head"].value > 0.9
     assert found["dead_head"].value < DEAD

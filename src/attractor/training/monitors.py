@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import inspect
 import math
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,14 +167,7 @@ class Monitor:
 
     def lightning_callback(self) -> Any:
         """A Lightning callback that calls ``step`` and sends the numbers to the loggers of the trainer."""
-        try:
-            from lightning.pytorch import Callback  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            try:
-                from pytorch_lightning import Callback  # pyright: ignore[reportMissingImports]
-            except ImportError:
-                raise UnsupportedError("Lightning is not installed: pip install lightning") from None
-        owner = self
+        owner, Callback = self, _import_lightning_callback()
 
         class MonitorCallback(Callback):  # pyright: ignore[reportUntypedBaseClass]
             def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -338,6 +333,17 @@ class Monitor:
 
     def _names(self) -> list[str]:
         return list(dict.fromkeys(name for row in self.history for name in row))
+
+
+def _import_lightning_callback() -> Any:
+    """The class ``Callback`` of the package whose Trainer is in use: ``lightning`` or ``pytorch_lightning``."""
+    names = ["lightning.pytorch", "pytorch_lightning"]
+    for name in sorted(names, key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name).Callback
+        except ImportError:
+            continue
+    raise UnsupportedError("Lightning is not installed: pip install lightning")
 
 
 def _flatten(parts: Sequence[Measurements]) -> dict[str, float]:
