@@ -13,6 +13,9 @@ from attractor.serialization import Record
 from attractor.states.arrays import check_finite, to_float_tensor
 
 
+GRADED = 100.0  # ratio of standard deviations above which correlations are factored
+
+
 def _rounding(given: object) -> float:
     """Return the relative rounding error of input in lower precision than float64, otherwise 0."""
     kind = getattr(given, "dtype", None)
@@ -22,8 +25,27 @@ def _rounding(given: object) -> float:
 
 
 def factor_of(covariance: Tensor) -> Tensor:
-    """L (..., d, d) with L L' the covariance; eigenvalues within rounding are set to zero."""
+    """L (..., d, d) with L L' the covariance; eigenvalues within rounding are set to zero.
+
+    Entries are rounded relative to the standard deviations of their row and column. Where these differ much, the correlations are
+    factored instead, so that small variances keep their digits.
+    """
     values, vectors = torch.linalg.eigh(covariance)
+    factor = _cut(vectors, values)
+    deviations = covariance.detach().diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
+    unit = torch.where(deviations > 0, deviations, deviations.amax(-1, keepdim=True))
+    graded = (unit.amax(-1) > GRADED * unit.amin(-1)).flatten().nonzero().flatten()
+    if not len(graded):
+        return factor
+    unit = unit.reshape(-1, unit.shape[-1])[graded]
+    some = covariance.reshape(-1, *covariance.shape[-2:])[graded] / unit.unsqueeze(-1) / unit.unsqueeze(-2)
+    values, vectors = torch.linalg.eigh(some)
+    found = unit.unsqueeze(-1) * _cut(vectors, values)
+    return factor.reshape(-1, *factor.shape[-2:]).index_copy(0, graded, found).view_as(covariance)
+
+
+def _cut(vectors: Tensor, values: Tensor) -> Tensor:
+    """Eigenvectors times the roots of their ascending eigenvalues, those within rounding set to zero."""
     floor = 4 * values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(0.0)
     return vectors * torch.where(values > floor, values, torch.zeros_like(values)).sqrt().unsqueeze(-2)
 
@@ -79,7 +101,7 @@ class Gaussian(Record):
 
     @property
     def factor(self) -> Tensor:
-        r"""L (..., d, d) with :math:`LL^\top = \Sigma`, from the spectral decomposition.
+        r"""L (..., d, d) with :math:`LL^\top = \Sigma`, from the spectral decomposition (``factor_of``).
 
         Eigenvalues within rounding are set to zero, which preserves the rank: their roots, about 1e-8, would count as further directions.
         """
