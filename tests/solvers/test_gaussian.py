@@ -152,3 +152,37 @@ def test_a_gaussian_does_not_live_on_a_sphere_and_has_no_tokens():
 def test_what_is_not_a_gaussian_is_refused(mean, covariance, message):
     with pytest.raises(InputError, match=message):
         at.Gaussian(mean, covariance)
+
+
+@pytest.mark.parametrize("variance", [1e-14, 1e-18, 1e-24])
+def test_small_variances_grow(variance: float) -> None:
+    """Under x' = diag(0, 1) x the second variance is multiplied by e^2t, also where it is below the rounding of the first."""
+    law, until = at.Affine(np.diag([0.0, 1.0])), 40.0
+    start = at.Gaussian(np.zeros(2), np.diag([1.0, variance]))
+    run = at.flow(law, start, until=until)
+    assert run.outcome.name == "reached"
+    np.testing.assert_allclose(run.final.covariance[1, 1], variance * np.exp(2 * until), rtol=0.1)
+
+
+def test_rank_of_graded_covariances() -> None:
+    """Factors have the rank of the covariance and its digits, relative to the standard deviations of rows and columns."""
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        d = int(rng.integers(1, 6))
+        rank = int(rng.integers(1, d + 1))
+        root = torch.from_numpy(rng.standard_normal((d, rank)) * 10.0 ** rng.uniform(-12, 12, (d, 1)))
+        covariance = root @ root.mT
+        factor = at.Gaussian(torch.zeros(d, dtype=torch.float64), covariance).factor
+        assert int((factor.abs().amax(0) > 0).sum()) == rank
+        deviations = covariance.diagonal().sqrt()
+        assert float(((factor @ factor.mT - covariance) / torch.outer(deviations, deviations)).abs().max()) < 1e-12
+
+
+def test_a_run_that_rounding_limits_ends() -> None:
+    """Under Sinkhorn attention with V = I one standard deviation grows like e^t and another stays: rounding soon limits the steps."""
+    law = at.Attention.isotropic(2, 0.01, kernel="sinkhorn")
+    start = at.Gaussian([4.77, -7.45], [[0.368, -0.738], [-0.738, 2.152]])
+    run = at.flow(law, start, until=1e4, max_evaluations=60_000)
+    assert run.outcome.name == "diverged"
+    assert "rounding" in run.outcome.message
+    assert run.stats.accepted < 3000

@@ -164,6 +164,9 @@ NOISE = 2e-14  # speed of a factor, relative to B L, below which it is rounding
 FAR = 1e5  # growth of standard deviations above which a run that has come to rest has diverged
 LOOSER = 30.0  # tolerance of the implicit method relative to the explicit one: stiff components damp their errors
 FAINTEST = -14.0  # logarithm of the smallest mean, relative to the first, that is renormalised
+SHORT = 0.05  # length of a step along tau below which it makes no progress
+STUCK = 1000  # consecutive short steps after which a run ends
+ENDLESS = 10.0  # time left, in lengths of these steps, from which it does
 LONG = 150  # steps after which the factor is kept from rotating where the covariance is at rest
 UNSETTLED = 1e40  # growth of the rate at which a blow-up is reported although the shape still changes
 
@@ -225,7 +228,7 @@ class GaussianMember:
         self.repels = not np.linalg.eigvals(slope).real.max() <= SLACK * np.linalg.norm(slope)  # at zero
         self.size = float(np.linalg.norm(rows, axis=1).max())
         self.streak, self.last, self.first_rate = 0, np.inf, self.speed[2]
-        self.growth, self.steps, self.asleep = 0.0, 0, 0
+        self.growth, self.steps, self.asleep, self.stuck, self.advanced = 0.0, 0, 0, 0, 0.0
         self.strongest, self.first_length = self.problem.strength, float(self.z[-2])
         self.stiffness = StiffnessDetector()
         self.solver = self._solver("DOP853")
@@ -247,7 +250,7 @@ class GaussianMember:
     def step(self) -> None:
         """Take one step, save what is due, check the rules and choose the method of the next step."""
         run, solver, before = self.run, self.solver, self.problem.evaluations
-        old, rate = self.z, self.speed[2]
+        old, slope, rate = self.z, np.array(solver.f), self.speed[2]
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             failure = solver.step()
         if failure is not None or not np.isfinite(solver.y).all():
@@ -265,6 +268,8 @@ class GaussianMember:
             return self._reach()
         self._save_until(self.time, solver)
         self._check_rules()
+        if not run.ended[0] and self._is_stuck(self.z - old - tau * slope, tau):
+            return self._give_up()
         self._change_method(old, tau)
         return None
 
@@ -401,6 +406,29 @@ class GaussianMember:
         while run.recorder.due(members, np.array([self.plan.until]))[0]:
             run.recorder.write(members, self._rows(self.z)[None])
         self._finish(Outcome("steady", self.time, message))
+
+    def _is_stuck(self, bend: np.ndarray, tau: float) -> bool:
+        """Whether many short steps along an almost straight path are a small part of what is left: rounding of the law limits them."""
+        short = float(np.abs(bend[:-1]).max(initial=0.0)) < STIFF and tau < SHORT
+        self.stuck, self.advanced = (self.stuck + 1, self.advanced + tau) if short else (0, 0.0)
+        return self.stuck >= STUCK and self.speed[2] * (self.plan.until - self.time) > ENDLESS * self.advanced
+
+    def _give_up(self) -> None:
+        """End a member whose steps are limited by rounding: diverged if it has grown, otherwise stalled."""
+        sizes = np.linalg.svd(self.problem.unpack(self.z)[1], compute_uv=False)
+        grown = float(np.exp(self.z[self.problem.rank * self.problem.dim] - self.log_size))
+        ratio = f"{sizes[0] / max(float(sizes[-1]), TINY):.3g}"
+        why = f"standard deviations have a ratio of {ratio}, and the rounding of the law limits the steps"
+        if grown > FAR:
+            self._finish(
+                Outcome(
+                    "diverged",
+                    self.time,
+                    f"standard deviations grew {grown:.3g}-fold, without a sign of blow-up; {why}",
+                )
+            )
+        else:
+            self._finish(Outcome("stalled", self.time, why))
 
     def _shape_speed(self) -> np.ndarray:
         """Velocity of the shape of the covariance along tau."""

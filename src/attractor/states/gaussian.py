@@ -12,7 +12,6 @@ from attractor.html_repr import ellipse, html_card
 from attractor.serialization import Record
 from attractor.states.arrays import check_finite, to_float_tensor
 
-
 GRADED = 100.0  # ratio of standard deviations above which correlations are factored
 
 
