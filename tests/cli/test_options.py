@@ -138,6 +138,9 @@ SAME: dict[str, Run] = {
     f"{FILES} --space sphere --beta 90 --log-until 800 --save 20": lambda: at.flow(
         isotropic(beta=90.0), six(), space=at.Sphere(), until=at.exp(800), save=20
     ),
+    "--tokens 4 --dim 32 --until 1 --full-dimension": lambda: at.flow(
+        at.Attention.isotropic(32, 1.0), at.Tokens.uniform(4, 32), until=1.0, reduce=False
+    ),
     f"{FILES} --until 5 --max-evaluations 30": lambda: at.flow(isotropic(), six(), until=5.0, max_evaluations=30),
     f"{FILES} --until 1 --engine blockwise --max-seconds 1e6": lambda: at.flow(
         isotropic(), six(), until=1.0, engine="blockwise", max_seconds=1e6

@@ -177,6 +177,14 @@ def test_a_start_in_equilibrium_stays() -> None:
     assert not run.events
 
 
+def test_observables_during_the_run() -> None:
+    law, tokens = at.Attention.isotropic(3, 200.0), at.Tokens.uniform(5, 3, seed=1, ensemble=2)
+    run = at.flow(law, tokens, space="sphere", log_until=800.0, save=[at.exp(10.0), at.exp(700.0)], observe="clusters")
+    assert run.log_times.tolist() == [10.0, 700.0]
+    assert run.observed["clusters"].shape == (2, 2)
+    assert all(event.log_error is not None for event in run.events)
+
+
 def test_the_budget_ends_a_run() -> None:
     law = at.Attention.isotropic(2, 1000.0)
     run = at.flow(law, circle(ANGLES), space="sphere", log_until=1900, max_evaluations=300)

@@ -289,6 +289,11 @@ def _costs(report: dict[str, Any]) -> dict[str, str]:
     rows = {
         "tokens": f"{members}{sizes['tokens']} of dimension {sizes['dim']}, space {report['space']}",
         "law": report["law"] or "none",
+        **(
+            {}
+            if stats["reduced_dim"] is None
+            else {"integrated in": f"{stats['reduced_dim']} dimensions, the span of the start"}
+        ),
         "evaluations": f"{stats['evaluations']:,}",
         "steps": f"{stats['accepted']:,} accepted, {stats['rejected']:,} rejected ({stats['method']})",
         "seconds": f"{stats['seconds']:.3g} (engine {stats['engine'] or 'none'}{_processes(stats['processes'])})",

@@ -384,6 +384,12 @@ class RunOptions:
     max_evaluations: Annotated[int | None, run_option("N", "Stop after this many evaluations of the law.", min=1)] = (
         None
     )
+    full_dimension: Annotated[
+        bool,
+        run_option(
+            "", "Integrate all coordinates, also where tokens stay in the span of their start.", "--full-dimension"
+        ),
+    ] = False
     engine: Annotated[
         str | None,
         run_option("NAME", "Engine of attention; see attractor doctor.", default="the fastest one available"),
@@ -418,6 +424,7 @@ def flow_options(options: RunOptions) -> dict[str, Any]:
         "max_seconds": options.max_seconds,
         "max_evaluations": options.max_evaluations,
         "engine": options.engine,
+        "reduce": False if options.full_dimension else None,
     }
 
 

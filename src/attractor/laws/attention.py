@@ -18,7 +18,7 @@ from attractor.html_repr import SHOWN, html_card
 from attractor.laws.kernels.kernel import Kernel, Pairing, kernel_named
 from attractor.laws.law import Law
 from attractor.laws.masks import Mask, Visibility, as_mask
-from attractor.laws.positions.combined import as_positions
+from attractor.laws.positions.combined import acts_on_heads, as_positions, encodings_of
 from attractor.laws.positions.position import Positions
 from attractor.states import Tokens, convert_parameters, tensor_version
 
@@ -302,6 +302,78 @@ class Attention(Law):
     def enter(self, tokens: Tokens) -> Tokens:
         return tokens if self.positions is None else tokens.with_points(self.positions.enter(tokens))
 
+    def added_vectors(self, tokens: Tokens) -> Tensor | None:
+        # velocities are sums of V x_j + b: with V = c I in the span of the tokens, with V = O V' in the image of O
+        if type(self) is not Attention or not self.kernel.smooth:
+            return None
+        if self.output is None and self._scalars("value")[0] is None:
+            return None
+        parts = [tokens.points.new_zeros((0, self.dim))]
+        if self.output is not None:
+            parts += [_with_heads(self.output).mT]
+        elif self.value_bias is not None:
+            parts += [self.value_bias]
+        parts += [] if self.output_bias is None else [self.output_bias]
+        if self.positions is not None:
+            shifts = self.positions.added_vectors(tokens)
+            if shifts is None:
+                return None
+            parts += [shifts]
+        return torch.cat([part.to(parts[0]).reshape(-1, self.dim) for part in parts])
+
+    def restrict(self, basis: Tensor, linear: bool = False) -> Attention:
+        rows, batched = basis.shape[-1], basis.ndim == 3
+        basis = basis.to(self.query.device, torch.float64)
+        # encodings that only shift points leave queries and keys free to be rotated
+        free = not linear and not any(acts_on_heads(encoding) for encoding in encodings_of(self.positions))
+        multiples = all(self._scalars(name)[0] is not None for name in ("query", "key"))
+        parts: dict[str, Any] = {"value": _identity_of(self.value, rows)}
+        if free and multiples and self.query_bias is None and self.key_bias is None:
+            # <a B z, b B z'> = a b <z, z'>, the same for all members
+            parts |= {name: _identity_of(getattr(self, name), rows) for name in ("query", "key")}
+        else:
+            inner = basis.unsqueeze(-3) if batched else basis
+            for name in ("query", "key"):
+                matrix = getattr(self, name).double()
+                parts[name] = (_with_heads(matrix) if batched else matrix) @ inner
+            if free:
+                self._compress_heads(parts)
+            if batched:
+                parts["value"] = _with_heads(parts["value"]).expand(*parts["query"].shape[:-2], rows, rows)
+        if self.output is not None:
+            parts |= {"value": self.value.double() @ basis, "output": basis.mT @ self.output.double()}
+        elif self.value_bias is not None:
+            parts["value_bias"] = self.value_bias.double() @ basis
+        if self.output_bias is not None:
+            parts["output_bias"] = self.output_bias.double() @ basis
+        positions = self.positions if self.positions is None or batched else self.positions.restrict(basis)
+        return dataclasses.replace(self, **parts, positions=positions)
+
+    def _compress_heads(self, parts: dict[str, Any]) -> None:
+        """Give queries and keys (..., k, r) of a head fewer rows, where k is large.
+
+        Inner products need r rows: <Q z, K z'> = <K'Q z, z'>. Distances and biases need a rotation: Q and K lie in a space of dimension
+        2 r, biases in 2 more.
+        """
+        columns = [parts["query"], parts["key"]]
+        rows = parts["query"].shape[-1]
+        biases = [name for name in ("query_bias", "key_bias") if getattr(self, name) is not None]
+        if self.kernel.bilinear and not biases:
+            if parts["query"].shape[-2] > rows:
+                parts["query"] = parts["key"].mT @ parts["query"]
+                parts["key"] = torch.eye(rows, dtype=torch.float64, device=parts["key"].device).expand_as(
+                    parts["query"]
+                )
+            return
+        for name in biases:
+            columns.append(getattr(self, name).double().unsqueeze(-1).expand(*parts["query"].shape[:-1], 1))
+        joined = torch.cat(columns, dim=-1)
+        if joined.shape[-2] <= joined.shape[-1]:
+            return
+        upper = torch.linalg.qr(joined, mode="r").R
+        parts["query"], parts["key"] = upper[..., :rows], upper[..., rows : 2 * rows]
+        parts |= {name: upper[..., 2 * rows + place] for place, name in enumerate(biases)}
+
     def merge_obstacle(self) -> str | None:
         if self.mask is not None:
             return f"under a {self.mask.name} mask a token's multiplicity depends on its place in the sequence"
@@ -417,6 +489,12 @@ def _multiple(matrix: Tensor) -> Tensor | None:
     scalars = matrix[..., 0, 0]
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     return scalars if torch.equal(matrix, scalars[..., None, None] * identity) else None
+
+
+def _identity_of(matrix: Tensor, rows: int) -> Tensor:
+    """The multiple of the identity c I (..., rows, rows) for matrices that are c I."""
+    eye = torch.eye(rows, dtype=torch.float64, device=matrix.device)
+    return matrix[..., :1, :1].double() * eye
 
 
 def _with_heads(matrix: Tensor) -> Tensor:

@@ -78,6 +78,25 @@ class Norm(Record):
         scaled = unit / torch.where(unit_root > 0, unit_root, 1.0)
         return torch.where(in_range(root), centred / torch.where(root > 0, root, 1.0), scaled)
 
+    def added_vectors(self, tokens: Tokens) -> Tensor | None:
+        """Vectors (m, d) that span, together with its argument, a subspace that contains the image; None if none is known."""
+        if type(self) not in (RMSNorm, LayerNorm) or not (self.gain is None or bool((self.gain == self.gain[0]).all())):
+            return None
+        parts = [tokens.points.new_zeros((0, tokens.dim))]
+        parts += [] if self.bias is None else [self.bias.to(parts[0])[None]]
+        parts += [tokens.points.new_ones((1, tokens.dim))] if type(self) is LayerNorm else []
+        return torch.cat(parts)
+
+    def restrict(self, basis: Tensor) -> Norm:
+        """The norm for coordinates z of points x = basis z, basis (d, r): the mean over d coordinates is not that over r."""
+        d, r = basis.shape
+        gain = (1.0 if self.gain is None else float(self.gain[0])) * (d / r) ** 0.5
+        gains = torch.full((r,), gain, dtype=torch.float64, device=basis.device)
+        bias = None if self.bias is None else self.bias.to(basis) @ basis
+        if type(self) is LayerNorm:
+            return SpanNorm(gains, bias, self.eps * d / r, basis.sum(0) / d**0.5)
+        return RMSNorm(gains, bias, self.eps * d / r)
+
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         """The part of v tangent to the norm's image at a point x of it."""
         u = x if self.bias is None else x - self.bias.to(x)
@@ -107,6 +126,18 @@ class RMSNorm(Norm):
 
     def citations(self) -> tuple[str, ...]:
         return ("zhang2019root",)
+
+
+@dataclass(frozen=True, eq=False)
+class SpanNorm(Norm):
+    """A LayerNorm in coordinates of a subspace: ``centre`` removes the part along a unit vector, ``direction`` (r,)."""
+
+    direction: Tensor | None = None
+
+    def centre(self, x: Tensor) -> Tensor:
+        assert self.direction is not None
+        direction = self.direction.to(x)
+        return x - (x @ direction).unsqueeze(-1) * direction
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -141,6 +172,17 @@ class Affine(Law):
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         moved = tokens.points @ self.matrix.to(tokens.points).mT
         return moved if self.offset is None else moved + self.offset.to(moved)
+
+    def added_vectors(self, tokens: Tokens) -> Tensor | None:
+        multiple = self.matrix[0, 0] * torch.eye(self.dim, dtype=self.matrix.dtype, device=self.matrix.device)
+        if not torch.equal(self.matrix, multiple):
+            return None
+        nothing = tokens.points.new_zeros((0, self.dim))
+        return nothing if self.offset is None else self.offset.to(nothing)[None]
+
+    def restrict(self, basis: Tensor, linear: bool = False) -> Affine:
+        matrix = self.matrix[0, 0].double() * torch.eye(basis.shape[-1], dtype=torch.float64, device=basis.device)
+        return Affine(matrix, None if self.offset is None else self.offset.double() @ basis)
 
     def jacobian(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
         own = torch.eye(tokens.n, dtype=tokens.points.dtype, device=tokens.points.device)
@@ -275,6 +317,21 @@ class Block(CompositeLaw):
                 points = self.norms[index](points)
             tokens = tokens.with_points(space.retract(points))
         return tokens.points
+
+    def added_vectors(self, tokens: Tokens) -> Tensor | None:
+        assert isinstance(self.norms, tuple)
+        parts = [super().added_vectors(tokens), *(norm.added_vectors(tokens) for norm in self.norms)]
+        known = [part for part in parts if part is not None]
+        return torch.cat(known) if len(known) == len(parts) else None
+
+    def restrict(self, basis: Tensor, linear: bool = False) -> Block:
+        assert isinstance(self.norms, tuple)
+        if basis.ndim == 3 and self.norms:  # a norm has no axis of members; only its size depends on the basis
+            norms = tuple(norm.restrict(basis[0]) for norm in self.norms)
+        else:
+            norms = tuple(norm.restrict(basis) for norm in self.norms)
+        parts = [law.restrict(basis, linear) for law in self.components]
+        return Block(*parts, placement=self.placement, norms=norms, parallel=self.parallel)
 
     def enter(self, tokens: Tokens) -> Tokens:
         return self.attention.enter(tokens)

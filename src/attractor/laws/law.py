@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -103,6 +104,23 @@ class Law(Record):
         """Whether tokens that are close to each other come closer, so that it is safe to merge them unasked."""
         return False
 
+    def added_vectors(self, tokens: Tokens) -> Tensor | None:
+        """Vectors (m, d) that span, together with the tokens, a subspace that no token ever leaves; None if none is known.
+
+        For a law that defines it, ``restrict`` gives the law in coordinates of such a subspace.
+        """
+        return None
+
+    def restrict(self, basis: Tensor, linear: bool = False) -> Law:
+        """The law for coordinates z of tokens x = basis z in a subspace that contains ``added_vectors``.
+
+        Parameters
+        ----------
+        basis : orthonormal columns (d, r), or (members, d, r).
+        linear : whether parameters are restricted by linear maps alone, so that laws can be interpolated afterwards.
+        """
+        raise NotImplementedError
+
     def member(self, index: Tensor) -> Law:
         """The law restricted to some ensemble members, for laws whose parameters have a leading member axis."""
         return self
@@ -132,6 +150,13 @@ class Law(Record):
         return Total((*mine, *theirs))
 
 
+def join_vectors(laws: Sequence[Law], tokens: Tokens) -> Tensor | None:
+    """The added vectors of several laws; None if one of them has none that are known."""
+    parts = [law.added_vectors(tokens) for law in laws]
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if len(known) == len(parts) else None
+
+
 class AbsentLaw(Law):
     """Stands for the law of a stored run whose function or class is not there: the run can be read, but not continued."""
 
@@ -148,6 +173,9 @@ class CompositeLaw(Law):
     @property
     def dim(self) -> int | None:
         return next((law.dim for law in self.components if law.dim is not None), None)
+
+    def added_vectors(self, tokens: Tokens) -> Tensor | None:
+        return None if type(self).restrict is Law.restrict else join_vectors(self.components, tokens)
 
     def check_dimensions(self, what: str) -> None:
         """Raise InputError if the laws are for tokens of different dimensions."""
@@ -204,6 +232,9 @@ class Total(CompositeLaw):
         for law in self.laws:
             tokens = law.enter(tokens)
         return tokens
+
+    def restrict(self, basis: Tensor, linear: bool = False) -> Law:
+        return Total(tuple(law.restrict(basis, linear) for law in self.laws))
 
     def between(self, start: float, end: float) -> Law:
         return Total(tuple(law.between(start, end) for law in self.laws))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError
-from attractor.laws.law import CompositeLaw, Law
+from attractor.laws.law import CompositeLaw, Law, join_vectors
 from attractor.serialization import Record
 from attractor.spaces import Space
 from attractor.states import Tokens
@@ -84,6 +84,13 @@ class Schedule(Law):
             return super()._moved(device, dtype)
         whole = self.function
         return Schedule(lambda time: whole(time)._moved(device, dtype))
+
+    def added_vectors(self, tokens: Tokens) -> Tensor | None:
+        # interpolated parameters of one form: factors of an output may be interpolated, but not kernels and norms that differ
+        return None if self.function is not None else join_vectors(self.laws, tokens)
+
+    def restrict(self, basis: Tensor, linear: bool = False) -> Law:
+        return Schedule.interpolate(self.times, [law.restrict(basis, linear=True) for law in self.laws])
 
     def merge_obstacle(self) -> str | None:
         if self.function is not None:
@@ -174,6 +181,9 @@ class Stack(CompositeLaw):
     def breaks(self, start: float, end: float) -> list[float]:
         edges = [k * self.duration for k in range(1, len(self.laws)) if start < k * self.duration < end]
         return sorted({*edges, *super().breaks(start, end)})
+
+    def restrict(self, basis: Tensor, linear: bool = False) -> Law:
+        return Stack(tuple(law.restrict(basis, linear) for law in self.laws), self.duration)
 
     def member(self, index: Tensor) -> Law:
         return Stack(tuple(law.member(index) for law in self.laws), self.duration)

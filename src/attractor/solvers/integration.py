@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from attractor.solvers.termination import Event as UserEvent
 from attractor.solvers.termination import Rule, Termination
 from attractor.spaces import Space
 from attractor.states import Tokens
+
+if TYPE_CHECKING:
+    from attractor.solvers.span_reduction import Span
 
 ROWS = ("members", "t", "t_low", "h", "retried", "ended")  # arrays with one entry for each row of ``y``
 
@@ -87,6 +91,7 @@ class Integration:
     each. A member that ends leaves its outcome, its end time and its last state behind.
     """
 
+    span: Span | None = None  # subspace whose coordinates are integrated
     resumable = True  # whether a run that was interrupted continues from its checkpoint; otherwise it starts again
 
     def __init__(

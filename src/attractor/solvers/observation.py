@@ -162,12 +162,14 @@ def _join(definition: Definition, parts: list[Trajectory], times: Tensor, values
     assert isinstance(state, Tokens)
     user: list[EventRecord] = []
     trees: list[Any] = []
+    log_errors: list[Any] = []
     switches: list[tuple[int, float, str]] = []
     begin = 0
     for part in parts:
         log = EventLog.from_events(part.events)
         user += [replace(event, member=event.member + begin) for event in log.user]
         trees += log.trees
+        log_errors += log.log_errors or []
         switches += [(member + begin, time, name) for member, time, name in part.stats.switches]
         begin += len(part.outcomes)
 
@@ -184,6 +186,7 @@ def _join(definition: Definition, parts: list[Trajectory], times: Tensor, values
         processes=first.stats.processes,
         switches=tuple(switches),
         peak_memory=parts[-1].stats.peak_memory,
+        reduced_dim=first.stats.reduced_dim,
     )
     final = torch.cat([part.final.points for part in parts])  # type: ignore[union-attr]
     shape = state.batch_shape
@@ -196,6 +199,7 @@ def _join(definition: Definition, parts: list[Trajectory], times: Tensor, values
         law=definition.law if first.law is not None else None,
         space=first.space,
         initial=state,
-        events=EventLog(user, trees),
+        events=EventLog(user, trees, log_errors=log_errors or None),
         observed={name: found.reshape(len(times), *shape, *found.shape[2:]) for name, found in values.items()},
+        given_log_times=None if first.given_log_times is None else max((part.log_times for part in parts), key=len),
     )

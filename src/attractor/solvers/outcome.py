@@ -73,6 +73,7 @@ class Statistics:
     merges : number of merges.
     processes : number of processes.
     switches : changes of the method where a member is stiff: member, time, and the method from then on.
+    reduced_dim : dimension of the subspace in which tokens were integrated; None if that was their own space.
     peak_memory : largest number of bytes that this process has held so far; None if the system does not report it.
     """
 
@@ -86,6 +87,7 @@ class Statistics:
     processes: int = 1
     switches: tuple[tuple[int, float, str], ...] = ()
     peak_memory: int | None = None
+    reduced_dim: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -78,6 +79,13 @@ class Absolute(Positions):
             return tokens.points, tokens.points
         shifted = tokens.points + self._rows(tokens)
         return shifted, (shifted if self.on == "qkv" else tokens.points)
+
+    def added_vectors(self, tokens: Tokens) -> Tensor | None:
+        rows = self._rows(tokens)
+        return rows.reshape(-1, rows.shape[-1])[: 0 if self.when == "input" else None]
+
+    def restrict(self, basis: Tensor) -> Positions:
+        return dataclasses.replace(self, table=self.table.to(basis) @ basis)
 
     def check(self, dim: int, head_dim: int) -> None:
         if self.table.shape[1] != dim:

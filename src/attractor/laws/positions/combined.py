@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attractor.errors import InputError
@@ -72,6 +73,14 @@ class Combined(Positions):
             valued = valued.with_points(encoding.shift(valued)[1])
         return paired.points, valued.points
 
+    def added_vectors(self, tokens: Tokens) -> Tensor | None:
+        parts = [encoding.added_vectors(tokens) for encoding in self.encodings]
+        known = [part for part in parts if part is not None]
+        return torch.cat(known) if len(known) == len(parts) else None
+
+    def restrict(self, basis: Tensor) -> Positions:
+        return Combined(tuple(encoding.restrict(basis) for encoding in self.encodings))
+
     def pair(self, q: Tensor, k: Tensor, tokens: Tokens, scale: Tensor | float) -> tuple[Tensor, Tensor]:
         # what adds to scores appends coordinates, which are not rotated
         for encoding in sorted(self.encodings, key=_appends):
@@ -105,6 +114,11 @@ def as_positions(positions: Any) -> Positions | None:
         "positions must be None, Absolute(...), Rotary(...), Alibi(...) or Relative(...), or a list of these, "
         f"got {positions!r}"
     )
+
+
+def acts_on_heads(encoding: Positions) -> bool:
+    """Whether the encoding depends on coordinates of queries and keys, beyond their inner products."""
+    return type(encoding).turn is not Positions.turn or type(encoding).pair is not Positions.pair
 
 
 def encodings_of(positions: Positions | None) -> Iterator[Positions]:

@@ -48,6 +48,14 @@ class Positions(Record):
         """Points as queries and keys see them, and as values see them."""
         return tokens.points, tokens.points
 
+    def added_vectors(self, tokens: Tokens) -> Tensor | None:
+        """Vectors (m, d) that are added to points at every evaluation; None if that is not known."""
+        return tokens.points.new_zeros((0, tokens.dim)) if type(self).shift is Positions.shift else None
+
+    def restrict(self, basis: Tensor) -> Positions:
+        """The encoding for coordinates z of points x = basis z, basis (d, r) with orthonormal columns."""
+        return self
+
     def turn(self, vectors: Tensor, tokens: Tokens) -> Tensor:
         """Queries or keys (..., h, n, k) after the encoding."""
         return vectors
