@@ -34,6 +34,8 @@ def test_the_report(command: Command) -> None:
     assert report["native_loop"]["name"] == "native"
     assert report["native_loop"]["works"] is not report["native_loop"]["message"].startswith("does not work here")
     assert report["native_loop"]["passed"] is (True if report["native_loop"]["works"] else None)
+    assert report["device_loop"]["name"] == "device"
+    assert report["device_loop"]["passed"] is (True if report["device_loop"]["works"] else None)
     assert all(engine["passed"] is True for engine in engines.values() if engine["works"])
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import attractor as at
+
+sys.path.insert(0, str(Path(__file__).parent))  # `from emulated_device import ...` under --import-mode=importlib
 
 MATRIX = np.array([[2.0, 0.3, 0.0], [0.3, 1.0, -0.2], [0.0, -0.2, 0.6]])
 SPACES: dict[str, at.Space] = {"euclidean": at.Euclidean(), "sphere": at.Sphere(), "ellipsoid": at.Ellipsoid(MATRIX)}

@@ -12,42 +12,50 @@ from attractor.cli.environment import extras, machine, programs, required_packag
 from attractor.cli.options import CommonOptions, with_options
 
 ANGLE, UNTIL, TOLERANCE = 2.5, 3.0, 1e-7
+LOOPS = ("native", "device")  # used where no engine is named
 
 
 def check_engines() -> list[dict[str, Any]]:
     """Test every engine: whether it works, and its error against known results."""
     from attractor import engines
 
-    return [_self_test(engine.name, engine.reason, engine.name) for engine in engines.available()]
+    return [_self_test(engine.name, engine.reason) for engine in engines.available()]
 
 
 def check_native_loop() -> dict[str, Any]:
     """Test the native loop, which integrates small systems unless an engine is named."""
     from attractor.engines import native
 
-    return _self_test("native", native.reason, None)
+    return _self_test("native", native.reason)
 
 
-def _self_test(name: str, reason: str, engine: str | None) -> dict[str, Any]:
+def check_device_loop() -> dict[str, Any]:
+    """Test the device loop, which integrates ensembles of small systems on a GPU unless an engine is named."""
+    from attractor.solvers import device_loop_reason
+
+    return _self_test("device", device_loop_reason())
+
+
+def _self_test(name: str, reason: str) -> dict[str, Any]:
     from attractor.errors import AttractorError, UnsupportedError
 
     row: dict[str, Any] = {"name": name, "works": not reason, "passed": None, "error": None}
     if reason:
         return row | {"message": f"does not work here: {reason}"}
     try:
-        error = closed_form_error(engine) if engine is None else max(closed_form_error(engine), attention_error(engine))
+        error = closed_form_error(name) if name in LOOPS else max(closed_form_error(name), attention_error(name))
     except UnsupportedError as error:
         return row | {"message": f"works; no self-test: {error}"}
     except AttractorError as error:
         return row | {"works": False, "message": f"does not work here: {error}"}
     passed = error < TOLERANCE
-    what = "a flow differs" if engine is None else "a flow and an evaluation differ"
+    what = "a flow differs" if name in LOOPS else "a flow and an evaluation differ"
     message = f"{'works' if passed else 'FAILS'}; {what} from the exact result by {error:.1e}"
     return row | {"passed": passed, "error": error if math.isfinite(error) else None, "message": message}
 
 
-def closed_form_error(engine: str | None) -> float:
-    """Return the error of the angle of two tokens against the closed form, by an engine or (None) the native loop."""
+def closed_form_error(name: str) -> float:
+    """Return the error of the angle of two tokens against the closed form, by an engine or a loop."""
     import torch
 
     from attractor.laws import Attention
@@ -55,23 +63,22 @@ def closed_form_error(engine: str | None) -> float:
     from attractor.spaces import Sphere
     from attractor.states import Tokens
 
-    tokens = Tokens(
-        torch.tensor([[1.0, 0.0], [math.cos(ANGLE), math.sin(ANGLE)]], dtype=torch.float64).to(_device(engine))
-    )
-    run = flow(
-        Attention.isotropic(2, 0.0), tokens, space=Sphere(), until=UNTIL, save=[UNTIL], merge=False, engine=engine
-    )
-    if engine is None and run.stats.engine != "native":
+    points = torch.tensor([[1.0, 0.0], [math.cos(ANGLE), math.sin(ANGLE)]], dtype=torch.float64)
+    tokens, engine = Tokens(points.to(_device(name))), None if name in LOOPS else name
+    law = Attention.isotropic(2, 0.0)
+    run = flow(law, tokens, space=Sphere(), until=UNTIL, save=[UNTIL], merge=False, engine=engine)
+    if engine is None and run.stats.engine != name:
         return math.inf
     angle = float(Sphere().distance(*run.points[-1].unbind(-2)))
     return abs(angle - 2.0 * math.atan(math.tan(ANGLE / 2.0) * math.exp(-UNTIL)))
 
 
-def _device(engine: str | None) -> str:
-    """Return the device of an engine."""
+def _device(name: str) -> str:
+    """Return the device of an engine or a loop."""
     import torch
 
-    return "cuda" if engine == "triton" and torch.cuda.is_available() else "cpu"  # without one, Triton interprets
+    # without a GPU, Triton interprets
+    return "cuda" if name in ("triton", "device") and torch.cuda.is_available() else "cpu"
 
 
 def attention_error(engine: str) -> float:
@@ -101,7 +108,11 @@ def doctor(context: typer.Context, options: CommonOptions) -> None:
         print_json(report)
     else:
         print_report(report)
-    failed = [part["name"] for part in (*report["engines"], report["native_loop"]) if part["passed"] is False]
+    failed = [
+        part["name"]
+        for part in (*report["engines"], report["native_loop"], report["device_loop"])
+        if part["passed"] is False
+    ]
     if failed:
         print_error(
             f"the self-test fails with engine {', '.join(failed)}: please report this with the output of --json",
@@ -120,6 +131,7 @@ def examine() -> dict[str, Any]:
         "programs": programs(),
         "engines": check_engines(),
         "native_loop": check_native_loop(),
+        "device_loop": check_device_loop(),
         "versions": versions(),
     }
 
@@ -134,4 +146,5 @@ def print_report(report: dict[str, Any]) -> None:
     print_rows("machine", {name: "none" if value is None else str(value) for name, value in report["machine"].items()})
     print_rows("programs", {name: path or "not found" for name, path in report["programs"].items()})
     print_rows("engines", {engine["name"]: engine["message"] for engine in report["engines"]})
-    print_rows("native loop, for small systems", {report["native_loop"]["name"]: report["native_loop"]["message"]})
+    loops = (report["native_loop"], report["device_loop"])
+    print_rows("loops, for small systems on a CPU and on a GPU", {loop["name"]: loop["message"] for loop in loops})

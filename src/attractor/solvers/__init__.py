@@ -1,6 +1,7 @@
 """Time integration: ``flow``, the trajectory that it returns, events and stopping rules, stored runs."""
 
 from attractor.solvers.blow_up_approach import Approach, factor_eigenvalues, integrate_to_blow_up
+from attractor.solvers.device_loop import device_loop_reason
 from attractor.solvers.linear_stability import Jacobian, LinearStability, jacobian, stability
 from attractor.solvers.log_time import LogTime, exp, format_log_time, log_of
 from attractor.solvers.lyapunov_exponents import Lyapunov, lyapunov
@@ -34,6 +35,7 @@ __all__ = [
     "check_footprint",
     "default_method",
     "describe_source",
+    "device_loop_reason",
     "enter_space",
     "exp",
     "factor_eigenvalues",

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from attractor.laws import Law
+from attractor.solvers import device_loop
 from attractor.solvers.cuda_graph import StepGraph
+from attractor.solvers.device_loop import DeviceLoop
 from attractor.solvers.merging import Merger, MergeTree, RowMap
 from attractor.solvers.native_loop import LOOP_SECONDS, NativeLoop, is_supported, make_native_loop
 from attractor.solvers.noise import Noise
 from attractor.solvers.outcome import EventRecord, Outcome
-from attractor.solvers.saving import History, Recorder, to_numpy, to_tensor
+from attractor.solvers.saving import History, LastStates, Recorder, to_numpy, to_tensor
 from attractor.solvers.step_control import StepControl
 from attractor.solvers.steppers.radau import Past, Radau
 from attractor.solvers.steppers.stepper import Field, RungeKutta, Step, Stepper, StepPolynomial
@@ -115,7 +117,7 @@ class Integration:
         self.history = History(plan.stepper.nodes, self.y, self.f)
         self.termination = Termination(plan.rules, plan.events, plan.bound, self)
         self.outcomes: list[Outcome | None] = [None] * count
-        self.finals: list[Tensor | None] = [None] * count
+        self.finals = LastStates(count)
         self.past: Past | None = None  # last implicit steps
         self.stiffness = Stiffness(count, plan.stepper.implicit)
         self.switches: list[tuple[int, float, str]] = []
@@ -146,7 +148,7 @@ class Integration:
         while self.segment < len(edges) - 1 and len(self.members):
             begin, end = edges[self.segment], edges[self.segment + 1]
             self.field.law = self.plan.law.between(begin, end).member(torch.from_numpy(self.members))
-            loop = make_native_loop(self)
+            loop = self._make_loop()
             if loop is None and not self.h.any():
                 self._enter_segment(begin, end)
             while len(self.members) and ((end - self.t) - self.t_low > 0).any():
@@ -176,24 +178,32 @@ class Integration:
             self.finish(row, Outcome("budget", float(self.t[row]), message), self.y[row], float(self.t[row]))
         self._remove_ended()
 
-    def _advance_explicitly(self, loop: NativeLoop | None, begin: float, end: float) -> NativeLoop | None:
-        """Take steps of the members that are not stiff; return the native loop for the next ones."""
+    def _make_loop(self) -> NativeLoop | DeviceLoop | None:
+        """The native loop on a CPU or the device loop on a GPU, or None if neither can be used."""
+        if self.plan.native and device_loop.is_supported(self.plan, self.y, self.field.positions):
+            return DeviceLoop(self)
+        return make_native_loop(self)
+
+    def _advance_explicitly(
+        self, loop: NativeLoop | DeviceLoop | None, begin: float, end: float
+    ) -> NativeLoop | DeviceLoop | None:
+        """Take steps of the members that are not stiff; return the loop for the next ones."""
         if loop is not None:
             self._advance_natively(loop)
             return loop
         self._step(begin, end)
         # merging may leave few enough tokens for the native loop
-        return make_native_loop(self) if self.merger is not None and len(self.members) else None
+        return self._make_loop() if self.merger is not None and len(self.members) else None
 
-    def _advance_natively(self, loop: NativeLoop) -> None:
-        """Take many steps in the native loop, then check the members that it stopped for."""
+    def _advance_natively(self, loop: NativeLoop | DeviceLoop) -> None:
+        """Take many steps in the native or the device loop, then check the members that it stopped for."""
         result = loop.advance(self.execution.loop_seconds)
         self.t, self.t_low, self.h, self.retried = result.t, result.t_low, result.h, result.retried
         self.y, self.f, self.interpolant = result.y, result.f, result.interpolant
         self.recorder.next[self.members] = self.recorder.reached[self.members] = result.next_rows
         self.field.evaluations += result.evaluations
         self.accepted, self.rejected = self.accepted + result.accepted, self.rejected + result.rejected
-        self.execution.engines.add("native")
+        self.execution.engines.add(loop.name)
         if self.merger is not None:
             self.field.masses = self.merger.masses
         self.history.restart(self.y, self.f)
@@ -427,6 +437,17 @@ class Integration:
         if not len(rows):
             return
         finals = self.expand(self.y if len(rows) == len(self.y) else self.y[torch.from_numpy(rows)], rows)
+        members = self.members[rows]
+        if not self.termination.deferred and (self.recorder.next[members] >= len(self.recorder.times)).all():
+            self.finals.put(members, finals)
+            self.recorder.end_complete(members, self.plan.until)
+            self.ended[rows] = True
+            if len(members) == len(self.outcomes):
+                self.outcomes = [reached] * len(members)
+            else:
+                for member in members.tolist():
+                    self.outcomes[member] = reached
+            return
         for row, final in zip(rows.tolist(), finals, strict=True):
             self._end(row, self.termination.final_outcome(row, reached), final, self.plan.until)
 
@@ -444,7 +465,7 @@ class Integration:
         while (place := int(self.recorder.next[member])) < len(times) and (due := times[place]) <= end:
             self.recorder.write(self.members[rows], self.expand(self.points_at(rows, np.array([due])), rows))
         self.outcomes[member] = outcome
-        self.finals[member] = final
+        self.finals.put(np.array([member]), final[None])
         self.recorder.end(member, end, final)
         self.ended[row] = True
 
@@ -475,7 +496,7 @@ class Integration:
         return RunRecord(
             recorder=self.recorder,
             outcomes=tuple(self.outcomes),
-            finals=tuple(self.finals),
+            finals=self.finals,
             events=tuple(self.termination.log),
             merge_trees=() if self.merger is None else tuple(self.merger.trees),
             segment=self.segment,
@@ -504,8 +525,9 @@ class Integration:
         """Set a new run of the same plan to a snapshot; ``arrays["complete"]`` are the saved rows that were complete."""
         device, words = self.y.device, json.loads(str(arrays["json"]))
         self.outcomes = [None if outcome is None else Outcome(**outcome) for outcome in words["outcomes"]]
-        finals = (arrays.get(f"final{member}") for member in range(len(self.outcomes)))
-        self.finals = [None if final is None else to_tensor(final, device) for final in finals]
+        for member in range(len(self.outcomes)):
+            if (final := arrays.get(f"final{member}")) is not None:
+                self.finals.put(np.array([member]), to_tensor(final, device)[None])
         self.recorder.restore(arrays, self.finals)
         self.termination.log = [EventRecord(kind, time, member=member) for kind, time, member in words["events"]]
         self.segment, self.accepted, self.rejected = words["segment"], words["accepted"], words["rejected"]

@@ -372,7 +372,7 @@ class Merger:
         width = int(counts.max())
         self.masses, self.anchor = narrow(done.masses, width), narrow(done.anchor, width)
         self.node_of = done.node_of[:, :width].copy()
-        self.alive = torch.from_numpy(np.arange(width)[None] < counts[:, None])
+        self.alive = torch.from_numpy(np.arange(width)[None] < counts[:, None]).to(self.alive.device)
         return width
 
     def snapshot(self) -> dict[str, np.ndarray]:

@@ -195,6 +195,8 @@ def make_native_loop(run: Integration) -> NativeLoop | None:
 class NativeLoop:
     """Passes the state of an integration to the native loop and back."""
 
+    name = "native"
+
     def __init__(self, run: Integration) -> None:
         self.run, self.loop = run, native.Loop()
         self.given: tuple[object, object] = (None, None)  # law and positions that the loop has
@@ -263,7 +265,7 @@ class NativeLoop:
             next_rows=next_rows,
             y=y,
             f=f,
-            interpolant=partial(_polynomial, taken, inside[:, :, :width]) if located.any() else None,
+            interpolant=partial(make_polynomial, taken, inside[:, :, :width]) if located.any() else None,
             evaluations=evaluations,
             accepted=accepted,
             rejected=rejected,
@@ -300,6 +302,6 @@ class NativeLoop:
         return rules
 
 
-def _polynomial(taken: np.ndarray, inside: Tensor) -> StepPolynomial:
+def make_polynomial(taken: np.ndarray, inside: Tensor) -> StepPolynomial:
     """Interpolants of the last steps: starting points and coefficients."""
     return StepPolynomial(taken, inside[:, 0], inside[:, 1:].transpose(0, 1))

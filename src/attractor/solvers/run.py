@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from attractor import engines, memory
 from attractor.engines import distributed
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import AbsentLaw, Closure, Law, Stack, check_velocities, is_external, merging_changes
+from attractor.laws import AbsentLaw, Attention, Closure, Law, Stack, check_velocities, is_external, merging_changes
 from attractor.progress import progress_bar
 from attractor.serialization import move_tensors, tensors
 from attractor.solvers import store as checkpoints
@@ -33,9 +34,9 @@ from attractor.solvers.native_loop import LOOP_SECONDS, is_supported
 from attractor.solvers.noise import DiffusingClosure, Noise
 from attractor.solvers.noisy_integration import NoisyIntegration, find_step_ends, noisy_method
 from attractor.solvers.observation import integrate_and_observe, named_observables
-from attractor.solvers.outcome import Statistics
+from attractor.solvers.outcome import Outcome, Statistics
 from attractor.solvers.process_group import ProcessGroup, join_processes
-from attractor.solvers.saving import Recorder, save_times
+from attractor.solvers.saving import Recorder, save_times, stack_states
 from attractor.solvers.span_reduction import find_span
 from attractor.solvers.steppers.stepper import Stepper, default_method, implicit_method, stepper_named
 from attractor.solvers.store import Definition
@@ -43,7 +44,7 @@ from attractor.solvers.termination import Event as UserEvent
 from attractor.solvers.termination import Rule, select_rules
 from attractor.solvers.trajectory import Trajectory
 from attractor.spaces import Euclidean, Space, Sphere, space_named
-from attractor.states import Density, Gaussian, Tokens, factor_of, is_in_range, split_size
+from attractor.states import Density, Gaussian, Tokens, factor_of, is_in_range, split_size, tensor_version
 
 SHORTEST, LONGEST = 1e-290, 1e300  # lengths of a run; shorter and longer ones leave the range of float64 in between
 MAX_STEPS = 1e9  # of a fixed length; they take days
@@ -329,7 +330,7 @@ def prepare(
             state, noise = Tokens.unchecked(state.covariance_rows()), None
     elif not isinstance(state, Tokens):
         raise InputError(f"flow moves Tokens(...), a Gaussian(...) or a Density(...), got {type(state).__name__}")
-    law, space = move_tensors(law, state.points.device), move_tensors(space, state.points.device)
+    law, space = _move_law(law, state.points.device), move_tensors(space, state.points.device)
     law.check(state)
     space.check_dimension(state.dim)
     if noise is not None:
@@ -665,12 +666,30 @@ def _to_factors(rows: Tensor) -> Tensor:
     return torch.cat((rows[..., :1, :], factor_of(rows[..., 1:, :]).mT), dim=-2)
 
 
+def _move_law(law: Law, device: torch.device) -> Law:
+    """A law with its parameters on a device. The copy of an attention law is kept for the next run."""
+    parts = tensors(law)
+    if all(part.device == device for part in parts):
+        return law
+    versions = [tensor_version(part) for part in parts]
+    if type(law) is not Attention or min(versions) < 0 or any(part.requires_grad for part in parts):
+        return move_tensors(law, device)
+    key = (device, *(part.data_ptr() for part in parts), *versions)
+    known = _moved.get(law)
+    if known is None or known[0] != key:
+        _moved[law] = known = (key, move_tensors(law, device))
+    return known[1]
+
+
+_moved: WeakKeyDictionary[Attention, tuple[tuple[object, ...], Law]] = WeakKeyDictionary()
+
+
 def make_trajectory(run: Integration, definition: Definition) -> Trajectory:
     """Return the trajectory of a run that has ended, with the ensemble axes restored."""
     plan, state, record = run.plan, definition.state, run.record()
     record = record if run.span is None else run.span.lift_record(record)
     recorder = record.recorder
-    finals = torch.stack([final for final in record.finals if final is not None])
+    finals = stack_states(record.finals)
     times, points = recorder.times[: recorder.rows], recorder.points[: recorder.rows]
     last = float(recorder.ends.max())
     if not recorder.explicit and (len(times) == 0 or times[-1] < last):
@@ -698,7 +717,7 @@ def make_trajectory(run: Integration, definition: Definition) -> Trajectory:
         times=torch.from_numpy(np.array(times)),
         points=points.reshape(len(times), *shape),
         final=state.with_points(finals.reshape(shape)),
-        outcomes=tuple(outcome for outcome in run.outcomes if outcome is not None),
+        outcomes=tuple(cast("list[Outcome]", run.outcomes)),
         stats=stats,
         law=None if isinstance(definition.law, AbsentLaw) else definition.law,
         space=plan.space if run.span is None else definition.space,

@@ -136,6 +136,44 @@ class History:
         self.points, self.slopes = (to_tensor(arrays[f"history_{name}"], device) for name in ("points", "slopes"))
 
 
+class LastStates(Sequence["Tensor | None"]):
+    """The last state (n, d) of each member of an ensemble, None for those that have not ended; kept in blocks of members."""
+
+    def __init__(self, members: int) -> None:
+        self._block = np.full(members, -1)  # block of each member, and its place there
+        self._place = np.zeros(members, dtype=np.int64)
+        self._blocks: list[Tensor] = []
+
+    def put(self, members: np.ndarray, points: Tensor) -> None:
+        """Set the last states of some members to points (len(members), n, d)."""
+        self._block[members], self._place[members] = len(self._blocks), np.arange(len(members))
+        self._blocks.append(points)
+
+    def stack(self) -> Tensor:
+        """The states of all members, which have ended, (members, n, d)."""
+        if len(self._blocks) == 1 and (self._place[1:] > self._place[:-1]).all():
+            return self._blocks[0]
+        starts = np.cumsum([0, *(len(block) for block in self._blocks)])[self._block]
+        every = torch.cat(self._blocks)
+        return every[torch.from_numpy(starts + self._place).to(every.device)]
+
+    def __len__(self) -> int:
+        return len(self._block)
+
+    def __getitem__(self, member: Any) -> Any:
+        block = int(self._block[member])
+        return None if block < 0 else self._blocks[block][int(self._place[member])]
+
+
+def stack_states(states: Sequence[Tensor | None]) -> Tensor:
+    """Last states of all members, which have ended, (members, n, d)."""
+    return (
+        states.stack()
+        if isinstance(states, LastStates)
+        else torch.stack([state for state in states if state is not None])
+    )
+
+
 MAX_STATES = 201  # number of states saved by default
 MAX_BYTES = 1 << 28  # memory that those may take
 
@@ -235,6 +273,10 @@ class Recorder:
         if self.next[member] < len(self.times):
             self.points[int(self.next[member]) :, member] = points
             self.next[member] = len(self.times)
+
+    def end_complete(self, members: np.ndarray, time: float) -> None:
+        """End members that have reached all saved times."""
+        self.ends[members] = time
 
     @property
     def rows(self) -> int:

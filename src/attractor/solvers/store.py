@@ -13,7 +13,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -88,7 +88,7 @@ class RunRecord:
 
     recorder: Recorder
     outcomes: tuple[Outcome | None, ...]
-    finals: tuple[Tensor | None, ...]  # last state of each member that has ended, (n, d)
+    finals: Sequence[Tensor | None]  # last state of each member that has ended, (n, d)
     events: tuple[EventRecord, ...]  # of the user
     merge_trees: tuple[MergeTree, ...]
     segment: int
