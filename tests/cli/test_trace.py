@@ -180,3 +180,15 @@ def test_refusals(
     assert (ended, printed.out) == (code, "")
     assert message in printed.err
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.model
+def test_exponents_of_a_real_model(minilm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = tmp_path / "exponents.png"
+    line = ["trace", minilm, "--text", "Some words of a text.", "--summary", "--lyapunov"]
+    assert run([*line, "--lyapunov-plot", str(figure), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)["lyapunov"]
+    assert report["blocks"] == 6
+    assert len(report["random"]) == 1
+    assert report["exponents"] == sorted(report["exponents"], reverse=True)
+    assert figure.stat().st_size > 10_000

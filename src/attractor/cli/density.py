@@ -27,7 +27,7 @@ from attractor.cli.system_options import LawOptions, build_law, read_law
 from attractor.errors import InputError
 
 if TYPE_CHECKING:
-    from attractor.laws import Attention
+    from attractor.laws import Law
     from attractor.solvers import Trajectory
     from attractor.states import Density
 
@@ -202,12 +202,18 @@ def describe(state: Any, time: float) -> dict[str, Any]:
     return {"time": time, "modes": sizes.tolist(), "entropy": float(state.entropy()), "peaks": int(state.peaks())}
 
 
-def predict(law: Attention, noise: float) -> dict[str, Any] | None:
+def predict(law: Law | None, noise: float) -> dict[str, Any] | None:
     """Linear stability of the uniform density, for isotropic laws."""
     from attractor.errors import AttractorError
+    from attractor.laws import Attention
     from attractor.meanfield import critical_noise, mode_growth
 
-    if law.beta is None or law.beta <= 0 or law.kernel.name not in ("softmax", "exponential"):
+    if (
+        not isinstance(law, Attention)
+        or law.beta is None
+        or law.beta <= 0
+        or law.kernel.name not in ("softmax", "exponential")
+    ):
         return None
     try:
         rates = mode_growth(law.beta, noise, count=int(3 * law.beta**0.5) + 10, kernel=law.kernel.name)

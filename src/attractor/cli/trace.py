@@ -15,7 +15,7 @@ from attractor.errors import InputError
 from attractor.html_repr import format_number
 
 if TYPE_CHECKING:
-    from attractor.models import Checkpoint, Traces
+    from attractor.models import Checkpoint, DepthExponents, Traces
 
 COLUMNS = (
     "token_norm",
@@ -46,6 +46,9 @@ def print_traces(report: dict[str, Any]) -> None:
     print_table(f"the residual stream{mean}", *_stream(report, ""), right=None)
     print_table(f"without the first token of a {report['reads'][:-1]}", *_stream(report, "_without_first"), right=None)
     print_table("displacement of every block, and means over its heads", *_blocks(report), right=None)
+    if report["lyapunov"] is not None:
+        print_table("exponents of the first text along depth", *_exponents(report["lyapunov"]), right=None)
+        print_rows("", {"exponents": report["lyapunov"]["sentence"]})
 
 
 def _skipped(row: dict[str, Any]) -> str:
@@ -70,6 +73,17 @@ def _blocks(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     columns |= {name: [_mean(row) for row in report["heads"][name]] for name in HEADS if report["heads"]}
     rows = [[str(index), *map(_cell, values)] for index, values in enumerate(zip(*columns.values(), strict=True))]
     return ["block", *columns], rows
+
+
+def _exponents(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return columns and rows of the exponents: means over blocks, of the model and of random weights."""
+    rows = []
+    for one in (found, *found["random"]):
+        name = one["model"] if one is not found else "model"
+        means = [sum(one[key]) / len(one[key]) for key in ("gradient", "angle", "norm")]
+        rows.append([name, *map(_cell, (*one["exponents"][:4], *means))])
+    count = min(4, len(found["exponents"]))
+    return ["per block", *(f"exponent {k}" for k in range(1, count + 1)), "gradient", "angle", "norm"], rows
 
 
 def _mean(row: list[float | None]) -> float | None:
@@ -172,6 +186,14 @@ class ModelOptions:
             default="1 for models of at most 3e8 parameters, else 0",
         ),
     ] = None
+    lyapunov: Annotated[
+        bool,
+        model_option(
+            "",
+            "Measure Lyapunov, angle and gradient exponents of the first text along depth, beside those of random weights.",
+            "--lyapunov",
+        ),
+    ] = False
     fail_if: Annotated[
         list[str] | None,
         model_option(
@@ -193,6 +215,9 @@ class TraceResults(WidthOptions):
         list[Path] | None,
         result_option("FILE", "Draw the first text: .html, .png, .pdf, .svg, .gif or .mp4; may be repeated."),
     ] = None
+    lyapunov_plot: Annotated[
+        Path | None, result_option("FILE", "Draw the exponents of --lyapunov: .png, .pdf or .svg.")
+    ] = None
     report: Annotated[
         Path | None,
         result_option("FILE.html", "Write a page: curves along depth, displacement of every block, heatmaps of heads."),
@@ -211,11 +236,13 @@ def trace(context: typer.Context, texts: TextOptions, model: ModelOptions, outpu
 
     check_options(texts, model, output, given(context))
     conditions = [Condition.parse(text) for text in model.fail_if or ()]
+    exponents = None
     if texts.states is not None:
         found, opened, figures = trace_states(texts.states, model, output)
     else:
-        found, opened, figures = trace_model(texts, model, output)
+        found, opened, figures, exponents = trace_model(texts, model, output)
     report = summarise_traces(found, opened)
+    report["lyapunov"] = None if exponents is None else exponents.row()
     failures = {one.text: one.violations(found.measurements, found.findings) for one in conditions}
     report["failures"] = {text: places for text, places in failures.items() if places}
     command = command_line(context)
@@ -237,8 +264,10 @@ def trace_states(path: Path, model: ModelOptions, output: TraceResults) -> tuple
     return run.as_traces(str(path)), None, draw_trace(run, str(path), output)
 
 
-def trace_model(texts: TextOptions, model: ModelOptions, output: TraceResults) -> tuple[Traces, Checkpoint, list[str]]:
-    """Run a model; return the measurements, the model, and the figures of the first text."""
+def trace_model(
+    texts: TextOptions, model: ModelOptions, output: TraceResults
+) -> tuple[Traces, Checkpoint, list[str], DepthExponents | None]:
+    """Run a model; return the measurements, the model, the figures and the exponents of the first text."""
     from attractor.models import require_transformers, silence_transformers
     from attractor.models import trace as trace_one
 
@@ -251,7 +280,23 @@ def trace_model(texts: TextOptions, model: ModelOptions, output: TraceResults) -
             options: Any = {"without": model.without or (), "stack": model.stack, "max_tokens": texts.max_tokens}
             run = trace_one(opened, first, attention=False, cut=texts.dataset is not None, **options)
             figures = draw_trace(run, opened.name, output)
-    return found, opened, figures
+        exponents = None
+        if model.lyapunov:
+            from attractor.models import depth_exponents
+
+            with output.show_progress("exponents") as update:
+                exponents = depth_exponents(
+                    opened,
+                    first,
+                    nulls=model.nulls,
+                    stack=model.stack,
+                    max_tokens=texts.max_tokens,
+                    progress=update,
+                )
+            if output.lyapunov_plot is not None:
+                exponents.plot(output.lyapunov_plot)
+                figures = [*figures, str(output.lyapunov_plot)]
+    return found, opened, figures, exponents
 
 
 def check_options(texts: TextOptions, model: ModelOptions, output: TraceResults, named: dict[str, str]) -> None:
@@ -261,9 +306,27 @@ def check_options(texts: TextOptions, model: ModelOptions, output: TraceResults,
             "give a model, or hidden states with --states FILE" + " and no model" * (texts.model is not None)
         )
     if texts.states is not None:
-        reads = ("text", "file", "lines", "dataset", "image", "max_tokens", "without", "stack", "part", "nulls")
+        reads = (
+            "text",
+            "file",
+            "lines",
+            "dataset",
+            "image",
+            "max_tokens",
+            "without",
+            "stack",
+            "part",
+            "nulls",
+            "lyapunov",
+        )
         if other := next((named[name] for name in reads if name in named), None):
             raise InputError(f"{other} belongs to a model, and --states takes the place of a model and its texts")
+    if output.lyapunov_plot is not None:
+        check_figure(output.lyapunov_plot, still=True)
+        if not model.lyapunov:
+            raise InputError("--lyapunov-plot belongs to --lyapunov, which is not given")
+    if model.lyapunov and model.without:
+        raise InputError("--lyapunov measures the whole model: leave out --without")
     for path in output.plot or ():
         check_figure(path)
     if output.report is not None:
@@ -278,7 +341,7 @@ def check_options(texts: TextOptions, model: ModelOptions, output: TraceResults,
         raise InputError("--max-tokens truncates texts: the number of tokens of an image is fixed by the model")
     if model.summary and named.get("attention") == "--attention":
         raise InputError("--summary leaves out what --attention measures: give one of them")
-    if "width" in named and not output.plot:
+    if "width" in named and not output.plot and output.lyapunov_plot is None:
         raise InputError("--width belongs to --plot, which is not given")
     check_dataset(texts, named)
     from attractor.models import check_ablations

@@ -20,6 +20,7 @@ from attractor.models.checkpoints import Checkpoint, LayerCheck, Layers, Verific
 from attractor.models.columns import find_column, list_columns
 from attractor.models.comparison import Comparison, HeadChange, compare
 from attractor.models.decay import Decay
+from attractor.models.depth_exponents import DepthExponents, depth_exponents
 from attractor.models.family import Family, list_families
 from attractor.models.findings import Condition, Finding, find_findings, list_kinds
 from attractor.models.hooks import BlockStates, check_ablations
@@ -51,6 +52,7 @@ __all__ = [
     "Comparison",
     "Condition",
     "Decay",
+    "DepthExponents",
     "Family",
     "Finding",
     "HeadChange",
@@ -76,6 +78,7 @@ __all__ = [
     "choose_part",
     "compare",
     "count_labels",
+    "depth_exponents",
     "find_chains",
     "find_column",
     "find_findings",
