@@ -135,7 +135,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **IDS,
             "layer_types": ["sliding_attention", "full_attention"],
         },
-    ),  # fmt: skip
+    ),
     "Phi 2, half turned": ("phi", {**DECODER, "partial_rotary_factor": 0.5, **IDS}),
     "Phi, q/k norm": ("phi", {**DECODER, "partial_rotary_factor": 0.5, "qk_layernorm": True, **IDS}),
     "Phi 3, fused": ("phi3", {**GROUPED, "sliding_window": 5, **IDS}),
