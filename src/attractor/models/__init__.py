@@ -20,7 +20,7 @@ from attractor.models.checkpoints import Checkpoint, LayerCheck, Layers, Verific
 from attractor.models.columns import find_column, list_columns
 from attractor.models.comparison import Comparison, HeadChange, compare
 from attractor.models.decay import Decay
-from attractor.models.depth_exponents import DepthExponents, depth_exponents
+from attractor.models.exponents import DepthExponents, depth_exponents
 from attractor.models.family import Family, list_families
 from attractor.models.findings import Condition, Finding, find_findings, list_kinds
 from attractor.models.hooks import BlockStates, check_ablations

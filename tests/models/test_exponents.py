@@ -12,7 +12,7 @@ from small_models import random_model, structural_model
 from attractor.cli.main import run
 from attractor.errors import InputError, UnsupportedError
 from attractor.models import depth_exponents
-from attractor.models.depth_exponents import _differentiable, record_calls
+from attractor.models.exponents import _differentiable, record_calls
 from attractor.models.tracing import Session
 
 IDS = [5, 9, 2, 33]
