@@ -18,7 +18,7 @@ def stopped(folders: list[Path], begin: bool) -> None:
     """A run of several seeds that ends before the second."""
     config = read_config("tiny", seed=10, data="README.md")
     with record_seeds([(config, folder) for folder in folders], folders[0].parent / "data"):
-        assert json.loads((folders[0].parent / "seeds.json").read_text()) == [10]
+        assert json.loads((folders[0].parent / "seeds.json").read_text())["seeds"] == [10]
         if begin:
             RunFolder(folders[0]).create(config)
         raise KeyboardInterrupt
@@ -33,6 +33,22 @@ def test_seeds_that_had_not_begun_are_not_forgotten(tmp_path: Path) -> None:
     assert [(found.seed, folder.name) for found, folder in runs] == [(10, "seed10"), (2, "seed2"), (3, "seed3")]
     assert runs[0][0] == read_config("tiny", seed=10, data="README.md")
     assert check_folders(runs, options) == [True, False, False]
+
+
+def test_damaged_records_of_seeds_are_found(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        stopped([tmp_path / "seed10", tmp_path / "seed2"], begin=True)
+    record = (tmp_path / "seeds.json").read_bytes()
+    (runs,) = [plan_runs(TrainOptions(resume=tmp_path))]
+    for place in range(len(record)):
+        for bit in (0x01, 0x10):
+            damaged = bytearray(record)
+            damaged[place] ^= bit
+            (tmp_path / "seeds.json").write_bytes(bytes(damaged))
+            try:
+                assert plan_runs(TrainOptions(resume=tmp_path)) == runs  # white space
+            except StoreError as error:
+                assert "seeds.json is damaged" in str(error)  # noqa: PT017
 
 
 def test_where_no_run_begins_nothing_stays(tmp_path: Path) -> None:

@@ -693,3 +693,19 @@ def test_checkpoints_of_attractor_0_1_are_read(old: Path) -> None:
     assert same(at.load(old / "ended.zarr"), run)
     assert len(run.events) > 0
     assert same(at.resume(old / "ended.zarr"), run)
+
+
+def test_files_of_another_run_are_found(tmp_path: Path) -> None:
+    """A checkpoint, or saved states, of a run of the same shape are not taken for a run's own."""
+    law = at.Attention.isotropic(3, 1.0)
+    options = dict(space="sphere", until=5.0, save=300, stop=())
+    for name, seed in (("one", 0), ("other", 1)):
+        at.flow(law, at.Tokens.uniform(16, 3, seed=seed), store=tmp_path / name, **options)
+    assert at.load(tmp_path / "one").points.shape == (301, 16, 3)
+    for pattern in ("checkpoint.npz", "points/c*"):
+        mixed = shutil.copytree(tmp_path / "one", tmp_path / pattern[:6])
+        for file in (tmp_path / "other").glob(pattern):
+            shutil.copy(file, mixed / file.relative_to(tmp_path / "other"))
+        for read in (at.load, at.resume):
+            with pytest.raises(StoreError, match=r"another run|not those that its checkpoint counts"):
+                read(mixed)

@@ -236,7 +236,7 @@ def test_seeds_that_had_not_begun_begin_when_the_others_go_on(
         assert command([*arguments, *wrong]) == code
         assert message in capsys.readouterr().err
     assert sorted(path.name for path in runs.iterdir()) == ["data", "seed0", "seed1", "seeds.json"]
-    assert json.loads((runs / "seeds.json").read_text()) == [0, 1]
+    assert json.loads((runs / "seeds.json").read_text())["seeds"] == [0, 1]
 
 
 def test_nothing_stays_behind_where_no_run_began(

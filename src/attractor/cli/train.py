@@ -25,7 +25,7 @@ from attractor.cli.options import (
     with_options,
 )
 from attractor.errors import InputError, StoreError
-from attractor.files import read_json, write_json
+from attractor.files import checksum_json, read_json, write_json
 from attractor.progress import is_shown, progress_bar
 
 if TYPE_CHECKING:
@@ -130,12 +130,16 @@ def _number(folder: Path) -> int:
 
 
 def _seeds(folder: Path) -> list[int]:
-    """Return the recorded seeds of a run of several, in their order."""
+    """Return the recorded seeds of a run of several, in their order; the record of attractor 0.2 is a list without a checksum."""
     try:
-        return [int(seed) for seed in read_json(folder / SEEDS)]
+        record = read_json(folder / SEEDS)
+        seeds = record if isinstance(record, list) else record["seeds"]
+        if isinstance(record, dict) and record.get("checksum") != checksum_json(seeds):
+            raise ValueError("the checksum is another")
+        return [int(seed) for seed in seeds]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError):
         raise StoreError(f"{folder / SEEDS} is damaged: give the CONFIG and --seeds of the run") from None
 
 
@@ -151,7 +155,7 @@ def record_seeds(runs: list[tuple[Any, Path]], cache: Path | None) -> Iterator[N
     new = [folder for folder in (cache.parent, *cache.parent.parents) if not folder.exists()]
     cache.parent.mkdir(parents=True, exist_ok=True)
     seeds = dict.fromkeys([*_seeds(cache.parent), *(config.seed for config, _ in runs)])
-    write_json(place, [*seeds])
+    write_json(place, {"seeds": [*seeds], "checksum": checksum_json([*seeds])})
     try:
         yield
     except BaseException:

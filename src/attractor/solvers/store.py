@@ -1,8 +1,9 @@
 """Runs on disk: a Zarr group that is written during the run, and its checkpoints.
 
 Every byte that is read is covered by a checksum: that of ``zarr.json`` covers the definition and the checksums of all files
-written at the start, each saved state has a crc32c of its own, and the checkpoint ends with one. Saved states are on the disk
-before the checkpoint that counts them.
+written at the start, each saved state has a crc32c of its own, and the checkpoint ends with one. The checkpoint has the checksum
+of its run and those of the saved states that it counts, so that files of other runs are found. Saved states are on the disk before
+the checkpoint that counts them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import math
 import platform
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -122,6 +124,7 @@ class Store:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._attributes: dict[str, Any] | None = None
+        self._chunks: dict[int, int] = {}  # crc32 of the files of saved states that the checkpoint counts
 
     @property
     def exists(self) -> bool:
@@ -163,7 +166,7 @@ class Store:
             files = checksum_files(draft)
             for changing in ("zarr.json", "checkpoint.npz"):
                 del files[changing]
-            sealed = {**definition, "files": files}
+            sealed = {**definition, "files": files, "bound": True}
             group.update_attributes({**sealed, "checksum": checksum_json(sealed)})
 
     def _occupied(self) -> StoreError:
@@ -215,10 +218,17 @@ class Store:
                 raise StoreError(
                     f"{self.path} is damaged: it has {points.shape[0]} saved states, not {count}; {DAMAGED}"
                 )
-            for file in self._chunk_files(points, 0, count):
+            files = self._chunk_files(points, 0, count)
+            for file in files.values():
                 if not file.is_file():  # Zarr would return the fill value
                     raise StoreError(f"{self.path} is damaged: its saved states {file.name} are missing; {DAMAGED}")
-            return np.asarray(points[:count])
+            rows = np.asarray(points[:count])
+            for index in files.keys() & self._chunks.keys():
+                if zlib.crc32(files[index].read_bytes()) != self._chunks[index]:
+                    raise StoreError(
+                        f"{self.path} is damaged: its saved states {files[index].name} are not those that its checkpoint counts; {DAMAGED}"
+                    )
+            return rows
 
     def write_points(self, first: int, rows: np.ndarray) -> None:
         """Write saved states from index ``first`` on, and wait until they are on the disk."""
@@ -227,20 +237,23 @@ class Store:
             target = self.open("r+")["points"]
             target[first : first + len(rows)] = rows.reshape(len(rows), *target.shape[1:]).astype(target.dtype)
         files = self._chunk_files(target, first, first + len(rows))
-        folders = {folder for file in files for folder in file.parents if folder.is_relative_to(self.path)}
-        for file in files:
+        folders = {folder for file in files.values() for folder in file.parents if folder.is_relative_to(self.path)}
+        for index, file in files.items():
             sync_file(file)
+            self._chunks[index] = zlib.crc32(file.read_bytes())
         for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
             sync_folder(folder)
 
-    def _chunk_files(self, points: Any, first: int, end: int) -> list[Path]:
-        """Files of the chunks that hold the saved states from ``first`` to ``end``."""
+    def _chunk_files(self, points: Any, first: int, end: int) -> dict[int, Path]:
+        """Files of the chunks that hold the saved states from ``first`` to ``end``, by their index."""
         rows, rest = points.chunks[0], (0,) * (len(points.shape) - 1)
         chunks = range(first // rows, -(-end // rows))
-        return [self.path / "points" / points.metadata.encode_chunk_key((chunk, *rest)) for chunk in chunks]
+        return {chunk: self.path / "points" / points.metadata.encode_chunk_key((chunk, *rest)) for chunk in chunks}
 
     def write_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
-        """Replace the checkpoint atomically."""
+        """Replace the checkpoint atomically; it names its run, and has the checksums of the saved states that it counts."""
+        chunks = np.array(sorted(self._chunks.items()), dtype=np.int64).reshape(-1, 2)
+        arrays = {**arrays, "chunks": chunks, "run": np.array(self.attributes().get("checksum", ""))}
         with replace_on_success(self.path / "checkpoint.npz") as draft:
             draft.write_bytes(pack_arrays(arrays))
 
@@ -251,11 +264,17 @@ class Store:
             return None
         try:
             arrays = unpack_arrays(path.read_bytes(), sealed)
-            return _upgrade(arrays) if arrays else None
+            arrays = _upgrade(arrays) if arrays else None
         except FileNotFoundError:
             raise StoreError(f"{self.path} is damaged: its checkpoint.npz is missing; {DAMAGED}") from None
         except Exception as error:  # of NumPy, zipfile and JSON
             raise StoreError(f"the checkpoint {path} is damaged: {_one_line(error)}; {DAMAGED}") from None
+        attributes = self.attributes()
+        if arrays is not None and (attributes.get("bound") or "run" in arrays):
+            if str(arrays.get("run", "")) != attributes.get("checksum", ""):
+                raise StoreError(f"the checkpoint {path} is that of another run; put back its own, or run it again")
+            self._chunks = {int(index): int(crc) for index, crc in arrays["chunks"]}
+        return arrays
 
     def write_record(self, record: RunRecord, arrays: dict[str, np.ndarray], written: int) -> int:
         """Write saved states from index ``written`` on that fill chunks, then a checkpoint; return how many are written.
