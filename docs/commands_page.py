@@ -27,6 +27,8 @@ def page() -> str:
     for heading, functions in COMMANDS.items():
         parts.append(f"## {heading}\n")
         parts += [section(function.__name__, commands[function.__name__]) for function in functions]
+        if heading == "Simulate":
+            parts += [section(f"sweep {name}", command) for name, command in commands["sweep"].commands.items()]
         if heading == "Training":
             parts += [section(f"study {name}", command) for name, command in commands["study"].commands.items()]
     return "\n".join(parts)

@@ -13,8 +13,8 @@ from attractor.cli.main import app, run
 from attractor.training import Config
 
 GROUPS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
-STUDY = {f"study {name}": parsed for name, parsed in GROUPS["study"].commands.items()}
-COMMANDS = {name: parsed for name, parsed in GROUPS.items() if name != "study"} | STUDY
+INNER = {f"{group} {name}": parsed for group in ("study", "sweep") for name, parsed in GROUPS[group].commands.items()}
+COMMANDS = {name: parsed for name, parsed in GROUPS.items() if name not in ("study", "sweep")} | INNER
 LAST = ["--out", "--resume", "--report", "--plot", "--width", "--json", "--quiet", "--progress", "--debug"]
 PLACES = {"--report": "FILE.html", "--seed": "N", "--dim": "D", "--until": "T", "--max-seconds": "S"}
 FLAGS = ("--json", "--debug", "--progress", "--quiet")
@@ -90,7 +90,7 @@ def test_a_seed_is_zero_unless_it_is_named() -> None:
 
 
 def test_time_is_in_seconds() -> None:
-    assert options()["--max-seconds"].keys() == {"simulate", "study run"}
+    assert options()["--max-seconds"].keys() == {"simulate", "study run", "sweep simulate"}
     assert "--minutes" not in options()
 
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from attractor._version import __version__
-from attractor.cli import study
+from attractor.cli import study, sweep
 from attractor.cli.audit import audit
 from attractor.cli.check import check
 from attractor.cli.claims import claims
-from attractor.cli.console import print_error
 from attractor.cli.density import density
 from attractor.cli.doctor import doctor
 from attractor.cli.fetch import fetch
 from attractor.cli.gaussian import gaussian
 from attractor.cli.iterate import iterate
 from attractor.cli.meanfield import meanfield
-from attractor.cli.options import unwrap_paragraphs
+from attractor.cli.options import add_command, run_command
 from attractor.cli.predict import predict
 from attractor.cli.regimes import regimes
 from attractor.cli.reproduce import reproduce
@@ -45,19 +44,22 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {  # in the order of the 
     "This machine": (doctor,),
 }
 STUDY = (study.run, study.results)  # attractor study run, attractor study results
+SWEEP = (sweep.simulate, sweep.command, sweep.table)
 
 
-def add_command(group: typer.Typer, command: Callable[..., None], heading: str | None = None) -> None:
-    """Add a command under a heading of the help, with its docstring as the help text."""
-    group.command(help=unwrap_paragraphs(command.__doc__ or ""), rich_help_panel=heading)(command)
-
-
-studies = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+studies, sweeps = (typer.Typer(no_args_is_help=True, rich_markup_mode="rich") for _ in range(2))
 for command in STUDY:
     add_command(studies, command)
+for command in SWEEP:
+    add_command(sweeps, command)
 for heading, commands in COMMANDS.items():
     for command in commands:
         add_command(app, command, heading)
+    if heading == "Simulate":
+        help_text = (
+            "Integrate a system for every combination of values (simulate), or run any command so (command); tables."
+        )
+        app.add_typer(sweeps, name="sweep", help=help_text, rich_help_panel=heading)
     if heading == "Training":
         help_text = "Train the arms of a study with several seeds (run), and compare them (results)."
         app.add_typer(studies, name="study", help=help_text, rich_help_panel=heading)
@@ -82,16 +84,6 @@ def attractor(
         typer.echo(context.get_help())
 
 
-def _command_path(command: Any, arguments: Sequence[str], name: str) -> str:
-    """Return the name of the command that the first arguments select."""
-    for argument in arguments:
-        command = getattr(command, "commands", {}).get(argument)
-        if command is None:
-            break
-        name = f"{name} {argument}"
-    return name
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code: 0, 1 for a failed run, 2 for a bad argument, 130 if interrupted."""
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
@@ -99,22 +91,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str], application: typer.Typer = app, name: str = "attractor") -> int:
     """Run one command and return its exit code."""
-    command = typer.main.get_command(application)
-    try:
-        return command.main(args=list(arguments), prog_name=name, standalone_mode=False) or 0
-    except typer.Abort:
-        print_error("interrupted", name)
-        return 130
-    except Exception as error:
-        # usage errors of typer; their class is in click or in typer, depending on its version
-        format_message = getattr(error, "format_message", None)
-        if format_message is None:
-            raise
-        context = getattr(error, "ctx", None)
-        command_path = context.command_path if context is not None else _command_path(command, arguments, name)
-        message = format_message().strip().rstrip(".")
-        if not message:  # a group without a command: its help has been printed
-            return 0
-        separator = " See" if message.endswith("?") else "; see"
-        print_error(f"{message}{separator} {command_path} --help", command_path)
-        return int(getattr(error, "exit_code", 2))
+    return run_command(arguments, application, name)

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from attractor.cli.console import Outputs, exit_codes, print_json
+from attractor.cli.console import Outputs, exit_codes, print_error, print_json
 from attractor.cli.environment import versions
 from attractor.errors import InputError
 from attractor.progress import Update, progress_bar
@@ -222,3 +222,41 @@ def parse_seeds(text: str) -> list[int]:
 def unwrap_paragraphs(text: str) -> str:
     """Return a docstring with one line per paragraph, so that the help wraps it to the terminal."""
     return "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", inspect.cleandoc(text)))
+
+
+def add_command(group: typer.Typer, command: Callable[..., None], heading: str | None = None) -> None:
+    """Add a command under a heading of the help, with its docstring as the help text."""
+    group.command(help=unwrap_paragraphs(command.__doc__ or ""), rich_help_panel=heading)(command)
+
+
+def _command_path(command: Any, arguments: Sequence[str], name: str) -> str:
+    """Return the name of the command that the first arguments select."""
+    for argument in arguments:
+        command = getattr(command, "commands", {}).get(argument)
+        if command is None:
+            break
+        name = f"{name} {argument}"
+    return name
+
+
+def run_command(arguments: Sequence[str], application: typer.Typer, name: str = "attractor") -> int:
+    """Run one command of an application and return its exit code."""
+    command = typer.main.get_command(application)
+    try:
+        return command.main(args=list(arguments), prog_name=name, standalone_mode=False) or 0
+    except typer.Abort:
+        print_error("interrupted", name)
+        return 130
+    except Exception as error:
+        # usage errors of typer; their class is in click or in typer, depending on its version
+        format_message = getattr(error, "format_message", None)
+        if format_message is None:
+            raise
+        context = getattr(error, "ctx", None)
+        command_path = context.command_path if context is not None else _command_path(command, arguments, name)
+        message = format_message().strip().rstrip(".")
+        if not message:  # a group without a command: its help has been printed
+            return 0
+        separator = " See" if message.endswith("?") else "; see"
+        print_error(f"{message}{separator} {command_path} --help", command_path)
+        return int(getattr(error, "exit_code", 2))

@@ -2,11 +2,12 @@
 
 from attractor.sweeps.cells import Cell, grid
 from attractor.sweeps.driver import Cost, format_seconds, read_shard, sweep
-from attractor.sweeps.executors import Executor, Local, Ray, Slurm
+from attractor.sweeps.executors import EXECUTORS, Executor, Local, Ray, Slurm, executor_named
 from attractor.sweeps.results import Estimate, Failure, Sweep, load, summarise
 from attractor.sweeps.systems import GAUSSIAN, MEASURES, Experiment, System, read_observables
 
 __all__ = [
+    "EXECUTORS",
     "GAUSSIAN",
     "MEASURES",
     "Cell",
@@ -20,6 +21,7 @@ __all__ = [
     "Slurm",
     "Sweep",
     "System",
+    "executor_named",
     "format_seconds",
     "grid",
     "load",

@@ -110,10 +110,17 @@ def make_cell(values: Iterable[tuple[str, Value]], base: str) -> Cell:
     return Cell(values, hashlib.sha256(f"{base}\n{identify(values)}".encode()).hexdigest()[:KEY_LENGTH])
 
 
-def list_cells(axes: Mapping[str, Sequence[Value]], base: str) -> Iterator[Cell]:
-    """All cells of the grid; the last axis runs fastest."""
-    for values in product(*axes.values()):
-        yield make_cell(zip(axes, values, strict=True), base)
+def list_cells(axes: Mapping[str, Sequence[Value]], base: str, order: Sequence[str] | None = None) -> Iterator[Cell]:
+    """All cells of the grid; the last axis of ``order`` (by default the last) runs fastest."""
+    order = list(axes) if order is None else list(order)
+    texts = [[json.dumps([name, *canonical(value)]) for value in axes[name]] for name in order]
+    by_name = sorted(range(len(order)), key=lambda place: order[place])
+    given = [order.index(name) for name in axes]
+    pairs = [[(name, value) for value in axes[name]] for name in order]
+    for places in product(*(range(len(axes[name])) for name in order)):
+        content = f"{base}\n[{', '.join([texts[k][places[k]] for k in by_name])}]"
+        key = hashlib.sha256(content.encode()).hexdigest()[:KEY_LENGTH]
+        yield Cell(tuple([pairs[k][places[k]] for k in given]), key)
 
 
 def derive_seed(seed: int, cell: Cell, start: int | None = None) -> int:

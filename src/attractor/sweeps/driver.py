@@ -30,7 +30,7 @@ from attractor.solvers import flow
 from attractor.states import Gaussian
 from attractor.sweeps.cells import Cell, Value, canonical, list_cells, read_axes
 from attractor.sweeps.executors import Executor, Task, executor_named
-from attractor.sweeps.folder import Folder, Index, arrow
+from attractor.sweeps.folder import TABLE, Folder, Index, arrow
 from attractor.sweeps.results import Sweep, load
 from attractor.sweeps.systems import (
     GAUSSIAN,
@@ -315,6 +315,7 @@ class _Driver:
                 "starts": self.starts,
                 "observables": definitions,
                 "binary": self.binary,
+                "rerun": getattr(self.experiment.make, "rerun", ""),
                 "samples": self._samples(
                     list_cells({name: values[:1] for name, values in self.axes.items()}, self.identity)
                 ),
@@ -383,6 +384,9 @@ class _Driver:
             if cell.key not in index.places:
                 todo.append((names, Request(cell, 0, self.starts)))
                 continue
+            if index.has_all(cell.key, names, self.starts, self.retry):
+                known += 1
+                continue
             missing: dict[int, list[str]] = {}
             for name in names or ("",):
                 reached = index.covered(cell.key, name, self.retry)
@@ -397,9 +401,7 @@ class _Driver:
         """All cells; those that can be integrated together are next to each other."""
         numeric = [name for name in self.axes if self._is_numeric(name)]
         order = [name for name in self.axes if name not in numeric] + numeric
-        for cell in list_cells({name: self.axes[name] for name in order}, self.identity):
-            values = cell.arguments
-            yield Cell(tuple((name, values[name]) for name in self.axes), cell.key)
+        return list_cells(self.axes, self.identity, order)
 
     def _is_numeric(self, axis: str) -> bool:
         """Whether systems of different values of an axis can be integrated as one ensemble."""
@@ -480,7 +482,8 @@ class _Driver:
         if not todo:
             if confirm is not None:
                 confirm(Cost(0, 0, known, 0.0, self.executor.workers))
-            self._end()
+            if not (self.folder.path / TABLE).exists():
+                self._end()
             return
         tasks, seconds = self.tasks(todo, self.measure(todo))
         members = sum(request.count for _, request in todo)

@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -71,14 +72,13 @@ def _lists(pa: Any, arrays: Sequence[np.ndarray]) -> Any:
     raise StoreError("the results of one task are larger than 2^31 numbers: save fewer times, or fewer starts at once")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where the results of some starts of a cell are: a file and a row in it."""
 
     file: str
     row: int
     first: int
-    count: int
+    starts: int
     reason: str
     names: tuple[str, ...]
 
@@ -88,7 +88,24 @@ class Index:
     """What a folder holds: the places of the results of every cell, by key, and the values of the axes of each."""
 
     places: dict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
-    cells: dict[str, Cell] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)  # of the axes, as JSON
+
+    @cached_property
+    def cells(self) -> dict[str, Cell]:
+        """The cells by key."""
+        keys, texts = list(self.values), list(self.values.values())
+        parsed = json.loads(f"[{','.join(texts)}]")  # one document is read faster than many
+        return {
+            key: Cell(tuple([(name, value) for name, value in pairs]), key)
+            for key, pairs in zip(keys, parsed, strict=True)
+        }
+
+    def has_all(self, key: str, names: Sequence[str], starts: int, retry: bool) -> bool:
+        """Whether one row holds all observables of so many starts of a cell."""
+        for place in self.places[key]:
+            if place.first == 0 and place.starts >= starts and not (place.reason and retry):
+                return all(name in place.names for name in names)
+        return False
 
     def covered(self, key: str, name: str, retry: bool = False) -> int:
         """Number of starts of a cell, from the first on, that are there with an observable; failed ones count unless ``retry``."""
@@ -96,16 +113,19 @@ class Index:
         for place in sorted(self.places.get(key, ()), key=lambda place: place.first):
             counts = not (place.reason and retry) and (not name or name in place.names)
             if counts and place.first <= reached:
-                reached = max(reached, place.first + place.count)
+                reached = max(reached, place.first + place.starts)
         return reached
 
     def pieces(self, key: str, name: str, starts: int | None = None) -> list[tuple[Place, int, int]]:
         """Places that hold an observable of the first starts of a cell, each with the part of its starts that is used."""
+        places = self.places.get(key, ())
         reached, found = 0, []
-        for place in sorted(self.places.get(key, ()), key=lambda place: (place.first, -place.count, place.file)):
+        for place in (
+            sorted(places, key=lambda place: (place.first, -place.starts, place.file)) if len(places) > 1 else places
+        ):
             if place.reason or (name and name not in place.names):
                 continue
-            end = place.first + place.count if starts is None else min(starts, place.first + place.count)
+            end = place.first + place.starts if starts is None else min(starts, place.first + place.starts)
             if place.first <= reached < end:
                 found.append((place, reached - place.first, end - place.first))
                 reached = end
@@ -116,6 +136,8 @@ class Index:
         found = {}
         for key, places in self.places.items():
             bad = [place for place in places if place.reason]
+            if not bad:
+                continue
             good = {(place.first, name) for place in places if not place.reason for name in place.names or ("",)}
             open_ = [place for place in bad if any((place.first, name) not in good for name in place.names or ("",))]
             if open_:
@@ -250,8 +272,7 @@ class Folder:
                 if names not in parsed:
                     parsed[names] = tuple(json.loads(names))
                 found.places[key].append(Place(path.name, row, first, count, why, parsed[names]))
-                if key not in found.cells:
-                    found.cells[key] = Cell(tuple((name, value) for name, value in json.loads(cell)), key)
+                found.values[key] = cell
         return found
 
     def join_parts(self) -> None:

@@ -149,10 +149,10 @@ class Sweep:
     def axes(self) -> dict[str, list[Value]]:
         """The values of each axis that occur, sorted."""
         names = list(self.manifest["axes"])
+        pairs = {pair for cell in self._index.cells.values() for pair in cell.values}
         found: dict[str, dict[Any, Value]] = {name: {} for name in names}
-        for cell in self._index.cells.values():
-            for name, value in cell.values:
-                found[name][canonical(value)] = value
+        for name, value in sorted(pairs, key=str):
+            found[name].setdefault(canonical(value), value)
         return {name: order_values(found[name].values()) for name in names}
 
     @cached_property
@@ -160,9 +160,13 @@ class Sweep:
         """All cells that were computed or failed, sorted by their values."""
         places = {name: {canonical(value): k for k, value in enumerate(values)} for name, values in self.axes.items()}
 
-        def rank(cell: Cell) -> list[int]:
+        order = list(self.axes)
+
+        def rank(cell: Cell) -> tuple[int, ...]:
+            if [name for name, _ in cell.values] == order:
+                return tuple([places[name][canonical(value)] for name, value in cell.values])
             given = cell.arguments
-            return [places[name][canonical(given[name])] for name in self.axes]
+            return tuple([places[name][canonical(given[name])] for name in order])
 
         return sorted(self._index.cells.values(), key=rank)
 
@@ -273,7 +277,8 @@ class Sweep:
         for keys, found in self.folder.read_values(self._index, order, "times"):
             for key, row in zip(keys, found, strict=True):
                 saved[order[key]] = row
-        picked = [_pick_times(row, times) for row in saved]
+        known: dict[bytes, np.ndarray] = {}
+        picked = [known.setdefault(row.tobytes(), _pick_times(row, times)) for row in saved]
         counts = np.array([max(1, len(rows)) for rows in picked], dtype=np.int64)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         columns: dict[str, Any] = {}
@@ -288,16 +293,19 @@ class Sweep:
                 columns["time"][offsets[k] : offsets[k + 1]] = saved[k][rows]
         outcomes: dict[str, np.ndarray] = {}
         for keys, values in self.folder.read_values(self._index, order, "outcomes"):
-            places = [order[key] for key in keys]
+            groups = _group_lines(np.array([order[key] for key in keys]), picked, offsets)
             for name in sorted({str(item) for item in np.unique(values.astype(str))}) if values.size else ():
                 share = (values == name).mean(-1)
                 column = outcomes.setdefault(name, np.zeros(total))
-                for k, place in enumerate(places):
-                    column[offsets[place] : offsets[place + 1]] = share[k]
-            for place in places:
-                columns["starts"][offsets[place] : offsets[place + 1]] = values.shape[1]
+                for which, lines, _ in groups:
+                    column[lines] = share[which][:, None]
+            for _, lines, _ in groups:
+                columns["starts"][lines] = values.shape[1]
         for name in self.observables:
             self._add_observable(columns, name, order, picked, offsets, intervals)
+        outcomes.pop("computed", None)  # by a function that returned numbers
+        if not outcomes:
+            del columns["time"]
         columns |= {
             f"outcome_{name}": np.where(columns["starts"] > 0, outcomes[name], np.nan) for name in sorted(outcomes)
         }
@@ -320,6 +328,7 @@ class Sweep:
             size = math.prod(values.shape[3:])
             if size > FEW_PARTS:
                 continue
+            groups = _group_lines(np.array([order[key] for key in keys]), picked, offsets)
             flat = values.reshape(*values.shape[:3], size)
             for part in range(size):
                 label = name if size == 1 else f"{name}[{part}]"
@@ -327,12 +336,9 @@ class Sweep:
                 kinds = (("", estimate.value), ("_low", estimate.low), ("_high", estimate.high))
                 for kind, found in kinds if intervals and flat.shape[2] > 1 else kinds[:1]:
                     column = columns.setdefault(label + kind, np.full(total, np.nan))
-                    for k, key in enumerate(keys):
-                        place = order[key]
-                        rows = (
-                            picked[place] if found.shape[1] > 1 else np.zeros(len(picked[place]) or 1, dtype=np.int64)
-                        )
-                        column[offsets[place] : offsets[place + 1]] = found[k][rows]
+                    for which, lines, rows in groups:
+                        chosen = rows if found.shape[1] > 1 else np.zeros(lines.shape[1], dtype=np.int64)
+                        column[lines] = found[which][:, chosen]
 
     def frame(self, times: str | Sequence[float] = "last", intervals: bool = True) -> pandas.DataFrame:
         """Return a table with one line per cell and saved time.
@@ -419,6 +425,21 @@ class Sweep:
         failed = len(self._index.failures())
         bad = f", {failed} failed" if failed else ""
         return f"Sweep({len(self._index.cells)} cells over {self._describe()}; {self.starts} starts; {', '.join(self.observables)}{bad})"
+
+
+def _group_lines(
+    places: np.ndarray, picked: list[np.ndarray], offsets: np.ndarray
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Cells that take the same saved times: their numbers in a block, their lines (cells, times) and the times."""
+    found = []
+    kinds: dict[int, list[int]] = {}
+    for k, place in enumerate(places.tolist()):
+        kinds.setdefault(id(picked[place]), []).append(k)
+    for members in kinds.values():
+        which = np.array(members)
+        rows = picked[places[members[0]]]
+        found.append((which, offsets[places[which]][:, None] + np.arange(max(1, len(rows))), rows))
+    return found
 
 
 def _plain_column(pa: Any, column: Any) -> Any:

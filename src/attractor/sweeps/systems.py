@@ -633,6 +633,8 @@ def _compute_group(experiment: Experiment, members: list[tuple[Request, System]]
     """Integrate systems as one ensemble; each by itself if that fails."""
     try:
         together = _concatenate([system for _, system in members])
+        # a basis of the span of each member would come from products whose rounding depends on the ensemble
+        together = dataclasses.replace(together, options={"reduce": False, **together.options})
         rows = _integrate(experiment, together, [request for request, _ in members])
         return dict(zip((request for request, _ in members), rows, strict=True))
     except Exception as error:
