@@ -37,37 +37,52 @@ template <int D>
 struct Field {
     const NativeLoop& loop;
     const int64_t member, d;
+    const int64_t columns_of_values;  // d, and a column of ones where values have a bias
     int64_t count, evaluations = 0;
     double steep;  // a bound on all scores, in units of log 2; infinite if there is none
     double* masses;
-    const double *query, *key, *value, *factors;
+    const double *query, *key, *value, *factors, *query_bias, *key_bias, *value_bias, *turns;
     double *x, *stretch, *q, *k, *v, *out, *bias, *log_masses, *squares, *ratios;
     Vector<double>* scratch;
     Problem problem;
 
     static int64_t room(const NativeLoop& m) {
-        return 3 * Arena::padded(m.width * m.d) + 2 * Arena::padded(m.width * m.e) + 5 * Arena::padded(m.width) +
+        return Arena::padded(m.width * m.d) + 2 * Arena::padded(m.width * value_columns(m)) +
+               2 * Arena::padded(m.width * m.e) + 5 * Arena::padded(m.width) +
                Arena::padded(width<double> * m.workers * vectors_of(m));
     }
 
+    static int64_t value_columns(const NativeLoop& m) { return m.value_bias ? m.d + 1 : m.d; }
+
     // Vectors that the kernels need for one worker.
-    static int64_t vectors_of(const NativeLoop& m) { return columns * (3 * m.e + 3 * m.d + 2 * depth) + depth; }
+    static int64_t vectors_of(const NativeLoop& m) {
+        return columns * (3 * m.e + 3 * value_columns(m) + 2 * depth) + depth;
+    }
 
     Field(const NativeLoop& m, int64_t row, Arena& arena)
-        : loop(m), member(row), d(D ? D : m.d), count(m.counts[row]), problem(m.problem) {
+        : loop(m),
+          member(row),
+          d(D ? D : m.d),
+          columns_of_values(value_columns(m)),
+          count(m.counts[row]),
+          problem(m.problem) {
         masses = m.masses ? m.masses + row * m.mass_stride : nullptr;
         query = m.query + row * m.query_stride, key = m.key + row * m.query_stride;
         value = m.value ? m.value + row * m.value_stride : nullptr;
         factors = m.factors ? m.factors + row * m.factor_stride : nullptr;
-        x = arena.take(m.width * d), out = arena.take(m.width * d);
-        v = arena.take(m.width * d), q = arena.take(m.width * m.e), k = arena.take(m.width * m.e);
+        query_bias = m.query_bias ? m.query_bias + row * m.query_bias_stride : nullptr;
+        key_bias = m.key_bias ? m.key_bias + row * m.key_bias_stride : nullptr;
+        value_bias = m.value_bias ? m.value_bias + row * m.value_bias_stride : nullptr;
+        turns = m.turns ? m.turns + row * m.turn_stride : nullptr;
+        x = arena.take(m.width * d), out = arena.take(m.width * columns_of_values);
+        v = arena.take(m.width * columns_of_values), q = arena.take(m.width * m.e), k = arena.take(m.width * m.e);
         stretch = arena.take(m.width), bias = arena.take(m.width), log_masses = arena.take(m.width);
         squares = arena.take(m.width), ratios = arena.take(m.width);
         scratch = (Vector<double>*)arena.take(width<double> * m.workers * vectors_of(m));
-        problem.e = m.e, problem.c = d, problem.mode = m.mode, problem.causal = m.causal, problem.window = m.window;
+        problem.e = m.e, problem.c = columns_of_values, problem.mode = m.mode, problem.causal = m.causal, problem.window = m.window;
         problem.skip_self = m.skip_self;
         problem.q.data = q, problem.k.data = k, problem.q.row = problem.k.row = m.e;
-        problem.v.row = problem.output.row = d;
+        problem.v.row = problem.output.row = columns_of_values;
         problem.visible.data = m.visible ? (void*)(m.visible + row * m.visible_stride) : nullptr;
         problem.visible.row = m.n;
         steep = loop.squared ? infinity<double> : steepness();
@@ -150,16 +165,21 @@ struct Field {
         else
             __builtin_memcpy(x, y, sizeof(double) * size_t(count * dim()));
         for (int64_t head = 0; head < loop.heads; head++) {
-            attend(head);
-            collect(head, f);
+            const int64_t at = head * count;
+            attend(head, outputs ? outputs + at * columns_of_values : out, levels ? levels + at : nullptr);
+            collect(head, outputs ? outputs + at * columns_of_values : out, f);
         }
+        add_output_bias(f);
         if (curved) make_tangent(f);
     }
 
-private:
+    // Where the averages (heads, count, columns_of_values) and the logsumexps (heads, count) of the next evaluations are
+    // written; null: not kept.
+    double *outputs = nullptr, *levels = nullptr;
+
     // On a sphere |<Q x, K y>| <= |Q| |K| r^2 with Frobenius norms, so that no tile needs its largest score.
     double steepness() const {
-        if (loop.space != Space::sphere) return infinity<double>;
+        if (loop.space != Space::sphere || query_bias || key_bias) return infinity<double>;
         double most = 0;
         for (int64_t head = 0; head < loop.heads; head++) {
             double squares_of[2] = {0, 0};
@@ -220,23 +240,41 @@ private:
                 rows[i * e + feature] = factor * dot(matrix + feature * dim(), x + i * dim());
     }
 
-    void attend(int64_t head) {
+    // Queries and keys of a head, with biases and positions: scores are their products plus `problem.bias` / log2(e).
+    void prepare(int64_t head) {
         const int64_t e = loop.e;
         project(query + head * e * dim(), loop.squared ? 1 : loop.scale, q);
         project(key + head * e * dim(), 1, k);
+        if (query_bias) add_bias(query_bias + head * e, loop.squared ? 1 : loop.scale, q);
+        if (key_bias) add_bias(key_bias + head * e, 1, k);
+        if (turns) turn(q, 1), turn(k, 1);
         problem.bias.data = masses && !loop.averaged ? log_masses : nullptr;
         if (loop.squared) square();
         if (loop.bias != 0) {
             for (int64_t j = 0; j < count; j++) bias[j] = log2e * loop.bias;
             problem.bias.data = bias;
         }
+    }
+
+    // Values: points, weighted by mass where rows are averages, with a column of ones where values have a bias.
+    void prepare_values() {
         problem.v.data = x;
-        if (loop.averaged && masses) {
-            for (int64_t j = 0; j < count; j++)
-                for (int64_t index = 0; index < dim(); index++) v[j * dim() + index] = masses[j] * x[j * dim() + index];
-            problem.v.data = v;
+        if (!value_bias && !(loop.averaged && masses)) return;
+        for (int64_t j = 0; j < count; j++) {
+            const double mass = loop.averaged && masses ? masses[j] : 1;
+            double* row = v + j * columns_of_values;
+            for (int64_t index = 0; index < dim(); index++) row[index] = mass * x[j * dim() + index];
+            if (value_bias) row[dim()] = mass;
         }
-        problem.output.data = out;
+        problem.v.data = v;
+    }
+
+    void attend(int64_t head, double* output, double* level) {
+        const int64_t e = loop.e;
+        prepare(head);
+        if (head == 0) prepare_values();
+        problem.output.data = output;
+        problem.logsumexp.data = level;
         double reach[2];
         problem.reach = nullptr;
         if (!problem.calm && count >= few && (loop.mode == Mode::softmax || loop.mode == Mode::exponential)) {
@@ -252,6 +290,23 @@ private:
             });
         const FlushTiny guard;
         for (int64_t task = 0; task < groups; task++) meet(task, 0);
+    }
+
+    void add_bias(const double* bias_of, double factor, double* rows) const {
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t feature = 0; feature < loop.e; feature++) rows[i * loop.e + feature] += factor * bias_of[feature];
+    }
+
+    // Turn pairs of coordinates by the angles of the positions, or back for `sign` -1.
+    void turn(double* rows, double sign) const {
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t pair = 0; pair < loop.pairs; pair++) {
+                const double* angle = turns + (i * loop.pairs + pair) * 2;
+                const double cosine = angle[0], sine = sign * angle[1];
+                double *first = rows + i * loop.e + 2 * pair, *second = first + 1;
+                const double even = *first, odd = *second;
+                *first = even * cosine - odd * sine, *second = even * sine + odd * cosine;
+            }
     }
 
     // One group of queries against all keys.
@@ -282,22 +337,32 @@ private:
         problem.bias.data = bias;
     }
 
+    // The factor of averages where masses are 1/n.
+    double mean() const { return loop.averaged && !masses ? 1 / double(count) : 1; }
+
     // f = sum over heads of V_h times its output
-    void collect(int64_t head, double* f) const {
-        const double mean = loop.averaged && !masses ? 1 / double(count) : 1;
+    void collect(int64_t head, const double* output, double* f) const {
         if (factors) {
-            const double factor = factors[head] * mean;
-            for (int64_t index = 0; index < count * dim(); index += width<double>)
-                vector_at(f + index) =
-                    head ? vector_at(f + index) + factor * vector_at(out + index) : factor * vector_at(out + index);
+            const double factor = factors[head] * mean();
+            for (int64_t index = 0; index < count * dim(); index++)
+                f[index] = head ? f[index] + factor * output[index] : factor * output[index];
             return;
         }
-        const double* map = value + head * dim() * dim();
+        const double *map = value + head * dim() * dim(), *shift = value_bias ? value_bias + head * dim() : nullptr;
         for (int64_t i = 0; i < count; i++)
             for (int64_t index = 0; index < dim(); index++) {
-                const double moved = mean * dot(map + index * dim(), out + i * dim());
+                const double* row = output + i * columns_of_values;
+                double moved = dot(map + index * dim(), row);
+                if (shift) moved += shift[index] * row[dim()];
+                moved *= mean();
                 f[i * dim() + index] = head ? f[i * dim() + index] + moved : moved;
             }
+    }
+
+    void add_output_bias(double* f) const {
+        if (!loop.output_bias) return;
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t index = 0; index < dim(); index++) f[i * dim() + index] += loop.output_bias[index];
     }
 };
 

@@ -5,6 +5,7 @@
 #include "ceilings.h"
 #include "columns.h"
 #include "integration.h"
+#include "reverse_sweep.h"
 #include "symmetric.h"
 #include "wide.h"
 #include "zonal.h"

@@ -108,6 +108,7 @@ private:
     void accept(double now, bool there) {
         // before dense output, which overwrites the last stage
         if (loop.stability > 0 && is_stiff(now)) flags |= Flag::stiff;
+        if (loop.record) loop.record(loop, row, now, step.y, step.f);
         const int64_t d = field.dim();
         for (int64_t i = 0; i < field.count; i++) {
             const double stretch = field.settled_stretch(step.end + i * d);

@@ -10,5 +10,5 @@ const InstructionSet baseline_set = {"scalar",
                                      baseline::kernels_of<double>(),
                                      baseline::zonal_kernels(),
                                      baseline::loop_scratch,
-                                     baseline::loop_member};
+                                     baseline::loop_member, baseline::gradient_scratch, baseline::gradient_member};
 }  // namespace attractor

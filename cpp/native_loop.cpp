@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "step_record.h"
 #include "threads.h"
 
 namespace nb = nanobind;
@@ -27,6 +29,59 @@ namespace attractor {
 namespace {
 
 using Shape = std::vector<int64_t>;
+
+constexpr int64_t groups_of_members = 64;  // whose gradients of shared parameters are added in order
+
+// The accepted steps of every member. States are kept at the start of every step until there are `slots` of them, then
+// of every second, of every fourth, and so on.
+class StepRecord {
+public:
+    struct Member {
+        std::vector<double> lengths, states;
+        int64_t stride = 1, kept = 0;
+    };
+    const int64_t size, slots;
+    std::vector<Member> members;
+
+    StepRecord(int64_t count, int64_t n, int64_t d, int64_t slots_)
+        : size(n * d), slots(slots_ < 2 ? 2 : slots_), members(size_t(count)) {}
+
+    void add(int64_t number, double length, const double* y, const double* f) {
+        Member& member = members[size_t(number)];
+        if (int64_t(member.lengths.size()) % member.stride == 0) {
+            if (member.kept == slots) thin(member);
+            if (int64_t(member.lengths.size()) % member.stride == 0) {
+                member.states.insert(member.states.end(), y, y + size);
+                member.states.insert(member.states.end(), f, f + size);
+                member.kept++;
+            }
+        }
+        member.lengths.push_back(length);
+    }
+
+    std::vector<int64_t> steps() const {
+        std::vector<int64_t> counts;
+        for (const Member& member : members) counts.push_back(int64_t(member.lengths.size()));
+        return counts;
+    }
+
+    std::vector<double> lengths_of(int64_t number) const { return members.at(size_t(number)).lengths; }
+
+    int64_t kept() const {
+        int64_t most = 0;
+        for (const Member& member : members) most = member.kept > most ? member.kept : most;
+        return most;
+    }
+
+private:
+    void thin(Member& member) const {
+        const int64_t state = 2 * size;
+        member.kept = (member.kept + 1) / 2, member.stride *= 2;
+        for (int64_t index = 1; index < member.kept; index++)
+            std::copy_n(member.states.begin() + 2 * index * state, state, member.states.begin() + index * state);
+        member.states.resize(size_t(member.kept * state));
+    }
+};
 
 std::string text(const Shape& shape) {
     std::string result = "(";
@@ -90,12 +145,37 @@ public:
         return size;
     }
 
+    // Strides of the parameters, masks and positions; sizes are set.
+    void prepare_law() {
+        const Shape& projection = shape_of("query", 4);
+        heads = projection[1], e = projection[2];
+        query_stride = stride_of("query", {heads, e, d});
+        if (stride_of("key", {heads, e, d}) != query_stride)
+            throw std::invalid_argument("queries and keys must be given for each member, or for all of them");
+        if (has("factors"))
+            factor_stride = stride_of("factors", {heads});
+        else
+            value_stride = stride_of("value", {heads, d, d});
+        if (has("query_bias")) query_bias_stride = stride_of("query_bias", {heads, e});
+        if (has("key_bias")) key_bias_stride = stride_of("key_bias", {heads, e});
+        if (has("value_bias")) value_bias_stride = stride_of("value_bias", {heads, d});
+        if (has("value_bias") && has("factors")) throw std::invalid_argument("values with a bias need a matrix");
+        if (has("output_bias")) require("output_bias", {d});
+        if (has("turns")) {
+            pairs = shape_of("turns", 4)[2];
+            turn_stride = stride_of("turns", {n, pairs, 2});
+            if (2 * pairs > e) throw std::invalid_argument("more coordinates are turned than a head has");
+            if (merge > 0) throw std::invalid_argument("tokens with positions cannot be merged");
+        }
+        if (has("visible")) visible_stride = stride_of("visible", {n, n});
+        if (space == Space::ellipsoid) require("matrix", {d, d});
+    }
+
     // Take sizes and strides from the arrays, which must agree with each other.
     void prepare() {
-        const Shape &points = shape_of("y", 3), &states = shape_of("saved", 4), &projection = shape_of("query", 4);
+        const Shape &points = shape_of("y", 3), &states = shape_of("saved", 4);
         members = points[0], width = points[1], d = points[2];
         saves = states[0], columns = states[1], n = states[2];
-        heads = projection[1], e = projection[2];
         for (const char* name : {"t", "t_low", "h", "taken", "retried", "counts", "flags", "evaluations", "accepted",
                                  "rejected", "who", "next", "size", "hold", "noted", "last", "anchor_t", "streak",
                                  "rest"})
@@ -105,16 +185,8 @@ public:
         for (const char* name : {"y", "f", "anchor"}) require(name, {members, width, d});
         require("inside", {members, 1 + tableau.parts, width, d});
         require("save_times", {saves}), require("saved", {saves, columns, n, d});
-        query_stride = stride_of("query", {heads, e, d});
-        if (stride_of("key", {heads, e, d}) != query_stride)
-            throw std::invalid_argument("queries and keys must be given for each member, or for all of them");
-        if (has("factors"))
-            factor_stride = stride_of("factors", {heads});
-        else
-            value_stride = stride_of("value", {heads, d, d});
-        if (has("visible")) visible_stride = stride_of("visible", {n, n});
+        prepare_law();
         if (has("masses")) mass_stride = stride_of("masses", {width});
-        if (space == Space::ellipsoid) require("matrix", {d, d});
         if (merge > 0) {
             for (const char* name : {"slack", "merges", "nodes"}) require(name, {members});
             for (const char* name : {"masses", "node_of", "log_time", "log_mass", "log_left", "log_right"})
@@ -128,11 +200,59 @@ public:
                 throw std::invalid_argument("counts must lie between 1 and the width");
         }
     }
+
+    // Check the arrays of a run's gradients against its record.
+    void prepare_gradient(const StepRecord& record) {
+        const Shape& points = shape_of("grad_start", 3);
+        members = points[0], n = width = points[1], d = points[2];
+        if (record.size != n * d || int64_t(record.members.size()) != members)
+            throw std::invalid_argument("the record of steps is that of another run");
+        counts_of_members.assign(size_t(members), n);
+        counts = counts_of_members.data();
+        prepare_law();
+        mass_stride = has("masses") ? stride_of("masses", {n}) : 0;
+        const int64_t groups = members < groups_of_members ? members : groups_of_members;
+        auto check = [&](const char* name, int64_t stride, Shape each) {
+            if (!has(name)) return;
+            each.insert(each.begin(), stride ? members : groups);
+            require(name, each);
+        };
+        check("grad_masses", mass_stride, {n});
+        check("grad_query", query_stride, {heads, e, d}), check("grad_key", query_stride, {heads, e, d});
+        check("grad_value", value_stride, {heads, d, d});
+        check("grad_query_bias", query_bias_stride, {heads, e}), check("grad_key_bias", key_bias_stride, {heads, e});
+        check("grad_value_bias", value_bias_stride, {heads, d});
+        check("grad_output_bias", 0, {d}), check("grad_scale", 0, {});
+        if ((grad_value && factors) || (grad_masses && !masses))
+            throw std::invalid_argument("a gradient of a parameter that is not given");
+    }
+
+    // Where a member of a group adds its gradients.
+    ParameterGradients gradients_of(int64_t row, int64_t group) const {
+        auto place = [&](double* array, int64_t stride, int64_t size) {
+            return array ? array + (stride ? row : group) * size : nullptr;
+        };
+        ParameterGradients to;
+        to.masses = place(grad_masses, mass_stride, n);
+        to.query = place(grad_query, query_stride, heads * e * d), to.key = place(grad_key, query_stride, heads * e * d);
+        to.value = place(grad_value, value_stride, heads * d * d);
+        to.query_bias = place(grad_query_bias, query_bias_stride, heads * e);
+        to.key_bias = place(grad_key_bias, key_bias_stride, heads * e);
+        to.value_bias = place(grad_value_bias, value_bias_stride, heads * d);
+        to.output_bias = place(grad_output_bias, 0, d), to.scale = place(grad_scale, 0, 1);
+        return to;
+    }
+
+    std::vector<int64_t> counts_of_members;  // of a run whose gradients are computed
 };
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 bool is_late(const NativeLoop& loop) { return now() > loop.deadline; }
+
+void record_step(const NativeLoop& loop, int64_t row, double length, const double* y, const double* f) {
+    static_cast<StepRecord*>(loop.steps_of)->add(loop.who[row], length, y, f);
+}
 
 // Only for a single member: then no thread of the pool is busy.
 void run_tasks(const NativeLoop& loop, int64_t tasks, void* context, void (*work)(void*, int64_t, int)) {
@@ -214,7 +334,11 @@ void set_arrays(Loop& loop, const nb::kwargs& arrays) {
         ARRAY(noted),    ARRAY(last),        ARRAY(anchor), ARRAY(anchor_t), ARRAY(streak),      ARRAY(rest),
         ARRAY(inside),   ARRAY(near_anchor), ARRAY(slack),  ARRAY(log_time), ARRAY(log_mass),    ARRAY(row_of),
         ARRAY(node_of),  ARRAY(nodes),       ARRAY(merges), ARRAY(log_left), ARRAY(log_right),   ARRAY(hold),
-        ARRAY(implicit), ARRAY(wait),        ARRAY(steps),  ARRAY(suspect),  ARRAY(calm)};
+        ARRAY(implicit), ARRAY(wait),        ARRAY(steps),  ARRAY(suspect),  ARRAY(calm),
+        ARRAY(query_bias), ARRAY(key_bias), ARRAY(value_bias), ARRAY(output_bias), ARRAY(turns),
+        ARRAY(grad_start), ARRAY(grad_masses), ARRAY(grad_query), ARRAY(grad_key), ARRAY(grad_value),
+        ARRAY(grad_query_bias), ARRAY(grad_key_bias), ARRAY(grad_value_bias), ARRAY(grad_output_bias),
+        ARRAY(grad_scale)};
     for (const auto& [key, array] : arrays) {
         const std::string name = nb::cast<std::string>(key);
         const auto setter = setters.find(name);
@@ -228,6 +352,11 @@ void set_arrays(Loop& loop, const nb::kwargs& arrays) {
 void run(Loop& loop, const std::string& set, int threads, double seconds) {
     const InstructionSet& chosen = named(set.c_str());
     loop.prepare();
+    const StepRecord* record = static_cast<StepRecord*>(loop.steps_of);
+    if (record && (record->size != loop.n * loop.d || loop.width != loop.n ||
+                   int64_t(record->members.size()) < loop.columns))
+        throw std::invalid_argument("the record of steps is that of another run");
+    loop.record = record ? record_step : nullptr;
     loop.is_late = is_late, loop.run_tasks = run_tasks;
     loop.workers = loop.members == 1 ? threads : 1;
     loop.deadline = now() + seconds;
@@ -241,9 +370,106 @@ void run(Loop& loop, const std::string& set, int threads, double seconds) {
              [&](int64_t row, int worker) { chosen.loop_member(loop, row, memory.get() + bytes * size_t(worker)); });
 }
 
+using Integers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Numbers = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Truths = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using States = nb::ndarray<const double, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+// Where states that a run returned lie in its steps: see `MemberSteps`. Rows of a member come in the order of time, its
+// last state at the end; times of steps are added as in integration.h.
+void locate(const StepRecord& record, double start, double end, const Integers& member, const Numbers& time,
+            const Truths& last, nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& steps,
+            nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>& places) {
+    struct Clock {
+        double t, low = 0;
+        int64_t step = -1;
+    };
+    const size_t count = member.shape(0);
+    if (time.shape(0) != count || last.shape(0) != count || steps.shape(0) != count || places.shape(0) != count)
+        throw std::invalid_argument("states and their times do not belong together");
+    std::vector<Clock> clocks(record.members.size(), Clock{start});
+    for (size_t row = 0; row < count; row++) {
+        const size_t number = size_t(member.data()[row]);
+        const std::vector<double>& lengths = record.members.at(number).lengths;
+        Clock& clock = clocks[number];
+        const double when = time.data()[row];
+        while (clock.step + 1 < int64_t(lengths.size()) && (last.data()[row] || clock.t < when)) {
+            const double length = lengths[size_t(++clock.step)];
+            const bool there = length == (end - clock.t) - clock.low;
+            const double move = length + clock.low, total = clock.t + move;
+            clock.low = there ? 0 : (clock.t - (total - (total - clock.t))) + (move - (total - clock.t));
+            clock.t = there ? end : total;
+        }
+        const double lag = last.data()[row] ? when - clock.t : (when - clock.t) - clock.low;
+        const double place = clock.step < 0 ? double(last.data()[row])
+                             : lag < 0      ? 1 + lag / lengths[size_t(clock.step)]
+                                            : 1;
+        steps.data()[row] = clock.step, places.data()[row] = place > 0 ? place : 0;
+    }
+}
+
+// Gradients of a function of states that were returned, whose gradients are `grads` and whose places `locate` found.
+void differentiate(Loop& loop, StepRecord& record, const std::string& set, int threads, const Integers& member,
+                   const Integers& step, const Numbers& place, const States& grads) {
+    const InstructionSet& chosen = named(set.c_str());
+    loop.prepare_gradient(record);
+    const size_t count = grads.shape(0);
+    if (member.shape(0) != count || step.shape(0) != count || place.shape(0) != count ||
+        int64_t(grads.shape(1)) != loop.n || int64_t(grads.shape(2)) != loop.d)
+        throw std::invalid_argument("states and their gradients do not belong together");
+    struct Reads {
+        std::vector<int64_t> steps, rows;
+        std::vector<double> places;
+    };
+    std::vector<Reads> reads(record.members.size());
+    for (size_t row = 0; row < count; row++) {
+        Reads& to = reads.at(size_t(member.data()[row]));
+        to.steps.push_back(step.data()[row]), to.places.push_back(place.data()[row]);
+        to.rows.push_back(int64_t(row));
+    }
+    loop.run_tasks = run_tasks;
+    loop.workers = loop.members == 1 ? threads : 1;
+    const int64_t state = 2 * record.size, budget = (int64_t(16) << 20) / int64_t(sizeof(double)) / state;
+    const int64_t buffer = budget < 8 ? 8 : budget > 256 ? 256 : budget;
+    std::vector<MemberSteps> steps(record.members.size());
+    MemberSteps deepest;
+    deepest.buffer = buffer;
+    for (size_t number = 0; number < steps.size(); number++) {
+        const StepRecord::Member& from = record.members[number];
+        MemberSteps& to = steps[number];
+        to.steps = int64_t(from.lengths.size()), to.stride = from.stride, to.kept = from.kept, to.buffer = buffer;
+        to.lengths = from.lengths.data(), to.states = from.states.data();
+        to.reads = int64_t(reads[number].rows.size());
+        to.read_step = reads[number].steps.data(), to.read_row = reads[number].rows.data();
+        to.read_place = reads[number].places.data(), to.read_grads = grads.data();
+        for (int64_t reach = buffer; reach < to.stride; reach *= buffer) to.depth++;
+        deepest.depth = to.depth > deepest.depth ? to.depth : deepest.depth;
+    }
+    const size_t bytes = (chosen.gradient_scratch(loop, deepest) + 127) / 64 * 64;
+    const int64_t groups = loop.members < groups_of_members ? loop.members : groups_of_members;
+    const int used = int64_t(threads) < groups ? threads : int(groups);
+    std::unique_ptr<char, decltype(&std::free)> memory(
+        static_cast<char*>(std::aligned_alloc(64, bytes * size_t(used > 1 ? used : 1))), &std::free);
+    if (!memory) throw std::bad_alloc();
+    nb::gil_scoped_release released;
+    parallel(groups, used, [&](int64_t group, int worker) {
+        const int64_t first = group * loop.members / groups, stop = (group + 1) * loop.members / groups;
+        for (int64_t row = first; row < stop; row++)
+            chosen.gradient_member(loop, row, steps[size_t(row)], loop.gradients_of(row, group),
+                                   loop.grad_start + row * record.size, memory.get() + bytes * size_t(worker));
+    }, 1);
+}
+
 }  // namespace
 
 void bind_native_loop(nb::module_& module) {
+    nb::class_<StepRecord>(module, "StepRecord")
+        .def(nb::init<int64_t, int64_t, int64_t, int64_t>())
+        .def("steps", &StepRecord::steps)
+        .def("kept", &StepRecord::kept)
+        .def("locate", &locate)
+        .def("lengths_of", &StepRecord::lengths_of);
+    module.attr("gradient_groups") = groups_of_members;
     nb::class_<Loop>(module, "NativeLoop")
         .def(nb::init<>())
         .def("set_tableau", &set_tableau)
@@ -251,6 +477,9 @@ void bind_native_loop(nb::module_& module) {
         .def("set_space", &set_space)
         .def("set_arrays", &set_arrays)
         .def("run", &run)
+        .def("set_record",
+             [](Loop& loop, StepRecord* record) { loop.steps_of = record; }, nb::arg().none(), nb::keep_alive<1, 2>())
+        .def("differentiate", &differentiate)
         .def_prop_rw(
             "mode", [](const Loop& loop) { return int(loop.mode); },
             [](Loop& loop, int mode) { loop.mode = Mode(mode); })

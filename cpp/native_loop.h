@@ -49,6 +49,12 @@ struct NativeLoop {
     int64_t window = 0, query_stride = 0, value_stride = 0, factor_stride = 0, mass_stride = 0, visible_stride = 0;
     double scale = 1, bias = 0;
     const double *query = nullptr, *key = nullptr, *value = nullptr, *factors = nullptr;
+    // biases of queries and keys (heads, e), of values (heads, d), and of the velocity (d); null: none
+    const double *query_bias = nullptr, *key_bias = nullptr, *value_bias = nullptr, *output_bias = nullptr;
+    int64_t query_bias_stride = 0, key_bias_stride = 0, value_bias_stride = 0;
+    // rotary positions: cosine and sine (n, pairs, 2) of the angles by which pairs of coordinates are turned; null: none
+    const double* turns = nullptr;
+    int64_t pairs = 0, turn_stride = 0;
     const bool* visible = nullptr;  // (n, n)
     double* masses = nullptr;       // (width); null: 1/n each
 
@@ -62,6 +68,9 @@ struct NativeLoop {
     double safety = 1, shrink = 1, grow = 1;  // of the step-size controller (solvers/step_control.py)
     bool fresh = false;                       // at the start: slopes and the first step size are still to be computed
     int64_t attempts = 1;
+    // called for every accepted step: its length, and points and slopes where it begins; null: steps are not recorded
+    void (*record)(const NativeLoop&, int64_t row, double length, const double* y, const double* f) = nullptr;
+    void* steps_of = nullptr;
     double deadline = 0;  // on the clock of `is_late`
     bool (*is_late)(const NativeLoop&) = nullptr;
     // threads of one evaluation, and the function that runs work(context, task, worker) for every task on them
@@ -104,6 +113,11 @@ struct NativeLoop {
     double *near_anchor = nullptr, *slack = nullptr, *log_time = nullptr, *log_mass = nullptr;
     int64_t *row_of = nullptr, *node_of = nullptr, *nodes = nullptr, *merges = nullptr, *log_left = nullptr,
             *log_right = nullptr;
+
+    // gradients of the start (members, n, d), and of parameters, which the members of a group add to one array
+    double *grad_start = nullptr, *grad_masses = nullptr, *grad_query = nullptr, *grad_key = nullptr,
+           *grad_value = nullptr, *grad_query_bias = nullptr, *grad_key_bias = nullptr, *grad_value_bias = nullptr,
+           *grad_output_bias = nullptr, *grad_scale = nullptr;
 };
 
 }  // namespace attractor

@@ -125,6 +125,8 @@ struct Zonal {
 };
 
 struct NativeLoop;
+struct MemberSteps;
+struct ParameterGradients;
 
 struct InstructionSet {
     const char* name;
@@ -132,6 +134,10 @@ struct InstructionSet {
     Zonal zonal;
     size_t (*loop_scratch)(const NativeLoop&);  // the native loop (loop.h): bytes a worker needs
     void (*loop_member)(const NativeLoop&, int64_t row, void* scratch);  // and the steps of one member
+    // gradients through the steps of one member (reverse_sweep.h)
+    size_t (*gradient_scratch)(const NativeLoop&, const MemberSteps&);
+    void (*gradient_member)(const NativeLoop&, int64_t row, const MemberSteps&, const ParameterGradients&,
+                            double* grad_start, void* scratch);
 };
 
 // By name; throws if this machine cannot run it.

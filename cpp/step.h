@@ -97,6 +97,11 @@ struct Step {
             combine(tableau.extra_inner[index], slopes, size(), h, y, inner);
             field(inner, slopes[tableau.stages + 1 + index]);
         }
+        fill_parts();
+    }
+
+    void fill_parts() {
+        const Tableau& tableau = loop.tableau;
         for (int64_t index = 0; index < size(); index++) {
             const double moved = end[index] - y[index];
             parts[0][index] = moved;

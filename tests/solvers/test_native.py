@@ -201,6 +201,42 @@ def test_members_with_parameters_masses_and_positions_of_their_own() -> None:
         agree(*both(law, tokens, space=space, until=np.pi, save=5), counts=False)
 
 
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: getattr(kernel, "name", kernel))
+@pytest.mark.parametrize("own", [False, True])
+def test_rotary_positions_and_biases(kernel: Any, own: bool) -> None:
+    generator = np.random.default_rng([KERNELS.index(kernel), int(own)])
+    for space, mask in zip(SPACES, (None, "causal", "window:3"), strict=True):
+        members, n, heads, k = 3, int(generator.integers(2, 13)), int(generator.integers(1, 3)), 4
+        batch = (members,) if own else ()
+        query, key = generator.standard_normal((2, *batch, heads, k, 3))
+        value, output = (generator.standard_normal((*batch, heads, *shape)) for shape in ((2, 3), (3, 2)))
+        biases = {
+            name: 0.3 * generator.standard_normal((*batch, heads, size))
+            for name, size in (("query_bias", k), ("key_bias", k), ("value_bias", 2))
+            if generator.random() < 0.8
+        }
+        law = at.Attention(
+            query,
+            key,
+            0.3 * value,
+            output=output,
+            output_bias=0.1 * generator.standard_normal(3),
+            kernel=kernel,
+            scale=0.3,
+            mask=mask,
+            positions=[at.Rotary(), at.Rotary(dim=2), None][int(generator.integers(3))],
+            **biases,
+        )
+        points = SPACES[space].random(n, 3, seed=int(generator.integers(1000)), ensemble=members)
+        places = generator.permuted(np.tile(np.arange(float(n)), (members, 1)), axis=1)
+        tokens = at.Tokens(
+            points if SPACES[space].is_curved else 0.3 * points,
+            masses=None if generator.random() < 0.5 else generator.random(n) + 0.1,
+            positions=places if generator.random() < 0.5 else None,
+        )
+        agree(*both(law, tokens, space=SPACES[space], until=1.0, save=5, rtol=1e-7), counts=False)
+
+
 def test_threads_change_nothing() -> None:
     law, tokens = at.Attention.isotropic(3, 9.0), at.Tokens.uniform(8, 3, ensemble=(40,))
     runs, threads = [], torch.get_num_threads()
@@ -273,14 +309,13 @@ ELSEWHERE: dict[str, tuple[at.Law, at.Tokens, dict[str, Any]]] = {
         at.Tokens.uniform(4, 3),
         {"events": [at.Event(lambda tokens, time: 1.0)]},
     ),
-    "positions": (at.Attention.isotropic(2, 1.0, positions=at.Rotary()), at.Tokens.uniform(4, 2), {}),
+    "other positions": (at.Attention.isotropic(2, 1.0, positions=at.Alibi([1.0])), at.Tokens.uniform(4, 2), {}),
     "a schedule": (at.Schedule(lambda t: at.Attention.isotropic(3, 1.0 + t)), at.Tokens.uniform(4, 3), {}),
     "a sum": (
         at.Attention.isotropic(3, 1.0) + at.Attention.isotropic(3, 2.0),
         at.Tokens.uniform(4, 3),
         {},
     ),
-    "gradients": (at.Attention.isotropic(3, 1.0), at.Tokens(torch.eye(3, dtype=torch.float64).requires_grad_()), {}),
 }
 
 

@@ -81,6 +81,54 @@ class Loop:
         """Number of parts of a step's dense output polynomial."""
         return self._loop.parts
 
+    def set_record(self, record: StepRecord) -> None:
+        """Record the accepted steps of a run."""
+        self._loop.set_record(record.record)
+
+    def differentiate(
+        self, record: StepRecord, member: np.ndarray, step: np.ndarray, place: np.ndarray, grads: np.ndarray
+    ) -> None:
+        """Compute gradients from those of states (rows, n, d), at places that ``StepRecord.locate`` found.
+
+        They are added to the arrays ``grad_...`` of the loop; parameters that members share have an array for each of ``groups`` of
+        members.
+        """
+        self._loop.differentiate(
+            record.record, kernels.instruction_set(), torch.get_num_threads(), member, step, place, grads
+        )
+
     def run(self, seconds: float) -> None:
         """Advance all members until each has made its attempts or needs a check, or the time is over."""
         self._loop.run(kernels.instruction_set(), torch.get_num_threads(), seconds)
+
+
+class StepRecord:
+    """The accepted steps of every member of a run: ``StepRecord`` in ``cpp/native_loop.cpp``.
+
+    States are kept at the start of at most ``slots`` steps of each member, so that memory does not grow with the number of steps,
+    apart from the length of each.
+    """
+
+    def __init__(self, members: int, n: int, d: int, slots: int) -> None:
+        self.record: Any = kernels.module().StepRecord(members, n, d, slots)
+        self.groups = min(members, kernels.module().gradient_groups)
+
+    def lengths(self) -> list[np.ndarray]:
+        """Lengths of the steps of every member."""
+        return [np.array(self.record.lengths_of(member)) for member in range(len(self.record.steps()))]
+
+    @property
+    def kept(self) -> int:
+        """The largest number of states that are kept of a member."""
+        return self.record.kept()
+
+    def locate(
+        self, start: float, end: float, member: np.ndarray, time: np.ndarray, last: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Steps, and places in them from 0 to 1, of states of members at some times.
+
+        States of a member come in the order of time, its last state (``last``) at the end. Step -1 is the start.
+        """
+        step, place = np.empty(len(member), dtype=np.int64), np.empty(len(member))
+        self.record.locate(start, end, member, time, last, step, place)
+        return step, place

@@ -33,6 +33,7 @@ from attractor.spaces import Space
 from attractor.states import Tokens
 
 if TYPE_CHECKING:
+    from attractor.solvers.native_gradient import NativeGradient
     from attractor.solvers.span_reduction import Span
 
 ROWS = ("members", "t", "t_low", "h", "retried", "ended")  # arrays with one entry for each row of ``y``
@@ -58,6 +59,7 @@ class Plan:
     max_seconds: float = float("inf")
     max_evaluations: float = float("inf")
     native: bool = False  # whether the native loop may be used
+    differentiable: bool = False  # whether gradients are needed
     noise: Noise | None = None
 
     @property
@@ -116,6 +118,7 @@ class Integration:
         self.interpolant: Callable[[], StepPolynomial] | None = None  # of the last step, if the method has one
         self.history = History(plan.stepper.nodes, self.y, self.f)
         self.termination = Termination(plan.rules, plan.events, plan.bound, self)
+        self.gradient: NativeGradient | None = None  # records the steps of the native loop
         self.outcomes: list[Outcome | None] = [None] * count
         self.finals = LastStates(count)
         self.past: Past | None = None  # last implicit steps

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attractor.engines import MODES, native
-from attractor.laws import Attention
+from attractor.laws import Attention, Positions
 from attractor.solvers.merging import NativeMerges, narrow
 from attractor.solvers.step_control import GROW, SAFETY, SHRINK
 from attractor.solvers.steppers.stepper import RungeKutta, StepPolynomial
@@ -42,6 +42,7 @@ RULES = (Consensus, Collapse, Steady)
 MAX_DIM = 32  # of tokens and of heads: above, matrix products dominate, and libraries are faster
 SMALLEST, LARGEST = 1e-100, 1e100  # size of a space
 MAX_TOKENS = 1024  # of a system: above, the time of the loop in Python is negligible
+MAX_DIFFERENTIABLE = 16384  # of a system whose gradients are needed: autograd would record every evaluation
 
 
 def is_supported(plan: Plan, y: Tensor) -> bool:
@@ -60,17 +61,15 @@ def is_supported(plan: Plan, y: Tensor) -> bool:
         and len({type(rule) for rule in plan.rules}) == len(plan.rules)
         and SMALLEST < plan.space.size < LARGEST  # on surfaces the loop takes squares of coordinates
         and dim <= MAX_DIM
-        and n <= MAX_TOKENS
+        and n <= (MAX_DIFFERENTIABLE if plan.differentiable else MAX_TOKENS)
     )
 
 
 def _is_law_supported(law: Any) -> bool:
-    absent = ("positions", "output", "query_bias", "key_bias", "value_bias", "output_bias")
     return (
         type(law) is Attention
         and law.kernel.mode is not None
-        and all(getattr(law, name) is None for name in absent)
-        and isinstance(law.scale, float)
+        and (law.positions is None or type(law.positions).turning_angles is not Positions.turning_angles)
         and law.query.shape[-2] <= MAX_DIM
     )
 
@@ -94,7 +93,7 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
     assert isinstance(law, Attention)
     kernel = law.kernel
     assert kernel.mode is not None
-    loop.set(mode=MODES.index(kernel.mode), squared=not kernel.bilinear, scale=law.scale)
+    loop.set(mode=MODES.index(kernel.mode), squared=not kernel.bilinear, scale=float(law.scale))
     loop.set(averaged=not kernel.normalised, bias=kernel.score_bias)
     loop.set(skip_self=skip_self and law._value_scalars is not None)
     space = plan.space
@@ -108,7 +107,8 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
 
 def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
     """Give the loop the parameters, of each member or of all, and the mask."""
-    contents = tuple(matrix.detach().numpy().tobytes() for matrix in (law.query, law.key, law.value))
+    parts = (getattr(law, name) for name in PARAMETERS)
+    contents = tuple(None if part is None else part.detach().numpy().tobytes() for part in parts)
     known = _cached.get(law)
     if known is None or known[0] != contents:  # parameters may have been changed in place
         _cached[law] = known = (contents, *_parameters(law))
@@ -119,27 +119,55 @@ def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
     window, visible = hide.get("window"), hide.get("visible")
     loop.set(causal=hide.get("causal", False), window=0 if window is None else min(window, 2 * tokens.n))
     loop.set_arrays(visible=None if visible is None else visible.reshape(-1, tokens.n, tokens.n).contiguous())
+    loop.set_arrays(turns=None if law.positions is None else _turns(law.positions, law.query.shape[-2], tokens))
 
 
-_cached: WeakKeyDictionary[Attention, tuple[tuple[bytes, ...], dict[str, np.ndarray | None], dict[str, float]]] = (
-    WeakKeyDictionary()
-)
+PARAMETERS = ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias", "output_bias")
+_cached: WeakKeyDictionary[
+    Attention, tuple[tuple[bytes | None, ...], dict[str, np.ndarray | None], dict[str, float]]
+] = WeakKeyDictionary()
+
+
+def loop_parameters(law: Attention) -> dict[str, Tensor]:
+    """Parameters in the shapes of the loop: (members or 1, heads, rows, columns), float64; differentiable."""
+    value, value_bias = law.value_map, law.value_bias
+    if law.output is not None and value_bias is not None:
+        value_bias = (law.output @ value_bias.unsqueeze(-1)).squeeze(-1)
+    found = {"query": law.query, "key": law.key, "value": value}
+    found = {name: matrix.reshape((1,) * (4 - matrix.ndim) + matrix.shape) for name, matrix in found.items()}
+    biases = {"query_bias": law.query_bias, "key_bias": law.key_bias, "value_bias": value_bias}
+    for name, bias in biases.items():
+        if bias is not None:
+            rows = bias.reshape((1,) * (3 - bias.ndim) + bias.shape)
+            found[name] = rows.expand(len(rows), law.heads, rows.shape[-1])
+    if law.output_bias is not None:
+        found["output_bias"] = law.output_bias
+    return {name: part.to(torch.float64) for name, part in found.items()}
+
+
+def _turns(positions: Positions, head_dim: int, tokens: Tokens) -> Tensor:
+    """Cosines and sines (members or 1, n, pairs, 2) of the angles of positions."""
+    angles = positions.turning_angles(head_dim, tokens)
+    assert angles is not None
+    return torch.stack((angles.cos(), angles.sin()), -1).reshape(-1, *angles.shape[-2:], 2).contiguous()
 
 
 def _parameters(law: Attention) -> tuple[dict[str, np.ndarray | None], dict[str, float]]:
     """Arrays and numbers of a law, as the loop takes them."""
-    query, key, value = (_with_axes(matrix) for matrix in (law.query, law.key, law.value))
+    arrays: dict[str, np.ndarray | None] = dict.fromkeys(
+        ("query_bias", "key_bias", "value_bias", "output_bias", "factors")
+    )
+    with torch.no_grad():
+        arrays |= {name: np.ascontiguousarray(part.detach().numpy()) for name, part in loop_parameters(law).items()}
+    query, key, value = arrays["query"], arrays["key"], arrays["value"]
+    assert query is not None
+    assert key is not None
+    assert value is not None
     diagonal = query.shape[-2] == query.shape[-1] and _is_diagonal(query) and _is_diagonal(key)
     uniform = diagonal and _is_uniform(query) and _is_uniform(key)
-    scalars = None if law._value_scalars is None else np.ascontiguousarray(value[..., 0, 0])
-    arrays = {"query": query, "key": key, "value": value if scalars is None else None, "factors": scalars}
+    if law._value_scalars is not None:
+        arrays |= {"value": None, "factors": np.ascontiguousarray(value[..., 0, 0])}
     return arrays, {"diagonal": diagonal, "uniform": uniform}
-
-
-def _with_axes(matrix: Tensor) -> np.ndarray:
-    """A matrix as (members or 1, heads, rows, d), contiguous."""
-    array = np.ascontiguousarray(matrix.detach().numpy(), dtype=np.float64)
-    return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
 def _is_uniform(matrix: np.ndarray) -> bool:
@@ -201,6 +229,8 @@ class NativeLoop:
         self.run, self.loop = run, native.Loop()
         self.given: tuple[object, object] = (None, None)  # law and positions that the loop has
         set_plan(self.loop, run.plan, run.field.skip_self)
+        if run.gradient is not None:
+            self.loop.set_record(run.gradient.record)
         recorder = run.recorder
         self.loop.set_arrays(save_times=np.ascontiguousarray(recorder.times), saved=recorder.points)
         merge = {} if run.merger is None else {"merge": run.merger.tolerance}

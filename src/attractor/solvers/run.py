@@ -22,6 +22,7 @@ from attractor.errors import InputError, UnsupportedError
 from attractor.laws import AbsentLaw, Attention, Closure, Law, Stack, check_velocities, is_external, merging_changes
 from attractor.progress import progress_bar
 from attractor.serialization import move_tensors, tensors
+from attractor.solvers import native_gradient
 from attractor.solvers import store as checkpoints
 from attractor.solvers.cluster_integration import METHOD as CLUSTERS
 from attractor.solvers.cluster_integration import integrate_clusters, log_time_obstacle, reject_options
@@ -262,7 +263,8 @@ def _integrate(
     precision = None if store is None else checkpoints.find_precision(store, resume, group)
     if precision not in (None, run.y.dtype):  # a stored run continues as it was begun
         run = prepare(definition, budget, execution, differentiable, precision)
-    with show_progress(progress, run.plan, group is None or group.rank == 0) as after_step:
+    recorded = torch.no_grad() if run.gradient is not None else nullcontext()
+    with show_progress(progress, run.plan, group is None or group.rank == 0) as after_step, recorded:
         if store is None:
             run.run(after_step)
         else:
@@ -343,6 +345,9 @@ def prepare(
         plan = span.restrict_plan(plan)
         law, space, state = plan.law, plan.space, span.tokens
     tolerance = _merge_tolerance(law, plan, options["merge"], differentiable)
+    if differentiable:
+        native = plan.native and not gaussian and is_supported(plan, state.points)
+        plan = replace(plan, native=native and native_gradient.is_supported(plan, state))
     if precision is None:
         widen = plan.native and not gaussian and is_supported(plan, state.points)
     else:
@@ -360,12 +365,14 @@ def prepare(
         tokens = Tokens.unchecked(tokens.points.double(), masses, positions)
     if is_external(law, plan.start):
         tolerance = _verify(law, tokens, plan, tolerance, options["merge"])
+    gradient = native_gradient.NativeGradient(plan, tokens) if differentiable and plan.native else None
+    tokens = tokens if gradient is None else gradient.detached_tokens
     recorder = Recorder(times, explicit, tokens.points.shape[0], tokens.points)
     merger = None if tolerance is None else Merger(tolerance, _explicit_masses(tokens))
     rescaled = gaussian and _is_rescaled(law, options, plan, differentiable)
     kind = NoisyIntegration if plan.noise is not None else GaussianIntegration if rescaled else Integration
     run = kind(plan, tokens, recorder, merger, execution or Execution())
-    run.span = span
+    run.span, run.gradient = span, gradient
     return run
 
 
@@ -551,7 +558,8 @@ def _plan(
         events=tuple(events),
         max_seconds=math.inf if budget[0] is None else float(budget[0]),
         max_evaluations=math.inf if budget[1] is None else float(budget[1]),
-        native=options["engine"] is None and not differentiable and not distributed.is_active(),
+        native=options["engine"] is None and not distributed.is_active(),
+        differentiable=differentiable,
         noise=noise,
     )
 
@@ -691,6 +699,8 @@ def make_trajectory(run: Integration, definition: Definition) -> Trajectory:
     recorder = record.recorder
     finals = stack_states(record.finals)
     times, points = recorder.times[: recorder.rows], recorder.points[: recorder.rows]
+    if run.gradient is not None:
+        finals, points = run.gradient.attach(run, finals, points)
     last = float(recorder.ends.max())
     if not recorder.explicit and (len(times) == 0 or times[-1] < last):
         times, points = np.append(times, last), torch.cat([points, finals[None]])

@@ -461,7 +461,9 @@ class Termination:
             field = run.field.members(torch.from_numpy(rows[places]))
             if field.masses is not None:
                 field.masses = field.masses[..., :count]
-            noise = run.control.tolerance(run.y[index]).amax(-1).cpu().double().numpy() / np.maximum(view.norms(), TINY)
+            noise = run.control.tolerance(run.y.detach()[index]).amax(-1).cpu().double().numpy() / np.maximum(
+                view.norms(), TINY
+            )
             step = run.plan.step if run.plan.stepper.discrete else None
             # engines used here are not those of the run
             with torch.no_grad(), np.errstate(all="ignore"), engines.using(None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,19 @@ class Positions(Record):
     def reads_queries(self) -> bool:
         """Whether terms that are added to scores, or their scale, depend on the query beyond a rotation."""
         return False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A class with rotations of its own declares its own angles."""
+        super().__init_subclass__(**options)
+        if {"turn", "pair", "shift"} & vars(cls).keys() and "turning_angles" not in vars(cls):
+            cls.turning_angles = Positions.turning_angles  # type: ignore[method-assign]
+
+    def turning_angles(self, head_dim: int, tokens: Tokens) -> Tensor | None:
+        """Angles (..., n, pairs), float64, by which the pairs (0, 1), (2, 3), ... of queries and keys are turned.
+
+        None if the encoding does anything else.
+        """
+        return None
 
     def enter(self, tokens: Tokens) -> Tensor:
         """Points as they enter the first layer."""

@@ -53,9 +53,12 @@ class Rotary(Positions):
         """The frequencies for a text of this length."""
         return self.frequencies(head_dim)
 
+    def turning_angles(self, head_dim: int, tokens: Tokens) -> Tensor:
+        places = indices(tokens).to(torch.float64)
+        return places.unsqueeze(-1) * self.frequencies_for(head_dim, tokens).to(places.device)
+
     def turn(self, vectors: Tensor, tokens: Tokens) -> Tensor:
-        frequencies = self.frequencies_for(vectors.shape[-1], tokens).to(vectors.device)
-        angles = indices(tokens).to(torch.float64).unsqueeze(-1) * frequencies  # (..., n, dim/2)
+        angles = self.turning_angles(vectors.shape[-1], tokens)
         cos, sin = angles.cos().to(vectors.dtype).unsqueeze(-3), angles.sin().to(vectors.dtype).unsqueeze(-3)
         return turn_pairs(vectors, cos, sin)
 
