@@ -79,7 +79,7 @@ from attractor.solvers import (
     velocity,
 )
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere
-from attractor.states import Density, Gaussian, Tokens
+from attractor.states import Density, Equiangular, Gaussian, Tokens
 
 if TYPE_CHECKING:
     from attractor import meanfield, models, nn, papers, plotting, sweeps, theory, training, weights
@@ -115,6 +115,7 @@ __all__ = [
     "Causal",
     "Density",
     "Ellipsoid",
+    "Equiangular",
     "Euclidean",
     "Event",
     "Exponential",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import attractor as at
 from attractor.errors import InputError
 from attractor.laws import MLP, Affine, Attention, Block, LayerNorm, Norm, RMSNorm, Schedule
 from attractor.spaces import Ellipsoid, Euclidean, Sphere
@@ -258,3 +260,79 @@ def test_a_block_refuses_what_does_not_fit() -> None:
         Block(a, f, "pre", LayerNorm(torch.ones(4)))
     with pytest.raises(InputError, match="dimension 6, the state has dimension 3"):
         Block(a, f).check(Tokens(torch.ones(2, 3)))
+
+
+def make_full_block(placement: str, norms: int) -> tuple[at.Block, at.Attention, at.MLP, list[at.RMSNorm]]:
+    rng = np.random.default_rng(3)
+    attention = at.Attention(*rng.standard_normal((3, 5, 5)))
+    feed = at.MLP(*(torch.from_numpy(rng.standard_normal(shape)) for shape in ((7, 5), (7,), (5, 7), (5,))))
+    made = [at.RMSNorm(torch.from_numpy(rng.uniform(0.5, 1.5, 5))) for _ in range(norms)]
+    return at.Block(attention, feed, placement, tuple(made)), attention, feed, made
+
+
+@pytest.mark.parametrize("placement", ["ngpt:0.3", "sqrt", "mix:2"])
+@pytest.mark.parametrize("time", [0.0, 3.0])
+def test_further_placements_of_full_blocks(placement: str, time: float) -> None:
+    """The layers by their definitions, attention first and then the feed-forward part."""
+    block, attention, feed, norms = make_full_block(placement, 4 if "ngpt" in placement else 2)
+    x, step = torch.from_numpy(np.random.default_rng(4).standard_normal((6, 5))), 0.5
+    expected = x
+    for law, norm, inner in zip((attention, feed), norms[:2], norms[2:] or norms, strict=False):
+        if placement == "mix:2" and time >= 2:
+            expected = expected + step * law.velocity(at.Tokens(norm(expected)))
+            continue
+        moved = law.velocity(at.Tokens(expected))
+        if placement == "ngpt:0.3":
+            expected = norm(expected + 0.3 * step * (inner(moved) - expected))
+        elif placement == "sqrt":
+            expected = norm(expected + step * moved / (1 + time) ** 0.5)
+        else:
+            expected = norm(expected + step * moved)
+    assert torch.allclose(block.layer(at.Tokens(x), step, at.Euclidean(), time), expected, atol=1e-13)
+
+
+@pytest.mark.parametrize("placement", ["ngpt:0.7", "sqrt", "mix:2"])
+def test_velocities_are_the_limit_of_layers(placement: str) -> None:
+    _, attention, feed, _ = make_full_block("none", 0)
+    norm = at.RMSNorm(torch.full((5,), 1.2, dtype=torch.float64))
+    block = at.Block(attention, feed, placement, norm)
+    x = norm(torch.from_numpy(np.random.default_rng(4).standard_normal((6, 5))))
+    for time in (0.5, 2.5):
+        velocity = block.velocity(at.Tokens(x), time)
+        step = 1e-6
+        moved = (block.layer(at.Tokens(x), step, at.Euclidean(), time) - x) / step
+        assert torch.allclose(velocity, moved, atol=2e-4)
+
+
+def test_mixed_placements_change_at_a_step() -> None:
+    _, attention, feed, _ = make_full_block("none", 0)
+    law = at.Block(attention, feed, "mix:0.35", at.RMSNorm())
+    assert law.breaks(0.0, 1.0) == [0.35]
+    assert not law.autonomous
+    tokens = at.Tokens(at.RMSNorm()(torch.from_numpy(np.random.default_rng(4).standard_normal((6, 5)))))
+    run = at.flow(law, tokens, until=0.6, save=[0.35, 0.6], rtol=1e-10)
+    first = at.flow(at.Block(attention, feed, "post", at.RMSNorm()), tokens, until=0.35, rtol=1e-10)
+    then = at.flow(at.Block(attention, feed, "pre", at.RMSNorm()), first.final, until=0.25, rtol=1e-10)
+    assert torch.allclose(run.points[0], first.final.points, atol=1e-8)
+    assert torch.allclose(run.final.points, then.final.points, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("placement", "why"),
+    [
+        ("mix", "takes a positive number"),
+        ("mix:-1", "takes a positive number"),
+        ("ngpt:x", "takes a positive number"),
+        ("ngpt:0", "takes a positive number"),
+        ("post:2", "takes no number"),
+        ("nqpt", "did you mean 'ngpt'"),
+    ],
+)
+def test_placements_that_are_none(placement: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        at.Block(at.Attention.isotropic(3, 1.0), placement=placement, norms=at.RMSNorm())
+
+
+def test_a_parallel_block_has_one_input() -> None:
+    with pytest.raises(InputError, match="parallel"):
+        at.Block(at.Attention.isotropic(3, 1.0), placement="ngpt", norms=at.RMSNorm(), parallel=True)

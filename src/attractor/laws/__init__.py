@@ -4,6 +4,7 @@ from attractor.laws.attention import Attention
 from attractor.laws.blocks import ACTIVATIONS, MLP, Affine, Block, LayerNorm, Norm, RMSNorm
 from attractor.laws.circle import CircleField, circle_obstacle
 from attractor.laws.closure import Closure, closure_field, closure_obstacle
+from attractor.laws.equiangular import EquiangularAttention
 from attractor.laws.kernels import CLASSES as KERNELS
 from attractor.laws.kernels.capped import Capped
 from attractor.laws.kernels.exponential import Exponential
@@ -62,6 +63,7 @@ __all__ = [
     "Combined",
     "Disentangled",
     "DynamicRotary",
+    "EquiangularAttention",
     "Exponential",
     "Feature",
     "GridRotary",

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from attractor.errors import InputError
 from attractor.html_repr import SHOWN, html_card
+from attractor.laws.equiangular import EquiangularAttention, check_equiangular, find_obstacle
 from attractor.laws.kernels.kernel import Kernel, Pairing, kernel_named
 from attractor.laws.law import Law
 from attractor.laws.masks import Mask, Visibility, as_mask
@@ -348,6 +349,12 @@ class Attention(Law):
             parts["output_bias"] = self.output_bias.double() @ basis
         positions = self.positions if self.positions is None or batched else self.positions.restrict(basis)
         return dataclasses.replace(self, **parts, positions=positions)
+
+    def for_equiangular(self, n: int) -> Law:
+        check_equiangular(
+            type(self).__name__, find_obstacle(self) if type(self) is Attention else "its form is not known to allow it"
+        )
+        return EquiangularAttention(self, n)
 
     def _compress_heads(self, parts: dict[str, Any]) -> None:
         """Give queries and keys (..., k, r) of a head fewer rows, where k is large.

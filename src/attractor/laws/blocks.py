@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attractor.errors import InputError
+from attractor.errors import InputError, UnsupportedError
+from attractor.laws.equiangular import check_equiangular
 from attractor.laws.law import CompositeLaw, Law
 from attractor.registry import check_name, find
 from attractor.serialization import Record
@@ -97,6 +98,15 @@ class Norm(Record):
             return SpanNorm(gains, bias, self.eps * d / r, basis.sum(0) / d**0.5)
         return RMSNorm(gains, bias, self.eps * d / r)
 
+    def for_equiangular(self, n: int, dim: int) -> Norm:
+        """The norm of tokens of a dimension, in the coordinates of ``Equiangular``."""
+        why = "" if type(self) is RMSNorm else "it reads single coordinates"
+        why = why or ("" if self.bias is None else "its bias singles out a direction")
+        even = self.gain is None or bool((self.gain == self.gain[0]).all())
+        check_equiangular(f"a {type(self).__name__}", why or ("" if even else "its gains differ"))
+        gain = 1.0 if self.gain is None else float(self.gain[0])
+        return EquiangularNorm(torch.full((2,), gain, dtype=torch.float64), None, self.eps, n, dim)
+
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         """The part of v tangent to the norm's image at a point x of it."""
         u = x if self.bias is None else x - self.bias.to(x)
@@ -140,6 +150,24 @@ class SpanNorm(Norm):
         return x - (x @ direction).unsqueeze(-1) * direction
 
 
+@dataclass(frozen=True, eq=False)
+class EquiangularNorm(Norm):
+    """An RMSNorm of n equiangular tokens of dimension ``size``, whose coordinates a and b have |x|^2 = ((n-1) a^2 + b^2) / n."""
+
+    n: int = 2
+    size: int = 2
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        root = (self._inner(x, x) / (self.n * self.size) + self.eps).sqrt()
+        return x / torch.where(root > 0, root, 1.0)
+
+    def _inner(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x * y * x.new_tensor([self.n - 1.0, 1.0])).sum(-1, keepdim=True)
+
+    def tangent(self, x: Tensor, v: Tensor) -> Tensor:
+        return v - x * (self._inner(x, v) / self._inner(x, x))
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "gelu": functional.gelu,
@@ -179,6 +207,12 @@ class Affine(Law):
             return None
         nothing = tokens.points.new_zeros((0, self.dim))
         return nothing if self.offset is None else self.offset.to(nothing)[None]
+
+    def for_equiangular(self, n: int) -> Affine:
+        multiple = self.matrix[0, 0] * torch.eye(self.dim, dtype=self.matrix.dtype, device=self.matrix.device)
+        even = torch.equal(self.matrix, multiple) and (self.offset is None or not bool(self.offset.any()))
+        check_equiangular("an affine law", "" if even else "its matrix must be w I, without an offset")
+        return Affine(self.matrix[0, 0].double() * torch.eye(2, dtype=torch.float64, device=self.matrix.device))
 
     def restrict(self, basis: Tensor, linear: bool = False) -> Affine:
         matrix = self.matrix[0, 0].double() * torch.eye(basis.shape[-1], dtype=torch.float64, device=basis.device)
@@ -232,7 +266,7 @@ class MLP(Law):
         return functional.linear(hidden, self.w2.to(like), None if self.b2 is None else self.b2.to(like))
 
 
-Placement = Literal["none", "pre", "post", "peri"]
+PLACEMENTS = {"none": 0, "pre": 2, "post": 2, "peri": 4, "ngpt": 4, "sqrt": 2, "mix": 2}  # and their numbers of norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,21 +280,28 @@ class Block(CompositeLaw):
     pre        :math:`x + h\,a(N_1 x)`                     :math:`a(N_1 x) + f(N_2 x)`
     post       :math:`N_1(x + h\,a(x))`                    the tangent part of a + f on the image of N
     peri       :math:`x + h\,N_3(a(N_1 x))`                :math:`N_3(a(N_1 x)) + N_4(f(N_2 x))`
+    ngpt       :math:`N_1(x + h\alpha(N_3(a(x)) - x))`     the tangent part of :math:`\alpha(N_3 a + N_4 f)`
+    sqrt       :math:`N_1(x + h\,a(x)/\sqrt{1+t})`         the tangent part of :math:`(a + f)/\sqrt{1+t}`
+    mix        post before the time :math:`\tau`, then pre  the same
     =========  ==========================================  ==============================================
 
-    ``norms`` are (N1, N2) or, for peri, (N1, N2, N3, N4); one norm serves all places. ``parallel`` blocks feed both parts the
-    same input (GPT-J, NeoX). The continuous post model needs one image: N1 and N2 with the same gain and bias, or N2 alone
-    is used. Its layer is exact; for gains other than one constant the layer does not tend to the identity as h tends to 0.
+    ``placement`` "ngpt:0.3" has :math:`\alpha = 0.3` (1 without a number), "mix:12" has :math:`\tau = 12`; t is the time at the start
+    of the layer. [karagodin2025normalization] compares these placements. ``norms`` are (N1, N2) or, for peri and ngpt, (N1, N2, N3, N4);
+    one norm serves all places. ``parallel`` blocks feed both parts the same input (GPT-J, NeoX).
+
+    The continuous models of post, ngpt and sqrt need one image: N1 and N2 with the same gain and bias, or N2 alone is used. Their layers
+    are exact; with a bias, or gains other than one constant, the layer does not tend to the identity as h tends to 0.
     """
 
     attention: Law
     feedforward: Law | None = None
-    placement: Placement = "none"
+    placement: str = "none"
     norms: tuple[Norm, ...] | Norm = ()
     parallel: bool = False
 
     def __post_init__(self) -> None:
-        wanted = find(self.placement, {"none": 0, "pre": 2, "post": 2, "peri": 4}, "placement")
+        wanted = find(self.kind, PLACEMENTS, "placement")
+        self._check_number()
         norms = (self.norms,) * wanted if isinstance(self.norms, Norm) else tuple(self.norms)
         if len(norms) == 1:
             norms = norms * wanted
@@ -273,8 +314,41 @@ class Block(CompositeLaw):
                 raise InputError(
                     f"a norm of the block has dimension {norm.dim}, its laws move tokens of dimension {self.dim}"
                 )
-        if self.parallel and self.placement == "post":
-            raise InputError("a parallel block has no post placement: both parts read the same input")
+        if self.parallel and self.kind not in ("none", "pre", "peri"):
+            raise InputError(f"a parallel block has no {self.kind} placement: both parts read the same input")
+
+    def _check_number(self) -> None:
+        name, _, text = self.placement.partition(":")
+        wants = {"ngpt": "alpha, as in ngpt:0.3", "mix": "the time of the change, as in mix:12"}.get(name)
+        try:
+            number = float(text) if text else None
+        except ValueError:
+            number = -1.0
+        wrong = number is not None and not (0 < number < float("inf"))
+        if (":" in self.placement and wants is None) or wrong or (name == "mix" and number is None):
+            takes = f"takes a positive number, {wants}" if wants else "takes no number"
+            raise InputError(f"the placement {name!r} {takes}; got {self.placement!r}")
+
+    @property
+    def kind(self) -> str:
+        """The placement without its number."""
+        return self.placement.partition(":")[0]
+
+    @property
+    def number(self) -> float:
+        """alpha of ngpt, the time of the change of mix."""
+        return float(self.placement.partition(":")[2] or 1.0)
+
+    def _at(self, time: float) -> Block:
+        """The block at a time: with the placement post or pre, if it is mixed."""
+        if self.kind != "mix":
+            return self
+        return replace(self, placement="post" if time < self.number else "pre")
+
+    @property
+    def _normalises(self) -> bool:
+        """Whether norms follow the sum with the stream, so that tokens stay on their image."""
+        return self.kind in ("post", "ngpt", "sqrt")
 
     @property
     def components(self) -> tuple[Law, ...]:
@@ -282,37 +356,49 @@ class Block(CompositeLaw):
 
     @property
     def autonomous(self) -> bool:  # type: ignore[override]
-        return all(law.autonomous for law in self.components)
+        return self.kind not in ("sqrt", "mix") and all(law.autonomous for law in self.components)
+
+    def breaks(self, start: float, end: float) -> list[float]:
+        change = [self.number] if self.kind == "mix" and start < self.number < end else []
+        return sorted({*super().breaks(start, end), *change})
 
     def _part(self, index: int, tokens: Tokens, time: float, skip_self: bool = False) -> Tensor:
         """What part ``index`` adds to the residual stream."""
         norms = self.norms
         assert isinstance(norms, tuple)
         law = self.components[index]
-        if self.placement in ("none", "post"):
-            return law.velocity(tokens, time, skip_self=skip_self)
+        if self.kind == "none" or self._normalises:
+            moved = law.velocity(tokens, time, skip_self=skip_self and self.kind != "ngpt")
+            if self.kind == "ngpt":
+                return self.number * norms[2 + index](moved)
+            return moved / (1.0 + time) ** 0.5 if self.kind == "sqrt" else moved
         moved = law.velocity(tokens.with_points(norms[index](tokens.points)), time)
-        return norms[2 + index](moved) if self.placement == "peri" else moved
+        return norms[2 + index](moved) if self.kind == "peri" else moved
 
     def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
-        if self.placement == "post":
+        if self.kind == "mix":
+            return self._at(time).velocity(tokens, time, skip_self=skip_self)
+        if self._normalises:
             # a biased norm's image is not centred at 0: there the self term has a tangent part
             assert isinstance(self.norms, tuple)
             skip_self = skip_self and self.norms[len(self.components) - 1].bias is None
         total = self._part(0, tokens, time, skip_self)
         for index in range(1, len(self.components)):
             total = total + self._part(index, tokens, time, skip_self)
-        if self.placement == "post":
+        if self._normalises:
             assert isinstance(self.norms, tuple)
             return self.norms[len(self.components) - 1].tangent(tokens.points, total)
         return total
 
     def layer(self, tokens: Tokens, step: float, space: Space, time: float = 0.0) -> Tensor:
+        if self.kind == "mix":
+            return self._at(time).layer(tokens, step, space, time)
         if self.parallel:
             return super().layer(tokens, step, space, time)
         for index in range(len(self.components)):
-            points = tokens.points + step * self._part(index, tokens, time)
-            if self.placement == "post":
+            keep = 1.0 - step * self.number if self.kind == "ngpt" else 1.0
+            points = keep * tokens.points + step * self._part(index, tokens, time)
+            if self._normalises:
                 assert isinstance(self.norms, tuple)
                 points = self.norms[index](points)
             tokens = tokens.with_points(space.retract(points))
@@ -323,6 +409,14 @@ class Block(CompositeLaw):
         parts = [super().added_vectors(tokens), *(norm.added_vectors(tokens) for norm in self.norms)]
         known = [part for part in parts if part is not None]
         return torch.cat(known) if len(known) == len(parts) else None
+
+    def for_equiangular(self, n: int) -> Block:
+        assert isinstance(self.norms, tuple)
+        if self.norms and self.dim is None:
+            raise UnsupportedError("the norms of a block need the dimension of its laws, and these take any")
+        norms = tuple(norm.for_equiangular(n, self.dim or 2) for norm in self.norms)
+        parts = [law.for_equiangular(n) for law in self.components]
+        return Block(*parts, placement=self.placement, norms=norms, parallel=self.parallel)
 
     def restrict(self, basis: Tensor, linear: bool = False) -> Block:
         assert isinstance(self.norms, tuple)
@@ -337,6 +431,8 @@ class Block(CompositeLaw):
         return self.attention.enter(tokens)
 
     def between(self, start: float, end: float) -> Law:
+        if self.kind == "mix":
+            return self._at((start + end) / 2).between(start, end)
         if not self.breaks(start - 1, end + 1):
             return self
         parts = [law.between(start, end) for law in self.components]

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from attractor.errors import InputError
+from attractor.errors import InputError, UnsupportedError
 from attractor.html_repr import record_html
 from attractor.serialization import Record, move_tensors, parse_targets
 from attractor.spaces import Space
@@ -120,6 +120,12 @@ class Law(Record):
         linear : whether parameters are restricted by linear maps alone, so that laws can be interpolated afterwards.
         """
         raise NotImplementedError
+
+    def for_equiangular(self, n: int) -> Law:
+        """The law for n equiangular tokens, in the coordinates (..., 1, 2) of ``Equiangular``."""
+        raise UnsupportedError(
+            f"{type(self).__name__} is not known to keep tokens equiangular: give Tokens(...) as the state"
+        )
 
     def member(self, index: Tensor) -> Law:
         """The law restricted to some ensemble members, for laws whose parameters have a leading member axis."""
@@ -235,6 +241,9 @@ class Total(CompositeLaw):
 
     def restrict(self, basis: Tensor, linear: bool = False) -> Law:
         return Total(tuple(law.restrict(basis, linear) for law in self.laws))
+
+    def for_equiangular(self, n: int) -> Law:
+        return Total(tuple(law.for_equiangular(n) for law in self.laws))
 
     def between(self, start: float, end: float) -> Law:
         return Total(tuple(law.between(start, end) for law in self.laws))

@@ -85,6 +85,18 @@ class Schedule(Law):
         whole = self.function
         return Schedule(lambda time: whole(time)._moved(device, dtype))
 
+    def for_equiangular(self, n: int) -> Law:
+        whole = self
+        return Schedule(lambda time: whole.at(time).for_equiangular(n), ()) if self.function else self._equiangular(n)
+
+    def _equiangular(self, n: int) -> Law:
+        for law in self.laws:
+            law.for_equiangular(n)  # raises if it does not apply
+        whole = self
+        found = Schedule(lambda time: whole.at(time).for_equiangular(n))
+        object.__setattr__(found, "times", self.times)  # where it is not smooth
+        return found
+
     def added_vectors(self, tokens: Tokens) -> Tensor | None:
         # interpolated parameters of one form: factors of an output may be interpolated, but not kernels and norms that differ
         return None if self.function is not None else join_vectors(self.laws, tokens)
@@ -181,6 +193,9 @@ class Stack(CompositeLaw):
     def breaks(self, start: float, end: float) -> list[float]:
         edges = [k * self.duration for k in range(1, len(self.laws)) if start < k * self.duration < end]
         return sorted({*edges, *super().breaks(start, end)})
+
+    def for_equiangular(self, n: int) -> Law:
+        return Stack(tuple(law.for_equiangular(n) for law in self.laws), self.duration)
 
     def restrict(self, basis: Tensor, linear: bool = False) -> Law:
         return Stack(tuple(law.restrict(basis, linear) for law in self.laws), self.duration)

@@ -44,8 +44,18 @@ from attractor.solvers.store import Definition
 from attractor.solvers.termination import Event as UserEvent
 from attractor.solvers.termination import Rule, select_rules
 from attractor.solvers.trajectory import Trajectory
-from attractor.spaces import Euclidean, Space, Sphere, space_named
-from attractor.states import Density, Gaussian, Tokens, factor_of, is_in_range, split_size, tensor_version
+from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere, space_named
+from attractor.states import (
+    Density,
+    Equiangular,
+    Gaussian,
+    Tokens,
+    cosine_and_radius,
+    factor_of,
+    is_in_range,
+    split_size,
+    tensor_version,
+)
 
 SHORTEST, LONGEST = 1e-290, 1e300  # lengths of a run; shorter and longer ones leave the range of float64 in between
 MAX_STEPS = 1e9  # of a fixed length; they take days
@@ -66,6 +76,7 @@ def check_footprint(shape: tuple[int, ...], stepper: Stepper, saved: int, bytes_
     memory.check((2 * saved + stepper.arrays) * float(state), n, what, device=device, advice=advice)
 
 
+TOGETHER = 20.0  # relative distance, in tolerances, below which equiangular tokens at rest are together
 RECENT = 0.05  # seconds; runs that are shorter report the peak memory of the last so many seconds
 UPDATE_SECONDS = 0.1  # between updates of the progress bar
 GAUSSIAN_RTOL = 2e-12  # the state is small, so accuracy is cheap, and blow-up times need it
@@ -102,7 +113,7 @@ def velocity(law: Law, state: Tokens, space: Space | str | None = None, time: fl
 
 def flow(
     law: Law,
-    state: Tokens | Gaussian | Density,
+    state: Tokens | Gaussian | Density | Equiangular,
     *,
     space: Space | str | None = None,
     noise: Noise | None = None,
@@ -138,8 +149,8 @@ def flow(
     Parameters
     ----------
     law : gives every token its velocity.
-    state : Tokens with points (..., n, d), a Gaussian or a Density on the circle; leading axes are an ensemble, whose members are
-        independent.
+    state : Tokens with points (..., n, d), a Gaussian, a Density on the circle, or Equiangular tokens; leading axes are an ensemble,
+        whose members are independent.
     space : Euclidean() (default), Sphere(), Ellipsoid(W), or a name. A density lives on Sphere().
     noise : Noise(strength), the random part of the motion; needs ``step``. Steps are fixed, and end at ``until`` (the last one is shorter
         if ``until`` is no multiple of the step, and the outcome says so); states are saved at ends of steps; no rule ends the run.
@@ -330,8 +341,12 @@ def prepare(
             _check_noise(noise, state, options["start"])
             law = DiffusingClosure(law, noise) if isinstance(law, Closure) else law
             state, noise = Tokens.unchecked(state.covariance_rows()), None
+    elif isinstance(state, Equiangular):
+        law, state, space = _enter_equiangular(law, state, space, noise, definition.events or (), options)
     elif not isinstance(state, Tokens):
-        raise InputError(f"flow moves Tokens(...), a Gaussian(...) or a Density(...), got {type(state).__name__}")
+        raise InputError(
+            f"flow moves Tokens(...), a Gaussian(...), a Density(...) or Equiangular(...), got {type(state).__name__}"
+        )
     law, space = _move_law(law, state.points.device), move_tensors(space, state.points.device)
     law.check(state)
     space.check_dimension(state.dim)
@@ -339,6 +354,8 @@ def prepare(
         _check_noise(noise, state, options["start"])
     plan = _plan(law, state, space, options, definition.events or (), budget, differentiable, gaussian, noise)
     span = None
+    if reduction[0] and not isinstance(definition.state, Tokens):
+        raise UnsupportedError(f"the dimension cannot be reduced: {reduction[1]}; leave out reduce=True")
     if reduction[0] is not False and isinstance(definition.state, Tokens):
         span = find_span(law, enter_space(law, state, space), plan, *reduction)
     if span is not None:
@@ -389,6 +406,34 @@ def _reduction_obstacle(
         "the function that is called for progress may read coordinates": callable(progress),
     }
     return next((reason for reason, given in reasons.items() if given), "")
+
+
+def _enter_equiangular(
+    law: Law,
+    state: Equiangular,
+    space: Space,
+    noise: Noise | None,
+    events: Sequence[UserEvent],
+    options: dict[str, Any],
+) -> tuple[Law, Tokens, Space]:
+    """The law, the rows and the space of a run of equiangular tokens, in their two coordinates."""
+    if noise is not None:
+        raise UnsupportedError("noise does not keep tokens equiangular: give Tokens(...) as the state")
+    if events:
+        raise UnsupportedError(
+            "events read tokens, and equiangular tokens have two coordinates: give Tokens(...) as the state"
+        )
+    if options["merge"]:
+        raise UnsupportedError("equiangular tokens all come together at once, so that none are merged: leave out merge")
+    law = law if isinstance(law, AbsentLaw) else law.for_equiangular(state.n)
+    if type(space) is Sphere:  # the ellipse ((n - 1) a^2 + b^2) / n = radius^2
+        weights = torch.tensor([state.n - 1.0, 1.0], dtype=torch.float64)
+        space = Ellipsoid(torch.diag(weights / (state.n * space.radius**2)))
+    elif type(space) is not Euclidean:
+        raise UnsupportedError(
+            f"equiangular tokens live in flat space or on a sphere: the {space.name} singles out directions; give Tokens(...)"
+        )
+    return law, Tokens.unchecked(state.rows()), space
 
 
 def _check_noise(noise: Noise, state: Tokens | Gaussian, start: Any) -> None:
@@ -669,6 +714,18 @@ def _explicit_masses(tokens: Tokens) -> Tensor:
     return tokens.masses.expand(shape).clone()
 
 
+def _name_consensus(state: Any, outcome: Outcome, final: Tensor, rtol: float) -> Outcome:
+    """The outcome of equiangular tokens: a rest where they are together is a consensus."""
+    if not isinstance(state, Equiangular) or outcome.name != "steady":
+        return outcome
+    rho, radius = cosine_and_radius(final, state.n)
+    if not float(radius) > 0 or float(final[0, 0].abs() / radius) > TOGETHER * rtol:
+        return outcome
+    return replace(
+        outcome, name="consensus", message=f"all tokens came together: the cosine of two is 1 - {1.0 - float(rho):.3g}"
+    )
+
+
 def _to_factors(rows: Tensor) -> Tensor:
     """Rows (..., 1 + d, d) of a mean and a covariance as those of a mean and the columns of a factor."""
     return torch.cat((rows[..., :1, :], factor_of(rows[..., 1:, :]).mT), dim=-2)
@@ -727,10 +784,13 @@ def make_trajectory(run: Integration, definition: Definition) -> Trajectory:
         times=torch.from_numpy(np.array(times)),
         points=points.reshape(len(times), *shape),
         final=state.with_points(finals.reshape(shape)),
-        outcomes=tuple(cast("list[Outcome]", run.outcomes)),
+        outcomes=tuple(
+            _name_consensus(state, outcome, final, plan.rtol)
+            for outcome, final in zip(cast("list[Outcome]", run.outcomes), finals, strict=True)
+        ),
         stats=stats,
         law=None if isinstance(definition.law, AbsentLaw) else definition.law,
-        space=plan.space if run.span is None else definition.space,
+        space=definition.space if run.span is not None or isinstance(state, Equiangular) else plan.space,
         initial=state,
         events=EventLog(run.termination.log, trees),
         definition=definition,

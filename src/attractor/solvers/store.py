@@ -51,7 +51,7 @@ from attractor.solvers.noise import AbsentNoise, Noise
 from attractor.solvers.outcome import EventRecord, Outcome
 from attractor.solvers.saving import Recorder, to_numpy
 from attractor.spaces import Space
-from attractor.states import Density, Gaussian, Tokens
+from attractor.states import Density, Equiangular, Gaussian, Tokens
 
 if TYPE_CHECKING:
     from attractor.solvers.integration import Integration
@@ -74,7 +74,7 @@ class Definition:
     """
 
     law: Law | None
-    state: Tokens | Gaussian | Density
+    state: Tokens | Gaussian | Density | Equiangular
     space: Space
     options: dict[str, Any]
     events: tuple[Event, ...] | None

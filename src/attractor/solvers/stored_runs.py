@@ -21,7 +21,7 @@ from attractor.solvers.saving import Recorder
 from attractor.solvers.store import Definition, Store, read_definition, read_precision, read_snapshot, restore_snapshot
 from attractor.solvers.trajectory import Trajectory
 from attractor.spaces import Space
-from attractor.states import Density, Gaussian, Tokens
+from attractor.states import Density, Equiangular, Gaussian, Tokens
 
 
 def load(path: str | Path) -> Trajectory:
@@ -51,7 +51,8 @@ def load(path: str | Path) -> Trajectory:
             message = "the stored run has not ended: resume it to continue"
             run.finish(row, Outcome("unfinished", float(run.t[row]), message), run.y[row], float(run.t[row]))
         law = AbsentLaw() if definition.law is None else definition.law
-        found = make_trajectory(run, replace(definition, law=law, space=run.plan.space))
+        space = definition.space if isinstance(definition.state, Equiangular) else run.plan.space
+        found = make_trajectory(run, replace(definition, law=law, space=space))
     if absent:
         warnings.warn(
             f"{store.path} is read without its {' and '.join(absent)}: import {'; '.join(absent.values())} before it is loaded "
@@ -62,7 +63,7 @@ def load(path: str | Path) -> Trajectory:
     return replace(found, stats=replace(found.stats, method=method))
 
 
-def _dtype(state: Tokens | Gaussian | Density) -> torch.dtype:
+def _dtype(state: Tokens | Gaussian | Density | Equiangular) -> torch.dtype:
     return state.points.dtype if isinstance(state, Tokens) else state.rows().dtype
 
 

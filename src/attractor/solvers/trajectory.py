@@ -29,7 +29,7 @@ from attractor.solvers.outcome import EventRecord, Outcome, Statistics
 from attractor.solvers.steppers.stepper import method_citations
 from attractor.solvers.store import Definition, RunRecord, write_run
 from attractor.spaces import Space
-from attractor.states import Density, Gaussian, Tokens, grid_values
+from attractor.states import Density, Equiangular, Gaussian, Tokens, grid_values
 
 if TYPE_CHECKING:
     from attractor.plotting import Scene
@@ -79,12 +79,12 @@ class Trajectory:
 
     times: Tensor
     points: Tensor
-    final: Tokens | Gaussian | Density
+    final: Tokens | Gaussian | Density | Equiangular
     outcomes: tuple[Outcome, ...]
     stats: Statistics
     law: Law | None
     space: Space
-    initial: Tokens | Gaussian | Density
+    initial: Tokens | Gaussian | Density | Equiangular
     events: Sequence[EventRecord] = ()
     definition: Definition | None = field(default=None, repr=False)
     record: RunRecord | None = field(default=None, repr=False)
@@ -111,11 +111,15 @@ class Trajectory:
 
     @property
     def tokens(self) -> Tokens:
-        """The initial tokens; raises for a run of a Gaussian or a density."""
+        """The initial tokens; raises for a run of another state."""
         if isinstance(self.initial, Gaussian):
             raise UnsupportedError("this run moved a Gaussian, which has no tokens; it has means and covariances")
         if isinstance(self.initial, Density):
             raise UnsupportedError("this run moved a density, which has no tokens; it has densities and modes")
+        if isinstance(self.initial, Equiangular):
+            raise UnsupportedError(
+                "this run moved equiangular tokens in two coordinates; it has cosines and radii, and run.state(k).tokens()"
+            )
         return self.initial
 
     @property
@@ -164,6 +168,24 @@ class Trajectory:
         return torch.from_numpy(grid_values(modes.numpy(), self.initial.size))
 
     @property
+    def cosines(self) -> Tensor:
+        """Cosines of two equiangular tokens along time, (S, ...)."""
+        return self._equiangular.with_points(self.points).rho
+
+    @property
+    def radii(self) -> Tensor:
+        """Lengths of equiangular tokens along time, (S, ...)."""
+        return self._equiangular.with_points(self.points).radius
+
+    @property
+    def _equiangular(self) -> Equiangular:
+        if not isinstance(self.initial, Equiangular):
+            raise UnsupportedError(
+                f"this run moved {_kind_of(self.initial)}; cosines and radii along time belong to runs of Equiangular tokens"
+            )
+        return self.initial
+
+    @property
     def log_times(self) -> Tensor:
         """Logarithms of the saved times, (S,): finite also where the times are beyond floating point; minus infinity at zero."""
         return self.times.log() if self.given_log_times is None else self.given_log_times
@@ -195,7 +217,7 @@ class Trajectory:
 
     @property
     def n(self) -> int:
-        return self.points.shape[-2]
+        return self.initial.n if isinstance(self.initial, Equiangular) else self.points.shape[-2]
 
     @property
     def dim(self) -> int:
@@ -242,7 +264,7 @@ class Trajectory:
             given_log_times=self.given_log_times,
         )
 
-    def state(self, index: int) -> Tokens | Gaussian | Density:
+    def state(self, index: int) -> Tokens | Gaussian | Density | Equiangular:
         """The state at one saved time."""
         return self.initial.with_points(self.points[index])
 
@@ -275,6 +297,10 @@ class Trajectory:
         if len(self.times) == 0:
             raise InputError("the run has no saved states to observe; give save times")
         self._check_points("further observables need them")
+        if isinstance(self.initial, Equiangular):
+            raise UnsupportedError(
+                "observables are those of tokens: equiangular tokens have run.cosines and run.radii, and run.state(k).tokens()"
+            )
         if isinstance(self.initial, Density) and getattr(function, "__name__", "") in OF_POINTS:
             raise UnsupportedError(
                 f"{function.__name__} counts or compares single tokens, and a density has none; its clusters are Density.peaks()"
@@ -345,6 +371,8 @@ class Trajectory:
         """
         from attractor.plotting import draw, draw_circle  # not needed to compute a flow
 
+        if isinstance(self.initial, Equiangular):
+            return self._plot_equiangular(path, member, title, clock)
         if isinstance(self.initial, Density):
             run, title = self.member(member), title or f"A density under {_describe_law(self.law)}"
             values, modes = run.densities.numpy(), run.modes.abs().numpy()
@@ -352,6 +380,18 @@ class Trajectory:
                 run.times.numpy(), values, modes, path, title=title, caption=run.outcome.sentence, **options
             )
         return draw(self.scene(member, curves, title, clock), path, **options)
+
+    def _plot_equiangular(self, path: Any, member: int, title: str | None, clock: str) -> Any:
+        from attractor.plotting import Curve, Panel, draw_panels
+
+        label, _ = CLOCKS[clock]
+        times = self.clock(clock).reshape(len(self.times), -1)[:, 0].tolist()
+        panels = []
+        for name, values in (("cosine of two tokens", self.cosines), ("length of a token", self.radii)):
+            column = values.reshape(len(values), -1)[:, member].tolist()
+            panels.append(Panel((Curve(times, column),), x=label, title=name))
+        title = title or f"{self.n:,} equiangular tokens under {_describe_law(self.law)}"
+        return draw_panels(panels, title, self.outcomes[member].sentence, path)
 
     def scene(
         self, member: int = 0, curves: Sequence[str] | None = None, title: str | None = None, clock: str = "time"
@@ -361,6 +401,8 @@ class Trajectory:
 
         if isinstance(self.initial, Gaussian):
             raise UnsupportedError("a run of a Gaussian has no tokens to draw; plot its means and covariances instead")
+        if isinstance(self.initial, Equiangular):
+            raise UnsupportedError("a run of equiangular tokens has no scene; run.plot draws their cosine and radius")
         if isinstance(self.initial, Density):
             raise UnsupportedError("a run of a density has no tokens to draw; run.plot draws the density")
         if len(self.times) == 0:
@@ -413,7 +455,10 @@ class Trajectory:
         log = EventLog.from_events(self.events)
         few = log.merges <= MERGES
         events = log if few else log.thin(lambda merges: np.concatenate([merges[:ENDS], merges[-ENDS:]]))
-        ensemble, tokens = list(self.initial.batch_shape), self.n if isinstance(self.initial, Tokens) else None
+        ensemble, tokens = (
+            list(self.initial.batch_shape),
+            self.n if isinstance(self.initial, (Tokens, Equiangular)) else None,
+        )
         grid = {"angles": self.initial.size} if isinstance(self.initial, Density) else {}
         report: dict[str, Any] = {
             "outcome": asdict(self.outcome),
@@ -472,6 +517,8 @@ class Trajectory:
             if self.outcome.name == "blow_up":  # the last state is the blow-up itself
                 sizes = sizes[:-1]
             return curve(sizes.log10(), "log10 of the trace of the covariance")
+        if isinstance(self.initial, Equiangular):
+            return curve(self.initial.with_points(points).rho, "cosine of two tokens")
         distances = torch.as_tensor(pairwise_distance(Tokens.unchecked(points)))
         return curve(distances, "mean squared distance of two tokens") if points.shape[1] > 1 else ""
 
@@ -482,6 +529,8 @@ class Trajectory:
         what = f"{self.n:,} tokens of dimension {self.dim}"
         if isinstance(self.initial, Gaussian):
             what = f"a Gaussian of dimension {self.dim}"
+        elif isinstance(self.initial, Equiangular):
+            what = f"{self.n:,} equiangular tokens"
         elif isinstance(self.initial, Density):
             what = f"a density at {self.initial.size} angles"
         rows: dict[str, Any] = {
@@ -549,7 +598,7 @@ def _event_row(event: EventRecord) -> dict[str, Any]:
     return row
 
 
-def _kind_of(state: Tokens | Gaussian | Density) -> str:
+def _kind_of(state: Tokens | Gaussian | Density | Equiangular) -> str:
     return "tokens" if isinstance(state, Tokens) else f"a {type(state).__name__}"
 
 

@@ -20,6 +20,7 @@ from attractor.states.density import (
     grid_values,
     modes_tail,
 )
+from attractor.states.equiangular import Equiangular, cosine_and_radius
 from attractor.states.gaussian import Gaussian, factor_of
 from attractor.states.tokens import UNIT, Tokens, list_starts
 
@@ -27,11 +28,13 @@ __all__ = [
     "RESOLVED",
     "UNIT",
     "Density",
+    "Equiangular",
     "Gaussian",
     "Tokens",
     "check_finite",
     "circle_points",
     "convert_parameters",
+    "cosine_and_radius",
     "factor_of",
     "grid_angles",
     "grid_values",
