@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attractor.errors import MemoryShortageError
+from attractor.errors import InputError, MemoryShortageError, UnsupportedError
 
 try:
     import resource
@@ -55,6 +55,26 @@ def available(device: Any = None) -> int | None:
         return int(torch.cuda.mem_get_info(device)[0])
     known = [free for free in (_machine(), cgroup_memory_left()) if free is not None]
     return min(known, default=None)
+
+
+def find_device(name: Any = None) -> Any:
+    """Return the torch device of this name, the CPU by default; raises if it does not exist here."""
+    import torch
+
+    try:
+        device = torch.device("cpu" if name is None else name)
+    except RuntimeError:
+        raise InputError(f"the device {name!r} is not known; give cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"the device {name!r} is not known; give cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError(f"device {name}: no GPU is found here, or this PyTorch is built without CUDA")
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise UnsupportedError(
+            f"device {name}: there {'is' if count == 1 else 'are'} {count} GPU{'s' * (count != 1)} here"
+        )
+    return device
 
 
 def _machine() -> int | None:

@@ -97,7 +97,7 @@ def test_a_real_model(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], 2, "give a MODEL, or --config"),
         (["minilm", "--config", "gpt2"], 2, "and not both"),
-        (["minilm", "--layers", "3"], 2, "--layers describe a random model"),
+        (["minilm", "--dim", "64"], 2, "--dim describe a random model"),
         (["--config", "gpt9"], 2, "no family"),
         (["--config", "gpt2", "--dim", "10", "--heads", "3"], 2, "do not split into 3 heads"),
         (["--config", "gpt2", "--text", "words"], 2, "no tokenizer"),

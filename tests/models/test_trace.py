@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from small_models import random_model
 
 import attractor as at
-from attractor.errors import CheckpointError, InputError, UnsupportedError
+from attractor.errors import CheckpointError, InputError, MemoryShortageError, UnsupportedError
 from attractor.models import trace_texts
 from attractor.models.hooks import freeze_norms, remove_positions
 from attractor.models.measurements import query_expansion
@@ -291,3 +292,74 @@ def test_frames_hold_the_measurements() -> None:
     many = trace_texts(model, [IDS, IDS[:5]])
     assert list(many.frame()["cosine_spread"]) == many.curve("cosine")[1].tolist()
     assert list(many.frame("heads")["expansion"]) == many.head("expansion").flatten().tolist()
+
+
+# ---------------------------------------------------------------- device, precision, a part of the layers
+
+
+@pytest.mark.parametrize("case", ["Llama, grouped", "BERT, MiniLM", "Gemma 3, q/k norm, two rates", "T5", "GPT-2"])
+def test_a_part_of_the_layers_is_the_beginning_of_the_trace(case: str, tmp_path: Path) -> None:
+    """From files only the first blocks are loaded; a model in memory is stopped after them."""
+    model: Any = random_model(case)
+    model.save_pretrained(tmp_path / "model")
+    whole = at.trace(tmp_path / "model", IDS)
+    for source in (tmp_path / "model", model):
+        run = at.trace(source, IDS, layers=1)
+        torch.testing.assert_close(run.points, whole.points[:2], rtol=0, atol=0)
+        assert run.measurements is not None
+        assert whole.measurements is not None
+        assert len(run.measurements.blocks["displacement"]) == 1
+        for name in ("attention_entropy", "self_weight"):
+            torch.testing.assert_close(run.measurements.heads[name], whole.measurements.heads[name][:1])
+    assert [layer.index for layer in at.checkpoint(tmp_path / "model").layers][:2] == [0, 1]
+    for bad in (0, -1, 99):
+        with pytest.raises(InputError, match="layers"):
+            at.trace(tmp_path / "model", IDS, layers=bad)
+
+
+def test_models_run_in_the_precision_of_their_files(tmp_path: Path) -> None:
+    model: Any = random_model("Llama, grouped").to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    own, single = at.trace(tmp_path / "model", IDS), at.trace(tmp_path / "model", IDS, dtype="float32")
+    loaded = type(model).from_pretrained(tmp_path / "model", dtype=torch.bfloat16).eval()
+    torch.testing.assert_close(own.points, at.trace(loaded, IDS).points, rtol=0, atol=0)
+    assert bool((own.points.to(torch.bfloat16).double() == own.points).all())  # states are bfloat16 numbers
+    assert not torch.equal(own.points, single.points)
+    torch.testing.assert_close(own.points, single.points, rtol=0.1, atol=0.5)
+    with pytest.raises(InputError, match=r"in memory is in torch\.bfloat16"):
+        at.trace(model, IDS, dtype="float32")
+    with pytest.raises(InputError, match="dtype must be float64, float32, bfloat16, float16, got 'int8'"):
+        at.trace(tmp_path / "model", IDS, dtype="int8")
+
+
+def test_devices_that_do_not_exist() -> None:
+    model = random_model("GPT-2")
+    with pytest.raises(InputError, match="the device 'tpu' is not known"):
+        at.trace(model, IDS, device="tpu")
+    if not torch.cuda.is_available():
+        for function in (lambda: at.audit(model, device="cuda"), lambda: at.iterate(model, [IDS], device="cuda")):
+            with pytest.raises(UnsupportedError, match="no GPU is found"):
+                function()
+
+
+def test_models_that_do_not_fit_are_rejected_before_they_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says which precision, and how many layers, would fit."""
+    model: Any = random_model("Llama, grouped", num_hidden_layers=8)
+    model.save_pretrained(tmp_path / "model")
+    count = sum(part.numel() for part in model.parameters())
+    monkeypatch.setattr("attractor.memory.available", lambda _device=None: 3 * count)
+    with pytest.raises(MemoryShortageError, match=r"in bfloat16 it would fit and its first (\d+) layers") as found:
+        at.trace(tmp_path / "model", IDS)
+    layers = int(str(found.value).split("its first ")[1].split()[0])
+    assert 1 <= layers < 8
+    assert len(at.trace(tmp_path / "model", IDS, layers=layers).points) == layers + 1
+    with pytest.raises(MemoryShortageError):
+        at.trace(tmp_path / "model", IDS, layers=layers + 1)
+    at.trace(tmp_path / "model", IDS, dtype="bfloat16")
+    monkeypatch.setattr("attractor.memory.available", lambda _device=None: 100)
+    with pytest.raises(MemoryShortageError, match="no precision and no number of layers"):
+        at.trace(tmp_path / "model", IDS)
+    with pytest.raises(MemoryShortageError, match="the audit of"):
+        at.audit(tmp_path / "model")

@@ -15,6 +15,7 @@ from attractor.cli.options import (
     CommonOptions,
     command_line,
     panel,
+    parse_ranges,
     print_result,
     result_option,
     seed_option,
@@ -251,6 +252,12 @@ class AuditOptions:
         str | None,
         option("NAME", "text, vision or audio: one part of a multimodal model.", default="the text"),
     ] = None
+    layers: Annotated[str | None, option("LIST", "Layers to audit, such as 0,3,8-11.", default="all")] = None
+    device: Annotated[str, option("NAME", "Device: cpu, or cuda for an NVIDIA GPU.")] = "cpu"
+    dtype: Annotated[
+        str | None,
+        option("NAME", "float64, or float32.", default="float64; float32 for wide models with 16-bit weights"),
+    ] = None
     unverified: Annotated[bool, option("", "Go on if that comparison fails, with a banner.", "--unverified")] = False
     seed: Annotated[int, seed_option("Seed of random heads and perturbed weights.", "Weights")] = 0
     fail_if: Annotated[
@@ -349,10 +356,13 @@ def audit_model(model: str, options: AuditOptions, output: AuditResults) -> tupl
     from attractor.models import checkpoint
 
     opened = checkpoint(model, part=options.part)
-    names = ("fold", "detail", "sums", "nulls", "verify", "unverified", "seed")
+    names = ("fold", "detail", "sums", "nulls", "verify", "unverified", "seed", "device", "dtype")
     settings = {name: getattr(options, name) for name in names}
-    with output.show_progress(f"layers of {Path(model).name}", total=len(opened.layers)) as update:
-        return opened, audit_weights(opened, progress=update, **{**settings, "detail": options.detail.value})
+    layers = None if options.layers is None else parse_ranges(options.layers, "--layers")
+    settings |= {"detail": options.detail.value, "layers": layers}
+    total = len(opened.layers) if layers is None else len(layers)
+    with output.show_progress(f"layers of {Path(model).name}", total=total) as update:
+        return opened, audit_weights(opened, progress=update, **settings)
 
 
 def write_tables(found: list[Audit], output: AuditResults) -> list[Path]:

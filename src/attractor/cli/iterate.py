@@ -165,7 +165,10 @@ class IterateModel:
             "TYPE", "Instead of MODEL: a model type of transformers with random weights, such as gpt2 or llama."
         ),
     ] = None
-    layers: Annotated[int | None, model_option("L", "Number of blocks, with --config.", min=1, default="12")] = None
+    layers: Annotated[
+        int | None,
+        model_option("L", "Number of blocks; of a MODEL, only the first.", min=1, default="all, 12 with --config"),
+    ] = None
     dim: Annotated[int | None, model_option("D", "Width, with --config.", min=2, default="384")] = None
     heads: Annotated[int | None, model_option("H", "Number of heads, with --config.", min=1, default="6")] = None
     random: Annotated[bool, model_option("", "Draw all weights at random before the run.", "--random")] = False
@@ -178,6 +181,7 @@ class IterateModel:
         ),
     ] = "family"
     dtype: Annotated[str, model_option("NAME", "float64, float32, bfloat16 or float16.")] = "float64"
+    device: Annotated[str, model_option("NAME", "Device: cpu, or cuda for an NVIDIA GPU.")] = "cpu"
 
 
 @dataclass(frozen=True)
@@ -279,7 +283,7 @@ def check_options(model: IterateModel, prompts: IteratePrompts, output: IterateR
 
     if (model.model is None) == (model.config is None):
         raise InputError("give a MODEL, or --config with the type of one, and not both")
-    sizes = [f"--{name}" for name in SIZES if getattr(model, name) is not None]
+    sizes = [f"--{name}" for name in SIZES if name != "layers" and getattr(model, name) is not None]
     if model.config is None and sizes:
         raise InputError(f"{', '.join(sizes)} describe a random model: give --config too")
     if model.dtype not in DTYPES:
@@ -327,13 +331,14 @@ def open_model(model: IterateModel, seed: int) -> Checkpoint:
     """Open the model, or create one with random weights."""
     import torch
 
+    from attractor.memory import find_device
     from attractor.models import checkpoint, initialize, make_config
 
     if model.config is None:
         return checkpoint(str(model.model))
     layers, dim, heads = (getattr(model, name) or usual for name, usual in SIZES.items())
     config = make_config(model.config, layers, dim, heads)
-    made = checkpoint(initialize(config, seed, model.init, getattr(torch, model.dtype)))
+    made = checkpoint(initialize(config, seed, model.init, getattr(torch, model.dtype)).to(find_device(model.device)))
     return replace(made, name=f"random {model.config} (d {dim}, {heads} heads, {model.init} weights)")
 
 
@@ -374,6 +379,8 @@ def run_passes(
             prompt_tokens=prompts.prompt_tokens,
             max_tokens=prompts.max_tokens,
             decode=decode,
+            device=model.device,
+            layers=None if model.config is not None else model.layers,
             store=output.store,
             resume=output.resume is not None,
             request=list_options(model, prompts, passes, own),

@@ -73,6 +73,21 @@ class CommonOptions:
 
 
 @dataclass(frozen=True)
+class RunOptions:
+    """Where and in which precision a model runs."""
+
+    device: Annotated[str | None, panel("Model")("NAME", "Device: cpu, or cuda for an NVIDIA GPU.", default="cpu")] = (
+        None
+    )
+    dtype: Annotated[
+        str | None, panel("Model")("NAME", "float64, float32, bfloat16 or float16.", default="that of the files")
+    ] = None
+    layers: Annotated[
+        int | None, panel("Model")("N", "Only the first N blocks; no more are loaded.", min=1, default="all")
+    ] = None
+
+
+@dataclass(frozen=True)
 class WidthOptions(CommonOptions):
     """Options of commands that draw figures."""
 
@@ -194,6 +209,18 @@ def check_numbers(context: typer.Context) -> None:
         value = context.params[name]
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{option} must be a finite number, got {value}")
+
+
+def parse_ranges(text: str, option: str) -> list[int]:
+    """Return the numbers of a list such as "0,3,8-11"."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = [first, last] if dash else [first]
+        if not all(end.isdecimal() for end in ends) or int(ends[0]) > int(ends[-1]):
+            raise InputError(f"{option} must be numbers and ranges such as 0,3,8-11, got {text!r}")
+        found += range(int(ends[0]), int(ends[-1]) + 1)
+    return list(dict.fromkeys(found))
 
 
 def parse_numbers(text: str, option: str) -> list[float]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from attractor.cli.inputs import read_array
 from attractor.cli.options import panel, parse_numbers, seed_option
-from attractor.errors import InputError, UnsupportedError
+from attractor.errors import InputError
 from attractor.laws import kernel_named, list_kernels
 from attractor.registry import check_name
 
@@ -59,21 +59,10 @@ class TokenOptions:
 
 def to_device(tokens: Tokens, options: TokenOptions) -> Tokens:
     """Return the tokens on the device of ``--device``."""
-    import torch
-
+    from attractor.memory import find_device
     from attractor.serialization import move_tensors
 
-    try:
-        device = torch.device(options.device)
-    except RuntimeError:
-        raise InputError(f"--device {options.device!r} is not known; give cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedError(
-            f"--device {options.device}: no GPU is found here, or this PyTorch is built without CUDA"
-        )
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"--device {options.device!r} is not known; give cpu or cuda")
-    return move_tensors(tokens, device)
+    return move_tensors(tokens, find_device(options.device))
 
 
 def read_tokens(options: TokenOptions) -> Tokens | None:

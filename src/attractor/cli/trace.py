@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,16 @@ import typer
 
 from attractor.cli.console import Outputs, exit_on_failures, print_findings, print_rows, print_table
 from attractor.cli.inputs import Text, check_figure, read_files, read_lines
-from attractor.cli.options import WidthOptions, command_line, given, panel, print_result, result_option, with_options
+from attractor.cli.options import (
+    RunOptions,
+    WidthOptions,
+    command_line,
+    given,
+    panel,
+    print_result,
+    result_option,
+    with_options,
+)
 from attractor.errors import InputError
 from attractor.html_repr import format_number
 
@@ -224,8 +233,10 @@ class TraceResults(WidthOptions):
     ] = None
 
 
-@with_options(TextOptions, ModelOptions, TraceResults)
-def trace(context: typer.Context, texts: TextOptions, model: ModelOptions, output: TraceResults) -> None:
+@with_options(TextOptions, ModelOptions, RunOptions, TraceResults)
+def trace(
+    context: typer.Context, texts: TextOptions, model: ModelOptions, run: RunOptions, output: TraceResults
+) -> None:
     """Trace the tokens of a real model along depth: norms, distances, cosines, rank, and the displacement of every block.
 
     States are the residual stream before every block and after the last, before the final norm; with several texts, means over
@@ -240,7 +251,7 @@ def trace(context: typer.Context, texts: TextOptions, model: ModelOptions, outpu
     if texts.states is not None:
         found, opened, figures = trace_states(texts.states, model, output)
     else:
-        found, opened, figures, exponents = trace_model(texts, model, output)
+        found, opened, figures, exponents = trace_model(texts, model, run, output)
     report = summarise_traces(found, opened)
     report["lyapunov"] = None if exponents is None else exponents.row()
     failures = {one.text: one.violations(found.measurements, found.findings) for one in conditions}
@@ -265,7 +276,7 @@ def trace_states(path: Path, model: ModelOptions, output: TraceResults) -> tuple
 
 
 def trace_model(
-    texts: TextOptions, model: ModelOptions, output: TraceResults
+    texts: TextOptions, model: ModelOptions, run: RunOptions, output: TraceResults
 ) -> tuple[Traces, Checkpoint, list[str], DepthExponents | None]:
     """Run a model; return the measurements, the model, the figures and the exponents of the first text."""
     from attractor.models import require_transformers, silence_transformers
@@ -274,12 +285,13 @@ def trace_model(
     named = read_texts(texts)
     require_transformers()
     with silence_transformers():
-        opened, first, found = run_model(texts, named, model, output)
+        opened, first, found = run_model(texts, named, model, run, output)
         figures = []
         if output.plot:
             options: Any = {"without": model.without or (), "stack": model.stack, "max_tokens": texts.max_tokens}
-            run = trace_one(opened, first, attention=False, cut=texts.dataset is not None, **options)
-            figures = draw_trace(run, opened.name, output)
+            options |= asdict(run)
+            one = trace_one(opened, first, attention=False, cut=texts.dataset is not None, **options)
+            figures = draw_trace(one, opened.name, output)
         exponents = None
         if model.lyapunov:
             from attractor.models import depth_exponents
@@ -306,19 +318,8 @@ def check_options(texts: TextOptions, model: ModelOptions, output: TraceResults,
             "give a model, or hidden states with --states FILE" + " and no model" * (texts.model is not None)
         )
     if texts.states is not None:
-        reads = (
-            "text",
-            "file",
-            "lines",
-            "dataset",
-            "image",
-            "max_tokens",
-            "without",
-            "stack",
-            "part",
-            "nulls",
-            "lyapunov",
-        )
+        reads = ["text", "file", "lines", "dataset", "image", "max_tokens", "without", "stack", "part", "nulls"]
+        reads += ["device", "dtype", "layers", "lyapunov"]
         if other := next((named[name] for name in reads if name in named), None):
             raise InputError(f"{other} belongs to a model, and --states takes the place of a model and its texts")
     if output.lyapunov_plot is not None:
@@ -384,7 +385,7 @@ def read_texts(options: TextOptions) -> list[Text]:
 
 
 def run_model(
-    texts: TextOptions, named: list[Text], model: ModelOptions, output: TraceResults
+    texts: TextOptions, named: list[Text], model: ModelOptions, run: RunOptions, output: TraceResults
 ) -> tuple[Checkpoint, Any, Traces]:
     """Run the model on every text or image; return it, the first input that was traced, and the traces."""
     from attractor.models import checkpoint, trace_texts
@@ -410,6 +411,7 @@ def run_model(
             names=[text.name for text in named] or [str(path) for path in texts.image or ()],
             skip=texts.lines or texts.dataset is not None,
             nulls=model.nulls,
+            **asdict(run),
             progress=lambda count: update(count, len(read)),
         )
     skipped = {text.index for text in found.skipped}

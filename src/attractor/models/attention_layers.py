@@ -308,15 +308,15 @@ def _convert_rotary(parts: Projections, rotary: RotaryLayout) -> Projections:
         if gain is not None:
             changed[f"{name}_gain"] = rotary.convert(gain, 1)
         elif isinstance(norm, Norm):
-            changed[f"{name}_norm"] = _convert_norm(norm, rotary, matrix.shape[1])
+            changed[f"{name}_norm"] = _convert_norm(norm, rotary, matrix.shape[1], matrix.device)
         elif norm is not None and rotary.factor != 1.0:
             raise UnsupportedError("clipped queries and keys with scaled rotary positions are not supported")
     return replace(parts, **changed)
 
 
-def _convert_norm(norm: Norm, rotary: RotaryLayout, k: int) -> Norm:
+def _convert_norm(norm: Norm, rotary: RotaryLayout, k: int, device: torch.device) -> Norm:
     """The norm of one head (k,) or of all heads (h k,) after the permutation."""
-    gain = torch.ones(k, dtype=torch.float64) if norm.gain is None else norm.gain
+    gain = torch.ones(k, dtype=torch.float64, device=device) if norm.gain is None else norm.gain
     bias = None if norm.bias is None else rotary.convert(norm.bias.reshape(-1, k), 1).flatten()
     return replace(norm, gain=rotary.convert(gain.reshape(-1, k), 1).flatten(), bias=bias)
 

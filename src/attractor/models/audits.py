@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from attractor import memory
-from attractor.errors import CheckpointError, InputError
+from attractor.errors import CheckpointError, InputError, MemoryShortageError
 from attractor.laws import Attention, has_kernel, rotary_of
+from attractor.memory import find_device
 from attractor.models.attention_layers import Heads, Layer
 from attractor.models.audit_findings import find_audit_findings, measure_similarities
 from attractor.models.audit_results import (
@@ -29,6 +30,7 @@ from attractor.models.audit_results import (
     VerifiedLayers,
 )
 from attractor.models.checkpoints import Checkpoint
+from attractor.models.loading import find_dtype, read_text_config
 from attractor.models.opening import checkpoint as open_checkpoint
 from attractor.models.quantisation import Quantised, error_bars, perturb
 from attractor.models.wide_layers import WorkspacePool, head_groups, is_wide, load_group
@@ -60,6 +62,7 @@ from attractor.weights import (
 
 WIDE = 1024  # above this width a plain audit leaves out what costs more than reading the weights
 CHUNK = 64 * 2**20  # bytes of the factors of heads that are processed together, where a whole layer is not needed
+SQUARES = 12  # (d, d) matrices in float64 that sums over the heads of a layer need together
 WORKERS = 8  # layers of a narrow model that are in memory together
 Detail = Literal["auto", "full", "heads"]
 T = TypeVar("T")
@@ -91,6 +94,8 @@ def audit(
     sums: bool | None = None,
     nulls: int = 64,
     layers: Sequence[int] | None = None,
+    device: Any = None,
+    dtype: Any = None,
     verify: bool | None = None,
     unverified: bool = False,
     seed: int = 0,
@@ -114,6 +119,8 @@ def audit(
     sums : compute the sums over heads, whatever ``detail`` is.
     nulls : number of random heads that each head is compared with; 0 for no null models.
     layers : indices of the layers to audit; all by default.
+    device : where layers are computed, such as "cuda"; the CPU by default.
+    dtype : precision, "float64" or "float32"; by default float64, and float32 for 16-bit weights where ``detail`` is not full.
     verify : compare our attention with the original model on three layers first; by default up to width 1024.
     unverified : go on if that comparison fails, which otherwise raises a ``CheckpointError``.
     seed : seed of random heads and of perturbed weights.
@@ -130,12 +137,18 @@ def audit(
     if nulls and nulls < 3:
         raise InputError(f"nulls must be 0 or at least 3 random heads, got {nulls}")
     full = found.dim <= WIDE if detail == "auto" else detail == "full"
+    found = replace(found, device=find_device(device))
+    if dtype is not None:
+        if find_dtype(dtype) not in BANDS:
+            raise InputError(f"an audit computes in float64 or float32, not in {dtype}")
+        found = replace(found, dtype=find_dtype(dtype))
     folded = found.first.reads_copy if fold is None else fold
     summed = full if sums is None else sums
     settings = AuditSettings(folded, summed, folded or fold is None, nulls, 8 if nulls else 0, seed=seed)
     if not full:
         settings = replace(settings, both=False, shifts=0, offsets=(), copies=0)
-    chosen = range(len(found.layers)) if layers is None else layers
+    chosen = choose_layers(found, layers)
+    check_audit_memory(found, full, summed)
     checked = found.dim <= WIDE if verify is None else verify
     verified = _verify(found, list(chosen), unverified) if checked else None
     heads: list[AuditHead] = []
@@ -149,7 +162,7 @@ def audit(
         notes.append(f"there are no error bars: the grid of {', '.join(found.tensors.without_grid())} is not known")
 
     def audit_one(index: int, layer: Layer) -> tuple[list[AuditHead], AuditLayer] | UndefinedLayer:
-        layer = layer if full else layer.in_stored_precision()
+        layer = layer if full or dtype is not None else layer.in_stored_precision()
         reason = explain_undefined(layer)
         if reason is not None:
             return UndefinedLayer(index, layer.name, reason)
@@ -176,6 +189,49 @@ def audit(
     findings = find_audit_findings(heads, settings)
     spent = time.perf_counter() - start
     return Audit(found.name, found.family.name, folded, *results, tuple(notes), spent, card, findings)
+
+
+def check_audit_memory(found: Checkpoint, full: bool, summed: bool) -> None:
+    """Raise before weights are read if the layers that are in memory together do not fit; ``full`` and ``summed`` are those of
+    ``audit``. The estimate is that of the first layer's rows, in the precision of the audit, and of (d, d) matrices of sums."""
+    free = memory.available(found.device)
+    config = found.config
+    heads, k = count_heads(config)
+    if free is None or not heads:
+        return
+    rows, square = 4 * found.dim * heads * k, found.dim**2
+    stored = getattr(getattr(config, "dtype", None), "itemsize", 4)
+    together = min(WORKERS, len(found.layers)) if found.dim <= WIDE else 1
+    needed = together * (rows * (2 * stored + (4 * 8 if full else 8)) + (SQUARES * 8 * square if summed else 0))
+    if needed > free:
+        advice = "; detail='heads' without sums needs less" if full or summed else ""
+        raise MemoryShortageError(
+            f"the audit of {found.name} needs about {memory.format_size(needed)} for layers of {heads} heads and width {found.dim}, "
+            f"and {memory.format_size(free)} are free on {found.device.type}{advice}"
+        )
+
+
+def count_heads(config: Any) -> tuple[int, int]:
+    """The number of heads and their dimension; zeros if a configuration has other names for them."""
+    text = read_text_config(config)
+    names = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+    find = lambda given: next((one for name in given if isinstance(one := getattr(text, name, None), int)), 0)  # noqa: E731
+    heads, width = find(names), find(("hidden_size", "n_embd", "d_model", "dim"))
+    own = getattr(text, "head_dim", None)
+    return heads, own if isinstance(own, int) else width // max(heads, 1)
+
+
+def choose_layers(found: Checkpoint, layers: Any) -> Sequence[int]:
+    """The indices of the layers to audit; raises if one does not exist."""
+    if layers is None:
+        return range(len(found.layers))
+    chosen = list(layers) if isinstance(layers, (Sequence, range)) and not isinstance(layers, str) else None
+    if not chosen or any(not isinstance(index, int) or isinstance(index, bool) for index in chosen):
+        raise InputError(f"layers must be a list of layer numbers, such as [0, 3], got {layers!r}")
+    bad = next((index for index in chosen if not 0 <= index < len(found.layers)), None)
+    if bad is not None:
+        raise InputError(f"{found.name} has layers 0 to {len(found.layers) - 1}, not {bad}")
+    return chosen
 
 
 def map_layers(found: Checkpoint, chosen: Sequence[int], function: Callable[[int, Layer], T]) -> Iterator[T]:

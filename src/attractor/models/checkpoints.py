@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from logging import CRITICAL
 from typing import Any, overload
@@ -18,7 +18,7 @@ from torch import Tensor
 from attractor.errors import InputError, UnsupportedError
 from attractor.models.attention_layers import Heads, Layer, NoAttention, use_float64
 from attractor.models.family import Family, Modules, get_hidden_states, get_output
-from attractor.models.tensors import Reader, Tensors, make_reader
+from attractor.models.tensors import CPU, Reader, Tensors, make_reader
 from attractor.solvers import velocity
 from attractor.states import Tokens
 
@@ -61,7 +61,7 @@ class Verification:
 def verify(checkpoint: Checkpoint, layers: list[int] | None = None, tokens: int = 12, seed: int = 0) -> Verification:
     """Compare the laws of some layers, all by default, with the original attention on random tokens; blocks without attention are left
     out."""
-    start = time.perf_counter()
+    start, checkpoint = time.perf_counter(), replace(checkpoint, device=CPU)
     indices = [index for index in checkpoint.attention_layers if layers is None or index in layers]
     checks = tuple(_check_layer(checkpoint, index, tokens, seed) for index in indices)
     tolerance = max(1e-9, 1e3 * torch.finfo(checkpoint.dtype).eps)
@@ -186,6 +186,16 @@ def with_eager_experts(config: Any, dtype: torch.dtype) -> Any:
     return config
 
 
+# names of the number of layers in configurations
+DEPTHS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+)
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -228,7 +238,7 @@ class Checkpoint:
     name : path or name of the model.
     family, config : its family and its configuration of transformers.
     tensors : its stored tensors.
-    dtype : precision of the laws.
+    dtype, device : precision and device of the laws.
     model : the model itself, if it was given in memory.
     notes : remarks.
     layers : sequence of ``Layer``; each access reads that layer from the files, so that one layer at a time is in memory.
@@ -241,10 +251,11 @@ class Checkpoint:
     dtype: torch.dtype = torch.float64
     model: Any = None
     notes: tuple[str, ...] = ()
+    device: torch.device = CPU
 
     @cached_property
     def reader(self) -> Reader:
-        return make_reader(self.tensors, self.family.prefixes, self.family.probes, self.dtype)
+        return make_reader(self.tensors, self.family.prefixes, self.family.probes, self.dtype, self.device)
 
     @cached_property
     def layers(self) -> Layers:

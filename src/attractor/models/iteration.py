@@ -24,7 +24,7 @@ from attractor.models.decay import Decay, fit_decay
 from attractor.models.forward_map import ForwardMap, decode, embed, open_forward_map, read_unembedding
 from attractor.models.hooks import BlockStates, output_maps
 from attractor.models.inputs import Prompts, read_prompts
-from attractor.models.loading import load_model
+from attractor.models.loading import choose_run, keep_layers, load_model
 from attractor.models.opening import checkpoint as open_checkpoint
 from attractor.models.random_init import initialize
 from attractor.plotting import Curve, Panel, draw_panels
@@ -292,19 +292,15 @@ class Run:
         self.request = request
         fresh = protocol.random or protocol.redraw
         if fresh:
-            self.model = initialize(opened.config, protocol.seed, protocol.init, protocol.dtype)
+            self.model = initialize(opened.config, protocol.seed, protocol.init, protocol.dtype).to(opened.device)
             self.checkpoint = open_checkpoint(self.model)
         else:
-            self.model, self.checkpoint = load_model(opened, protocol.dtype), opened
-            if opened.model is not None and next(self.model.parameters()).dtype != protocol.dtype:
-                raise InputError(
-                    f"the model in memory is in {next(self.model.parameters()).dtype}; give dtype=... the same, or convert it"
-                )
+            self.model, self.checkpoint = load_model(opened, protocol.dtype, opened.device), opened
         self.unembedding = read_unembedding(opened, self.model, fresh) if decode else None
         self.reader = None if self.unembedding is None else self.unembedding[1]
         self.layers = opened.stacks[stack]
         output_maps(self.checkpoint, stack)  # read before the precision changes
-        self.inputs = [_floats(one, protocol.dtype) for one in prompts.inputs]
+        self.inputs = [_floats(one, protocol.dtype, opened.device) for one in prompts.inputs]
         self.curves: dict[str, list[list[float]]] = {name: [[] for _ in self.inputs] for name in CURVES}
         self.normed: list[list[float]] = [[float("nan")] for _ in self.inputs]
         self.texts: dict[int, tuple[str, ...]] = {}
@@ -365,7 +361,7 @@ class Run:
         seed = self.protocol.seed + 1 + self.state.done
         self.model = initialize(
             self.opened.config, seed, self.protocol.init, self.protocol.dtype, small_vocabulary=True
-        )
+        ).to(self.opened.device)
         self.checkpoint = open_checkpoint(self.model)
         # only the number of tokens matters now: their vectors are inserted before the first block
         self.inputs = [
@@ -410,7 +406,15 @@ class Run:
         by_layer = [row[: done * self.layers + 1] for row in self.by_layer]
         texts = {k: read for k, read in self.texts.items() if k <= done}
         return StoredRun(
-            definition, done, list(self.state.states), curves, normed, by_layer, texts, self.reader, self.request
+            definition,
+            done,
+            [x.cpu() for x in self.state.states],
+            curves,
+            normed,
+            by_layer,
+            texts,
+            self.reader,
+            self.request,
         )
 
     def restore(self, saved: StoredRun) -> None:
@@ -418,7 +422,7 @@ class Run:
         done = saved.done
         if done > self.protocol.passes:
             raise InputError(f"the stored run has {done} passes already; ask for more than that")
-        states = tuple(x.to(self.protocol.dtype) for x in saved.states)
+        states = tuple(x.to(self.opened.device, self.protocol.dtype) for x in saved.states)
         self.texts |= saved.texts
         if self.protocol.final_norm and done not in self.texts:
             self._decode(done, states)
@@ -441,7 +445,7 @@ class Run:
         if not self.protocol.final_norm and np.array_equal(by_layer[:, -1], normed[:, -1]):
             notes.append("the model has no final norm, so leaving it out changes nothing")
         curves = {name: np.array(rows) for name, rows in self.curves.items()}
-        states = self.state.states
+        states = tuple(x.cpu() for x in self.state.states)
         return Iteration(
             self.opened.name, self.layers, self.protocol, self.prompts.names, tuple(len(x) for x in states), curves,
             normed, by_layer, self.texts, tuple(notes), seconds, states,
@@ -452,8 +456,8 @@ def _metric(x: Tensor) -> float:
     return float(observables.consensus_metric(Tokens(x.double())))
 
 
-def _floats(inputs: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: part.to(dtype) if part.is_floating_point() else part for name, part in inputs.items()}
+def _floats(inputs: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    return {name: part.to(device, dtype if part.is_floating_point() else part.dtype) for name, part in inputs.items()}
 
 
 def iterate(
@@ -467,6 +471,8 @@ def iterate(
     tokenizer: Any = None,
     max_tokens: int | None = None,
     stack: str | None = None,
+    device: Any = None,
+    layers: int | None = None,
     store: Path | None = None,
     resume: bool = False,
     request: dict[str, Any] | None = None,
@@ -488,6 +494,8 @@ def iterate(
     tokenizer : used instead of the tokenizer of the model.
     max_tokens : use only the first tokens of each prompt.
     stack : "encoder" or "decoder" of a model with both; the first by default.
+    device : where the model runs, such as "cuda"; the CPU by default, or where a model in memory is.
+    layers : only the first blocks of a model in files, so many.
     store : a .npz file to which the state is written every twenty seconds and at the end.
     resume : continue the run in ``store``, also to more passes; raises if it holds another run.
     request : options of the caller, kept in the store.
@@ -507,6 +515,9 @@ def iterate(
     read = read_prompts(
         opened, prompts, random_prompts, prompt_tokens, protocol.seed, tokenizer, max_tokens, bool(wanted)
     )
+    fresh = protocol.random or protocol.redraw  # weights are then drawn, whatever the precision of the model
+    place, _ = choose_run(opened, device, None if fresh else protocol.dtype)
+    opened = replace(keep_layers(opened, layers), device=place)
     run = Run(opened, chosen, protocol, read, wanted, request)  # reads files, so before the switch to float64
     with torch.no_grad(), use_float64() if exact else nullcontext():
         run.begin()

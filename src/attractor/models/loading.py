@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from attractor.errors import CheckpointError, InputError
+from attractor import memory
+from attractor.errors import AttractorError, CheckpointError, InputError, MemoryShortageError, UnsupportedError
 from attractor.files import read_json
-from attractor.models.checkpoints import Checkpoint, silence_transformers, with_eager_experts
+from attractor.models.checkpoints import DEPTHS, Checkpoint, silence_transformers, with_eager_experts
 from attractor.models.derived_tensors import AdaptedTensors
 from attractor.models.gguf import GGUFTensors
 from attractor.models.llama2c import Llama2cTensors
 from attractor.models.structure import StructuralFamily
-from attractor.models.tensors import SafetensorsFolder, check_finite, check_range
+from attractor.models.tensors import CPU, PartTensors, PickleFolder, SafetensorsFolder, check_finite, check_range
 
 NEEDED = ("[UNK]", "[CLS]", "[SEP]")
 SPECIAL = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|</?[A-Za-z]+>")
@@ -103,9 +105,138 @@ class ShortTextError(InputError):
         self.tokens = tokens
 
 
-def load_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
-    """Load the whole model for inference; raises if a weight is not finite. A model in memory is returned as it is."""
-    model = _get_base(checkpoint).eval() if checkpoint.model is not None else _load(checkpoint, dtype)
+PRECISIONS = {
+    str(one).removeprefix("torch."): one for one in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+}
+
+
+def find_dtype(name: Any) -> torch.dtype:
+    """The floating type of this name, such as "bfloat16"."""
+    found = PRECISIONS.get(str(name).removeprefix("torch."))
+    if found is None:
+        raise InputError(f"dtype must be {', '.join(PRECISIONS)}, got {name!r}")
+    return found
+
+
+def own_device(checkpoint: Checkpoint) -> torch.device:
+    """The device of a model in memory; the CPU for files."""
+    first = None if checkpoint.model is None else next(checkpoint.model.parameters(), None)
+    return CPU if first is None else first.device
+
+
+def choose_run(checkpoint: Checkpoint, device: Any, dtype: Any) -> tuple[torch.device, torch.dtype]:
+    """The device and the precision in which a model runs; those of a model in memory cannot be changed."""
+    own = own_device(checkpoint), own_dtype(checkpoint)
+    chosen = own[0] if device is None else memory.find_device(device), own[1] if dtype is None else find_dtype(dtype)
+    if checkpoint.model is not None:
+        for name, where, given, has in zip(("device", "dtype"), ("on", "in"), chosen, own, strict=True):
+            if str(given).removesuffix(":0") != str(has).removesuffix(":0"):
+                raise InputError(
+                    f"the model in memory is {where} {has}; give {name}=... the same, or convert the model"
+                )
+    return chosen
+
+
+def own_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """The precision of a model: that of its weights in memory or of its configuration; float32 for quantised weights."""
+    if checkpoint.model is not None:
+        first = next(checkpoint.model.parameters(), None)
+        return torch.float32 if first is None else first.dtype
+    stored = getattr(checkpoint.config, "dtype", None)
+    whole = isinstance(checkpoint.tensors, (SafetensorsFolder, PickleFolder, PartTensors, AdaptedTensors))
+    return next((one for one in PRECISIONS.values() if whole and one == stored), torch.float32)
+
+
+def keep_layers(checkpoint: Checkpoint, count: int | None) -> Checkpoint:
+    """The first ``count`` layers of each stack of a model, as a model of its own, of which only these are loaded."""
+    if count is None:
+        return checkpoint
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise InputError(f"layers must be a number of layers, at least 1, got {count!r}")
+    config = checkpoint.config
+    depths = {name: depth for name in DEPTHS if isinstance(depth := getattr(config, name, None), int) and depth > 0}
+    if depths and count > max(depths.values()):
+        raise InputError(f"{checkpoint.name} has {max(depths.values())} layers, and {count} were asked for")
+    if checkpoint.model is not None or not depths or getattr(config, "num_kv_shared_layers", 0):
+        raise UnsupportedError(
+            f"a part of the layers of {checkpoint.name} cannot be taken: "
+            + ("it is in memory already" if checkpoint.model is not None else "its layers depend on their number")
+        )
+    shorter = copy.deepcopy(config)
+    for name, value in config.to_dict().items():
+        if isinstance(value, list) and len(value) in depths.values():
+            setattr(shorter, name, value[:count])  # one entry for each layer
+    try:
+        for name, depth in depths.items():
+            setattr(shorter, name, min(depth, count))
+    except (AttributeError, NotImplementedError):
+        raise UnsupportedError(
+            f"the layers of {checkpoint.name} depend on each other, so no part can be taken"
+        ) from None
+    note = f"only the first {count} layer{'s' * (count != 1)} of {max(depths.values())} were taken"
+    return replace(checkpoint, config=shorter, notes=(*checkpoint.notes, note))
+
+
+def count_parameters(config: Any) -> int:
+    """The number of parameters of a model, from its configuration alone."""
+    from transformers import AutoModel
+
+    with silence_transformers(), torch.device("meta"):
+        return sum(part.numel() for part in AutoModel.from_config(copy.deepcopy(config)).parameters())
+
+
+def check_memory(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise before a model is loaded that does not fit; the message says which precision or how many layers would.
+
+    The estimate is the size of the parameters in ``dtype``; where the weights are converted or merged when they are read, they are
+    in memory twice.
+    """
+    free = memory.available(device)
+    if checkpoint.model is not None or free is None:
+        return
+    try:
+        count = count_parameters(checkpoint.config)
+    except Exception:  # not every configuration builds a model without weights; then nothing is known before loading
+        return
+    direct = isinstance(checkpoint.tensors, SafetensorsFolder) and checkpoint.tensors.only is None
+    twice = 0 if direct or device.type != "cpu" else 4  # bytes of a parameter as it is read
+    needed = count * (dtype.itemsize + twice)
+    if needed <= free:
+        return
+    narrow = next(
+        (
+            name
+            for name, one in PRECISIONS.items()
+            if one.itemsize < dtype.itemsize and count * (one.itemsize + twice) <= free
+        ),
+        None,
+    )
+    advice = [f"in {narrow} it would fit"] if narrow else []
+    fit = _count_fitting(checkpoint, free / (dtype.itemsize + twice))
+    advice += [f"its first {fit} layers would fit (layers={fit})"] if fit else []
+    raise MemoryShortageError(
+        f"{checkpoint.name} has {count:,} parameters, which need about {memory.format_size(needed)} in "
+        f"{str(dtype).removeprefix('torch.')}, and {memory.format_size(free)} are free on {device.type}; "
+        + (" and ".join(advice) or "no precision and no number of layers would fit")
+    )
+
+
+def _count_fitting(checkpoint: Checkpoint, parameters: float) -> int:
+    """The number of layers of a model that has at most so many parameters; 0 if it is not known."""
+    try:
+        one, two = (count_parameters(keep_layers(checkpoint, count).config) for count in (1, 2))
+    except AttractorError:
+        return 0
+    return max(0, 1 + int((parameters - one) / (two - one))) if two > one and parameters >= one else 0
+
+
+def load_model(checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: torch.device = CPU) -> Any:
+    """Load the whole model for inference, in its own precision by default; raises if a weight is not finite or if it does not fit. A
+    model in memory is returned as it is."""
+    dtype = own_dtype(checkpoint) if dtype is None else dtype
+    if checkpoint.model is None:
+        check_memory(checkpoint, dtype, device)
+    model = _get_base(checkpoint).eval() if checkpoint.model is not None else _load(checkpoint, dtype).to(device)
     for name, weights in model.named_parameters():
         if checkpoint.model is None and weights.dtype == dtype:
             _check_cast(checkpoint, name, weights.detach())

@@ -166,7 +166,7 @@ class TokenSums:
 def linear_curves(states: Sequence[TokenSums]) -> dict[str, Tensor]:
     """The linear measurements of every state, (states,) each, with and without the first token, and ``first_norm``."""
     names = ("lengths", "first", "others", "spread", "distance")
-    columns = (torch.stack([getattr(state, name) for state in states]).double() for name in names)
+    columns = (torch.stack([getattr(state, name) for state in states]).double().cpu() for name in names)
     lengths, first, others, spread, distance = columns
     n, rest = lengths.shape[1], spread.square()
     found = _linear(n, lengths, (others + first).square().sum(-1), rest + distance.square() * (n - 1) / n)
@@ -402,7 +402,7 @@ def measure_weights(weights: Tensor) -> dict[str, Tensor]:
     visible = visible.tril() if causal else visible & (weights > 0).any(0)
     most = visible.sum(-1).clamp_min(2).to(weights).log()
     several = visible.sum(-1) > 1
-    others = visible & ~torch.eye(n, dtype=torch.bool)
+    others = visible & ~torch.eye(n, dtype=torch.bool, device=weights.device)
     queries = others.sum(-2)
     received = (weights * others).sum(-2) / queries.clamp_min(1)
     received = torch.where(queries >= max(min(SINK_QUERIES, n - 1), n / 3), received, -1.0)
@@ -439,4 +439,4 @@ def _stack_heads(rows: Sequence[dict[str, Tensor] | None]) -> dict[str, Tensor]:
 
 
 def _stack(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([row[name].double() for row in rows]) for name in rows[0]}
+    return {name: torch.stack([row[name].double().cpu() for row in rows]) for name in rows[0]}

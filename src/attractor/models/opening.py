@@ -15,7 +15,7 @@ import torch
 from attractor.errors import CheckpointError, InputError, UnsupportedError, missing
 from attractor.files import read_json
 from attractor.models import llama2c
-from attractor.models.checkpoints import Checkpoint
+from attractor.models.checkpoints import DEPTHS, Checkpoint
 from attractor.models.derived_tensors import ScaledTensors, check_packed, has_scales, read_adapter, read_adapter_config
 from attractor.models.family import Family, find_family, list_families
 from attractor.models.structure import StructuralFamily, unwrap
@@ -23,15 +23,6 @@ from attractor.models.tensors import LiveTensors, PartTensors, Tensors, check_fi
 from attractor.registry import closest
 
 LARGEST = 10**9  # a number of heads or a dimension above this is damage
-DEPTHS = (
-    "num_hidden_layers",
-    "n_layer",
-    "n_layers",
-    "num_layers",
-    "encoder_layers",
-    "decoder_layers",
-    "num_decoder_layers",
-)
 DEEPEST = 10**5  # a number of layers above this is damage; lists with an entry for every layer are made from it
 # parts of multimodal models, and words in the names of their tensors
 PARTS = {"text": (), "vision": ("vision", "visual", "image"), "audio": ("audio", "speech", "sound")}

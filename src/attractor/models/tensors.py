@@ -28,6 +28,8 @@ NOT_WEIGHTS = (
     "adapter_model",
 )
 
+CPU = torch.device("cpu")
+
 
 class Tensors(Protocol):
     """Named tensors that are read one at a time."""
@@ -293,6 +295,7 @@ class Reader:
     dtype: torch.dtype = torch.float64
     names: frozenset[str] = field(default=frozenset(), repr=False)
     widened: bool = False
+    device: torch.device = CPU
 
     def wide(self) -> Reader:
         """A reader that converts matrices to ``dtype`` too."""
@@ -307,7 +310,7 @@ class Reader:
             raise CheckpointError(
                 f"{self.tensors.describe()} has no tensor {self.prefix + name}, which its configuration calls for"
             )
-        tensor = self.tensors.read(self.prefix + name)
+        tensor = self.tensors.read(self.prefix + name).to(self.device)
         if shape and tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"the tensor {self.prefix + name} has shape {tuple(tensor.shape)}, the configuration calls for {shape}"
@@ -369,12 +372,14 @@ def check_range(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
         )
 
 
-def make_reader(tensors: Tensors, prefixes: tuple[str, ...], probes: tuple[str, ...], dtype: torch.dtype) -> Reader:
+def make_reader(
+    tensors: Tensors, prefixes: tuple[str, ...], probes: tuple[str, ...], dtype: torch.dtype, device: torch.device = CPU
+) -> Reader:
     """A reader with the first prefix under which a tensor exists whose name begins with one of ``probes``."""
     names = frozenset(tensors.names())
     for prefix in prefixes:
         if any(name.startswith(prefix + probe) for name in names for probe in probes):
-            return Reader(tensors, prefix, dtype, names)
+            return Reader(tensors, prefix, dtype, names, device=device)
     starts = [prefix + probe for prefix in prefixes for probe in probes]
     raise CheckpointError(
         f"{tensors.describe()} has no tensor whose name begins with {' or '.join(starts)}, which its configuration calls for"

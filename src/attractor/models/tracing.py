@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from attractor.models.hooks import (
 )
 from attractor.models.loading import (
     ShortTextError,
+    choose_run,
     context_length,
+    keep_layers,
     load_model,
     load_tokenizer,
     read_text_config,
@@ -47,6 +49,7 @@ from attractor.models.structure import (
     find_chains,
     record_chain,
 )
+from attractor.models.tensors import CPU
 from attractor.serialization import to_frame
 from attractor.solvers import Outcome, Statistics, Trajectory
 from attractor.spaces import Euclidean
@@ -58,11 +61,16 @@ NULL_TEXTS = 4  # texts that models with random weights read
 CACHE_BYTES = 2**30  # of layers that a session may keep
 
 
+class _LastBlock(Exception):
+    """Ends a forward pass after the last block of interest."""
+
+
 @dataclass(frozen=True)
 class Session:
     """A model loaded for tracing: one stack of its layers, ``without`` some of its parts.
 
-    A model without a family has no stacks by name; its blocks are found by structure, once for each of its parts.
+    A model without a family has no stacks by name; its blocks are found by structure, once for each of its parts. ``layers`` is the
+    number of blocks after which a model in memory is stopped; of files, no more are loaded.
     """
 
     checkpoint: Checkpoint
@@ -70,6 +78,8 @@ class Session:
     tokenizer: Any
     without: tuple[str, ...]
     stack: str | None
+    device: torch.device = CPU
+    layers: int | None = None
     cache: dict[int, Layer] = field(default_factory=dict, repr=False)
     chains: dict[str, tuple[BlockChain, tuple[str, ...]]] = field(default_factory=dict, repr=False)
 
@@ -93,10 +103,23 @@ class Session:
         return tuple(notes)
 
     @classmethod
-    def open(cls, source: Any, tokenizer: Any, without: Sequence[str], stack: str | None) -> Session:
-        """Load the model of a checkpoint, or of any argument of ``checkpoint``."""
+    def open(
+        cls,
+        source: Any,
+        tokenizer: Any,
+        without: Sequence[str],
+        stack: str | None,
+        device: Any = None,
+        dtype: Any = None,
+        layers: int | None = None,
+    ) -> Session:
+        """Load the model of a checkpoint, or of any argument of ``checkpoint``; see ``trace``."""
         check_ablations(tuple(without))
         found = source if isinstance(source, Checkpoint) else open_checkpoint(source, structural=True)
+        place, precision = choose_run(found, device, dtype)
+        found = replace(found if found.model is not None else keep_layers(found, layers), device=place)
+        if layers is not None and (not isinstance(layers, int) or layers < 1):
+            raise InputError(f"layers must be a number of blocks, at least 1, got {layers!r}")
         if not isinstance(found.family, StructuralFamily):
             stack = found.choose_stack(stack)
         elif parts := [name for name in without if name in ("attention", "feedforward")]:
@@ -104,7 +127,8 @@ class Session:
                 f"{found.name} has no family that tells the parts of its blocks, so {parts[0]} cannot be removed; "
                 "norms can be frozen and positions removed"
             )
-        return cls(found, load_model(found), tokenizer, tuple(without), stack)
+        model = load_model(found, precision, place)
+        return cls(found, model, tokenizer, tuple(without), stack, place, layers if found.model is not None else None)
 
     def inputs(
         self, text: Any, max_tokens: int | None = None, cut: bool = False
@@ -141,12 +165,15 @@ class Session:
     ) -> Measurements:
         """Run the model once and measure every block; ``receive`` is called with the states of each."""
         layers = None if self.structural else self.layer
+        inputs = {name: self._convert(part) for name, part in inputs.items()}
         collector = MeasurementCollector(layers, attention, summary, "positions" not in self.without)
 
         def process(states: BlockStates) -> None:
             collector.add(states)
             if receive is not None:
                 receive(states)
+            if self.layers is not None and states.index + 1 == self.layers:
+                raise _LastBlock
 
         with torch.no_grad(), ExitStack() as changes:
             run, record = self._prepare(inputs, process, attention and not summary)
@@ -155,8 +182,16 @@ class Session:
             if "positions" in self.without:
                 changes.enter_context(remove_positions(self.model))
             changes.enter_context(record)
-            run()
+            with suppress(_LastBlock):
+                run()
         return collector.result()
+
+    def _convert(self, part: Any) -> Any:
+        """An argument of the model on its device, and in its precision."""
+        if not isinstance(part, Tensor):
+            return part
+        dtype = getattr(self.model, "dtype", None) if part.is_floating_point() else None
+        return part.to(self.device, dtype if isinstance(dtype, torch.dtype) else part.dtype)
 
     def measure_random(
         self, given: Sequence[dict[str, Tensor]], nulls: int | None, attention: bool, summary: bool = False
@@ -171,8 +206,8 @@ class Session:
             )
         found = []
         for seed in range(nulls):
-            model = initialize(self.checkpoint.config, seed, dtype=torch.float32)
-            other = Session.open(model, None, self.without, self.stack)
+            model = initialize(self.checkpoint.config, seed, dtype=torch.float32).to(self.device)
+            other = Session.open(model, None, self.without, self.stack, layers=self.layers)
             found.append(tuple(other.run(inputs, attention, summary=summary) for inputs in given))
         return tuple(found)
 
@@ -358,6 +393,9 @@ def trace(
     max_tokens: int | None = None,
     cut: bool = False,
     nulls: int | None = 0,
+    device: Any = None,
+    dtype: Any = None,
+    layers: int | None = None,
 ) -> Trace:
     """Run a model on one text and return its tokens along depth; or take hidden states that were computed elsewhere.
 
@@ -380,6 +418,9 @@ def trace(
     cut : use only as many tokens as the model's context has.
     nulls : number of models with random weights that read the same text, for the rates of ``findings``; None for one if the model has
         at most 3e8 parameters.
+    device, dtype : where and in which precision the model runs, such as "cuda" and "bfloat16"; by default the CPU and the precision of
+        its files, and those of a model in memory.
+    layers : only the first blocks, so many; of files no more are loaded.
 
     Returns
     -------
@@ -397,12 +438,12 @@ def trace(
         raise InputError("trace needs a model and a text, or hidden states: trace(model, text) or trace(states=...)")
     if attentions is not None or words is not None:
         raise InputError("attentions and words belong to states=..., which is not given")
-    session = Session.open(source, tokenizer, without, stack)
+    session = Session.open(source, tokenizer, without, stack, device, dtype, layers)
     found: list[Tensor] = []
 
     def keep(block: BlockStates) -> None:
-        found.extend([block.before.double()] if not found else [])
-        found.append(block.after.double())
+        found.extend([block.before.double().cpu()] if not found else [])
+        found.append(block.after.double().cpu())
 
     start = time.perf_counter()
     inputs, read = session.inputs(text, max_tokens, cut)
@@ -463,13 +504,16 @@ def trace_texts(
     names: Sequence[str] | None = None,
     skip: bool = False,
     nulls: int | None = 0,
+    device: Any = None,
+    dtype: Any = None,
+    layers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Traces:
     """Run a model on many texts, one after the other, and keep their measurements.
 
     Parameters
     ----------
-    source, tokenizer, without, stack, attention, max_tokens, cut : as for ``trace``.
+    source, tokenizer, without, stack, attention, max_tokens, cut, device, dtype, layers : as for ``trace``.
     texts : texts, token ids or dicts of arguments.
     summary : only norms, distances, mean cosine, sharpness and displacements, whose cost is linear in the number of tokens; slows
         the model by a few percent.
@@ -480,7 +524,7 @@ def trace_texts(
     """
     if not texts:
         raise InputError("there is no text to trace")
-    session, start = Session.open(source, tokenizer, without, stack), time.perf_counter()
+    session, start = Session.open(source, tokenizer, without, stack, device, dtype, layers), time.perf_counter()
     found, lengths, skipped, given = [], [], [], []
     first: tuple[str, ...] = ()
     for index, text in enumerate(texts):

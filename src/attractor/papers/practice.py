@@ -187,8 +187,6 @@ class _Layer:
         assert states.attention_input is not None  # models with laws have a family
         read = states.attention_input.double()
         added = velocity(layer.attention, Tokens(read))
-        if layer.output_norm is not None:
-            added = layer.output_norm(added)
         acts = read if not layer.reads_copy or layer.bare_norm is None else layer.bare_norm(before)
         row = {
             "stream": _log_ratio((before + added)[1:], before[1:]),

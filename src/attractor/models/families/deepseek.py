@@ -52,7 +52,7 @@ class DeepSeek(Family):
         up = split_rows(read(f"{path}kv_b_proj.weight", heads * (plain + r), c), heads)
         # rotated rows of a head come first, as in LatentAttention
         query = torch.cat((rotary.convert(query[:, plain:], 1), query[:, :plain]), dim=1)
-        shared = rotary.convert(torch.eye(rotated, dtype=up.dtype).expand(heads, -1, -1), 1)
+        shared = rotary.convert(torch.eye(rotated, dtype=up.dtype, device=up.device).expand(heads, -1, -1), 1)
         before = features[0].matrix.shape[0]
         return LatentAttention(
             tuple(features),
@@ -78,7 +78,7 @@ class DeepSeek(Family):
         k = config.qk_nope_head_dim + config.qk_rope_head_dim
         if rank is None:
             rows = read(f"{path}q_proj.weight", heads * k, d)
-            return [Feature(torch.eye(d, dtype=rows.dtype))], split_rows(rows, heads)
+            return [Feature(torch.eye(d, dtype=rows.dtype, device=rows.device))], split_rows(rows, heads)
         bias = read.maybe(f"{path}q_a_proj.bias", rank)
         norm = RMSNorm(read(f"{path}q_a_layernorm.weight", rank), None, EPS)
         down = Feature(read(f"{path}q_a_proj.weight", rank, d), bias, norm)

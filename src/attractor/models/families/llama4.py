@@ -24,7 +24,7 @@ class Llama4(Decoder):
         sizes = {"intermediate_size_mlp": 16, "moe_layers": [], "layer_types": config.layer_types[: index + 1]}
         return {**super().small(config, stack, index), **sizes}
 
-    def mask(self, config: Config, index: int) -> Mask:
+    def mask(self, config: Config, index: int) -> Mask | None:
         chunked = self.layer_type(config, index) == "chunked_attention"
         return Chunked(config.attention_chunk_size) if chunked else super().mask(config, index)
 
