@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -198,7 +198,7 @@ class _Problem:
             raise InputError(
                 f"{what} does not reach t = {self.until:g}: {failed[0].message} (t = {failed[0].time:.6g}); give an earlier time"
             )
-        return run.final
+        return cast("Measure", run.final)
 
 
 def _check_sizes(problem: _Problem, sizes: Sequence[int], repeats: int) -> tuple[int, ...]:

@@ -540,7 +540,7 @@ class DeviceMerges(NativeMerges):
         members, width = merger.masses.shape
         known = merger.anchor is not None and merger.anchor.shape == y.shape
         self.masses = merger.masses.to(y.device, copy=True)
-        anchor = merger.anchor.to(y) if known else y
+        anchor = y if merger.anchor is None or not known else merger.anchor.to(y)
         self.anchor = anchor.clone(memory_format=torch.contiguous_format)
         self.slack = merger.slack.copy() if known else np.zeros(members)
         self.row_of = merger.row_of

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ def _as_function(item: Any) -> Observable:
         return find_observable(item)
     if not callable(item):
         raise InputError(f"an observable is a name or a function, got {item!r}")
-    return item
+    return cast("Observable", item)
 
 
 def _name(function: Any) -> str:
