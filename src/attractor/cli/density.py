@@ -102,7 +102,7 @@ def density(
     ends = [0, *([len(found.times) // 2] if len(found.times) > 2 else []), len(found.times) - 1]
     rows = range(len(found.times)) if run.save is not None else sorted(set(ends))
     states = [describe(found.state(k), float(found.times[k])) for k in rows]
-    prediction = None if noise is None else predict(cast("Attention", found.law), noise)
+    prediction = None if noise is None else predict(cast("Law", found.law), noise)
     document = {**found.summary(), "states": states, "prediction": prediction, "noise": noise}
     document.pop("observables")
     document["final"] = describe(found.final, found.outcome.time)
