@@ -113,13 +113,15 @@ def set_law(loop: native.Loop, law: Attention, tokens: Tokens) -> None:
     if known is None or known[0] != contents:  # parameters may have been changed in place
         _cached[law] = known = (contents, *_parameters(law))
     _, arrays, numbers = known
-    loop.set_arrays(**arrays)
+    loop.set_arrays(**{name: array for name, array in arrays.items() if array is not None})
     loop.set(**numbers)
     hide = {} if law.mask is None else law.mask.hide(tokens)
     window, visible = hide.get("window"), hide.get("visible")
     loop.set(causal=hide.get("causal", False), window=0 if window is None else min(window, 2 * tokens.n))
-    loop.set_arrays(visible=None if visible is None else visible.reshape(-1, tokens.n, tokens.n).contiguous())
-    loop.set_arrays(turns=None if law.positions is None else _turns(law.positions, law.query.shape[-2], tokens))
+    if visible is not None:
+        loop.set_arrays(visible=visible.reshape(-1, tokens.n, tokens.n).contiguous())
+    if law.positions is not None:
+        loop.set_arrays(turns=_turns(law.positions, law.query.shape[-2], tokens))
 
 
 PARAMETERS = ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias", "output_bias")
