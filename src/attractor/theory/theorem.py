@@ -19,7 +19,7 @@ from attractor.laws import Attention, Law, Schedule
 from attractor.registry import find
 from attractor.solvers import Trajectory, describe_source, enter_space, flow
 from attractor.spaces import Euclidean, Space
-from attractor.states import Gaussian, Tokens
+from attractor.states import Density, Gaussian, Tokens
 from attractor.theory.conditions import (
     FATES,
     Condition,
@@ -130,7 +130,7 @@ class Case:
     """
 
     law: Law
-    state: Tokens | Gaussian | None = None
+    state: Tokens | Gaussian | Density | None = None
     space: Space = field(default_factory=Euclidean)
     horizon: float = 10.0
     options: Mapping[str, Any] = field(default_factory=dict)
