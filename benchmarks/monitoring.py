@@ -25,7 +25,7 @@ from attractor.training import Monitor, MonitorWarning
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64, "batch": 4},
-    "small": {"n_embd": 384, "n_layer": 6, "n_head": 6, "n_positions": 128, "batch": 8},
+    "small": {"n_embd": 256, "n_layer": 6, "n_head": 8, "n_positions": 128, "batch": 4},
     "gpt2": {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 128, "batch": 8, "vocab_size": 50257},
 }
 RATE = 6e-4

@@ -233,7 +233,7 @@ KINDS = (
     Kind(
         "attention_sink",
         "sink_weight",
-        0.5,
+        0.6,
         "{head} gives {percent:.3g}% of its attention to {token}",
         "most tokens give most of their attention to one position; such a head is nearly switched off on these texts",
         _at_least("heads", "sink_weight"),

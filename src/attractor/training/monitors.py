@@ -39,6 +39,10 @@ WEIGHTS = ("attention_entropy", "relative_entropy", "sink_weight", "self_weight"
 LABELS = ("labels", "label")  # arguments that only a loss needs
 SPIKE = 10.0  # times the median of the gradient norms so far, from which a gradient norm is reported
 HISTORY = 5  # gradient norms from which a median is taken
+LASTING = (
+    100  # steps for which a finding of TRANSIENT must last: healthy runs from scratch have them for some tens of steps
+)
+TRANSIENT = ("over_smoothing", "rank_collapse", "anisotropy")  # while a model learns the frequencies of tokens only
 
 
 class MonitorWarning(UserWarning):
@@ -81,6 +85,8 @@ class Monitor:
         self.history: list[dict[str, float]] = []
         self.findings: tuple[Finding, ...] = ()
         self.seconds, self._step, self._known = 0.0, -1, set[str]()
+        self._first: list[Measurements] = []
+        self._since: dict[str, int] = {}
         self._chain: BlockChain | None = None
         self._without_family = False
         self._probe = None if probe is None else self._read_probe(probe)
@@ -310,8 +316,10 @@ class Monitor:
 
     def _warn(self, parts: Sequence[Measurements], record: dict[str, float]) -> None:
         """Warn of findings that were not there at the first measurement, and of gradients that are not finite or far too large."""
-        self.findings = find_findings(parts)
         step = int(record["step"])
+        if not self._first:
+            self._first, self._baseline = list(parts), f"the weights of step {step}"
+        self.findings = find_findings(parts, [self._first], baseline=self._baseline)
         for name in ("loss", "grad_norm"):
             if not math.isfinite(record.get(name, 0.0)):
                 self._tell(f"not finite {name}", f"step {step}: {name} is {record[name]}")
@@ -321,10 +329,12 @@ class Monitor:
                 f"spike {step}",
                 f"step {step}: the gradient norm is {record['grad_norm']:.4g}, its median so far {past[len(past) // 2]:.4g}",
             )
+        self._since = {one.kind: self._since.get(one.kind, step) for one in self.findings}
         for one in self.findings:
-            if self.history:
+            if not self.history:
+                self._known.add(one.kind)
+            elif one.kind not in TRANSIENT or step - self._since[one.kind] >= LASTING:
                 self._tell(one.kind, f"step {step}: {one.sentence()}; {one.meaning}")
-            self._known.add(one.kind)
 
     def _tell(self, key: str, message: str) -> None:
         if key not in self._known:
@@ -398,7 +408,8 @@ def monitor(
     Returns
     -------
     Monitor : ``step(loss)`` returns a flat dict of numbers at measurements; ``history``, ``frame()`` and ``save("run.csv")`` have all
-        of them. Findings that appear during training are issued as ``MonitorWarning``. ``trainer_callback()`` and
+        of them. Findings that appear during training are issued as ``MonitorWarning``, with the share of places that had them at the
+        first measurement; over-smoothing, rank collapse and anisotropy if they last for 100 steps. ``trainer_callback()`` and
         ``lightning_callback()`` are callbacks for ``transformers.Trainer`` and Lightning.
     """
     return Monitor(model, every, probe, texts, max_tokens, spectra, stack)
