@@ -2,6 +2,7 @@
 #pragma once
 
 #include "merging.h"
+#include "noisy_steps.h"
 #include "termination.h"
 
 namespace attractor::ATTRACTOR_ISA {
@@ -245,6 +246,22 @@ inline size_t loop_scratch(const NativeLoop& loop) {
 
 inline void loop_member(const NativeLoop& loop, int64_t row, void* memory) {
     with_dimension(loop, [&](auto d) { Integration<decltype(d)::value>(loop, row, memory).run(); });
+}
+
+inline size_t noisy_scratch(const NativeLoop& loop) {
+    const size_t lanes = loop.d == 2   ? NoisyLanes<2>::room(loop)
+                         : loop.d == 3 ? NoisyLanes<3>::room(loop)
+                         : loop.d == 4 ? NoisyLanes<4>::room(loop)
+                                       : 0;
+    const size_t any = with_dimension(loop, [&](auto d) { return NoisySteps<decltype(d)::value>::room(loop); });
+    return lanes < any ? any : lanes;
+}
+
+inline void noisy_member(const NativeLoop& loop, int64_t row, void* memory) {
+    if (loop.d == 2 && NoisyLanes<2>::suits(loop, row)) return NoisyLanes<2>(loop, row, memory).run();
+    if (loop.d == 3 && NoisyLanes<3>::suits(loop, row)) return NoisyLanes<3>(loop, row, memory).run();
+    if (loop.d == 4 && NoisyLanes<4>::suits(loop, row)) return NoisyLanes<4>(loop, row, memory).run();
+    with_dimension(loop, [&](auto d) { NoisySteps<decltype(d)::value>(loop, row, memory).run(); });
 }
 
 }  // namespace attractor::ATTRACTOR_ISA

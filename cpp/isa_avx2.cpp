@@ -7,5 +7,6 @@ namespace attractor {
 extern const InstructionSet avx2_set;
 const InstructionSet avx2_set = {
     "avx2",           avx2::kernels_of<float>(), avx2::kernels_of<double>(), avx2::zonal_kernels(), avx2::loop_scratch,
-    avx2::loop_member, avx2::gradient_scratch, avx2::gradient_member};
+    avx2::loop_member, avx2::gradient_scratch, avx2::gradient_member,
+    avx2::noisy_scratch, avx2::noisy_member};
 }  // namespace attractor

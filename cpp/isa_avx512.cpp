@@ -10,5 +10,6 @@ const InstructionSet avx512_set = {"avx512",
                                    avx512::kernels_of<double>(),
                                    avx512::zonal_kernels(),
                                    avx512::loop_scratch,
-                                   avx512::loop_member, avx512::gradient_scratch, avx512::gradient_member};
+                                   avx512::loop_member, avx512::gradient_scratch, avx512::gradient_member,
+    avx512::noisy_scratch, avx512::noisy_member};
 }  // namespace attractor

@@ -10,5 +10,6 @@ const InstructionSet baseline_set = {"scalar",
                                      baseline::kernels_of<double>(),
                                      baseline::zonal_kernels(),
                                      baseline::loop_scratch,
-                                     baseline::loop_member, baseline::gradient_scratch, baseline::gradient_member};
+                                     baseline::loop_member, baseline::gradient_scratch, baseline::gradient_member,
+    baseline::noisy_scratch, baseline::noisy_member};
 }  // namespace attractor

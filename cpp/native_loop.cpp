@@ -97,9 +97,18 @@ class Loop : public NativeLoop {
 public:
     template <auto member>
     static void set(Loop& loop, const std::string& name, nb::handle given) {
-        using T = std::remove_pointer_t<std::decay_t<decltype(loop.*member)>>;
+        take(loop, loop.*member, name, given);
+    }
+
+    template <auto member>
+    static void set_random(Loop& loop, const std::string& name, nb::handle given) {
+        take(loop, loop.random.*member, name, given);
+    }
+
+    template <class T>
+    static void take(Loop& loop, T*& pointer, const std::string& name, nb::handle given) {
         if (given.is_none()) {
-            loop.*member = nullptr;
+            pointer = nullptr;
             loop.arrays.erase(name);
             return;
         }
@@ -111,7 +120,7 @@ public:
             throw nb::type_error(
                 ("the array '" + name + "' must be a contiguous, writable array of " + type + " on the CPU").c_str());
         }
-        loop.*member = array.data();
+        pointer = array.data();
         Shape shape(array.ndim());
         for (size_t axis = 0; axis < shape.size(); axis++) shape[axis] = int64_t(array.shape(axis));
         loop.arrays[name] = {nb::borrow(given), std::move(shape)};
@@ -173,28 +182,56 @@ public:
 
     // Take sizes and strides from the arrays, which must agree with each other.
     void prepare() {
-        const Shape &points = shape_of("y", 3), &states = shape_of("saved", 4);
-        members = points[0], width = points[1], d = points[2];
-        saves = states[0], columns = states[1], n = states[2];
+        prepare_system();
         for (const char* name : {"t", "t_low", "h", "taken", "retried", "counts", "flags", "evaluations", "accepted",
                                  "rejected", "who", "next", "size", "hold", "noted", "last", "anchor_t", "streak",
                                  "rest"})
             require(name, {members});
         if (stability > 0)
             for (const char* name : {"implicit", "wait", "steps", "suspect", "calm"}) require(name, {members});
-        for (const char* name : {"y", "f", "anchor"}) require(name, {members, width, d});
+        require("anchor", {members, width, d});
         require("inside", {members, 1 + tableau.parts, width, d});
-        require("save_times", {saves}), require("saved", {saves, columns, n, d});
-        prepare_law();
-        if (has("masses")) mass_stride = stride_of("masses", {width});
+        require("save_times", {saves});
         if (merge > 0) {
             for (const char* name : {"slack", "merges", "nodes"}) require(name, {members});
             for (const char* name : {"masses", "node_of", "log_time", "log_mass", "log_left", "log_right"})
                 require(name, {members, width});
             require("row_of", {members, n}), require("near_anchor", {members, width, d});
         }
+        for (int64_t row = 0; row < members; row++)
+            if (next[row] < 0) throw std::invalid_argument("a member has no place among the saved states");
+    }
+
+    // The same for steps with noise.
+    void prepare_noise() {
+        prepare_system();
+        if (width != n) throw std::invalid_argument("tokens with noise are not merged");
+        require("draws", {members}), require("done", {members});
+        if (random.count < 1) throw std::invalid_argument("there must be steps to take");
+        require("save_rows", {random.count});
+        const Shape &shape = shape_of("amplitudes", 3), &each = shape_of("common", 1);
+        require("amplitudes", {shape[0] == 1 ? 1 : random.count, shape[1] == 1 ? 1 : members, shape[2] == 1 ? 1 : n});
+        require("common", {each[0] == 1 ? 1 : random.count});
+        random.amplitude_steps = shape[0] == 1 ? 0 : shape[1] * shape[2];
+        random.amplitude_members = shape[1] == 1 ? 0 : shape[2];
+        random.amplitude_tokens = shape[2] == 1 ? 0 : 1;
+        random.common_steps = each[0] == 1 ? 0 : 1;
+        if (space == Space::ellipsoid && !random.layer) require("inverse_root", {d, d});
+        for (int64_t step = 0; step < random.count; step++)
+            if (random.save_rows[step] >= saves) throw std::invalid_argument("a step has no place among the saved states");
+    }
+
+    void prepare_system() {
+        const Shape &points = shape_of("y", 3), &states = shape_of("saved", 4);
+        members = points[0], width = points[1], d = points[2];
+        saves = states[0], columns = states[1], n = states[2];
+        for (const char* name : {"counts", "flags", "evaluations", "who"}) require(name, {members});
+        for (const char* name : {"y", "f"}) require(name, {members, width, d});
+        require("saved", {saves, columns, n, d});
+        prepare_law();
+        if (has("masses")) mass_stride = stride_of("masses", {width});
         for (int64_t row = 0; row < members; row++) {
-            if (who[row] < 0 || who[row] >= columns || next[row] < 0)
+            if (who[row] < 0 || who[row] >= columns)
                 throw std::invalid_argument("a member has no place among the saved states");
             if (counts[row] < 1 || counts[row] > width)
                 throw std::invalid_argument("counts must lie between 1 and the width");
@@ -325,6 +362,8 @@ void set_space(Loop& loop, const std::string& name) {
 
 #define ARRAY(name) \
     { #name, &Loop::set < &NativeLoop::name> }
+#define RANDOM(name) \
+    { #name, &Loop::set_random < &NoiseOptions::name> }
 void set_arrays(Loop& loop, const nb::kwargs& arrays) {
     static const std::unordered_map<std::string, void (*)(Loop&, const std::string&, nb::handle)> setters = {
         ARRAY(query),    ARRAY(key),         ARRAY(value),  ARRAY(factors),  ARRAY(visible),     ARRAY(masses),
@@ -338,7 +377,8 @@ void set_arrays(Loop& loop, const nb::kwargs& arrays) {
         ARRAY(query_bias), ARRAY(key_bias), ARRAY(value_bias), ARRAY(output_bias), ARRAY(turns),
         ARRAY(grad_start), ARRAY(grad_masses), ARRAY(grad_query), ARRAY(grad_key), ARRAY(grad_value),
         ARRAY(grad_query_bias), ARRAY(grad_key_bias), ARRAY(grad_value_bias), ARRAY(grad_output_bias),
-        ARRAY(grad_scale)};
+        ARRAY(grad_scale),
+        RANDOM(amplitudes), RANDOM(common), RANDOM(inverse_root), RANDOM(draws), RANDOM(save_rows), RANDOM(done)};
     for (const auto& [key, array] : arrays) {
         const std::string name = nb::cast<std::string>(key);
         const auto setter = setters.find(name);
@@ -347,6 +387,24 @@ void set_arrays(Loop& loop, const nb::kwargs& arrays) {
     }
 }
 #undef ARRAY
+#undef RANDOM
+
+using Scratch = size_t (*)(const NativeLoop&);
+using Member = void (*)(const NativeLoop&, int64_t row, void* scratch);
+
+// Call `member` for every row, on several threads.
+void for_members(Loop& loop, int threads, Scratch scratch, Member member) {
+    loop.run_tasks = run_tasks;
+    loop.workers = loop.members == 1 ? threads : 1;
+    const size_t bytes = (scratch(loop) + 127) / 64 * 64;
+    const int used = int64_t(threads) < loop.members ? threads : int(loop.members);
+    std::unique_ptr<char, decltype(&std::free)> memory(
+        static_cast<char*>(std::aligned_alloc(64, bytes * size_t(used > 1 ? used : 1))), &std::free);
+    if (!memory) throw std::bad_alloc();
+    nb::gil_scoped_release released;
+    parallel(loop.members, used,
+             [&](int64_t row, int worker) { member(loop, row, memory.get() + bytes * size_t(worker)); });
+}
 
 // Up to `attempts` steps of every member, for about `seconds`.
 void run(Loop& loop, const std::string& set, int threads, double seconds) {
@@ -357,17 +415,28 @@ void run(Loop& loop, const std::string& set, int threads, double seconds) {
                    int64_t(record->members.size()) < loop.columns))
         throw std::invalid_argument("the record of steps is that of another run");
     loop.record = record ? record_step : nullptr;
-    loop.is_late = is_late, loop.run_tasks = run_tasks;
-    loop.workers = loop.members == 1 ? threads : 1;
-    loop.deadline = now() + seconds;
-    const size_t bytes = (chosen.loop_scratch(loop) + 127) / 64 * 64;
-    const int used = int64_t(threads) < loop.members ? threads : int(loop.members);
-    std::unique_ptr<char, decltype(&std::free)> memory(
-        static_cast<char*>(std::aligned_alloc(64, bytes * size_t(used > 1 ? used : 1))), &std::free);
-    if (!memory) throw std::bad_alloc();
-    nb::gil_scoped_release released;
-    parallel(loop.members, used,
-             [&](int64_t row, int worker) { chosen.loop_member(loop, row, memory.get() + bytes * size_t(worker)); });
+    loop.is_late = is_late, loop.deadline = now() + seconds;
+    for_members(loop, threads, chosen.loop_scratch, chosen.loop_member);
+}
+
+// `count` steps with noise of every member.
+void run_noise(Loop& loop, const std::string& set, int threads) {
+    const InstructionSet& chosen = named(set.c_str());
+    loop.prepare_noise();
+    for_members(loop, threads, chosen.noisy_scratch, chosen.noisy_member);
+}
+
+void set_noise(Loop& loop, const std::string& method, bool layer, uint64_t seed) {
+    loop.random.method = method == "euler"     ? NoiseMethod::euler
+                         : method == "strang2" ? NoiseMethod::strang2
+                                               : throw std::invalid_argument("the native loop has no method '" + method +
+                                                                             "' for noise");
+    if (layer && method != "euler") throw std::invalid_argument("noise of layers needs the method 'euler'");
+    loop.random.layer = layer, loop.random.seed = seed;
+}
+
+void set_steps(Loop& loop, int64_t first, int64_t count, double step) {
+    loop.random.first = first, loop.random.count = count, loop.random.step = step;
 }
 
 using Integers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -476,7 +545,10 @@ void bind_native_loop(nb::module_& module) {
         .def("set_rules", &set_rules)
         .def("set_space", &set_space)
         .def("set_arrays", &set_arrays)
+        .def("set_noise", &set_noise)
+        .def("set_steps", &set_steps)
         .def("run", &run)
+        .def("run_noise", &run_noise)
         .def("set_record",
              [](Loop& loop, StepRecord* record) { loop.steps_of = record; }, nb::arg().none(), nb::keep_alive<1, 2>())
         .def("differentiate", &differentiate)

@@ -34,6 +34,22 @@ struct Tableau {
     Terms inner[most_slopes], end, error[2], extra_inner[4], part[4];
 };
 
+// Fixed steps with noise (noisy_steps.h). Strides are 0 where steps, members or tokens share an amplitude.
+enum class NoiseMethod : int { euler = 1, strang2 = 2 };
+struct NoiseOptions {
+    NoiseMethod method = NoiseMethod::strang2;
+    bool layer = false;  // noise is added before the retraction, as ambient noise
+    uint64_t seed = 0;
+    int64_t first = 0, count = 0;  // number of the first step, and how many to take
+    double step = 0;
+    int64_t amplitude_steps = 0, amplitude_members = 0, amplitude_tokens = 0, common_steps = 0;
+    const double *amplitudes = nullptr, *common = nullptr;  // (steps or 1, members or 1, n or 1) and (steps or 1)
+    const double* inverse_root = nullptr;                   // W^-1/2 of an ellipsoid, (d, d)
+    const int64_t* draws = nullptr;                         // index of each member in the random numbers
+    const int64_t* save_rows = nullptr;                     // where the end of each step is saved, or -1
+    int64_t* done = nullptr;                                // steps of each member
+};
+
 struct NativeLoop {
     int64_t members = 0, width = 0, n = 0, d = 0, e = 0, heads = 1;
     Tableau tableau;
@@ -107,6 +123,8 @@ struct NativeLoop {
     double *last = nullptr, *anchor = nullptr, *anchor_t = nullptr;
     int64_t *streak = nullptr, *rest = nullptr;
     double* inside = nullptr;  // (members, 1 + parts, width, d): start of the last step, and its polynomial
+
+    NoiseOptions random;
 
     // merging, if the tolerance is positive; the log (members, width) of time, two nodes and mass
     double merge = 0;

@@ -138,6 +138,8 @@ struct InstructionSet {
     size_t (*gradient_scratch)(const NativeLoop&, const MemberSteps&);
     void (*gradient_member)(const NativeLoop&, int64_t row, const MemberSteps&, const ParameterGradients&,
                             double* grad_start, void* scratch);
+    size_t (*noisy_scratch)(const NativeLoop&);  // the same with noise (noisy_steps.h)
+    void (*noisy_member)(const NativeLoop&, int64_t row, void* scratch);
 };
 
 // By name; throws if this machine cannot run it.

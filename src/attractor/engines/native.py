@@ -76,6 +76,15 @@ class Loop:
         """The space: euclidean, sphere or ellipsoid."""
         self._loop.set_space(name)
 
+    def set_noise(self, method: str, layer: bool, seed: int) -> None:
+        """Noise: its method, euler or strang2, whether it is of the kind "layer", and the seed of its random numbers."""
+        self._loop.set_noise(method, layer, seed)
+
+    def run_noise(self, first: int, count: int, step: float) -> None:
+        """Take so many steps of this length with noise; ``first`` is the number of the first."""
+        self._loop.set_steps(first, count, step)
+        self._loop.run_noise(kernels.instruction_set(), torch.get_num_threads())
+
     @property
     def parts(self) -> int:
         """Number of parts of a step's dense output polynomial."""

@@ -50,8 +50,11 @@ def is_supported(plan: Plan, y: Tensor) -> bool:
     n, dim = y.shape[-2:]
     return (
         not native.reason
-        and plan.adaptive
-        and plan.stepper.coefficients is not None
+        and (
+            plan.adaptive and plan.stepper.coefficients is not None
+            if plan.noise is None
+            else plan.noise.draws_increments and plan.stepper.weak_order > 0
+        )
         and not plan.events
         and y.device.type == "cpu"
         and not torch.compiler.is_compiling()
@@ -89,6 +92,11 @@ def set_plan(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
     loop.set(noise=NOISE, patience=float(PATIENCE), enough_rest=float(REST), calm_growth=CALM_GROWTH, tiny=TINY)
     loop.set(least_time=LEAST_TIME, least_move=LEAST_MOVE)
     loop.set(unresolved_spacings=UNRESOLVED_SPACINGS, failed_spacings=FAILED_SPACINGS)
+    set_system(loop, plan, skip_self)
+
+
+def set_system(loop: native.Loop, plan: Plan, skip_self: bool) -> None:
+    """Give the loop the kernel and the space."""
     law = plan.law
     assert isinstance(law, Attention)
     kernel = law.kernel
@@ -218,8 +226,13 @@ class LoopResult:
 
 def make_native_loop(run: Integration) -> NativeLoop | None:
     """The native loop for a run, or None if it cannot be used."""
-    usable = run.plan.native and run.y.dtype == torch.float64 and is_supported(run.plan, run.y)
+    usable = run.plan.noise is None and is_usable(run)
     return NativeLoop(run) if usable else None
+
+
+def is_usable(run: Integration) -> bool:
+    """Whether the native loop can continue a run."""
+    return run.plan.native and run.y.dtype == torch.float64 and is_supported(run.plan, run.y)
 
 
 class NativeLoop:
@@ -332,6 +345,74 @@ class NativeLoop:
             outcome = self.run.termination.deferred.get(int(member))
             rules[row] = -1 if outcome is None else native.RULES[outcome.name]
         return rules
+
+
+@dataclass(frozen=True)
+class NoisyResult:
+    """State of the rows after a call of the loop with noise: steps that each took, those that failed, and those that left the bound."""
+
+    done: np.ndarray
+    failed: np.ndarray
+    far: np.ndarray
+    y: Tensor
+    f: Tensor
+    evaluations: int
+
+
+class NativeNoisyLoop:
+    """Passes the state of a run with noise to the native loop and back."""
+
+    def __init__(self, run: Integration) -> None:
+        self.run, self.loop = run, native.Loop()
+        plan, noise = run.plan, run.plan.noise
+        assert noise is not None
+        self.given: tuple[object, object] = (None, None)  # law and positions that the loop has
+        set_system(self.loop, plan, run.field.skip_self)
+        self.loop.set(bound=plan.bound)
+        self.loop.set_noise(plan.stepper.name, noise.kind == "layer", noise.seed)
+        self.loop.set_arrays(saved=run.recorder.points)
+        if plan.space.is_curved and plan.space.native_name == "ellipsoid":
+            identity = torch.eye(run.y.shape[-1], dtype=torch.float64)
+            self.loop.set_arrays(inverse_root=plan.space.sphere_matrix(run.y.shape[-1], inverse=True) @ identity)
+
+    def advance(
+        self, first: int, step: float, amplitudes: Tensor, common: np.ndarray, save_rows: np.ndarray, fresh: bool
+    ) -> NoisyResult:
+        """Take ``len(save_rows)`` steps of every row.
+
+        ``amplitudes`` (steps or 1, members or 1, n or 1) and ``common`` (steps or 1) are standard deviations of the increments, see
+        ``cpp/noisy_steps.h``; ``save_rows`` are the places of the steps among the saved states, or -1.
+        """
+        run, loop = self.run, self.loop
+        members, n, _ = run.y.shape
+        law, positions = run.field.law, run.field.positions
+        if law is not self.given[0] or positions is not self.given[1]:
+            self.given = (law, positions)
+            set_law(loop, law, Tokens.unchecked(run.y, None, positions))  # type: ignore[arg-type]
+        masses = run.field.masses
+        loop.set_arrays(masses=None if masses is None else masses.reshape(-1, masses.shape[-1]).contiguous())
+        # copies: members that have ended and snapshots may refer to the present arrays
+        y, f = (points.clone(memory_format=torch.contiguous_format) for points in (run.y, run.f))
+        flags, evaluations, done = np.zeros((3, members), dtype=np.int64)
+        source = run.field.source
+        assert source is not None
+        loop.set(fresh=fresh)
+        loop.set_arrays(
+            y=y,
+            f=f,
+            counts=np.full(members, n),
+            flags=flags,
+            evaluations=evaluations,
+            done=done,
+            who=run.members,
+            draws=source.members.contiguous(),
+            amplitudes=amplitudes.contiguous(),
+            common=common,
+            save_rows=save_rows,
+        )
+        loop.run_noise(first, len(save_rows), step)
+        failed, far = (flags & native.FLAGS[name] > 0 for name in ("failed", "check"))
+        return NoisyResult(done, failed, far, y, f, int(evaluations.sum()))
 
 
 def make_polynomial(taken: np.ndarray, inside: Tensor) -> StepPolynomial:

@@ -44,6 +44,7 @@ KINDS = ("space", "layer")
 MAX_SEED, MAX_MEMBER = 2**63 - 1, 2**32 - 1
 
 Strength = float | Tensor | Callable[[float], Any]
+Deviations = tuple[Tensor, float]  # of independent noise (1 or members, 1 or n, 1), and of common noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +140,11 @@ class Noise(Record):
     def constant(self) -> bool:
         """Whether the strengths do not depend on time."""
         return not self.times and not callable(self.strength) and not callable(self.common)
+
+    @property
+    def draws_increments(self) -> bool:
+        """Whether the increments of tokens do not depend on the tokens, apart from the projection on tangent spaces."""
+        return True
 
     @property
     def has_common(self) -> bool:
@@ -292,31 +298,34 @@ class Source:
         """Standard normal vectors that tokens share, (members, 1, d) in float64."""
         return normals(self.noise.seed, step, self.members, 1, self.dim, COMMON)
 
-    def increment(self, step: int, time: float, h: float, like: Tensor) -> Tensor:
-        r"""Ambient increments :math:`\sqrt{2\epsilon_i h}\,\xi_i + \sqrt{2\epsilon_c h}\,\xi`, (members, n, d)."""
+    def deviations(self, time: float, h: float, like: Tensor) -> Deviations:
+        r"""Standard deviations :math:`\sqrt{2\epsilon_i h}` and :math:`\sqrt{2\epsilon_c h}` of increments."""
         strength, common = self.strengths(time, like)
-        total = (2.0 * h * strength).sqrt() * self.normals(step) if bool(strength.any()) else None
-        if common > 0:
-            shared = math.sqrt(2.0 * h * common) * self.common_normals(step)
-            total = shared.expand(-1, self.n, -1) if total is None else total + shared
-        return torch.zeros_like(like) if total is None else total.to(like)
+        return (2.0 * h * strength).sqrt(), math.sqrt(2.0 * h * common)
 
-    def geodesic_increment(self, step: int, time: float, h: float, x: Tensor, space: Space) -> Tensor:
-        r"""Tangent increments of ``strang2`` with the variance :math:`2\epsilon_i h F`.
+    def geodesic_deviations(self, time: float, h: float, like: Tensor, space: Space) -> Deviations:
+        r"""Standard deviations :math:`\sqrt{2\epsilon_i hF}` of ``strang2``.
 
         On curvature :math:`\kappa` the factor :math:`F = 1 - (d-2)\,\epsilon_i h\kappa/3` makes the geodesic step of weak order 2.
+        Common noise is that of flat space, where it is additive.
         """
-        strength, common = self.strengths(time, x)
+        strength, common = self.strengths(time, like)
         factor = 1.0 - (self.dim - 2) * h * space.curvature / 3.0 * strength
         if not bool((factor > 0).all()):
             raise InputError(
                 f"the step {h:g} is too long for noise of strength {float(strength.max()):g} in dimension {self.dim} on the "
                 f"{space.name}: (d - 2) times strength times step must be below {3.0 / space.curvature:g}"
             )
-        total = (2.0 * h * strength * factor).sqrt() * self.normals(step)
-        if common > 0:  # of flat space, where it is additive
-            total = total + math.sqrt(2.0 * h * common) * self.common_normals(step)
-        return space.white_noise(x, total.to(x))
+        return (2.0 * h * strength * factor).sqrt(), math.sqrt(2.0 * h * common)
+
+    def increment(self, step: int, deviations: Deviations, like: Tensor) -> Tensor:
+        r"""Ambient increments :math:`a_i\xi_i + b\xi` with the deviations a, b, (members, n, d)."""
+        each, common = deviations
+        total = each * self.normals(step) if bool(each.any()) else None
+        if common > 0:
+            shared = common * self.common_normals(step)
+            total = shared.expand(-1, self.n, -1) if total is None else total + shared
+        return torch.zeros_like(like) if total is None else total.to(like)
 
     def select(self, index: Tensor | slice) -> Source:
         """Keep some members only."""

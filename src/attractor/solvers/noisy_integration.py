@@ -12,13 +12,17 @@ from torch import Tensor
 from attractor.errors import InputError, UnsupportedError
 from attractor.solvers.integration import Execution, Integration, Plan
 from attractor.solvers.merging import Merger
+from attractor.solvers.native_loop import NativeNoisyLoop, is_usable
 from attractor.solvers.noise import Noise
 from attractor.solvers.outcome import Outcome
 from attractor.solvers.saving import Recorder
 from attractor.solvers.steppers.stepper import Stepper, stepper_named
+from attractor.solvers.stiffness import PAIR, TOKEN
 from attractor.spaces import Space
 from attractor.states import Tokens
 
+DRAW = 1e-8  # seconds that the normal numbers of a token take
+PATIENCE = 10  # the loop may take so many times as long as without noise, since large ensembles are copied before and after
 SLACK = 1e-6  # part of a step by which its end may differ from a time that was requested
 
 
@@ -35,8 +39,18 @@ class NoisyIntegration(Integration):
         assert plan.noise is not None
         self.field.source = plan.noise.select(tokens)
         self.steps = 0
+        self.fresh = False  # whether velocities are still to be computed natively
+        self.loop: NativeNoisyLoop | None = None
+
+    def _enter_segment(self, begin: float, end: float) -> None:
+        super()._enter_segment(begin, end)
+        self.fresh = True
 
     def _step(self, begin: float, end: float, implicit: bool = False) -> None:
+        if self.loop is None and is_usable(self):
+            self.loop = NativeNoisyLoop(self)
+        if self.loop is not None:
+            return self._step_natively(self.loop, end)
         stepper, source, t = self.plan.stepper, self.field.source, self.t
         assert source is not None
         h = self._next_step(end)
@@ -58,6 +72,82 @@ class NoisyIntegration(Integration):
         """Length of the next step: the last one before ``end`` may be shorter."""
         left, h = float((end - self.t[0]) - self.t_low[0]), float(self.h[0])
         return left if left < (1.0 + SLACK) * h else h
+
+    def _step_natively(self, loop: NativeNoisyLoop, end: float) -> None:
+        """Take many steps of one length in C++."""
+        source, stepper, space = self.field.source, self.plan.stepper, self.plan.space
+        assert source is not None
+        h, times, lows = self._schedule(end)
+        constant = source.noise.constant
+        starts = [float(self.t[0])] if constant else times[:-1].tolist()
+        parts = [stepper.deviations(source, time, h, self.y, space) for time in starts]
+        # Python's loop draws nothing where all deviations are 0, which is the same
+        amplitudes = torch.cat([each.expand(-1, each.shape[1], -1).squeeze(-1).unsqueeze(0) for each, _ in parts])
+        result = loop.advance(
+            self.steps,
+            h,
+            amplitudes,
+            np.array([common for _, common in parts]),
+            self._save_rows(times),
+            self.fresh,
+        )
+        self.fresh = False
+        count = len(times) - 1
+        self.steps += count
+        self.t, self.t_low = times[result.done], lows[result.done]
+        self.y, self.f = result.y, result.f
+        self.field.evaluations += result.evaluations
+        self.accepted += int(result.done.sum())
+        self.rejected += int(result.failed.sum())
+        self.execution.engines.add("native")
+        reached = np.searchsorted(self.recorder.times, self.t + SLACK * float(self.plan.step or 0.0), side="right")
+        self.recorder.next[self.members] = self.recorder.reached[self.members] = reached
+        self.history.restart(self.y, self.f)
+        full = result.done == count
+        if result.far.any():
+            self.termination.check(result.far, np.full(len(self.t), h))
+        self.termination.check_rejected(result.failed)
+        if end == self.plan.until:
+            self._finish_reached(full & ~result.failed)
+        assert bool((full | self.ended).all()), "members that leave the finite numbers end"
+        self._remove_ended()
+
+    def _schedule(self, end: float) -> tuple[float, np.ndarray, np.ndarray]:
+        """Length of the next steps, and the times (in two parts) at the start and after each of them."""
+        _, n, _ = self.y.shape
+        h, most = self._next_step(end), self._most_steps()
+        t, low = self.t[:1], self.t_low[:1]
+        times, lows = [t], [low]
+        kept = self.t, self.t_low
+        self.t, self.t_low = t, low
+        everyone = np.ones(1, dtype=bool)
+        while len(times) <= most and (end - self.t) - self.t_low > 0 and self._next_step(end) == h:
+            taken = np.array([h])
+            self._advance_time(everyone, taken, taken == (end - self.t) - self.t_low, end)
+            times.append(self.t), lows.append(self.t_low)
+        self.t, self.t_low = kept
+        return h, np.concatenate(times), np.concatenate(lows)
+
+    def _most_steps(self) -> int:
+        """Number of steps until signals, budgets, stores and progress are looked after."""
+        members, n, _ = self.y.shape
+        stages = 4 if self.plan.stepper.weak_order > 1 else 1
+        each = (stages * (PAIR * n * n + TOKEN * n) + DRAW * n) * -(-members // torch.get_num_threads())
+        seconds = min(PATIENCE * self.execution.loop_seconds, self.plan.max_seconds)
+        left = self.plan.max_evaluations - (self.field.evaluations - self.termination.budget_start[1])
+        return int(max(1, min(seconds / each, left // (members * stages))))
+
+    def _save_rows(self, times: np.ndarray) -> np.ndarray:
+        """Place of the end of each step among the saved states, or -1."""
+        assert self.plan.step is not None
+        saved, slack = self.recorder.times, SLACK * self.plan.step
+        following = int(self.recorder.next[self.members[0]])
+        rows = np.full(len(times) - 1, -1)
+        for step, time in enumerate(times[1:]):
+            if following < len(saved) and saved[following] <= time + slack:
+                rows[step] = following
+                following += 1
+        return rows
 
     def _accept(self, accepted: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> None:
         if not accepted.all():

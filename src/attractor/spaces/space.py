@@ -329,8 +329,8 @@ class Ellipsoid(Space):
         return (size * self.stretch(unit)).squeeze(-1)
 
     def root(self, power: float = 0.5) -> Tensor:
-        """W to a power, symmetric."""
-        values, vectors = torch.linalg.eigh(self.W)
+        """W to a power, symmetric, in float64."""
+        values, vectors = torch.linalg.eigh(self.W.double())
         return (vectors * values**power) @ vectors.T
 
     def isometric(self, x: Tensor) -> Tensor:
@@ -351,7 +351,7 @@ class Ellipsoid(Space):
         return _great_circle(self, x, v, 1.0)
 
     def sphere_matrix(self, dim: int, inverse: bool = False) -> Tensor:
-        return self.root(-0.5 if inverse else 0.5).double()
+        return self.root(-0.5 if inverse else 0.5)
 
     def to_sphere(self, x: Tensor) -> Tensor:
         return x @ self.root().to(x)

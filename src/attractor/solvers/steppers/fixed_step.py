@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.solvers.noise import Source
+from attractor.solvers.noise import Deviations, Source
 from attractor.solvers.steppers.stepper import Field, RungeKutta, Step, Stepper
+from attractor.spaces import Space
 
 
 class Euler(Stepper):
@@ -29,10 +30,13 @@ class Euler(Stepper):
         end = y + torch.from_numpy(h).to(y).view(-1, 1, 1) * f
         return Step(end, field.lifted_velocity(t + h, end), ())
 
+    def deviations(self, source: Source, time: float, h: float, like: Tensor, space: Space) -> Deviations:
+        return source.deviations(time, h, like)
+
     def noisy_step(
         self, field: Field, t: np.ndarray, h: float, x: Tensor, f: Tensor, source: Source, step: int
     ) -> Tensor:
-        noise = source.increment(step, float(t[0]), h, x)
+        noise = source.increment(step, self.deviations(source, float(t[0]), h, x, field.space), x)
         if source.noise.kind == "space":
             noise = field.space.white_noise(x, noise)
         return field.space.retract(x + h * f + noise)
@@ -53,12 +57,16 @@ class Strang2(Stepper):
     needs_noise: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("kloeden1992numerical",)
 
+    def deviations(self, source: Source, time: float, h: float, like: Tensor, space: Space) -> Deviations:
+        return source.geodesic_deviations(time + h / 2, h, like, space)
+
     def noisy_step(
         self, field: Field, t: np.ndarray, h: float, x: Tensor, f: Tensor, source: Source, step: int
     ) -> Tensor:
         space, half = field.space, h / 2
         x = _heun(field, t, half, x, f)
-        x = space.exponential(x, source.geodesic_increment(step, float(t[0]) + half, h, x, space))
+        increment = source.increment(step, self.deviations(source, float(t[0]), h, x, space), x)
+        x = space.exponential(x, space.white_noise(x, increment))
         return _heun(field, t + half, half, x, field.lifted_velocity(t + half, x))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attractor.laws import Law
 from attractor.registry import find
-from attractor.solvers.noise import Source
+from attractor.solvers.noise import Deviations, Source
 from attractor.spaces import Space
 from attractor.states import Tokens
 
@@ -182,6 +182,10 @@ class Stepper:
 
     def attempt(self, field: Field, t: np.ndarray, h: np.ndarray, y: Tensor, f: Tensor) -> Step:
         """Try a step of every member from time t (members,) of length h (members,); y and f are (members, n, d)."""
+        raise NotImplementedError
+
+    def deviations(self, source: Source, time: float, h: float, like: Tensor, space: Space) -> Deviations:
+        """Standard deviations of the increments of a step with noise that begins at ``time``."""
         raise NotImplementedError
 
     def noisy_step(
