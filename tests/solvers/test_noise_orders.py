@@ -57,7 +57,9 @@ def gauss_hermite(axes: int, count: int) -> tuple[Tensor, Tensor]:
 def observable(x: Tensor) -> Tensor:
     """A function of two tokens (..., 2, d) without symmetry."""
     first, second = x[..., 0, :], x[..., 1, :]
-    return (first * second).sum(-1) + first[..., 0] ** 2 * second[..., 1] + torch.sin(first[..., 1] + 0.5 * second[..., 0])
+    return (
+        (first * second).sum(-1) + first[..., 0] ** 2 * second[..., 1] + torch.sin(first[..., 1] + 0.5 * second[..., 0])
+    )
 
 
 def length(y: Tensor) -> Tensor:
@@ -115,7 +117,8 @@ class Process:
 
 
 SPACES = {"euclidean": at.Euclidean(), "sphere": at.Sphere(), "ellipsoid": at.Ellipsoid(MATRIX)}
-CASES = [(method, kind, name) for method, kind in (("strang2", "independent"), ("euler", "independent"), ("euler", "common"), ("euler", "layer")) for name in SPACES]  # fmt: skip
+KINDS = (("strang2", "independent"), ("euler", "independent"), ("euler", "common"), ("euler", "layer"))
+CASES = [(method, kind, name) for method, kind in KINDS for name in SPACES]
 
 
 @pytest.mark.parametrize(("method", "kind", "name"), CASES)

@@ -72,6 +72,26 @@ RUNS = {
         at.Tokens.uniform(5, 3, seed=6),
         dict(space=at.Ellipsoid(torch.diag(torch.tensor([1.0, 2.0, 4.0]))), until=3.0, rtol=1e-6),
     ),
+    "noise": lambda: (
+        at.Attention.isotropic(3, 2.0),
+        at.Tokens.uniform(5, 3, seed=2, ensemble=(2, 2)),
+        dict(space=at.Sphere(), noise=at.Noise.interpolate([0.0, 0.7], [0.1, 0.2], seed=3), step=0.1, until=2.0),
+    ),
+    "common and layer noise": lambda: (
+        at.Attention.isotropic(3, 2.0, kernel=at.Sinkhorn(eps=0.5)),
+        at.Tokens.uniform(5, 3, seed=6),
+        dict(space=at.Sphere(), noise=at.Noise(0.1, common=0.2, kind="layer", seed=3), step=0.1, until=2.0),
+    ),
+    "redrawn values": lambda: (
+        at.Attention.random(3, heads=2, head_dim=2, seed=1),
+        at.Tokens.uniform(5, 3, seed=6, ensemble=3),
+        dict(space=at.Sphere(), noise=at.Redrawn(0.5, seed=3), step=0.1, until=2.0),
+    ),
+    "a Gaussian with noise": lambda: (
+        at.Attention.isotropic(2, 1.0),
+        at.Gaussian([0.1, 0.2], [[1.0, 0.2], [0.2, 0.5]]),
+        dict(noise=at.Noise(0.1), until=5.0),
+    ),
     "a Gaussian that blows up": lambda: (
         at.Attention.isotropic(2, 1.0),
         at.Gaussian([0.1, 0.2], [[1.0, 0.2], [0.2, 0.5]]),
@@ -151,6 +171,35 @@ def test_kill_minus_nine_in_the_middle_then_resume_gives_the_identical_final_sta
     resumed = at.resume(path)
     assert torch.equal(resumed.final.points, whole.final.points)
     assert same(resumed, whole)
+
+
+KILLED_WITH_NOISE = """
+    import importlib, sys, time
+    import attractor as at
+    importlib.import_module("attractor.solvers.store").INTERVAL = 0.02
+    law, tokens = at.Attention.isotropic(3, 4.0), at.Tokens.uniform(16, 3, seed=0, ensemble=4)
+    noise = at.Noise(0.05, seed=8)
+    at.flow(law, tokens, space=at.Sphere(), noise=noise, step=0.01, until=2.0, store=sys.argv[1], progress=lambda run: time.sleep(0.02))
+"""
+
+
+def test_a_killed_run_with_noise_resumes_to_the_same_bits(tmp_path):
+    law, tokens, noise = (
+        at.Attention.isotropic(3, 4.0),
+        at.Tokens.uniform(16, 3, seed=0, ensemble=4),
+        at.Noise(0.05, seed=8),
+    )
+    whole = at.flow(law, tokens, space=at.Sphere(), noise=noise, step=0.01, until=2.0)
+    path = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(KILLED_WITH_NOISE), str(path)])
+    deadline = time.monotonic() + 60
+    first = path / "checkpoint.npz"
+    while not (first.exists() and first.stat().st_size > 200) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert at.load(path).outcome.name in ("unfinished", "mixed")
+    assert same(at.resume(path), whole)
 
 
 def test_a_spent_budget_leaves_a_run_that_goes_on(tmp_path):

@@ -5,7 +5,7 @@ from attractor.solvers.device_loop import device_loop_reason
 from attractor.solvers.linear_stability import Jacobian, LinearStability, jacobian, stability
 from attractor.solvers.log_time import LogTime, exp, format_log_time, log_of
 from attractor.solvers.lyapunov_exponents import Lyapunov, lyapunov
-from attractor.solvers.noise import Noise
+from attractor.solvers.noise import Noise, Redrawn
 from attractor.solvers.outcome import Outcome, Statistics
 from attractor.solvers.process_group import is_first_process
 from attractor.solvers.run import check_footprint, enter_space, flow, velocity
@@ -27,6 +27,7 @@ __all__ = [
     "Lyapunov",
     "Noise",
     "Outcome",
+    "Redrawn",
     "Rule",
     "Statistics",
     "Steady",

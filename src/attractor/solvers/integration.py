@@ -19,7 +19,7 @@ from attractor.solvers.cuda_graph import StepGraph
 from attractor.solvers.device_loop import DeviceLoop
 from attractor.solvers.merging import Merger, MergeTree, RowMap
 from attractor.solvers.native_loop import LOOP_SECONDS, NativeLoop, is_supported, make_native_loop
-from attractor.solvers.noise import Noise
+from attractor.solvers.noise import Noise, Redrawn
 from attractor.solvers.outcome import EventRecord, Outcome
 from attractor.solvers.saving import History, LastStates, Recorder, to_numpy, to_tensor
 from attractor.solvers.step_control import StepControl
@@ -60,7 +60,7 @@ class Plan:
     max_evaluations: float = float("inf")
     native: bool = False  # whether the native loop may be used
     differentiable: bool = False  # whether gradients are needed
-    noise: Noise | None = None
+    noise: Noise | Redrawn | None = None
 
     @property
     def discrete(self) -> bool:

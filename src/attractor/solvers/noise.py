@@ -28,17 +28,20 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.laws import Closure, Law
-from attractor.random_numbers import COMMON, normals
+from attractor.laws import Attention, Closure, Law
+from attractor.random_numbers import COMMON, WEIGHTS, normals
 from attractor.serialization import Record
 from attractor.spaces import Space
 from attractor.states import Gaussian, Tokens, check_finite, factor_of, to_float_tensor
+
+if TYPE_CHECKING:
+    from attractor.solvers.steppers.stepper import Field
 
 KINDS = ("space", "layer")
 MAX_SEED, MAX_MEMBER = 2**63 - 1, 2**32 - 1
@@ -87,8 +90,7 @@ class Noise(Record):
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InputError(f"noise is of the kind 'space' or 'layer', got {self.kind!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= MAX_SEED:
-            raise InputError(f"the seed of noise must be an integer from 0 to 2^63 - 1, got {self.seed!r}")
+        _check_seed(self.seed)
         object.__setattr__(self, "times", tuple(float(time) for time in self.times))
         for name in ("strength", "common"):
             value = getattr(self, name)
@@ -99,13 +101,7 @@ class Noise(Record):
             self._check_times()
         elif isinstance(self.common, Tensor):
             raise InputError(f"common noise has one strength for all tokens, got shape {tuple(self.common.shape)}")
-        if self.members is not None:
-            members = torch.as_tensor(list(self.members) if isinstance(self.members, range) else self.members)
-            if members.ndim != 1 or members.is_floating_point() or bool(((members < 0) | (members > MAX_MEMBER)).any()):
-                raise InputError(
-                    "members of noise are integers from 0 to 2^32 - 1, one for each member of the ensemble"
-                )
-            object.__setattr__(self, "members", members.to(torch.int64))
+        object.__setattr__(self, "members", _as_members(self.members))
 
     def _check_times(self) -> None:
         if len(self.times) < 2 or not all(math.isfinite(time) for time in self.times):
@@ -170,7 +166,7 @@ class Noise(Record):
         )
         if common.ndim:
             raise InputError(f"common noise has one strength for all tokens, got shape {tuple(common.shape)}")
-        return strength.double(), float(common)
+        return strength, float(common)
 
     def breaks(self, start: float, end: float) -> list[float]:
         """Times strictly inside (start, end) where the strengths are not smooth in time; steps end there."""
@@ -179,7 +175,6 @@ class Noise(Record):
     def check(self, state: Tokens | Gaussian, start: float) -> None:
         """Raise for a state that the noise does not fit."""
         strength, _ = self.at(start)
-        count = state.batch_shape.numel()
         if isinstance(state, Gaussian):
             if strength.ndim:
                 raise InputError("the noise of a Gaussian has one strength, got one for each token")
@@ -192,8 +187,23 @@ class Noise(Record):
         if tuple(strength.shape) not in allowed:
             words = " or ".join(str(shape) for shape in sorted(allowed - {()}, key=len))
             raise InputError(f"strengths of noise must be a number or have shape {words}, got {tuple(strength.shape)}")
-        if self.members is not None and len(self.members) != count:
-            raise InputError(f"noise needs one index for each of {count} members, got {len(self.members)}")
+        _check_count(self.members, state)
+
+    def check_law(self, law: Law) -> None:
+        """Every law may have noise."""
+
+    def weak_order_obstacle(self, space: Space) -> str:
+        """Why there is no method of weak order 2; empty if there is."""
+        if self.kind == "layer":
+            return "noise of the kind 'layer' is defined by its step, which has weak order 1"
+        if self.has_common and space.is_curved:
+            return f"common noise has weak order 1 on the {space.name}"
+        return ""
+
+    def merge_obstacle(self) -> str:
+        """Why tokens are not merged."""
+        independent = callable(self.strength) or bool(torch.as_tensor(self.strength).any())
+        return "independent noise moves them apart again" if independent else "noise takes fixed steps"
 
     def restrict(self, index: Tensor) -> Noise:
         """The noise of some members of the flattened ensemble, whose paths stay the same."""
@@ -257,6 +267,83 @@ class DiffusingClosure(Law):
         pushed = slope @ covariance
         noise = 2.0 * self.noise.at(time)[0].to(covariance) * torch.eye(covariance.shape[-1]).to(covariance)
         return torch.cat((drift.unsqueeze(-2), pushed + pushed.mT + noise), dim=-2)
+
+
+@dataclass(frozen=True, eq=False)
+class Redrawn(Record):
+    r"""Values that are redrawn in every layer.
+
+    Step k of length h, :math:`x_i^+ = N(x_i + h\,v_i + \sigma\sqrt h \sum_h G_{k,h}\, m_i^h)`, adds to the velocity v of the law the
+    means :math:`m_i^h = \sum_j w^h_{ij} x_j` of each head, multiplied by a matrix of independent standard normal entries that all
+    tokens share: the value of a head is :math:`V_h + \sigma G_{k,h}/\sqrt h`. With value 0 the law has redrawn values only. As
+    :math:`h \to 0` tokens of one head on the unit sphere solve, with one matrix B of Brownian motions for all,
+
+    .. math:: dx_i = \Pi_{x_i} v_i\,dt + \sigma\,\Pi_{x_i}\,dB\,m_i - \tfrac12\sigma^2(d-1)\,|m_i|^2 x_i\,dt .
+
+    Two tokens with :math:`V = 0`, :math:`t = \langle x_1, x_2\rangle`, :math:`p = 1/(1 + e^{-\beta(1-t)})` and
+    :math:`A = p^2 + (1-p)^2` follow :math:`dt = \sigma^2(1-t^2)[(d-2)(1-A) - At]\,ds + \sigma\sqrt{2A}\,(1-t^2)\,dW`. Consensus
+    attracts at rate :math:`(d-1)\sigma^2`, and antipodes attract if and only if :math:`\tanh^2\beta > (d-3)/(d-1)`.
+
+    Parameters
+    ----------
+    strength : :math:`\sigma \ge 0`.
+    seed : of the random numbers, from 0 to 2^63 - 1.
+    members : index of each member of the flattened ensemble in the random numbers, see :class:`attractor.Noise`.
+
+    References
+    ----------
+    [kloeden1992numerical]_, [salmon2011parallel]_
+    """
+
+    strength: float = 1.0
+    seed: int = 0
+    members: Tensor | None = None
+    kind: ClassVar[str] = "layer"
+    constant: ClassVar[bool] = True
+    draws_increments: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        strength = _checked(self.strength, "the strength of redrawn values")
+        if strength.ndim:
+            raise InputError(f"redrawn values have one strength, got shape {tuple(strength.shape)}")
+        object.__setattr__(self, "strength", float(strength))
+        _check_seed(self.seed)
+        object.__setattr__(self, "members", _as_members(self.members))
+
+    def citations(self) -> tuple[str, ...]:
+        return ("kloeden1992numerical", "salmon2011parallel")
+
+    def breaks(self, start: float, end: float) -> list[float]:
+        return []
+
+    def check(self, state: Tokens | Gaussian, start: float) -> None:
+        """Raise for a state that redrawn values do not fit."""
+        if isinstance(state, Gaussian):
+            raise UnsupportedError("redrawn values make the measure random: sample tokens from the Gaussian")
+        _check_count(self.members, state)
+
+    def check_law(self, law: Law) -> None:
+        """Raise for a law whose values cannot be redrawn."""
+        if type(law) is not Attention:
+            raise UnsupportedError(f"redrawn values are those of one Attention(...), got {type(law).__name__}")
+        absent = [name for name in ("output", "value_bias", "output_bias") if getattr(law, name) is not None]
+        if absent:
+            raise UnsupportedError(f"redrawn values need a plain value matrix, and the law has {', '.join(absent)}")
+
+    def weak_order_obstacle(self, space: Space) -> str:
+        return "redrawn values are defined by layers, which have weak order 1"
+
+    def merge_obstacle(self) -> str:
+        return "noise takes fixed steps"
+
+    def restrict(self, index: Tensor) -> Redrawn:
+        """The same for some members of the flattened ensemble, whose paths stay the same."""
+        return replace(self, members=index.to(torch.int64) if self.members is None else self.members[index])
+
+    def select(self, tokens: Tokens) -> RedrawnSource:
+        """The random values of tokens with points (members, n, d)."""
+        members = torch.arange(len(tokens.points)) if self.members is None else self.members
+        return RedrawnSource(self, members.to(tokens.points.device), tokens.n, tokens.dim)
 
 
 class AbsentNoise(Noise):
@@ -327,10 +414,78 @@ class Source:
             total = shared.expand(-1, self.n, -1) if total is None else total + shared
         return torch.zeros_like(like) if total is None else total.to(like)
 
+    def displacement(self, field: Field, step: int, deviations: Deviations, x: Tensor) -> Tensor:
+        """What noise adds to tokens at x before they are retracted."""
+        increment = self.increment(step, deviations, x)
+        return increment if self.noise.kind == "layer" else field.space.white_noise(x, increment)
+
     def select(self, index: Tensor | slice) -> Source:
         """Keep some members only."""
         rows = torch.arange(len(self.members), device=self.members.device) if self.rows is None else self.rows
         return replace(self, members=self.members[index], rows=rows[index])
+
+
+@dataclass(frozen=True)
+class RedrawnSource:
+    """Redrawn values of some members of an ensemble; see ``Source``."""
+
+    noise: Redrawn
+    members: Tensor
+    n: int
+    dim: int
+
+    def deviations(self, time: float, h: float, like: Tensor) -> Deviations:
+        return torch.full((1, 1, 1), self.noise.strength * math.sqrt(h), dtype=torch.float64), 0.0
+
+    def values(self, step: int, heads: int) -> Tensor:
+        """Standard normal matrices of one step, (members, heads, d, d) in float64."""
+        rows = normals(self.noise.seed, step, self.members, heads * self.dim, self.dim, WEIGHTS)
+        return rows.view(-1, heads, self.dim, self.dim)
+
+    def displacement(self, field: Field, step: int, deviations: Deviations, x: Tensor) -> Tensor:
+        law, count = field.law, len(x)
+        assert isinstance(law, Attention)
+
+        def expand(matrix: Tensor) -> Tensor:
+            lead = (1,) * (4 - matrix.ndim)
+            return matrix.reshape(*lead, *matrix.shape).expand(count, -1, -1, -1)
+
+        query, key = expand(law.query), expand(law.key)
+        value = (float(deviations[0]) * self.values(step, query.shape[1])).to(x)
+        biases = {}
+        for name in ("query_bias", "key_bias"):
+            bias = getattr(law, name)
+            if bias is not None:
+                lead = (1,) * (3 - bias.ndim)
+                biases[name] = bias.reshape(*lead, *bias.shape).expand(count, query.shape[1], -1)
+        drawn = replace(law, query=query, key=key, value=value, **biases)
+        field.evaluations += count
+        return drawn.velocity(Tokens.unchecked(x, field.masses, field.positions))
+
+    def select(self, index: Tensor | slice) -> RedrawnSource:
+        """Keep some members only."""
+        return replace(self, members=self.members[index])
+
+
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise InputError(f"the seed of noise must be an integer from 0 to 2^63 - 1, got {seed!r}")
+
+
+def _as_members(given: Any) -> Tensor | None:
+    """Indices of members in the random numbers as a tensor of int64."""
+    if given is None:
+        return None
+    members = torch.as_tensor(list(given) if isinstance(given, range) else given)
+    if members.ndim != 1 or members.is_floating_point() or bool(((members < 0) | (members > MAX_MEMBER)).any()):
+        raise InputError("members of noise are integers from 0 to 2^32 - 1, one for each member of the ensemble")
+    return members.to(torch.int64)
+
+
+def _check_count(members: Tensor | None, state: Tokens) -> None:
+    count = state.batch_shape.numel()
+    if members is not None and len(members) != count:
+        raise InputError(f"noise needs one index for each of {count} members, got {len(members)}")
 
 
 def _checked(value: Any, name: str) -> Tensor:

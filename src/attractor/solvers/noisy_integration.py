@@ -13,7 +13,7 @@ from attractor.errors import InputError, UnsupportedError
 from attractor.solvers.integration import Execution, Integration, Plan
 from attractor.solvers.merging import Merger
 from attractor.solvers.native_loop import NativeNoisyLoop, is_usable
-from attractor.solvers.noise import Noise
+from attractor.solvers.noise import Noise, Redrawn
 from attractor.solvers.outcome import Outcome
 from attractor.solvers.saving import Recorder
 from attractor.solvers.steppers.stepper import Stepper, stepper_named
@@ -22,7 +22,9 @@ from attractor.spaces import Space
 from attractor.states import Tokens
 
 DRAW = 1e-8  # seconds that the normal numbers of a token take
-PATIENCE = 10  # the loop may take so many times as long as without noise, since large ensembles are copied before and after
+PATIENCE = (
+    10  # the loop may take so many times as long as without noise, since large ensembles are copied before and after
+)
 SLACK = 1e-6  # part of a step by which its end may differ from a time that was requested
 
 
@@ -114,7 +116,6 @@ class NoisyIntegration(Integration):
 
     def _schedule(self, end: float) -> tuple[float, np.ndarray, np.ndarray]:
         """Length of the next steps, and the times (in two parts) at the start and after each of them."""
-        _, n, _ = self.y.shape
         h, most = self._next_step(end), self._most_steps()
         t, low = self.t[:1], self.t_low[:1]
         times, lows = [t], [low]
@@ -179,12 +180,13 @@ class NoisyIntegration(Integration):
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         super().restore(arrays)
-        self.steps = int(arrays["noise_steps"])
+        # results that were saved after the run have ended, and do not count steps
+        self.steps = int(arrays["noise_steps"]) if len(self.members) else 0
 
 
-def noisy_method(noise: Noise, space: Space, options: dict[str, Any]) -> Stepper:
+def noisy_method(noise: Noise | Redrawn, space: Space, options: dict[str, Any]) -> Stepper:
     """The method of a run with noise; raise if the options of the run do not fit it."""
-    why = _second_order_obstacle(noise, space)
+    why = noise.weak_order_obstacle(space)
     name = options["method"] or ("euler" if why else "strang2")
     stepper = stepper_named(name)
     if not stepper.weak_order:
@@ -207,25 +209,10 @@ def noisy_method(noise: Noise, space: Space, options: dict[str, Any]) -> Stepper
             "at a condition"
         )
     if options["merge"] not in (None, False):
-        raise UnsupportedError(
-            "tokens with noise are not merged: "
-            + ("independent noise moves them apart again" if _is_independent(noise) else "noise takes fixed steps")
-        )
-    _ = space.curvature  # raises if the space has no Brownian motion
+        raise UnsupportedError(f"tokens with noise are not merged: {noise.merge_obstacle()}")
+    if noise.kind == "space":
+        _ = space.curvature  # raises if the space has no Brownian motion
     return stepper
-
-
-def _second_order_obstacle(noise: Noise, space: Space) -> str:
-    """Why there is no method of weak order 2; empty if there is."""
-    if noise.kind == "layer":
-        return "noise of the kind 'layer' is defined by its step, which has weak order 1"
-    if noise.has_common and space.is_curved:
-        return f"common noise has weak order 1 on the {space.name}"
-    return ""
-
-
-def _is_independent(noise: Noise) -> bool:
-    return callable(noise.strength) or bool(torch.as_tensor(noise.strength).any())
 
 
 def last_step(edges: list[float], step: float) -> float:

@@ -32,7 +32,7 @@ from attractor.solvers.integration import Execution, Integration, Plan
 from attractor.solvers.log_time import LARGEST, LogTime, log_of
 from attractor.solvers.merging import EventLog, Merger
 from attractor.solvers.native_loop import LOOP_SECONDS, is_supported
-from attractor.solvers.noise import DiffusingClosure, Noise
+from attractor.solvers.noise import DiffusingClosure, Noise, Redrawn
 from attractor.solvers.noisy_integration import NoisyIntegration, find_step_ends, noisy_method
 from attractor.solvers.observation import integrate_and_observe, named_observables
 from attractor.solvers.outcome import Outcome, Statistics
@@ -116,7 +116,7 @@ def flow(
     state: Tokens | Gaussian | Density | Equiangular,
     *,
     space: Space | str | None = None,
-    noise: Noise | None = None,
+    noise: Noise | Redrawn | None = None,
     until: float | LogTime | None = None,
     start: float = 0.0,
     save: Any = None,
@@ -152,8 +152,9 @@ def flow(
     state : Tokens with points (..., n, d), a Gaussian, a Density on the circle, or Equiangular tokens; leading axes are an ensemble,
         whose members are independent.
     space : Euclidean() (default), Sphere(), Ellipsoid(W), or a name. A density lives on Sphere().
-    noise : Noise(strength), the random part of the motion; needs ``step``. Steps are fixed, and end at ``until`` (the last one is shorter
-        if ``until`` is no multiple of the step, and the outcome says so); states are saved at ends of steps; no rule ends the run.
+    noise : Noise(strength), the random part of the motion, or Redrawn(strength), random values; needs ``step``. Steps are fixed, and end
+        at ``until`` (the last one is shorter if ``until`` is no multiple of the step, and the outcome says so); states are saved at
+        ends of steps; no rule ends the run.
     until : final time; may be omitted for a Stack (its depth) or with explicit save times (the last of them). ``exp(1000)`` is the time
         :math:`e^{1000}`: beyond 1e300 clusters are integrated in logarithmic time (see ``method``).
     start : initial time.
@@ -352,6 +353,7 @@ def prepare(
     space.check_dimension(state.dim)
     if noise is not None:
         _check_noise(noise, state, options["start"])
+        noise.check_law(law)
     plan = _plan(law, state, space, options, definition.events or (), budget, differentiable, gaussian, noise)
     span = None
     if reduction[0] and not isinstance(definition.state, Tokens):
@@ -412,7 +414,7 @@ def _enter_equiangular(
     law: Law,
     state: Equiangular,
     space: Space,
-    noise: Noise | None,
+    noise: Noise | Redrawn | None,
     events: Sequence[UserEvent],
     options: dict[str, Any],
 ) -> tuple[Law, Tokens, Space]:
@@ -436,9 +438,9 @@ def _enter_equiangular(
     return law, Tokens.unchecked(state.rows()), space
 
 
-def _check_noise(noise: Noise, state: Tokens | Gaussian, start: Any) -> None:
-    if not isinstance(noise, Noise):
-        raise InputError(f"noise must be Noise(strength), got {type(noise).__name__}")
+def _check_noise(noise: Noise | Redrawn, state: Tokens | Gaussian, start: Any) -> None:
+    if not isinstance(noise, (Noise, Redrawn)):
+        raise InputError(f"noise must be Noise(strength) or Redrawn(strength), got {type(noise).__name__}")
     noise.check(state, float(start))
 
 
@@ -547,7 +549,7 @@ def _plan(
     budget: tuple[float | None, float | None],
     differentiable: bool,
     gaussian: bool = False,
-    noise: Noise | None = None,
+    noise: Noise | Redrawn | None = None,
 ) -> Plan:
     for event in events:
         if not isinstance(event, UserEvent):

@@ -47,7 +47,7 @@ from attractor.files import (
 from attractor.laws import Law
 from attractor.serialization import decode, encode, find_missing, find_modules
 from attractor.solvers.merging import MergeTree
-from attractor.solvers.noise import AbsentNoise, Noise
+from attractor.solvers.noise import AbsentNoise, Noise, Redrawn
 from attractor.solvers.outcome import EventRecord, Outcome
 from attractor.solvers.saving import Recorder, to_numpy
 from attractor.spaces import Space
@@ -78,7 +78,7 @@ class Definition:
     space: Space
     options: dict[str, Any]
     events: tuple[Event, ...] | None
-    noise: Noise | None = None
+    noise: Noise | Redrawn | None = None
 
 
 @dataclass(frozen=True)

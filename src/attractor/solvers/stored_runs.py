@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attractor.errors import StoreError
 from attractor.laws import AbsentLaw, Law, is_external
-from attractor.solvers.noise import AbsentNoise, Noise
+from attractor.solvers.noise import AbsentNoise, Noise, Redrawn
 from attractor.solvers.outcome import Outcome
 from attractor.solvers.run import flow, make_trajectory, prepare
 from attractor.solvers.saving import Recorder
@@ -95,7 +95,7 @@ def resume(
     *,
     law: Law | None = None,
     events: Any = (),
-    noise: Noise | None = None,
+    noise: Noise | Redrawn | None = None,
     max_seconds: float | None = None,
     max_evaluations: int | None = None,
     progress: Any = False,

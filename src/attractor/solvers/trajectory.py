@@ -24,7 +24,7 @@ from attractor.registry import check_name
 from attractor.serialization import citations, move_tensors
 from attractor.solvers.log_time import format_log_time
 from attractor.solvers.merging import EventLog
-from attractor.solvers.noise import Noise
+from attractor.solvers.noise import Noise, Redrawn
 from attractor.solvers.outcome import EventRecord, Outcome, Statistics
 from attractor.solvers.steppers.stepper import method_citations
 from attractor.solvers.store import Definition, RunRecord, write_run
@@ -123,7 +123,7 @@ class Trajectory:
         return self.initial
 
     @property
-    def noise(self) -> Noise | None:
+    def noise(self) -> Noise | Redrawn | None:
         """The noise of the run."""
         return None if self.definition is None else self.definition.noise
 

@@ -36,10 +36,8 @@ class Euler(Stepper):
     def noisy_step(
         self, field: Field, t: np.ndarray, h: float, x: Tensor, f: Tensor, source: Source, step: int
     ) -> Tensor:
-        noise = source.increment(step, self.deviations(source, float(t[0]), h, x, field.space), x)
-        if source.noise.kind == "space":
-            noise = field.space.white_noise(x, noise)
-        return field.space.retract(x + h * f + noise)
+        deviations = self.deviations(source, float(t[0]), h, x, field.space)
+        return field.space.retract(x + h * f + source.displacement(field, step, deviations, x))
 
 
 class Strang2(Stepper):
