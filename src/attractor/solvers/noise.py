@@ -426,13 +426,10 @@ class Source:
 
 
 @dataclass(frozen=True)
-class RedrawnSource:
-    """Redrawn values of some members of an ensemble; see ``Source``."""
+class RedrawnSource(Source):
+    """Redrawn values of some members of an ensemble."""
 
-    noise: Redrawn
-    members: Tensor
-    n: int
-    dim: int
+    noise: Redrawn  # type: ignore[assignment]
 
     def deviations(self, time: float, h: float, like: Tensor) -> Deviations:
         return torch.full((1, 1, 1), self.noise.strength * math.sqrt(h), dtype=torch.float64), 0.0
@@ -461,10 +458,6 @@ class RedrawnSource:
         drawn = replace(law, query=query, key=key, value=value, **biases)
         field.evaluations += count
         return drawn.velocity(Tokens.unchecked(x, field.masses, field.positions))
-
-    def select(self, index: Tensor | slice) -> RedrawnSource:
-        """Keep some members only."""
-        return replace(self, members=self.members[index])
 
 
 def _check_seed(seed: Any) -> None:

@@ -125,7 +125,8 @@ class NoisyIntegration(Integration):
         while len(times) <= most and (end - self.t) - self.t_low > 0 and self._next_step(end) == h:
             taken = np.array([h])
             self._advance_time(everyone, taken, taken == (end - self.t) - self.t_low, end)
-            times.append(self.t), lows.append(self.t_low)
+            times.append(self.t)
+            lows.append(self.t_low)
         self.t, self.t_low = kept
         return h, np.concatenate(times), np.concatenate(lows)
 

@@ -340,6 +340,7 @@ def prepare(
             state = Tokens.unchecked(state.rows())
         else:
             _check_noise(noise, state, options["start"])
+            assert isinstance(noise, Noise)
             law = DiffusingClosure(law, noise) if isinstance(law, Closure) else law
             state, noise = Tokens.unchecked(state.covariance_rows()), None
     elif isinstance(state, Equiangular):
