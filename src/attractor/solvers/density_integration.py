@@ -338,7 +338,7 @@ def _check_options(options: dict[str, Any], events: tuple[Any, ...]) -> None:
         raise UnsupportedError("events are functions of tokens; look at the saved densities instead")
 
 
-def _checked_noise(noise: Noise | None, state: Density, start: float) -> Noise | None:
+def _checked_noise(noise: Any, state: Density, start: float) -> Noise | None:
     if noise is None or isinstance(noise, AbsentNoise):
         return None
     if not isinstance(noise, Noise):
