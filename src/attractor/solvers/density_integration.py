@@ -25,7 +25,7 @@ from attractor.errors import InputError, UnsupportedError
 from attractor.laws import AbsentLaw, CircleField, Law, Schedule, Stack
 from attractor.serialization import move_tensors
 from attractor.solvers.integration import Execution, Integration, Plan
-from attractor.solvers.noise import AbsentNoise, Noise
+from attractor.solvers.noise import AbsentNoise, Noise, Redrawn
 from attractor.solvers.outcome import Outcome
 from attractor.solvers.saving import Recorder, save_times
 from attractor.solvers.steppers.stepper import stepper_named
@@ -120,6 +120,7 @@ class DensityIntegration(Integration):
         rows = state.rows().reshape(-1, state.order + 1, 2)
         super().__init__(plan, Tokens.unchecked(rows), recorder, None, execution)
         self.size = state.size
+        assert not isinstance(plan.noise, Redrawn)
         self.field: Any = DensityField(plan.law, state.size, plan.noise)
 
     @property
