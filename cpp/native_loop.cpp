@@ -182,13 +182,14 @@ public:
 
     // Take sizes and strides from the arrays, which must agree with each other.
     void prepare() {
-        prepare_system();
+        prepare_sizes();
         for (const char* name : {"t", "t_low", "h", "taken", "retried", "counts", "flags", "evaluations", "accepted",
                                  "rejected", "who", "next", "size", "hold", "noted", "last", "anchor_t", "streak",
                                  "rest"})
             require(name, {members});
         if (stability > 0)
             for (const char* name : {"implicit", "wait", "steps", "suspect", "calm"}) require(name, {members});
+        prepare_system();
         require("anchor", {members, width, d});
         require("inside", {members, 1 + tableau.parts, width, d});
         require("save_times", {saves});
@@ -204,7 +205,7 @@ public:
 
     // The same for steps with noise.
     void prepare_noise() {
-        prepare_system();
+        prepare_sizes(), prepare_system();
         if (width != n) throw std::invalid_argument("tokens with noise are not merged");
         require("draws", {members}), require("done", {members});
         if (random.count < 1) throw std::invalid_argument("there must be steps to take");
@@ -221,10 +222,13 @@ public:
             if (random.save_rows[step] >= saves) throw std::invalid_argument("a step has no place among the saved states");
     }
 
-    void prepare_system() {
+    void prepare_sizes() {
         const Shape &points = shape_of("y", 3), &states = shape_of("saved", 4);
         members = points[0], width = points[1], d = points[2];
         saves = states[0], columns = states[1], n = states[2];
+    }
+
+    void prepare_system() {
         for (const char* name : {"counts", "flags", "evaluations", "who"}) require(name, {members});
         for (const char* name : {"y", "f"}) require(name, {members, width, d});
         require("saved", {saves, columns, n, d});
