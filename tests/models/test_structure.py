@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -206,6 +207,12 @@ def test_wrappers_are_opened(tmp_path: Path) -> None:
         parallel = nn.parallel.DistributedDataParallel(model)
         torch.testing.assert_close(at.trace(parallel, IDS).points, expected, rtol=0, atol=0)
         assert len(at.audit(parallel, verify=False, nulls=0).heads) == 8
+        sharded = copy.deepcopy(model)
+        for block in sharded.h:  # type: ignore[union-attr]
+            torch.distributed.fsdp.fully_shard(block)
+        torch.distributed.fsdp.fully_shard(sharded)
+        torch.testing.assert_close(at.trace(sharded, IDS).points, expected, rtol=1e-5, atol=1e-5)
+        assert at.audit(sharded, nulls=0).heads == at.audit(model, nulls=0).heads
     finally:
         torch.distributed.destroy_process_group()
 
@@ -253,6 +260,72 @@ def test_the_image_tower_of_a_multimodal_model(kind: str, tmp_path: Path) -> Non
         at.checkpoint(tmp_path / kind, part="audio")
     with pytest.raises(InputError, match="no part 'vision'"):
         at.checkpoint(random_model("GPT-2"), part="vision")
+
+
+class LowRankLinear(nn.Module):
+    """A linear layer with adapters, with the attributes of the one in PEFT."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = nn.ModuleDict({"one": nn.Linear(base_layer.in_features, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"one": nn.Linear(2, base_layer.out_features, bias=False)})
+        self.lora_embedding_A = nn.ParameterDict()
+        self.lora_variant: dict[str, Any] = {}
+        self.active_adapters, self.merged, self.disable_adapters = ["one"], False, False
+
+    def get_delta_weight(self, adapter: str) -> torch.Tensor:
+        return 3.0 * self.lora_B[adapter].weight @ self.lora_A[adapter].weight  # type: ignore[operator]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + (0.0 if self.disable_adapters else x @ self.get_delta_weight("one").mT)
+
+
+def test_adapters_in_memory_are_merged_when_they_are_read() -> None:
+    torch.manual_seed(0)
+    model: Any = random_model("Llama, grouped")
+    merged = copy.deepcopy(model)
+    for own, other in zip(model.layers, merged.layers, strict=True):
+        for name in ("q_proj", "v_proj"):
+            layer = LowRankLinear(getattr(own.self_attn, name))
+            setattr(own.self_attn, name, layer)
+            getattr(other.self_attn, name).weight.data += layer.get_delta_weight("one").detach()
+    found, expected = at.audit(model, nulls=0), at.audit(merged, nulls=0)
+    assert found.card.verified is not None
+    assert found.card.verified.passed
+    for name in ("value_radius", "interaction_index"):
+        columns = ([head.quantities[name] for head in one.heads] for one in (found, expected))
+        np.testing.assert_allclose(*columns, rtol=1e-5)
+    torch.testing.assert_close(at.trace(model, IDS).points, at.trace(merged, IDS).points, rtol=1e-4, atol=1e-5)
+    model.layers[0].self_attn.q_proj.lora_variant = {"one": "DoRA"}
+    with pytest.raises(UnsupportedError, match="not plain LoRA"):
+        at.audit(model)
+
+
+def test_envoys_of_nnsight_and_bridges_of_transformer_lens() -> None:
+    model: Any = random_model("GPT-2")
+    expected = at.trace(model, IDS).points
+    envoy = type("NNsight", (), {"__module__": "nnsight.modeling.base"})()
+    envoy._module = model
+    torch.testing.assert_close(at.trace(envoy, IDS).points, expected, rtol=0, atol=0)
+
+    class Bridge(nn.Module):
+        def __init__(self, part: nn.Module) -> None:
+            super().__init__()
+            self.add_module("_original_component", part)
+
+        def forward(self, *given: Any, **options: Any) -> Any:
+            return self._original_component(*given, **options)  # type: ignore[operator]
+
+    bridged = copy.deepcopy(model)
+    for block in bridged.h:
+        block.attn = Bridge(block.attn)
+    bridge: Any = type("TransformerBridge", (), {"original_model": bridged, "compatibility_mode": False})()
+    torch.testing.assert_close(at.trace(bridge, IDS).points, expected, rtol=1e-4, atol=1e-5)
+    assert at.audit(bridge, nulls=0).heads == at.audit(model, nulls=0).heads
+    bridge.compatibility_mode = True
+    with pytest.raises(UnsupportedError, match="folded"):
+        at.trace(bridge, IDS)
 
 
 def test_a_folded_transformer_lens_model_is_rejected() -> None:

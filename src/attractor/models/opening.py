@@ -18,7 +18,7 @@ from attractor.models import llama2c
 from attractor.models.checkpoints import DEPTHS, Checkpoint
 from attractor.models.derived_tensors import ScaledTensors, check_packed, has_scales, read_adapter, read_adapter_config
 from attractor.models.family import Family, find_family, list_families
-from attractor.models.structure import StructuralFamily, unwrap
+from attractor.models.structure import StructuralFamily, is_changed, unwrap
 from attractor.models.tensors import LiveTensors, PartTensors, Tensors, check_files, open_tensors
 from attractor.registry import closest
 
@@ -56,8 +56,9 @@ def checkpoint(
     Code in a repository is never run, and pickles are opened only if they contain nothing but tensors.
     """
     require_transformers()
+    source = source if isinstance(source, (str, Path)) else unwrap(source)
     if isinstance(source, torch.nn.Module):
-        return _open_live(unwrap(source), dtype, structural, part)
+        return _open_live(source, dtype, structural, part)
     if not isinstance(source, (str, Path)):
         raise InputError(
             f"a checkpoint is opened from a path, a hub name or a transformers model, not from a {type(source).__name__}"
@@ -83,6 +84,10 @@ def _open_live(model: torch.nn.Module, dtype: torch.dtype, structural: bool, par
         return Checkpoint(
             kind, StructuralFamily(None), SimpleNamespace(model_type=None), LiveTensors(model, False), dtype, model
         )
+    if structural and is_changed(
+        model
+    ):  # modules are not where the family has them, or only the whole model gathers its weights
+        return Checkpoint(kind, StructuralFamily(config.model_type), config, LiveTensors(model, False), dtype, model)
     chosen = _choose_part(config, part, f"the {kind}", structural)
     if chosen is not None:
         return _open_live_part(model, chosen, dtype, structural)

@@ -28,6 +28,7 @@ IMAGE_PARTS = (
 )
 ROW_SUM = 2e-2  # largest deviation of a row of attention weights from 1; rows in bfloat16 reach 1e-2
 RESIDUAL = 0.5  # cosine of input and output of a block that contains its residual connection
+BRIDGED = "_original_component"  # name of a module inside one of TransformerLens
 UNWRAPPED = 8  # nested wrappers
 
 
@@ -111,6 +112,13 @@ def unwrap(model: Any) -> Any:
     return model
 
 
+def is_changed(model: nn.Module) -> bool:
+    """Whether the weights of a model are divided between processes (FSDP, fully_shard), or its modules are inside others
+    (TransformerLens)."""
+    sharded = any(kind.__name__ in ("FSDPModule", "FullyShardedDataParallel") for kind in type(model).__mro__)
+    return sharded or any(f".{BRIDGED}" in name for name, _ in model.named_parameters())
+
+
 def _unwrap_once(model: Any) -> Any:
     package, kind = type(model).__module__.split(".")[0], type(model).__name__
     if kind == "OptimizedModule" and hasattr(model, "_orig_mod"):
@@ -127,8 +135,15 @@ def _unwrap_once(model: Any) -> Any:
                 "text; give the model without it"
             )
         return model.get_base_model()
-    if package == "nnsight" and isinstance(getattr(model, "_model", None), nn.Module):
-        return model._model
+    if package == "nnsight":
+        return next(
+            (one for name in ("_module", "_model") if isinstance(one := vars(model).get(name), nn.Module)), model
+        )
+    if kind == "TransformerBridge" and getattr(model, "compatibility_mode", False):
+        raise UnsupportedError(
+            "this TransformerBridge is in compatibility mode, in which norms are folded into weights, so its residual stream is not that "
+            "of the model; boot it again without enable_compatibility_mode()"
+        )
     if kind == "TransformerBridge" and isinstance(getattr(model, "original_model", None), nn.Module):
         return model.original_model
     return model

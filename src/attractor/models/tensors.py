@@ -138,10 +138,18 @@ class PickleFolder:
 
 
 class LiveTensors:
-    """The parameters of a model in memory, without copies."""
+    """The parameters of a model in memory, without copies; low-rank adapters of PEFT that are active are merged when they are read."""
 
     def __init__(self, model: torch.nn.Module, as_in_files: bool = False) -> None:
-        self._tensors = model.state_dict()
+        self._tensors = {name.replace("._original_component", ""): one for name, one in model.state_dict().items()}
+        self._adapted = _find_adapted(model)
+        for path in self._adapted:
+            inside = {name: tensor for name, tensor in self._tensors.items() if name.startswith(f"{path}.")}
+            self._tensors = {name: tensor for name, tensor in self._tensors.items() if name not in inside}
+            base = f"{path}.base_layer."
+            self._tensors |= {
+                f"{path}.{name.removeprefix(base)}": tensor for name, tensor in inside.items() if name.startswith(base)
+            }
         absent = next((name for name, tensor in self._tensors.items() if tensor.is_meta), None)
         if absent is not None:
             raise UnsupportedError(
@@ -158,10 +166,35 @@ class LiveTensors:
         return self._tensors.keys()
 
     def read(self, name: str) -> Tensor:
-        return self._tensors[name].detach()
+        stored = self._tensors[name].detach()
+        whole = getattr(stored, "full_tensor", None)  # of weights that are sharded over processes
+        tensor = stored if whole is None else whole()
+        path, _, kind = name.rpartition(".")
+        module = self._adapted.get(path)
+        if module is None or kind != "weight" or module.merged or module.disable_adapters:
+            return tensor
+        return tensor + sum(module.get_delta_weight(adapter).detach() for adapter in _active_adapters(module))
 
     def describe(self) -> str:
         return f"the {self._kind} in memory"
+
+
+def _active_adapters(module: Any) -> list[str]:
+    """The active adapters that a layer has."""
+    return [name for name in module.active_adapters if name in module.lora_A or name in module.lora_embedding_A]
+
+
+def _find_adapted(model: torch.nn.Module) -> dict[str, Any]:
+    """The layers of a model to which PEFT has added a low-rank adapter, by name; raises for other kinds of adapters."""
+    found: dict[str, Any] = {path: one for path, one in model.named_modules() if hasattr(one, "base_layer")}
+    for path, module in found.items():
+        variant = getattr(module, "lora_variant", {})
+        if not hasattr(module, "lora_A") or any(name in variant for name in module.active_adapters):
+            raise UnsupportedError(
+                f"{path} of this {type(model).__name__} has an adapter that is not plain LoRA ({type(module).__name__}); call "
+                "merge_and_unload() first"
+            )
+    return found
 
 
 def open_tensors(folder: Path, only: Path | None = None) -> Tensors:
