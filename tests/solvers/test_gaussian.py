@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -186,3 +188,36 @@ def test_a_run_that_rounding_limits_ends() -> None:
     assert run.outcome.name == "diverged"
     assert "rounding" in run.outcome.message
     assert run.stats.accepted < 3000
+
+
+@pytest.mark.parametrize(
+    ("law", "start", "until"),
+    [
+        (at.Attention.isotropic(2, 1.0), at.Gaussian([0.3, 0.1], [[1.0, 0.2], [0.2, 0.5]]), 3.0),  # blows up
+        (at.Affine(-np.diag([1.0, 1e4]), np.ones(2)), at.Gaussian([1.0, 0.2], [[1.0, 0.2], [0.2, 0.5]]), 2e-3),  # stiff
+        (
+            at.Affine(-np.eye(2)),
+            at.Gaussian(np.ones((2, 2)), np.stack([np.eye(2), 3 * np.eye(2)])),
+            40.0,
+        ),  # an ensemble
+    ],
+)
+def test_a_resumed_run_has_the_same_bits(tmp_path: Path, law: at.Law, start: at.Gaussian, until: float) -> None:
+    pytest.importorskip("zarr")
+    whole = at.flow(law, start, until=until, save=30)
+    share = whole.stats.evaluations // 7
+    part = at.flow(law, start, until=until, save=30, store=tmp_path / "run", max_evaluations=share)
+    resumed = 0
+    while "budget" in [outcome.name for outcome in part.outcomes]:
+        part, resumed = at.resume(tmp_path / "run", max_evaluations=share), resumed + 1
+    assert resumed > 2
+    assert part.outcomes == whole.outcomes
+    assert part.stats.evaluations == whole.stats.evaluations
+    assert torch.equal(part.final.covariance, whole.final.covariance)
+    assert torch.equal(torch.nan_to_num(part.covariances), torch.nan_to_num(whole.covariances))
+
+
+def test_a_collapse_is_followed_below_the_smallest_numbers() -> None:
+    run = at.flow(at.Affine(-np.eye(2)), at.Gaussian([1.0, 0.5], np.eye(2)), until=1e4, stop=())
+    assert run.outcome.name == "reached"
+    assert float(run.final.covariance.abs().max()) == 0.0

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import attractor as at
+from attractor.errors import InputError
 from attractor.laws import Affine, Attention, Block, LayerNorm, RMSNorm
 from attractor.states import Tokens, split_scale, vector_norm
 
@@ -124,3 +125,11 @@ def test_a_fixed_step_whose_interpolant_overflows_has_failed() -> None:
     run = at.flow(Pulse(), at.Tokens(np.ones((1, 1))), until=1.0, method="dop853", step=1.0, adaptive=False, stop=())
     assert not bool(torch.isnan(run.points).any())
     assert bool(torch.isfinite(run.final.points).all())
+
+
+def test_positions_that_overflow_are_an_error() -> None:
+    """A table in float64 whose sum with float32 tokens is infinite."""
+    table = at.Absolute(torch.full((3, 2), 1e150, dtype=torch.float64), when="input")
+    law = at.Attention.isotropic(2, 1.0, positions=table)
+    with pytest.raises(InputError, match="leave the numbers of float32"):
+        at.flow(law, at.Tokens.uniform(3, 2, dtype=torch.float32), until=1.0)

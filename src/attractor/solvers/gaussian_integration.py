@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -85,11 +86,12 @@ class RescaledGaussian:
         if not (z[cut] < LARGEST and z[-2] < LARGEST and np.isfinite(z).all()):
             return np.full(len(z), np.nan)  # the solver then tries a shorter step
         shape, a = z[:cut], z[cut + 1 : -2]
-        mean, factor = self.unpack(z)
-        drift, turned, rate = self.velocity(mean, factor)
-        y = (math.exp(-z[cut]) / rate) * turned.ravel()
+        # the logarithms of sizes may fall below those of floating-point numbers, where the field is linear
+        scale, length = math.exp(max(z[cut], -LARGEST)), math.exp(max(z[-2], -LARGEST))
+        drift, turned, rate = self.velocity(length * a, scale * shape.reshape(self.dim, self.rank))
+        y = turned.ravel() / (scale * rate)
         growth = float(shape @ y) / max(float(shape @ shape), TINY)
-        b = (math.exp(-z[-2]) / rate) * drift
+        b = drift / (length * rate)
         # part of the growth of the mean that its logarithm represents: all of it where the mean is large
         lift = float(a @ b) / (1.0 + float(a @ a))
         tick = math.exp(-z[-1]) / (rate * self.unit)
@@ -171,32 +173,51 @@ LONG = 150  # steps after which the factor is kept from rotating where the covar
 UNSETTLED = 1e40  # growth of the rate at which a blow-up is reported although the shape still changes
 
 
+COUNTERS = (
+    "log_size", "offset", "repels", "size", "streak", "last", "first_rate", "growth", "steps", "asleep", "stuck", "advanced",
+    "strongest", "first_length",
+)  # fmt: skip
+VARIABLES = ("unit", "slowest", "evaluations", "strength", "lifted", "implicit")
+SOLVER = ("t", "y", "f", "h_abs", "t_old", "h_abs_old", "error_norm_old", "J", "current_jac")
+
+
 class GaussianIntegration(Integration):
-    """A run of Gaussians in progress, one member after the other.
+    """A run of Gaussians in progress, one member after the other; a checkpoint holds the solver of the present one."""
 
-    A run that was interrupted starts again when it is resumed: that takes seconds, and gives identical numbers.
-    """
-
-    resumable = False
+    member: GaussianMember | None = None
+    stored: dict[str, np.ndarray] | None = None  # of the member that a checkpoint was in
 
     @property
     def method(self) -> str:
         return "rescaled"
+
+    def can_restore(self, arrays: dict[str, np.ndarray]) -> bool:
+        return "members" not in arrays or "gaussian" in arrays  # attractor 0.2 did not store the solver
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        return super().snapshot() | ({"gaussian": np.array("")} if self.member is None else self.member.snapshot())
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        super().restore(arrays)
+        self.stored = arrays if "members" in arrays and str(arrays["gaussian"]) else None
 
     def advance(self, after_step: Callable[[Integration], None]) -> None:
         self.now = self.execution.clock(self)
         began = self.now - self.seconds
         self.termination.start_budget(self.now, self.field.evaluations)
         while len(self.members):
-            member = GaussianMember(self, int(self.members[0]))
-            while not self.ended[0]:
-                member.step()
+            stored, self.stored = self.stored, None
+            self.member = GaussianMember(self, int(self.members[0]), stored)
+            while self.member is not None:
+                self.member.step()
+                if self.ended[0]:
+                    self.member = None
+                    self._remove_ended()
                 after_step(self)
                 self.now = self.execution.clock(self)
                 self.seconds = self.now - began
                 if self.termination.spent_budget():
                     return
-            self._remove_ended()
 
     def set_first(self, time: float, rows: torch.Tensor, accepted: int, rejected: int, evaluations: int) -> None:
         """Set time and state of the first row after a step, and add its costs."""
@@ -210,7 +231,7 @@ class GaussianIntegration(Integration):
 class GaussianMember:
     """Integration of one Gaussian, which is the first row of the run."""
 
-    def __init__(self, run: GaussianIntegration, member: int) -> None:
+    def __init__(self, run: GaussianIntegration, member: int, stored: dict[str, np.ndarray] | None = None) -> None:
         assert isinstance(run.plan.law, Closure)
         self.run, self.member, self.plan = run, member, run.plan
         rows = run.y[0].detach().cpu().double().numpy()
@@ -232,7 +253,53 @@ class GaussianMember:
         self.strongest, self.first_length = self.problem.strength, float(self.z[-2])
         self.stiffness = StiffnessDetector()
         self.solver = self._solver("DOP853")
-        self._save_until(self.plan.start, None)
+        if stored is None:
+            self._save_until(self.plan.start, None)
+        else:
+            self._restore(stored)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """The state of the member and of its solver, as arrays of a checkpoint."""
+        words = {name: getattr(self, name) for name in COUNTERS}
+        words["problem"] = {name: getattr(self.problem, name) for name in VARIABLES}
+        words["stiffness"], words["method"] = vars(self.stiffness), type(self.solver).__name__
+        solver = {name: getattr(self.solver, name, None) for name in SOLVER}
+        if words["method"] == "Radau":
+            for name in ("LU_real", "LU_complex"):
+                parts = getattr(self.solver, name)
+                solver |= {} if parts is None else {f"{name}0": parts[0], f"{name}1": parts[1]}
+            sol = self.solver.sol
+            solver |= (
+                {} if sol is None else {f"sol_{name}": getattr(sol, name) for name in ("t_old", "t", "y_old", "Q")}
+            )
+        arrays = {f"solver_{name}": np.array(value) for name, value in solver.items() if value is not None}
+        drift, turned, rate = self.speed
+        arrays |= {"speed_drift": drift, "speed_turned": turned, "speed_rate": np.array(rate)}
+        return arrays | {"gaussian": np.array(json.dumps(words, default=float))}
+
+    def _restore(self, arrays: dict[str, np.ndarray]) -> None:
+        """Set the member to a snapshot, in which its last step ends."""
+        from scipy.integrate._ivp.radau import RadauDenseOutput
+
+        words, method = json.loads(str(arrays["gaussian"])), ""
+        method, problem, stiffness = (words.pop(name) for name in ("method", "problem", "stiffness"))
+        vars(self).update(words)
+        vars(self.problem).update(problem)
+        vars(self.stiffness).update(stiffness)
+        solver = {name.removeprefix("solver_"): array for name, array in arrays.items() if name.startswith("solver_")}
+        parts: dict[str, Any] = {name: array if array.ndim else array.item() for name, array in solver.items()}
+        self.z = parts["y"]
+        self.solver = self._solver(method, parts["h_abs"])
+        vars(self.solver).update({name: parts.get(name) for name in SOLVER if name in parts or method == "Radau"})
+        if method == "Radau":
+            self.solver.LU_real, self.solver.LU_complex = (
+                (parts[f"{name}0"], parts[f"{name}1"]) if f"{name}0" in parts else None
+                for name in ("LU_real", "LU_complex")
+            )
+            if "sol_Q" in parts:
+                self.solver.sol = RadauDenseOutput(*(parts[f"sol_{name}"] for name in ("t_old", "t", "y_old", "Q")))
+        self.problem.evaluations, self.problem.strength = problem["evaluations"], problem["strength"]
+        self.speed = arrays["speed_drift"], arrays["speed_turned"], float(arrays["speed_rate"])
 
     def _solver(self, name: str, step: float | None = None) -> Any:
         """A new solver from the present state; ``step`` is its first step."""

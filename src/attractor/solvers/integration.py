@@ -96,7 +96,6 @@ class Integration:
     """
 
     span: Span | None = None  # subspace whose coordinates are integrated
-    resumable = True  # whether a run that was interrupted continues from its checkpoint; otherwise it starts again
 
     def __init__(
         self, plan: Plan, tokens: Tokens, recorder: Recorder, merger: Merger | None, execution: Execution
@@ -523,6 +522,10 @@ class Integration:
                 arrays |= {"past_parts": to_numpy(self.past.parts), "past_h": self.past.h}
             arrays |= {} if self.merger is None else self.merger.snapshot()
         return arrays
+
+    def can_restore(self, arrays: dict[str, np.ndarray]) -> bool:
+        """Whether a run continues from a checkpoint; otherwise it starts again."""
+        return True
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         """Set a new run of the same plan to a snapshot; ``arrays["complete"]`` are the saved rows that were complete."""

@@ -701,7 +701,13 @@ def _layer_times(times: np.ndarray, explicit: bool, plan: Plan) -> np.ndarray:
 
 def enter_space(law: Law, state: Tokens, space: Space) -> Tokens:
     """Return the tokens that a flow starts from: positions of the input added, then put on the space, with ensemble axes flattened."""
-    state = law.enter(state)
+    entered = law.enter(state)
+    if entered is not state and not bool(torch.isfinite(entered.points).all()):
+        kind = str(state.points.dtype).removeprefix("torch.")
+        raise InputError(
+            f"positions that are added at the input leave the numbers of {kind}; take smaller ones, or tokens in float64"
+        )
+    state = entered
     points = space.enter(state.points.reshape(-1, state.n, state.dim))
     flat = [
         None if row is None else row.reshape(-1, state.n) if row.ndim > 1 else row

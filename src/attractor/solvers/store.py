@@ -373,7 +373,7 @@ def run_with_store(
         create_store(store, run.recorder, definition)
     with store.writing():
         arrays = read_snapshot(store) if resume else None
-        if arrays is not None and not run.resumable and "members" in arrays:
+        if arrays is not None and not run.can_restore(arrays):
             arrays = None
         if arrays is not None:
             restore_snapshot(store, run, arrays)
