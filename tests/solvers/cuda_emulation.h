@@ -1,4 +1,5 @@
-// Runs a CUDA kernel on a CPU: every thread of a block is a fiber, and a barrier switches between them.
+// Runs a CUDA kernel on a CPU: every thread is a fiber, and a barrier switches between them. Blocks run one after another, or side by side
+// where they wait for each other (GRID).
 #pragma once
 
 #include <ucontext.h>
@@ -14,13 +15,17 @@
 #define EMULATED
 #define DEVICE inline
 #define CONSTANT static const
-#define __shared__ static
 #define INFINITE std::numeric_limits<double>::infinity()
 
 struct Index {
     int x;
 };
-static Index threadIdx, blockIdx, blockDim;
+static Index threadIdx, blockIdx, gridDim;
+
+struct Barrier {
+    int arrived = 0;
+    long passed = 0;
+};
 
 struct Fibers {
     struct Fiber {
@@ -30,12 +35,10 @@ struct Fibers {
     };
     std::vector<Fiber> fibers;
     ucontext_t scheduler;
-    int now = 0;
+    int now = 0, threads = 0;
     std::function<void()> work;
-    int arrived = 0;
-    long generation = 0;
-    std::vector<int> warp_arrived;
-    std::vector<long> warp_generation;
+    Barrier all;
+    std::vector<Barrier> blocks, warps;
     std::vector<double> lanes;
 
     static Fibers*& current() {
@@ -50,23 +53,22 @@ struct Fibers {
         swapcontext(&all.fibers[all.now].context, &all.scheduler);
     }
 
-    void yield() { swapcontext(&fibers[now].context, &scheduler); }
-
-    void barrier(int& count, long& passed, int of) {
-        const long mine = passed;
-        if (++count == of) {
-            count = 0, passed++;
+    void wait(Barrier& barrier, int of) {
+        const long mine = barrier.passed;
+        if (++barrier.arrived == of) {
+            barrier.arrived = 0, barrier.passed++;
             return;
         }
-        while (passed == mine) yield();
+        while (barrier.passed == mine) swapcontext(&fibers[now].context, &scheduler);
     }
 
-    void run(int threads, std::function<void()> body) {
-        work = std::move(body);
+    // Run blocks first, first + 1, ... of some threads each; `enter_block` selects the shared memory of a block.
+    void run(int first, int count, int threads_of_block, std::function<void(int)> enter_block, std::function<void()> body) {
+        work = std::move(body), threads = threads_of_block;
         current() = this;
-        fibers.resize(threads);
-        warp_arrived.assign((threads + 31) / 32, 0), warp_generation.assign((threads + 31) / 32, 0), lanes.resize(threads);
-        const size_t bytes = 1 << 18;
+        const int total = count * threads;
+        fibers.resize(total), blocks.resize(count), warps.resize(total / 32), lanes.resize(total);
+        const size_t bytes = 1 << 17;
         for (auto& fiber : fibers) {
             getcontext(&fiber.context);
             fiber.stack.reset(new char[bytes]);
@@ -76,10 +78,11 @@ struct Fibers {
         }
         for (bool left = true; left;) {
             left = false;
-            for (now = 0; now < threads; now++) {
+            for (now = 0; now < total; now++) {
                 if (fibers[now].done) continue;
                 left = true;
-                threadIdx.x = now;
+                threadIdx.x = now % threads, blockIdx.x = first + now / threads;
+                enter_block(now / threads);
                 swapcontext(&scheduler, &fibers[now].context);
             }
         }
@@ -88,8 +91,12 @@ struct Fibers {
 
 inline void __syncthreads() {
     Fibers& all = *Fibers::current();
-    all.barrier(all.arrived, all.generation, int(all.fibers.size()));
-    threadIdx.x = all.now;
+    all.wait(all.blocks[all.now / all.threads], all.threads);
+}
+
+inline void wait_for_grid(unsigned*) {
+    Fibers& all = *Fibers::current();
+    all.wait(all.all, int(all.fibers.size()));
 }
 
 template <class T>
@@ -97,9 +104,9 @@ T __shfl_xor_sync(unsigned, T value, int apart) {
     Fibers& all = *Fibers::current();
     const int here = all.now, warp = here / 32;
     all.lanes[here] = double(value);
-    all.barrier(all.warp_arrived[warp], all.warp_generation[warp], 32);
+    all.wait(all.warps[warp], 32);
     const T result = T(all.lanes[here ^ apart]);
-    all.barrier(all.warp_arrived[warp], all.warp_generation[warp], 32);
+    all.wait(all.warps[warp], 32);
     return result;
 }
 

@@ -11,16 +11,13 @@ import torch
 HEADER = Path(__file__).with_name("cuda_emulation.h")
 ENTRY = """
 extern "C" void run_grid(const Run* run, int grid, int block, long shared) {
-    std::vector<double> memory(shared / 8 + 2);
-    blockDim.x = block;
-    MEMORY = (REAL*)memory.data();
-    for (int b = 0; b < grid; b++) {
-        blockIdx.x = b;
-        std::fill(memory.begin(), memory.end(), std::numeric_limits<double>::quiet_NaN());
+    const int together = GRID ? grid : 1;
+    gridDim.x = grid;
+    std::vector<std::vector<double>> memory(together, std::vector<double>(shared / 8 + 2));
+    for (int first = 0; first < grid; first += together) {
+        for (auto& part : memory) std::fill(part.begin(), part.end(), std::numeric_limits<double>::quiet_NaN());
         Fibers fibers;
-        fibers.run(block, [&] {
-            integrate_member(*run);
-        });
+        fibers.run(first, together, block, [&](int b) { MEMORY = (REAL*)memory[b].data(); }, [&] { integrate_member(*run); });
     }
 }
 """
@@ -31,7 +28,8 @@ class EmulatedDevice:
 
     device_type = "cpu"
     reason = ""
-    multiprocessors = 0
+    multiprocessors = 0  # for the threads of a token
+    largest_block = 0  # threads of a block of a grid; 0 for no grids
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,9 +45,14 @@ class EmulatedDevice:
             assert done.returncode == 0, done.stderr[:4000]
         return ctypes.CDLL(str(path)).run_grid
 
-    def launch(self, function: Any, grid: int, block: int, shared: int, run: Any, device: torch.device) -> None:
+    def launch(
+        self, function: Any, grid: int, block: int, shared: int, run: Any, device: torch.device, together: bool
+    ) -> None:
         self.launches += 1
         function(ctypes.byref(run), grid, block, ctypes.c_long(shared))
+
+    def grid(self, device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
+        return (4, self.largest_block) if self.largest_block else (0, 0)
 
     def shared_memory(self, device: torch.device) -> int:
         return 227 << 10

@@ -109,6 +109,25 @@ def test_rules_that_end_members_at_different_times(rules: tuple[str, ...], emula
     agree(*both(emulated, law, tokens, space=space, until=80.0, stop=rules, merge=False, save=11), tolerance=1e-7)
 
 
+@pytest.mark.parametrize("case", [0, 1, 4, 10])
+def test_one_system_on_all_blocks(case: int, emulated: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, name, method, mask, weighted, _ = CASES[case]
+    monkeypatch.setattr(device_loop, "GRID_TOKENS", 10)
+    monkeypatch.setattr(device_loop, "TILE_BYTES", 1 << 11)
+    emulated.largest_block = 32 if case % 2 else 96
+    generator, space = np.random.default_rng([case, 6]), SPACES[name]
+    n = 45
+    query, key, value = generator.standard_normal((3, 2, 3, 3))
+    value = 0.25 * (value - value.swapaxes(-1, -2)) - 0.15 * np.eye(3)
+    law = at.Attention(query, key, value, kernel=kernel, scale=0.3, mask=mask)
+    tokens = at.Tokens(space.random(n, 3, seed=case), masses=generator.random(n) + 0.1 if weighted else None)
+    merge = 0.1 if mask is None else False
+    options: dict[str, Any] = {"until": 3.0, "save": 7, "method": method, "space": space, "merge": merge}
+    here, there = both(emulated, law, tokens, rtol=1e-7, **options)
+    agree(here, there, counts=not merge)
+    assert not merge or here.stats.merges > 0
+
+
 def test_blow_up_and_budgets(emulated: EmulatedDevice) -> None:
     law = at.Attention.isotropic(2, 1.0, kernel="exponential")
     tokens = at.Tokens.uniform(5, 2, seed=1, ensemble=4)

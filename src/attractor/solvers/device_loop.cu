@@ -1,5 +1,5 @@
 // Steps of many small systems on a GPU: each system is integrated by one thread block, with one thread for each token, its own step size
-// and its own end. The algorithm is that of the native loop (cpp/integration.h); device_loop.py compiles this file with the macros
+// and its own end. With GRID, one larger system is integrated by all blocks, which wait for each other. The algorithm is that of the native loop (cpp/integration.h); device_loop.py compiles this file with the macros
 //
 //   REAL, WIDE           the type of points, and whether it is double
 //   D, E                 dimensions of tokens and of heads (E only where keys are not the tokens)
@@ -13,7 +13,8 @@
 //   RULES                whether termination rules are checked
 //   SHARED_SLOPES        whether the slopes of a step are in shared memory
 //   THREADS, BLOCKS      threads of a block, and blocks that a multiprocessor should hold
-//   SPLIT                threads of a token, which share its keys: 1, 2, 4 or 8
+//   SPLIT                threads of a token, which share its keys: a power of 2 up to 32
+//   GRID, TILE           whether all blocks together integrate one system; then keys are read in tiles of so many
 //   STAGES, ERRORS, EXTRA, PARTS, ORDER and the tableau A, ERROR, PART: row s of A has the weights of the slopes from which slope s is
 //                        computed; rows after STAGES belong to the dense output
 //
@@ -29,6 +30,18 @@ typedef long long Long;
 #endif
 
 #ifndef EMULATED
+// All threads of a grid wait for each other; all its blocks are resident.
+DEVICE void wait_for_grid(unsigned* arrived) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        const unsigned last = (atomicAdd(arrived, 1u) / gridDim.x + 1) * gridDim.x;
+        while ((int)(*(volatile unsigned*)arrived - last) < 0) {}
+        __threadfence();
+    }
+    __syncthreads();
+}
+
 extern __shared__ __align__(16) unsigned char shared_memory[];
 #endif
 
@@ -54,6 +67,8 @@ struct Run {
     const REAL *interaction, *query, *key, *value, *shifts, *matrix, *cosine, *sine;
     double *state, *totals, *log;  // the log has time, two nodes and mass (4, members, width)
     int *row_of, *node_of;
+    REAL *workspace, *partials;  // of a grid: what else is in shared memory, and results of blocks
+    unsigned* arrived;           // number of arrivals at barriers of the grid, 0 at the start
     const double* save_times;
     int width, n, heads, window, fresh, named_times, order[3];
     double start, end, rtol, atol, first_step, safety, shrink, grow, bound, scale, bias, radius, consensus, collapse, steady;
@@ -63,6 +78,10 @@ struct Run {
 
 struct Vector {
     REAL v[D];
+};
+
+struct alignas(16) Word {
+    float v[4];
 };
 
 // A key and its bias, and a point where it is not the key, as they lie in shared memory.
@@ -121,62 +140,111 @@ struct System {
     const int i, part, lane;
     int count;  // tokens of the system; merging reduces them
     double evaluations;
-    int buffer;  // which of two copies of the keys is written next
+    int buffer, turn;  // which of two copies of the keys, and of the results of blocks, is written next
     REAL mass;
 
     DEVICE System(const Run& r)
-        : run(r), row(blockIdx.x), i(threadIdx.x / SPLIT), part(threadIdx.x % SPLIT), lane(threadIdx.x & 31), count(r.n), evaluations(0), buffer(0), mass(0) {}
+        : run(r), row(GRID ? 0 : blockIdx.x), i((GRID ? blockIdx.x * (THREADS / SPLIT) : 0) + threadIdx.x / SPLIT), part(threadIdx.x % SPLIT),
+          lane(threadIdx.x & 31), count(r.n), evaluations(0), buffer(0), turn(0), mass(0) {}
 
-    // Shared memory: two copies of keys and points, sums of warps, the arrays of a merge, slopes.
-    DEVICE REAL* keys() const { return MEMORY + buffer * run.width * keys_row; }
-    DEVICE REAL* points() const { return MEMORY + (2 * keys_row + buffer * points_row) * run.width; }
-    DEVICE REAL* sums() const { return MEMORY + 2 * (keys_row + points_row) * run.width; }
-    DEVICE REAL* board() const { return sums() + 128; }
-    DEVICE REAL* slope_memory() const { return board() + run.width * (2 * D + 3) + (WIDE ? run.width : 2 * run.width); }
+    // Memory that the threads of a system share: two copies of keys and points, sums of warps, the arrays of a merge, and slopes. That of
+    // a grid is global, but for tiles of keys and points, sums of warps and slopes.
+    DEVICE REAL* memory() const { return GRID ? run.workspace : MEMORY; }
+    DEVICE REAL* keys() const { return memory() + buffer * run.width * keys_row; }
+    DEVICE REAL* points() const { return memory() + (2 * keys_row + buffer * points_row) * run.width; }
+    DEVICE REAL* sums() const { return MEMORY + (GRID ? TILE : 2 * run.width) * (keys_row + points_row); }
+    DEVICE REAL* board() const { return GRID ? memory() + 2 * (keys_row + points_row) * run.width : sums() + 128; }
+    DEVICE REAL* slope_memory() const {
+        return GRID ? sums() + 128 : board() + run.width * (2 * D + 3) + (WIDE ? 1 : 2) * (run.width + 2);
+    }
 
     DEVICE bool mine() const { return i < count; }
     DEVICE bool writes() const { return mine() && part == 0; }
-    DEVICE bool leads() const { return threadIdx.x == 0; }
+    DEVICE bool leads() const { return threadIdx.x == 0 && (!GRID || blockIdx.x == 0); }
+    DEVICE int thread() const { return GRID ? blockIdx.x * THREADS + threadIdx.x : threadIdx.x; }
+    DEVICE int threads() const { return GRID ? gridDim.x * THREADS : THREADS; }
 
-    // The largest of each of K numbers over all threads; NaN counts as infinite.
-    template <int K>
-    DEVICE void largest(REAL (&values)[K]) {
+    // All threads of the system wait for each other.
+    DEVICE void barrier() const {
+#if GRID
+        wait_for_grid(run.arrived);
+#else
+        __syncthreads();
+#endif
+    }
+
+    // The result of `join` over all threads, for each of K numbers.
+    template <int K, class Join>
+    DEVICE void reduce(REAL (&values)[K], Join join) {
 #pragma unroll
-        for (int k = 0; k < K; k++) {
-            REAL value = values[k] <= (REAL)MOST ? values[k] : (REAL)INFINITE;
-            for (int apart = 16; apart; apart >>= 1) {
-                const REAL other = __shfl_xor_sync(0xffffffffu, value, apart);
-                value = other > value ? other : value;
-            }
-            values[k] = value;
-        }
-        if (blockDim.x <= 32) return;
-        const int warps = blockDim.x >> 5;
+        for (int k = 0; k < K; k++)
+            for (int apart = 16; apart; apart >>= 1) values[k] = join(values[k], __shfl_xor_sync(0xffffffffu, values[k], apart));
+        if (!GRID && THREADS <= 32) return;
         __syncthreads();
         if (!lane)
             for (int k = 0; k < K; k++) sums()[k * 32 + (threadIdx.x >> 5)] = values[k];
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            REAL value = sums()[k * 32];
-            for (int warp = 1; warp < warps; warp++) value = sums()[k * 32 + warp] > value ? sums()[k * 32 + warp] : value;
-            values[k] = value;
+            values[k] = sums()[k * 32];
+            for (int warp = 1; warp < THREADS / 32; warp++) values[k] = join(values[k], sums()[k * 32 + warp]);
         }
+#if GRID
+        REAL* const results = run.partials + turn * 4 * gridDim.x;
+        if (threadIdx.x == 0)
+            for (int k = 0; k < K; k++) results[k * gridDim.x + blockIdx.x] = values[k];
+        barrier();
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            values[k] = 0;
+            for (int block = lane; block < gridDim.x; block += 32) values[k] = join(values[k], results[k * gridDim.x + block]);
+            for (int apart = 16; apart; apart >>= 1) values[k] = join(values[k], __shfl_xor_sync(0xffffffffu, values[k], apart));
+        }
+        turn ^= 1;
+#endif
+    }
+
+    // The largest of each of K numbers >= 0 over all threads; NaN counts as infinite.
+    template <int K>
+    DEVICE void largest(REAL (&values)[K]) {
+        for (int k = 0; k < K; k++) values[k] = values[k] <= (REAL)MOST ? values[k] : (REAL)INFINITE;
+        reduce(values, [](REAL a, REAL b) { return b > a ? b : a; });
     }
 
     // Sums of two numbers over all threads.
     DEVICE void add_up(REAL (&values)[2]) {
-        for (int k = 0; k < 2; k++)
-            for (int apart = 16; apart; apart >>= 1) values[k] += __shfl_xor_sync(0xffffffffu, values[k], apart);
-        if (blockDim.x <= 32) return;
-        __syncthreads();
-        if (!lane)
-            for (int k = 0; k < 2; k++) sums()[k * 32 + (threadIdx.x >> 5)] = values[k];
-        __syncthreads();
-        for (int k = 0; k < 2; k++) {
-            values[k] = 0;
-            for (int warp = 0; warp < (blockDim.x >> 5); warp++) values[k] += sums()[k * 32 + warp];
+        reduce(values, [](REAL a, REAL b) { return a + b; });
+    }
+
+    // Call use(key, point, index) for the keys of this thread.
+    template <class Use>
+    DEVICE void for_each_key(const Key* all, const Point* from, Use use) const {
+        const int begin = first_key(), end = last_key();
+#if GRID
+        Key* const tile = (Key*)MEMORY;
+        Point* const tile_points = FEATURES ? (Point*)(MEMORY + TILE * keys_row) : (Point*)tile;
+        for (int base = 0; base < count; base += TILE) {
+            const int size = count - base < TILE ? count - base : TILE;
+            __syncthreads();
+            copy(tile, all + base, size);
+            if (FEATURES) copy(tile_points, from + base, size);
+            __syncthreads();
+            const int first = begin > base ? begin - base : 0, last = end < base + size ? end - base : size;
+            if (mine())
+#pragma unroll 16
+                for (int j = first + part; j < last; j += SPLIT) use(tile[j], tile_points[j], base + j);
         }
+#else
+        if (mine())
+#pragma unroll 16
+            for (int j = begin + part; j < end; j += SPLIT) use(all[j], from[j], j);
+#endif
+    }
+
+    // Copy rows to shared memory by 16 bytes.
+    template <class Row>
+    DEVICE static void copy(Row* to, const Row* from, int count) {
+        for (int word = threadIdx.x; word < count * (int)(sizeof(Row) / sizeof(Word)); word += THREADS) ((Word*)to)[word] = ((const Word*)from)[word];
     }
 
     // ------------------------------------------------------------------ the space
@@ -277,7 +345,7 @@ struct System {
             // -|q - k|^2 = 2 <q - c, k - c> - |k - c|^2 up to a term of the query, with the first key c
             if (leads())
                 for (int e = 0; e < E; e++) all[0].v[e] = key[e];
-            __syncthreads();
+            barrier();
             REAL size = 0;
             for (int e = 0; e < E; e++) {
                 const REAL centre = all[0].v[e];
@@ -285,7 +353,7 @@ struct System {
                 size = fma(key[e], key[e], size);
             }
             offset -= (REAL)run.scale * size;
-            __syncthreads();
+            barrier();
         } else {
             for (int e = 0; e < E; e++) query[e] *= (REAL)run.scale;
         }
@@ -305,16 +373,13 @@ struct System {
             all[i].v[D] = MODE == 0 ? mass_bias() : mass;
         }
 #endif
-        __syncthreads();
-        const int begin = first_key(), end = last_key();
+        barrier();
         if (SHIFTED && MODE == 0) {
-            shift = mine() ? score(query, all[begin], 0) : (REAL)0;
-            if (mine())
-#pragma unroll 4
-                for (int j = begin + part; j < end; j += SPLIT) {
-                    const REAL here = score(query, all[j], 0);
-                    shift = here > shift ? here : shift;
-                }
+            shift = mine() ? score(query, all[first_key()], 0) : (REAL)0;
+            for_each_key(all, from, [&](const Key& key_j, const Point&, int) {
+                const REAL here = score(query, key_j, 0);
+                shift = here > shift ? here : shift;
+            });
 #pragma unroll
             for (int apart = 1; apart < SPLIT; apart *= 2) {
                 const REAL other = __shfl_xor_sync(0xffffffffu, shift, apart);
@@ -324,24 +389,21 @@ struct System {
         REAL normaliser = 0, sum[D];
 #pragma unroll
         for (int c = 0; c < D; c++) sum[c] = 0;
-        if (mine()) {
-            const REAL minus = MODE == 0 ? shift : -(REAL)run.bias;
-#pragma unroll 16
-            for (int j = begin + part; j < end; j += SPLIT) {
-                const Key key_j = all[j];
+        const REAL minus = MODE == 0 ? shift : -(REAL)run.bias;
+        for_each_key(all, from, [&](const Key& key_j, const Point& point_j, int j) {
+            const Key key = key_j;
 #if FEATURES
-                const Point at = from[j];
+            const Point at = point_j;
 #else
-                const Key& at = key_j;
+            const Key& at = key;
 #endif
-                REAL w = weight(score(query, key_j, minus));
-                if (MODE == 0) normaliser += w;
-                if (!FEATURES && MODE != 0 && WEIGHTED) w *= at.v[D];
-                if (SKIP_SELF) w = zero_if(j == i, w);
+            REAL w = weight(score(query, key, minus));
+            if (MODE == 0) normaliser += w;
+            if (!FEATURES && MODE != 0 && WEIGHTED) w *= at.v[D];
+            if (SKIP_SELF) w = zero_if(j == i, w);
 #pragma unroll
-                for (int c = 0; c < D; c++) sum[c] = fma(w, at.v[c], sum[c]);
-            }
-        }
+            for (int c = 0; c < D; c++) sum[c] = fma(w, at.v[c], sum[c]);
+        });
 #pragma unroll
         for (int apart = 1; apart < SPLIT; apart *= 2) {
             normaliser += __shfl_xor_sync(0xffffffffu, normaliser, apart);
@@ -359,7 +421,7 @@ struct System {
 #endif
         // the other buffer is written next, so that no thread waits for those that still read this one
         buffer ^= 1;
-        if (SQUARED) __syncthreads();
+        if (SQUARED) barrier();
     }
 
     DEVICE REAL mass_bias() const { return WEIGHTED ? (REAL)log2(mass) : (REAL)0; }
@@ -436,7 +498,7 @@ struct Integration {
             state(LAST) = INFINITE, state(HOLD) = -INFINITE, state(NOTED) = -1, state(WAIT) = run.first_wait;
             state(NODES) = run.n, state(ANCHOR_TIME) = run.start, state(WHO) = (double)system.row;
         }
-        __syncthreads();
+        system.barrier();
     }
 
     // ------------------------------------------------------------------ steps
@@ -614,15 +676,15 @@ struct Integration {
 #if MERGING
             // merged tokens get the same point
             REAL* board = system.keys();
-            __syncthreads();
+            system.barrier();
             if (system.writes())
                 for (int c = 0; c < D; c++) board[system.i * D + c] = point.v[c];
-            __syncthreads();
-            for (int token = threadIdx.x; token < run.n; token += blockDim.x) {
+            system.barrier();
+            for (int token = system.thread(); token < run.n; token += system.threads()) {
                 const int from = run.row_of[system.row * run.n + token];
                 for (int c = 0; c < D; c++) to[token * D + c] = board[from * D + c];
             }
-            __syncthreads();
+            system.barrier();
 #else
             if (system.i < run.n && system.part == 0)
                 for (int c = 0; c < D; c++) to[system.i * D + c] = point.v[c];
@@ -654,16 +716,16 @@ struct Integration {
         if (2 * sqrt((double)moved[0]) < slack) return false;
         bool merged = false;
         const Board board(system.board(), run.width);
-        __shared__ int left;
+        int& left = *board.left;
         const int count_before = system.count, i = system.i;
         if (i < run.width && system.part == 0) board.target[i] = i, board.share[i] = 1;
         for (;;) {
-            __syncthreads();
+            system.barrier();
             if (system.writes()) {
                 for (int c = 0; c < D; c++) board.points[i * D + c] = point.v[c];
                 board.masses[i] = system.mass;
             }
-            __syncthreads();
+            system.barrier();
             REAL nearest = (REAL)INFINITE;
             int who = -1;
             if (system.mine())
@@ -680,19 +742,20 @@ struct Integration {
                 for (int c = 0; c < D; c++) near[c] = point.v[c];
             if (!(gap < run.merge)) break;
             if (!merged && RULES) interpolate(step);  // the polynomial is that of the tokens before they merge
-            __syncthreads();
+            system.barrier();
             if (system.leads()) left = join(board);
-            __syncthreads();
-            if (left == system.count) break;
+            system.barrier();
+            const int now_left = left;
+            if (now_left == system.count) break;
             // `place` and `part` of a row: its new row, and its share of it
             if (i < count_before && system.part == 0)
                 board.share[i] *= board.part[board.target[i]], board.target[i] = board.neighbour[board.target[i]];
-            for (int token = threadIdx.x; token < run.n; token += blockDim.x) {
+            for (int token = system.thread(); token < run.n; token += system.threads()) {
                 int& row = run.row_of[system.row * run.n + token];
                 row = board.neighbour[row];
             }
             merged = true;
-            system.count = left;
+            system.count = now_left;
             if (system.mine()) {
                 for (int c = 0; c < D; c++) point.v[c] = board.points[i * D + c];
                 system.mass = board.masses[i];
@@ -704,20 +767,20 @@ struct Integration {
         if (system.leads()) state(SLACK) = slack;
         if (merged) {
             if (RULES && step > 0) shrink_rows(board, count_before);
-            __syncthreads();
+            system.barrier();
             slope = system.field(point);
         }
-        __syncthreads();
+        system.barrier();
         return merged;
     }
 
     // Shared arrays of a merge: points and masses of the rows, then for each row before the merge its present row and its share.
     struct Board {
         REAL *points, *masses, *share, *part, *rows;
-        int *neighbour, *target;
+        int *neighbour, *target, *left;
         DEVICE Board(REAL* memory, int width) {
             points = memory, masses = points + width * D, share = masses + width, part = share + width, rows = part + width;
-            neighbour = (int*)(rows + width * D), target = neighbour + width;
+            neighbour = (int*)(rows + width * D), target = neighbour + width, left = target + width;
         }
     };
 
@@ -778,10 +841,10 @@ struct Integration {
     // Combine the rows of the step's polynomial as the tokens were merged; rows that stand for no token are copies of the first.
     DEVICE void shrink_rows(const Board& board, int count_before) {
         for (int part = -1; part < PARTS; part++) {
-            __syncthreads();
+            system.barrier();
             if (system.i < count_before && system.part == 0)
                 for (int c = 0; c < D; c++) board.rows[system.i * D + c] = part < 0 ? y.v[c] : parts[part].v[c];
-            __syncthreads();
+            system.barrier();
             REAL sum[D];
             for (int c = 0; c < D; c++) sum[c] = 0;
             for (int old = 0; old < count_before; old++)
@@ -793,7 +856,7 @@ struct Integration {
                 else
                     parts[part].v[c] = sum[c];
         }
-        __syncthreads();
+        system.barrier();
     }
 #else
     DEVICE bool merge(Vector&, Vector&, double) { return false; }
@@ -824,9 +887,9 @@ struct Integration {
                 steps = suspect = calm = 0;
             }
         }
-        __syncthreads();
+        system.barrier();
         if (system.leads()) state(STEPS) = steps, state(SUSPECT) = suspect, state(CALM) = calm;
-        __syncthreads();
+        system.barrier();
         return found;
     }
 
@@ -837,10 +900,10 @@ struct Integration {
         REAL* board = system.keys();
         for (int k = 0; k < 4; k++) sizes[k] = 0;
         if (RULES) {
-            __syncthreads();
+            system.barrier();
             if (system.leads())
                 for (int c = 0; c < D; c++) board[c] = point.v[c];
-            __syncthreads();
+            system.barrier();
         }
         if (system.mine()) {
             sizes[0] = norm(point.v), sizes[1] = norm(slope.v);
@@ -866,9 +929,9 @@ struct Integration {
     DEVICE int terminate(const Vector& point, const Vector& slope, double now, bool merged, bool owing) {
         if (merged && RULES) {
             move_anchor(point);
-            __syncthreads();
+            system.barrier();
             if (system.leads()) state(ANCHOR_TIME) = t, state(REST) = 0;
-            __syncthreads();
+            system.barrier();
         }
         REAL sizes[4];
         measure(point, slope, sizes);
@@ -895,13 +958,13 @@ struct Integration {
             if (!met && noted == rule) return check;
         }
         if (run.steady >= 0) {
-            __syncthreads();
+            system.barrier();
             if (away) move_anchor(point);
             if (system.leads()) {
                 state(STREAK) = streak, state(LAST) = calm, state(REST) = rest;
                 if (away) state(ANCHOR_TIME) = t;
             }
-            __syncthreads();
+            system.barrier();
         }
         return 0;
     }
@@ -910,7 +973,7 @@ struct Integration {
         if (merged && RULES) {
             move_anchor(y);
             if (system.leads()) state(ANCHOR_TIME) = t, state(REST) = 0;
-            __syncthreads();
+            system.barrier();
         }
         REAL sizes[4];
         measure(y, k[0], sizes);
@@ -919,9 +982,9 @@ struct Integration {
         const double size = larger(sizes[0], run.tiny);
         if (run.consensus >= 0 && 2 * (double)sizes[2] / (run.consensus * size) <= 1) return true;
         if (run.collapse >= 0 && state(SIZE) > 0 && (double)sizes[0] / (run.collapse * state(SIZE)) <= 1) return true;
-        __syncthreads();
+        system.barrier();
         if (run.steady >= 0 && system.leads()) state(REST) = state(REST) + 1;
-        __syncthreads();
+        system.barrier();
         return false;
     }
 
@@ -991,7 +1054,7 @@ struct Integration {
             if (MERGING) run.masses[system.row * run.mass_stride + i] = system.mine() ? system.mass : (REAL)0;
         }
 #if MERGING
-        __syncthreads();
+        system.barrier();
         if (i < run.width && i >= system.count) {
             const Long first = system.row * run.width * D, at = first + i * D;
             for (int c = 0; c < D; c++) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
+import os
 import time
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -39,6 +40,9 @@ RESIDENT = {
     torch.float64: 384,
     torch.float32: 640,
 }  # threads that a multiprocessor should hold; more have too few registers
+GRID_TOKENS = 96  # above, one system is integrated by all blocks
+MAX_GRID_TOKENS = 16384
+TILE_BYTES = 48 << 10  # of keys and points
 SLOPE_BYTES = 64 << 10  # of a block; slopes that take more are in local memory
 PAIRS = {torch.float64: 4e11, torch.float32: 1e12}  # pairs per second that a launch is planned with
 STEP_SECONDS = 2e-5  # least time of an attempt
@@ -67,7 +71,8 @@ class Run(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("interaction", "query", "key", "value", "shifts", "matrix", "cosine", "sine")
         ]
-        + [(name, ctypes.c_void_p) for name in ("state", "totals", "log", "row_of", "node_of", "save_times")]
+        + [(name, ctypes.c_void_p) for name in ("state", "totals", "log", "row_of", "node_of")]
+        + [(name, ctypes.c_void_p) for name in ("workspace", "partials", "arrived", "save_times")]
         + [(name, ctypes.c_int) for name in ("width", "n", "heads", "window", "fresh", "named_times")]
         + [("order", ctypes.c_int * 3)]
         + [
@@ -98,14 +103,26 @@ class Cuda:
         """Return the function ``integrate`` of a source; compiled code is kept in the cache folder."""
         return _load(_compile(source, torch.cuda.get_device_capability(device)), device.index or 0, shared)
 
-    def launch(self, function: Any, grid: int, block: int, shared: int, run: Run, device: torch.device) -> None:
-        """Launch a function."""
+    def launch(
+        self, function: Any, grid: int, block: int, shared: int, run: Run, device: torch.device, together: bool
+    ) -> None:
+        """Launch a function; ``together`` if its blocks wait for each other."""
         from cuda.bindings import driver  # pyright: ignore[reportMissingImports]
 
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(run))
         stream = torch.cuda.current_stream(device).cuda_stream
-        result = driver.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, shared, stream, ctypes.addressof(pointers), 0)
+        size = (grid, 1, 1, block, 1, 1, shared, stream, ctypes.addressof(pointers))
+        result = (
+            driver.cuLaunchCooperativeKernel(function, *size) if together else driver.cuLaunchKernel(function, *size, 0)
+        )
         _check(result[0])
+
+    def grid(self, device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
+        """Number of blocks that can wait for each other, and of their threads.
+
+        The grid has been tested in emulation only, so it is used where ATTRACTOR_GPU_GRID=1.
+        """
+        return (self.processors(device), RESIDENT[dtype]) if os.environ.get("ATTRACTOR_GPU_GRID") == "1" else (0, 0)
 
     def processors(self, device: torch.device) -> int:
         """Number of multiprocessors."""
@@ -217,7 +234,7 @@ def is_supported(plan: Plan, y: Tensor, positions: Tensor | None = None) -> bool
         and plan.adaptive
         and plan.stepper.coefficients is not None
         and not plan.events
-        and n <= MAX_TOKENS
+        and n <= (MAX_GRID_TOKENS if len(y) == 1 and backend.grid(y.device, y.dtype)[0] else MAX_TOKENS)
         and dim <= MAX_DIM
         and not torch.compiler.is_compiling()
         and "native_name" in vars(type(plan.space))
@@ -235,16 +252,53 @@ def is_supported(plan: Plan, y: Tensor, positions: Tensor | None = None) -> bool
         and law.query.shape[-2] <= 2 * MAX_DIM
         and positions is None
         and (law.mask is None or set(law.mask.hide(Tokens.unchecked(y[:1], None, None))) <= {"causal", "window"})
-        and _shared_bytes(n, dim, law.query.shape[-2], y.element_size()) <= backend.shared_memory(y.device)
+        and _find_layout(y, len(y), n, law.query.shape[-2], plan.stepper).shared <= backend.shared_memory(y.device)
     )
 
 
-def _shared_bytes(n: int, dim: int, head_dim: int, size: int) -> int:
-    """Bytes of shared memory of one block, as laid out in device_loop.cu."""
+@dataclass(frozen=True)
+class Layout:
+    """How a launch divides threads and shared memory."""
+
+    split: int  # threads of a token
+    threads: int  # of a block
+    tile: int  # keys that are in shared memory at a time, if all blocks integrate one system; else 0
+    shared: int  # bytes of shared memory of a block
+    shared_slopes: bool
+    rows: int  # numbers of a token in the two copies of keys and points, at most
+
+
+def _find_layout(y: Tensor, members: int, n: int, head_dim: int, stepper: Any) -> Layout:
+    """The layout for points y of a run that began with ``members`` systems of n tokens.
+
+    Sums, and so the last bits, depend on it: it must not depend on when the kernel returns.
+    """
+    device, dim, size = y.device, y.shape[-1], y.element_size()
     unit = 16 // size
-    keys = -(-(max(dim, head_dim) + 1) // unit) * unit
-    points = -(-dim // unit) * unit
-    return (2 * n * (keys + points) + 128 + n * (2 * dim + 3)) * size + 8 * n
+    rows = sum(-(-length // unit) * unit for length in (max(dim, head_dim) + 1, dim))
+    blocks, threads = backend.grid(device, y.dtype)
+    if members == 1 and n > GRID_TOKENS and blocks:
+        split = 1
+        while split < 32 and 2 * split * n <= blocks * threads:
+            split *= 2
+        tile = max(32, min(1024, TILE_BYTES // (rows * size)) // 32 * 32)
+        shared = tile * rows * size + 128 * size
+    else:
+        split, tile = 1, 0
+        enough = WARPS * backend.processors(device) * 32
+        while split < 8 and 2 * split * n <= 512 and (2 * split * n <= 32 or members * n * split < enough):
+            split *= 2
+        threads = -(-y.shape[1] * split // 32) * 32
+        shared = (2 * y.shape[1] * rows + 128) * size + _board_bytes(y)
+    slopes = threads * dim * _count_slopes(type(stepper))[1] * size
+    fits = slopes <= min(SLOPE_BYTES, backend.shared_memory(device) - shared)
+    return Layout(split, threads, tile, shared + slopes * fits, fits, rows)
+
+
+def _board_bytes(y: Tensor) -> int:
+    """Bytes of the arrays of a merge, as laid out in device_loop.cu."""
+    _, width, dim = y.shape
+    return width * (2 * dim + 3) * y.element_size() + 8 * (width + 2)
 
 
 def _parameters(law: Attention, plan: Plan, y: Tensor, skip_self: bool) -> Parameters:
@@ -359,7 +413,7 @@ class DeviceLoop:
         rules, order = bool(plan.rules), [RULE_NUMBERS[rule.name] for rule in plan.rules]
         anchor = termination.anchor.clone(memory_format=torch.contiguous_format) if rules else y
         sized = [name for name in order if name != RULE_NUMBERS["steady"]]
-        parts = _parts(type(plan.stepper))[0]
+        parts = _count_slopes(type(plan.stepper))[0]
         inside = y.new_empty((members, 1 + parts, width, dim)) if sized else None
         masses = merges.masses if merges is not None else run.field.masses
         masses = None if masses is None else masses.to(y).reshape(-1, masses.shape[-1]).contiguous()
@@ -367,13 +421,8 @@ class DeviceLoop:
             merges.masses = masses
         hide = {} if law.mask is None else law.mask.hide(Tokens.unchecked(y[:1], None, None))
         shifted = not parameters.bound < CALM[y.dtype]
-        # of the run as a whole: sums, and so the last bits, must not depend on when the kernel returns
-        split = _split(run.recorder.points.shape[1], run.recorder.points.shape[2], device)
-        threads = -(-width * split // 32) * 32
-        slope_bytes = threads * dim * _parts(type(plan.stepper))[1] * y.element_size()
-        shared = _shared_bytes(width, dim, law.query.shape[-2], y.element_size())
-        if slope_bytes > min(SLOPE_BYTES, backend.shared_memory(device) - shared):
-            slope_bytes = 0
+        whole = run.recorder.points.shape
+        layout = _find_layout(y, whole[1], whole[2], law.query.shape[-2], plan.stepper)
         macros = {
             "REAL": "double" if y.dtype == torch.float64 else "float",
             "WIDE": int(y.dtype == torch.float64),
@@ -387,20 +436,27 @@ class DeviceLoop:
             "SHIFTED": int(shifted),
             "MERGING": int(merges is not None),
             "RULES": int(rules),
-            "SPLIT": split,
-            "THREADS": threads,
-            "BLOCKS": max(1, RESIDENT[y.dtype] // threads),
-            "SHARED_SLOPES": int(slope_bytes > 0),
+            "SPLIT": layout.split,
+            "THREADS": layout.threads,
+            "BLOCKS": max(1, RESIDENT[y.dtype] // layout.threads),
+            "SHARED_SLOPES": int(layout.shared_slopes),
+            "GRID": int(layout.tile > 0),
+            "TILE": layout.tile,
         }
-        shared += slope_bytes
-        function = _function(tuple(macros.items()), type(plan.stepper), device, shared)
+        function = _function(tuple(macros.items()), type(plan.stepper), device, layout.shared)
+        blocks = -(-width * layout.split // layout.threads) if layout.tile else members
+        workspace = partials = None
+        if layout.tile:
+            workspace = y.new_empty(2 * width * layout.rows + _board_bytes(y) // y.element_size() + 4)
+            partials = y.new_empty(8 * blocks)
         recorder = run.recorder
         save_times = torch.from_numpy(np.ascontiguousarray(recorder.times)).to(device)
         surface = None if plan.space.dim is None else plan.space.surface(plan.space.dim)
         matrix = None if surface is None else surface.to(y).contiguous()
         tensors = {
             "y": y, "f": f, "anchor": anchor, "inside": inside, "saved": recorder.points, "masses": masses, "matrix": matrix,
-            "state": state, "totals": totals, "save_times": save_times, **parameters.arrays,
+            "state": state, "totals": totals, "arrived": totals[-1:], "workspace": workspace, "partials": partials,
+            "save_times": save_times, **parameters.arrays,
             **({} if merges is None else merges.arrays()),
         }  # fmt: skip
         kernel = law.kernel
@@ -427,7 +483,7 @@ class DeviceLoop:
         argument.order[:] = [*order, -1, -1, -1][:3]
         for name, tensor in tensors.items():
             setattr(argument, name, None if tensor is None else tensor.data_ptr())
-        backend.launch(function, members, threads, shared, argument, device)
+        backend.launch(function, blocks, layout.threads, layout.shared, argument, device, layout.tile > 0)
         evaluations, accepted, rejected, others, merged = (round(total) for total in totals.tolist()[:5])
 
         if merges is not None:
@@ -500,20 +556,8 @@ class DeviceLoop:
         return np.array(rules) if deferred else np.full(len(self.run.members), -1)
 
 
-def _split(members: int, n: int, device: torch.device) -> int:
-    """Threads of a token: several where there are too few tokens to fill the GPU, and to fill a warp."""
-    split = 1
-    while (
-        split < 8
-        and 2 * split * n <= 512
-        and (2 * split * n <= 32 or members * n * split < WARPS * backend.processors(device) * 32)
-    ):
-        split *= 2
-    return split
-
-
 @lru_cache(maxsize=16)
-def _parts(stepper: type[RungeKutta]) -> tuple[int, int]:
+def _count_slopes(stepper: type[RungeKutta]) -> tuple[int, int]:
     """Number of coefficients of the interpolant, and of slopes."""
     coefficients = stepper().coefficients
     assert coefficients is not None
