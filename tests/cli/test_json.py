@@ -31,8 +31,18 @@ def documented(command: str) -> tuple[set[str], set[str]]:
 
 def test_every_command_is_documented() -> None:
     commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
-    study = {f"study {name}" for name in commands["study"].commands}
-    assert SECTIONS.keys() == commands.keys() - {"study"} | study
+    groups = ("study", "sweep")
+    inner = {f"{group} {name}" for group in groups for name in commands[group].commands}
+    assert SECTIONS.keys() == commands.keys() - set(groups) | inner
+
+
+def test_fields_of_a_sweep(command: Callable[[str], Any], folder: Path) -> None:
+    line = "sweep simulate --tokens 4 --until 1 --over beta=1,2 --over dim=2,3 --workers 1 --out cells"
+    assert command(f"{line} --json").json.keys() == documented("sweep simulate")[0]
+    assert command("sweep table cells --json").json.keys() == documented("sweep table")[0]
+    assert command("sweep diagram cells --json").json.keys() == documented("sweep diagram")[0]
+    line = "sweep command --over beta=1,2 --observe outcome.time --workers 1 --out more --json -- gaussian --until 0.1"
+    assert command(line).json.keys() == documented("sweep command")[0]
 
 
 @pytest.mark.parametrize(

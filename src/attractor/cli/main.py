@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {  # in the order of the 
     "This machine": (doctor,),
 }
 STUDY = (study.run, study.results)  # attractor study run, attractor study results
-SWEEP = (sweep.simulate, sweep.command, sweep.table)
+SWEEP = (sweep.simulate, sweep.command, sweep.table, sweep.diagram)
 
 
 studies, sweeps = (typer.Typer(no_args_is_help=True, rich_markup_mode="rich") for _ in range(2))
@@ -56,9 +56,7 @@ for heading, commands in COMMANDS.items():
     for command in commands:
         add_command(app, command, heading)
     if heading == "Simulate":
-        help_text = (
-            "Integrate a system for every combination of values (simulate), or run any command so (command); tables."
-        )
+        help_text = "Run simulate, or any command, for every combination of values; tables and phase diagrams."
         app.add_typer(sweeps, name="sweep", help=help_text, rich_help_panel=heading)
     if heading == "Training":
         help_text = "Train the arms of a study with several seeds (run), and compare them (results)."

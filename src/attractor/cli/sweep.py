@@ -25,6 +25,7 @@ from attractor.cli.iterate import iterate
 from attractor.cli.meanfield import meanfield
 from attractor.cli.options import (
     CommonOptions,
+    FigureOptions,
     add_command,
     check_numbers,
     command_line,
@@ -57,7 +58,7 @@ from attractor.registry import closest, unknown
 if TYPE_CHECKING:
     from attractor.sweeps import Cost, Executor, Sweep, System
 
-SCHEMA, TABLE_SCHEMA = "attractor.sweep/1", "attractor.sweep-table/1"
+SCHEMA, TABLE_SCHEMA, DIAGRAM_SCHEMA = "attractor.sweep/1", "attractor.sweep-table/1", "attractor.sweep-diagram/1"
 HOUR = 3600.0  # a longer sweep is confirmed
 SHOWN = 40  # lines of a table that are printed
 LISTED = 6  # failed cells that are listed
@@ -86,7 +87,7 @@ class SweepOptions:
         list[str] | None,
         sweep_option(
             "NAME,...",
-            "Observables, such as pair_fraction or 'clusters(radius=0.2)', and consensus_time, first_merge, blow_up_time, end_time.",
+            "Observables, such as pair_fraction or 'clusters(radius=0.2)'; of runs consensus_time, first_merge, merge_clusters.",
             default="clusters",
         ),
     ] = None
@@ -120,6 +121,9 @@ class ExecutionOptions:
     job_seconds: Annotated[
         float, where_option("S", "Time limit of a job of SLURM, which is then queued again.", min=60)
     ] = 3600.0
+    refine: Annotated[
+        int, where_option("N", "Rounds of new cells between neighbours that differ in the first observable.", min=0)
+    ] = 0
     retry: Annotated[bool, where_option("", "Compute cells again that failed.", "--retry")] = False
     yes: Annotated[bool, where_option("", "Do not ask before a sweep of more than an hour.", "--yes", "-y")] = False
 
@@ -538,6 +542,7 @@ def run_sweep(
         executor=make_executor(execution),
         shard=execution.shard,
         retry=execution.retry,
+        refine=execution.refine,
         confirm=confirm,
         progress=False if output.quiet and output.progress is None else output.progress,
         command=words,
@@ -601,6 +606,86 @@ def _cell_text(columns: Mapping[str, Any], name: str, row: int) -> str:
 
 def _bound(value: float) -> str:
     return "never" if math.isinf(value) else format_number(value)
+
+
+@dataclass(frozen=True)
+class DiagramOptions:
+    """Which sweep, and what is drawn of it."""
+
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a sweep.")]
+    observable: Annotated[
+        str | None, sweep_option("NAME", "An observable, or outcome_consensus, ...", default="the first one")
+    ] = None
+    x: Annotated[str | None, sweep_option("NAME", "Horizontal axis; time is that of --save.", default="a long one")] = (
+        None
+    )
+    y: Annotated[str | None, sweep_option("NAME", "Vertical axis.", default="another long one")] = None
+    at_time: Annotated[float | None, sweep_option("T", "Saved time of the values.", default="the last")] = None
+    level: Annotated[list[float] | None, sweep_option("X", "Draw the contour line of this value; may be repeated.")] = (
+        None
+    )
+    theory: Annotated[
+        str | None,
+        sweep_option(
+            "NAME", "Draw a prediction: cluster_count (of beta), critical_noise (of beta and dim).", default="none"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class DiagramResults(FigureOptions):
+    """Where results go."""
+
+    report: Annotated[
+        Path | None, result_option("FILE.html", "Write a page: values under the pointer, commands of single systems.")
+    ] = None
+
+
+@with_options(DiagramOptions, DiagramResults)
+def diagram(context: typer.Context, options: DiagramOptions, output: DiagramResults) -> None:
+    """Draw the phase diagram of a sweep: a heat map for each value of the other axes, with intervals, contour lines and theory.
+
+    Exit code 0; 1 if the folder cannot be read, 2 for a bad argument.
+    """
+    from attractor.cli.inputs import check_figure
+    from attractor.sweeps import diagram as make_diagram
+    from attractor.sweeps import load
+
+    if output.plot is not None:
+        check_figure(output.plot, still=True)
+    if output.report is not None:
+        from attractor.report import check_place
+
+        check_place(output.report, "--report")
+    words = command_line(context)
+    found = make_diagram(
+        load(options.folder),
+        options.observable,
+        options.x,
+        options.y,
+        time=options.at_time,
+        levels=options.level or (),
+        theory=options.theory,
+    )
+    if output.plot is not None:
+        found.plot(output.plot)
+    if output.report is not None:
+        found.report(words).write(output.report)
+    panels = [
+        {"title": one.title, "x": list(one.x), "y": list(one.y), "values": one.values, "low": one.low, "high": one.high,
+         "predicted": one.predicted}
+        for one in found.maps
+    ]  # fmt: skip
+    document = {"observable": found.name, "axes": [found.x, found.y], "caption": found.caption, "panels": panels}
+
+    def print_tables() -> None:
+        size = f"{len(found.maps[0].x)} values of {found.x} by {len(found.maps[0].y)} of {found.y}"
+        panels = f"{len(found.maps)} panel{'s' * (len(found.maps) > 1)}"
+        print_rows(
+            f"{found.name} over {found.x} and {found.y}", {"size": f"{panels}, {size}", "caption": found.caption}
+        )
+
+    print_result(output, DIAGRAM_SCHEMA, words, document, Outputs.given([output.plot], output.report), print_tables)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from attractor.plotting.covariances import (
     plane_density,
 )
 from attractor.plotting.drawing import Grid, StaticFigure, check_suffix, draw, static_suffix, write_chart
+from attractor.plotting.heat_maps import HeatMap, draw_heat_maps, is_geometric, is_numeric
 from attractor.plotting.interactive import animation_content, page_classes, usage_note
 from attractor.plotting.preparation import prepare
 from attractor.plotting.scene import Scene
@@ -38,6 +39,7 @@ __all__ = [
     "Curve",
     "Decay",
     "Grid",
+    "HeatMap",
     "Interval",
     "Panel",
     "PlotlySpec",
@@ -54,10 +56,13 @@ __all__ = [
     "draw_counts",
     "draw_decays",
     "draw_densities",
+    "draw_heat_maps",
     "draw_intervals",
     "draw_map",
     "draw_panels",
     "draw_spectrum",
+    "is_geometric",
+    "is_numeric",
     "line_density",
     "page_classes",
     "paper",

@@ -123,6 +123,25 @@ def list_cells(axes: Mapping[str, Sequence[Value]], base: str, order: Sequence[s
         yield Cell(tuple([pairs[k][places[k]] for k in given]), key)
 
 
+def read_cells(
+    over: Sequence[Mapping[str, Any]],
+) -> tuple[dict[str, tuple[Value, ...]], list[tuple[tuple[str, Value], ...]]]:
+    """Return the axes of a list of cells, and the values of each cell in their order."""
+    rows = [dict(row) if isinstance(row, Mapping) else None for row in over]
+    if not rows or rows[0] is None:
+        raise InputError(
+            "a list of cells is one of mappings, such as [{'beta': 1.0, 'dim': 2}, {'beta': 4.0, 'dim': 8}]"
+        )
+    names = list(rows[0])
+    for row in rows:
+        if row is None or set(row) != set(names):
+            raise InputError(
+                f"every cell of a list has values of the same axes: {', '.join(map(str, names))}; got {row}"
+            )
+    axes = read_axes({name: [row[name] for row in rows if row is not None] for name in names})
+    return axes, [tuple((name, _plain(name, row[name])) for name in names) for row in rows if row is not None]
+
+
 def derive_seed(seed: int, cell: Cell, start: int | None = None) -> int:
     """Return the seed of a cell, or of one of its starts: a number below 2^63 that depends on their content only."""
     content = f"{int(seed)}\n{identify(cell.values)}" + ("" if start is None else f"\n{start}")

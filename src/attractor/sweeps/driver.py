@@ -28,7 +28,8 @@ from attractor.progress import progress_bar
 from attractor.registry import closest
 from attractor.solvers import flow
 from attractor.states import Gaussian
-from attractor.sweeps.cells import Cell, Value, canonical, list_cells, read_axes
+from attractor.sweeps.cells import Cell, Value, canonical, list_cells, make_cell, read_axes, read_cells
+from attractor.sweeps.diagrams import refine_cells
 from attractor.sweeps.executors import Executor, Task, executor_named
 from attractor.sweeps.folder import TABLE, Folder, Index, arrow
 from attractor.sweeps.results import Sweep, load
@@ -90,7 +91,7 @@ def format_seconds(seconds: float) -> str:
 
 def sweep(
     make: Callable[..., Any],
-    over: Mapping[str, Any],
+    over: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     *,
     starts: int = 1,
     observe: Any = "clusters",
@@ -103,6 +104,7 @@ def sweep(
     shard: tuple[int, int] | str | None = None,
     device: str = "cpu",
     retry: bool = False,
+    refine: int = 0,
     confirm: Callable[[Cost], bool] | None = None,
     progress: bool | None = False,
     command: str = "",
@@ -120,11 +122,13 @@ def sweep(
         :class:`System`. With an argument ``seed`` it is called once for each start; with ``seed`` and ``starts`` once for all starts,
         which form the leading axis of the state and must be drawn one after the other. It may also return a mapping of numbers,
         measured in another way.
-    over : values by the names of arguments, such as ``{"beta": at.grid(0.1, 9, 90), "dim": [8, 128]}``.
+    over : values by the names of arguments, such as ``{"beta": at.grid(0.1, 9, 90), "dim": [8, 128]}``; or a list of cells,
+        ``[{"beta": 0.1, "dim": 8}, ...]``.
     starts : number of starts of each cell.
     observe : what is measured, see ``observables``: names, "clusters(radius=0.2)", functions, or a mapping from names to them. Also
-        "consensus_time", "first_merge", "blow_up_time" and "end_time" of a run, infinite where the event does not happen; for
-        Gaussians "trace", "mean_norm", "largest_eigenvalue", "covariance_rank".
+        "consensus_time", "first_merge", "blow_up_time" and "end_time" of a run, infinite where the event does not happen, and
+        "merge_clusters", the number of tokens that merging has left; for Gaussians "trace", "mean_norm", "largest_eigenvalue" and
+        "covariance_rank".
     until, save : final time, and saved times as in ``flow``; by default only the end.
     seed : seed of the sweep.
     folder : where results are kept; None keeps them as long as the object that is returned.
@@ -134,6 +138,7 @@ def sweep(
         it from the job array of SLURM.
     device : "cpu", or "cuda" for a GPU, on which one process integrates large ensembles.
     retry : whether to compute cells again that failed.
+    refine : number of rounds in which cells are added halfway between neighbours that differ in the first observable.
     confirm : function of the cost, called before anything is computed; False ends the sweep.
     progress : True for a progress bar, None for one where stderr is a terminal.
     command : text for the manifest.
@@ -145,7 +150,9 @@ def sweep(
         ``frame()`` is a table with intervals, ``values(name, beta=..., ...)`` has every start, ``failed`` lists cells and reasons.
     """
     arrow()
-    axes = read_axes(over)
+    axes, listed = (read_axes(over), None) if isinstance(over, Mapping) else read_cells(over)
+    if isinstance(refine, bool) or not isinstance(refine, int) or refine < 0:
+        raise InputError(f"refine is a number of rounds, got {refine!r}")
     starts = _positive(starts, "starts")
     chosen = executor_named(executor, workers)
     part = read_shard(shard)
@@ -156,13 +163,20 @@ def sweep(
     experiment.check_axes(axes)
     keep = None if folder is not None else _TemporaryFolder()
     place = Folder(folder if folder is not None else keep.name if keep else "")
-    run = _Driver(experiment, axes, starts, place, chosen, part, retry, command)
+    run = _Driver(experiment, axes, starts, place, chosen, part, retry, command, listed)
     run.check()
     place.exists()
     place.create()
     with place.locked(part):
         run.begin()
-        run.compute(confirm, progress)
+        going = run.compute(confirm, progress)
+        for _ in range(refine if going else 0):
+            new = _new_cells(Sweep(place.path), found)
+            if not new:
+                break
+            run.replace_cells(new)
+            run.begin()
+            run.compute(None, progress)
     return Sweep(place.path, keep)
 
 
@@ -248,6 +262,12 @@ def _definition(name: str, function: Any) -> str:
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
+def _new_cells(found: Sweep, observe: Mapping[str, Any]) -> list[dict[str, Value]]:
+    """Cells that refine the first observable."""
+    names = [*observe] or found.observables
+    return refine_cells(found, names[0]) if names else []
+
+
 class _TemporaryFolder:
     """A folder that is removed with the last reference to this object."""
 
@@ -269,6 +289,7 @@ class _Driver:
         shard: tuple[int, int] | None,
         retry: bool,
         command: str,
+        listed: Sequence[tuple[tuple[str, Value], ...]] | None = None,
     ) -> None:
         self.experiment, self.axes, self.starts, self.folder = experiment, axes, starts, folder
         self.executor, self.shard, self.retry, self.command = executor, shard, retry, command
@@ -280,13 +301,26 @@ class _Driver:
             "axes": sorted(axes),
         }
         self.identity = hashlib.sha256(json.dumps(self.base, sort_keys=True).encode()).hexdigest()
+        self.listed = None if listed is None else [make_cell(values, self.identity) for values in listed]
         self.failed = 0
         self.lost: list[str] = []
         self.binary: list[str] = []  # observables that are True or False
 
+    def replace_cells(self, over: Sequence[Mapping[str, Value]]) -> None:
+        """Compute these cells from now on."""
+        order = list(self.axes)
+        rows = [{name: row[name] for name in order} for row in over]
+        self.axes, listed = read_cells(rows)
+        self.listed = [make_cell(values, self.identity) for values in listed]
+
+    def _first_cell(self) -> Cell:
+        if self.listed is not None:
+            return self.listed[0]
+        return next(list_cells({name: values[:1] for name, values in self.axes.items()}, self.identity))
+
     def check(self) -> None:
         """Raise if the first cells that can be built cannot be measured; a cell that cannot be built costs only itself."""
-        first = next(list_cells({name: values[:1] for name, values in self.axes.items()}, self.identity))
+        first = self._first_cell()
         try:
             with one_thread():
                 system = self.experiment.build(Request(first, 0, 1))
@@ -316,6 +350,7 @@ class _Driver:
                 "observables": definitions,
                 "binary": self.binary,
                 "rerun": getattr(self.experiment.make, "rerun", ""),
+                "given": list(self.experiment.given),
                 "samples": self._samples(
                     list_cells({name: values[:1] for name, values in self.axes.items()}, self.identity)
                 ),
@@ -399,6 +434,8 @@ class _Driver:
 
     def _ordered_cells(self) -> Iterator[Cell]:
         """All cells; those that can be integrated together are next to each other."""
+        if self.listed is not None:
+            return iter(self.listed)
         numeric = [name for name in self.axes if self._is_numeric(name)]
         order = [name for name in self.axes if name not in numeric] + numeric
         return list_cells(self.axes, self.identity, order)
@@ -473,8 +510,8 @@ class _Driver:
         close()
         return found, total / min(self.executor.workers, max(1, len(found))) if probes else None
 
-    def compute(self, confirm: Callable[[Cost], bool] | None, progress: bool | None) -> None:
-        """Compute what is missing."""
+    def compute(self, confirm: Callable[[Cost], bool] | None, progress: bool | None) -> bool:
+        """Compute what is missing; return whether that was confirmed."""
         self.folder.remove_leftovers()
         index = self.folder.index()
         todo, known = self.plan(index)
@@ -484,11 +521,11 @@ class _Driver:
                 confirm(Cost(0, 0, known, 0.0, self.executor.workers))
             if not (self.folder.path / TABLE).exists():
                 self._end()
-            return
+            return True
         tasks, seconds = self.tasks(todo, self.measure(todo))
         members = sum(request.count for _, request in todo)
         if confirm is not None and not confirm(Cost(cells, members, known, seconds, self.executor.workers)):
-            return
+            return False
         left: dict[str, int] = {}
         for task in tasks:
             for request in task.requests:
@@ -515,6 +552,7 @@ class _Driver:
             raise StoreError(
                 f"{len(self.lost)} tasks were not computed ({self.lost[0]}): start the sweep again to compute them"
             )
+        return True
 
     def _end(self) -> None:
         """Join small files and write the table."""

@@ -98,12 +98,17 @@ def _first_merge(run: Trajectory, outcome: Outcome, merges: np.ndarray) -> float
     return float(merges.min(initial=math.inf))
 
 
-# of a run; infinite where it does not happen
+def _merge_clusters(run: Trajectory, outcome: Outcome, merges: np.ndarray) -> float:
+    return float(run.n - len(merges))
+
+
+# of a run; times are infinite where the event does not happen
 MEASURES: dict[str, Callable[[Trajectory, Outcome, np.ndarray], float]] = {
     "blow_up_time": _blow_up_time,
     "consensus_time": _consensus_time,
     "end_time": _end_time,
     "first_merge": _first_merge,
+    "merge_clusters": _merge_clusters,
 }
 
 

@@ -120,7 +120,7 @@
     figure.classList.toggle("with-figure", Boolean(content.figures));
     grid.style.gridTemplateColumns = `auto repeat(${width}, minmax(18px, 1fr))`;
     const heads = make("div", { role: "row" });
-    heads.append(make("span", { role: "columnheader" }, `${content.axes[0]} \\ ${content.axes[1]}`), ...content.columns.map((name) => make("span", { role: "columnheader" }, name)));
+    heads.append(make("span", { role: "columnheader" }, `${content.axes[0]} \\ ${content.axes[1]}`), ...content.columns.map((name, column) => make("span", { role: "columnheader", "aria-label": name }, column % Math.ceil(width / 16) ? "" : name)));
     grid.append(heads);
     const cells = content.rows.flatMap((name, row) => {
       const line = make("div", { role: "row" });
