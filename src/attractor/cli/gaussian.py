@@ -54,6 +54,9 @@ class StartOptions:
     until: Annotated[float, start_option("T", "Final time.", "--until", "-t")] = UNTIL
     save: Annotated[str | None, start_option("T,T,...", "Report these times.", default="start and end")] = None
     rtol: Annotated[float | None, start_option("X", "Relative error of a step.", default="2e-12")] = None
+    noise: Annotated[
+        float | None, start_option("X", "Strength of noise, which adds 2 X I to the rate of the covariance.", min=0)
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ def choose_mode(context: typer.Context, start: StartOptions, many: ManyOptions) 
         if other:
             raise InputError(f"{chosen[0]} defines its own law: leave out {', '.join(other)}")
     if chosen:
-        other = [used[name] for name in ("mean", "covariance", "until", "save") if name in used]
+        other = [used[name] for name in ("mean", "covariance", "until", "save", "noise") if name in used]
         if other:
             raise InputError(f"{chosen[0]} defines its own starts and times: leave out {', '.join(other)}")
     elif "until" in used and start.save is not None and max(parse_numbers(start.save, "--save")) > start.until:
@@ -178,12 +181,13 @@ def integrate_gaussian(start: StartOptions, law: LawOptions, many: ManyOptions, 
     """Integrate one Gaussian until a time or its blow-up."""
     from attractor.files import to_json
     from attractor.report import add_gaussian
-    from attractor.solvers import flow
+    from attractor.solvers import Noise, flow
 
     built, state = read_start(start, law)
     save = None if start.save is None else parse_numbers(start.save, "--save")
     until = max(start.until, save[-1]) if save else start.until
-    run = flow(built, state, until=until, save=save, rtol=start.rtol, progress=bool(results.progress))
+    noise = None if start.noise is None else Noise(start.noise)
+    run = flow(built, state, noise=noise, until=until, save=save, rtol=start.rtol, progress=bool(results.progress))
     shown = range(len(run.times)) if save else (0, len(run.times) - 1)
     approach = find_approach(run)
     final = _moments(run.final.mean, run.final.covariance)  # type: ignore[union-attr]
@@ -196,7 +200,7 @@ def integrate_gaussian(start: StartOptions, law: LawOptions, many: ManyOptions, 
         for state_row in states:
             if state_row["time"] == run.outcome.time:
                 state_row |= limits
-    report = {**run.summary(), "states": states, "final": final, "bounds": _bounds(built, state)}
+    report = {**run.summary(), "states": states, "final": final, "bounds": None if noise else _bounds(built, state)}
     report["approach"] = None if approach is None else approach.row()
     report.pop("observables")
     if results.plot is not None:
@@ -231,7 +235,8 @@ def find_approach(run: Any) -> Any:
     """Return the resolved approach to the blow-up of a run, or None where there is none."""
     from attractor.meanfield import approach_blow_up
 
-    return approach_blow_up(run) if run.outcome.name == "blow_up" and run.law.autonomous else None
+    resolved = run.outcome.name == "blow_up" and run.law.autonomous and run.noise is None
+    return approach_blow_up(run) if resolved else None
 
 
 def format_interval(lower: float, upper: float) -> str:

@@ -21,10 +21,12 @@ from attractor.cli.system_options import (
     DIM,
     TOKENS,
     LawOptions,
+    NoiseOptions,
     RunOptions,
     SpaceOptions,
     TokenOptions,
     build_law,
+    build_noise,
     build_space,
     draw_tokens,
     flow_options,
@@ -40,7 +42,7 @@ from attractor.registry import check_name
 
 if TYPE_CHECKING:
     from attractor.laws import Attention
-    from attractor.solvers import Trajectory
+    from attractor.solvers import Noise, Redrawn, Trajectory
     from attractor.spaces import Space
     from attractor.states import Tokens
 
@@ -82,11 +84,12 @@ class SimulateResults(WidthOptions):
 
 @dataclass(frozen=True)
 class Problem:
-    """A law, tokens and a space."""
+    """A law, tokens, a space and noise."""
 
     law: Attention
     tokens: Tokens
     space: Space
+    noise: Noise | Redrawn | None = None
 
 
 def _interrupted(*parts: Any) -> str:
@@ -98,12 +101,15 @@ def _interrupted(*parts: Any) -> str:
     return f"interrupted; continue with: {shlex.join(['attractor', 'simulate', '--resume', str(store)])}"
 
 
-@with_options(TokenOptions, LawOptions, SpaceOptions, RunOptions, SimulateResults, interrupted=_interrupted)
+@with_options(
+    TokenOptions, LawOptions, SpaceOptions, NoiseOptions, RunOptions, SimulateResults, interrupted=_interrupted
+)
 def simulate(
     context: typer.Context,
     tokens: TokenOptions,
     law: LawOptions,
     space: SpaceOptions,
+    noise: NoiseOptions,
     run: RunOptions,
     output: SimulateResults,
 ) -> None:
@@ -117,9 +123,9 @@ def simulate(
     check_numbers(context)
     check_results(output, context)
     if output.resume is None:
-        problem = build_problem(tokens, law, space, run)
+        problem = build_problem(tokens, law, space, run, noise)
         result = integrate(problem, tokens, run, output)
-        arguments = resolve_arguments(problem, tokens, law, space, run, output)
+        arguments = resolve_arguments(problem, tokens, law, space, noise, run, output)
     else:
         result = continue_run(output.resume, run, output)
         assert result.definition is not None
@@ -169,7 +175,9 @@ def check_results(options: SimulateResults, context: typer.Context) -> None:
         check_store(options.out)
 
 
-def build_problem(tokens: TokenOptions, law: LawOptions, space: SpaceOptions, run: RunOptions) -> Problem:
+def build_problem(
+    tokens: TokenOptions, law: LawOptions, space: SpaceOptions, run: RunOptions, noise: NoiseOptions | None = None
+) -> Problem:
     """Read files, which determine the dimension, and build the rest to fit them."""
 
     where = build_space(space)
@@ -182,7 +190,10 @@ def build_problem(tokens: TokenOptions, law: LawOptions, space: SpaceOptions, ru
     if state is None:
         check_memory(tokens, DIM if dim is None else dim, run)
         state = draw_tokens(tokens, DIM if dim is None else dim)
-    return Problem(build_law(law, matrices, state.dim, state.n), state, where)
+    random = None if noise is None else build_noise(noise)
+    if random is not None and run.step is None:
+        raise InputError("noise needs steps of one size: give --step H")
+    return Problem(build_law(law, matrices, state.dim, state.n), state, where, random)
 
 
 def check_memory(tokens: TokenOptions, dim: int, run: RunOptions) -> None:
@@ -216,7 +227,8 @@ def integrate(problem: Problem, tokens: TokenOptions, run: RunOptions, output: S
     for name in output.observe or ():
         find_observable(name)(problem.tokens, law=problem.law, space=problem.space)
     start, progress = to_device(problem.tokens, tokens), is_shown(output.progress, output.quiet)
-    return flow(problem.law, start, space=problem.space, store=output.out, progress=progress, **options).to("cpu")
+    run_options = {"space": problem.space, "noise": problem.noise, "store": output.out, "progress": progress, **options}
+    return flow(problem.law, start, **run_options).to("cpu")
 
 
 def continue_run(path: Path, run: RunOptions, output: SimulateResults) -> Trajectory:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attractor.laws import Attention
+    from attractor.solvers import Noise, Redrawn
     from attractor.spaces import Space
     from attractor.states import Tokens
 
@@ -313,6 +314,47 @@ def build_space(options: SpaceOptions) -> Space:
     if not len(axes) or bool((axes <= 0).any()):
         raise InputError(f"--axes must be positive lengths, one for each dimension, got {options.axes}")
     return Ellipsoid(torch.diag(axes**-2.0))
+
+
+noise_option = panel("Noise")
+
+
+@dataclass(frozen=True)
+class NoiseOptions:
+    """The random part of the motion."""
+
+    noise: Annotated[
+        float | None,
+        noise_option(
+            "X", "Strength: independent Brownian motion of variance 2 X t in each direction; with --step.", min=0
+        ),
+    ] = None
+    common_noise: Annotated[
+        float | None, noise_option("X", "Strength of noise that all tokens share.", default="0", min=0)
+    ] = None
+    noise_kind: Annotated[
+        str, noise_option("NAME", "space: Brownian motion of its metric; layer: added before normalization.")
+    ] = "space"
+    redrawn: Annotated[
+        float | None, noise_option("X", "Redraw the values in every step, with this standard deviation.", min=0)
+    ] = None
+    noise_seed: Annotated[int, noise_option("N", "Seed of the noise.", min=0)] = 0
+
+
+def build_noise(options: NoiseOptions) -> Noise | Redrawn | None:
+    """Build the noise, or return None if there is none."""
+    from attractor.solvers import Noise, Redrawn
+
+    given = options.noise is not None or options.common_noise is not None
+    if options.redrawn is not None:
+        if given:
+            raise InputError("--redrawn and --noise or --common-noise exclude each other: give one of them")
+        return Redrawn(options.redrawn, options.noise_seed)
+    if not given:
+        if options.noise_kind != "space" or options.noise_seed != 0:
+            raise InputError("--noise-kind and --noise-seed belong to --noise, which is not given")
+        return None
+    return Noise(options.noise or 0.0, options.common_noise or 0.0, kind=options.noise_kind, seed=options.noise_seed)
 
 
 UNTIL = 10.0

@@ -343,6 +343,10 @@ def stability(run: Trajectory | Law, state: Tokens | None = None, space: Space |
     if isinstance(run, Trajectory):
         if state is not None or space is not None:
             raise InputError("stability takes a run, or a law with a state and a space; give one or the other")
+        if run.noise is not None:
+            raise UnsupportedError(
+                "tokens with noise do not rest; take stability(law, state, space) at a rest of the law without noise"
+            )
         if run.law is None or not isinstance(run.final, Tokens):
             raise InputError("the stability of a run is that of tokens under a law, which this run does not have")
         if not run.law.autonomous:

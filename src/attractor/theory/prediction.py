@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attractor.errors import InputError
+from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Attention, Law, Rotary, Schedule
 from attractor.registry import unknown
 from attractor.solvers import LogTime, Trajectory
@@ -215,6 +215,7 @@ def predict(
     step: float | None = None,
     paper: str | None = None,
     until: float | LogTime | None = None,
+    noise: Any = None,
 ) -> Prediction:
     """Evaluate the hypotheses of every theorem for a law, a state and a space.
 
@@ -224,7 +225,13 @@ def predict(
     step : the size of discrete layers; None for continuous time.
     paper : only the theorems of one source: "regimes", "consensus", "meanfield".
     until : the end of a run, such as 1e6 or exp(1000); fates that are to be expected later are said to be beyond it.
+    noise : of the run. The theorems are about tokens without noise, so that anything but None raises UnsupportedError.
     """
+    if noise is not None:
+        raise UnsupportedError(
+            "the theorems are about tokens without noise, and their fates need not hold with it: leave out noise, or see "
+            "attractor.meanfield.critical_noise"
+        )
     if not isinstance(law, Law):
         raise InputError(f"predict needs a law such as Attention(...), got {type(law).__name__}")
     if state is not None and not isinstance(state, (Tokens, Gaussian)):

@@ -73,6 +73,8 @@ def add_members(section: Section, run: Trajectory) -> Section:
 def add_theory(section: Section, run: Trajectory, member: int = 0) -> Section:
     """Add the theorems that apply to the start, and whether the run agrees with them."""
     single = run.member(member)
+    if run.noise is not None:
+        return section.text("Theorems were not evaluated, because they are about tokens without noise.")
     if run.law is None or single.n > MOST:
         reason = "the law is a Python function" if run.law is None else f"there are more than {MOST} tokens"
         return section.text(f"Theorems were not evaluated, because {reason}; see `attractor predict`.")
