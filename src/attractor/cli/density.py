@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import numpy as np
 import typer
 
-from attractor.cli.console import Outputs, print_rows, print_table
+from attractor.cli.console import FAILED, Outputs, print_error, print_rows, print_table
 from attractor.cli.inputs import check_figure, check_store, read_array
 from attractor.cli.options import (
     FigureOptions,
@@ -129,6 +129,9 @@ def density(
 
     outputs = Outputs([] if results.plot is None else [results.plot], store=results.out or results.resume)
     print_result(results, SCHEMA, command, to_json(document), outputs, print_tables)
+    if found.outcome.name == "stalled":
+        print_error(f"the run stalled at t = {found.outcome.time:.6g}: {found.outcome.message}", "attractor density")
+        raise typer.Exit(FAILED)
 
 
 def begin_run(

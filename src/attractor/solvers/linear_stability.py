@@ -36,7 +36,7 @@ LEADING = 6  # eigenvalues of a larger system
 NEUTRAL = 1e-8  # rate, relative to the norm of the Jacobian, that is not told from zero
 RESTING = 1e-6  # speed, relative to the size of the tokens and the norm of the Jacobian, up to which a state rests
 KREISS_RANGE = (
-    1e-9,
+    1e-7,
     1e2,
 )  # real parts, relative to the norm of the Jacobian, among which the Kreiss constant is searched
 
