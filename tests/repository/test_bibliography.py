@@ -43,3 +43,15 @@ def test_the_code_cites_known_keys() -> None:
     cited = set(re.findall(r"[\[\"; ]([a-z]+(?:19|20)\d{2}[a-z]+)[\]\";]", text))
     assert cited
     assert cited <= set(entries().entries)
+
+
+def test_the_paper_cites_its_bibliography_and_has_its_sections() -> None:
+    text = (ROOT / "paper" / "paper.md").read_text(encoding="utf-8")
+    body = text.split("---", 2)[2]
+    cited = set(re.findall(r"@([a-z]+[0-9]{4}[a-z]+)", body))
+    assert cited == set(parse_file(str(ROOT / "paper" / "paper.bib"), bib_format="bibtex").entries)
+    sections = re.findall(r"^# (.+)$", body, re.MULTILINE)
+    expected = ["Summary", "Statement of need", "State of the field", "Software design", "Research impact statement"]
+    assert sections == [*expected, "AI usage disclosure", "References"]
+    for picture in re.findall(r"\]\(([^)]+\.png)\)", body):
+        assert (ROOT / "paper" / picture).is_file()
