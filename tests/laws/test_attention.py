@@ -186,6 +186,8 @@ def test_a_law_moves_to_another_type_and_device() -> None:
         assert torch.float32 in kinds
         torch.testing.assert_close(moved.velocity(tokens), one.velocity(tokens), rtol=0, atol=1e-5)
     assert law.to("cpu") is law
+    assert law.to(dtype=torch.float64, device="cpu") is law
+    assert law.to(dtype=torch.float32).value.dtype == torch.float32
     assert law.to(torch.float64) is law
 
 

@@ -131,9 +131,15 @@ class Law(Record):
         """The law restricted to some ensemble members, for laws whose parameters have a leading member axis."""
         return self
 
-    def to(self, *targets: torch.device | torch.dtype | str) -> Self:
+    def to(
+        self,
+        *targets: torch.device | torch.dtype | str,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
         """Return the law with its tensors on a device, in a floating-point type, or both: ``law.to("cuda", torch.float32)``."""
-        device, dtype = parse_targets(targets)
+        named = [target for target in (device, dtype) if target is not None]
+        device, dtype = parse_targets((*targets, *named))
         return self._moved(device, dtype)
 
     def _moved(self, device: torch.device | None, dtype: torch.dtype | None) -> Self:
