@@ -348,8 +348,8 @@ def tokenizer_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _lacks_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
-    """Whether a BERT model has a vocab.txt and no tokenizer.json."""
-    kind = checkpoint.config.model_type in ("bert", "electra")
+    """Whether a BERT or ALBERT model has a vocab.txt and neither tokenizer.json nor a SentencePiece model."""
+    kind = checkpoint.config.model_type in ("bert", "electra", "albert") and not (folder / "spiece.model").exists()
     return kind and (folder / "vocab.txt").is_file() and not (folder / "tokenizer.json").exists()
 
 
