@@ -14,6 +14,7 @@ from attractor.cli.inputs import check_file
 from attractor.cli.options import (
     CommonOptions,
     command_line,
+    describe_columns,
     panel,
     parse_ranges,
     print_result,
@@ -286,7 +287,10 @@ class AuditResults(CommonOptions):
     ] = None
 
 
-@with_options(AuditOptions, AuditResults)
+SHOWN = (*COLUMNS, "label", "label_random_rate", "value_index", "QUANTITY_random_deviations")
+
+
+@with_options(AuditOptions, AuditResults, epilog=describe_columns(list_columns("audit"), SHOWN))
 def audit(context: typer.Context, options: AuditOptions, output: AuditResults) -> None:
     """Classify every head of real models by its weights: definiteness, spectra, regime, theorems that certify it, and deviations
     from random and from mismatched heads. With several models, each is compared with the first.

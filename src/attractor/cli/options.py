@@ -8,7 +8,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -112,12 +112,12 @@ class FigureOptions(WidthOptions):
 
 
 def with_options(
-    *groups: type[Any], interrupted: Callable[..., str] = lambda *parts: "interrupted"
+    *groups: type[Any], interrupted: Callable[..., str] = lambda *parts: "interrupted", epilog: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn ``command(context, *values of the groups)`` into a command that has every field of the groups as an option.
 
     One of the groups is a subclass of :class:`CommonOptions`. Exceptions become exit codes (see ``exit_codes``);
-    ``interrupted(*values of the groups)`` is the message after Ctrl-C.
+    ``interrupted(*values of the groups)`` is the message after Ctrl-C, ``epilog`` the end of the help.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -147,6 +147,7 @@ def with_options(
         del run.__wrapped__  # type: ignore[attr-defined]
         run.__signature__ = inspect.Signature([first, *parameters])  # type: ignore[attr-defined]
         run.__annotations__ = {"context": typer.Context, **hints}
+        run.epilog = epilog  # type: ignore[attr-defined]
         return run
 
     return decorate
@@ -253,7 +254,14 @@ def unwrap_paragraphs(text: str) -> str:
 
 def add_command(group: typer.Typer, command: Callable[..., None], heading: str | None = None) -> None:
     """Add a command under a heading of the help, with its docstring as the help text."""
-    group.command(help=unwrap_paragraphs(command.__doc__ or ""), rich_help_panel=heading)(command)
+    options = {"epilog": getattr(command, "epilog", None), "rich_help_panel": heading}
+    group.command(help=unwrap_paragraphs(command.__doc__ or ""), **options)(command)
+
+
+def describe_columns(meanings: Mapping[str, str], shown: Iterable[str]) -> str:
+    """The end of a help: one line for each column of the terminal's tables."""
+    lines = [f"[cyan]{name}[/]: {meanings[name]}" for name in shown]
+    return "\n\n".join(("[bold]Columns[/] of the terminal (--columns prints all)", *lines))
 
 
 def _command_path(command: Any, arguments: Sequence[str], name: str) -> str:

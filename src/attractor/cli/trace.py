@@ -14,6 +14,7 @@ from attractor.cli.options import (
     RunOptions,
     WidthOptions,
     command_line,
+    describe_columns,
     given,
     panel,
     print_result,
@@ -22,6 +23,7 @@ from attractor.cli.options import (
 )
 from attractor.errors import InputError
 from attractor.html_repr import format_number
+from attractor.models import list_columns
 
 if TYPE_CHECKING:
     from attractor.models import Checkpoint, DepthExponents, Traces
@@ -111,8 +113,6 @@ text_option, model_option = panel("Texts"), panel("Model")
 def show_columns(wanted: bool) -> None:
     """Print the dictionary of columns for ``--columns``, and end."""
     if wanted:
-        from attractor.models import list_columns
-
         print_rows("columns of blocks and heads (JSON, page, --fail-if)", list_columns("trace"))
         raise typer.Exit
 
@@ -233,7 +233,16 @@ class TraceResults(WidthOptions):
     ] = None
 
 
-@with_options(TextOptions, ModelOptions, RunOptions, TraceResults)
+PARTS = ("displacement", "attention", "feedforward")
+
+
+@with_options(
+    TextOptions,
+    ModelOptions,
+    RunOptions,
+    TraceResults,
+    epilog=describe_columns(list_columns("trace"), (*COLUMNS, *PARTS, *HEADS)),
+)
 def trace(
     context: typer.Context, texts: TextOptions, model: ModelOptions, run: RunOptions, output: TraceResults
 ) -> None:

@@ -23,7 +23,7 @@ from attractor.report.blocks import (
     split_common,
 )
 from attractor.report.figures import escape_text, scatter
-from attractor.report.pages.trace import add_findings
+from attractor.report.pages.trace import add_findings, name_findings
 from attractor.report.report import Report, Section
 from attractor.weights import LABELS, QUANTITIES, Quantity
 
@@ -40,10 +40,15 @@ def audit_report(audits: Sequence[Audit], compared: Sequence[Comparison] = (), c
         name if name not in short[:at] else f"{name} ({short[:at].count(name) + 1})" for at, name in enumerate(short)
     ]
     first = audits[0]
+    if compared:
+        sentences = [f"{names[0]} -> {name}: {one.describe()}" for name, one in zip(names[1:], compared, strict=True)]
+    else:
+        sentences = [name_findings([one.row() for one in first.findings])] if first.heads else []
+    sentences.append("No text was read: see attractor trace for the tokens of a text.")
     report = Report(
         f"Audit of {', '.join(dict.fromkeys(short))}",
         command,
-        lead="Spectra of attention weights, head by head. No text was read: see attractor trace for the tokens of a text.",
+        lead=" ".join(sentences),
         facts=facts(first) if len(audits) == 1 else {name: audit.card.title for name, audit in zip(names, audits, strict=True)},
         kicker="attractor audit",
     )  # fmt: skip

@@ -36,7 +36,7 @@ def trace_report(report: dict[str, Any]) -> Report:
     model, count = report["model"], report["texts"]
     name = "/".join(Path(model["name"]).parts[-2:])
     cosine = report["curves"]["cosine"]["mean"]
-    lead = f"The mean cosine of two tokens goes from {cosine[0]:.3g} before the first block to {cosine[-1]:.3g} after the last."
+    lead = f"{name_findings(report['findings'])} The mean cosine of two tokens goes from {cosine[0]:.3g} to {cosine[-1]:.3g}."
     facts = {
         "model": name,
         **({} if model["family"] is None else {"family": model["family"]}),
@@ -63,10 +63,16 @@ def trace_report(report: dict[str, Any]) -> Report:
 
 
 CALIBRATED = (
-    "Quantities are means over texts. Thresholds separate what MiniLM, SmolLM2 and their copies with random weights show; "
-    "the column of random weights is the share of places that have the finding in this model with random weights. What most "
-    "places have with random weights too says nothing about training."
+    "Quantities are means over texts. Thresholds were chosen on MiniLM, SmolLM2 and copies of them with random weights, and tested on "
+    "other models and seeds (docs/checkpoints.md, Findings). The column of random weights is the share of places that have the finding "
+    "in this model with random weights. What most places have with random weights too says nothing about training."
 )
+
+
+def name_findings(rows: Sequence[dict[str, Any]]) -> str:
+    """What was found, in one sentence; findings that random weights share are left out."""
+    names = [row["kind"].replace("_", " ") for row in rows if not row["common"]]
+    return f"Found: {', '.join(names)}." if names else "Nothing was found that random weights do not show."
 
 
 def add_findings(section: Section, rows: Sequence[dict[str, Any]], words: str) -> None:
@@ -85,8 +91,8 @@ def describe_finding(row: dict[str, Any]) -> dict[str, str]:
     return {
         "finding": row["kind"].replace("_", " "),
         "what was found": row["summary"],
-        "everywhere": row["everywhere"] or "whole model",
-        "value and threshold": f"{row['quantity']} {format_value(row['value'])}, threshold {format_value(row['threshold'])}",
+        "places": row["everywhere"] or "whole model",
+        "value": f"{row['quantity']} {format_value(row['value'])} (threshold {format_value(row['threshold'])})",
         f"with {row['baseline']}": rate + (": says nothing about training" if row["common"] else ""),
         "usually means": row["meaning"],
     }
