@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,12 +12,11 @@ from small_models import random_model
 
 import attractor as at
 from attractor.errors import InputError
-from attractor.models import Condition, Finding, initialize, list_kinds
+from attractor.models import Condition, Finding, Place, initialize, list_kinds
 from attractor.models.measurements import MASSIVE, measure_shape, measure_weights
 
 TOKENS = 24
 LARGER = {"n_embd": 64, "n_layer": 4, "n_head": 4}
-PLANTED = {"massive_activation", "attention_sink", "over_smoothing", "entropy_collapse", "dead_head"}
 
 
 def healthy(seed: int) -> Any:
@@ -79,9 +80,9 @@ def plant_dead_head(model: Any) -> None:
     weight.data[:, columns] *= 1e-4
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(1000, 1020))  # seeds that were not looked at when thresholds were chosen
 def test_planted_pathologies_are_found_in_their_place(seed: int) -> None:
-    assert not PLANTED & read(healthy(seed), seed).keys()
+    assert not read(healthy(seed), seed)
     cases: list[tuple[Any, str, tuple[int | None, int | None, int | None]]] = [
         (plant_massive_token, "massive_activation", (None, None, 9)),
         (plant_collapse, "over_smoothing", (2, None, None)),
@@ -89,39 +90,108 @@ def test_planted_pathologies_are_found_in_their_place(seed: int) -> None:
         (plant_entropy_collapse, "entropy_collapse", (2, 0, None)),
         (plant_dead_head, "dead_head", (3, 1, None)),
     ]
-    for plant, kind, (layer, head, token) in cases:
+    for plant, kind, place in cases:
         model = healthy(seed)
         plant(model)
         found = read(model, seed).get(kind)
         assert found is not None, kind
-        if layer is not None:
-            assert found.layer == layer or (
-                kind == "over_smoothing" and found.layer is not None and found.layer >= layer
-            ), found
-        assert (head, token) == (
-            found.head if head is not None else None,
-            found.token if token is not None else None,
-        ), found
+        assert any(matches(one, place) for one in found.where), (kind, found.where)
+        assert found.places == len(found.where)
+        if kind != "over_smoothing":  # the blocks after the collapsed one are smooth too
+            assert matches(found.where[0], place), (kind, found.where)
+
+
+def matches(place: Place, expected: tuple[int | None, int | None, int | None]) -> bool:
+    """Whether a place has the layer, head and token that are given."""
+    own = (place.layer, place.head, place.token)
+    return all(given is None or given == found for given, found in zip(expected, own, strict=True))
 
 
 @pytest.mark.model
 def test_planted_pathologies_in_a_real_model() -> None:
-    """MiniLM with a planted dead head and a planted massive token; neither is found before."""
+    """MiniLM with a dead head, a collapsed head, a sink at token 6, smooth tokens and a massive token; none is there before."""
     from attractor.models import load_model, tokenize
 
     opened = at.checkpoint("minilm")
     text = "The particles that interact through attention form clusters, and the clusters merge after a long time."
     ids, _ = tokenize(opened, text)
     model = load_model(opened)
-    before = {one.kind for one in at.trace(model, ids).findings}
-    assert not {"dead_head", "massive_activation", "over_smoothing"} & before
-    value = model.encoder.layer[4].attention.self.value
-    with torch.no_grad():
+    clean = copy.deepcopy(model.state_dict())
+
+    def find(plant: Callable[[], None] = lambda: None) -> dict[str, Finding]:
+        model.load_state_dict(clean)
+        with torch.no_grad():
+            plant()
+        return {one.kind: one for one in at.trace(model, ids).findings}
+
+    def kill_head() -> None:
+        value = model.encoder.layer[4].attention.self.value
         value.weight[64:96] *= 1e-4
         value.bias[64:96] = 0.0
-        model.encoder.layer[5].output.LayerNorm.weight[7] = 1.0
-    found = {one.kind: one for one in at.trace(model, ids).findings}
-    assert (found["dead_head"].layer, found["dead_head"].head) == (4, 2)
+
+    def sharpen_head() -> None:
+        for part in (model.encoder.layer[2].attention.self.query, model.encoder.layer[2].attention.self.key):
+            part.weight[160:192] *= 6.0
+
+    def direct_head() -> None:
+        """Queries of layer 0, head 3 are constant, and its keys see a direction that only position 6 has."""
+        direction = torch.nn.functional.normalize(torch.randn(384, generator=torch.Generator().manual_seed(2)), dim=0)
+        model.embeddings.position_embeddings.weight[6] += 4.0 * direction
+        self_attention = model.encoder.layer[0].attention.self
+        self_attention.query.weight[96:128] = 0.0
+        self_attention.query.bias[96:128] = 4.0
+        self_attention.key.weight[96:128] = direction / model.embeddings.LayerNorm.weight
+
+    def smooth_tokens() -> None:
+        model.encoder.layer[3].output.dense.bias += 200.0 * torch.randn(384, generator=torch.Generator().manual_seed(3))
+
+    def lengthen_token() -> None:
+        """Only the feed-forward of token 9 writes to one coordinate of the last block, which its norm then multiplies."""
+        block, coordinate, found = model.encoder.layer[5], 7, []
+        for part in (block.attention.output.LayerNorm, block.output.LayerNorm):
+            part.weight[coordinate] = part.bias[coordinate] = 0.0
+        handle = block.output.dense.register_forward_pre_hook(lambda _, given: found.append(given[0][0]))
+        model(input_ids=ids.unsqueeze(0))
+        handle.remove()
+        only = torch.zeros(len(ids), 1)
+        only[9] = 1000.0
+        block.output.dense.weight[coordinate] = torch.linalg.lstsq(found[0], only).solution[:, 0]
+        block.output.dense.bias[coordinate] = 0.0
+        block.output.LayerNorm.weight[coordinate] = 30.0
+
+    before = find()
+    cases: list[tuple[Callable[[], None], str, tuple[int | None, int | None, int | None]]] = [
+        (kill_head, "dead_head", (4, 2, None)),
+        (sharpen_head, "entropy_collapse", (2, 5, None)),
+        (direct_head, "attention_sink", (0, 3, 6)),
+        (smooth_tokens, "over_smoothing", (3, None, None)),
+        (lengthen_token, "massive_activation", (5, None, 9)),
+    ]
+    for plant, kind, place in cases:
+        assert not any(matches(one, place) for one in before[kind].where) if kind in before else True, kind
+        found = find(plant).get(kind)
+        assert found is not None, kind
+        assert any(matches(one, place) for one in found.where), (kind, found.where)
+
+
+def test_findings_in_words() -> None:
+    """Every place is named: heads by layer, states as ranges of layers."""
+    model = healthy(0)
+    for layer in (1, 3):
+        weight, columns = head_columns(model, layer, 2, 2)
+        weight.data[:, columns] *= 1e-4
+    found = read(model, 0)["dead_head"]
+    assert {(place.layer, place.head) for place in found.where} == {(1, 2), (3, 2)}
+    assert found.list_places() == "layer 1 head 2; layer 3 head 2"
+    assert found.extent == "2 of 16 heads"
+    assert found.what.startswith(f"head 2 of layer {found.layer} adds ")
+    model = healthy(0)
+    plant_collapse(model)
+    smooth = read(model, 0)["over_smoothing"]
+    assert smooth.list_places() == "layers 2-3"
+    assert "random weights unknown" in smooth.describe()
+    row = smooth.row()
+    assert row["where"][0] == {"layer": smooth.layer, "head": None, "token": None, "value": smooth.value}
 
 
 def test_findings_carry_the_rate_of_random_weights() -> None:
@@ -130,6 +200,7 @@ def test_findings_carry_the_rate_of_random_weights() -> None:
     run = at.trace(model, list(range(TOKENS)), nulls=2)
     found = {one.kind: one for one in run.findings}
     assert found["uniform_attention"].random_rate == 1.0
+    assert found["uniform_attention"].random_total == 2 * 16
     assert found["uniform_attention"].common
     assert len(run.random) == 2
     unknown = at.trace(model, list(range(TOKENS))).findings[0]

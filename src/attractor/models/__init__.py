@@ -22,7 +22,7 @@ from attractor.models.comparison import Comparison, HeadChange, compare
 from attractor.models.decay import Decay
 from attractor.models.exponents import DepthExponents, depth_exponents
 from attractor.models.family import Family, list_families
-from attractor.models.findings import Condition, Finding, find_findings, list_kinds
+from attractor.models.findings import Condition, Finding, Place, find_findings, list_kinds
 from attractor.models.hooks import BlockStates, check_ablations
 from attractor.models.inputs import has_columns, has_splits, read_image, read_texts
 from attractor.models.iteration import Iteration, Protocol, iterate, read_request
@@ -62,6 +62,7 @@ __all__ = [
     "Layers",
     "MeasurementCollector",
     "Measurements",
+    "Place",
     "Protocol",
     "Session",
     "Spectra",
