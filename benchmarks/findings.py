@@ -3,7 +3,7 @@
 Run with ``python benchmarks/findings.py [MODEL ...] [--seeds N] [--first SEED] [--out FILE]``. Models are those of ``attractor fetch``
 with a licence that permits it; each reads four texts of its own kind. For every kind of finding and every model the program prints the
 most extreme value in the real model and in N models with random weights, and the shares of places beyond the threshold. Thresholds were
-chosen on MiniLM and SmolLM2 with seeds 0 to 4; the other models, and seeds from 100, were not looked at before.
+chosen on MiniLM and SmolLM2 with seeds from 0; the other models, and seeds from 100, were not looked at before.
 """
 
 from __future__ import annotations
