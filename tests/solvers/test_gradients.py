@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import attractor as at
+from attractor.errors import InputError, UnsupportedError
 
 RNG = np.random.default_rng(11)
 WEIGHTS = torch.from_numpy(RNG.standard_normal((4, 3)))  # a direction in which the end is measured
@@ -100,3 +102,29 @@ def test_the_end_of_a_differentiated_run_is_that_of_a_plain_run() -> None:
     watched = at.flow(law, at.Tokens(points.clone().requires_grad_()), **{**options, "merge": None})
     assert watched.final.points.requires_grad
     torch.testing.assert_close(watched.final.points.detach(), plain.final.points, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("save", [None, 4, [0.5, 1.5], []])
+@pytest.mark.parametrize("engine", [None, "reference"])
+def test_gradients_with_respect_to_the_end_time(save: Any, engine: str | None, space: at.Space) -> None:
+    law, tokens = at.Attention.random(3, seed=1), at.Tokens(space.random(5, 3, seed=0, ensemble=(2,)))
+    weights = torch.from_numpy(np.random.default_rng(3).standard_normal((5, 3)))
+
+    def measure(end: Any, times: Any) -> Tensor:
+        options = {"rtol": 1e-10, "atol": 1e-12, "stop": (), "merge": False, "engine": engine}
+        run = at.flow(law, tokens, space=space, until=end, save=times, **options)
+        return (run.final.points * weights).sum() + (run.points * weights).pow(2).sum()
+
+    end = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(measure(end, save), end)
+    sides = [measure(t, [0.5, t] if save == [0.5, 1.5] else save) for t in (1.5 + 1e-4, 1.5 - 1e-4)]
+    assert float(gradient) == pytest.approx(float(sides[0] - sides[1]) / 2e-4, rel=1e-5)
+
+
+def test_an_end_time_with_a_gradient_that_cannot_be() -> None:
+    end = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    law, tokens = at.Attention.isotropic(3, 1.0), at.Tokens.uniform(4, 3)
+    with pytest.raises(UnsupportedError, match="discrete layers"):
+        at.flow(law, tokens, until=end, method="layers", step=0.5)
+    with pytest.raises(InputError, match="one number"):
+        at.flow(law, tokens, until=torch.ones(2, requires_grad=True))

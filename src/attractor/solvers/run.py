@@ -37,7 +37,7 @@ from attractor.solvers.noisy_integration import NoisyIntegration, find_step_ends
 from attractor.solvers.observation import integrate_and_observe, named_observables
 from attractor.solvers.outcome import Outcome, Statistics
 from attractor.solvers.process_group import ProcessGroup, join_processes
-from attractor.solvers.saving import Recorder, save_times, stack_states
+from attractor.solvers.saving import Recorder, grid_rates, save_times, stack_states
 from attractor.solvers.span_reduction import find_span
 from attractor.solvers.steppers.stepper import Stepper, default_method, implicit_method, stepper_named
 from attractor.solvers.store import Definition
@@ -117,7 +117,7 @@ def flow(
     *,
     space: Space | str | None = None,
     noise: Noise | Redrawn | None = None,
-    until: float | LogTime | None = None,
+    until: float | LogTime | Tensor | None = None,
     start: float = 0.0,
     save: Any = None,
     observe: Any = None,
@@ -155,7 +155,8 @@ def flow(
     noise : Noise(strength), the random part of the motion, or Redrawn(strength), random values; needs ``step``. Steps are fixed, and end
         at ``until`` (the last one is shorter if ``until`` is no multiple of the step, and the outcome says so); states are saved at
         ends of steps; no rule ends the run.
-    until : final time; may be omitted for a Stack (its depth) or with explicit save times (the last of them). ``exp(1000)`` is the time
+    until : final time, a number or a tensor that needs a gradient; may be omitted for a Stack (its depth) or with explicit save times
+        (the last of them). ``exp(1000)`` is the time
         :math:`e^{1000}`: beyond 1e300 clusters are integrated in logarithmic time (see ``method``).
     start : initial time.
     save : times to save: None for a default grid, an integer for that many equal intervals, or a list. Saved states come from
@@ -205,6 +206,9 @@ def flow(
     ----------
     [abella2024asymptotic]_, [castin2025unified]_; ``Trajectory.cite`` lists what a run used.
     """
+    end_time = until if isinstance(until, Tensor) and until.requires_grad else None
+    if end_time is not None:
+        until = _check_end_time(end_time, state, noise, log_until)
     until, save = _plain_times(until, log_until, save, method)
     options = {
         "until": until,
@@ -223,7 +227,7 @@ def flow(
     place = Sphere() if space is None and isinstance(state, Density) else space_of(space)
     definition = Definition(law, state, place, options, tuple(events), noise)
     inputs = (law, state, definition.space, noise)
-    differentiable = any(tensor.requires_grad for part in inputs for tensor in tensors(part))
+    differentiable = any(tensor.requires_grad for part in inputs for tensor in tensors(part)) or end_time is not None
     observables = None if observe is None else named_observables(observe)
     if observables is not None and store is not None:
         raise UnsupportedError("a store keeps points, and observe=... keeps none: leave out one of them")
@@ -242,7 +246,14 @@ def flow(
             raise InputError(f"reduce must be True, False or None, got {reduce!r}")
         obstacle = _reduction_obstacle(state, noise, store, group, differentiable, progress)
         integrate = partial(
-            _integrate, execution, group, differentiable, store=store, resume=resume, reduction=(reduce, obstacle)
+            _integrate,
+            execution,
+            group,
+            differentiable,
+            store=store,
+            resume=resume,
+            reduction=(reduce, obstacle),
+            end_time=end_time,
         )
         if observables is None:
             return integrate(definition, budget, progress=progress)
@@ -264,8 +275,12 @@ def _integrate(
     store: str | Path | None,
     resume: bool,
     reduction: tuple[bool | None, str],
+    end_time: Tensor | None,
 ) -> Trajectory:
-    """Carry out a run; ``reduction`` says whether its dimension is to be reduced, and why it cannot be."""
+    """Carry out a run; ``reduction`` says whether its dimension is to be reduced, and why it cannot be.
+
+    States are differentiated with respect to ``end_time``, if it is given.
+    """
     if isinstance(definition.options["until"], LogTime):
         reject_options(definition.options, definition.noise, definition.events, store, differentiable)
         return integrate_clusters(definition, _enter_clusters(definition), budget, progress)
@@ -283,7 +298,64 @@ def _integrate(
             checkpoints.run_with_store(run, store, definition, resume, after_step, group)
     if group is not None:
         group.wait_for_all()
-    return make_trajectory(run, definition)
+    trajectory = make_trajectory(run, definition)
+    return trajectory if end_time is None else _follow_end_time(trajectory, run, end_time)
+
+
+def _check_end_time(end_time: Tensor, state: Any, noise: Any, log_until: Any) -> float:
+    """The value of an end time that needs a gradient."""
+    if end_time.numel() != 1:
+        raise InputError(f"until must be one number, got a tensor of shape {tuple(end_time.shape)}")
+    if not isinstance(state, Tokens) or noise is not None or log_until is not None:
+        raise UnsupportedError(
+            "gradients with respect to the end time exist for tokens without noise; give until=float(until)"
+        )
+    return float(end_time.detach())
+
+
+def _follow_end_time(trajectory: Trajectory, run: Integration, end_time: Tensor) -> Trajectory:
+    """Give states the derivative with respect to the end time: the velocity there times the change of their time.
+
+    A saved time moves with the end if it was not given as a number: equal intervals and the default grid do, and so does the last of a
+    list if it is the end time. States after a rule has ended a member do not move.
+    """
+    plan, law = run.plan, trajectory.law
+    assert law is not None
+    if plan.stepper.discrete:
+        raise UnsupportedError("discrete layers have no gradient with respect to the end time; give until=float(until)")
+    shift = (end_time - end_time.detach()).to(trajectory.points).reshape(())
+    ends = torch.from_numpy(np.array(run.recorder.ends)).to(trajectory.points)
+    ends = ends.reshape(trajectory.points.shape[1:-2])
+    final = trajectory.final
+    assert isinstance(final, Tokens)
+
+    def move(points: Tensor, time: float, rate: float, moving: Tensor) -> Tensor:
+        rates = rate * velocity(law, final.with_points(points), plan.space, time)
+        return points + shift * torch.where(moving[..., None, None], rates, torch.zeros_like(rates))
+
+    rows = list(trajectory.points)
+    for row, (time, rate) in enumerate(zip(trajectory.times.tolist(), _end_time_rates(trajectory, run), strict=True)):
+        if rate != 0.0:
+            rows[row] = move(rows[row], time, rate, (time < ends) | (ends == plan.until))
+    moved = move(final.points, plan.until, 1.0, ends == plan.until)
+    points = torch.stack(rows) if rows else trajectory.points
+    return replace(trajectory, points=points, final=final.with_points(moved))
+
+
+def _end_time_rates(trajectory: Trajectory, run: Integration) -> np.ndarray:
+    """Derivatives of the saved times with respect to the end time."""
+    plan, recorder = run.plan, run.recorder
+    assert trajectory.definition is not None
+    save, times = trajectory.definition.options["save"], trajectory.times.numpy()
+    passed, length = times - plan.start, plan.until - plan.start
+    if isinstance(save, list):
+        rates = (times == plan.until).astype(float)
+    elif isinstance(save, int):
+        rates = passed / length
+    else:
+        rates = grid_rates(passed, length)
+    rates[recorder.rows :] = 0.0  # where all members ended before
+    return rates
 
 
 @contextmanager

@@ -231,6 +231,15 @@ def _grid(start: float, until: float, count: int) -> np.ndarray:
     return times
 
 
+def grid_rates(passed: np.ndarray, length: float) -> np.ndarray:
+    """Derivatives of the default save times with respect to the end; ``passed`` and ``length`` are measured from the start."""
+    unit = min(0.1, length / 10)
+    if unit < 0.1:  # the grid is a multiple of the length
+        return passed / length
+    part = np.arcsinh(passed / unit) / math.asinh(length / unit)
+    return part * np.sqrt(1.0 + (passed / unit) ** 2) / math.sqrt(1.0 + (length / unit) ** 2)
+
+
 class Recorder:
     """Saved states: points (saved times, members, n, d).
 
