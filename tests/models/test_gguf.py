@@ -61,13 +61,25 @@ FILES = {
     "olmo2": ("OLMo 2, norm over all heads", {}),
     "granite": ("Granite 3", {}),
     "qwen3moe": ("Qwen 3 MoE", {}),
+    "arcee": ("Arcee", {}),
+    "cohere2": ("Command R7B", {"num_hidden_layers": 4, "layer_types": None}),
+    "command-r": ("Command R", {}),
+    "nemotron": ("Nemotron", {"attention_bias": False}),
+    "olmo": ("OLMo, clipped", {}),
+    "phi3": ("Phi 3, fused", {}),
+    "qwen2moe": ("Qwen 2 MoE", {}),
+    "seed_oss": ("Seed-OSS", {}),
+    "smollm3": ("SmolLM 3, a layer without RoPE", {"num_hidden_layers": 4, "no_rope_layers": None}),
+    "starcoder2": ("StarCoder 2", {"sliding_window": None}),
 }
+HALVES = ("granite", "arcee", "olmo", "smollm3")  # rows of q and k are permuted
 
 
 def written_whole(path: Path, model: Any, architecture: str) -> Path:
     """All tensors of a dense model as llama.cpp's converter stores them, with the settings of its architecture."""
     config, writer = model.config, gguf.GGUFWriter(path, architecture)
-    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
+    kind = gguf.MODEL_ARCH[architecture.upper().replace("-", "_")]
+    table = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     numbers: dict[str, float] = {
         "block_count": config.num_hidden_layers,
         "embedding_length": config.hidden_size,
@@ -76,15 +88,26 @@ def written_whole(path: Path, model: Any, architecture: str) -> Path:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
     }
-    numbers |= {"attention.sliding_window": 5} if architecture in ("gemma2", "gemma3") else {}
+    numbers |= {"attention.sliding_window": 5} if architecture in ("gemma2", "gemma3", "cohere2", "phi3") else {}
+    if architecture == "nemotron":
+        share = config.rope_parameters["partial_rotary_factor"]
+        numbers["rope.dimension_count"] = int(share * numbers["attention.key_length"])
     numbers |= (
         {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8} if "moe" in architecture else {}
     )
     for name, value in numbers.items():
         writer.add_uint32(f"{architecture}.{name}", int(value))
-    floats = {"attention.layer_norm_rms_epsilon": config.rms_norm_eps}
+    names = ("layer_norm_eps", "norm_eps", "norm_epsilon")
+    bare = next((getattr(config, name) for name in names if hasattr(config, name)), 1e-5)
+    root = hasattr(config, "rms_norm_eps") and architecture != "olmo"
+    floats = (
+        {"attention.layer_norm_rms_epsilon": config.rms_norm_eps} if root else {"attention.layer_norm_epsilon": bare}
+    )
+    floats |= {"attention.clamp_kqv": config.clip_qkv} if architecture == "olmo" else {}
+    floats |= {"logit_scale": config.logit_scale} if architecture in ("cohere2", "command-r") else {}
     floats |= {"attn_logit_softcapping": 2.0} if architecture == "gemma2" else {}
-    floats |= {"rope.freq_base": 1e6} if architecture == "gemma3" else {"rope.freq_base": 1e4}
+    own = config.rope_parameters.get("rope_theta", 1e6)  # Gemma 3 has one for each type of layer
+    floats |= {"rope.freq_base": own}
     floats |= (
         {
             "attention.scale": config.attention_multiplier,
@@ -104,11 +127,13 @@ def written_whole(path: Path, model: Any, architecture: str) -> Path:
             continue
         array = value.numpy()
         part = base.split(".")[-1]
-        if architecture == "granite" and part in ("q_proj", "k_proj"):
+        if architecture in HALVES and part in ("q_proj", "k_proj"):
             heads = config.num_attention_heads if part == "q_proj" else config.num_key_value_heads
             array = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:]).swapaxes(1, 2)
             array = array.reshape(value.shape)
-        array = array + 1.0 if architecture.startswith("gemma") and name.endswith("norm.weight") else array
+        array = (
+            array + 1.0 if architecture.startswith(("gemma", "nemotron")) and name.endswith("norm.weight") else array
+        )
         writer.add_tensor(f"{short}.{suffix}", np.ascontiguousarray(array))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -133,7 +158,7 @@ def test_architectures_of_gguf(architecture: str, tmp_path: Path) -> None:
             torch.testing.assert_close(first.norm(x.points), second.norm(x.points), rtol=1e-5, atol=1e-6)
     assert opened.verify().error < 1e-12
     assert at.audit(opened, nulls=0).heads
-    if architecture != "qwen3moe":
+    if "moe" not in architecture:
         ids = [3, 9, 27, 14, 5, 8, 30]
         torch.testing.assert_close(at.trace(opened, ids).points, at.trace(model, ids).points, rtol=1e-3, atol=1e-3)
 

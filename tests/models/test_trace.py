@@ -342,6 +342,25 @@ def test_devices_that_do_not_exist() -> None:
                 function()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "case", ["Llama, grouped", "BERT, MiniLM", "Gemma 2, capped scores", "T5", "GPT-2", "DeepSeek V3"]
+)
+def test_a_gpu_gives_the_numbers_of_the_cpu(case: str, tmp_path: Path) -> None:
+    model: Any = random_model(case)
+    model.save_pretrained(tmp_path / "model")
+    one, other = (at.trace(tmp_path / "model", IDS, device=device, dtype="float64") for device in ("cpu", "cuda"))
+    torch.testing.assert_close(one.points, other.points, rtol=1e-6, atol=1e-6)
+    assert one.measurements is not None
+    assert other.measurements is not None
+    for name, values in one.measurements.heads.items():
+        torch.testing.assert_close(values, other.measurements.heads[name], rtol=1e-6, atol=1e-6, equal_nan=True)
+    for options in ({}, {"detail": "heads", "nulls": 0}):
+        first, second = (at.audit(tmp_path / "model", device=device, **options) for device in ("cpu", "cuda"))
+        assert [head.label.name for head in first.heads] == [head.label.name for head in second.heads]
+
+
 def test_models_that_do_not_fit_are_rejected_before_they_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,9 +25,28 @@ ARCHITECTURES = {
     "gemma3": "gemma3_text",
     "olmo2": "olmo2",
     "granite": "granite",
+    "arcee": "arcee",
+    "cohere2": "cohere2",
+    "command-r": "cohere",
+    "nemotron": "nemotron",
+    "olmo": "olmo",
+    "phi3": "phi3",
+    "qwen2moe": "qwen2_moe",
+    "seed_oss": "seed_oss",
+    "smollm3": "smollm3",
+    "starcoder2": "starcoder2",
 }
-PERMUTED = ("llama", "granite")  # rows of q and k are stored as neighbouring pairs
-SHIFTED = ("gemma", "gemma2", "gemma3")  # gains of norms are stored as 1 + weight
+PERMUTED = ("llama", "granite", "arcee", "olmo", "smollm3")  # rows of q and k are stored as neighbouring pairs
+SHIFTED = ("gemma", "gemma2", "gemma3", "nemotron")  # gains of norms are stored as 1 + weight
+# name of the epsilon of a LayerNorm in the configuration; None if it is a constant of the code
+EPSILONS = {
+    "cohere2": "layer_norm_eps",
+    "command-r": "layer_norm_eps",
+    "nemotron": "norm_eps",
+    "olmo": None,
+    "starcoder2": "norm_epsilon",
+}
+PARTIAL = ("nemotron",)  # a part of each head may be rotated
 # entries of single architectures: name in the configuration, name in the file
 SPECIAL: dict[str, dict[str, str]] = {
     "qwen3moe": {
@@ -41,6 +60,16 @@ SPECIAL: dict[str, dict[str, str]] = {
         "final_logit_softcapping": "final_logit_softcapping",
     },
     "gemma3": {"sliding_window": "attention.sliding_window"},
+    "cohere2": {"sliding_window": "attention.sliding_window", "logit_scale": "logit_scale"},
+    "command-r": {"logit_scale": "logit_scale"},
+    "olmo": {"clip_qkv": "attention.clamp_kqv"},
+    "phi3": {"sliding_window": "attention.sliding_window"},
+    "qwen2moe": {
+        "num_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    },
     "granite": {
         "attention_multiplier": "attention.scale",
         "residual_multiplier": "residual_scale",
@@ -115,12 +144,13 @@ class GGUFTensors:
         """Map names of transformers to stored ones; with ``permuted`` the rows of q and k are stored as neighbouring pairs, with
         ``shifted`` the gains of norms as 1 + weight."""
         self._shifted = shifted
-        architecture = self._gguf.MODEL_ARCH[self.field("general.architecture").upper()]
+        architecture = self._gguf.MODEL_ARCH[self.field("general.architecture").upper().replace("-", "_")]
         table = self._gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-        parts = ["q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"]
+        parts = ["q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm"]
         inside = [f"self_attn.{part}" for part in parts] + ["input_layernorm", "post_attention_layernorm"]
         inside += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-        inside += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+        architecture_name = self.field("general.architecture")
+        inside += FEED_FORWARD.get(architecture_name, ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"])
         wanted = [f"model.layers.{index}.{part}" for index in range(config.num_hidden_layers) for part in inside]
         for name in [*wanted, "model.embed_tokens", "model.norm", "lm_head"]:
             short = table.get_name(name)
@@ -175,6 +205,15 @@ class GGUFTensors:
         return str(self.path)
 
 
+# names of the feed-forward matrices, where they are not gate_proj, up_proj and down_proj
+FEED_FORWARD = {
+    "arcee": ["mlp.up_proj", "mlp.down_proj"],
+    "nemotron": ["mlp.up_proj", "mlp.down_proj"],
+    "phi3": ["mlp.gate_up_proj", "mlp.down_proj"],
+    "starcoder2": ["mlp.c_fc", "mlp.c_proj"],
+}
+
+
 def to_half_split(rows: Tensor, heads: int) -> Tensor:
     """Permute rows of heads from neighbouring rotary pairs to half-split ones, the order of transformers."""
     half = rows.shape[0] // heads // 2
@@ -185,10 +224,15 @@ def _make_config(tensors: GGUFTensors, architecture: str) -> Any:
     """A configuration of transformers from the metadata."""
     from transformers import AutoConfig
 
-    found = {name: tensors.field(f"{architecture}.{key}") for name, key in FIELDS.items()}
-    for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "rms_norm_eps"):
+    fields = dict(FIELDS)
+    if architecture in EPSILONS:
+        del fields["rms_norm_eps"]
+        epsilon = EPSILONS[architecture]
+        fields |= {} if epsilon is None else {epsilon: "attention.layer_norm_epsilon"}
+    found = {name: tensors.field(f"{architecture}.{key}") for name, key in fields.items()}
+    for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", *(one for one in fields if "eps" in one)):
         if found[name] is None:
-            raise CheckpointError(f"{tensors.path} does not say its {architecture}.{FIELDS[name]}")
+            raise CheckpointError(f"{tensors.path} does not say its {architecture}.{fields[name]}")
     settings = {name: value for name, value in found.items() if value is not None}
     for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"):
         value = settings.get(name)
@@ -203,9 +247,16 @@ def _make_config(tensors: GGUFTensors, architecture: str) -> Any:
         )
     if "token_embd.weight" in tensors:  # a size in the metadata is optional
         settings["vocab_size"] = int(tensors._stored["token_embd.weight"].shape[-1])
-    settings["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    biased = "blk.0.attn_q.bias" in tensors
+    settings |= dict.fromkeys(("attention_bias", "qkv_bias", "use_bias"), biased)
+    if architecture == "seed_oss":
+        settings["attention_out_bias"] = "blk.0.attn_output.bias" in tensors
+    if architecture == "command-r":
+        settings["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
+    if architecture == "phi3" and not tensors.field("phi3.attention.sliding_window"):
+        settings["sliding_window"] = None  # 0 in the file
     special = {name: tensors.field(f"{architecture}.{key}") for name, key in SPECIAL.get(architecture, {}).items()}
-    settings |= {name: value for name, value in special.items() if value is not None}
+    settings |= {name: value for name, value in special.items() if value}
     settings["rope_parameters"] = _rope(tensors, architecture, settings)
     head_dim = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
     if architecture in LARGEST:
@@ -216,7 +267,10 @@ def _make_config(tensors: GGUFTensors, architecture: str) -> Any:
         theta = float(tensors.field("gemma3.rope.freq_base_swa", LOCAL_THETA))
         local = {"rope_type": "default", "rope_theta": theta}
         settings["rope_parameters"] = {"sliding_attention": local, "full_attention": settings["rope_parameters"]}
-    return AutoConfig.for_model(ARCHITECTURES[architecture], **settings)
+    config = AutoConfig.for_model(ARCHITECTURES[architecture], **settings)
+    if (getattr(config, "pad_token_id", None) or 0) >= settings.get("vocab_size", config.vocab_size):
+        config.pad_token_id = None  # a default for a larger vocabulary
+    return config
 
 
 def _rope(tensors: GGUFTensors, architecture: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -225,8 +279,14 @@ def _rope(tensors: GGUFTensors, architecture: str, settings: dict[str, Any]) -> 
     if kind not in ("none", "linear"):
         raise UnsupportedError(f"{tensors.path} scales rotary positions by {kind!r}, which is not read from GGUF files")
     head_dim = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
-    if tensors.field(f"{architecture}.rope.dimension_count", head_dim) != head_dim:
+    turned = tensors.field(f"{architecture}.rope.dimension_count", head_dim)
+    if turned != head_dim and architecture not in PARTIAL:
         raise UnsupportedError(f"{tensors.path} rotates only a part of each head, which is not read from GGUF files")
+    if any(name in tensors for name in ("rope_factors_long.weight", "rope_factors_short.weight")):
+        raise UnsupportedError(
+            f"{tensors.path} scales rotary positions by two lists of factors, which are not read from GGUF files"
+        )
+    part = {} if turned == head_dim else {"partial_rotary_factor": turned / head_dim}
     divisors = tensors._stored.get("rope_freqs.weight")
     if divisors is not None:
         # Llama 3 stores one divisor for each angle; transformers' longrope has the same form
@@ -239,5 +299,6 @@ def _rope(tensors: GGUFTensors, architecture: str, settings: dict[str, Any]) -> 
             "rope_type": "linear",
             "rope_theta": theta,
             "factor": float(tensors.field(f"{architecture}.rope.scaling.factor")),
+            **part,
         }
-    return {"rope_type": "default", "rope_theta": theta}
+    return {"rope_type": "default", "rope_theta": theta, **part}

@@ -22,13 +22,14 @@ class Workspace:
     """Reusable memory for the rows of one group of heads."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._held: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
 
     def store(self, name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
         """Copy a tensor into the memory of this name, whose previous content is lost."""
-        size, held = math.prod(values.shape), self._held.get((name, dtype))
+        key = name, dtype, values.device
+        size, held = math.prod(values.shape), self._held.get(key)
         if held is None or held.numel() < size:
-            held = self._held[name, dtype] = torch.empty(size, dtype=dtype)
+            held = self._held[key] = torch.empty(size, dtype=dtype, device=values.device)
         return held[:size].view(values.shape).copy_(values)
 
 
@@ -66,8 +67,8 @@ class HeadGroup(NamedTuple):
     def grow(self, growing: GrowthAccumulator, products: Products) -> None:
         """Add the contribution of these heads to the predicted growth of the stream."""
         outputs = self.output.sum(2)  # heads of a group share their values
-        project = lambda inner: (outputs @ inner).sum(0).double()  # noqa: E731
-        moved = project(self.value @ growing.probes.to(self.value.dtype))
+        project = lambda inner: (outputs @ inner).sum(0).double().cpu()  # noqa: E731
+        moved = project(self.value @ growing.probes.to(self.value))
         drift = None if self.value_bias is None else project(self.value_bias[..., None])[:, 0]
         growing.count(float(products.value_output.diagonal(dim1=-2, dim2=-1).sum()), moved, drift)
 

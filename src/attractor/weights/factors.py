@@ -171,7 +171,7 @@ class Products:
             key @ value.mT,
             value @ value.mT,
         )
-        return cls(*(part.double() for part in parts), exact=query.dtype)
+        return cls(*(part.double().cpu() for part in parts), exact=query.dtype)  # small matrices, for LAPACK
 
 
 @dataclass(frozen=True, eq=False)
