@@ -1,6 +1,7 @@
 """Time integration: ``flow``, the trajectory that it returns, events and stopping rules, stored runs."""
 
 from attractor.solvers.blow_up_approach import Approach, factor_eigenvalues, integrate_to_blow_up
+from attractor.solvers.cluster_integration import bound_merging_time
 from attractor.solvers.device_loop import device_loop_reason
 from attractor.solvers.linear_stability import Jacobian, LinearStability, jacobian, stability
 from attractor.solvers.log_time import LogTime, exp, format_log_time, log_of
@@ -33,6 +34,7 @@ __all__ = [
     "Steady",
     "Trajectory",
     "View",
+    "bound_merging_time",
     "check_footprint",
     "default_method",
     "describe_source",

@@ -480,42 +480,68 @@ def certify_first_merge(
     """Bound on the influence of other clusters on the logarithm of the time in which a pair merges; infinite if there is none."""
     m1, m2 = masses[list(pair)].tolist()
     others = float(masses.sum()) - m1 - m2
-    if others <= 1e-15:
-        return 0.0
     x, y = points[pair[0]], points[pair[1]]
     start = 2.0 * math.atan2(float(np.linalg.norm(x - y)), float(np.linalg.norm(x + y)))
-    end, beta = 2.0 * math.asin(chord / 2.0), motion.beta
-    if not start > end:
+    if others <= 1e-15:
         return 0.0
-    if motion.normalised:
+    low, high = bound_merging_time(
+        start, 2.0 * math.asin(chord / 2.0), (m1, m2), others, c_next, motion.beta, motion.normalised
+    )
+    return high - low if math.isfinite(high) else math.inf
+
+
+def bound_merging_time(
+    start: float,
+    end: float,
+    masses: tuple[float, float],
+    others: float,
+    c_next: float,
+    beta: float,
+    normalised: bool = True,
+) -> tuple[float, float]:
+    r"""Bounds on the logarithm of the time in which the angle of two clusters falls from ``start`` to ``end`` (V = I).
+
+    Parameters
+    ----------
+    masses, others : masses of the two clusters, and of all others together.
+    c_next : what all other cosines stay below until then.
+    normalised : softmax; False is the exponential kernel.
+
+    Returns
+    -------
+    low, high : of :math:`\int d\theta/(f + R)` and :math:`\int d\theta/(f - R)`; high is infinite where R exceeds f.
+    """
+    if not start > end:
+        return -math.inf, -math.inf
+    (m1, m2), log_rest = masses, -math.inf
+    if others > 0 and normalised:
         log_rest = math.log(4.0 * others / min(m1, m2)) - beta * (1.0 - c_next)
-    else:
+    elif others > 0:
         log_rest = math.log(2.0 * others) + beta * c_next
 
     def log_rate(angle: np.ndarray) -> np.ndarray:
         barrier = -beta * 2.0 * np.sin(angle / 2.0) ** 2
-        if motion.normalised:
-            weights = np.logaddexp(
-                math.log(m2) + barrier - np.logaddexp(math.log(m1), math.log(m2) + barrier),
-                math.log(m1) + barrier - np.logaddexp(math.log(m2), math.log(m1) + barrier),
-            )
-        else:
-            weights = math.log(m1 + m2) + beta + barrier
-        return np.log(np.sin(angle)) + weights
+        if not normalised:
+            return np.log(np.sin(angle)) + math.log(m1 + m2) + beta + barrier
+        parts = (
+            math.log(m2) + barrier - np.logaddexp(math.log(m1), math.log(m2) + barrier),
+            math.log(m1) + barrier - np.logaddexp(math.log(m2), math.log(m1) + barrier),
+        )
+        return np.log(np.sin(angle)) + np.logaddexp(*parts)
 
-    ratios, logs = [], []
     nodes, weights = np.polynomial.legendre.leggauss(20)
-    edges = np.unique(np.concatenate((start - (start - end) * np.geomspace(1e-12, 1.0, 200), [start])))
+    # the integrand is steep at the start and, in logarithms, smooth at the end
+    steep = start - (start - end) * np.geomspace(1e-12, 0.5, 200)
+    edges = np.unique(np.concatenate((steep, np.geomspace(end, (start + end) / 2.0, 100), [start])))
     half = np.diff(edges) / 2.0
     angles = (edges[:-1] + half)[:, None] + half[:, None] * nodes
     rates = log_rate(np.minimum(angles, math.pi * (1 - 1e-15)))
     share = np.exp(np.minimum(log_rest - rates, 700.0))  # R / f
+    logs = np.log(half[:, None] * weights) - rates
+    low = float(np.logaddexp.reduce((logs - np.log1p(share)).ravel()))
     if (share >= 1.0).any():
-        return math.inf
-    for factor in (np.log1p(share), np.log1p(-share)):
-        logs.append(np.log(half[:, None] * weights) - rates - factor)
-        ratios.append(float(np.logaddexp.reduce(logs[-1].ravel())))
-    return ratios[1] - ratios[0]
+        return low, math.inf
+    return low, float(np.logaddexp.reduce((logs - np.log1p(-share)).ravel()))
 
 
 def _make_trajectory(definition: Definition, paths: list[ClusterPath], times: np.ndarray, seconds: float) -> Trajectory:

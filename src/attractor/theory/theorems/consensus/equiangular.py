@@ -71,6 +71,9 @@ def _equal_margin(case: Case) -> Margin:
     return Margin.zero(float(pairs.max() - pairs.min()) if pairs.numel() else 1.0)
 
 
+EQUAL_ANGLES = Hypothesis("equal angles", r"\langle x_i, x_j\rangle_W = g", _equal_margin)
+
+
 def log_time_to(beta: float, n: int, weight: float, start: float, end: float) -> float:
     """Return the logarithm of the time in which the common angle falls from ``start`` to ``end``."""
 
@@ -103,7 +106,7 @@ THEOREM = Theorem(
         IDENTITY_VALUES,
         ATTRACTION,
         pair.ISOTROPIC,
-        Hypothesis("equal angles", r"\langle x_i, x_j\rangle_W = g", _equal_margin),
+        EQUAL_ANGLES,
     ),
     fate="monotone",
     quantity="the common cosine of all pairs of tokens",
