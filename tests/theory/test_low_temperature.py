@@ -98,13 +98,13 @@ def test_predict_says_when_and_where_clusters_merge() -> None:
     assert "0.25" in words
 
 
-def test_the_bound_of_the_first_merge_covers_the_run() -> None:
+def test_a_third_token_as_close_leaves_the_first_merge_open() -> None:
     theorem = find_theorem("consensus.waiting-time")
     law = at.Attention.isotropic(2, 50.0)
-    angles = np.array([0.0, 1.0, 1.9])  # the third token is nearly as close
+    angles = np.array([0.0, 1.0, 1.99])  # the third token is as close
     tokens = at.Tokens(np.stack([np.cos(angles), np.sin(angles)], axis=-1))
-    missing = {item.theorem.key for item in at.predict(law, tokens, "sphere").applicable}
-    assert theorem.key not in missing
+    applicable = {item.theorem.key for item in at.predict(law, tokens, "sphere").applicable}
+    assert theorem.key not in applicable
 
 
 def test_the_critical_scaling() -> None:
