@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -175,3 +176,20 @@ def test_paper_dresses_figures_of_ones_own_and_gives_the_settings_back() -> None
 def test_a_width_that_is_none_is_refused(width: str) -> None:
     with pytest.raises(InputError, match="width"), paper(width):
         pass
+
+
+@pytest.mark.parametrize("signs", [(1.0, 1.0), (1.0, -1.0)])
+def test_means_that_grow_have_ticks_that_are_apart(signs: tuple[float, float]) -> None:
+    """A mean that grows by four powers of ten: labels do not overlap, and half of the panel is not left empty."""
+    growing = np.geomspace(0.5, 5e3, 30)[:, None] * np.array(signs)
+    figure = draw_spectrum(np.linspace(0, 1, 30), np.ones((30, 2)), growing, title="t")
+    figure.canvas.draw()
+    axes = next(axes for axes in figure.axes if axes.get_title() == "coordinates of the mean")
+    boxes = sorted(
+        (label.get_window_extent() for label in axes.get_yticklabels() if label.get_text()), key=lambda box: box.y0
+    )
+    inside = [box for box in boxes if axes.bbox.y0 <= (box.y0 + box.y1) / 2 <= axes.bbox.y1]
+    assert len(inside) >= 3
+    assert all(low.y1 <= high.y0 for low, high in pairwise(inside))
+    assert axes.get_ylim()[0] > 0 or signs[1] < 0
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["1", "2"]

@@ -215,9 +215,33 @@ def draw_spectrum(
                 axes.axvline(end, color=style.QUIET, lw=0.7, ls=":")
             if number == 0 and (eigenvalues > 0).any():
                 axes.set_yscale("log")
-            elif number and size > 100.0 * (first := np.abs(means[0]).max() or 1.0):
-                axes.set_yscale("symlog", linthresh=first)
+            elif number:
+                if 1 < means.shape[1] <= len(style.PALETTE):
+                    axes.legend([str(axis + 1) for axis in range(means.shape[1])], title="coordinate", frameon=False)
+                if size > 100.0 * (first := np.abs(means[0]).max() or 1.0):
+                    _symmetric_log(axes, means, first)
         return write_chart(page.figure, path)
+
+
+def _symmetric_log(axes: Any, values: np.ndarray, first: float) -> None:
+    """Logarithmic scale of values that grow far beyond ``first``; of both signs, if there are both, with few ticks."""
+    from matplotlib.ticker import NullLocator
+
+    known = values[np.isfinite(values)]
+    low, high = float(known.min()), float(known.max())
+    if low > 0:
+        axes.set_yscale("log")
+        return
+    axes.set_yscale("symlog", linthresh=first)
+    if low >= -first:  # no negative value is far from zero
+        axes.set_ylim(bottom=-first)
+    if high <= first:
+        axes.set_ylim(top=first)
+    lowest, highest = np.ceil(np.log10(first)), np.log10(max(high, -low, first))
+    powers = 10.0 ** np.arange(lowest, highest + 1e-9, max(1.0, np.ceil((highest - lowest) / 4)))
+    ticks = np.concatenate((-powers[::-1], [0.0], powers))
+    axes.set_yticks(ticks[(ticks >= min(low, 0.0)) & (ticks <= max(high, 0.0))])
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _lines(axes: Any, times: np.ndarray, values: np.ndarray) -> None:
