@@ -173,6 +173,29 @@ def test_rests_are_judged_by_their_stability():
     assert at.flow(law, at.Density.uniform(48), until=40.0, noise=at.Noise(0.3), stop=()).outcome.name == "reached"
 
 
+@pytest.mark.theorem
+def test_stability_of_densities():
+    """Uniform densities have the rates of their modes; an ordered one is neutral, since it can turn."""
+    from attractor.meanfield import mode_growth
+
+    law = at.Attention.isotropic(2, 4.0)
+    for strength, name, growing in ((0.1, "saddle", 4), (0.3, "stable", 0)):
+        found = at.stability(law, at.Density.uniform(48), noise=at.Noise(strength))
+        rates = np.sort(np.repeat(mode_growth(4.0, strength, count=16), 2))[::-1]
+        assert found.eigenvalues == pytest.approx(rates, abs=1e-7)
+        assert (found.name, found.unstable) == (name, growing)
+    run = at.flow(law, at.Density.from_modes([0.3], size=48), until=150.0, noise=at.Noise(0.15))
+    assert (at.stability(run).name, at.stability(run).neutral) == ("neutral", 1)
+    with pytest.raises(UnsupportedError, match="positive strength"):
+        at.stability(law, at.Density.uniform(48))
+    with pytest.raises(InputError, match="the density moves"):
+        at.stability(law, TWO, noise=at.Noise(0.1))
+    with pytest.raises(UnsupportedError, match="tokens with noise"):
+        at.stability(law, at.Tokens(np.eye(2)), "sphere", noise=at.Noise(0.1))
+    with pytest.raises(InputError, match="own noise"):
+        at.stability(run, noise=at.Noise(0.1))
+
+
 def test_stores_hold_densities(tmp_path):
     law, noise = at.Attention.isotropic(2, 4.0), at.Noise(0.05)
     run = at.flow(law, at.Density.from_modes([[0.15], [0.3]], size=96), until=1.0, noise=noise, save=4)

@@ -101,13 +101,17 @@ class DensityField:
         return self.rate(modes)[0] - self.strength(time) * self.orders**2 * modes
 
     def growth(self, time: float, modes: np.ndarray) -> float:
-        """Largest growth rate of a small deviation from a density (order + 1,), by central differences."""
+        """Largest growth rate of a small deviation from a density (order + 1,)."""
+        return float(np.linalg.eigvals(self.derivative(time, modes)).real.max())
+
+    def derivative(self, time: float, modes: np.ndarray) -> np.ndarray:
+        """Derivative of the rates of c_1, c_2, ..., real parts before imaginary ones, by central differences."""
         count = len(self.orders) - 1
         moves = np.zeros((2 * count, count + 1), dtype=np.complex128)
         moves[np.arange(count), np.arange(1, count + 1)] = DIFFERENCE
         moves[np.arange(count, 2 * count), np.arange(1, count + 1)] = 1j * DIFFERENCE
         found = (self.total_rate(time, modes + moves) - self.total_rate(time, modes - moves))[:, 1:] / (2 * DIFFERENCE)
-        return float(np.linalg.eigvals(np.concatenate((found.real, found.imag), axis=1)).real.max())
+        return np.concatenate((found.real, found.imag), axis=1).T
 
     def select(self, index: Tensor | slice) -> None:
         """Members have no parameters of their own."""

@@ -24,12 +24,14 @@ from torch import Tensor
 from attractor import engines
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Law
+from attractor.solvers.density_integration import DensityField
+from attractor.solvers.noise import Noise
 from attractor.solvers.run import enter_space, space_of
 from attractor.solvers.steppers.jacobian import MemberField
 from attractor.solvers.steppers.stepper import Field
 from attractor.solvers.trajectory import Trajectory
 from attractor.spaces import Space
-from attractor.states import Tokens
+from attractor.states import Density, Tokens
 
 DENSE = 1536  # coordinates up to which the matrix is computed and all eigenvalues are found
 LEADING = 6  # eigenvalues of a larger system
@@ -328,12 +330,19 @@ class LinearStability:
         return f"{self.name}: {self.message}"
 
 
-def stability(run: Trajectory | Law, state: Tokens | None = None, space: Space | str | None = None) -> LinearStability:
+def stability(
+    run: Trajectory | Law,
+    state: Tokens | Density | None = None,
+    space: Space | str | None = None,
+    *,
+    noise: Noise | None = None,
+) -> LinearStability:
     """Say whether the last state of a run, or a given state, is a stable rest.
 
     Parameters
     ----------
     run : a trajectory of one member, whose final state is examined; or a law, with ``state`` and ``space`` as in ``flow``.
+    noise : for a law and a Density on the circle, whose rests are those with noise; a run has its own.
 
     Raises
     ------
@@ -343,6 +352,12 @@ def stability(run: Trajectory | Law, state: Tokens | None = None, space: Space |
     if isinstance(run, Trajectory):
         if state is not None or space is not None:
             raise InputError("stability takes a run, or a law with a state and a space; give one or the other")
+        if isinstance(run.final, Density):
+            if noise is not None:
+                raise InputError("a run has its own noise: leave out noise")
+            if run.law is None:
+                raise InputError("the law of this run is not known, so that its stability is not either")
+            return _density_stability(run.law, run.final, run.noise)
         if run.noise is not None:
             raise UnsupportedError(
                 "tokens with noise do not rest; take stability(law, state, space) at a rest of the law without noise"
@@ -359,6 +374,10 @@ def stability(run: Trajectory | Law, state: Tokens | None = None, space: Space |
         law, place = run, space_of(space)
         if state is None:
             raise InputError("stability needs a state: stability(law, state, space)")
+        if isinstance(state, Density):
+            return _density_stability(law, state, noise)
+        if noise is not None:
+            raise UnsupportedError("tokens with noise do not rest: leave out noise, or take the stability of a Density")
         tokens = check_linearised(law, state, place, "stability")
     found = Jacobian(law, tokens, place)
     started = run.tokens.points if isinstance(run, Trajectory) else tokens.points
@@ -382,6 +401,47 @@ def stability(run: Trajectory | Law, state: Tokens | None = None, space: Space |
         raise InputError(
             f"the state moves at {speed:.3g} of its size per unit of time, so it is no rest: run longer, or take lyapunov(...)"
         )
+    kreiss = found.kreiss_constant() if complete and found.size <= 256 else None
+    return _judge(values, condition, norm, speed, found.size, complete, found.numerical_abscissa, kreiss)
+
+
+def _density_stability(law: Law, state: Density, noise: Any) -> LinearStability:
+    """The same for a density on the circle with noise, in its Fourier coefficients."""
+    import scipy.linalg
+
+    if state.batch_shape:
+        raise InputError(f"stability is that of one density, got an ensemble of shape {tuple(state.batch_shape)}")
+    if not isinstance(noise, Noise) or not noise.constant or noise.has_common or not float(noise.at(0.0)[0]) > 0:
+        raise UnsupportedError(
+            "the stability of a density needs constant independent noise of a positive strength: without noise its spectrum is "
+            "continuous"
+        )
+    field = DensityField(law, state.size, noise)
+    modes = state.modes
+    speed = float(np.abs(field.total_rate(0.0, modes[None])).max())
+    if speed > RESTING:
+        raise InputError(
+            f"the density moves: a Fourier coefficient changes by {speed:.3g} per unit of time, so it is no rest; run longer"
+        )
+    matrix = field.derivative(0.0, modes)
+    values, left, right = scipy.linalg.eig(matrix, left=True, right=True)  # type: ignore[misc]
+    condition = 1.0 / np.maximum(np.abs((left.conj() * right).sum(0)), 1e-300)
+    abscissa = float(np.linalg.eigvalsh((matrix + matrix.T) / 2)[-1])
+    norm = float(np.linalg.norm(matrix, 2))
+    return _judge(np.asarray(values), condition, norm, speed, len(matrix), True, abscissa, None)
+
+
+def _judge(
+    values: Any,
+    condition: np.ndarray,
+    norm: float,
+    speed: float,
+    size: int,
+    complete: bool,
+    abscissa: float,
+    kreiss: float | None,
+) -> LinearStability:
+    """Count eigenvalues by the signs of their real parts, as far as these can be told from zero."""
     # an eigenvalue moves by its condition number times the change of the matrix, in a Jordan block of two by a root of that change
     change = NEUTRAL * norm + speed
     band = np.minimum(condition * change, np.sqrt(change * max(norm, change)))
@@ -395,13 +455,8 @@ def stability(run: Trajectory | Law, state: Tokens | None = None, space: Space |
     among = "" if complete else f" among the {len(values)} leading ones"
     rest = "the others decay" if decaying else "no other is left"
     message = (
-        f"of {found.size} directions {' and '.join(parts)}{rate}{among}; {rest}"
+        f"of {size} directions {' and '.join(parts)}{rate}{among}; {rest}"
         if parts
-        else (
-            f"all {found.size if complete else len(values)} directions decay, the slowest at {-float(values[0].real):.4g}"
-        )
+        else (f"all {size if complete else len(values)} directions decay, the slowest at {-float(values[0].real):.4g}")
     )
-    kreiss = found.kreiss_constant() if complete and found.size <= 256 else None
-    return LinearStability(
-        name, unstable, neutral, decaying, values, complete, found.numerical_abscissa, kreiss, speed, message
-    )
+    return LinearStability(name, unstable, neutral, decaying, values, complete, abscissa, kreiss, speed, message)
