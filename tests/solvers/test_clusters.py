@@ -251,3 +251,6 @@ def test_bad_times() -> None:
     with pytest.raises(UnsupportedError, match="store"):
         at.flow(at.Attention.isotropic(2, 9.0), circle(ANGLES), space="sphere", log_until=1000, store="never")
     assert not Path("never").exists()
+    run = at.flow(at.Attention.isotropic(2, 900.0), circle(ANGLES), space="sphere", log_until=1000)
+    with pytest.raises(UnsupportedError, match=r"numpy\.savez"):
+        run.save("never")

@@ -138,6 +138,8 @@ def test_ensembles_and_gradients() -> None:
     run = at.flow(law, states, space="sphere", until=1.0)
     alone = at.flow(law, at.Equiangular(0.4, 6), space="sphere", until=1.0)
     assert run.cosines.shape[1:] == (2, 2)
+    assert torch.equal(run.member(2).cosines, run.cosines[:, 1, 0])
+    assert float(run.member(2).final.rho) == pytest.approx(float(run.final.rho[1, 0]), abs=1e-12)
     assert float(run.final.rho[1, 0]) == pytest.approx(float(alone.final.rho), abs=1e-9)
     rho = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
     options = {"space": "sphere", "until": 1.0, "method": "rk4", "step": 0.01}

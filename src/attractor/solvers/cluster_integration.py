@@ -76,7 +76,7 @@ class ClusterPath:
 def log_time_obstacle(law: Law, state: Any, space: Space) -> str:
     """Why a run cannot be integrated in logarithmic time; empty if it can."""
     if not isinstance(state, Tokens):
-        return f"it moves clusters of tokens, and the state is a {type(state).__name__}"
+        return f"it moves clusters of tokens, and the state is of the type {type(state).__name__}"
     if type(law) is not Attention:
         return f"it is known for Attention(...) alone, and the law is {type(law).__name__}"
     if type(space) is not Sphere:

@@ -235,6 +235,12 @@ class Trajectory:
             )
             return Trajectory(self.times, flat, ends, (self.outcomes[index],), self.stats, self.law, self.space, starts)
         law = self.law if self.law is None else self.law.member(torch.tensor([index]))
+        if isinstance(self.initial, Equiangular):
+            start, end = (
+                replace(state, rho=state.rho.reshape(-1)[index], radius=state.radius.reshape(-1)[index])
+                for state in (self.initial, self.initial.with_points(self.final.rows()))  # type: ignore[union-attr]
+            )
+            return Trajectory(self.times, flat, end, (self.outcomes[index],), self.stats, law, self.space, start)
         initial = self.tokens if isinstance(self.initial, Tokens) else None
         if initial is None:
             raise UnsupportedError("members of an ensemble of Gaussians are read from means and covariances")
@@ -345,6 +351,11 @@ class Trajectory:
     def save(self, path: str | Path) -> None:
         """Write the run to a Zarr store, for ``attractor.load``."""
         self._check_points("a store holds points")
+        if self.given_log_times is not None:
+            raise UnsupportedError(
+                "a store holds times as numbers, and those of this run are beyond floating point: keep run.log_times and run.points "
+                "with numpy.savez"
+            )
         if self.record is None or self.definition is None:
             raise UnsupportedError("this trajectory did not come from a flow, so there is no run to store")
         write_run(self.record, self.definition, path)
@@ -387,7 +398,9 @@ class Trajectory:
         label, _ = CLOCKS[clock]
         times = self.clock(clock).reshape(len(self.times), -1)[:, 0].tolist()
         panels = []
-        for name, values in (("cosine of two tokens", self.cosines), ("length of a token", self.radii)):
+        curves = [("cosine of two tokens", self.cosines)]
+        curves += [] if self.space.is_curved else [("length of a token", self.radii)]
+        for name, values in curves:
             column = values.reshape(len(values), -1)[:, member].tolist()
             panels.append(Panel((Curve(times, column),), x=label, title=name))
         title = title or f"{self.n:,} equiangular tokens under {_describe_law(self.law)}"
