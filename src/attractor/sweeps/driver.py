@@ -163,6 +163,7 @@ def sweep(
     experiment.check_axes(axes)
     keep = None if folder is not None else _TemporaryFolder()
     place = Folder(folder if folder is not None else keep.name if keep else "")
+    chosen.check()
     run = _Driver(experiment, axes, starts, place, chosen, part, retry, command, listed)
     run.check()
     place.exists()

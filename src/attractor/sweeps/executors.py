@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -15,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -60,6 +62,10 @@ class Executor(Protocol):
         """Number of tasks that run at the same time."""
         ...
 
+    def check(self) -> None:
+        """Raise if nothing can be computed there, before anything is."""
+        ...
+
     def run(self, experiment: Experiment, tasks: Iterable[Task], folder: Folder) -> Iterator[tuple[Task, Result]]:
         """Compute tasks and yield their results in any order."""
         ...
@@ -100,6 +106,9 @@ class Local:
     @property
     def workers(self) -> int:
         return count_cores() if self.processes is None else self.processes
+
+    def check(self) -> None:
+        pass
 
     def run(self, experiment: Experiment, tasks: Iterable[Task], folder: Folder) -> Iterator[tuple[Task, Result]]:
         waiting = deque(tasks)
@@ -200,8 +209,12 @@ class Ray:
     def workers(self) -> int:
         return self.processes or count_cores()
 
+    def check(self) -> None:
+        if not self._import().is_initialized() and self.address is not None:
+            check_address(self.address)
+
     def run(self, experiment: Experiment, tasks: Iterable[Task], folder: Folder) -> Iterator[tuple[Task, Result]]:
-        ray = self._connect()
+        ray = self._import()
         started = not ray.is_initialized()
         if started:
             self._start(ray)
@@ -211,7 +224,7 @@ class Ray:
             if started:
                 ray.shutdown()
 
-    def _connect(self) -> Any:
+    def _import(self) -> Any:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         try:
@@ -239,7 +252,6 @@ class Ray:
                 **gpus,
             )
             return
-        check_address(self.address)
         try:
             ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:
@@ -329,19 +341,22 @@ class Slurm:
     def workers(self) -> int:
         return self.concurrency
 
+    def check(self) -> None:
+        if find_spec("submitit") is None:
+            raise missing("submitit", "slurm")
+        if self.cluster == "slurm" and shutil.which("sbatch") is None:
+            raise UnsupportedError(
+                "SLURM cannot be used here: there is no command sbatch; take the executor local or ray"
+            )
+
     def run(self, experiment: Experiment, tasks: Iterable[Task], folder: Folder) -> Iterator[tuple[Task, Result]]:
-        try:
-            import submitit  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise missing("submitit", "slurm") from None
+        import submitit  # pyright: ignore[reportMissingImports]
+
         waiting = list(tasks)
         count = min(len(waiting), self.jobs or 4 * self.concurrency)
         if not count:
             return
-        try:
-            executor = submitit.AutoExecutor(folder=folder.path / "jobs", cluster=self.cluster)
-        except (RuntimeError, ValueError) as error:
-            raise UnsupportedError(f"SLURM cannot be used here: {error}; take the executor local or ray") from None
+        executor = submitit.AutoExecutor(folder=folder.path / "jobs", cluster=self.cluster)
         settings: dict[str, Any] = {"timeout_min": self.minutes, "cpus_per_task": self.cpus, "name": "attractor-sweep"}
         if self.cluster == "slurm":
             settings["slurm_array_parallelism"] = self.concurrency
