@@ -163,6 +163,29 @@ def test_observing_in_chunks_of_members_does_not_change_paths(monkeypatch: pytes
         run = at.flow(law, tokens, space=at.Sphere(), noise=noise, step=0.05, until=1.0, save=4, observe=["diameter"])  # fmt: skip
         found.append(run.observed["diameter"])
     assert float((found[0] - found[1]).abs().max()) < 1e-13
+    pairs = at.Tokens(tokens.points.view(2, 3, 5, 3))
+    steady = at.flow(
+        law, pairs, space=at.Sphere(), noise=at.Noise(strengths.view(2, 3, 5), seed=9), step=0.05, until=1.0
+    )
+    seen = at.flow(law, pairs, space=at.Sphere(), noise=at.Noise(strengths.view(2, 3, 5), seed=9), step=0.05, until=1.0,
+                   save=4, observe="diameter")  # fmt: skip
+    assert torch.allclose(seen.observed["diameter"][-1], steady.observe("diameter")[-1], atol=1e-13)
+
+
+def test_bands_of_an_ensemble(tmp_path: Any) -> None:
+    tokens = at.Tokens(torch.zeros(400, 1, 2, dtype=torch.float64))
+    run = at.flow(free(2), tokens, noise=at.Noise(0.5, seed=1), step=0.1, until=1.0, save=5)
+    band = run.band(lambda tokens, **_: tokens.points[..., 0, 0], level=0.9)
+    assert (band.mean.abs() <= 4 * band.error).all()
+    assert band.error.tolist() == pytest.approx([(t / 400) ** 0.5 for t in run.times.tolist()], rel=0.15)
+    normal = 1.6449  # quantile of 0.95
+    assert band.high.tolist() == pytest.approx([normal * t**0.5 for t in run.times.tolist()], rel=0.2)
+    assert band.low.tolist() == pytest.approx([-normal * t**0.5 for t in run.times.tolist()], rel=0.2)
+    assert band.plot(tmp_path / "band.png", name="x").stat().st_size > 1000
+    with pytest.raises(InputError, match="a band is over an ensemble"):
+        run.member(0).band("token_norm")
+    with pytest.raises(InputError, match="between 0 and 1"):
+        run.band("token_norm", level=1.0)
 
 
 def test_seeds_give_different_paths_and_the_same_seed_the_same() -> None:

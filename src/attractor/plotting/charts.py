@@ -19,13 +19,15 @@ HEIGHT, ABOVE, BELOW = 2.3, 0.25, 0.5  # inches of a panel, of its title and of 
 
 @dataclass(frozen=True)
 class Curve:
-    """``y`` over ``x``; ``dashed`` for predictions, ``dots`` for points without a line."""
+    """``y`` over ``x``; ``dashed`` for predictions, ``dots`` for points without a line, ``low`` and ``high`` for a band around it."""
 
     x: Sequence[float]
     y: Sequence[float]
     name: str = ""
     dashed: bool = False
     dots: bool = False
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ def _fill(axes: Any, panel: Panel) -> None:
         look |= {"linestyle": "--", "color": style.QUIET, "linewidth": 0.9} if curve.dashed else {}
         look |= {"linestyle": "", "marker": "o", "markersize": 3.2} if curve.dots else {}
         axes.plot(np.asarray(curve.x), np.asarray(curve.y), label=curve.name or None, **look)
+        if curve.low is not None and curve.high is not None:
+            low, high = np.asarray(curve.low), np.asarray(curve.high)
+            axes.fill_between(np.asarray(curve.x), low, high, color=look["color"], alpha=0.2, linewidth=0)
     axes.set_xscale("log" if panel.log_x else "linear")
     axes.set_yscale("log" if panel.log_y else "linear")
     for axis, logarithmic in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):

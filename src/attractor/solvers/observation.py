@@ -130,9 +130,11 @@ def _select(definition: Definition, begin: int, end: int) -> Definition:
     else:
         index = torch.arange(begin, end)
     tokens = Tokens.unchecked(state.points.reshape(-1, state.n, state.dim)[begin:end], *rows)
+    noise = definition.noise
+    if noise is not None:  # its strengths may have the ensemble axes, which are flattened here
+        noise = noise.restrict(torch.arange(begin, end) if index is None else index)
     if index is None:
-        return replace(definition, state=tokens)
-    noise = None if definition.noise is None else definition.noise.restrict(index)
+        return replace(definition, state=tokens, noise=noise)
     return replace(definition, law=None if law is None else law.member(index), state=tokens, noise=noise)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,33 @@ CLOCKS = {  # label of the axis, and symbol
     "arc_length": ("arc length", "s"),
 }
 LARGE = 4096  # tokens above which only cheap curves are drawn
+
+
+@dataclass(frozen=True)
+class Band:
+    """An observable over the members of an ensemble, along time.
+
+    Attributes
+    ----------
+    times : (S,).
+    mean, error : mean over members and its standard error, (S,).
+    low, high : the quantiles between which the part ``level`` of the members lies, (S,).
+    """
+
+    times: Tensor
+    mean: Tensor
+    error: Tensor
+    low: Tensor
+    high: Tensor
+    level: float
+
+    def plot(self, path: str | Path | None = None, *, name: str = "", title: str = "", caption: str = "") -> Any:
+        """Draw the mean with the band around it; return the figure, or the path it was written to."""
+        from attractor.plotting import Curve, Panel, draw_panels
+
+        times, mean, low, high = (part.tolist() for part in (self.times, self.mean, self.low, self.high))
+        curve = Curve(times, mean, f"mean, and {self.level:.0%} of the members", low=low, high=high)
+        return draw_panels([Panel((curve,), y=name)], title or name, caption, path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,6 +312,33 @@ class Trajectory:
         if positions is not None and positions.ndim > 1:
             positions = positions.expand(points.shape[:-1])
         return Tokens.unchecked(points, masses, positions)
+
+    def band(self, observable: str | Callable[..., Tensor], level: float = 0.9, **options: Any) -> Band:
+        """Summarize an observable over the members of an ensemble, along time.
+
+        Parameters
+        ----------
+        observable, options : see ``observe``; one number for each member and time.
+        level : part of the members that lie between ``low`` and ``high``, between 0 and 1.
+
+        Returns
+        -------
+        Band
+        """
+        if not 0.0 < level < 1.0:
+            raise InputError(f"the level of a band lies between 0 and 1, got {level}")
+        values = torch.as_tensor(self.observe(observable, **options)).double()
+        ensemble = tuple(self.initial.batch_shape)
+        if tuple(values.shape[1:]) != ensemble or math.prod(ensemble) < 2:
+            raise InputError(
+                f"a band is over an ensemble of two members or more, with one number each; got values of shape {tuple(values.shape[1:])} "
+                f"and an ensemble of shape {ensemble}"
+            )
+        values = values.flatten(1)
+        tail = torch.tensor([(1.0 - level) / 2.0, (1.0 + level) / 2.0], dtype=torch.float64)
+        low, high = torch.quantile(values, tail.to(values.device), dim=1)
+        error = values.std(1) / values.shape[1] ** 0.5
+        return Band(self.times, values.mean(1), error, low, high, level)
 
     def observe(self, observable: str | Callable[..., Tensor], **options: Any) -> Tensor:
         """Evaluate an observable along time.
