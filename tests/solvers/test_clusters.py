@@ -160,7 +160,14 @@ def test_clocks() -> None:
     run = at.flow(law, circle(ANGLES), space="sphere", until=at.exp(1900), save=[at.exp(t) for t in (100.0, 500.0)])
     assert run.clock("exponent").tolist() == pytest.approx([0.1, 0.5])
     assert run.clock("arc_length").tolist() == pytest.approx([0.0, 0.5 * math.sqrt(0.5)], abs=1e-5)
+    assert bool((run.clock("sigma")[1:] > run.clock("sigma")[:-1]).all())
+    pair = at.flow(law, circle(ANGLES[:2]), space="sphere", until=at.exp(900), merge=1e-3)
+    # alone, the sum of both weights is e^g and theta falls like -sin(theta): sigma = log tan(theta/2), from 1 to the chord
+    expected = math.log(math.tan(0.5) / math.tan(math.asin(0.5e-3)))
+    assert float(pair.clock("sigma")[-1]) == pytest.approx(expected, abs=1e-6)
     plain = at.flow(law, circle(ANGLES), space="sphere", until=1.0, save=[0.5, 1.0])
+    with pytest.raises(UnsupportedError, match="clock sigma"):
+        plain.clock("sigma")
     assert torch.equal(plain.clock("log_time"), torch.tensor([0.5, 1.0], dtype=torch.float64).log())
     with pytest.raises(InputError, match="did you mean 'arc_length'"):
         run.clock("arclength")

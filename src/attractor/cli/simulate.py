@@ -61,7 +61,7 @@ class SimulateResults(WidthOptions):
     member: Annotated[int, result_option("I", "Member of the ensemble that is drawn.", min=0)] = 0
     clock: Annotated[
         str,
-        result_option("NAME", "Time axis of --plot: time, log_time, exponent (log t / beta) or arc_length."),
+        result_option("NAME", "Time axis of --plot: time, log_time, exponent (log t / beta), arc_length or sigma."),
     ] = "time"
     observe: Annotated[
         list[str] | None,

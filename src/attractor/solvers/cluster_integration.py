@@ -68,6 +68,7 @@ class ClusterPath:
     first: (
         tuple[np.ndarray, np.ndarray, tuple[int, int], float] | None
     )  # start, masses, pair and c_next of the first merge
+    sigmas: np.ndarray  # clock sigma at the saved times, and at the end
     evaluations: int = 0
     steps: int = 0
     errors: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -290,6 +291,7 @@ class _Member:
         self.tree = MergeTree(self.n)
         self.saved = np.zeros((len(times), *points.shape))
         self.place, self.log_time = 0, -math.inf
+        self.sigmas, self.sigma = np.zeros(len(times)), 0.0  # at saved times, and at the start of the present part
         self.crossings: list[float] = []  # of the pair of every merge
         self.crossed: dict[tuple[int, int], float] = {}  # by the nodes of a pair
         self.first: tuple[np.ndarray, np.ndarray, tuple[int, int], float] | None = None
@@ -297,7 +299,7 @@ class _Member:
 
     def run(self) -> ClusterPath:
         while self.place < len(self.times) and self.times[self.place] == -math.inf:
-            self._save(self.x)
+            self._save(self.x, 0.0)
         self._merge(self.x)
         outcome = None
         while outcome is None:
@@ -308,7 +310,7 @@ class _Member:
             outcome = self._advance()
         reached = self.place
         while self.place < len(self.times):
-            self._save(self.x)
+            self._save(self.x, self.sigma)
         return ClusterPath(
             self.saved,
             reached,
@@ -317,6 +319,7 @@ class _Member:
             outcome,
             self.crossings,
             self.first,
+            np.append(self.sigmas, self.sigma),
             self.evaluations,
             self.steps,
         )
@@ -324,8 +327,8 @@ class _Member:
     def _outcome(self, name: str, words: str) -> Outcome:
         return Outcome(name, exponential(self.log_time), words, log_time=self.log_time)
 
-    def _save(self, x: np.ndarray) -> None:
-        self.saved[self.place] = x[self.labels]
+    def _save(self, x: np.ndarray, sigma: float) -> None:
+        self.saved[self.place], self.sigmas[self.place] = x[self.labels], sigma
         self.place += 1
 
     def _advance(self) -> Outcome | None:
@@ -374,10 +377,11 @@ class _Member:
             while self.place < len(self.times) and self.times[self.place] <= min(end, self.until):
                 time = self.times[self.place]
                 sigma = high if time >= end else _root(lambda s, time=time: log_at(s) - time, low, high)
-                self._save(points_at(sigma))
+                self._save(points_at(sigma), self.sigma + sigma)
             self.show(end, len(self.x))
             if end >= self.until or gap < self.chord:
                 self.x, self.log_time = points_at(high), min(end, self.until)
+                self.sigma += high
                 self.evaluations += field.evaluations
                 if end >= self.until:
                     words = f"the requested time {format_log_time(self.until)} was reached"
@@ -388,6 +392,7 @@ class _Member:
                 return None
             if spent := self.budget.spent(self.evaluations + field.evaluations):
                 self.x, self.log_time = points_at(high), end
+                self.sigma += high
                 self.evaluations += field.evaluations
                 return self._outcome("budget", f"the budget of {spent} was spent")
 
@@ -552,12 +557,15 @@ def _make_trajectory(definition: Definition, paths: list[ClusterPath], times: np
     points = np.stack([path.points for path in paths], axis=1) * space.radius
     finals = np.stack([path.final for path in paths]) * space.radius
     times, points = times.copy(), points.reshape(len(times), *shape)
+    sigmas = np.stack([path.sigmas for path in paths], axis=-1)
+    sigmas, last = sigmas[:-1], sigmas[-1:]
     ends = max(log_of(LogTime(path.outcome.log_time)) for path in paths if path.outcome.log_time is not None)
     explicit = isinstance(definition.options["save"], (list, tuple))
     if not explicit:  # the last state is at the end of the run
         kept = times < ends
         times = np.append(times[kept], ends)
         points = np.concatenate((points[kept], finals.reshape(1, *shape)))
+        sigmas = np.concatenate((sigmas[kept], last))
     trees, errors = [path.tree for path in paths], [path.errors for path in paths]
     stats = Statistics(
         evaluations=sum(path.evaluations for path in paths),
@@ -584,4 +592,5 @@ def _make_trajectory(definition: Definition, paths: list[ClusterPath], times: np
         events=EventLog([], trees, log_errors=errors),
         definition=definition,
         given_log_times=logs,
+        given_sigma=torch.from_numpy(sigmas.reshape(len(times), *state.batch_shape)),
     )

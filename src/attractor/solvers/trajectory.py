@@ -54,6 +54,7 @@ CLOCKS = {  # label of the axis, and symbol
     "log_time": ("log of time", "log t"),
     "exponent": ("log of time / beta", "log t / β"),
     "arc_length": ("arc length", "s"),
+    "sigma": ("clock of the fastest pair", "σ"),
 }
 LARGE = 4096  # tokens above which only cheap curves are drawn
 
@@ -102,7 +103,8 @@ class Trajectory:
     events : merges and events of the user, in the order of time.
     definition, record : what ``save`` writes; None for a trajectory that does not come from ``flow``.
     observed : values (S, ...) of the observables that were evaluated during the run, by name; the run then kept no points.
-    given_log_times : logarithms of ``times``, of a run in logarithmic time; ``times`` are infinite beyond floating point.
+    given_log_times, given_sigma : logarithms of ``times``, and the clock sigma (S, ...), of a run in logarithmic time; ``times`` are
+        infinite beyond floating point.
     """
 
     times: Tensor
@@ -118,6 +120,7 @@ class Trajectory:
     record: RunRecord | None = field(default=None, repr=False)
     observed: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     given_log_times: Tensor | None = field(default=None, repr=False)
+    given_sigma: Tensor | None = field(default=None, repr=False)
 
     def to(self, device: str | torch.device) -> Trajectory:
         """Return the trajectory with its tensors on a device; it can no longer be saved."""
@@ -224,7 +227,9 @@ class Trajectory:
         Parameters
         ----------
         name : "time" t; "log_time" log t; "exponent" :math:`l = \log t/\beta`, in which the limit of low temperature is piecewise constant;
-            "arc_length" :math:`\int(\sum_i m_i|\dot x_i|^2)^{1/2}dt`, summed over the distances of saved states.
+            "arc_length" :math:`\int(\sum_i m_i|\dot x_i|^2)^{1/2}dt`, summed over the distances of saved states;
+            "sigma" with :math:`dt = e^{-g}d\sigma/c`, :math:`g = \log\sum_{i\ne j}w_{ij}`, in which the fastest pair of clusters moves at a
+            speed of order one, of runs in logarithmic time.
         """
         check_name(name, CLOCKS, "clock")
         if name == "time":
@@ -238,6 +243,12 @@ class Trajectory:
                     "the clock log t / beta is that of isotropic attention with beta > 0, Q'K = beta I: take another clock"
                 )
             return self.log_times / (float(beta) * self.space.size**2)
+        if name == "sigma":
+            if self.given_sigma is None:
+                raise UnsupportedError(
+                    "the clock sigma is that of runs in logarithmic time: give until=exp(...) or method='clusters', or take another clock"
+                )
+            return self.given_sigma
         self._check_points("arc length is measured along them")
         moved = self.space.distance(self.points[1:], self.points[:-1])
         steps = (self.masses.to(moved) * moved.square()).sum(-1).sqrt()
@@ -296,6 +307,9 @@ class Trajectory:
             events,
             observed=observed,
             given_log_times=self.given_log_times,
+            given_sigma=None
+            if self.given_sigma is None
+            else self.given_sigma.reshape(len(self.times), members)[:, index],
         )
 
     def state(self, index: int) -> Tokens | Gaussian | Density | Equiangular:
