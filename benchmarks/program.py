@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attractor.cli.environment import source_commit
 from attractor.errors import InputError
 from attractor.registry import unknown
-from benchmarks import evaluations, gpu, growth, machine, processes, solves
+from benchmarks import evaluations, gpu, gradients, growth, machine, processes, solves
 from benchmarks.racing import Contest, Settings, limit_threads, run_contest
 
 if TYPE_CHECKING:
@@ -133,6 +133,8 @@ CONTESTS: dict[str, Callable[[Settings], list[Contest]]] = {
     "evaluation": evaluations.evaluation_contests,
     "solves": solves.contests,
     "small": solves.small_contests,
+    "gradients": gradients.contests,
+    "phase": gradients.phase_contests,
     "merging": solves.merging_contests,
     "stiff": solves.stiff_contests,
     "spectral": evaluations.spectral_contests,

@@ -259,9 +259,16 @@ def small_contests(settings: Settings) -> list[Contest]:
     until, members = settings.size(50.0, 5.0), settings.size(1000, 8)
     one = cache(lambda: Truth(uniform(TOKENS, 3, settings.seed), SMALL_BETA, until))
     many = cache(lambda: Truth(uniform(TOKENS, 3, settings.seed, ensemble=members), SMALL_BETA, until))
+    middle = cache(lambda: Truth(uniform(64, 3, settings.seed), 4.0, until / 10))
     where = f"n={TOKENS}, beta={SMALL_BETA:g}, T={until:g}"
     return [
         solve_contest("small", f"small solve, {where}", one, {"diffrax Tsit5, warm": (diffrax_tsit5, 1.0)}),
+        solve_contest(
+            "small",
+            f"small solve, n=64, beta=4, T={until / 10:g}",
+            middle,
+            {"diffrax Tsit5, warm": (diffrax_tsit5, 2.0)},
+        ),
         solve_contest(
             "small", f"{members} small solves, {where}", many, {"diffrax Tsit5, vmapped": (diffrax_tsit5, 2.0)}
         ),
