@@ -241,6 +241,33 @@ def cosine(tokens: Tokens, law: Law | None = None, space: Space | None = None) -
     return safe_quotient(pairs, pair_mass(tokens), 1.0).clamp(-1.0, 1.0)
 
 
+NARROW, STATES = 8, 1024  # dimension up to which states are stored side by side, and how many at once
+
+
+def _count_close(points: Tensor, threshold: float) -> Tensor | None:
+    """Number of pairs (S,) of different tokens (S, n, d) with a cosine above ``threshold``; None if squares leave the range of floats.
+
+    States are the last axis of all products, which torch computes faster than products of many small matrices.
+    """
+    found, tiny = [], torch.finfo(points.dtype).tiny ** 0.5
+    for part in points.split(STATES):
+        x = part.permute(2, 1, 0).contiguous()
+        square = x[0] * x[0]
+        for row in x[1:]:
+            square.addcmul_(row, row)
+        if not bool(((square > tiny) & (square < 1.0 / tiny)).all()):
+            return None
+        x /= square.sqrt_()
+        count = x.new_zeros(x.shape[-1])
+        for i in range(x.shape[1] - 1):
+            cosine = x[0, i] * x[0, i + 1 :]
+            for row in x[1:]:
+                cosine.addcmul_(row[i], row[i + 1 :])
+            count += cosine.gt_(threshold).sum(0)
+        found.append(count)
+    return torch.cat(found) if found else points.new_zeros(0)
+
+
 @observable
 def pair_fraction(
     tokens: Tokens, law: Law | None = None, space: Space | None = None, *, threshold: float = 0.999
@@ -252,7 +279,12 @@ def pair_fraction(
     """
     if not -1.0 <= threshold <= 1.0:
         raise InputError(f"the threshold of a cosine lies between -1 and 1, got {threshold}")
-    units, n = unit_directions(tokens, space).reshape(-1, tokens.n, tokens.dim), tokens.n
+    n = tokens.n
+    if tokens.masses is None and n > 1 and tokens.dim <= NARROW:
+        found = _count_close(to_isometric(tokens.points.detach(), space).reshape(-1, n, tokens.dim), threshold)
+        if found is not None:
+            return (2.0 * found / (n * (n - 1))).reshape(tokens.batch_shape)
+    units = unit_directions(tokens, space).reshape(-1, n, tokens.dim)
     weights = None if tokens.masses is None else tokens.masses.expand(*tokens.batch_shape, n).reshape(-1, n)
     found, height = torch.zeros_like(units[:, 0, 0]), max(1, min(n, PAIRS // n))
     step = max(1, PAIRS // (n * height))
