@@ -137,6 +137,7 @@ CONTESTS: dict[str, Callable[[Settings], list[Contest]]] = {
     "phase": gradients.phase_contests,
     "merging": solves.merging_contests,
     "stiff": solves.stiff_contests,
+    "noise": solves.noise_contests,
     "spectral": evaluations.spectral_contests,
     "ensembles": evaluations.ensemble_contests,
     "processes": processes.contests,

@@ -409,3 +409,77 @@ def stiff_contests(settings: Settings) -> list[Contest]:
             (f"stiff, causal, beta=500, n={TOKENS}, T={causal:g}", curved),
         )
     ]
+
+
+NOISE, NOISE_BETA, NOISE_STEP = 0.05, 4.0, 0.01
+LEAST_NOISY = 20.0  # times as fast as a loop in PyTorch
+
+
+def plain_velocity(x: Tensor) -> Tensor:
+    """Softmax attention on the unit sphere, as one writes it in PyTorch."""
+    velocity = torch.softmax(NOISE_BETA * x @ x.mT, -1) @ x
+    return velocity - x * (velocity * x).sum(-1, keepdim=True)
+
+
+def plain_retract(y: Tensor) -> Tensor:
+    return y / torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+
+
+def plain_euler(x: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(x.shape, dtype=x.dtype, generator=generator)
+    return plain_retract(x + NOISE_STEP * plain_velocity(x) + (2 * NOISE * NOISE_STEP) ** 0.5 * noise)
+
+
+def plain_strang2(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The method of ``flow`` in PyTorch."""
+
+    def half(x: Tensor) -> Tensor:
+        slope = plain_velocity(x)
+        return plain_retract(x + NOISE_STEP / 4 * (slope + plain_velocity(plain_retract(x + NOISE_STEP / 2 * slope))))
+
+    x = half(x)
+    noise = torch.randn(x.shape, dtype=x.dtype, generator=generator)
+    factor = 1 - (x.shape[-1] - 2) * NOISE * NOISE_STEP / 3
+    move = (2 * NOISE * NOISE_STEP * factor) ** 0.5 * (noise - x * (noise * x).sum(-1, keepdim=True))
+    turn = torch.linalg.vector_norm(move, dim=-1, keepdim=True)
+    return half(x * turn.cos() + move * torch.sinc(turn / torch.pi))
+
+
+def noise_contests(settings: Settings) -> list[Contest]:
+    """Ensembles with noise against loops in PyTorch. Paths differ, so that errors are those of the mean cosine over members."""
+    members, n, steps = settings.size(20000, 200), settings.size(32, 8), settings.size(20, 5)
+    points = cache(lambda: uniform(n, 3, settings.seed, ensemble=members))
+
+    def own(method: str) -> Ready:
+        from attractor.laws import Attention
+        from attractor.solvers import Noise, flow
+        from attractor.spaces import Sphere
+        from attractor.states import Tokens
+
+        law, tokens, until = Attention.isotropic(3, NOISE_BETA), Tokens(points()), NOISE_STEP * steps
+        options = {"space": Sphere(), "noise": Noise(NOISE, seed=settings.seed), "method": method, "step": NOISE_STEP}
+        return Ready(lambda: flow(law, tokens, until=until, save=[until], **options).points[-1], {"method": method})  # type: ignore[arg-type]
+
+    def plain(step: Callable[[Tensor, torch.Generator], Tensor]) -> Ready:
+        def loop() -> Tensor:
+            x, generator = points(), torch.Generator().manual_seed(settings.seed)
+            for _ in range(steps):
+                x = step(x, generator)
+            return x
+
+        return Ready(loop, {})
+
+    def order(x: Tensor) -> float:
+        return float((x.mean(-2) ** 2).sum(-1).mean())
+
+    return [
+        Contest(
+            group="noise",
+            name=f"{members} systems of {n} tokens with noise, {steps} steps of {method}",
+            ours=Contender("attractor flow", lambda method=method: own(method)),
+            peers=(Contender("PyTorch loop", lambda step=step: plain(step), LEAST_NOISY),),
+            error=lambda result, step=step: abs(order(as_tensor(result)) - order(plain(step).call())),
+            tolerance=0.02,
+        )
+        for method, step in (("euler", plain_euler), ("strang2", plain_strang2))
+    ]

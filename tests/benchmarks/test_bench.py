@@ -75,6 +75,7 @@ def test_the_table_of_targets_is_all_there() -> None:
         "small": [1.0, 2.0],
         "merging": [8.0],
         "stiff": [],
+        "noise": [20.0, 20.0],
         "spectral": [15.0],
         "ensembles": [5.0, 5.0],
         "processes": [1.9],
@@ -225,3 +226,10 @@ def test_a_worker_alone(tmp_path: Path) -> None:
     assert result["points"].shape == (16, 3)
     with pytest.raises(RuntimeError, match="the worker ended with code"):
         processes.one([*options, "--no-such-option"])()
+
+
+def test_noise_rows_agree_with_a_loop_in_pytorch(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run([*QUICK, "--rows", "noise", "--json"]) == 0
+    report = json.loads(capfd.readouterr().out, parse_constant=no_number)
+    for contest in report["contests"]:
+        assert {entry["status"] for entry in contest["contenders"]} == {"timed"}
