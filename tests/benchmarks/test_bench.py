@@ -72,7 +72,9 @@ def test_the_table_of_targets_is_all_there() -> None:
     assert ratios == {
         "evaluation": [8.0, 25.0, 4.0, 4.5, 15.0, 3.5, 1.2, 1.4],
         "solves": [10.0, 15.0, 2.5] * 4,
-        "small": [1.0, 2.0],
+        "small": [1.0, 2.0, 2.0],
+        "gradients": [3.0, 3.0],
+        "phase": [],
         "merging": [8.0],
         "stiff": [],
         "noise": [20.0, 20.0],
