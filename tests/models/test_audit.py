@@ -16,7 +16,7 @@ import torch
 from small_models import random_model
 
 import attractor as at
-from attractor.errors import CheckpointError
+from attractor.errors import CheckpointError, InputError
 from attractor.models.families.llama import Llama
 from attractor.weights.quantities import NAMES, QUANTITIES
 
@@ -345,3 +345,25 @@ def test_wide_heads_with_dependent_rows_are_factorised(tmp_path: Path, monkeypat
     for row, other in zip(found.heads, at.audit(opened, nulls=4, detail="full", verify=False).heads, strict=True):
         for name in NAMES:
             assert row.quantities[name] == pytest.approx(other.quantities[name], rel=1e-7, abs=1e-8)
+
+
+def test_layers_that_do_not_exist_are_rejected() -> None:
+    model = random_model("GPT-2")
+    for layers, message in (
+        ([-1], "not -1"),
+        ([2], "layers 0 to 1, not 2"),
+        (-1, "list of layer numbers"),
+        ([], "list of"),
+    ):
+        with pytest.raises(InputError, match=message):
+            at.audit(model, layers=layers)  # type: ignore[arg-type]
+    assert {head.layer for head in at.audit(model, layers=[1], nulls=0).heads} == {1}
+
+
+def test_the_precision_of_an_audit() -> None:
+    model = random_model("GPT-2")
+    double, single = (at.audit(model, nulls=0, dtype=name) for name in ("float64", "float32"))
+    columns = ([head.quantities["value_radius"] for head in found.heads] for found in (double, single))
+    np.testing.assert_allclose(*columns, rtol=1e-4)
+    with pytest.raises(InputError, match="float64 or float32"):
+        at.audit(model, dtype="bfloat16")

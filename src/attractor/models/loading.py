@@ -173,7 +173,7 @@ def keep_layers(checkpoint: Checkpoint, count: int | None) -> Checkpoint:
         raise UnsupportedError(
             f"the layers of {checkpoint.name} depend on each other, so no part can be taken"
         ) from None
-    note = f"only the first {count} layer{'s' * (count != 1)} of {max(depths.values())} were taken"
+    note = f"only the first {count} of {max(depths.values())} layers were taken"
     return replace(checkpoint, config=shorter, notes=(*checkpoint.notes, note))
 
 

@@ -91,7 +91,7 @@ class Session:
     def explain(self, found: Measurements, attention: bool) -> tuple[str, ...]:
         """How blocks were found, for a model without a family that has run, and which of them have no attention weights."""
         if not self.structural:
-            return ()
+            return tuple(note for note in self.checkpoint.notes if note.startswith("only the first"))
         notes = [note for _, notes in self.chains.values() for note in notes]
         count = len(found.blocks["displacement"])
         lost = count - int((~found.heads["self_weight"].isnan()).any(-1).sum()) if found.heads else count
