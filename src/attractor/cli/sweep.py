@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -351,6 +351,7 @@ class CommandSystem:
     words: tuple[str, ...]
     names: tuple[str, ...]
     seeded: bool
+    measures: ClassVar[bool] = True  # returns numbers
 
     @property
     def identity(self) -> dict[str, str]:

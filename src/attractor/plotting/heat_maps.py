@@ -120,7 +120,10 @@ def draw_heat_maps(
         from matplotlib.colors import LogNorm, Normalize
 
         norm = LogNorm(low, high) if low > 0 and high > 200 * low else Normalize(low, high)
-        grid = Grid.of(len(maps), 1.5, left=0.55, gap=0.5, right=BAR + 0.1)
+        right = BAR + 0.1
+        rows = Grid.of(len(maps), 1.5, left=0.55, gap=0.5, right=right).rows
+        # rows of about the same length
+        grid = Grid.of(len(maps), 1.5, left=0.55, gap=0.5, right=right, most=-(-len(maps) // rows))
         tall = min(grid.wide, 2.6)
         page = StaticFigure(title, caption, grid.rows * (tall + ABOVE + BELOW))
         drawn = None

@@ -151,6 +151,8 @@ def sweep(
     """
     arrow()
     axes, listed = (read_axes(over), None) if isinstance(over, Mapping) else read_cells(over)
+    if refine and shard is not None:
+        raise InputError("refine needs the results of all cells: refine in a run without a shard")
     if isinstance(refine, bool) or not isinstance(refine, int) or refine < 0:
         raise InputError(f"refine is a number of rounds, got {refine!r}")
     starts = _positive(starts, "starts")
@@ -305,6 +307,8 @@ class _Driver:
         self.listed = None if listed is None else [make_cell(values, self.identity) for values in listed]
         self.failed = 0
         self.lost: list[str] = []
+        self.measures = bool(getattr(experiment.make, "measures", False))  # whether the system returns numbers
+        self.probes: list[tuple[int, float, float]] = []
         self.binary: list[str] = []  # observables that are True or False
 
     def replace_cells(self, over: Sequence[Mapping[str, Value]]) -> None:
@@ -321,13 +325,17 @@ class _Driver:
 
     def check(self) -> None:
         """Raise if the first cells that can be built cannot be measured; a cell that cannot be built costs only itself."""
-        first = self._first_cell()
+        if self.measures:  # whatever a cell costs, it is not computed for a check
+            return
+        began = time.perf_counter()
         try:
             with one_thread():
-                system = self.experiment.build(Request(first, 0, 1))
+                system = self.experiment.build(Request(self._first_cell(), 0, 1))
         except Exception:  # counted as a failed cell
             return
-        if isinstance(system, System):
+        if not isinstance(system, System):
+            self.measures, self.probes = True, [(0, time.perf_counter() - began, 8.0 * max(1, len(system[0])))]
+        else:
             self.binary = _check_observables(self.experiment, system)
 
     def begin(self) -> None:
@@ -374,7 +382,7 @@ class _Driver:
     def _samples(self, cells: Iterator[Cell]) -> list[dict[str, Any]]:
         """Checksums of the systems of some cells, which tell whether a function that makes them has changed."""
         found = []
-        for cell in cells:
+        for cell in () if self.measures else cells:
             try:
                 with one_thread():
                     checksum = digest_system(self.experiment.build(Request(cell, 0, 1)))
@@ -444,7 +452,7 @@ class _Driver:
     def _is_numeric(self, axis: str) -> bool:
         """Whether systems of different values of an axis can be integrated as one ensemble."""
         values = self.axes[axis]
-        if len(values) == 1:
+        if len(values) == 1 or self.measures:
             return True
         found = []
         for value in (values[0], values[-1]):
@@ -463,12 +471,14 @@ class _Driver:
 
     def measure(self, todo: Sequence[Work]) -> list[tuple[int, float, float]]:
         """Seconds per run (and bytes of its values) of a few requests that are spread over the list: (place, seconds, bytes)."""
-        count = min(PROBES, len(todo))
+        if self.probes:
+            return self.probes
+        count = 1 if self.measures else min(PROBES, len(todo))
         places = sorted({round(k * (len(todo) - 1) / max(1, count - 1)) for k in range(count)})
         began, found = time.perf_counter(), []
         for place in [places[len(places) // 2], *places[: len(places) // 2], *places[len(places) // 2 + 1 :]]:
             names, request = todo[place]
-            runs = min(request.count, PROBE_STARTS)
+            runs = 1 if self.measures else min(request.count, PROBE_STARTS)
             experiment = replace(self.experiment, observe={name: self.experiment.observe[name] for name in names})
             before = time.perf_counter()
             row = compute(experiment, [Request(request.cell, request.first, runs)])[0]
