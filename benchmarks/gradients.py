@@ -47,8 +47,8 @@ def ours(x: Tensor, **options: Any) -> Solve:
     def solve(rtol: float) -> Tensor:
         query = (RULE * eye).requires_grad_()
         law = Attention(query, RULE * eye, eye)
-        asked = {"until": UNTIL, "save": [], "stop": (), "rtol": rtol, "atol": 0.01 * rtol, **options}
-        end = flow(law, tokens, space=Sphere(), **asked).final.points
+        asked = {"until": UNTIL, "save": [UNTIL], "stop": (), "rtol": rtol, "atol": 0.01 * rtol, **options}
+        end = flow(law, tokens, space=Sphere(), **asked).points[-1]
         return torch.autograd.grad((end[:, 0] ** 2).sum(), query)[0]
 
     return solve

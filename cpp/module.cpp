@@ -296,6 +296,8 @@ int64_t find_pairs(nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::devi
 
 NB_MODULE(_kernels, module) {
     module.doc() = "Compiled kernels; attractor.engines.fused and attractor.engines.spectral call them.";
+    // a graph of autograd that is alive at exit holds the record of its run
+    nb::set_leak_warnings(false);
     using attractor::Numbers;
     nb::class_<attractor::Forward>(module, "Forward")
         .def(nb::init<const std::string&, bool, int, const Numbers&, const Numbers&, int, bool, int64_t, bool, int64_t,

@@ -42,7 +42,7 @@ RULES = (Consensus, Collapse, Steady)
 MAX_DIM = 32  # of tokens and of heads: above, matrix products dominate, and libraries are faster
 SMALLEST, LARGEST = 1e-100, 1e100  # size of a space
 MAX_TOKENS = 1024  # of a system: above, the time of the loop in Python is negligible
-MAX_DIFFERENTIABLE = 16384  # of a system whose gradients are needed: autograd would record every evaluation
+MAX_DIFFERENTIABLE = 4096  # of a system whose gradients are needed: autograd would keep the arrays of every evaluation
 
 
 def is_supported(plan: Plan, y: Tensor) -> bool:
