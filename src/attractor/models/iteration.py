@@ -296,6 +296,7 @@ class Run:
             self.checkpoint = open_checkpoint(self.model)
         else:
             self.model, self.checkpoint = load_model(opened, protocol.dtype, opened.device), opened
+            choose_run(opened, None, protocol.dtype if opened.model is not None else None)
         self.unembedding = read_unembedding(opened, self.model, fresh) if decode else None
         self.reader = None if self.unembedding is None else self.unembedding[1]
         self.layers = opened.stacks[stack]
@@ -515,8 +516,7 @@ def iterate(
     read = read_prompts(
         opened, prompts, random_prompts, prompt_tokens, protocol.seed, tokenizer, max_tokens, bool(wanted)
     )
-    fresh = protocol.random or protocol.redraw  # weights are then drawn, whatever the precision of the model
-    place, _ = choose_run(opened, device, None if fresh else protocol.dtype)
+    place, _ = choose_run(opened, device, None)
     opened = replace(keep_layers(opened, layers), device=place)
     run = Run(opened, chosen, protocol, read, wanted, request)  # reads files, so before the switch to float64
     with torch.no_grad(), use_float64() if exact else nullcontext():
