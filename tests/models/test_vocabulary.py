@@ -160,3 +160,18 @@ def test_weights_are_found_by_their_name(tmp_path: Path) -> None:
     torch.save({"state": torch.zeros(1)}, tmp_path / "optimizer.pt")
     with pytest.raises(CheckpointError, match="holds no weights"):
         at.checkpoint(tmp_path)
+
+
+def test_texts_begin_with_the_token_that_a_gguf_file_demands() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from attractor.models.loading import _begin_texts
+
+    made = Tokenizer(models.WordLevel({"[UNK]": 0, "<bos>": 1, "a": 2, "b": 3}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<bos>")
+    assert tokenizer("a b")["input_ids"] == [2, 3]
+    for _ in range(2):  # the second time it is there already
+        _begin_texts(tokenizer, 1)
+        assert tokenizer("a b")["input_ids"] == [1, 2, 3]

@@ -297,7 +297,7 @@ KINDS = (
         "norm_growth",
         "token_norm",
         100.0,
-        "tokens are {value:.3g} times as long after the last block as before the first",
+        "tokens are {value:,.0f} times as long after the last block as before the first",
         "tokens become much longer along depth; late blocks change their directions less and less",
         _growth,
         of="model",

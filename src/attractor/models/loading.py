@@ -329,12 +329,26 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     try:
         with silence_transformers():
             folder = place.parent if place.is_file() else place
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+            found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+            if isinstance(tensors, GGUFTensors) and tensors.field("tokenizer.ggml.add_bos_token", False):
+                _begin_texts(found, int(tensors.field("tokenizer.ggml.bos_token_id")))
+            return found
     except Exception as error:
         reason = " ".join(str(error).split()).split(". ")[0]
         raise CheckpointError(
             f"{checkpoint.name} has no tokenizer that can be read ({reason}); put its files there, or give token ids from Python"
         ) from None
+
+
+def _begin_texts(tokenizer: Any, first: int) -> None:
+    """Let every text begin with the token that a GGUF file demands, which transformers leaves out."""
+    from tokenizers.processors import TemplateProcessing
+
+    if tokenizer("a")["input_ids"][:1] != [first]:
+        name = tokenizer.convert_ids_to_tokens(first)
+        single, pair = f"{name} $A", f"{name} $A {name}:1 $B:1"
+        made = TemplateProcessing(single=single, pair=pair, special_tokens=[(name, first)])
+        tokenizer.backend_tokenizer.post_processor = made
 
 
 def tokenizer_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
