@@ -149,7 +149,7 @@ SAME: dict[str, Run] = {
 ELSEWHERE = {  # tested in the other files of this folder
     "--out", "--resume", "--plot", "--report", "--clock", "--density",
     "--member", "--width", "--observe", "--json", "--quiet", "--progress",
-    "--debug", "--help",
+    "--debug", "--help", "--noise", "--common-noise", "--noise-kind", "--noise-seed", "--redrawn",
 }  # fmt: skip
 
 
