@@ -273,17 +273,17 @@ PLACEMENTS = {"none": 0, "pre": 2, "post": 2, "peri": 4, "ngpt": 4, "sqrt": 2, "
 class Block(CompositeLaw):
     r"""A real block, as a law and as a discrete layer. With attention a, feed-forward f and norms N:
 
-    =========  ==========================================  ==============================================
-    placement  layer, attention part (f likewise)          velocity
-    =========  ==========================================  ==============================================
-    none       :math:`x + h\,a(x)`                         :math:`a(x) + f(x)`
-    pre        :math:`x + h\,a(N_1 x)`                     :math:`a(N_1 x) + f(N_2 x)`
-    post       :math:`N_1(x + h\,a(x))`                    the tangent part of a + f on the image of N
-    peri       :math:`x + h\,N_3(a(N_1 x))`                :math:`N_3(a(N_1 x)) + N_4(f(N_2 x))`
-    ngpt       :math:`N_1(x + h\alpha(N_3(a(x)) - x))`     the tangent part of :math:`\alpha(N_3 a + N_4 f)`
-    sqrt       :math:`N_1(x + h\,a(x)/\sqrt{1+t})`         the tangent part of :math:`(a + f)/\sqrt{1+t}`
-    mix        post before the time :math:`\tau`, then pre  the same
-    =========  ==========================================  ==============================================
+    =========  ============================================  ==============================================
+    placement  layer, attention part (f likewise)            velocity
+    =========  ============================================  ==============================================
+    none       :math:`x + h\,a(x)`                           :math:`a(x) + f(x)`
+    pre        :math:`x + h\,a(N_1 x)`                       :math:`a(N_1 x) + f(N_2 x)`
+    post       :math:`N_1(x + h\,a(x))`                      the tangent part of a + f on the image of N
+    peri       :math:`x + h\,N_3(a(N_1 x))`                  :math:`N_3(a(N_1 x)) + N_4(f(N_2 x))`
+    ngpt       :math:`N_1(x + h\alpha(N_3(a(x)) - x))`       the tangent part of :math:`\alpha(N_3 a + N_4 f)`
+    sqrt       :math:`N_1(x + h\,a(x)/\sqrt{1+t})`           the tangent part of :math:`(a + f)/\sqrt{1+t}`
+    mix        post before the time :math:`\tau`, then pre   the same
+    =========  ============================================  ==============================================
 
     ``placement`` "ngpt:0.3" has :math:`\alpha = 0.3` (1 without a number), "mix:12" has :math:`\tau = 12`; t is the time at the start
     of the layer. [karagodin2025normalization] compares these placements. ``norms`` are (N1, N2) or, for peri and ngpt, (N1, N2, N3, N4);
