@@ -47,10 +47,12 @@ from attractor.laws import (
     Window,
     list_kernels,
 )
+from attractor.laws.blocks import EquiangularNorm, SpanNorm
 from attractor.laws.closure import Closure
+from attractor.laws.equiangular import EquiangularAttention
 from attractor.serialization import Record, citations, decode, encode, tensors, to_frame
 from attractor.spaces import Ellipsoid, Euclidean, Sphere
-from attractor.states import Gaussian, Tokens
+from attractor.states import Density, Equiangular, Gaussian, Tokens
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
@@ -121,6 +123,11 @@ RECORDS: dict[str, Record] = {
     "plain tokens": Tokens(draw(3, 4)),
     "single tokens": Tokens(draw(3, 4), dtype=torch.float32),
     "gaussian": Gaussian(draw(3), np.eye(3)),
+    "density": Density.from_modes([0.2, 0.1j], size=24),
+    "equiangular": Equiangular([0.1, -0.2], 5, 2.0),
+    "equiangular attention": EquiangularAttention(attention(), 5),
+    "equiangular norm": EquiangularNorm(n=3, size=4),
+    "norm in a subspace": SpanNorm(direction=torch.tensor([1.0, 0.0])),
     "attention": attention(),
     "full attention": Attention(
         *(draw(2, 2, 4, seed=seed) for seed in range(3)),

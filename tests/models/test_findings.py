@@ -71,7 +71,7 @@ def plant_entropy_collapse(model: Any) -> None:
     """Queries and keys of head 0 in layer 2 are scaled until every token attends to a single key."""
     for part in (0, 1):
         weight, columns = head_columns(model, 2, 0, part)
-        weight.data[:, columns] *= 12.0
+        weight.data[:, columns] *= 30.0
 
 
 def plant_dead_head(model: Any) -> None:

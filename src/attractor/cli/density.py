@@ -211,12 +211,7 @@ def predict(law: Law | None, noise: float) -> dict[str, Any] | None:
     from attractor.laws import Attention
     from attractor.meanfield import critical_noise, mode_growth
 
-    if (
-        not isinstance(law, Attention)
-        or law.beta is None
-        or law.beta <= 0
-        or law.kernel.name not in ("softmax", "exponential")
-    ):
+    if not isinstance(law, Attention) or law.beta is None or law.beta <= 0:
         return None
     try:
         rates = mode_growth(law.beta, noise, count=int(3 * law.beta**0.5) + 10, kernel=law.kernel.name)

@@ -419,7 +419,7 @@ def invariant_log_density(law: Law, tokens: Tokens, noise: Any) -> Tensor:
     if not bool((strengths > 0).all()):
         raise InputError("an invariant density needs a positive strength of noise")
     gram = tokens.points @ tokens.points.mT
-    if law.kernel.name == "exponential":
+    if _kind(law) == "exponential":
         products = strengths * masses
         if bool((products - products[..., :1]).abs().max() > 1e-12 * products.abs().max()):
             raise UnsupportedError(
@@ -427,7 +427,7 @@ def invariant_log_density(law: Law, tokens: Tokens, noise: Any) -> Tensor:
             )
         pairs = masses.unsqueeze(-1) * masses.unsqueeze(-2) * (beta * gram).exp()
         return pairs.sum((-2, -1)) / (2.0 * beta * products[..., 0])
-    if law.kernel.name != "softmax":
+    if _kind(law) != "softmax":
         raise UnsupportedError(f"no invariant density is known for the {law.kernel.name} kernel")
     if tokens.n != 2:
         raise UnsupportedError(
@@ -437,6 +437,11 @@ def invariant_log_density(law: Law, tokens: Tokens, noise: Any) -> Tensor:
         raise UnsupportedError("the invariant density of two tokens under softmax is known for equal strengths")
     partition = (masses.unsqueeze(-2) * (beta * (gram - 1.0)).exp()).sum(-1)
     return partition.log().sum(-1) / (2.0 * beta * float(strengths[0]))
+
+
+def _kind(law: Attention) -> str | None:
+    """How weights follow from inner products of queries and keys; None for kernels of other scores."""
+    return law.kernel.mode if law.kernel.bilinear else None
 
 
 def _isotropic_beta(law: Law, what: str) -> float:
@@ -468,7 +473,7 @@ def free_energy(law: Law, density: Density, noise: float) -> np.ndarray:
         raise InputError(f"a free energy is that of a Density, got {type(density).__name__}")
     beta = _isotropic_beta(law, "a free energy")
     assert isinstance(law, Attention)
-    if law.kernel.name != "exponential":
+    if _kind(law) != "exponential":
         raise UnsupportedError(f"a free energy is known for the exponential kernel, not for {law.kernel.name}")
     orders = np.arange(density.order + 1)
     weights = np.where(orders == 0, 1.0, 2.0) * iv(orders, beta)
