@@ -42,6 +42,7 @@ def sample_turned(rng: Rng) -> Case:
 
 
 def move(case: Case) -> Trajectory:
+    assert case.state is not None
     return flow(case.law, case.state, space=case.space, until=case.horizon, **case.options)
 
 
