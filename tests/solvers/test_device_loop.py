@@ -191,23 +191,38 @@ def test_interrupted_runs_resume_to_the_same_bits(
         assert run.stats.merges == whole.stats.merges
 
 
-def test_plans_that_other_loops_take(emulated: EmulatedDevice) -> None:
-    points = at.Tokens.uniform(6, 3, seed=2, ensemble=2)
-    law = at.Attention.isotropic(3, 1.0)
-    for options in (
+@pytest.mark.parametrize(
+    "options",
+    [
         {"method": "rk4", "step": 0.1},
-        {"method": "radau"},
+        {"method": "radau5"},
         {"engine": "reference"},
-        {"stop": (lambda run: False,)},
-    ):
-        try:
-            run = at.flow(law, points, space="sphere", until=1.0, **options)
-        except at.AttractorError:
-            continue
-        assert "device" not in run.stats.engine
-    wide = at.Tokens.uniform(4, device_loop.MAX_DIM + 1, seed=2)
-    law = at.Attention.isotropic(device_loop.MAX_DIM + 1, 1.0)
-    assert "device" not in at.flow(law, wide, space="sphere", until=1.0).stats.engine
+        {"events": [at.Event(lambda tokens, time: 0.5 - time)]},
+    ],
+    ids=["fixed steps", "implicit", "engine", "event"],
+)
+def test_plans_that_other_loops_take(options: dict[str, Any], emulated: EmulatedDevice) -> None:
+    tokens = at.Tokens.uniform(6, 3, seed=2, ensemble=2)
+    run = at.flow(at.Attention.isotropic(3, 1.0), tokens, space="sphere", until=1.0, **options)
+    assert "device" not in run.stats.engine
+    assert not emulated.launches
+
+
+def test_systems_that_other_loops_take(emulated: EmulatedDevice) -> None:
+    for n, dim in ((4, device_loop.MAX_DIM + 1), (device_loop.MAX_TOKENS + 1, 2)):
+        law = at.Attention.isotropic(dim, 1.0)
+        assert "device" not in at.flow(law, at.Tokens.uniform(n, dim), space="sphere", until=0.1).stats.engine
+    law = at.Attention.isotropic(3, 1.0, positions=at.Rotary(dim=2))
+    assert "device" not in at.flow(law, at.Tokens.uniform(4, 3), space="sphere", until=0.1).stats.engine
+
+
+def test_gradients_take_another_loop(emulated: EmulatedDevice) -> None:
+    points = at.Tokens.uniform(5, 3, seed=2).points.requires_grad_()
+    run = at.flow(at.Attention.isotropic(3, 1.0), at.Tokens(points), space="sphere", until=1.0)
+    assert "device" not in run.stats.engine
+    run.final.points.sum().backward()
+    assert points.grad is not None
+    assert points.grad.abs().max() > 0
 
 
 def test_parameters_changed_in_place_are_seen(emulated: EmulatedDevice) -> None:

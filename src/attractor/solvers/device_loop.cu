@@ -5,7 +5,7 @@
 //   D, E                 dimensions of tokens and of heads (E only where keys are not the tokens)
 //   MODE                 0 softmax, 1 exponential, 2 sigmoid, 3 linear
 //   FEATURES             whether queries and keys are projected; otherwise scores are <x_i, P x_j> with P = K'Q and keys are the tokens
-//   SQUARED, ROTARY      scores are minus squared distances; queries and keys are rotated
+//   SQUARED              scores are minus squared distances
 //   CAUSAL, WINDOWED, SKIP_SELF, WEIGHTED (masses differ), MATRICES (values are matrices, not numbers)
 //   SPACE                0 Euclidean, 1 sphere, 2 ellipsoid
 //   SHIFTED              whether scores may be too large for a common shift, so that the largest one is computed first
@@ -64,7 +64,7 @@ enum Rule { consensus_rule = 0, collapse_rule = 1, steady_rule = 2 };
 struct Run {
     Long members, columns, saves, attempts, interaction_stride, value_stride, mass_stride;
     REAL *y, *f, *anchor, *inside, *saved, *masses, *near_anchor;
-    const REAL *interaction, *query, *key, *value, *shifts, *matrix, *cosine, *sine;
+    const REAL *interaction, *query, *key, *value, *shifts, *matrix;
     double *state, *totals, *log;  // the log has time, two nodes and mass (4, members, width)
     int *row_of, *node_of;
     REAL *workspace, *partials;  // of a grid: what else is in shared memory, and results of blocks
@@ -298,15 +298,6 @@ struct System {
         return CAUSAL && i + 1 < end ? i + 1 : end;
     }
 
-    // Rotate consecutive pairs of features by the angles of the token's position.
-    DEVICE void rotate(REAL* features) const {
-        for (int pair = 0; pair + 1 < E; pair += 2) {
-            const REAL c = run.cosine[i * (E / 2) + pair / 2], s = run.sine[i * (E / 2) + pair / 2];
-            const REAL one = features[pair], two = features[pair + 1];
-            features[pair] = c * one - s * two, features[pair + 1] = s * one + c * two;
-        }
-    }
-
     // The velocity of the token in coordinates of the ambient space, at y outside or on the space.
     DEVICE Vector field(const Vector& y) {
         Vector x = y, total;
@@ -339,7 +330,6 @@ struct System {
         const REAL* Q = run.query + row * run.interaction_stride + head * E * D;
         const REAL* K = run.key + row * run.interaction_stride + head * E * D;
         for (int e = 0; e < E; e++) query[e] = dot(Q + e * D, x.v), key[e] = dot(K + e * D, x.v);
-        if (ROTARY && mine()) rotate(query), rotate(key);
         REAL offset = WEIGHTED && MODE == 0 ? mass_bias() : (REAL)0;
         if (SQUARED) {
             // -|q - k|^2 = 2 <q - c, k - c> - |k - c|^2 up to a term of the query, with the first key c

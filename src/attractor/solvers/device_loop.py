@@ -67,10 +67,7 @@ class Run(ctypes.Structure):
         [(name, ctypes.c_int64) for name in ("members", "columns", "saves", "attempts")]
         + [(name, ctypes.c_int64) for name in ("interaction_stride", "value_stride", "mass_stride")]
         + [(name, ctypes.c_void_p) for name in ("y", "f", "anchor", "inside", "saved", "masses", "near_anchor")]
-        + [
-            (name, ctypes.c_void_p)
-            for name in ("interaction", "query", "key", "value", "shifts", "matrix", "cosine", "sine")
-        ]
+        + [(name, ctypes.c_void_p) for name in ("interaction", "query", "key", "value", "shifts", "matrix")]
         + [(name, ctypes.c_void_p) for name in ("state", "totals", "log", "row_of", "node_of")]
         + [(name, ctypes.c_void_p) for name in ("workspace", "partials", "arrived", "save_times")]
         + [(name, ctypes.c_int) for name in ("width", "n", "heads", "window", "fresh", "named_times")]
@@ -232,6 +229,7 @@ def is_supported(plan: Plan, y: Tensor, positions: Tensor | None = None) -> bool
         and not backend.reason
         and y.dtype in CALM
         and plan.adaptive
+        and not plan.differentiable
         and plan.stepper.coefficients is not None
         and not plan.events
         and n <= (MAX_GRID_TOKENS if len(y) == 1 and backend.grid(y.device, y.dtype)[0] else MAX_TOKENS)
@@ -301,7 +299,7 @@ def _board_bytes(y: Tensor) -> int:
     return width * (2 * dim + 3) * y.element_size() + 8 * (width + 2)
 
 
-def _parameters(law: Attention, plan: Plan, y: Tensor, skip_self: bool) -> Parameters:
+def _parameters(law: Attention, plan: Plan, y: Tensor) -> Parameters:
     """The parameters of a law on the device; those of the last laws are kept."""
     space = plan.space
     versions = tuple(tensor_version(part) for part in (law.query, law.key, law.value))
@@ -348,7 +346,6 @@ def _make_parameters(law: Attention, plan: Plan, y: Tensor) -> Parameters:
         "E": query.shape[2],
         "FEATURES": int(features),
         "SQUARED": int(features),
-        "ROTARY": 0,
         "MATRICES": int(scalars is None),
     }
     return Parameters(arrays, strides, tuple(macros.items()), bound)
@@ -404,7 +401,7 @@ class DeviceLoop:
         assert isinstance(law, Attention)
         assert isinstance(plan.stepper, RungeKutta)
         fresh = not run.h.any()
-        parameters = _parameters(law, plan, run.y, run.field.skip_self)
+        parameters = _parameters(law, plan, run.y)
         y = run.y.clone(memory_format=torch.contiguous_format)
         f = torch.empty_like(y) if fresh else run.f.clone(memory_format=torch.contiguous_format)
         merges = None if merger is None else DeviceMerges(merger, y)
