@@ -129,3 +129,18 @@ def test_axes_of_numbers_and_texts(x: list[Any], tmp_path: Path) -> None:
     one = HeatMap(x, [0.0, 1.0], values, values - 1, values + 1, levels=(2.5,))
     path = draw_heat_maps([one], ("x", "y"), "value", tmp_path / "map.svg", title="Map", caption="Caption.")
     assert re.search(r"<svg", Path(path).read_text(encoding="utf-8"))
+
+
+def test_predictions_and_outcomes_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
+    def make(beta: float, dim: int) -> tuple[at.Law, at.Tokens, at.Space]:
+        return at.Attention.isotropic(dim, beta), at.Tokens.uniform(4, dim), at.Sphere()
+
+    found = at.sweep(
+        make, over={"beta": [1.0, 4.0], "dim": [2, 3]}, until=1.0, observe=["clusters"], folder=tmp_path / "s"
+    )
+    with pytest.raises(InputError, match="did you mean 'outcome_consensus'"):
+        diagram(found, "outcome_consensuss", "beta", "dim")
+    with pytest.raises(InputError, match="in dimension 2"):
+        diagram(found, "clusters", "beta", "dim", theory="cluster_count")
+    with pytest.raises(InputError, match="a place on the axis noise"):
+        diagram(found, "clusters", "beta", "dim", theory="critical_noise")

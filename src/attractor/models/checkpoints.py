@@ -12,6 +12,7 @@ from functools import cached_property
 from logging import CRITICAL
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,8 @@ class LayerCheck:
 
     @property
     def error(self) -> float:
-        return max(self.attention, self.norm or 0.0, self.heads or 0.0)
+        """The largest of them; NaN if one is NaN."""
+        return float(np.max([error for error in (self.attention, self.norm, self.heads) if error is not None]))
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def keep_layers(checkpoint: Checkpoint, count: int | None) -> Checkpoint:
         )
     shorter = copy.deepcopy(config)
     for name, value in config.to_dict().items():
-        if isinstance(value, list) and len(value) in depths.values():
+        if isinstance(value, list) and len(value) in depths.values() and "layer" in name:
             setattr(shorter, name, value[:count])  # one entry for each layer
     try:
         for name, depth in depths.items():

@@ -79,7 +79,7 @@ def is_numeric(values: Sequence[Any]) -> bool:
 def is_geometric(values: np.ndarray) -> bool:
     """Whether ratios of neighbours vary less than their differences."""
     ratios, gaps = np.diff(np.log(values)), np.diff(values)
-    return bool(np.std(ratios) / np.mean(ratios) < 0.5 * np.std(gaps) / np.mean(gaps))
+    return bool(np.std(ratios) / abs(np.mean(ratios)) < 0.5 * np.std(gaps) / abs(np.mean(gaps)))
 
 
 def fill_gaps(values: np.ndarray) -> np.ndarray:

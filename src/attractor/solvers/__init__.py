@@ -7,7 +7,7 @@ from attractor.solvers.linear_stability import Jacobian, LinearStability, jacobi
 from attractor.solvers.log_time import LogTime, exp, format_log_time, log_of
 from attractor.solvers.lyapunov_exponents import Lyapunov, lyapunov
 from attractor.solvers.noise import Noise, Redrawn
-from attractor.solvers.outcome import Outcome, Statistics
+from attractor.solvers.outcome import MEANINGS, Outcome, Statistics
 from attractor.solvers.process_group import is_first_process
 from attractor.solvers.run import check_footprint, enter_space, flow, velocity
 from attractor.solvers.saving import save_times
@@ -18,6 +18,7 @@ from attractor.solvers.trajectory import CLOCKS, Trajectory, describe_source
 
 __all__ = [
     "CLOCKS",
+    "MEANINGS",
     "Approach",
     "Collapse",
     "Consensus",

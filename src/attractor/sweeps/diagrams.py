@@ -38,20 +38,26 @@ class Theory:
     label : what it is, for the caption.
     value : function of values of axes, called with those that it names: the predicted value of the observable.
     threshold : function of the horizontal axis and others: the predicted place of a boundary on the vertical axis.
+    axis : name of the vertical axis that ``threshold`` is a place on; None for any.
     """
 
     label: str
     value: Callable[..., float] | None = None
     threshold: Callable[..., float] | None = None
+    axis: str | None = None
 
 
-def _cluster_count(beta: float) -> float:
+def _cluster_count(beta: float, dim: int = 2) -> float:
     from attractor.meanfield import cluster_count
 
+    if dim != 2:
+        raise InputError(
+            f"cluster_count predicts clusters on the circle, in dimension 2, and the sweep has dimension {dim:g}"
+        )
     return float(cluster_count(float(beta)))
 
 
-def _critical_noise(beta: float, dim: int = 2, kernel: str = "softmax") -> float:
+def _critical_noise(beta: float, dim: int, kernel: str = "softmax") -> float:
     from attractor.meanfield import critical_noise
 
     return critical_noise(float(beta), kernel, int(dim))
@@ -61,7 +67,9 @@ THEORIES: dict[str, Theory] = {
     "cluster_count": Theory(
         "the number of clusters that uniform tokens on the circle form first, argmax k^2 I_k(beta)", _cluster_count
     ),
-    "critical_noise": Theory("the noise above which the uniform density is stable", threshold=_critical_noise),
+    "critical_noise": Theory(
+        "the noise above which the uniform density is stable under softmax", threshold=_critical_noise, axis="noise"
+    ),
 }
 
 
@@ -342,6 +350,10 @@ def _add_theory(one: HeatMap, theory: Theory | None, panel: Mapping[str, Value],
         raise InputError(f"a prediction is drawn over numbers, and the axis {axes[0]} has texts")
     fine_x = _fine(one.x)
     if theory.threshold is not None:
+        if theory.axis not in (None, axes[1]) or axes[1] in inspect.signature(theory.threshold).parameters:
+            raise InputError(
+                f"the prediction is a place on the axis {theory.axis or 'of the boundary'}, and the vertical axis is {axes[1]}"
+            )
         curve = np.array([call(theory.threshold, float(x), None) for x in fine_x])
         return replace(one, curve=(fine_x, curve))
     assert theory.value is not None

@@ -255,6 +255,24 @@ def _name_of(make: Callable[..., Any]) -> Any:
     return name if name is not None else getattr(make, "__qualname__", type(make).__name__)
 
 
+def _digest(function: Any) -> str:
+    """A digest of the source of a function and of the plain values that it captures; empty for those of this package."""
+    if str(getattr(function, "__module__", "")).partition(".")[0] == "attractor":
+        return ""
+    code = getattr(function, "__code__", None)
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):  # typed in a session
+        text = "" if code is None else repr((code.co_code, code.co_names, [c for c in code.co_consts if _is_plain(c)]))
+    captured = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    values = [value for value in (*captured, *(getattr(function, "__defaults__", None) or ())) if _is_plain(value)]
+    return " " + hashlib.sha256(repr((text, values)).encode()).hexdigest()[:16]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str, bytes, type(None)))
+
+
 def _definition(name: str, function: Any) -> str:
     """What identifies an observable in the manifest."""
     if function is None:
@@ -262,7 +280,8 @@ def _definition(name: str, function: Any) -> str:
     if hasattr(function, "func"):
         options = ", ".join(f"{key}={value!r}" for key, value in sorted(function.keywords.items()))
         return f"{_definition(name, function.func)}({options})"
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    return name + _digest(function)
 
 
 def _new_cells(found: Sweep, observe: Mapping[str, Any]) -> list[dict[str, Value]]:

@@ -14,6 +14,7 @@ import numpy as np
 from attractor.errors import InputError, StoreError, missing
 from attractor.files import write_atomic
 from attractor.registry import closest, unknown
+from attractor.solvers import MEANINGS
 from attractor.sweeps.cells import Cell, Value, canonical, derive_seed, order_values
 from attractor.sweeps.folder import TABLE, Folder, Index, arrow, describe_values
 
@@ -208,8 +209,12 @@ class Sweep:
         return "; ".join(f"{name}: {describe_values(values)}" for name, values in self.axes.items())
 
     def _check_observable(self, name: str) -> None:
-        if name.startswith("outcome_") or name in self.observables:
+        if name in self.observables:
             return
+        if name.startswith("outcome_"):
+            if name.removeprefix("outcome_") in MEANINGS:
+                return
+            raise unknown(name, [f"outcome_{known}" for known in MEANINGS], "outcome")
         close = closest(name, self.observables)
         hint = f"did you mean {close!r}?" if close else f"it has {', '.join(self.observables)}"
         raise InputError(f"the sweep has no observable {name!r}; {hint}")
