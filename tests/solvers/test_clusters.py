@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -261,3 +262,14 @@ def test_bad_times() -> None:
     run = at.flow(at.Attention.isotropic(2, 900.0), circle(ANGLES), space="sphere", log_until=1000)
     with pytest.raises(UnsupportedError, match=r"numpy\.savez"):
         run.save("never")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"reduce": True}, {"resume": True}, {"engine": "reference"}, {"save": [-5.0, 1.0]}, {"save": [float("nan")]}],
+    ids=str,
+)
+def test_options_without_meaning_in_logarithmic_time(options: dict[str, Any]) -> None:
+    tokens = at.Tokens.uniform(3, 3, seed=0)
+    with pytest.raises(at.AttractorError):
+        at.flow(at.Attention.isotropic(3, 50.0), tokens, space="sphere", until=at.exp(1000), **options)

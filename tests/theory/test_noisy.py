@@ -53,6 +53,8 @@ def test_noise_brings_blow_up_forward():
     one = np.ones((1, 1))
     assert singular_time(one, one, 0.1) == pytest.approx(0.48426704, abs=1e-8)
     assert singular_time(one, one, 1.0) == pytest.approx(np.pi / 8, abs=1e-10)
+    for dim in (2, 3):  # of even multiplicity too, where the determinant keeps its sign
+        assert singular_time(np.eye(dim), np.eye(dim), 0.1) == pytest.approx(0.48426704, abs=1e-8)
     law = at.Attention([[1.0]], [[1.0]], [[1.0]])
     run = at.flow(law, at.Gaussian([0.0], [[1.0]]), until=5.0, noise=at.Noise(0.1), save=[0.45])
     assert run.outcome.name == "blow_up"

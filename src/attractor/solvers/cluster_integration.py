@@ -100,8 +100,10 @@ def log_time_obstacle(law: Law, state: Any, space: Space) -> str:
     return ""
 
 
-def reject_options(options: dict[str, Any], noise: Any, events: Any, store: Any, differentiable: bool) -> None:
-    """Raise for options of ``flow`` that have no meaning in logarithmic time."""
+def reject_options(
+    options: dict[str, Any], noise: Any, events: Any, store: Any, differentiable: bool, given: dict[str, bool]
+) -> None:
+    """Raise for options of ``flow`` that have no meaning in logarithmic time; ``given`` says whether further ones were given."""
     named = {
         "noise": noise is not None,
         "events": bool(events),
@@ -112,8 +114,10 @@ def reject_options(options: dict[str, Any], noise: Any, events: Any, store: Any,
         "merge=False": options["merge"] is False,
         "adaptive=False": not options["adaptive"],
         "start": options["start"] != 0.0,
+        "engine": options["engine"] is not None,
+        **given,
     }
-    wrong = [name for name, given in named.items() if given]
+    wrong = [name for name, there in named.items() if there]
     if wrong:
         raise UnsupportedError(
             f"a run in logarithmic time follows clusters until they have merged, and takes no {', '.join(wrong)}: leave that out"

@@ -46,6 +46,8 @@ def log_of(time: Any) -> float:
     """Return the logarithm of a time, a number or a LogTime."""
     if isinstance(time, LogTime):
         return time.log
+    if not time >= 0:
+        raise InputError(f"a time of a run in logarithmic time is a number of at least 0, or exp(x), got {time}")
     return math.log(time) if time > 0 else -math.inf
 
 

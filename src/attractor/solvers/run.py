@@ -282,7 +282,8 @@ def _integrate(
     States are differentiated with respect to ``end_time``, if it is given.
     """
     if isinstance(definition.options["until"], LogTime):
-        reject_options(definition.options, definition.noise, definition.events, store, differentiable)
+        given = {"reduce=True": bool(reduction[0]), "resume": resume, "distributed": group is not None}
+        reject_options(definition.options, definition.noise, definition.events, store, differentiable, given)
         return integrate_clusters(definition, _enter_clusters(definition), budget, progress)
     run = prepare(definition, budget, execution, differentiable, reduction=reduction)
     if group is not None:
@@ -400,6 +401,8 @@ def prepare(
     noise = definition.noise
     if not isinstance(law, Law):
         raise InputError(f"flow needs a law such as Attention(...), got {type(law).__name__}")
+    if reduction[0] and not isinstance(state, Tokens):
+        raise UnsupportedError(f"the dimension cannot be reduced: {reduction[1]}; leave out reduce=True")
     if isinstance(state, Density):
         interval = _interval(law, options["start"], options["until"], options["save"])
         return prepare_density(definition, interval, budget, execution or Execution(), differentiable)
@@ -429,8 +432,6 @@ def prepare(
         noise.check_law(law)
     plan = _plan(law, state, space, options, definition.events or (), budget, differentiable, gaussian, noise)
     span = None
-    if reduction[0] and not isinstance(definition.state, Tokens):
-        raise UnsupportedError(f"the dimension cannot be reduced: {reduction[1]}; leave out reduce=True")
     if reduction[0] is not False and isinstance(definition.state, Tokens):
         span = find_span(law, enter_space(law, state, space), plan, *reduction)
     if span is not None:

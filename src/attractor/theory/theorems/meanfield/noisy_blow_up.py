@@ -9,9 +9,9 @@ monotone in the source term, so that the time falls with the noise.
 from dataclasses import replace
 
 import numpy as np
-import scipy.linalg
 import torch
 
+from attractor.errors import InputError
 from attractor.laws import Attention
 from attractor.solvers import Noise, Trajectory, flow
 from attractor.theory.gaussians import FULL_RANK, IDENTITY_VALUE, SOFTMAX_GAUSSIAN, SYMMETRIC_POSITIVE, cite
@@ -28,22 +28,28 @@ def quiet_time(S: np.ndarray, covariance: np.ndarray) -> float:
 
 
 def singular_time(S: np.ndarray, covariance: np.ndarray, noise: float) -> float:
-    """The first time at which X is singular."""
+    r"""The first time at which X is singular, for S > 0.
+
+    :math:`X = \cos\omega t - \epsilon^{-1/2}S^{1/2}\sin(\omega t)\Sigma_0` with :math:`\omega = 2(\epsilon S)^{1/2}` is singular where the
+    symmetric matrix :math:`S^{-1/2}\cot(\omega t) - \epsilon^{-1/2}\Sigma_0` is. Its least eigenvalue falls from infinity, so that
+    multiple eigenvalues are no exception.
+    """
     from scipy.optimize import brentq
 
-    d = len(S)
-    zero, eye = np.zeros((d, d)), np.eye(d)
-    matrix = np.block([[zero, -2.0 * S], [2.0 * noise * eye, zero]])
-    start = np.vstack((eye, covariance))
+    values, vectors = np.linalg.eigh(S)
+    if values[0] <= 0:
+        raise InputError(
+            f"the symmetric part of the interaction must be positive definite, its least eigenvalue is {values[0]:.3g}"
+        )
+    frequencies = 2.0 * np.sqrt(noise * values)
 
-    def determinant(time: float) -> float:
-        return float(np.linalg.det((scipy.linalg.expm(time * matrix) @ start)[:d]))
+    def least(time: float) -> float:
+        diagonal = 1.0 / (np.sqrt(values) * np.tan(frequencies * time))
+        return float(np.linalg.eigvalsh((vectors * diagonal) @ vectors.T - covariance / noise**0.5)[0])
 
-    end = quiet_time(S, covariance)
-    step, before = end / 400.0, 0.0
-    while determinant(before + step) > 0:
-        before += step
-    return float(brentq(determinant, before, before + step, xtol=1e-14, rtol=1e-14))  # type: ignore[arg-type]
+    end = np.pi / frequencies[-1]
+    begin = min(1e-3 * end, 0.1 / (values[-1] * np.linalg.eigvalsh(covariance)[-1]))
+    return float(brentq(least, begin, (1.0 - 1e-9) * end, xtol=1e-14, rtol=1e-14))  # type: ignore[arg-type]
 
 
 def sample(rng: Rng) -> Case:
