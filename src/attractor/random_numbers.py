@@ -29,7 +29,7 @@ import math
 import torch
 from torch import Tensor
 
-TOKENS, COMMON, WEIGHTS = 0, 1, 2  # streams
+TOKENS, COMMON, WEIGHTS, PLACES, AUGMENTATION = 0, 1, 2, 3, 4  # streams
 MASK = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -80,3 +80,21 @@ def normals(seed: int, step: int, members: Tensor, tokens: int, dim: int, stream
         length, turn = (-2.0 * radius.log()).sqrt(), (2.0 * math.pi) * angle
         parts += [length * turn.cos(), length * turn.sin()]
     return torch.stack(parts, dim=-1).reshape(len(members), tokens, blocks * PER_BLOCK)[..., :dim]
+
+
+def uniforms(seed: int, samples: Tensor, count: int, stream: int) -> Tensor:
+    """Uniform numbers of samples of a data set, (samples, count) in float64, at least 0 and below 1.
+
+    Parameters
+    ----------
+    seed : of the run, from 0 to 2^63 - 1.
+    samples : indices of the samples in the order of training, (samples,) of int64: c0 and c1 of the counter.
+    count : numbers for each sample.
+    stream : what the numbers are for.
+    """
+    blocks = -(-count // 2)
+    index = samples.view(-1, 1)
+    counter = index & MASK, index >> 32, torch.zeros_like(index), (stream << 24) | torch.arange(blocks).view(1, -1)
+    words = [word.expand(len(samples), blocks) for word in philox(counter, (seed & MASK, seed >> 32))]
+    pairs = [((high << 21) | (low >> 11)).double() * 2.0**-53 for high, low in (words[:2], words[2:])]
+    return torch.stack(pairs, dim=-1).reshape(len(samples), 2 * blocks)[:, :count]

@@ -136,7 +136,32 @@ def test_batches_depend_on_the_step_alone(data: Path, tmp_path: Path) -> None:
     assert not torch.equal(given, text.batch(4, 0, 8)[0])
     assert not torch.equal(given, text.batch(4, 0, 7, rank=1)[0])
     assert given.shape == wanted.shape == (4, 16)
+    # the parts of processes and of accumulated passes are those of the whole
+    halves = [text.batch(2, 0, 7, rank, 2)[0] for rank in range(2)]
+    assert torch.equal(torch.cat(halves), given)
+    assert torch.equal(torch.cat([text.batch(2, 0, number)[0] for number in (14, 15)]), given)
+    quarters = [text.batch(1, 0, number, rank, 2)[0] for number in (14, 15) for rank in range(2)]
+    assert torch.equal(torch.cat(quarters), given)
     assert sum(len(part.tokens) for part in text.text_parts.values()) == 2 * 52 * 40
+
+
+def test_accumulation_gives_the_curve_of_the_whole_batch(data: Path, tmp_path: Path) -> None:
+    for name, batch, accumulate in (("whole", 4, 1), ("parts", 1, 4)):
+        train(Config(str(data), **{**SMALL, "batch": batch}, accumulate=accumulate), tmp_path / name)
+    whole, parts = (RunFolder(tmp_path / name).steps() for name in ("whole", "parts"))
+    for one, other in zip(whole, parts, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        assert one.scores == pytest.approx(other.scores, rel=1e-5)
+        if one.dynamics is not None and other.dynamics is not None:
+            assert one.dynamics.norm == pytest.approx(other.dynamics.norm, rel=1e-5)
+
+
+def test_validation_samples_do_not_depend_on_the_batch(data: Path, tmp_path: Path) -> None:
+    text = open_text(Config(str(data), **SMALL), tmp_path)
+    drawn = [torch.cat([given for given, _ in text.evaluation("validation", size, 6)]) for size in (1, 4, 6)]
+    assert len(drawn[0]) == 6
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
 
 
 def test_signs_are_not_decayed() -> None:
@@ -190,6 +215,12 @@ def test_refused(data: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     config = Config(str(data), **{**SMALL, "steps": 1})
     train(config, tmp_path / "run")
+    stored = tmp_path / "run" / "config.json"
+    whole = stored.read_text()
+    stored.write_text(whole.replace('"format": 3', '"format": 2'))
+    with pytest.raises(StoreError, match="started by an earlier version of attractor"):
+        train(config, tmp_path / "run", resume=True)
+    stored.write_text(whole)
     with pytest.raises(StoreError, match="holds a run already"):
         train(config, tmp_path / "run")
     with pytest.raises(StoreError, match=r"another configuration: dim \(16 there, 32 here\)"):

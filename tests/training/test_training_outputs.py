@@ -141,29 +141,33 @@ def test_summary_is_a_t_interval() -> None:
     assert summarise([1.0]).interval is None
 
 
-def test_two_processes_are_one_with_twice_the_batch(tmp_path: Path) -> None:
-    """Through torchrun and gloo: pictures of a step are the same, shared by two, and so are the losses to rounding."""
-    pictures = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
-    labels = np.arange(40) % 10
-    np.savez(
-        tmp_path / "own.npz",
-        train_pictures=pictures,
-        train_labels=labels,
-        validation_pictures=pictures[::-1],
-        validation_labels=labels,
-    )
-    settings = ["--data", str(tmp_path / "own.npz"), "--steps", "3", "--set", "evaluate=3", "--set", "checkpoint=2"]
+def test_two_processes_are_one_with_twice_the_batch(data: str, tmp_path: Path) -> None:
+    """Through torchrun and gloo, with a tracker, two seeds and accumulation: texts of a step are the same, and so are the losses."""
+    pytest.importorskip("tensorboard", reason="comes with attractor[train]")
+    settings = ["--data", data, "--steps", "3", "--seeds", "0,1", "--set", "evaluate=3", "--set", "checkpoint=2"]
+    settings += ["--set", "trackers=['tensorboard']"]
     launched = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "attractor", "train"]
-    launched += ["tiny-vit", "--set", "batch=4", "--out", str(tmp_path / "two"), *settings, "--json"]
+    launched += [
+        "tiny",
+        "--set",
+        "batch=2",
+        "--set",
+        "accumulate=2",
+        "--out",
+        str(tmp_path / "two"),
+        *settings,
+        "--json",
+    ]
     done = subprocess.run(launched, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-2000:]
     printed = json.loads(done.stdout)  # of the first process alone
-    assert command(["train", "tiny-vit", "--set", "batch=8", "--out", str(tmp_path / "one"), *settings]) == 0
-    one, two = (RunFolder(tmp_path / name).steps() for name in ("one", "two"))
-    assert np.allclose([row.loss for row in two], [row.loss for row in one], rtol=1e-5)
-    assert two[-1].scores["validation_loss"] == pytest.approx(one[-1].scores["validation_loss"], rel=1e-5)
-    assert printed["runs"][0]["accuracy"] == two[-1].scores["accuracy"] == one[-1].scores["accuracy"]
-    assert RunFolder(tmp_path / "two").last_step() == 3
+    assert command(["train", "tiny", "--set", "batch=8", "--out", str(tmp_path / "one"), *settings]) == 0
+    for index, seed in enumerate(("seed0", "seed1")):
+        one, two = (RunFolder(tmp_path / name / seed).steps() for name in ("one", "two"))
+        assert np.allclose([row.loss for row in two], [row.loss for row in one], rtol=1e-5)
+        assert two[-1].scores == pytest.approx(one[-1].scores, rel=1e-5)
+        assert printed["runs"][index]["bits_per_byte"] == two[-1].scores["bits_per_byte"]
+        assert RunFolder(tmp_path / "two" / seed).last_step() == 3
 
 
 def test_a_loss_that_is_no_number_stops_before_it_is_applied(

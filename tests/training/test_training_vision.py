@@ -79,11 +79,22 @@ def test_an_epoch_goes_once_through_all() -> None:
     assert sample_indices(5, 4, 0, 1).tolist()[0] == sample_indices(5, 5, 0, 0).tolist()[4]
 
 
+def test_images_of_a_step_do_not_depend_on_how_it_is_divided(tmp_path: Path) -> None:
+    """Order and augmentation: over two processes, and over two accumulated passes."""
+    data: Any = open_data(Config("digits", **SMALL), tmp_path)
+    whole, labels = data.batch(8, 3, 5)
+    for parts in (
+        [data.batch(4, 3, 5, rank, 2) for rank in range(2)],
+        [data.batch(4, 3, number) for number in (10, 11)],
+    ):
+        assert torch.equal(torch.cat([part[0] for part in parts]), whole)
+        assert torch.equal(torch.cat([part[1] for part in parts]), labels)
+
+
 def test_augmentation_moves_and_mirrors() -> None:
-    draw = np.random.default_rng(0)
     pictures = torch.randint(1, 256, (64, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(augment(pictures, "none", draw), pictures)
-    flipped = augment(pictures, "flip", draw)
+    assert torch.equal(augment(pictures, "none", 0, np.arange(64)), pictures)
+    flipped = augment(pictures, "flip", 0, np.arange(64))
     mirrored = pictures.flip(2)
     kinds = [
         (torch.equal(new, old), torch.equal(new, other))
@@ -91,7 +102,7 @@ def test_augmentation_moves_and_mirrors() -> None:
     ]
     assert all(sum(kind) == 1 for kind in kinds)
     assert 15 < sum(kind[0] for kind in kinds) < 49
-    moved = augment(pictures, "crop", draw)
+    moved = augment(pictures, "crop", 0, np.arange(64))
     assert moved.shape == pictures.shape
     # every picture is its own or its mirror image, moved by at most 2 pixels into black
     for new, old in zip(moved, pictures, strict=True):
@@ -187,6 +198,7 @@ def test_class_folders(tmp_path: Path) -> None:
     assert pictures.shape == (6, 16, 16, 3)
     assert sorted(labels.tolist()) == [0, 0, 0, 1, 1, 1]
     assert torch.equal(pictures, data.batch(6, 0, 0)[0])
+    assert torch.equal(pictures, torch.cat([data.batch(3, 0, 0, rank, 2)[0] for rank in range(2)]))
     held = [(len(found), wanted.tolist()) for found, wanted in data.evaluation("validation", 4, 0)]
     assert held == [(4, [0, 0, 0, 1]), (2, [1, 1])]
     assert train(config, tmp_path / "run").scores["accuracy"] in (0.0, 1 / 6, 2 / 6, 0.5, 4 / 6, 5 / 6, 1.0)

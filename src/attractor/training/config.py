@@ -126,8 +126,9 @@ class Config:
     part until a block has as many parameters as one with plain attention.
 
     Schedule. ``batch`` is per process and per one of ``accumulate`` passes of a step. The rate rises for ``warmup`` steps and then falls
-    to ``final_rate`` of itself along a cosine. Every ``evaluate`` steps ``evaluations`` batches are scored (0: all). ``test`` scores the
-    test part at the end.
+    to ``final_rate`` of itself along a cosine. Gradients are scaled to a norm of at most ``clip`` (0: not scaled). Every ``evaluate`` steps
+    ``evaluations`` validation samples are scored, windows of text or images (0: all). ``test`` scores the test part at the end. Samples
+    follow from ``seed`` and their position in the run: two processes, or ``accumulate = 2``, with half the batch have the curve of one.
     """
 
     data: str
@@ -179,7 +180,7 @@ class Config:
     smoothing: float = 0.0
     precision: str = "no"
     evaluate: int = 100
-    evaluations: int = 8
+    evaluations: int = 128
     test: bool = False
     checkpoint: int = 100
     trackers: tuple[str, ...] = ()
@@ -193,9 +194,10 @@ class Config:
                 raise InputError(f"{name} must be a list, got {value!r}: write {name} = [...]")
             object.__setattr__(self, name, tuple(value))
         check_types(self)
-        for name in ("rate", "clip"):
-            if not 0 < float(getattr(self, name)) < float("inf"):
-                raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
+        if not 0 < float(self.rate) < float("inf"):
+            raise InputError(f"rate must be a positive number, got {self.rate!r}")
+        if not 0 <= float(self.clip) < float("inf"):
+            raise InputError(f"clip must be a positive number, or 0 for gradients of any norm, got {self.clip!r}")
         for name in SHARES:
             if not 0 <= float(getattr(self, name)) <= 1:
                 raise InputError(f"{name} must lie between 0 and 1, got {getattr(self, name)!r}")

@@ -50,7 +50,7 @@ def take_step(
                 raise _not_finite(accelerator, model, batch, folder, step, "loss")
             accelerator.backward(loss)
             if accelerator.sync_gradients:
-                norm = accelerator.clip_grad_norm_(model.parameters(), config.clip)
+                norm = accelerator.clip_grad_norm_(model.parameters(), config.clip or math.inf)
                 # the fp16 scaler skips such a step
                 if config.precision != "fp16" and isinstance(norm, Tensor) and not bool(norm.isfinite()):
                     raise _not_finite(accelerator, model, batch, folder, step, "gradient")
@@ -103,8 +103,8 @@ def evaluate(
         scores |= {f"test_{name}": value for name, value in tested.items()}
     dynamics = None
     if accelerator.is_main_process:
-        given, _ = next(iter(data.evaluation("validation", config.batch, config.evaluations)))
-        dynamics = trace_regimes(inner, given[:SAMPLES].to(accelerator.device))
+        given, _ = next(iter(data.evaluation("validation", SAMPLES, SAMPLES)))
+        dynamics = trace_regimes(inner, given.to(accelerator.device))
     inner.train()
     return scores, dynamics
 
@@ -246,8 +246,8 @@ def train(
             log(accelerator, config, done)
             if last or (step + 1) % config.checkpoint == 0:
                 _save(accelerator, folder, step + 1)
-    if config.trackers:
-        accelerator.end_training()
+    for tracker in accelerator.trackers:  # not end_training, which destroys the process group that further seeds need
+        tracker.finish()
     accelerator.wait_for_everyone()
     return _report(folder, config, data, parameters, first, accelerator.num_processes, time.perf_counter() - started)
 

@@ -38,6 +38,7 @@ from attractor.training.dynamics import Dynamics
 if TYPE_CHECKING:
     import pandas
 
+FORMAT = 3  # of config.json: since 3 a sample of training depends on its position in the run alone
 SCORES = {"accuracy": "accuracy", "bits_per_byte": "bits per byte"}  # the measures of runs, with their names
 
 
@@ -96,13 +97,16 @@ class RunFolder:
         self.check_new()
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "changed.json", [*changed])
-        write_json(self.path / "config.json", config.row(), indent=1)
+        write_json(self.path / "config.json", {"format": FORMAT, **config.row()}, indent=1)
 
     def entries(self) -> dict[str, Any]:
         """Return the entries of the run's configuration, as they were written."""
+        return {name: value for name, value in self._stored().items() if name != "format"}
+
+    def _stored(self) -> dict[str, Any]:
         try:
-            return read_json(self.path / "config.json")
-        except (OSError, ValueError):
+            return dict(read_json(self.path / "config.json"))
+        except (OSError, ValueError, TypeError):
             raise StoreError(
                 f"{self.path} holds no run that could be resumed: it has no readable config.json"
             ) from None
@@ -125,7 +129,12 @@ class RunFolder:
         return []
 
     def check_config(self, config: Config) -> None:
-        """Raise if the run has another configuration."""
+        """Raise if the run has another configuration, or reads its data in another order."""
+        if self._stored().get("format") != FORMAT:
+            raise StoreError(
+                f"the run in {self.path} was started by an earlier version of attractor, which drew its batches in another way: "
+                "it cannot be continued to the same curve; start it again in another folder"
+            )
         old, new = self.entries(), config.row()
         other = sorted(name for name in new if old.get(name) != new[name])
         if other:

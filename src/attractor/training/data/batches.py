@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from attractor.assets import fetch, list_assets
 from attractor.errors import InputError
+from attractor.random_numbers import PLACES, uniforms
 from attractor.training.config import Config
 
 Batch = tuple[Tensor, Tensor]
@@ -26,7 +28,7 @@ class Data(Protocol):
         ...
 
     def evaluation(self, part: str, size: int, count: int) -> Iterator[Batch]:
-        """Yield ``count`` batches spread over a part, the same for every run, or all of it for 0."""
+        """Yield ``count`` samples spread over a part, the same for every run, or all of it for 0, in batches of ``size``."""
         ...
 
     def scores(self, part: str, totals: dict[str, float]) -> dict[str, float]:
@@ -38,11 +40,32 @@ class Data(Protocol):
         ...
 
 
+def sample_numbers(size: int, number: int, rank: int = 0, world: int = 1) -> np.ndarray:
+    """Return the positions of the samples of a batch in the sequence of all samples of a run.
+
+    What a sample is, and how it is augmented, follows from the seed and this position alone. So a step reads the same samples
+    whether processes or ``accumulate`` divide it or not.
+    """
+    return (number * world + rank) * size + np.arange(size)
+
+
 def sample_indices(count: int, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> np.ndarray:
     """Return the indices below ``count`` of batch ``number`` of a process; a batch may reach into the next epoch."""
-    stream = (number * world + rank) * size + np.arange(size)
-    epochs, places = np.divmod(stream, count)
+    epochs, places = np.divmod(sample_numbers(size, number, rank, world), count)
     return np.array([permutation(count, seed, int(epoch))[place] for epoch, place in zip(epochs, places, strict=True)])
+
+
+def sample_places(count: int, seed: int, samples: np.ndarray) -> np.ndarray:
+    """Return random places below ``count`` of samples of a run, given by their positions in it."""
+    drawn = uniforms(seed, torch.from_numpy(samples), 1, PLACES)[:, 0]
+    return (drawn * count).long().clamp_max(count - 1).numpy()
+
+
+def spread(total: int, count: int) -> np.ndarray:
+    """Return ``count`` indices spread evenly over ``total``; all of them for 0, or if there are no more."""
+    if not count or count >= total:
+        return np.arange(total)
+    return np.linspace(0, total - 1, count).astype(np.int64)
 
 
 @lru_cache(maxsize=4)

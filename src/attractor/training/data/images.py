@@ -18,8 +18,9 @@ from torch.nn import functional
 
 from attractor.errors import InputError, StoreError, missing
 from attractor.files import read_json
+from attractor.random_numbers import AUGMENTATION, uniforms
 from attractor.training.config import Config
-from attractor.training.data.batches import LIBRARY, Batch, find_paths, sample_indices
+from attractor.training.data.batches import LIBRARY, Batch, find_paths, sample_indices, sample_numbers, spread
 from attractor.training.data.text import load_dataset
 
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]  # part: images (count, height, width, channels), labels (count,)
@@ -155,15 +156,11 @@ class Images:
         """Return (images, labels); every epoch reads each image once."""
         chosen = torch.from_numpy(sample_indices(len(self.labels["train"]), size, seed, number, rank, world))
         images, labels = self.images["train"][chosen], self.labels["train"][chosen]
-        return augment(images, self.augment, np.random.default_rng((seed, number, rank, 1))), labels
+        return augment(images, self.augment, seed, sample_numbers(size, number, rank, world)), labels
 
     def evaluation(self, part: str, size: int, count: int) -> Iterator[Batch]:
-        """Yield all of a part, or ``count`` batches spread over it."""
-        total = len(self.labels[part])
-        chosen = torch.arange(total)
-        if count and count * size < total:
-            chosen = torch.linspace(0, total - 1, count * size, dtype=torch.float64).long()
-        for indices in chosen.split(size):
+        """Yield all of a part, or ``count`` images spread over it."""
+        for indices in torch.from_numpy(spread(len(self.labels[part]), count)).split(size):
             yield self.images[part][indices], self.labels[part][indices]
 
     def scores(self, part: str, totals: dict[str, float]) -> dict[str, float]:
@@ -175,16 +172,28 @@ def image_scores(totals: dict[str, float]) -> dict[str, float]:
     return {"loss": totals["loss"] / totals["count"], "accuracy": totals["right"] / totals["count"]}
 
 
-def augment(images: Tensor, kind: str, draw: np.random.Generator) -> Tensor:
-    """Mirror half of the images ("flip"), and also shift them by up to an eighth of the side, padded with black ("crop")."""
+def draw_augmentation(
+    kind: str, seed: int, samples: np.ndarray, shape: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which images (count,) are mirrored, and from which row and column of the padded image each is cut."""
+    drawn = uniforms(seed, torch.from_numpy(samples), 3, AUGMENTATION)
+    reach = [side // 8 if kind == "crop" else 0 for side in shape]
+    moves = [(drawn[:, 1 + axis] * (2 * most + 1)).long() for axis, most in enumerate(reach)]
+    return (drawn[:, 0] < 0.5) & (kind != "none"), moves[0], moves[1]
+
+
+def augment(images: Tensor, kind: str, seed: int, samples: np.ndarray) -> Tensor:
+    """Mirror half of the images ("flip"), and also shift them by up to an eighth of the side, padded with black ("crop").
+
+    ``samples`` (count,) are the positions of the images in the run, from which the random numbers follow.
+    """
     if kind == "none":
         return images
     count, height, width, _ = images.shape
-    mirrored = torch.from_numpy(draw.random(count) < 0.5)
+    mirrored, down, across = draw_augmentation(kind, seed, samples, (height, width))
     reach = (height // 8, width // 8) if kind == "crop" else (0, 0)
-    moves = torch.from_numpy(np.stack([draw.integers(0, 2 * most + 1, count) for most in reach]))
-    rows = moves[0][:, None] + torch.arange(height)
-    columns = moves[1][:, None] + torch.arange(width)
+    rows = down[:, None] + torch.arange(height)
+    columns = across[:, None] + torch.arange(width)
     columns = torch.where(mirrored[:, None], columns.flip(1), columns)
     padded = functional.pad(images, (0, 0, reach[1], reach[1], reach[0], reach[0]))
     return padded[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
@@ -249,17 +258,14 @@ class ImageFiles:
         return tuple(self.labels)
 
     def batch(self, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> Batch:
-        """Return (images, labels): random crops, drawn from the seed, the number of the batch and the index in it."""
+        """Return (images, labels): random crops, drawn from the seed and the position of the sample in the run."""
         chosen = sample_indices(len(self.labels["train"]), size, seed, number, rank, world)
-        draws = [np.random.default_rng((seed, number, rank, place)) for place in range(size)]
+        draws = [np.random.default_rng((seed, int(one), 1)) for one in sample_numbers(size, number, rank, world)]
         return self._read("train", chosen, draws)
 
     def evaluation(self, part: str, size: int, count: int) -> Iterator[Batch]:
-        """Yield the central crops of a part, or of ``count`` batches spread over it."""
-        total = len(self.labels[part])
-        chosen = np.arange(total)
-        if count and count * size < total:
-            chosen = np.linspace(0, total - 1, count * size).astype(np.int64)
+        """Yield the central crops of a part, or of ``count`` images spread over it."""
+        chosen = spread(len(self.labels[part]), count)
         for start in range(0, len(chosen), size):
             yield self._read(part, chosen[start : start + size], None)
 

@@ -20,7 +20,7 @@ import torch
 from attractor.errors import InputError, StoreError, missing
 from attractor.files import checksum_file, dump_json, read_json, write_atomic, write_text
 from attractor.training.config import Config
-from attractor.training.data.batches import LIBRARY, Batch, find_paths
+from attractor.training.data.batches import LIBRARY, Batch, find_paths, sample_numbers, sample_places, spread
 
 NAMES = {"train": "train", "valid": "validation", "validation": "validation", "dev": "validation", "test": "test"}
 SHARES = ("train", "validation", "test")
@@ -302,17 +302,14 @@ class Text:
     def batch(self, size: int, seed: int, number: int, rank: int = 0, world: int = 1) -> Batch:
         """Return inputs and targets, (size, context) each, at random places."""
         text = self.text_parts["train"].tokens
-        places = np.random.default_rng((seed, number, rank)).integers(0, len(text) - self.context, size)
+        places = sample_places(len(text) - self.context, seed, sample_numbers(size, number, rank, world))
         return self._cut(text, places, self.context)
 
     def evaluation(self, part: str, size: int, count: int) -> Iterator[Batch]:
-        """Yield all of a part, each token once as a target, or ``count`` batches spread over it."""
+        """Yield all of a part, each token once as a target, or ``count`` windows spread over it."""
         text = self.text_parts[part].tokens
         last = len(text) - self.context - 1
-        if count:
-            places = np.linspace(0, last, size * count).astype(np.int64)
-        else:
-            places = np.arange(0, last + 1, self.context)
+        places = spread(last + 1, count) if count else np.arange(0, last + 1, self.context)
         for start in range(0, len(places), size):
             yield self._cut(text, places[start : start + size], self.context)
         rest = (len(text) - 1) % self.context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from torch.nn import functional
 from attractor.errors import InputError, UnsupportedError
 from attractor.training.config import Config
 from attractor.training.data import open_data
-from attractor.training.data.batches import permutation
-from attractor.training.data.images import Images
+from attractor.training.data.batches import permutation, sample_numbers, sample_places
+from attractor.training.data.images import Images, draw_augmentation
 from attractor.training.data.text import Text
 from attractor.training.dynamics import Dynamics, trace_growth
 from attractor.training.models import build_model
@@ -30,7 +31,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Source:
-    """Training data on the device. ``stack`` is the class of models for it, ``final`` the number of batches of the last
+    """Training data on the device. ``stack`` is the class of models for it, ``final`` the number of samples of the last
     evaluation, 0 for all."""
 
     stack: type[StackedModels]
@@ -57,15 +58,13 @@ class Source:
         raise NotImplementedError
 
     def validation(self, models: int, count: int) -> Iterator[Batch]:
-        """Yield complete validation batches, the same for every model: ``count`` of them, or all for 0."""
-        held = self.data.evaluation("validation", self.config.batch, count)
-        for given, wanted in held:
-            if len(given) == self.config.batch:
-                yield tuple(part.to(self.device).expand(models, *part.shape) for part in (given, wanted))  # type: ignore[misc]
+        """Yield validation batches, the same for every model: ``count`` samples, or all for 0."""
+        for given, wanted in self.data.evaluation("validation", self.config.batch, count):
+            yield tuple(part.to(self.device).expand(models, *part.shape) for part in (given, wanted))  # type: ignore[misc]
 
     def probe(self) -> Tensor:
         """Return a few validation samples, on the host."""
-        return next(iter(self.data.evaluation("validation", PROBES, 1)))[0]
+        return next(iter(self.data.evaluation("validation", PROBES, PROBES)))[0]
 
     def scores(self, loss: float, score: float) -> dict[str, float]:
         """Return the scores that belong to a mean loss and score."""
@@ -76,7 +75,7 @@ class TextSource(Source):
     """Windows of tokenized text."""
 
     stack = StackedTextModels
-    final = 64  # a million tokens of the studies; the error of their mean is far below that of seeds
+    final = 4096  # windows, a million tokens of the studies; the error of their mean is far below that of seeds
 
     def __init__(self, config: Config, data: Text, device: torch.device) -> None:
         super().__init__(config, data, device)
@@ -89,7 +88,7 @@ class TextSource(Source):
 
     def inputs(self, seeds: list[int], number: int) -> list[Tensor]:
         last, size = len(self.train) - self.config.context, self.config.batch
-        places = [np.random.default_rng((seed, number, 0)).integers(0, last, size) for seed in seeds]
+        places = [sample_places(last, seed, sample_numbers(size, number)) for seed in seeds]
         return [torch.from_numpy(np.stack(places))]
 
     def batch(self, inputs: list[Tensor]) -> Batch:
@@ -123,13 +122,10 @@ class ImageSource(Source):
             epochs, places = np.divmod(number * size + np.arange(size), count)
             order = {int(epoch): _order(count, seed, int(epoch)) for epoch in np.unique(epochs)}
             chosen.append(np.array([order[int(epoch)][place] for epoch, place in zip(epochs, places, strict=True)]))
-            draw = np.random.default_rng((seed, number, 0, 1))
-            mirrored.append(draw.random(size) < 0.5)
-            down.append(draw.integers(0, 2 * self.reach[0] + 1, size))
-            across.append(draw.integers(0, 2 * self.reach[1] + 1, size))
-        if self.config.augment == "none":
-            mirrored = [np.zeros(size, dtype=bool) for _ in seeds]
-        return [torch.from_numpy(np.stack(part)) for part in (chosen, mirrored, down, across)]
+            drawn = draw_augmentation(self.config.augment, seed, sample_numbers(size, number), self.side)
+            for part, values in zip((mirrored, down, across), drawn, strict=True):
+                part.append(values)
+        return [torch.from_numpy(np.stack(chosen)), *(torch.stack(part) for part in (mirrored, down, across))]
 
     def batch(self, inputs: list[Tensor]) -> Batch:
         chosen, mirrored, down, across = inputs
@@ -320,22 +316,22 @@ class _Stepper:
         losses = stack.losses(*self.data.batch(self.inputs))
         parameters = list(stack.parameters.values())
         gradients = torch.autograd.grad(losses.sum(), parameters)
-        for parameter, gradient in zip(parameters, stack.clip(list(gradients), self.config.clip), strict=True):
+        for parameter, gradient in zip(
+            parameters, stack.clip(list(gradients), self.config.clip or math.inf), strict=True
+        ):
             parameter.grad = gradient
         self.optimiser.step()
         return losses.detach()
 
     @torch.no_grad()
     def evaluate(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return loss and score (s,) on ``count`` validation batches, or on all of them for 0."""
+        """Return loss and score (s,) on ``count`` validation samples, or on all of them for 0."""
         models, seen = len(self.configs), 0
         loss, score = (torch.zeros(models, device=self.execution.device) for _ in range(2))
         for batch in self.data.validation(models, count):
-            size = batch[-1].shape[1]
+            size = batch[-1][0].numel()
             found = self.stack.score(*batch)
             loss, score, seen = loss + size * found[0].detach(), score + size * found[1], seen + size
-        if not seen:
-            raise InputError(f"the validation data have no whole batch of {self.config.batch}: lower batch")
         return loss / seen, score / seen
 
 

@@ -85,7 +85,16 @@ class Study:
     lower: bool = True
 
 
-TEXT: Changes = {"layers": 4, "dim": 256, "heads": 4, "context": 256, "batch": 64, "rate": 2e-3, "warmup": 100}
+TEXT: Changes = {
+    "layers": 4,
+    "dim": 256,
+    "heads": 4,
+    "context": 256,
+    "batch": 64,
+    "rate": 2e-3,
+    "warmup": 100,
+    "evaluations": 512,
+}
 IMAGES: Changes = {
     "task": "images",
     "layers": 6,
@@ -95,6 +104,7 @@ IMAGES: Changes = {
     "batch": 256,
     "rate": 1e-3,
     "warmup": 100,
+    "evaluations": 2048,
 }
 
 
