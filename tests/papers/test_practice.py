@@ -177,7 +177,7 @@ def test_the_command_with_a_random_model(
     opened = at.checkpoint(model)
     subject = Subject("random", opened, ([3, 5, 7, 9], [8, 6, 4, 2]), "random")
     monkeypatch.setattr(practice, "open_subjects", lambda names, texts: [subject])
-    files = ["--plot", str(tmp_path / "ranks.png"), "--out", str(tmp_path / "data.json")]
+    files = ["--plot", str(tmp_path / "ranks.png"), "--out", str(tmp_path / "all")]
     assert run(["reproduce", "practice", "--json", "--set", "resamples=200", "--set", "models=random", *files]) == 0
     document = json.loads(capsys.readouterr().out)
     data = document["data"]
@@ -187,13 +187,15 @@ def test_the_command_with_a_random_model(
     assert "24 heads 0 meet" in data["answers"][0]
     assert document["outputs"]["figures"] == [str(tmp_path / "ranks.png"), str(tmp_path / "ranks_layers.png")]
     assert all(Path(path).stat().st_size > 1000 for path in document["outputs"]["figures"])
-    assert json.loads((tmp_path / "data.json").read_text()) == document
+    stored = json.loads((tmp_path / "all" / "practice" / "data.json").read_text())
+    assert stored["data"] == data
+    assert (tmp_path / "all" / "practice" / "figure_layers.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "file=no-such-file"], "is not a file that can be read"),
+        (["--set", "models=minilm", "--set", "file=no-such-file"], "is not a file that can be read"),
         (["--set", "resamples=10"], "resamples must be at least 100"),
         (["--set", "models=./no/such/model"], "no file or folder"),
     ],

@@ -9,7 +9,17 @@ import numpy as np
 import torch
 
 from attractor.laws import Attention
-from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Update, draw_answer, summarise_answer
+from attractor.papers.figure import (
+    SEED,
+    Data,
+    Figure,
+    Parameter,
+    Settings,
+    Update,
+    draw_answer,
+    judge_answer,
+    summarise_answer,
+)
 from attractor.plotting import Curve, Panel
 from attractor.theory import Case, Rng, integrate
 
@@ -83,11 +93,11 @@ def draw(data: Data, path: Path) -> tuple[Path, ...]:
 
 
 FIGURE = Figure(
-    "divergence",
-    "Ways to enforce divergence",
-    "Which changes of attention keep tokens from collapsing: lambda terms, temperature, spectral normalisation?",
-    "pham2025dynamical",
-    (
+    key="divergence",
+    title="Ways to enforce divergence",
+    question="Which changes of attention keep tokens from collapsing: lambda terms, temperature, spectral normalisation?",
+    source="pham2025dynamical",
+    parameters=(
         SEED,
         Parameter("systems", 12, "random systems", minimum=1),
         Parameter("strengths", (0.0, 0.5, 1.0, 2.0, 4.0), "strengths lambda of each change"),
@@ -95,9 +105,10 @@ FIGURE = Figure(
         Parameter("tokens", 8, "tokens of each system", minimum=2),
         Parameter("dim", 4, "dimension", minimum=1),
     ),
-    "5 s",
-    compute,
-    draw,
-    summarise_answer,
-    {"systems": 2, "strengths": (0.0, 4.0), "until": 5.0},
+    cost=5.0,
+    compute=compute,
+    draw=draw,
+    summarise=summarise_answer,
+    verdict=judge_answer,
+    small={"systems": 2, "strengths": (0.0, 4.0), "until": 5.0},
 )

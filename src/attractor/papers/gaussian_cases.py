@@ -21,7 +21,7 @@ from attractor.meanfield import (
     phase_portrait,
     stationary_residual,
 )
-from attractor.papers.figure import Data, Figure, Parameter, Settings, Table, Update
+from attractor.papers.figure import Data, Figure, Parameter, Settings, Table, Update, Verdict
 from attractor.registry import find
 from attractor.states import Gaussian
 
@@ -264,11 +264,11 @@ def draw(data: Data, path: Path) -> tuple[Path, ...]:
 
 
 FIGURE = Figure(
-    "gaussian-cases",
-    "Gaussians in the plane",
-    "Where do covariances of trace one go under the published laws, and what does the published procedure conclude?",
-    "castin2025unified",
-    (
+    key="gaussian-cases",
+    title="Gaussians in the plane",
+    question="Where do covariances of trace one go under the published laws, and what does the published procedure conclude?",
+    source="castin2025unified",
+    parameters=(
         Parameter(
             "case", "collapse", f"the case: {', '.join(CASES)}", "names are ours; matrices from the published seeds"
         ),
@@ -276,11 +276,12 @@ FIGURE = Figure(
         Parameter("official_scaling", False, "scale l2 and sinkhorn as the published code does"),
         Parameter("emulate", True, "emulate the published procedure"),
     ),
-    "10 s",
-    compute,
-    draw,
-    summarise,
-    {"case": "line", "grid": 2, "emulate": False},
+    cost=10.0,
+    compute=compute,
+    draw=draw,
+    summarise=summarise,
+    verdict=lambda data: Verdict("no published result", "Not judged yet."),
+    small={"case": "line", "grid": 2, "emulate": False},
 )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from attractor.errors import InputError
 from attractor.laws import Attention
 from attractor.meanfield import find_limit
-from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Table, Update
+from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Table, Update, Verdict
 from attractor.papers.gaussian_cases import published_procedure
 from attractor.registry import check_name
 
@@ -116,11 +116,11 @@ def _published_rank(law: Attention, covariance: np.ndarray) -> str:
 
 
 FIGURE = Figure(
-    "gaussian-ranks",
-    "Ranks of limits of random Gaussians",
-    "Which ranks do limits of random Gaussians have, with and without the published censoring?",
-    "castin2025unified",
-    (
+    key="gaussian-ranks",
+    title="Ranks of limits of random Gaussians",
+    question="Which ranks do limits of random Gaussians have, with and without the published censoring?",
+    source="castin2025unified",
+    parameters=(
         SEED,
         Parameter("kernel", "softmax", "the kernel: softmax, l2 or sinkhorn"),
         Parameter("value", "identity", f"the value V: {', '.join(VALUES)}"),
@@ -128,9 +128,10 @@ FIGURE = Figure(
         Parameter("draws", 100, "draws in each dimension", "the published histograms", minimum=1),
         Parameter("emulate", True, "emulate the published procedure"),
     ),
-    "2 min",
-    compute,
-    draw,
-    summarise,
-    {"dims": (3,), "draws": 2, "emulate": False},
+    cost=120.0,
+    compute=compute,
+    draw=draw,
+    summarise=summarise,
+    verdict=lambda data: Verdict("no published result", "Not judged yet."),
+    small={"dims": (3,), "draws": 2, "emulate": False},
 )

@@ -9,7 +9,17 @@ import numpy as np
 import torch
 
 from attractor.laws import Attention
-from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Update, draw_answer, summarise_answer
+from attractor.papers.figure import (
+    SEED,
+    Data,
+    Figure,
+    Parameter,
+    Settings,
+    Update,
+    draw_answer,
+    judge_answer,
+    summarise_answer,
+)
 from attractor.plotting import Curve, Panel
 from attractor.solvers import flow
 from attractor.spaces import Sphere
@@ -68,19 +78,20 @@ def draw(data: Data, path: Path) -> tuple[Path, ...]:
 
 
 FIGURE = Figure(
-    "layers",
-    "Layers and time",
-    "How far are discrete layers from continuous time, and how much time is a layer worth?",
-    "abella2024asymptotic",
-    (
+    key="layers",
+    title="Layers and time",
+    question="How far are discrete layers from continuous time, and how much time is a layer worth?",
+    source="abella2024asymptotic",
+    parameters=(
         SEED,
         Parameter("steps", (1.0, 0.5, 0.25, 0.125, 0.0625), "step sizes of the layers, the largest first"),
         Parameter("tokens", 10, "tokens", minimum=2),
         Parameter("dim", 6, "dimension", minimum=2),
     ),
-    "6 s",
-    compute,
-    draw,
-    summarise_answer,
-    {"steps": (1.0, 0.5)},
+    cost=6.0,
+    compute=compute,
+    draw=draw,
+    summarise=summarise_answer,
+    verdict=judge_answer,
+    small={"steps": (1.0, 0.5)},
 )

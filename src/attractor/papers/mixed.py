@@ -6,7 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Update, draw_answer, summarise_answer
+from attractor.papers.figure import (
+    SEED,
+    Data,
+    Figure,
+    Parameter,
+    Settings,
+    Update,
+    draw_answer,
+    judge_answer,
+    summarise_answer,
+)
 from attractor.plotting import Curve, Panel
 from attractor.theory import Case, Rng, integrate
 
@@ -59,20 +69,21 @@ def draw(data: Data, path: Path) -> tuple[Path, ...]:
 
 
 FIGURE = Figure(
-    "mixed",
-    "Mixed definiteness",
-    "What do tokens do where A is neither positive nor negative definite?",
-    "pham2025dynamical",
-    (
+    key="mixed",
+    title="Mixed definiteness",
+    question="What do tokens do where A is neither positive nor negative definite?",
+    source="pham2025dynamical",
+    parameters=(
         SEED,
         Parameter("systems", 16, "random systems for each number of positive eigenvalues", minimum=1),
         Parameter("until", 30.0, "final time"),
         Parameter("tokens", 8, "tokens of each system", minimum=2),
         Parameter("dim", 6, "dimension", minimum=1),
     ),
-    "6 s",
-    compute,
-    draw,
-    summarise_answer,
-    {"dim": 3, "systems": 3, "tokens": 4},
+    cost=6.0,
+    compute=compute,
+    draw=draw,
+    summarise=summarise_answer,
+    verdict=judge_answer,
+    small={"dim": 3, "systems": 3, "tokens": 4},
 )

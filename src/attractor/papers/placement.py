@@ -12,7 +12,17 @@ import numpy as np
 import torch
 
 from attractor.laws import MLP, Attention, Block, Law, RMSNorm
-from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Update, draw_answer, summarise_answer
+from attractor.papers.figure import (
+    SEED,
+    Data,
+    Figure,
+    Parameter,
+    Settings,
+    Update,
+    draw_answer,
+    judge_answer,
+    summarise_answer,
+)
 from attractor.plotting import Curve, Panel
 from attractor.solvers import flow
 from attractor.states import Tokens
@@ -117,20 +127,21 @@ def draw(data: Data, path: Path) -> tuple[Path, ...]:
 
 
 FIGURE = Figure(
-    "placement",
-    "Placement of the normalisation",
-    "What do the place of the LayerNorm and a feed-forward part change about consensus?",
-    "abella2024asymptotic",
-    (
+    key="placement",
+    title="Placement of the normalisation",
+    question="What do the place of the LayerNorm and a feed-forward part change about consensus?",
+    source="abella2024asymptotic",
+    parameters=(
         SEED,
         Parameter("layers", 240, "number of layers", minimum=20),
         Parameter("saved", 60, "layers at which tokens are saved, at most", minimum=10),
         Parameter("tokens", 8, "tokens", minimum=2),
         Parameter("dim", 8, "dimension", minimum=2),
     ),
-    "5 s",
-    compute,
-    draw,
-    summarise_answer,
-    {"layers": 60, "saved": 30},
+    cost=5.0,
+    compute=compute,
+    draw=draw,
+    summarise=summarise_answer,
+    verdict=judge_answer,
+    small={"layers": 60, "saved": 30},
 )

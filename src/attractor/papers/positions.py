@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attractor.laws import Absolute, Attention, Rotary
-from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Table, Update
+from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Table, Update, Verdict
 from attractor.registry import check_name
 from attractor.solvers import Event, Trajectory, flow
 from attractor.states import Tokens
@@ -255,12 +255,37 @@ def summarise(data: Data) -> tuple[Table, ...]:
     return (Table(_title(data), ("positions", *KINDS, "exponent of t", "distance to the limit"), tuple(rows)),)
 
 
+def judge(data: Data) -> Verdict:
+    """Compare the outcomes with the paper: rotary positions prevent collapse, absolute positions shift the limit."""
+    rows = {row["name"]: row["counts"] for row in data["encodings"]}
+    rotary = [counts for name, counts in rows.items() if name.startswith("rotary")]
+    if "none" not in rows or not rotary:
+        return Verdict("no published result", "Without the encodings none and rotary there is nothing to compare.")
+    systems = data["systems"]
+    escaped = sum(systems - counts["collapse"] for counts in rotary)
+    plateau, growth = (sum(counts[kind] for counts in rotary) for kind in ("plateau", "growth"))
+    total = systems * len(rotary)
+    reason = (
+        f"Without positions {rows['none']['collapse']} of {systems} systems collapse; under rotary positions {escaped} of {total} "
+        f"do not, {plateau} of them stay on a plateau and {growth} grow."
+    )
+    if rows["none"]["collapse"] < systems or not escaped:
+        return Verdict("differs", reason)
+    causal = rows.get("causal, rotary")
+    if causal is not None:
+        reason += (
+            f" Correction: under a causal mask {causal['collapse']} of {systems} collapse with rotary positions all the same "
+            "(regimes.T8), and a plateau is not the divergence that the paper speaks of."
+        )
+    return Verdict("reproduced with a correction", reason)
+
+
 FIGURE = Figure(
-    "positions",
-    "Positional encodings and collapse",
-    "Do systems that collapse without positions (theorem regimes.T1) collapse under absolute and rotary positions?",
-    "pham2025dynamical",
-    (
+    key="positions",
+    title="Positional encodings and collapse",
+    question="Do systems that collapse without positions (theorem regimes.T1) collapse under absolute and rotary positions?",
+    source="pham2025dynamical",
+    parameters=(
         SEED,
         Parameter("systems", 24, "random systems under each encoding", minimum=1),
         Parameter("phase", 12, "systems in each cell of the phase diagram; 0 for none", minimum=0),
@@ -269,9 +294,10 @@ FIGURE = Figure(
         ),
         Parameter("encodings", (), "names of encodings; all if empty"),
     ),
-    "2 min",
-    compute,
-    draw,
-    summarise,
-    {"systems": 3, "phase": 1, "until": 20.0},
+    cost=120.0,
+    compute=compute,
+    draw=draw,
+    summarise=summarise,
+    verdict=judge,
+    small={"systems": 3, "phase": 1, "until": 20.0},
 )

@@ -25,7 +25,7 @@ from attractor.models import (
     require_transformers,
     silence_transformers,
 )
-from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Table, Update, command_of
+from attractor.papers.figure import SEED, Data, Figure, Parameter, Settings, Table, Update, Verdict, command_of
 from attractor.papers.rank_correlation import Ranks, Sample
 from attractor.solvers import velocity
 from attractor.states import Tokens
@@ -604,12 +604,22 @@ def _draw_layers(data: Data, path: Path) -> Path:
     )
 
 
+def judge(data: Data) -> Verdict:
+    """Return the answers: the paper has no such figure."""
+    return Verdict("no published result", " ".join(f"{text[0].upper()}{text[1:]}." for text in data["answers"]))
+
+
+def needed_weights(settings: Settings) -> tuple[str, ...]:
+    """Return the models of a run."""
+    return tuple(settings["models"] or MODELS)
+
+
 FIGURE = Figure(
-    "practice",
-    "Theory and practice",
-    "Do heads of real models satisfy the hypotheses of collapse or divergence, and do spectra of weights rank layers by growth?",
-    "pham2025dynamical",
-    (
+    key="practice",
+    title="Theory and practice",
+    question="Do heads of real models satisfy the hypotheses of collapse or divergence, and do spectra of weights rank layers by growth?",
+    source="pham2025dynamical",
+    parameters=(
         SEED,
         Parameter("models", (), f"names or paths of models; {', '.join(MODELS)} if empty"),
         Parameter(
@@ -617,9 +627,12 @@ FIGURE = Figure(
         ),
         Parameter("resamples", 2000, "resamples and permutations of layers", minimum=100),
     ),
-    "some minutes, and downloads of five models",
-    compute,
-    draw,
-    summarise,
-    {"models": ("stories15M",), "resamples": 100},
+    cost=300.0,
+    compute=compute,
+    draw=draw,
+    summarise=summarise,
+    verdict=judge,
+    small={"models": ("stories15M",), "resamples": 100},
+    extras=("plot", "checkpoints"),
+    weights=needed_weights,
 )

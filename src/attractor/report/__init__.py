@@ -25,7 +25,7 @@ r"""Reports: self-contained HTML pages, and the pages of the commands. Needs ``a
 ``escape_text``; all other text is escaped by the report.
 """
 
-from attractor.report.blocks import Badge, CellFigures, Code, Maths, Measure
+from attractor.report.blocks import Badge, CellFigures, Code, Maths, Measure, Tile
 from attractor.report.figures import escape_text
 from attractor.report.pages.audit import audit_report
 from attractor.report.pages.gaussian import (
@@ -50,6 +50,7 @@ __all__ = [
     "Measure",
     "Report",
     "Section",
+    "Tile",
     "add_blow_up_map",
     "add_check",
     "add_gaussian",

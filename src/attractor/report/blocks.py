@@ -166,6 +166,37 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A picture as a data URI."""
+
+    content: str
+    caption: str
+    alt: str
+    macro: ClassVar[str] = "picture"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """An entry of a gallery: a small picture, a linked title, a badge, and the command that makes it."""
+
+    image: str
+    title: str
+    link: str
+    badge: Badge
+    words: str
+    note: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Small pictures in rows, as many as fit."""
+
+    tiles: tuple[Tile, ...]
+    macro: ClassVar[str] = "gallery"
+
+
+@dataclass(frozen=True)
 class Heatmap:
     """A grid of cells; a click or the Enter key opens a cell."""
 

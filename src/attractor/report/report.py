@@ -21,6 +21,7 @@ from attractor.report.blocks import (
     Code,
     Maths,
     Measure,
+    Tile,
     format_value,
     heatmap_content,
     make_animation,
@@ -195,6 +196,14 @@ class Section:
         """
         table = None if numbers is None else make_table(numbers, columns, "", "")
         return self._add(blocks.Figure(figure_content(figure), *check_words(caption, alt), command, height, table))
+
+    def picture(self, content: str, caption: str, alt: str) -> Section:
+        """Add a picture, given as a data URI, with caption and alt text."""
+        return self._add(blocks.Picture(content, *check_words(caption, alt)))
+
+    def gallery(self, tiles: Iterable[Tile]) -> Section:
+        """Add small pictures in rows."""
+        return self._add(blocks.Gallery(tuple(tiles)))
 
     def animation(
         self, scene: Scene, *, caption: str = "", command: str = "", frames: int = 90, tokens: int = 600
