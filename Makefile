@@ -12,7 +12,7 @@ SANITIZE := build/sanitize
 SANITIZED := $(addprefix tests/,engines/test_bindings.py engines/test_fused.py engines/test_symmetric.py engines/test_spectral.py solvers/test_native.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint types layers unit docs bench fuzz sanitize format clean
+.PHONY: help install run test lint types layers unit docs bench fuzz package sanitize format clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,13 @@ bench: $(STAMP)  ## measure speed against other libraries; options: make bench O
 
 fuzz: $(STAMP)  ## run the long setting of the fuzz programs; options: make fuzz OPTIONS="-k outcomes --fuzz-seed 7 --fuzz-cases 1000"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --timeout 0 tests/fuzz --fuzz $(OPTIONS)
+
+package: $(STAMP)  ## build source distribution and wheel, check them, and install the wheel into empty environments
+	$(BIN)/python -m pip install --quiet -c constraints.txt build twine
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m pytest tests/repository/test_wheel.py --wheel dist/*.whl
 
 # The extension with sanitizers, in a copy of the package. -S leaves out the editable installation, which would take precedence.
 sanitize: $(STAMP)  ## run the tests of the C++ code with the address and undefined-behaviour sanitizers

@@ -25,7 +25,7 @@ from attractor.cli.options import (
 from attractor.cli.tour.models import audit_heads, refine_layer, trace_tokens
 from attractor.cli.tour.stop import Stop
 from attractor.cli.tour.systems import check_theorems, integrate_gaussians, simulate_clusters, simulate_hemisphere
-from attractor.errors import InputError
+from attractor.errors import InputError, MissingExtraError
 from attractor.registry import check_name
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ class Visit:
 def tour(context: typer.Context, options: TourOptions, output: TourResults) -> None:
     """Run every part once: tokens on a sphere, theorems, Gaussians, a real model. Half a minute, and one page at the end.
 
-    Works offline. Without the extra or the package with the weights of the model, stops that need them are skipped, and the page
-    explains how to install them. Exit code 0; 1 if a stop failed, 2 for a bad argument.
+    Works offline. Stops that need an extra or the weights of the model are skipped if it is not installed, and say how to install it.
+    Without the extra "report" the results are printed and no page is written. Exit code 0; 1 if a stop failed, 2 for a bad argument.
     """
     from attractor.cli.tour.stop import Settings, display
     from attractor.report import Report, check_place
@@ -111,7 +111,12 @@ def tour(context: typer.Context, options: TourOptions, output: TourResults) -> N
     check_new_folder(folder, "--out")
     check_model(settings, stops)
     folder.mkdir(parents=True, exist_ok=True)
-    page = check_place(folder / "report.html", "--out")
+    try:
+        page, no_page = check_place(folder / "report.html", "--out"), ""
+    except MissingExtraError as error:
+        page, no_page = None, f"not written: {error}"
+        if not any(folder.iterdir()):
+            folder.rmdir()
     begin, command = time.perf_counter(), command_line(context)
     report = Report("Where do a Transformer's tokens go?", command, kicker="attractor tour", lead=LEAD)
     with display(stops, False if output.quiet and output.progress is None else output.progress) as shown:
@@ -121,20 +126,22 @@ def tour(context: typer.Context, options: TourOptions, output: TourResults) -> N
         "stops": f"{sum(row.status == 'made' for row in visits)} of {len(visits)}",
         "took": f"{time.perf_counter() - begin:.0f} s",
     }
-    add_overview(report, visits)
-    report.section("Three commands to try next").commands(next_commands(options.model))
-    report.write(page)
+    if page is not None:
+        add_overview(report, visits)
+        report.section("Three commands to try next").commands(next_commands(options.model))
+        report.write(page)
     document = {
         "seed": options.seed,
         "stops": [
             {"stop": row.key, "status": row.status, "summary": row.summary, "seconds": row.seconds, "found": row.found}
             for row in visits
         ],
-        "bytes": page.stat().st_size,
+        "bytes": 0 if page is None else page.stat().st_size,
+        "no_page": no_page,
         "next": list(next_commands(options.model)),
     }
     print_result(
-        output, SCHEMA, command, document, Outputs(report=page), lambda: print_tour(visits, page, options.model)
+        output, SCHEMA, command, document, Outputs(report=page), lambda: print_tour(visits, page, no_page, options.model)
     )
     failed = [row for row in visits if row.status == "failed"]
     for row in failed:
@@ -165,7 +172,7 @@ def visit(stop: Stop, report: Report, settings: Settings, shown: Display, debug:
     try:
         summary, found = stop.run(section, settings, shown.update)
         status = "made"
-    except Skipped as reason:
+    except (Skipped, MissingExtraError) as reason:
         section.blocks.clear()
         section.text(f"This stop was skipped: {reason}", tone="warn")
         status, summary, found = "skipped", str(reason), {}
@@ -207,10 +214,13 @@ def next_commands(model: str) -> dict[str, str]:
     }
 
 
-def print_tour(visits: list[Visit], page: Path, model: str) -> None:
-    """Print one line for each stop, the page, and commands to try next."""
+def print_tour(visits: list[Visit], page: Path | None, no_page: str, model: str) -> None:
+    """Print one line for each stop, the page or why there is none, and commands to try next."""
     stops = {row.title: row.summary if row.status == "made" else f"{row.status}: {row.summary}" for row in visits}
-    size = f"{page.stat().st_size / 1e6:.1f} MB, self-contained"
     print_rows("The tour", stops)
-    print_rows("The report", {"open in a browser": page.resolve().as_uri(), "size": size})
+    if page is None:
+        print_rows("The report", {"page": no_page})
+    else:
+        size = f"{page.stat().st_size / 1e6:.1f} MB, self-contained"
+        print_rows("The report", {"open in a browser": page.resolve().as_uri(), "size": size})
     print_rows("Three commands to try next", {str(index): line for index, line in enumerate(next_commands(model), 1)})
