@@ -12,7 +12,7 @@ SANITIZE := build/sanitize
 SANITIZED := $(addprefix tests/,engines/test_bindings.py engines/test_fused.py engines/test_symmetric.py engines/test_spectral.py solvers/test_native.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint types layers unit docs bench fuzz package sanitize format clean
+.PHONY: help install run test lint types layers unit docs bench fuzz package paper sanitize format clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,13 @@ package: $(STAMP)  ## build source distribution and wheel, check them, and insta
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python -m pytest tests/repository/test_wheel.py --wheel dist/*.whl
+
+# With xelatex: make paper PDF_ENGINE=xelatex. WeasyPrint is installed by pip into the environment.
+PDF_ENGINE ?= $(CURDIR)/$(BIN)/weasyprint
+paper: $(STAMP)  ## build paper/paper.pdf; needs pandoc
+	@command -v pandoc >/dev/null || { echo "make paper needs pandoc; on Debian and Ubuntu: apt-get install pandoc" >&2; exit 1; }
+	test "$(PDF_ENGINE)" != "$(CURDIR)/$(BIN)/weasyprint" || $(BIN)/python -m pip install --quiet weasyprint
+	cd paper && pandoc paper.md --citeproc --standalone --css paper.css --pdf-engine $(PDF_ENGINE) -o paper.pdf
 
 # The extension with sanitizers, in a copy of the package. -S leaves out the editable installation, which would take precedence.
 sanitize: $(STAMP)  ## run the tests of the C++ code with the address and undefined-behaviour sanitizers
