@@ -30,7 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz", action="store_true", help="run the long setting of the fuzz programs")
     group.addoption("--fuzz-seed", type=int, default=FUZZ_SEED, help="seed of the first case")
     group.addoption("--fuzz-cases", type=int, default=None, help="number of cases of each program")
-    parser.getgroup("package").addoption("--wheel", help="install this wheel into empty environments, with and without extras")
+    parser.getgroup("package").addoption(
+        "--wheel", help="install this wheel into empty environments, with and without extras"
+    )
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,9 @@ def test_an_empty_environment_runs_the_tour(
     }
 
     def run(*words: str) -> dict:
-        done = subprocess.run([python.parent / "attractor", *words, "--json"], env=bare, cwd=tmp_path, capture_output=True)
+        done = subprocess.run(
+            [python.parent / "attractor", *words, "--json"], env=bare, cwd=tmp_path, capture_output=True
+        )
         assert done.returncode == 0, done.stderr.decode()
         return json.loads(done.stdout)
 
@@ -69,6 +71,8 @@ def test_an_empty_environment_runs_the_tour(
     tour = run("tour", "--small", "--out", "tour")
     states = {row["stop"]: row["status"] for row in tour["stops"]}
     models = {"audit", "trace", "refine"}
-    assert all(state == ("skipped" if name in models and not extra else "made") for name, state in states.items()), states
+    assert all(state == ("skipped" if name in models and not extra else "made") for name, state in states.items()), (
+        states
+    )
     assert (tmp_path / "tour" / "report.html").exists() == bool(extra)
     assert ("attractor[report]" in tour["no_page"]) == (not extra)

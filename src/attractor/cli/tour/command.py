@@ -141,7 +141,12 @@ def tour(context: typer.Context, options: TourOptions, output: TourResults) -> N
         "next": list(next_commands(options.model)),
     }
     print_result(
-        output, SCHEMA, command, document, Outputs(report=page), lambda: print_tour(visits, page, no_page, options.model)
+        output,
+        SCHEMA,
+        command,
+        document,
+        Outputs(report=page),
+        lambda: print_tour(visits, page, no_page, options.model),
     )
     failed = [row for row in visits if row.status == "failed"]
     for row in failed:
