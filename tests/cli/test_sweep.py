@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attractor.cli.sweep import parse_values, split_names
-from attractor.sweeps import load
+from attractor.sweeps import diagram, load, rerun_command
 
 Command = Callable[[str], Any]
 SMALL = "sweep simulate --tokens 6 --space sphere --until 4 --starts 3 --workers 1 --out cells"
@@ -59,6 +59,46 @@ def test_numbers_of_any_command(command: Command) -> None:
     failed = command("sweep command --over beta=1,2 --observe outcome.tim --workers 1 --out more -- gaussian --until 1")
     assert failed.code == 1
     assert "did you mean 'time'" in failed.err
+
+
+def test_noise_is_an_axis(command: Command) -> None:
+    """A cell's command gives the same path, and the critical noise is drawn for the dimension of the options."""
+    line = "sweep simulate --tokens 5 --dim 2 --space sphere --until 1 --step 0.1 --workers 1 --starts 3 --out cells"
+    done = command(f"{line} --over noise=0,0.5,1 --over beta=1,2,4 --observe cosine --json")
+    assert done.code == 0
+    found = load("cells")
+    words = rerun_command(found, found.cell(noise=0.5, beta=4.0), 2)
+    alone = command(f"{words.removeprefix('attractor ')} --observe cosine --save 1 --json").json
+    assert alone["observables"]["cosine"]["values"][-1][2] == found.values("cosine", noise=0.5, beta=4.0)[-1, 2]
+    drawn = diagram(found, "cosine", "beta", "noise", theory="critical_noise").maps[0]
+    assert drawn.curve is not None
+    assert drawn.curve[1][[0, -1]] == pytest.approx([0.4463899659, 0.2158806528], rel=1e-8)  # softmax, circle
+    assert command(f"{line} --noise-seed 3 --over noise=0,1").code == 2
+    assert "--step" in command("sweep simulate --over noise=0,1 --out more").err
+
+
+def test_files_of_a_command_are_compared(command: Command) -> None:
+    """Numbers of a file that has changed are not added to those of the old one."""
+    Path("mean.csv").write_text("0.5,0\n")
+    line = "sweep command --over beta=0.5 --observe outcome.time --workers 1 --out cells -- gaussian --until 1 --mean mean.csv"
+    assert command(line).code == 0
+    assert command(line.replace("0.5 --obs", "0.5,0.7 --obs")).code == 0
+    Path("mean.csv").write_text("0.25,0\n")
+    done = command(line.replace("0.5 --obs", "0.5,0.9 --obs"))
+    assert done.code == 2
+    assert "mean.csv has changed" in done.err
+
+
+def test_starts_of_a_command_without_a_seed(command: Command) -> None:
+    done = command("sweep command --over until=1,2 --starts 2 --observe outcome.time --workers 1 --out a -- gaussian")
+    assert done.code == 0
+    assert "gave the same numbers" in done.err
+    done = command("sweep command --over layers=1 --starts 2 --observe layers --workers 1 --out b -- trace x")
+    assert done.code == 2
+    assert "trace has no --seed" in done.err
+    done = command("sweep command --over beta=1 --observe x --workers 1 --out b -- meanfield --seed 3")
+    assert done.code == 2
+    assert "leave it out" in done.err
 
 
 @pytest.mark.parametrize(

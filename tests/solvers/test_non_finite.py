@@ -133,3 +133,12 @@ def test_positions_that_overflow_are_an_error() -> None:
     law = at.Attention.isotropic(2, 1.0, positions=table)
     with pytest.raises(InputError, match="leave the numbers of float32"):
         at.flow(law, at.Tokens.uniform(3, 2, dtype=torch.float32), until=1.0)
+
+
+def test_scores_that_overflow_are_not_symmetric() -> None:
+    """Q'K = infinity everywhere equals its transpose, and has no eigenvalues: fuzz seed 710644 raised LinAlgError."""
+    one = torch.eye(2, dtype=torch.float64)
+    law = Attention(1e200 * one, 1e200 * one, one, kernel="sinkhorn")
+    assert not law._symmetric_scores
+    spread = Attention(1e200 * torch.ones_like(one), 1e200 * torch.ones_like(one), one, kernel="sinkhorn")
+    assert not spread._symmetric_scores

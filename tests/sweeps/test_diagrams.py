@@ -119,8 +119,45 @@ def test_the_page_has_the_command_of_every_cell(found: at.sweeps.Sweep, tmp_path
 
 def test_gaps_are_filled_from_the_nearest_cell() -> None:
     values = np.array([[1.0, np.nan, np.nan, 4.0], [np.nan, np.nan, np.nan, np.nan]])
-    assert fill_gaps(values)[0].tolist() == [1.0, 1.0, 4.0, 4.0]
-    assert np.isnan(fill_gaps(np.full((2, 2), np.nan))).all()
+    assert fill_gaps(values, np.isnan(values))[0].tolist() == [1.0, 1.0, 4.0, 4.0]
+    assert np.isnan(fill_gaps(np.full((2, 2), np.nan), np.ones((2, 2), dtype=bool))).all()
+
+
+def test_cells_that_failed_are_not_coloured() -> None:
+    """Neither from a neighbour nor as a value; a cell that a refined grid does not have takes the nearest colour."""
+
+    def make(a: float, b: float) -> dict[str, float]:
+        if (a, b) == (0.5, 0.5):
+            raise ValueError("no such cell")
+        return {"value": a + 10 * b}
+
+    cells = [{"a": a, "b": b} for a in (0.0, 0.5, 1.0) for b in (0.0, 0.5, 1.0) if (a, b) != (0.0, 1.0)]
+    drawn = diagram(sweep(make, cells, observe=None, workers=1), "value", "a", "b")
+    figure = drawn.plot()
+    shown = figure.axes[0].collections[0].get_array().reshape(3, 3)
+    assert np.ma.getmaskarray(shown).tolist() == [[False, False, False], [False, True, False], [False, False, False]]
+    assert shown[2, 0] in (5.0, 10.5)  # from a = 0, b = 0.5 or a = 0.5, b = 1
+    assert "Grey" in drawn.caption
+
+
+def test_a_time_is_that_of_each_cell(tmp_path: Path) -> None:
+    def make(until: float, beta: float) -> Any:
+        law, tokens = at.Attention.isotropic(3, beta), at.Tokens.uniform(6, 3)
+        return at.sweeps.System(law, tokens, at.Sphere(), options={"until": until})
+
+    run = sweep(make, {"until": [2.0, 4.0], "beta": [1.0, 3.0]}, observe="cosine", save=2, workers=1)
+    found = diagram(run, "cosine", "until", "beta", time=2.0)
+    assert "at t = 2" in found.caption
+    assert found.maps[0].values[:, 1].tolist() == [
+        run.values("cosine", until=4.0, beta=beta)[1, 0] for beta in (1.0, 3.0)
+    ]
+    assert found.maps[0].values[:, 0].tolist() == [
+        run.values("cosine", until=2.0, beta=beta)[2, 0] for beta in (1.0, 3.0)
+    ]
+    assert np.isnan(diagram(run, "cosine", "until", "beta", time=1.0).maps[0].values[:, 1]).all()
+    assert "at the end of each run" in diagram(run, "cosine", "until", "beta").caption
+    with pytest.raises(InputError, match="different saved times"):
+        diagram(run, "cosine", "time", "beta")
 
 
 @pytest.mark.parametrize("x", [[1.0, 10.0, 100.0], ["one", "two", "three"], [1, 2, 4]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import signal
 import subprocess
@@ -274,6 +275,79 @@ def test_a_folder_of_another_sweep(tmp_path: Path, whole: at.sweeps.Sweep) -> No
         small_sweep(tmp_path / "other")
     with pytest.raises(StoreError, match="no folder"):
         load(tmp_path / "nowhere")
+
+
+def test_a_changed_function_of_numbers_is_noticed(tmp_path: Path) -> None:
+    """Comments and other cells that fail do not matter; other numbers do."""
+
+    def numbers(text: str) -> Any:
+        path = tmp_path / "numbers.py"
+        path.write_text(text)
+        linecache.checkcache()
+        module: dict[str, Any] = {"__name__": "numbers"}
+        exec(compile(text, str(path), "exec"), module)
+        return module["make"]
+
+    first = "FACTOR = 2\n\ndef double(a):\n    return FACTOR * a\n\ndef make(a):\n    return {'double': double(a)}\n"
+    settings: dict[str, Any] = {"observe": None, "folder": tmp_path / "cells", "workers": 1}
+    sweep(numbers(first), {"a": [1, 2]}, **settings)
+    same = first.replace("    return FACTOR", "    # twice\n    return FACTOR")
+    sweep(numbers(same), {"a": [3]}, **settings)
+    sweep(numbers(same.replace("FACTOR * a", "a * FACTOR")), {"a": [4]}, **settings)
+    for changed in (first.replace("FACTOR = 2", "FACTOR = 3"), first.replace("* a", "* a * a")):
+        with pytest.raises(InputError, match="returns another double"):
+            sweep(numbers(changed), {"a": [5]}, **settings)
+    assert load(tmp_path / "cells").frame()["double"].tolist() == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_cells_with_their_own_times(tmp_path: Path) -> None:
+    def make(until: float, seed: int, starts: int) -> Any:
+        law, tokens, space = isotropic(2.0, 3, seed, starts)
+        return System(law, tokens, space, options={"until": until})
+
+    found = sweep(make, {"until": [1.0, 3.0]}, save=2, observe="cosine", folder=tmp_path / "a", workers=1)
+    assert found.times(until=3.0).tolist() == [0.0, 1.5, 3.0]
+    assert found.frame("all")["time"].tolist() == [0.0, 0.5, 1.0, 0.0, 1.5, 3.0]
+    with pytest.raises(InputError, match="2 different lists of saved times"):
+        found.times()
+    with pytest.raises(InputError, match="different saved times"):
+        found.to_xarray()
+    ends = sweep(make, {"until": [1.0, 3.0]}, observe="cosine", folder=tmp_path / "b", workers=1)
+    assert ends.to_xarray()["cosine"].dims == ("until",)
+
+
+def test_densities() -> None:
+    """Starts of a density are moved as one of them is, and counted by its own measures."""
+
+    def make(beta: float, noise: float, seed: int) -> Any:
+        phases = np.exp(2j * np.pi * np.random.default_rng(seed).random(4))
+        law, state = at.Attention.isotropic(2, beta), at.Density.from_modes(0.05 * phases, size=512)
+        return System(law, state, noise=at.Noise(noise) if noise else None)
+
+    over = {"beta": [4.0], "noise": [0.0, 0.3]}
+    found = sweep(
+        make,
+        over,
+        starts=2,
+        observe=["density_order", "density_peaks", "density_entropy"],
+        until=2.0,
+        save=1,
+        workers=1,
+    )
+    assert not found.failed
+    cell = found.cell(beta=4.0, noise=0.0)
+    alone = make(4.0, 0.0, found.seed(cell, 1))
+    run = at.flow(alone.law, alone.state, until=2.0, save=[2.0])
+    assert run.outcome.name == "reached"
+    assert isinstance(run.final, at.Density)
+    values = found.values("density_order", beta=4.0, noise=0.0)
+    assert values.shape == (2, 2)
+    assert values[-1, 1] == pytest.approx(abs(complex(run.final.modes[1])), rel=1e-9)
+    peaks = found.values("density_peaks", beta=4.0, noise=0.0)
+    assert peaks[-1, 1] == run.final.peaks()
+    assert (found.values("density_entropy", beta=4.0, noise=0.3)[-1] > 1.83).all()  # nearly uniform: log 2 pi = 1.8379
+    with pytest.raises(InputError, match="measured on tokens, and the system moves a density"):
+        sweep(make, over, observe="clusters", until=2.0)
 
 
 def test_starts_must_be_drawn_in_order(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import math
@@ -20,6 +21,7 @@ import typer
 from attractor.cli.audit import audit
 from attractor.cli.check import check
 from attractor.cli.console import FAILED, Outputs, print_error, print_rows, print_table
+from attractor.cli.density import density
 from attractor.cli.gaussian import gaussian
 from attractor.cli.iterate import iterate
 from attractor.cli.meanfield import meanfield
@@ -38,11 +40,16 @@ from attractor.cli.options import (
 )
 from attractor.cli.predict import predict
 from attractor.cli.system_options import (
+    BETA,
+    DIM,
+    TOKENS,
     LawOptions,
+    NoiseOptions,
     RunOptions,
     SpaceOptions,
     TokenOptions,
     build_law,
+    build_noise,
     build_space,
     draw_tokens,
     flow_options,
@@ -63,8 +70,10 @@ HOUR = 3600.0  # a longer sweep is confirmed
 SHOWN = 40  # lines of a table that are printed
 LISTED = 6  # failed cells that are listed
 MOST_ROWS = 10_000  # of the table in JSON
-GROUPS = (TokenOptions, LawOptions, SpaceOptions, RunOptions)
-NOT_SWEPT = ("seed", "ensemble", "device", "tokens_file", "max_seconds")
+HASHED = 1 << 28  # bytes of a file up to which its content is compared
+GROUPS = (TokenOptions, LawOptions, SpaceOptions, RunOptions, NoiseOptions)
+NOT_SWEPT = ("seed", "ensemble", "device", "tokens_file", "max_seconds", "log_until", "noise_seed")
+NOISE = ("noise", "common_noise", "redrawn")
 sweep_option, where_option = panel("Sweep"), panel("Execution")
 
 
@@ -251,7 +260,7 @@ class SimulateSystem:
 
     Attributes
     ----------
-    parts : options of tokens, law, space and integration.
+    parts : options of tokens, law, space, integration and noise.
     axes : names of the options that cells vary.
     words : command line of a single system, without the options that vary and the seed.
     """
@@ -294,10 +303,28 @@ class SimulateSystem:
         """The command of one system, to which values and a seed are added."""
         return self.words
 
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """Numbers and names on which predictions depend, and which cells do not vary."""
+        tokens, law, *_ = self.parts
+        found = {
+            "tokens": TOKENS if tokens.tokens is None else tokens.tokens,
+            "dim": DIM if tokens.dim is None else tokens.dim,
+            "beta": BETA if law.beta is None else law.beta,
+            "kernel": law.kernel,
+        }
+        read = tokens.tokens_file is not None or any(getattr(law, name) is not None for name in ("query", "random_law"))
+        known = ("kernel",) if read else tuple(found)
+        return {name: found[name] for name in known if name not in self.axes}
+
     def __call__(self, *, seed: int, **values: Any) -> System:
+        return self._build(seed, None, values)
+
+    def _build(self, seed: int, starts: int | None, values: Mapping[str, Any]) -> System:
+        """The system of one seed; with noise, that of an ensemble of starts."""
         from attractor.sweeps import System
 
-        tokens, law, space, run = (
+        tokens, law, space, run, noise = (
             replace(part, **{name: value for name, value in values.items() if name in {f.name for f in fields(part)}})
             for part in self.parts
         )
@@ -314,17 +341,31 @@ class SimulateSystem:
             self._known.clear()
             self._known[known] = [where, matrices, 3 if dim is None else dim, changed, None]
         entry = self._known[known]
-        state = draw_tokens(replace(tokens, seed=seed), entry[2]) if drawn is None else drawn
+        several = starts is not None and tokens.start != "orthonormal"
+        drawing = replace(tokens, seed=seed, ensemble=starts if several else None)
+        state = draw_tokens(drawing, entry[2]) if drawn is None else drawn
+        if starts is not None and not state.batch_shape:
+            state = state.with_points(state.points.expand(starts, *state.points.shape).clone())
         if entry[4] is None:
             entry[4] = build_law(law, entry[1], state.dim, state.n)
-        return System(entry[4], state, entry[0], options=entry[3])
+        random = None if starts is None else build_noise(replace(noise, noise_seed=seed))
+        return System(entry[4], state, entry[0], random, options=entry[3])
 
     def __getstate__(self) -> dict[str, Any]:
         return {"parts": self.parts, "axes": self.axes, "words": self.words, "_known": {}}
 
 
+@dataclass(frozen=True)
+class NoisySystem(SimulateSystem):
+    """The system of ``attractor simulate --noise``: the starts of a cell are members of one ensemble, with one seed of the noise."""
+
+    def __call__(self, *, seed: int, starts: int, **values: Any) -> System:
+        return self._build(seed, starts, values)
+
+
 MEASURED = {
-    command.__name__: command for command in (audit, check, gaussian, iterate, meanfield, predict, trace, train)
+    command.__name__: command
+    for command in (audit, check, density, gaussian, iterate, meanfield, predict, trace, train)
 }
 
 
@@ -339,7 +380,7 @@ def measured_application() -> typer.Typer:
 
 @dataclass(frozen=True)
 class CommandSystem:
-    """Numbers in the JSON of any command of attractor, for the values of a cell.
+    """Numbers in the JSON of a command of attractor, for the values of a cell.
 
     Attributes
     ----------
@@ -357,6 +398,12 @@ class CommandSystem:
     def identity(self) -> dict[str, str]:
         """The command line."""
         return {"command": shlex.join(self.words)}
+
+    def read_files(self, axes: Mapping[str, Any]) -> dict[str, str]:
+        """Digests of the files and folders that the command line and the values of axes name."""
+        words = [*self.words[1:], *(value for values in axes.values() for value in values if isinstance(value, str))]
+        named = {text for word in words for text in (word, word.partition("=")[2]) if text}
+        return {text: digest for text in sorted(named) if (digest := digest_path(Path(text).expanduser()))}
 
     @property
     def rerun(self) -> str:
@@ -379,6 +426,23 @@ class CommandSystem:
             )
         document = json.loads(lines[-1])
         return {name: find_number(document, name) for name in self.names}
+
+
+def digest_path(path: Path) -> str:
+    """Return a checksum of a file or of all files of a folder, empty if there is none; of large ones the size and the time of change."""
+    try:
+        parts = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+        if not path.exists() or not all(one.is_file() for one in parts):  # a pipe, for example
+            return ""
+        found = hashlib.sha256()
+        for one in parts:
+            size = one.stat().st_size
+            with open(one, "rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest() if size <= HASHED else one.stat().st_mtime_ns
+            found.update(f"{one.relative_to(path)} {size} {content}\n".encode())
+    except (OSError, ValueError):  # no name of a file, or not readable
+        return ""
+    return found.hexdigest()[:16]
 
 
 def find_number(document: Any, name: str) -> float:
@@ -422,6 +486,7 @@ class SweepResults(CommonOptions):
     TokenOptions,
     LawOptions,
     SpaceOptions,
+    NoiseOptions,
     RunOptions,
     SweepOptions,
     ExecutionOptions,
@@ -433,6 +498,7 @@ def simulate(
     tokens: TokenOptions,
     law: LawOptions,
     space: SpaceOptions,
+    noise: NoiseOptions,
     run: RunOptions,
     options: SweepOptions,
     execution: ExecutionOptions,
@@ -455,7 +521,15 @@ def simulate(
     groups = {part.name for group in GROUPS for part in fields(group)}
     single = [name for name in spelled if name in groups and name not in ("seed", "save")]
     words = _command_of(context, single)
-    system = SimulateSystem((tokens, law, space, run), tuple(axes), words)
+    random = any(name in axes or getattr(noise, name) is not None for name in NOISE)
+    if "noise_seed" in spelled:
+        raise InputError("--noise-seed: the seeds of noise derive from --seed and the values of a cell; leave it out")
+    if random and run.step is None and "step" not in axes:
+        raise InputError("noise needs steps of one size: give --step H")
+    if not random:
+        build_noise(noise)  # raises for options that belong to noise
+    kind = NoisySystem if random else SimulateSystem
+    system = kind((tokens, law, space, run, noise), tuple(axes), words)
     settings = flow_options(run)
     settings |= {"seed": tokens.seed, "device": tokens.device}
     run_sweep(context, system, axes, split_names(options.observe) or ["clusters"], options, execution, output, settings)
@@ -486,11 +560,11 @@ def command(
     execution: ExecutionOptions,
     output: SweepResults,
 ) -> None:
-    """Run any command of attractor for every combination of values, and keep numbers of its JSON in a folder.
+    """Run a command of attractor for every combination of values, and keep numbers of its JSON in a folder.
 
-    For Gaussians, mean-field limits, iterated models and training: attractor sweep command --over beta=0.5:2:4 --observe outcome.time
-    --out DIR -- gaussian --until 2. An observable is a place in the JSON, such as outcome.time or eigenvalues.0. Exit code 0; 1 if cells
-    failed, 2 for a bad argument.
+    The commands are audit, check, density, gaussian, iterate, meanfield, predict, trace and train: attractor sweep command --over
+    beta=0.5:2:4 --observe outcome.time --out DIR -- gaussian --until 2. An observable is a place in the JSON, such as outcome.time or
+    eigenvalues.0. Exit code 0; 1 if cells failed, 2 for a bad argument.
     """
     name = what.words[0]
     if name not in MEASURED:
@@ -502,7 +576,14 @@ def command(
     if not observe:
         raise InputError("give numbers of the JSON of the command, such as --observe outcome.time")
     axes = parse_axes(options.over, kinds)
-    system = CommandSystem(tuple(what.words), tuple(observe), any(part.name == "seed" for part in found.params))
+    seeded = any(part.name == "seed" for part in found.params)
+    if options.starts > 1 and not seeded:
+        raise InputError(
+            f"--starts {options.starts}: {name} has no --seed, so that all runs of a cell are the same: leave out --starts"
+        )
+    if seeded and any(word == "--seed" or word.startswith("--seed=") for word in what.words):
+        raise InputError(f"{name} --seed: the seeds derive from --seed of the sweep, before the --; leave it out")
+    system = CommandSystem(tuple(what.words), tuple(observe), seeded)
     run_sweep(context, system, axes, dict.fromkeys(observe), options, execution, output, {"seed": what.seed})
 
 
@@ -549,9 +630,21 @@ def run_sweep(
         command=words,
         **settings,
     )
+    if isinstance(system, CommandSystem) and found.starts > 1 and _repeats(found):
+        note = "all runs of every cell gave the same numbers: this command does not depend on --seed here, and one start suffices"
+        print_error(note, "attractor sweep command")
     failed = print_sweep(found, words, output, costs[0] if costs else None)
     if failed:
         raise typer.Exit(FAILED)
+
+
+def _repeats(found: Sweep) -> bool:
+    """Whether all starts of every cell have the same numbers."""
+    return all(
+        bool(((values == values[:, :, :1]) | (values != values)).all())
+        for name in found.observables
+        for _, values in found._blocks(name)
+    )
 
 
 def print_sweep(found: Sweep, command: str, output: CommonOptions, cost: Cost | None) -> int:

@@ -183,7 +183,7 @@ class Attention(Law):
         if self.query.requires_grad or self.key.requires_grad:
             return False
         interaction = self.interaction.detach()
-        if not torch.equal(interaction, interaction.mT):
+        if not bool(torch.isfinite(interaction).all()) or not torch.equal(interaction, interaction.mT):
             return False
         return bool((torch.linalg.eigvalsh(interaction) >= 0).all())
 

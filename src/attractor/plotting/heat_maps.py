@@ -32,6 +32,8 @@ class HeatMap:
     predicted : what theory expects, (y, x).
     lines : what theory expects on a finer grid, as x, y and values (y, x): dashed lines between its values.
     curve : a threshold as points (x, y).
+    absent : (y, x), cells that are no part of a grid that was refined in places: they take the colour of the nearest cell. Other cells
+        without a value stay grey.
     """
 
     x: Sequence[Any]
@@ -44,6 +46,12 @@ class HeatMap:
     predicted: np.ndarray | None = None
     lines: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     curve: tuple[np.ndarray, np.ndarray] | None = None
+    absent: np.ndarray | None = None
+
+    @property
+    def gaps(self) -> np.ndarray:
+        """Which cells take the colour of the nearest one, (y, x)."""
+        return np.zeros(self.values.shape, dtype=bool) if self.absent is None else self.absent
 
 
 @dataclass(frozen=True)
@@ -82,14 +90,13 @@ def is_geometric(values: np.ndarray) -> bool:
     return bool(np.std(ratios) / abs(np.mean(ratios)) < 0.5 * np.std(gaps) / abs(np.mean(gaps)))
 
 
-def fill_gaps(values: np.ndarray) -> np.ndarray:
-    """Return values (y, x) with gaps filled from the nearest cell, for grids that were refined in places."""
-    missing = np.isnan(values)
-    if not missing.any() or missing.all():
+def fill_gaps(values: np.ndarray, gaps: np.ndarray) -> np.ndarray:
+    """Return values (y, x) with the gaps filled from the nearest other cell, for grids that were refined in places."""
+    if not gaps.any() or gaps.all():
         return values
     from scipy.ndimage import distance_transform_edt
 
-    nearest = np.asarray(distance_transform_edt(missing, return_distances=False, return_indices=True))
+    nearest = np.asarray(distance_transform_edt(gaps, return_distances=False, return_indices=True))
     return values[nearest[0], nearest[1]]
 
 
@@ -143,7 +150,7 @@ def draw_heat_maps(
 
 def _draw(axes: Any, one: HeatMap, norm: Any) -> Any:
     x, y = _Axis.of(one.x), _Axis.of(one.y)
-    shown = fill_gaps(np.where(np.isposinf(one.values), norm.vmax, one.values))
+    shown = fill_gaps(np.where(np.isposinf(one.values), norm.vmax, one.values), one.gaps)
     axes.set_facecolor(style.HAIR)
     mesh = axes.pcolormesh(
         x.edges, y.edges, np.ma.masked_invalid(shown), norm=norm, cmap="viridis", rasterized=shown.size > 4000
@@ -163,7 +170,13 @@ def _draw(axes: Any, one: HeatMap, norm: Any) -> Any:
         for level in one.levels:
             for values, look in ((one.low, ":"), (one.high, ":"), (one.values, "-")):
                 _contour(
-                    axes, x, y, None if values is None else fill_gaps(values), level, linestyles=look, colors="white"
+                    axes,
+                    x,
+                    y,
+                    None if values is None else fill_gaps(values, one.gaps),
+                    level,
+                    linestyles=look,
+                    colors="white",
                 )
     if one.lines is not None:
         _draw_lines(axes, *one.lines)

@@ -5,9 +5,10 @@ from attractor.sweeps.diagrams import THEORIES, Diagram, Theory, diagram, refine
 from attractor.sweeps.driver import Cost, format_seconds, read_shard, sweep
 from attractor.sweeps.executors import EXECUTORS, Executor, Local, Ray, Slurm, executor_named
 from attractor.sweeps.results import Estimate, Failure, Sweep, load, summarise
-from attractor.sweeps.systems import GAUSSIAN, MEASURES, Experiment, System, read_observables
+from attractor.sweeps.systems import DENSITY, GAUSSIAN, MEASURES, Experiment, System, read_observables
 
 __all__ = [
+    "DENSITY",
     "EXECUTORS",
     "GAUSSIAN",
     "MEASURES",

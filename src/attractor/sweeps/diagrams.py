@@ -68,7 +68,7 @@ THEORIES: dict[str, Theory] = {
         "the number of clusters that uniform tokens on the circle form first, argmax k^2 I_k(beta)", _cluster_count
     ),
     "critical_noise": Theory(
-        "the noise above which the uniform density is stable under softmax", threshold=_critical_noise, axis="noise"
+        "the noise above which the uniform density is stable", threshold=_critical_noise, axis="noise"
     ),
 }
 
@@ -85,6 +85,7 @@ class Diagram:
     maps : one for each combination of values of the other axes.
     others : these values.
     theory : the prediction that is drawn, or None.
+    when : the time of the values in words.
     """
 
     sweep: Sweep
@@ -94,6 +95,7 @@ class Diagram:
     maps: tuple[HeatMap, ...]
     others: tuple[Mapping[str, Value], ...]
     theory: Theory | None = None
+    when: str = ""
 
     @property
     def caption(self) -> str:
@@ -101,9 +103,12 @@ class Diagram:
         starts = self.sweep.starts
         infinite = any(np.isposinf(one.values).any() for one in self.maps)
         words = (
-            f"{'Median' if infinite else 'Mean'} of {self.name} over {starts:,} start{'s' * (starts != 1)} of each cell"
+            f"{'Median' if infinite else 'Mean'} of {self.name} {self.when}{' ' * bool(self.when)}over {starts:,} start"
+            f"{'s' * (starts != 1)} of each cell"
         )
         words += ", with the colour of the largest value where it is infinite." if infinite else "."
+        if any((np.isnan(one.values) & ~one.gaps).any() for one in self.maps):
+            words += " Grey: cells without a value, most of them failed."
         levels = self.maps[0].levels
         if levels:
             words += f" White: contour line{'s' * (len(levels) > 1)} at {', '.join(f'{level:g}' for level in levels)}"
@@ -208,6 +213,9 @@ def rerun_command(found: Sweep, cell: Cell, start: int = 0) -> str:
                 if value in (False, None)
                 else f" {option} {shlex.quote(str(value))}"
             )
+        if "starts" in found.manifest.get("given", ()):  # starts of noisy systems are members of one ensemble
+            seed = found.seed(cell)
+            return f"{words} --ensemble {start + 1} --member {start} --seed {seed} --noise-seed {seed}"
         return f"{words} --seed {found.seed(cell, start)}"
     name = str(found.manifest["base"]["system"]).rpartition(".")[2]
     given = ", ".join(f"{key}={value!r}" for key, value in cell.values)
@@ -245,9 +253,12 @@ def diagram(
     if not cells:
         raise InputError(f"no cell has {name}: {found.failed[0].reason if found.failed else 'the sweep is empty'}")
     axes: dict[str, list[Any]] = dict(found.axes)
-    times = found.times()
+    saved = found.cell_times()
     along_time = TIME in (x, y)
     if along_time:
+        if len({times.tobytes() for times in saved.values()}) > 1:
+            raise InputError("the cells have different saved times: time is no axis of their diagram; give one of them")
+        times = next(iter(saved.values()))
         if estimates[0].value.shape[1] != len(times) or len(times) < 2:
             raise InputError(f"{name} has one value for each run, or the sweep saved one time; time is no axis of it")
         axes[TIME] = times.tolist()
@@ -271,30 +282,54 @@ def diagram(
             f"the other axes ({', '.join(rest)}) have {len(panels)} combinations, and {MOST_PANELS} panels are drawn at most"
         )
     drawn = _theory(theory)
-    which = _time_index(times, time)
+    whole_runs = name.startswith("outcome_") or found.manifest["observables"].get(name) == "measure"
+    indices = _time_indices(saved, None if whole_runs else time)
     places = {axis: {canonical(value): k for k, value in enumerate(values)} for axis, values in axes.items()}
     maps = []
     for panel in panels:
         wanted = {axis: canonical(value) for axis, value in panel.items()}
         arrays = np.full((3, len(axes[y]), len(axes[x])), np.nan)
+        absent = np.ones(arrays.shape[1:], dtype=bool)
+        for cell in found.cells:
+            given = cell.arguments
+            if all(canonical(given[axis]) == value for axis, value in wanted.items()):
+                absent[_place_of(given, places, (x, y))] = False
         for cell, estimate in zip(cells, estimates, strict=True):
             given = cell.arguments
             if all(canonical(given[axis]) == value for axis, value in wanted.items()):
-                _place(arrays, estimate, given, places, (x, y), which)
+                _place(arrays, estimate, given, places, (x, y), indices.get(cell.key))
         varying = [axis for axis in rest if len(axes[axis]) > 1]
         title = ", ".join(f"{axis} = {_word(panel[axis])}" for axis in varying)
-        one = HeatMap(axes[x], axes[y], *arrays, title=title, levels=tuple(levels))
-        maps.append(_add_theory(one, drawn, panel, (x, y)))
-    return Diagram(found, name, x, y, tuple(maps), tuple(panels), drawn)
+        one = HeatMap(axes[x], axes[y], *arrays, title=title, levels=tuple(levels), absent=absent)
+        maps.append(_add_theory(one, drawn, {**found.manifest.get("fixed", {}), **panel}, (x, y)))
+    lasts = {float(times[-1]) for times in saved.values() if len(times)}
+    when = (
+        ""
+        if whole_runs or along_time or not lasts
+        else "at the end of each run"
+        if len(lasts) > 1
+        else f"at t = {max(lasts):g}"
+    )
+    when = when if time is None or whole_runs else f"at t = {time:g}"
+    return Diagram(found, name, x, y, tuple(maps), tuple(panels), drawn, when)
 
 
-def _time_index(times: np.ndarray, time: float | None) -> int:
-    if time is None or len(times) == 0:
-        return -1
-    place = int(np.argmin(np.abs(times - time)))
-    if abs(times[place] - time) > 1e-6 * max(1.0, abs(time)):
-        raise InputError(f"the sweep did not save t = {time:g}; the nearest saved time is {times[place]:g}")
-    return place
+def _time_indices(saved: Mapping[str, np.ndarray], time: float | None) -> dict[str, int]:
+    """The index of a time among the saved ones of every cell that has it; of the last one by default."""
+    if time is None:
+        return dict.fromkeys(saved, -1)
+    found, nearest = {}, []
+    for key, times in saved.items():
+        if len(times) == 0:
+            raise InputError("the sweep has numbers of whole runs, without a time")
+        place = int(np.argmin(np.abs(times - time)))
+        nearest.append(float(times[place]))
+        if abs(times[place] - time) <= 1e-6 * max(1.0, abs(time)):
+            found[key] = place
+    if not found:
+        closest_time = min(nearest, key=lambda value: abs(value - time))
+        raise InputError(f"the sweep did not save t = {time:g}; the nearest saved time is {closest_time:g}")
+    return found
 
 
 def _place(
@@ -303,13 +338,23 @@ def _place(
     given: Mapping[str, Value],
     places: Mapping[str, Mapping[Any, int]],
     axes: tuple[str, str],
-    which: int,
+    which: int | None,
 ) -> None:
-    """Write the value and the interval of a cell into the arrays (3, y, x)."""
-    line, column = (slice(None) if axis == TIME else places[axis][canonical(given[axis])] for axis in axes[::-1])
+    """Write the value and the interval of a cell into the arrays (3, y, x); none if it lacks the time."""
+    line, column = _place_of(given, places, axes)
     for array, part in zip(arrays, (estimate.value, estimate.low, estimate.high), strict=True):
-        row = part[0]
-        array[line, column] = row if TIME in axes else row[which if len(row) > 1 else 0]
+        if TIME in axes:
+            array[line, column] = part[0]
+        elif which is not None:
+            array[line, column] = part[0][which]
+
+
+def _place_of(
+    given: Mapping[str, Value], places: Mapping[str, Mapping[Any, int]], axes: tuple[str, str]
+) -> tuple[Any, Any]:
+    """The line and the column of a cell."""
+    line, column = (slice(None) if axis == TIME else places[axis][canonical(given[axis])] for axis in axes[::-1])
+    return line, column
 
 
 def _theory(theory: str | Theory | Callable[..., float] | None) -> Theory | None:
@@ -327,9 +372,7 @@ def _call(function: Callable[..., float], given: Mapping[str, Any]) -> float:
     parameters = inspect.signature(function).parameters
     lacking = [name for name, part in parameters.items() if part.default is part.empty and name not in given]
     if lacking:
-        raise InputError(
-            f"the prediction depends on {', '.join(lacking)}, and the sweep has the axes {', '.join(given)}"
-        )
+        raise InputError(f"the prediction depends on {', '.join(lacking)}, and the sweep gives {', '.join(given)}")
     return float(function(**{name: given[name] for name in parameters if name in given}))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
@@ -11,7 +12,9 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,18 +30,17 @@ from attractor.errors import InputError, StoreError
 from attractor.progress import progress_bar
 from attractor.registry import closest
 from attractor.solvers import flow
-from attractor.states import Gaussian
+from attractor.states import Tokens
 from attractor.sweeps.cells import Cell, Value, canonical, list_cells, make_cell, read_axes, read_cells
 from attractor.sweeps.diagrams import refine_cells
 from attractor.sweeps.executors import Executor, Task, executor_named
 from attractor.sweeps.folder import TABLE, Folder, Index, arrow
 from attractor.sweeps.results import Sweep, load
 from attractor.sweeps.systems import (
-    GAUSSIAN,
-    MEASURES,
     Experiment,
     Request,
     System,
+    check_observables,
     compute,
     digest_system,
     one_thread,
@@ -128,7 +130,7 @@ def sweep(
     observe : what is measured, see ``observables``: names, "clusters(radius=0.2)", functions, or a mapping from names to them. Also
         "consensus_time", "first_merge", "blow_up_time" and "end_time" of a run, infinite where the event does not happen, and
         "merge_clusters", the number of tokens that merging has left; for Gaussians "trace", "mean_norm", "largest_eigenvalue" and
-        "covariance_rank".
+        "covariance_rank"; for densities "density_entropy", "density_peaks" and "density_order".
     until, save : final time, and saved times as in ``flow``; by default only the end.
     seed : seed of the sweep.
     folder : where results are kept; None keeps them as long as the object that is returned.
@@ -255,6 +257,36 @@ def _name_of(make: Callable[..., Any]) -> Any:
     return name if name is not None else getattr(make, "__qualname__", type(make).__name__)
 
 
+def digest_source(make: Any) -> str:
+    """Return a digest of a function, and of the functions and plain values of its module that it uses; without comments."""
+    found: dict[str, str] = {}
+    _collect_source(make, found)
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _collect_source(function: Any, found: dict[str, str]) -> None:
+    name = getattr(function, "__qualname__", "")
+    code = getattr(function, "__code__", None)
+    if code is None or name in found:
+        return
+    try:
+        text = ast.dump(ast.parse(textwrap.dedent(inspect.getsource(function))))
+    except (OSError, TypeError, SyntaxError):  # typed in a session, or a part of a line
+        text = repr((code.co_code, code.co_names, [c for c in code.co_consts if _is_plain(c)]))
+    used = [cell.cell_contents for cell in function.__closure__ or ()] + list(function.__defaults__ or ())
+    used += [function.__globals__[name] for name in _names_of(code) if name in function.__globals__]
+    found[name] = text + repr([value for value in used if _is_plain(value)])
+    for other in used:
+        if inspect.isfunction(other) and other.__module__ == function.__module__:
+            _collect_source(other, found)
+
+
+def _names_of(code: types.CodeType) -> list[str]:
+    """Names that a function and those inside it use."""
+    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names_of(part)]
+    return [*code.co_names, *inner]
+
+
 def _digest(function: Any) -> str:
     """A digest of the source of a function and of the plain values that it captures; empty for those of this package."""
     if str(getattr(function, "__module__", "")).partition(".")[0] == "attractor":
@@ -379,15 +411,16 @@ class _Driver:
                 "binary": self.binary,
                 "rerun": getattr(self.experiment.make, "rerun", ""),
                 "given": list(self.experiment.given),
-                "samples": self._samples(
-                    list_cells({name: values[:1] for name, values in self.axes.items()}, self.identity)
-                ),
+                "samples": self._samples([self._first_cell()]),
+                "fixed": getattr(self.experiment.make, "fixed", {}),
                 "history": [entry],
-            }
+            } | self._sources()
             self.folder.write_manifest(manifest)
             return
         manifest = self.folder.manifest()
         self._compare(manifest, definitions)
+        now = self._sources()
+        manifest |= {"source": now["source"], "files": {**manifest.get("files", {}), **now["files"]}}
         for name, values in axes.items():
             known = {canonical(value): value for value in [*manifest["axes"][name], *values]}
             manifest["axes"][name] = list(known.values())
@@ -398,7 +431,39 @@ class _Driver:
         manifest.pop("schema")
         self.folder.write_manifest(manifest)
 
-    def _samples(self, cells: Iterator[Cell]) -> list[dict[str, Any]]:
+    def _sources(self) -> dict[str, Any]:
+        """Digests of what returns the numbers of a cell: the function, and the files that a command reads."""
+        make = self.experiment.make
+        files = getattr(make, "read_files", None)
+        return {
+            "source": digest_source(make) if hasattr(make, "__code__") else "",
+            "files": {} if files is None else files(self.axes),
+        }
+
+    def _compare_measured(self, manifest: Mapping[str, Any]) -> str:
+        """Say how a system that returns numbers differs from the one that filled the folder; empty if nothing is known to."""
+        now = self._sources()
+        files = manifest.get("files", {})
+        for name, digest in now["files"].items():
+            if files.get(name, digest) != digest:
+                return f"the file {name} has changed since"
+        if not self.measures or manifest.get("source", "") in ("", now["source"]):
+            return ""  # systems are compared by their content
+        # another text may return the same numbers: those of some finished cells decide
+        index = self.folder.index()
+        failed = index.failures()
+        done = [cell for cell in index.cells.values() if cell.key not in failed]
+        for cell in [done[k] for k in sorted({0, len(done) // 2, len(done) - 1})] if done else ():
+            row = compute(replace(self.experiment, observe={}), [Request(cell, 0, 1)])[0]
+            for name in row.observed:
+                for _, known in self.folder.read_values(index, [cell.key], name, 1):
+                    if not np.array_equal(known[0], row.observed[name], equal_nan=True):
+                        return f"the function returns another {name} for {cell}"
+            if row.reason:
+                return f"the function now fails for {cell} ({row.reason})"
+        return ""
+
+    def _samples(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         """Checksums of the systems of some cells, which tell whether a function that makes them has changed."""
         found = []
         for cell in () if self.measures else cells:
@@ -430,11 +495,14 @@ class _Driver:
                 raise InputError(f"{where}: its observable {name!r} is {known}, not {definition}; give another name")
         for sample in manifest["samples"]:
             cell = next(list_cells({name: (value,) for name, value in sample["cell"]}, self.identity))
-            now = self._samples(iter([cell]))[0]["checksum"]
+            now = self._samples([cell])[0]["checksum"]
             if sample["checksum"] is not None and now is not None and now != sample["checksum"]:
                 raise InputError(
                     f"{where}: the system of {cell} is not the one computed there; has the function changed? {advice}"
                 )
+        changed = self._compare_measured(manifest)
+        if changed:
+            raise InputError(f"{where}: {changed}; give another folder")
 
     def plan(self, index: Index) -> tuple[list[Work], int]:
         """Return what is to be computed, and the number of cells that are there."""
@@ -607,15 +675,10 @@ def _split(request: Request, seconds: float, size: float, target: float) -> Iter
 
 def _check_observables(experiment: Experiment, system: System) -> list[str]:
     """Raise if the observables do not belong to the kind of state; return the names of those that are True or False."""
-    gaussian, binary = isinstance(system.state, Gaussian), []
+    check_observables(system.state, experiment.observe)
+    binary = []
     for name, function in experiment.observe.items():
-        if gaussian and function is not None:
-            raise InputError(
-                f"{name} is measured on tokens, and the system moves a Gaussian: observe {', '.join((*GAUSSIAN, *MEASURES))}"
-            )
-        if not gaussian and function is None and name in GAUSSIAN:
-            raise InputError(f"{name} is measured on Gaussians, and the system moves tokens")
-        if not gaussian and function is not None:
+        if isinstance(system.state, Tokens) and function is not None:
             with one_thread():
                 found = function(system.state, law=system.law, space=system.space)
             binary += [name] if torch.as_tensor(found).dtype == torch.bool else []

@@ -251,11 +251,23 @@ class Sweep:
         raise InputError(f"the cell {cell} has no {name}: {reasons.get(cell.key, 'it was not measured there')}")
 
     def times(self, **values: Value) -> np.ndarray:
-        """Return the saved times of one cell (all of them have the same unless ``until`` differs)."""
-        key = self.cell(**values).key if values else next(iter(self._index.cells), "")
-        for _, found in self.folder.read_values(self._index, [key], "times"):
-            return found[0]
-        return np.zeros(0)
+        """Return the saved times of one cell; without values those that all cells have in common, or raise."""
+        if values:
+            key = self.cell(**values).key
+            return next((found[0] for _, found in self.folder.read_values(self._index, [key], "times")), np.zeros(0))
+        found = self.cell_times()
+        distinct = list({times.tobytes(): times for times in found.values()}.values())
+        if len(distinct) > 1:
+            raise InputError(
+                f"the cells have {len(distinct)} different lists of saved times: give the values of one cell"
+            )
+        return distinct[0] if distinct else np.zeros(0)
+
+    def cell_times(self) -> dict[str, np.ndarray]:
+        """Return the saved times of every cell that was computed, by its key; cells differ where ``until`` or ``save`` do."""
+        keys = [cell.key for cell in self.cells]
+        rows = self.folder.read_values(self._index, keys, "times")
+        return {key: row for found, times in rows for key, row in zip(found, times, strict=True)}
 
     def summary(self, name: str) -> tuple[list[Cell], list[Estimate]]:
         """Return the cells that have an observable, and its mean and interval over starts at each time (1, times)."""
@@ -395,7 +407,12 @@ class Sweep:
             import xarray  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise missing("xarray", "sweep") from None
-        times = self.times()
+        saved = list({times.tobytes(): times for times in self.cell_times().values()}.values())
+        times = saved[0] if saved else np.zeros(0)
+        if len(saved) > 1:
+            if max(map(len, saved)) > 1:
+                raise InputError("the cells have different saved times, which one array cannot hold; use frame('all')")
+            times = np.zeros(0)  # each cell has its own end
         shape = [len(values) for values in self.axes.values()]
         places = {name: {canonical(value): k for k, value in enumerate(values)} for name, values in self.axes.items()}
         data = {}
@@ -405,8 +422,6 @@ class Sweep:
             except InputError:  # an array for every state
                 continue
             count = max((estimate.value.shape[1] for estimate in found), default=1)
-            if count not in (1, len(times)):
-                raise InputError("the cells have different saved times, which one array cannot hold; use frame('all')")
             for kind, attribute in (("", "value"), ("_low", "low"), ("_high", "high")):
                 array = np.full((*shape, count), np.nan)
                 for cell, estimate in zip(cells, found, strict=True):
@@ -415,7 +430,8 @@ class Sweep:
                     )[0]
                 over_time = count > 1 or len(times) == 1
                 data[name + kind] = ((*self.axes, "time"), array) if over_time else (tuple(self.axes), array[..., 0])
-        coordinates = {**{name: list(values) for name, values in self.axes.items()}, "time": times}
+        coordinates: dict[str, Any] = {name: list(values) for name, values in self.axes.items()}
+        coordinates |= {"time": times} if len(times) else {}
         return xarray.Dataset(data, coords=coordinates, attrs={"sweep": str(self.path)})
 
     def write_table(self) -> Any:

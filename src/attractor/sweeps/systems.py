@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,9 +24,9 @@ from attractor.laws import Attention, Law
 from attractor.observables import Observable, find_observable, list_observables
 from attractor.registry import closest, unknown
 from attractor.serialization import encode, move_tensors
-from attractor.solvers import Noise, Outcome, Trajectory, flow
+from attractor.solvers import Noise, Outcome, Redrawn, Trajectory, flow
 from attractor.spaces import Ellipsoid, Euclidean, Space, Sphere, space_named
-from attractor.states import Gaussian, Tokens
+from attractor.states import Density, Gaussian, Tokens
 from attractor.sweeps.cells import Cell, derive_seed
 
 BLOCK = 64  # starts integrated together where rounding depends on the size of an ensemble
@@ -41,16 +41,16 @@ class System:
     Attributes
     ----------
     law : gives every token its velocity.
-    state : Tokens with points (n, d), or (starts, n, d); or a Gaussian.
+    state : Tokens with points (n, d), or (starts, n, d); or a Gaussian, or a Density on the circle.
     space : where it moves; None is flat space.
     noise : the random part of the motion.
     options : further arguments of ``flow`` for this cell.
     """
 
     law: Law
-    state: Tokens | Gaussian
+    state: Tokens | Gaussian | Density
     space: Space | str | None = None
-    noise: Noise | None = None
+    noise: Noise | Redrawn | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -137,6 +137,26 @@ GAUSSIAN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "trace": _trace,
 }
 
+
+def _density_entropy(state: Density) -> np.ndarray:
+    return state.entropy()
+
+
+def _density_peaks(state: Density) -> np.ndarray:
+    return state.peaks()
+
+
+def _density_order(state: Density) -> np.ndarray:
+    return np.abs(state.modes[..., 1])
+
+
+# of a density along time; the order is the size of the first Fourier coefficient
+DENSITY: dict[str, Callable[[Density], np.ndarray]] = {
+    "density_entropy": _density_entropy,
+    "density_order": _density_order,
+    "density_peaks": _density_peaks,
+}
+
 # depend on products of tokens only, so that they are the same in every orthonormal basis
 INVARIANT: tuple[Observable, ...] = (
     observables.attention_entropy,
@@ -195,13 +215,13 @@ def _name_of(function: Any) -> str:
 
 
 def parse_observable(text: str) -> Observable | None:
-    """Return the function of ``name`` or ``name(option=value, ...)``; None for a measure of runs or of Gaussians."""
+    """Return the function of ``name`` or ``name(option=value, ...)``; None for a measure of runs, Gaussians or densities."""
     name, bracket, inside = text.partition("(")
     name = name.strip()
-    if not bracket and (name in MEASURES or name in GAUSSIAN):
+    if not bracket and (name in MEASURES or name in GAUSSIAN or name in DENSITY):
         return None
     if name not in list_observables():
-        raise unknown(name, [*list_observables(), *MEASURES, *GAUSSIAN], "observable")
+        raise unknown(name, [*list_observables(), *MEASURES, *GAUSSIAN, *DENSITY], "observable")
     function = find_observable(name)
     if not bracket:
         return function
@@ -222,6 +242,20 @@ def parse_observable(text: str) -> Observable | None:
         except ValueError:
             raise InputError(f"the option {part!r} of {name} is not a number: write {option.strip()}=0.5") from None
     return partial(function, **options) if options else function
+
+
+def check_observables(state: Tokens | Gaussian | Density, observe: Mapping[str, Any]) -> None:
+    """Raise if an observable does not belong to the kind of state."""
+    kind, own = type(state), {Gaussian: GAUSSIAN, Density: DENSITY}.get(type(state), {})
+    what = {Gaussian: "a Gaussian", Density: "a density"}.get(kind, "tokens")
+    for name, function in observe.items():
+        if own and function is not None:
+            raise InputError(
+                f"{name} is measured on tokens, and the system moves {what}: observe {', '.join((*own, *MEASURES))}"
+            )
+        if function is None and name not in own and name not in MEASURES:
+            theirs = "Gaussians" if name in GAUSSIAN else "densities"
+            raise InputError(f"{name} is measured on {theirs}, and the system moves {what}")
 
 
 @dataclass(frozen=True)
@@ -315,16 +349,14 @@ class Experiment:
         if (first, count) == (0, total):
             return system
         index = torch.arange(first, first + count)
-        noise = None if system.noise is None else system.noise.restrict(index)
-        return dataclasses.replace(
-            system, law=system.law.member(index), state=_choose(system.state, index), noise=noise
-        )
+        return _restrict(system, index)
 
     @staticmethod
     def _join(systems: list[System]) -> System:
         """One ensemble of systems with one start each."""
         first = systems[0]
-        if len(systems) > 1 and any(system.noise is not None for system in systems):
+        random = [system for system in systems if system.noise is not None and isinstance(system.state, Tokens)]
+        if len(systems) > 1 and random:
             raise UnsupportedError(
                 "a system with noise takes the argument starts: its starts are one ensemble, of one Noise(...)"
             )
@@ -334,7 +366,7 @@ class Experiment:
             return singles[0]
         if same:
             return dataclasses.replace(first, state=_stack([single.state for single in singles]))
-        if all(type(single.law) is Attention for single in singles):
+        if all(type(single.law) is Attention and isinstance(single.state, Tokens) for single in singles):
             if len({signature(single, {}, "any") for single in singles}) > 1:
                 raise InputError("systems of one cell must have the same shape, kernel, mask and space for every seed")
             return _concatenate(singles)
@@ -360,7 +392,7 @@ def _read_system(made: Any) -> System:
         raise InputError(
             f"the system of a cell is (law, state, space), a System, or a mapping of numbers; got {type(made).__name__}"
         )
-    if not isinstance(made.law, Law) or not isinstance(made.state, (Tokens, Gaussian)):
+    if not isinstance(made.law, Law) or not isinstance(made.state, (Tokens, Gaussian, Density)):
         raise InputError(
             f"the system of a cell is (law, state, space), got a {type(made.law).__name__} and a {type(made.state).__name__}"
         )
@@ -387,10 +419,10 @@ def _flatten(system: System, starts: int) -> System:
         )
     if len(shape) == 1:
         return system
-    if isinstance(state, Gaussian):
-        flat: Tokens | Gaussian = Gaussian(
-            state.mean.reshape(starts, -1), state.covariance.reshape(starts, state.dim, state.dim)
-        )
+    if isinstance(state, Density):
+        flat: Tokens | Gaussian | Density = Density(state.values.reshape(starts, -1))
+    elif isinstance(state, Gaussian):
+        flat = Gaussian(state.mean.reshape(starts, -1), state.covariance.reshape(starts, state.dim, state.dim))
     else:
         rows = [
             row if row is None or row.ndim == 1 else row.reshape(starts, state.n)
@@ -400,19 +432,33 @@ def _flatten(system: System, starts: int) -> System:
     return dataclasses.replace(system, state=flat)
 
 
-def _rows(state: Tokens | Gaussian) -> Tensor:
+def _rows(state: Tokens | Gaussian | Density) -> Tensor:
+    if isinstance(state, Density):
+        return state.values
     return state.points if isinstance(state, Tokens) else state.covariance_rows()
 
 
-def _choose(state: Tokens | Gaussian, index: Tensor) -> Tokens | Gaussian:
+def _restrict(system: System, index: Tensor) -> System:
+    """Some starts of a system, which keep their random numbers."""
+    noise = system.noise
+    if noise is not None and isinstance(system.state, Tokens):  # noise of measures is not random
+        noise = noise.restrict(index)
+    return dataclasses.replace(system, law=system.law.member(index), state=_choose(system.state, index), noise=noise)
+
+
+def _choose(state: Tokens | Gaussian | Density, index: Tensor) -> Tokens | Gaussian | Density:
+    if isinstance(state, Density):
+        return Density(state.values[index])
     if isinstance(state, Gaussian):
         return Gaussian(state.mean[index], state.covariance[index])
     rows = [row if row is None or row.ndim == 1 else row[index] for row in (state.masses, state.positions)]
     return Tokens.unchecked(state.points[index], *rows)
 
 
-def _stack(states: Sequence[Tokens | Gaussian]) -> Tokens | Gaussian:
+def _stack(states: Sequence[Tokens | Gaussian | Density]) -> Tokens | Gaussian | Density:
     """States with one leading axis each as one."""
+    if all(isinstance(state, Density) for state in states):
+        return Density(torch.cat([_rows(state) for state in states]))
     if all(isinstance(state, Gaussian) for state in states):
         return Gaussian(torch.cat([state.mean for state in states]), torch.cat([state.covariance for state in states]))  # type: ignore[union-attr]
     rows: list[Tensor | None] = []
@@ -622,10 +668,7 @@ def _compute_alone(experiment: Experiment, request: Request, system: System) -> 
         edges = [request.first, *range((request.first // BLOCK + 1) * BLOCK, last, BLOCK), last]
         for begin, end in pairwise(edges):
             index = torch.arange(begin - request.first, end - request.first)
-            noise = None if system.noise is None else system.noise.restrict(index)
-            piece = dataclasses.replace(
-                system, law=system.law.member(index), state=_choose(system.state, index), noise=noise
-            )
+            piece = _restrict(system, index)
             parts.append(_integrate(experiment, piece, [Request(request.cell, begin, end - begin)])[0])
     except Exception as error:
         return Row(request, describe_failure(error))
@@ -656,20 +699,20 @@ def _integrate(experiment: Experiment, system: System, requests: Sequence[Reques
     options: dict[str, Any] = {**experiment.flow, **system.options}
     times = _save_times(options, system)
     functions = {name: function for name, function in experiment.observe.items() if function is not None}
-    gaussian = isinstance(system.state, Gaussian)
-    for name in experiment.observe:
-        if experiment.observe[name] is None and name in GAUSSIAN and not gaussian:
-            raise UnsupportedError(f"{name} is measured on Gaussians, and the system has tokens")
-    if gaussian and functions:
-        raise UnsupportedError(
-            f"{next(iter(functions))} is measured on tokens, not on a Gaussian: observe {', '.join(GAUSSIAN)}"
-        )
+    check_observables(system.state, experiment.observe)
+    measure = not isinstance(system.state, Tokens)
     state = system.state if experiment.device == "cpu" else move_tensors(system.state, torch.device(experiment.device))
-    watched = functions or (None if gaussian else {"token_norm": observables.token_norm})
+    watched = None if measure else functions or {"token_norm": observables.token_norm}
     options |= {"save": times.tolist(), "space": system.space, "noise": system.noise, "observe": watched}
     run = flow(system.law, state, **options)
     found = {name: _extend(name, function, run, len(times)) for name, function in functions.items()}
-    if gaussian:
+    if isinstance(system.state, Density):
+        states = [run.state(k) for k in range(len(run.times))]
+        states += [run.final] * (len(times) - len(states))
+        for name in experiment.observe:
+            if name in DENSITY:
+                found[name] = np.stack([DENSITY[name](cast("Density", one)) for one in states]).astype(np.float64)
+    elif isinstance(system.state, Gaussian):
         rows = run._gaussian
         missing = len(times) - len(rows)
         rows = torch.cat([rows, run.final.rows().expand(missing, *rows.shape[1:])]) if missing else rows  # type: ignore[union-attr]
