@@ -55,8 +55,9 @@ layers: $(STAMP)
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-docs: $(STAMP)  ## build the documentation into docs/_build/html, warnings as errors
+docs: $(STAMP)  ## build the documentation into docs/_build/html, warnings as errors, and check its links and accessibility
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/docs/test_site.py
 	@echo "The documentation is $(CURDIR)/docs/_build/html/index.html"
 
 bench: $(STAMP)  ## measure speed against other libraries; options: make bench OPTIONS="--quick"

@@ -59,6 +59,7 @@ nitpick_ignore_regex = [
 html_theme = "furo"
 html_title = f"attractor {release}"
 html_static_path = ["_static"]
+html_js_files = ["access.js"]
 html_show_sphinx = False
 copybutton_prompt_text = "$ "
 
