@@ -1,0 +1,194 @@
+"""The page's integrator, run by Node, against the package."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attractor as at
+from attractor.explorer.static_page import tableau
+from attractor.random_numbers import normals
+
+NODE = shutil.which("node")
+pytestmark = pytest.mark.skipif(NODE is None, reason="Node is not installed")
+PAGE = Path(at.__file__).parent / "explorer" / "page"
+EYE2, EYE3 = np.eye(2).tolist(), np.eye(3).tolist()
+GENERAL2, VALUE2 = [[0.9, 0.4], [-0.2, 1.1]], [[0.7, -0.3], [0.5, 0.8]]
+GENERAL3 = [[0.9, 0.4, 0.1], [-0.2, 1.1, 0.3], [0.2, 0.0, -0.6]]
+VALUE3 = [[0.7, -0.3, 0.0], [0.5, 0.8, 0.1], [0.0, -0.2, -0.4]]
+ELLIPSOID2, ELLIPSOID3 = [[1.0, 0.2], [0.2, 0.4]], [[1.0, 0.2, 0.0], [0.2, 0.5, 0.1], [0.0, 0.1, 2.0]]
+
+
+def integrate(*runs: dict[str, Any]) -> list[dict[str, Any]]:
+    """Integrate systems in Node: each a mapping with ``system`` and ``times``."""
+    assert NODE is not None
+    text = json.dumps({"tableau": tableau(), "runs": runs})
+    script = Path(__file__).with_name("integrate.js")
+    done = subprocess.run(
+        [NODE, str(script), str(PAGE / "numerics.js"), "/dev/stdin"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def describe(dim: int = 2, tokens: int = 9, **parts: Any) -> dict[str, Any]:
+    general = {2: (GENERAL2, VALUE2), 3: (GENERAL3, VALUE3)}[dim]
+    law = {"heads": [{"interaction": general[0], "value": general[1]}]}
+    start = {"kind": "uniform", "tokens": tokens, "seed": 3}
+    base = {"schema": "attractor.system/1", "space": "sphere", "dim": dim, "start": start, "masses": None}
+    base |= {"kernel": "softmax", "beta": 2.0, "mask": None, "positions": None, "noise": 0.0, "layers": None}
+    return base | {"until": 6.0, "rtol": 1e-12, "atol": 1e-13, "merge": 0, "reverse": False} | law | parts
+
+
+def run_package(system: dict[str, Any], start: list[float], times: list[float]) -> at.Trajectory:
+    """The same system by ``attractor.flow``, written out here independently of the page's own Python code."""
+    dim, sign = system["dim"], -1.0 if system["reverse"] else 1.0
+    heads = [
+        torch.tensor([head[part] for head in system["heads"]], dtype=torch.float64) for part in ("interaction", "value")
+    ]
+    eye = torch.eye(dim, dtype=torch.float64).expand_as(heads[0])
+    mask = system["mask"] if not isinstance(system["mask"], dict) else f"window:{system['mask']['window']}"
+    positions = None if system["positions"] is None else at.Rotary(system["positions"]["rotary"])
+    law = at.Attention(
+        eye, heads[0], sign * heads[1], kernel=system["kernel"], mask=mask, positions=positions, scale=system["beta"]
+    )
+    space = at.Ellipsoid(system["space"]["ellipsoid"]) if isinstance(system["space"], dict) else system["space"]
+    tokens = at.Tokens(torch.tensor(start, dtype=torch.float64).view(-1, dim), masses=system["masses"])
+    options: dict[str, Any] = {"save": times, "until": system["until"], "stop": ()}
+    if system["noise"]:
+        options |= {"noise": at.Noise(system["noise"], seed=system.get("noise_seed", 0)), "step": system["step"]}
+    elif system["layers"]:
+        options |= {"method": "layers", "step": system["layers"]}
+    else:
+        options |= {"rtol": system["rtol"], "atol": system["atol"], "merge": system["merge"] or False}
+    return at.flow(law, tokens, space=space, **options)
+
+
+def compare(systems: list[dict[str, Any]], times: list[float], bound: float = 1e-9) -> None:
+    for system, found in zip(
+        systems, integrate(*({"system": system, "times": times} for system in systems)), strict=True
+    ):
+        expected = run_package(system, found["start"], times)
+        points = np.array([frame["points"] for frame in found["frames"]]).reshape(expected.points.shape)
+        assert [frame["t"] for frame in found["frames"]] == expected.times.tolist()
+        size = max(1.0, float(expected.points.abs().max()))
+        missed = float(np.abs(points - expected.points.numpy()).max()) / size
+        assert missed < bound, (missed, system)
+        assert found["outcome"]["name"] == "reached"
+
+
+TIMES = [0.0, 0.1, 0.73, 2.5, 6.0]
+SPACES = [
+    (2, "sphere"),
+    (3, "sphere"),
+    (2, {"ellipsoid": ELLIPSOID2}),
+    (3, {"ellipsoid": ELLIPSOID3}),
+    (2, "euclidean"),
+    (3, "euclidean"),
+]
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "exponential", "l2", "sigmoid"])
+def test_trajectories_agree_with_the_package(kernel: str) -> None:
+    systems = []
+    for (dim, space), mask in itertools.product(SPACES, [None, "causal", {"window": 3}]):
+        flat = space == "euclidean"
+        beta, until = (0.4, 1.5) if flat and kernel == "exponential" else (2.0, 6.0)
+        systems.append(describe(dim, space=space, kernel=kernel, mask=mask, beta=beta, until=until))
+    short = [system for system in systems if system["until"] < 6]
+    compare([system for system in systems if system["until"] == 6], TIMES)
+    compare(short, [0.0, 0.1, 0.73, 1.5])
+
+
+def test_positions_heads_masses_and_reversal_agree_with_the_package() -> None:
+    second = {"interaction": VALUE2, "value": GENERAL2}
+    two_heads = [describe(2)["heads"][0], second]
+    masses = (np.arange(1, 10) / 45).tolist()
+    plain: dict[str, Any] = {"heads": [{"interaction": EYE3, "value": EYE3}]}
+    systems = [
+        describe(2, positions={"rotary": 100.0}),
+        describe(2, positions={"rotary": 100.0}, mask="causal", kernel="l2"),
+        describe(2, heads=two_heads),
+        describe(2, heads=two_heads, kernel="sigmoid", masses=masses),
+        describe(3, masses=masses, kernel="exponential", **plain),
+        describe(3, masses=masses, **plain),
+        describe(3, kernel="l2", masses=masses, mask="causal"),
+        describe(3, reverse=True),
+        describe(2, start={"kind": "polygon", "tokens": 7}, heads=[{"interaction": EYE2, "value": [[0, -1], [1, 0]]}]),
+        describe(3, start={"kind": "hemisphere", "tokens": 8, "seed": 1}, **plain),
+        describe(3, start={"kind": "clusters", "tokens": 8, "seed": 1}, **plain),
+    ]  # fmt: skip
+    compare(systems, TIMES)
+
+
+def test_layers_and_hardmax_agree_with_the_package() -> None:
+    layers = [
+        describe(dim, space=space, kernel=kernel, layers=0.25, mask=mask)
+        for (dim, space), kernel, mask in itertools.product(SPACES, ["softmax", "l2", "hardmax"], [None, "causal"])
+    ]
+    compare(layers, [0.0, 0.25, 1.0, 6.0])
+
+
+def test_noise_has_the_random_numbers_of_the_package() -> None:
+    systems = [describe(dim, space=space, noise=0.05, step=0.02, noise_seed=5, until=1.0) for dim, space in SPACES]
+    compare(systems, [0.0, 0.1, 0.5, 1.0])
+
+
+def test_merging_agrees_with_the_package() -> None:
+    plain: dict[str, Any] = {"heads": [{"interaction": EYE3, "value": EYE3}]}
+    systems = [
+        describe(3, tokens=24, beta=5.0, until=30.0, merge=1e-4, **plain),
+        describe(3, tokens=24, beta=5.0, until=30.0, merge=1e-4, masses=(np.arange(1, 25) / 300).tolist(), **plain),
+        describe(2, tokens=24, beta=12.0, until=30.0, merge=1e-4, heads=[{"interaction": EYE2, "value": EYE2}]),
+    ]
+    times = [0.0, 1.0, 5.0, 12.0, 30.0]
+    compare(systems, times, 1e-9)
+    for system, found in zip(
+        systems, integrate(*({"system": system, "times": times} for system in systems)), strict=True
+    ):
+        merges = [event for event in run_package(system, found["start"], times).events if event.kind == "merge"]
+        assert len(merges) == len(found["events"]) > 5
+        assert sorted(event.size for event in merges) == sorted(event["size"] for event in found["events"])
+        ours, theirs = (
+            [sorted(part)] for part in ([event.time for event in merges], [event["time"] for event in found["events"]])
+        )
+        assert np.allclose(ours, theirs, rtol=0.2, atol=0.2)
+
+
+def test_starts_have_six_decimals_and_come_from_the_package_s_random_numbers() -> None:
+    (found,) = integrate({"system": describe(3, tokens=50, until=1e-9), "times": [0.0]})
+    start = np.array(found["start"]).reshape(50, 3)
+    assert np.array_equal(start, np.round(start, 6))
+    drawn = normals(3, 0, torch.zeros(1, dtype=torch.int64), 50, 3)[0].numpy()
+    assert np.abs(start - drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).max() < 6e-7
+
+
+def test_bad_systems_raise() -> None:
+    assert NODE is not None
+    for wrong in (
+        describe(3, positions={"rotary": 10.0}),
+        describe(2, start={"kind": "points", "points": [[0.0, 0.0]]}),
+    ):
+        with pytest.raises(AssertionError, match=r"rotary|origin"):
+            integrate({"system": wrong, "times": [0.0]})
+
+
+def test_steps_are_those_of_the_package() -> None:
+    system = describe(3, tokens=30, rtol=1e-8, atol=1e-10, until=20.0)
+    (found,) = integrate({"system": system, "times": [0.0, 20.0]})
+    expected = run_package(system, found["start"], [0.0, 20.0])
+    assert math.isclose(found["steps"], expected.stats.accepted, abs_tol=2)
