@@ -25,6 +25,7 @@ OPENINGS = {
     ".pdf": b"%PDF-",
     ".svg": b"<?xml",
     ".gif": b"GIF89a",
+    ".webp": b"WEBPVP8X",
     ".mp4": b"ftyp",
 }
 

@@ -21,6 +21,7 @@ FIGURE_PACKAGES = {
     ".pdf": ("matplotlib",),
     ".svg": ("matplotlib",),
     ".gif": ("matplotlib", "PIL"),
+    ".webp": ("matplotlib", "PIL"),
     ".mp4": ("matplotlib", "imageio_ffmpeg"),
 }
 

@@ -78,7 +78,7 @@ class SimulateResults(WidthOptions):
     ] = None
     plot: Annotated[
         list[Path] | None,
-        result_option("FILE", "Draw the run: .html, .png, .pdf, .svg, .gif or .mp4; may be repeated."),
+        result_option("FILE", "Draw the run: .html, .png, .pdf, .svg, .gif, .webp or .mp4; may be repeated."),
     ] = None
 
 

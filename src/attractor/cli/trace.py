@@ -222,7 +222,7 @@ class TraceResults(WidthOptions):
 
     plot: Annotated[
         list[Path] | None,
-        result_option("FILE", "Draw the first text: .html, .png, .pdf, .svg, .gif or .mp4; may be repeated."),
+        result_option("FILE", "Draw the first text: .html, .png, .pdf, .svg, .gif, .webp or .mp4; may be repeated."),
     ] = None
     lyapunov_plot: Annotated[
         Path | None, result_option("FILE", "Draw the exponents of --lyapunov: .png, .pdf or .svg.")

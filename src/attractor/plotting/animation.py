@@ -1,4 +1,4 @@
-"""Animations as GIF or MP4."""
+"""Animations as GIF, WebP or MP4."""
 
 from __future__ import annotations
 
@@ -44,9 +44,34 @@ def write_gif(images: Iterator[np.ndarray], path: Path, fps: int, hues: np.ndarr
         exact = Image.fromarray(numbers)
         exact.putpalette(colours.ravel().tolist())
         drawn.append(exact)
+    drawn[0].save(
+        path,
+        format="GIF",
+        save_all=True,
+        append_images=drawn[1:],
+        duration=pauses(len(drawn), fps),
+        loop=0,
+        optimize=False,
+    )
+
+
+def pauses(frames: int, fps: int) -> list[int]:
+    """Return the milliseconds for which each frame is shown."""
     pause = max(20, round(1000 / fps))
-    pauses = [pause] * (len(drawn) - 1) + [pause + round(1000 * HOLD)]
-    drawn[0].save(path, format="GIF", save_all=True, append_images=drawn[1:], duration=pauses, loop=0, optimize=False)
+    return [pause] * (frames - 1) + [pause + round(1000 * HOLD)]
+
+
+def write_webp(images: Iterator[np.ndarray], path: Path, fps: int) -> None:
+    """Write an animated WebP, about a quarter of the size of a GIF."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise missing("pillow", "plot") from None
+    drawn = [Image.fromarray(pixels) for pixels in images]
+    times = pauses(len(drawn), fps)
+    drawn[0].save(
+        path, format="WEBP", save_all=True, append_images=drawn[1:], duration=times, loop=0, quality=60, method=4
+    )
 
 
 def palette(hues: np.ndarray) -> np.ndarray:
@@ -129,7 +154,7 @@ def animate(
     fps: int,
     progress: Progress | None,
 ) -> None:
-    """Write a .gif or an .mp4."""
+    """Write a .gif, .webp or .mp4."""
     if find_spec("matplotlib") is None:
         raise missing("matplotlib", "plot")
     indices = choose(drawing.progress, frames)
@@ -137,6 +162,8 @@ def animate(
         images = Stage(drawing, indices, style.inches(width), dpi).render(progress)
         if path.suffix.lower() == ".gif":
             write_gif(images, path, fps, drawing.colours.tokens)
+        elif path.suffix.lower() == ".webp":
+            write_webp(images, path, fps)
         else:
             write_mp4(images, path, fps)
 
@@ -165,9 +192,7 @@ class Stage:
     def lay_out(self) -> None:
         drawing = self.drawing
         title = wrap(drawing.scene.title, self.width - 1.6, size=9.5, bold=True)
-        self.figure.text(
-            0.02, 0.985, title[0] if title else "", fontsize=9.5, fontweight="bold", va="top", parse_math=False
-        )
+        self.figure.text(0.02, 0.985, "\n".join(title[:2]), fontsize=9.5, fontweight="bold", va="top", parse_math=False)
         self.clock = self.figure.text(0.98, 0.985, "", fontsize=9, va="top", ha="right", parse_math=False)
         room = self.side / self.width
         flat = drawing.dim == 1 or (drawing.projection.surface is None and drawing.dim == 2)

@@ -24,7 +24,7 @@ from attractor.registry import check_name
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAGE, STILL, MOVING = (".html",), (".png", ".pdf", ".svg"), (".gif", ".mp4")
+PAGE, STILL, MOVING = (".html",), (".png", ".pdf", ".svg"), (".gif", ".webp", ".mp4")
 LINE = 0.135  # inches of a line of the caption
 
 
@@ -129,8 +129,8 @@ def draw(
 ) -> Any:
     """Draw a scene to ``path``, or return the figure without one.
 
-    The suffix selects the format: ``.html`` is a self-contained interactive page, ``.png``, ``.pdf`` and ``.svg`` are static, ``.gif``
-    and ``.mp4`` are animations.
+    The suffix selects the format: ``.html`` is a self-contained interactive page, ``.png``, ``.pdf`` and ``.svg`` are static, ``.gif``,
+    ``.webp`` and ``.mp4`` are animations.
 
     Parameters
     ----------

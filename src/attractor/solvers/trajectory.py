@@ -443,7 +443,7 @@ class Trajectory:
 
         Parameters
         ----------
-        path : file to write: .html (interactive), .png, .pdf, .svg, .gif or .mp4; None returns the figure.
+        path : file to write: .html (interactive), .png, .pdf, .svg, .gif, .webp or .mp4; None returns the figure.
         member : index in the flattened ensemble.
         curves : names of observables to show beside the tokens; None chooses by the space.
         clock : the time axis, see :meth:`clock`; a run in logarithmic time has "log_time" instead of "time".
