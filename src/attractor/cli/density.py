@@ -214,8 +214,8 @@ def predict(law: Law | None, noise: float) -> dict[str, Any] | None:
     if not isinstance(law, Attention) or law.beta is None or law.beta <= 0:
         return None
     try:
-        rates = mode_growth(law.beta, noise, count=int(3 * law.beta**0.5) + 10, kernel=law.kernel.name)
-        critical = critical_noise(law.beta, law.kernel.name)
+        rates = mode_growth(law.beta, noise, count=int(3 * law.beta**0.5) + 10, kernel=law.kernel.label)
+        critical = critical_noise(law.beta, law.kernel.label)
     except AttractorError:
         return None
     return {"critical_noise": critical, "fastest_mode": 1 + int(rates.argmax()), "growth": float(rates.max())}

@@ -137,16 +137,22 @@ def check_new_folder(path: Path, option: str) -> None:
 
 
 def write_figures(
-    run: Any, paths: list[Path], member: int, density: Path | None = None, clock: str = "time"
+    run: Any,
+    paths: list[Path],
+    member: int,
+    density: Path | None = None,
+    clock: str = "time",
+    attention: Path | None = None,
+    **options: Any,
 ) -> tuple[list[Path], Exception | None]:
-    """Draw one member of a run into every file, and its density.
+    """Draw one member of a run into every file, its density and its attention weights; ``options`` are those of ``Trajectory.plot``.
 
     Returns the files written, and the first error or None: a figure that fails must not prevent the report of a long run.
     """
     done: list[Path] = []
     for path in paths:
         try:
-            run.plot(path, member=member, clock=clock)
+            run.plot(path, member=member, clock=clock, **options)
         except Exception as error:
             return done, error
         done.append(path)
@@ -158,6 +164,14 @@ def write_figures(
         except Exception as error:
             return done, error
         done.append(density)
+    if attention is not None:
+        snapshots = options.get("snapshots")
+        try:
+            times = snapshots if isinstance(snapshots, list) else None
+            run.plot_attention(attention, times=times, member=member, title=options.get("title"))
+        except Exception as error:
+            return done, error
+        done.append(attention)
     return done, None
 
 

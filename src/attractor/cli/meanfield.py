@@ -458,4 +458,4 @@ def _bifurcation(problem: Problem, progress: Any) -> Any:
     if beta is None:
         raise InputError("--study bifurcation needs an isotropic law: give --beta")
     progress(0.0, "stationary densities")
-    return stationary_branch(beta, problem.law.kernel.name, problem.dim)
+    return stationary_branch(beta, problem.law.kernel.label, problem.dim)

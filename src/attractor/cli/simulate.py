@@ -15,7 +15,16 @@ import typer
 from attractor.cli.console import FAILED, Outputs, print_error, print_json, print_rows
 from attractor.cli.environment import versions
 from attractor.cli.inputs import check_figure, check_store, write_figures
-from attractor.cli.options import LAST, WidthOptions, check_numbers, command_line, given, result_option, with_options
+from attractor.cli.options import (
+    LAST,
+    WidthOptions,
+    check_numbers,
+    command_line,
+    given,
+    parse_numbers,
+    result_option,
+    with_options,
+)
 from attractor.cli.system_options import (
     BETA,
     DIM,
@@ -48,7 +57,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "attractor.simulate/2"
 LISTED = 12  # merges in logarithmic time that are listed
-WITH_RESUME = {"clock", "density", "member", "observe", "max_seconds", "max_evaluations", *LAST} - {"out"}
+DRAWING = ("attention", "snapshots", "title", "view", "no_caption", "rescaled")
+WITH_RESUME = {"clock", "density", "member", "observe", "max_seconds", "max_evaluations", *DRAWING, *LAST} - {"out"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,26 @@ class SimulateResults(WidthOptions):
     density: Annotated[
         Path | None, result_option("FILE", "Draw the density of tokens in one or two dimensions: .png, .pdf or .svg.")
     ] = None
+    attention: Annotated[
+        Path | None,
+        result_option("FILE", "Draw the attention weights at the times of --snapshots: .png, .pdf or .svg."),
+    ] = None
+    snapshots: Annotated[
+        str | None,
+        result_option(
+            "K|T,T,...", "Snapshots of a static --plot: their number, or the saved times nearest to these.", default="3"
+        ),
+    ] = None
+    title: Annotated[
+        str | None, result_option("TEXT|none", "Title of --plot and --attention.", default="the tokens and the law")
+    ] = None
+    view: Annotated[
+        str | None, result_option("AZ,EL", "Azimuth and elevation of --plot in degrees.", default="that shows most")
+    ] = None
+    no_caption: Annotated[bool, result_option("", "Leave out the caption of a static --plot.", "--no-caption")] = False
+    rescaled: Annotated[
+        bool, result_option("", "Draw the rescaled tokens e^(-tV) x, V the value of the law.", "--rescaled")
+    ] = False
     member: Annotated[int, result_option("I", "Member of the ensemble that is drawn.", min=0)] = 0
     clock: Annotated[
         str,
@@ -131,7 +161,7 @@ def simulate(
         assert result.definition is not None
         arguments = _json_values({**result.definition.options, **asdict(output)})
     if is_first_process():
-        figures, failure = write_figures(result, output.plot or [], output.member, output.density, output.clock)
+        figures, failure = draw_run(result, output)
         command = command_line(context, without=("out",))  # the store exists by now
         observe = tuple(dict.fromkeys(output.observe or ()))
         if output.report is not None:
@@ -152,8 +182,9 @@ def check_results(options: SimulateResults, context: typer.Context) -> None:
     from attractor.observables import find_observable
     from attractor.solvers import CLOCKS
 
+    used = given(context)
     if options.resume is not None:
-        other = [option for name, option in given(context).items() if name not in WITH_RESUME]
+        other = [option for name, option in used.items() if name not in WITH_RESUME]
         if other:
             raise InputError(f"--resume continues the run as it was defined: leave out {', '.join(other)}")
         if not options.resume.exists():
@@ -165,14 +196,49 @@ def check_results(options: SimulateResults, context: typer.Context) -> None:
     check_name(options.clock, CLOCKS, "--clock", "clocks")
     for path in options.plot or ():
         check_figure(path)
-    if options.density is not None:
-        check_figure(options.density, "--density", still=True)
+    for name, path in (("--density", options.density), ("--attention", options.attention)):
+        if path is not None:
+            check_figure(path, name, still=True)
+    plot_options(options)
+    if not options.plot and not (options.attention and (options.snapshots or options.title)):
+        idle = [used[name] for name in DRAWING[1:] if name in used]
+        if idle:
+            raise InputError(f"{', '.join(idle)} belong to --plot, which is not given")
     if options.report is not None:
         from attractor.report import check_place
 
         check_place(options.report, "--report")
     if options.out is not None:
         check_store(options.out)
+
+
+def draw_run(run: Trajectory, output: SimulateResults) -> tuple[list[Path], Exception | None]:
+    """Draw the figures that were asked for; see ``write_figures``."""
+    drawn = run.rescaled() if output.rescaled else run
+    files = (output.plot or [], output.member, output.density, output.clock, output.attention)
+    return write_figures(drawn, *files, **plot_options(output))
+
+
+def plot_options(output: SimulateResults) -> dict[str, Any]:
+    """Return the keyword arguments of ``Trajectory.plot`` that were given."""
+    found: dict[str, Any] = {}
+    if output.title is not None:
+        found["title"] = "" if output.title.strip().lower() == "none" else output.title
+    if output.snapshots is not None:
+        whole = output.snapshots.strip().isdigit()
+        found["snapshots"] = times = int(output.snapshots) if whole else parse_numbers(output.snapshots, "--snapshots")
+        if isinstance(times, list) and sorted(set(times)) != times:
+            raise InputError(f"--snapshots must be a number or increasing times, got {output.snapshots}")
+    if output.view is not None:
+        angles = parse_numbers(output.view, "--view")
+        if len(angles) != 2:
+            raise InputError(
+                f"--view must be an azimuth and an elevation in degrees, such as 30,20; got {output.view!r}"
+            )
+        found["view"] = tuple(angles)
+    if output.no_caption:
+        found["caption"] = False
+    return found
 
 
 def build_problem(
@@ -213,6 +279,7 @@ def check_memory(tokens: TokenOptions, dim: int, run: RunOptions) -> None:
 
 def integrate(problem: Problem, tokens: TokenOptions, run: RunOptions, output: SimulateResults) -> Trajectory:
     """Run the flow, after checks of the figures and observables."""
+    from attractor.laws import Rescaled
     from attractor.observables import find_observable
     from attractor.solvers import flow
 
@@ -220,6 +287,10 @@ def integrate(problem: Problem, tokens: TokenOptions, run: RunOptions, output: S
     problem.law.check(problem.tokens)
     problem.space.check_dimension(problem.tokens.dim)
     members = problem.tokens.batch_shape.numel()
+    if output.rescaled:
+        Rescaled(problem.law)  # raises if tokens cannot be rescaled
+        if problem.space.is_curved:
+            raise InputError(f"--rescaled is for flat space, where tokens grow, and the space is {problem.space.name}")
     if output.density is not None and problem.tokens.dim > 2:
         raise InputError(f"--density is drawn on a line or in a plane, not in dimension {problem.tokens.dim}")
     if (output.plot or output.density or output.report) and output.member >= members:

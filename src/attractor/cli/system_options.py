@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -155,16 +156,20 @@ class LawOptions:
     beta: Annotated[float | None, law_option("X", "Isotropic attention: Q'K = beta I, V = I.", default=f"{BETA:g}")] = (
         None
     )
-    query: Annotated[Path | None, law_option("FILE", "Query, (k, d) or (h, k, d); with --key and --value.")] = None
-    key: Annotated[Path | None, law_option("FILE", "Key, of the same shape.")] = None
+    query: Annotated[str | None, law_option("MATRIX", "Query, (k, d) or (h, k, d); with --key and --value.")] = None
+    key: Annotated[str | None, law_option("MATRIX", "Key, of the same shape.")] = None
     value: Annotated[
-        Path | None, law_option("FILE", "Value, (d, d) or (h, d, d); or (h, r, d) with --output-projection.")
+        str | None,
+        law_option(
+            "MATRIX",
+            "Value, (d, d) or (h, d, d); or (h, r, d) with --output-projection. Matrices are files, or rows such as 1,0;0,-1.",
+        ),
     ] = None
-    output_projection: Annotated[Path | None, law_option("FILE", "Output projection, (h, d, r).")] = None
-    query_bias: Annotated[Path | None, law_option("FILE", "Bias of the queries, (k) or (h, k).")] = None
-    key_bias: Annotated[Path | None, law_option("FILE", "Bias of the keys, (k) or (h, k).")] = None
-    value_bias: Annotated[Path | None, law_option("FILE", "Bias of the values, (r) or (h, r).")] = None
-    output_bias: Annotated[Path | None, law_option("FILE", "Bias of the output, (d).")] = None
+    output_projection: Annotated[str | None, law_option("MATRIX", "Output projection, (h, d, r).")] = None
+    query_bias: Annotated[str | None, law_option("VECTOR", "Bias of the queries, (k) or (h, k).")] = None
+    key_bias: Annotated[str | None, law_option("VECTOR", "Bias of the keys, (k) or (h, k).")] = None
+    value_bias: Annotated[str | None, law_option("VECTOR", "Bias of the values, (r) or (h, r).")] = None
+    output_bias: Annotated[str | None, law_option("VECTOR", "Bias of the output, (d).")] = None
     random_law: Annotated[int | None, law_option("SEED", "Gaussian Q, K, V with entries of variance 1/d.", min=0)] = (
         None
     )
@@ -177,10 +182,14 @@ class LawOptions:
     mask: Annotated[str, law_option("MASK", "none, causal, window:W, or a .npy file with a boolean (n, n) matrix.")] = (
         "none"
     )
-    positions: Annotated[str, law_option("NAME", "none, rotary, absolute, or absolute,rotary.")] = "none"
+    positions: Annotated[str, law_option("NAME", "none, rotary, absolute, absolute,rotary, or alibi.")] = "none"
     theta: Annotated[float, law_option("X", "Base of the frequencies of positions.")] = 1e4
     rotary_dim: Annotated[
         int | None, law_option("N", "Coordinates of each head that rotary positions rotate.", default="all")
+    ] = None
+    slopes: Annotated[
+        str | None,
+        law_option("A,B,...", "Slopes of alibi positions, one for each head.", default="2^(-8i/h)"),
     ] = None
     position_table: Annotated[
         Path | None, law_option("FILE", "Table of absolute positions, (places, d).", default="sinusoidal")
@@ -194,12 +203,12 @@ class LawOptions:
 
 
 def read_law(options: LawOptions) -> dict[str, Any]:
-    """Return the matrices of the law that are given as files, by their names in Attention."""
+    """Return the matrices of the law that are given, by their names in Attention."""
     given = [name for name in MATRICES if getattr(options, name) is not None]
     further = [name for name in FURTHER if getattr(options, name) is not None]
     if (given or further) and len(given) < 3:
         absent = " and ".join(f"--{name}" for name in MATRICES if name not in given)
-        raise InputError(f"a law from files needs --query, --key and --value: give {absent} too")
+        raise InputError(f"a law of matrices needs --query, --key and --value: give {absent} too")
     ways = [option for option, used in (("--query", bool(given)), ("--beta", options.beta is not None),
                                         ("--random-law", options.random_law is not None)) if used]  # fmt: skip
     if len(ways) > 1:
@@ -207,8 +216,12 @@ def read_law(options: LawOptions) -> dict[str, Any]:
     if options.random_law is None and (options.heads is not None or options.head_dim is not None):
         raise InputError("--heads and --head-dim shape a random law: give --random-law SEED too")
     names = {name: name.removesuffix("_projection") for name in (*given, *further)}
-    parts = {names[name]: read_array(getattr(options, name), f"--{name.replace('_', '-')}") for name in names}
-    return {name: part.reshape(-1) if name == "output_bias" else part for name, part in parts.items()}
+    parts = {names[name]: read_matrix(getattr(options, name), f"--{name.replace('_', '-')}") for name in names}
+    biases = [name for name in parts if name.endswith("_bias")]
+    for name in biases:  # one row is a vector, of one head or of all
+        rows = parts[name]
+        parts[name] = rows.reshape(-1) if name == "output_bias" or len(rows) == 1 else rows
+    return parts
 
 
 def build_law(options: LawOptions, matrices: dict[str, Any], dim: int, n: int) -> Attention:
@@ -216,7 +229,8 @@ def build_law(options: LawOptions, matrices: dict[str, Any], dim: int, n: int) -
     from attractor.laws import Attention
 
     shape: dict[str, Any] = {"kernel": _kernel(options), "mask": _mask(options.mask), "scale": options.scale}
-    shape["positions"] = _positions(options, dim, n)
+    heads = len(matrices["query"]) if matrices and matrices["query"].ndim == 3 else options.heads or 1
+    shape["positions"] = _positions(options, dim, n, heads)
     if matrices:
         return Attention(**matrices, **shape)
     if options.random_law is not None:
@@ -247,23 +261,27 @@ def _mask(mask: str) -> Any:
     return matrix if matrix.dtype.is_floating_point is False else matrix != 0
 
 
-def _positions(options: LawOptions, dim: int, n: int) -> Any:
-    from attractor.laws import Absolute, Rotary
+def _positions(options: LawOptions, dim: int, n: int, heads: int) -> Any:
+    from attractor.laws import Absolute, Alibi, Rotary
 
     names = [name.strip() for name in options.positions.split(",")]
-    known = (["none"], ["rotary"], ["absolute"], ["absolute", "rotary"], ["rotary", "absolute"])
+    known = (["none"], ["rotary"], ["absolute"], ["absolute", "rotary"], ["rotary", "absolute"], ["alibi"])
     if names not in known:
         raise InputError(
-            f"--positions {options.positions!r} is not known; give none, rotary, absolute or absolute,rotary"
+            f"--positions {options.positions!r} is not known; give none, rotary, absolute, absolute,rotary or alibi"
         )
+    if "alibi" not in names and options.slopes is not None:
+        raise InputError("--slopes belong to --positions alibi")
     if "absolute" not in names and options.position_table is not None:
         raise InputError("--position-table belongs to --positions absolute")
     if "rotary" not in names and options.rotary_dim is not None:
         raise InputError("--rotary-dim belongs to --positions rotary")
     if "absolute" not in names and (options.when, options.on) != (LawOptions.when, LawOptions.on):
         raise InputError("--when and --on belong to --positions absolute")
-    if names == ["none"] and options.theta != LawOptions.theta:
+    if names in (["none"], ["alibi"]) and options.theta != LawOptions.theta:
         raise InputError("--theta belongs to --positions rotary or absolute")
+    if names == ["alibi"]:
+        return Alibi.usual(heads) if options.slopes is None else Alibi(parse_numbers(options.slopes, "--slopes"))  # type: ignore[arg-type]
     encodings: list[Any] = []
     if "absolute" in names:
         path, settings = options.position_table, {"when": options.when, "on": options.on}
@@ -491,24 +509,24 @@ def _stop(text: str | None) -> list[str] | None:
     return [] if names in ([], ["none"]) else names
 
 
-FILES = (".npy", ".csv", ".txt", ".safetensors")
+NUMBERS = re.compile(r"[-+0-9.eE,;\s]+")  # what inline vectors and matrices are made of
 
 
 def read_vector(text: str, option: str) -> Tensor:
     """Return numbers separated by commas, or those in a file: (d)."""
     import torch
 
-    if Path(text).suffix.lower() in FILES:
-        array = read_array(Path(text), option)
-        return array.reshape(-1) if array.ndim == 2 and 1 in array.shape else array
-    return torch.tensor(parse_numbers(text, option), dtype=torch.float64)
+    if NUMBERS.fullmatch(text):
+        return torch.tensor(parse_numbers(text, option), dtype=torch.float64)
+    array = read_array(Path(text), option)
+    return array.reshape(-1) if array.ndim == 2 and 1 in array.shape else array
 
 
 def read_matrix(text: str, option: str) -> Tensor:
-    """Return rows separated by semicolons, or the matrix in a file: (d, d)."""
+    """Return rows separated by semicolons, or the array in a file."""
     import torch
 
-    if Path(text).suffix.lower() in FILES:
+    if not NUMBERS.fullmatch(text):
         return read_array(Path(text), option)
     rows = [parse_numbers(row, option) for row in text.split(";")]
     if len({len(row) for row in rows}) != 1:

@@ -39,7 +39,7 @@ from attractor.laws.positions.rotary import (
     Temperature,
     turn_pairs,
 )
-from attractor.laws.schedules import Schedule, Stack
+from attractor.laws.schedules import Rescaled, Schedule, Stack
 from attractor.laws.variants import Clip, Feature, LatentAttention, NormedAttention, NormedOutput
 from attractor.laws.verification import check_velocities, is_external, merging_changes
 
@@ -82,6 +82,7 @@ __all__ = [
     "Positions",
     "RMSNorm",
     "Relative",
+    "Rescaled",
     "Rotary",
     "ScaledRotary",
     "Schedule",

@@ -437,8 +437,27 @@ class Attention(Law):
         positions = "" if self.positions is None else f", positions={self.positions.name}"
         scale = "" if isinstance(self.scale, float) and self.scale == 1.0 else f", scale={float(self.scale):.6g}"
         size = f"dim={self.dim}, heads={self.heads}, head_dim={self.query.shape[-2]}"
-        beta = "" if self.beta is None else f", beta={self.beta:.6g}"
-        return f"Attention({size}, kernel={self.kernel.label}{beta}{scale}{mask}{positions})"
+        matrices = "".join(f", {name}={text}" for name, text in self._parameters().items())
+        return f"Attention({size}, kernel={self.kernel.label}{matrices}{scale}{mask}{positions})"
+
+    def _parameters(self) -> dict[str, str]:
+        """beta or Q'K with the scale, and V unless it is I, as text, for one head of small matrices."""
+        single = self.query.numel() == self.query.shape[-2] * self.dim
+        if (
+            not single
+            or _watched(self.query)
+            or _watched(self.key)
+            or _watched(self.value)
+            or self.query.device.type == "meta"
+        ):
+            return {}
+        found = {} if self.beta is None else {"beta": f"{self.beta:.6g}"}
+        if not found and self.query_bias is None and self.key_bias is None:
+            name = "Q'K" if self.scale == 1.0 else "scale Q'K"
+            found = {name: _format_matrix(float(self.scale) * self.interaction.detach())}
+        value = _format_matrix(self.value_map.detach())
+        found |= {} if value == "I" else {"V": value}
+        return {name: text for name, text in found.items() if text}
 
     @property
     def beta(self) -> float | None:
@@ -462,9 +481,21 @@ class Attention(Law):
         """The law in words, for titles and captions: ``causal softmax attention with beta = 4``."""
         mask = "" if self.mask is None else f"{self.mask.name} "
         heads = f" with {self.heads} heads" if self.heads > 1 else ""
-        beta = "" if self.beta is None else f" with beta = {self.beta:.6g}"
+        parameters = ", ".join(f"{name} = {text}" for name, text in self._parameters().items())
+        parameters = f" with {parameters}" if parameters else ""
         positions = "" if self.positions is None else f" and {self.positions.name} positions"
-        return f"{mask}{self.kernel.label} attention{heads}{beta}{positions}"
+        return f"{mask}{self.kernel.label} attention{heads}{parameters}{positions}"
+
+
+def _format_matrix(matrix: Tensor) -> str:
+    """A matrix in one line: a multiple of I, rows of at most three numbers, and nothing for larger ones."""
+    matrix = matrix.reshape(matrix.shape[-2:]).double().cpu()
+    scalar, size = float(matrix[0, 0]), len(matrix)
+    if bool((matrix - scalar * torch.eye(size, dtype=torch.float64)).abs().max() <= 1e-12 * abs(scalar)):
+        return {1.0: "I", -1.0: "-I"}.get(scalar, f"{scalar:.6g} I" if scalar else "0")
+    if size > 3:
+        return ""
+    return "[" + ", ".join("[" + ", ".join(f"{float(entry):.4g}" for entry in row) + "]" for row in matrix) + "]"
 
 
 def _number(scale: Any) -> Any:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attractor.errors import InputError
+from attractor.errors import InputError, UnsupportedError
+from attractor.laws.attention import Attention
 from attractor.laws.law import CompositeLaw, Law, join_vectors
 from attractor.serialization import Record
 from attractor.spaces import Space
@@ -120,6 +121,69 @@ class Schedule(Law):
 
     def check(self, tokens: Tokens) -> None:
         self.at(self.times[0] if self.times else 0.0).check(tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class Rescaled(Law):
+    r"""One head of attention for the rescaled tokens :math:`z_i(t) = e^{-tV}x_i(t)` [geshkovski2023emergence]:
+
+    .. math:: \dot z_i = V\Big(\sum_j w_{ij}(t)\,z_j - z_i\Big), \qquad w_{ij}(t) \text{ the weights of the tokens } e^{tV}z_j.
+
+    ``Trajectory.rescaled`` gives the rescaled tokens of a run of the law itself; this law integrates them directly.
+    """
+
+    law: Attention
+    autonomous = False
+
+    def __post_init__(self) -> None:
+        law = self.law
+        if type(law) is not Attention or law.heads > 1 or law.query.ndim > 3:
+            raise UnsupportedError(
+                "tokens are rescaled by e^(-tV) for Attention(...) with one head and the same V for all members"
+            )
+        if (
+            law.value_bias is not None
+            or law.output_bias is not None
+            or (law.positions is not None and law.positions.shifts_values)
+        ):
+            raise UnsupportedError(
+                "tokens are rescaled by e^(-tV) where velocities are sums of V x_j: no biases, no positions in values"
+            )
+
+    @property
+    def dim(self) -> int:
+        return self.law.dim
+
+    @property
+    def value(self) -> Tensor:
+        """V, (d, d)."""
+        return self.law.value_map.reshape(self.dim, self.dim).detach().double()
+
+    def rescale(self, points: Tensor, time: float) -> Tensor:
+        """Return e^(-time V) x for points x (..., d)."""
+        return points @ torch.linalg.matrix_exp(-time * self.value).to(points).mT
+
+    def velocity(self, tokens: Tokens, time: float = 0.0, *, skip_self: bool = False) -> Tensor:
+        z = tokens.points
+        weights = self.law.weights(tokens.with_points(self.rescale(z, -time)))
+        weights = weights.squeeze(-3) if weights.ndim > z.ndim else weights
+        return (weights @ z - z) @ self.value.to(z).mT
+
+    def is_smooth(self) -> bool:
+        return self.law.is_smooth()
+
+    def merge_obstacle(self) -> str | None:
+        return self.law.merge_obstacle()
+
+    def check(self, tokens: Tokens) -> None:
+        self.law.check(tokens)
+
+    def describe(self) -> str:
+        """The law in words, for titles."""
+        return f"{self.law.describe()}, rescaled by e^(-tV)"
+
+    def citations(self) -> tuple[str, ...]:
+        return (*self.law.citations(), "geshkovski2023emergence")
 
 
 def _blend(first: Any, second: Any, share: float) -> Any:

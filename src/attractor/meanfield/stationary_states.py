@@ -428,7 +428,7 @@ def invariant_log_density(law: Law, tokens: Tokens, noise: Any) -> Tensor:
         pairs = masses.unsqueeze(-1) * masses.unsqueeze(-2) * (beta * gram).exp()
         return pairs.sum((-2, -1)) / (2.0 * beta * products[..., 0])
     if _kind(law) != "softmax":
-        raise UnsupportedError(f"no invariant density is known for the {law.kernel.name} kernel")
+        raise UnsupportedError(f"no invariant density is known for the {law.kernel.label} kernel")
     if tokens.n != 2:
         raise UnsupportedError(
             f"softmax with noise is not reversible for three or more tokens, got {tokens.n}: no invariant density is known"
@@ -441,7 +441,7 @@ def invariant_log_density(law: Law, tokens: Tokens, noise: Any) -> Tensor:
 
 def _kind(law: Attention) -> str | None:
     """How weights follow from inner products of queries and keys; None for kernels of other scores."""
-    return law.kernel.mode if law.kernel.bilinear else None
+    return law.kernel.mode if law.kernel.bilinear and law.kernel.plain else None
 
 
 def _isotropic_beta(law: Law, what: str) -> float:

@@ -19,7 +19,15 @@ HEIGHT, ABOVE, BELOW = 2.3, 0.25, 0.5  # inches of a panel, of its title and of 
 
 @dataclass(frozen=True)
 class Curve:
-    """``y`` over ``x``; ``dashed`` for predictions, ``dots`` for points without a line, ``low`` and ``high`` for a band around it."""
+    """``y`` over ``x``.
+
+    Attributes
+    ----------
+    dashed, dots, steps : for predictions, for points without a line, and for histograms.
+    low, high : a band around the curve.
+    colour : number of a colour of the palette; by default that of the curve's place in the panel.
+    fine : a thin, pale line, for one of many paths.
+    """
 
     x: Sequence[float]
     y: Sequence[float]
@@ -28,11 +36,23 @@ class Curve:
     dots: bool = False
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    steps: bool = False
+    colour: int | None = None
+    fine: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over one pair of axes; ``circle`` draws the unit circle and keeps the aspect."""
+    """Curves over one pair of axes.
+
+    Attributes
+    ----------
+    circle : draw the unit circle and keep the aspect.
+    equal : keep the aspect.
+    matrix : draw this matrix as an image below the curves, with its own colour scale, such as attention weights.
+    extent : (left, right, bottom, top) of the image; by default rows are numbered from the top.
+    level : draw this contour line of the matrix.
+    """
 
     curves: tuple[Curve, ...]
     x: str = "time"
@@ -41,6 +61,10 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     circle: bool = False
+    equal: bool = False
+    matrix: Sequence[Sequence[float]] | None = None
+    extent: tuple[float, float, float, float] | None = None
+    level: float | None = None
 
 
 def draw_panels(
@@ -50,8 +74,10 @@ def draw_panels(
     if path is not None:
         static_suffix(path)
     with style.use_style():
-        grid = Grid.of(len(panels), 1.8, left=0.72, gap=0.72, right=0.12)
-        tall = min(HEIGHT, 0.85 * grid.wide) if grid.across == 1 else HEIGHT
+        images = any(panel.matrix is not None for panel in panels)  # with a colour scale on the right
+        room = {"gap": 1.05, "right": 0.5} if images else {"gap": 0.72, "right": 0.12}
+        grid = Grid.of(len(panels), 1.3 if images else 1.8, left=0.72, **room)
+        tall = min(HEIGHT, 0.85 * grid.wide) if grid.across == 1 else min(HEIGHT, grid.wide) if images else HEIGHT
         page = StaticFigure(title, caption, grid.rows * (tall + ABOVE + BELOW))
         for number, panel in enumerate(panels):
             row, left = grid.place(number)
@@ -64,10 +90,17 @@ def _fill(axes: Any, panel: Panel) -> None:
         turn = np.linspace(0.0, 2 * np.pi, 200)
         axes.plot(np.cos(turn), np.sin(turn), color=style.HAIR, linewidth=0.8, zorder=0)
         axes.set_aspect("equal")
+    if panel.equal:
+        axes.set_aspect("equal", adjustable="datalim")
+    if panel.matrix is not None:
+        _draw_matrix(axes, panel)
     for index, curve in enumerate(panel.curves):
-        look: dict[str, Any] = {"color": style.PALETTE[index % len(style.PALETTE)], "linewidth": 1.1}
+        colour = style.PALETTE[(index if curve.colour is None else curve.colour) % len(style.PALETTE)]
+        look: dict[str, Any] = {"color": colour, "linewidth": 1.1}
+        look |= {"linewidth": 0.5, "alpha": 0.5} if curve.fine else {}
         look |= {"linestyle": "--", "color": style.QUIET, "linewidth": 0.9} if curve.dashed else {}
-        look |= {"linestyle": "", "marker": "o", "markersize": 3.2} if curve.dots else {}
+        look |= {"linestyle": "", "marker": "o", "markersize": 2.0 if curve.fine else 3.2} if curve.dots else {}
+        look |= {"drawstyle": "steps-mid"} if curve.steps else {}
         axes.plot(np.asarray(curve.x), np.asarray(curve.y), label=curve.name or None, **look)
         if curve.low is not None and curve.high is not None:
             low, high = np.asarray(curve.low), np.asarray(curve.high)
@@ -77,7 +110,7 @@ def _fill(axes: Any, panel: Panel) -> None:
     for axis, logarithmic in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):
         if logarithmic:
             _plain_ticks(axis)
-    if not panel.log_x and all(_whole(curve.x) for curve in panel.curves):
+    if not panel.log_x and panel.curves and all(_whole(curve.x) for curve in panel.curves):
         from matplotlib.ticker import MaxNLocator
 
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))  # whole numbers
@@ -86,6 +119,24 @@ def _fill(axes: Any, panel: Panel) -> None:
     axes.set_title(panel.title, loc="left")
     if any(curve.name for curve in panel.curves):
         axes.legend(fontsize=6, frameon=False, handlelength=1.6)
+
+
+def _draw_matrix(axes: Any, panel: Panel) -> None:
+    values = np.asarray(panel.matrix, dtype=float)
+    rows, columns = values.shape
+    if panel.extent is None:
+        image = axes.imshow(values, cmap="viridis", interpolation="nearest", aspect="equal")
+    else:
+        place: dict[str, Any] = {"extent": panel.extent, "origin": "lower"}
+        image = axes.imshow(values, cmap="viridis", interpolation="nearest", aspect="auto", **place)
+        if panel.level is not None and np.nanmin(values) < panel.level < np.nanmax(values):
+            left, right, bottom, top = panel.extent
+            x = left + (np.arange(columns) + 0.5) * (right - left) / columns
+            y = bottom + (np.arange(rows) + 0.5) * (top - bottom) / rows
+            axes.contour(x, y, values, levels=[panel.level], colors="white", linewidths=0.9)
+    bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.03, 0.0, 0.045, 1.0)))
+    bar.outline.set_linewidth(0.4)
+    bar.ax.tick_params(labelsize=5.5)
 
 
 def _plain_ticks(axis: Any) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +121,7 @@ def draw(
     view: tuple[float, float] | None = None,
     tokens: int | None = None,
     width: str | float | None = None,
-    snapshots: int | None = None,
+    snapshots: int | Sequence[float] | None = None,
     caption: bool = True,
     dpi: int | None = None,
     frames: int = 120,
@@ -139,13 +140,22 @@ def draw(
     view : azimuth and elevation in degrees.
     tokens : largest number of tokens to draw.
     width : "one" or "two" columns or inches; by default that of ``paper``, or two columns.
-    snapshots : panels of a static figure.
+    snapshots : panels of a static figure, or their times, for which the nearest saved times are taken.
     caption : whether a static figure has a caption.
     dpi : resolution of raster formats.
     frames, fps : largest number of frames, and frames per second.
     progress : called with (frames done, all frames) by an animation.
     """
-    check(backend=backend, snapshots=snapshots, tokens=tokens, frames=frames, fps=fps, dpi=dpi)
+    if snapshots is not None and not isinstance(snapshots, Integral):
+        snapshots = check_times(scene, snapshots)  # type: ignore[arg-type]
+    check(
+        backend=backend,
+        snapshots=None if isinstance(snapshots, tuple) else snapshots,
+        tokens=tokens,
+        frames=frames,
+        fps=fps,
+        dpi=dpi,
+    )
     place = None if path is None else check_target(path)
     suffix = None if place is None else check_suffix(place)
     interactive = suffix in PAGE or (place is None and backend == "plotly")
@@ -173,6 +183,18 @@ def check_suffix(path: Path) -> str:
         ending = f"the ending {path.suffix!r}" if path.suffix else "a name without an ending"
         raise InputError(f"a figure cannot be written to {ending}; give one of {', '.join((*PAGE, *STILL, *MOVING))}")
     return suffix
+
+
+def check_times(scene: Scene, times: Sequence[float]) -> tuple[float, ...]:
+    """Return the times of snapshots; raise if they are not increasing times of the scene."""
+    found, first, last = tuple(map(float, times)), float(scene.times[0]), float(scene.times[-1])
+    if not found or any(later <= earlier for earlier, later in pairwise(found)):
+        raise InputError(f"times of snapshots must increase, got {found}")
+    if found[0] < first or found[-1] > last:
+        raise InputError(
+            f"times of snapshots must lie between {first:g} and {last:g}, the times of the run; got {found}"
+        )
+    return found
 
 
 def check(*, backend: str, **counts: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -318,7 +319,11 @@ LOW_STRIP, LOW_GAP = 0.72, 0.06  # of strips below each other, which share the t
 
 
 def compose(
-    drawing: Drawing, *, width: str | float | None = None, snapshots: int | None = None, caption: bool = True
+    drawing: Drawing,
+    *,
+    width: str | float | None = None,
+    snapshots: int | Sequence[float] | None = None,
+    caption: bool = True,
 ) -> Figure:
     """Return a matplotlib figure without using or changing global state."""
     across, make = style.inches(width), figure_class()
@@ -354,10 +359,21 @@ def save(figure: Figure, place: Path | BytesIO, dpi: int, kind: str) -> None:
 class Page:
     """Layout of the panels from top to bottom, in inches."""
 
-    def __init__(self, figure: Figure, drawing: Drawing, width: float, snapshots: int | None, caption: bool) -> None:
+    def __init__(
+        self,
+        figure: Figure,
+        drawing: Drawing,
+        width: float,
+        snapshots: int | Sequence[float] | None,
+        caption: bool,
+    ) -> None:
         self.figure, self.drawing, self.width = figure, drawing, width
         wanted = snapshots if snapshots is not None else (3 if width > 5 else 2)
-        self.indices = select_frames(drawing.progress, max(1, wanted))
+        if isinstance(wanted, int):
+            self.indices = select_frames(drawing.progress, max(1, wanted))
+        else:
+            apart = np.abs(drawing.scene.times[:, None] - np.asarray(wanted)[None, :])
+            self.indices = np.unique(apart.argmin(axis=0))
         self.caption = wrap(f"{drawing.caption} {self.usage_note()}", width) if caption else []
         self.title = wrap(drawing.scene.title, width, size=9.5, bold=True)
         self.verdict = wrap(drawing.verdict, width) if caption else []

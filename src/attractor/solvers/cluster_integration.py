@@ -84,7 +84,7 @@ def log_time_obstacle(law: Law, state: Any, space: Space) -> str:
         where = f"on the {space.name}" if space.is_curved else "in flat space"
         return f"tokens must live on a sphere: {where} they move at times of order one"
     if not has_kernel(law, "softmax", "exponential"):
-        return f"it is known for the softmax and exponential kernels, not for {law.kernel.name}"
+        return f"it is known for the softmax and exponential kernels, not for {law.kernel.label}"
     if law.mask is not None:
         return f"every token must see every other, and the mask is {law.mask.name}"
     if law.positions is not None and law.positions.changes_dynamics:

@@ -19,7 +19,7 @@ from torch import Tensor
 from attractor.errors import InputError, UnsupportedError
 from attractor.files import to_json
 from attractor.html_repr import curve, html_card
-from attractor.laws import Attention, Law
+from attractor.laws import Attention, Law, Rescaled
 from attractor.observables import find_observable, pairwise_distance
 from attractor.registry import check_name
 from attractor.serialization import citations, move_tensors
@@ -56,6 +56,7 @@ CLOCKS = {  # label of the axis, and symbol
     "arc_length": ("arc length", "s"),
     "sigma": ("clock of the fastest pair", "σ"),
 }
+MATRIX = 1024  # tokens up to which attention is drawn as a matrix
 LARGE = 4096  # tokens above which only cheap curves are drawn
 
 
@@ -312,6 +313,42 @@ class Trajectory:
             else self.given_sigma.reshape(len(self.times), members)[:, index],
         )
 
+    def rescaled(self) -> Trajectory:
+        r"""Return the run with every token replaced by :math:`z_i(t) = e^{-tV}x_i(t)`, V the value of the law [geshkovski2023emergence].
+
+        For one head in flat space. The velocity of z is V times a weighted mean of differences of tokens, so that limits of z exist where
+        tokens diverge. Components of x that e^(-tV) enlarges carry their absolute error of integration with them: choose ``atol``
+        accordingly.
+        """
+        if self.law is None or not isinstance(self.initial, Tokens) or self.space.is_curved:
+            raise UnsupportedError(
+                "tokens are rescaled by e^(-tV) for runs of Tokens(...) under attention in flat space"
+            )
+        self._check_points("rescaling acts on them")
+        if self.given_log_times is not None:
+            raise UnsupportedError("times of this run are beyond floating point: its tokens cannot be rescaled")
+        law = Rescaled(self.law)  # type: ignore[arg-type]
+        points = [law.rescale(self.points[row], float(time)) for row, time in enumerate(self.times)]
+        final = self.final.points.clone()
+        flat = final.reshape(-1, *final.shape[-2:])
+        for row, outcome in enumerate(self.outcomes):
+            flat[row] = law.rescale(flat[row], outcome.time)
+        # a member that ended before the others keeps its last state
+        ends = torch.tensor([outcome.time for outcome in self.outcomes], dtype=torch.float64)
+        stacked = torch.stack(points).reshape(len(points), -1, *final.shape[-2:]) if points else self.points
+        for row, time in enumerate(self.times):
+            for member in torch.nonzero(ends < time).flatten().tolist():
+                stacked[row, member] = flat[member]
+        return replace(
+            self,
+            points=stacked.reshape(self.points.shape),
+            final=self.final.with_points(flat.reshape(final.shape)),  # type: ignore[union-attr]
+            law=law,
+            definition=None,
+            record=None,
+            observed={},
+        )
+
     def state(self, index: int) -> Tokens | Gaussian | Density | Equiangular:
         """The state at one saved time."""
         return self.initial.with_points(self.points[index])
@@ -447,7 +484,8 @@ class Trajectory:
         member : index in the flattened ensemble.
         curves : names of observables to show beside the tokens; None chooses by the space.
         clock : the time axis, see :meth:`clock`; a run in logarithmic time has "log_time" instead of "time".
-        title, options : see ``attractor.plotting.draw``.
+        title : of the figure; by default the number of tokens and the law with its parameters, "" for none.
+        options : see ``attractor.plotting.draw``.
         """
         from attractor.plotting import draw, draw_circle  # not needed to compute a flow
 
@@ -460,6 +498,70 @@ class Trajectory:
                 run.times.numpy(), values, modes, path, title=title, caption=run.outcome.sentence, **options
             )
         return draw(self.scene(member, curves, title, clock), path, **options)
+
+    def plot_attention(
+        self,
+        path: str | Path | None = None,
+        *,
+        times: Sequence[float] | None = None,
+        member: int = 0,
+        head: int = 0,
+        title: str | None = None,
+    ) -> Any:
+        """Draw the attention weights of one head as matrices, row i for the query of token i.
+
+        Parameters
+        ----------
+        path : .png, .pdf or .svg file to write; None returns the figure.
+        times : for which the nearest saved times are taken; by default four that are evenly spaced among the saved ones.
+        member, head : index in the flattened ensemble, and of the head.
+        title : of the figure; by default the law with its parameters, "" for none.
+        """
+        from attractor.plotting import Panel, draw_panels
+
+        run = self.member(member)
+        run._check_points("weights are those of tokens")
+        if not isinstance(run.initial, Tokens) or run.n > MATRIX:
+            raise UnsupportedError(
+                f"attention is drawn for at most {MATRIX} tokens, not for {run.n:,} of a {type(run.initial).__name__}"
+            )
+        saved = run.times.double()
+        if times is None:
+            rows = torch.linspace(0, len(saved) - 1, min(4, len(saved))).round().long()
+        else:
+            wanted = torch.as_tensor(times, dtype=torch.float64)
+            if not len(wanted) or float(wanted.min()) < float(saved[0]) or float(wanted.max()) > float(saved[-1]):
+                raise InputError(
+                    f"times must lie between {float(saved[0]):g} and {float(saved[-1]):g}, the times of the run"
+                )
+            rows = (saved[:, None] - wanted).abs().argmin(0)
+        panels = []
+        for row in rows.tolist():
+            law = run._law_at(float(saved[row]))
+            if isinstance(law, Rescaled):
+                points, law = law.rescale(run.points[row], -float(saved[row])), law.law
+            else:
+                points = run.points[row]
+            if not hasattr(law, "weights"):
+                raise UnsupportedError(f"a {type(law).__name__} has no attention weights to draw")
+            weights = law.weights(run.initial.with_points(points))  # type: ignore[union-attr]
+            weights = weights.reshape(-1, run.n, run.n)
+            if not 0 <= head < len(weights):
+                raise InputError(f"the law has {len(weights)} heads, numbered from 0; there is no head {head}")
+            rank = int(torch.linalg.matrix_rank(weights[head].double(), rtol=1e-3))
+            panels.append(
+                Panel(
+                    (),
+                    x="key",
+                    y="query",
+                    title=f"t = {float(saved[row]):.4g}, rank {rank}",
+                    matrix=weights[head].tolist(),
+                )
+            )
+        title = f"Attention weights of {run.n} tokens under {_describe_law(run.law)}" if title is None else title
+        which = f" of head {head}" if len(weights) > 1 else ""
+        caption = f"Weights{which}: row i shows how token i attends. Rank: singular values above 0.001 of the largest."
+        return draw_panels(panels, title, caption, path)
 
     def _plot_equiangular(self, path: Any, member: int, title: str | None, clock: str) -> Any:
         from attractor.plotting import Curve, Panel, draw_panels
@@ -511,7 +613,7 @@ class Trajectory:
             masses=run.masses.detach().cpu().double().numpy(),
             surface=None if surface is None else surface.detach().cpu().double().numpy(),
             curves={name.replace("_", " "): _mean_curve(run, name)[kept] for name in curves},
-            title=title or f"{self.n} tokens under {_describe_law(self.law)}{place}",
+            title=f"{self.n} tokens under {_describe_law(self.law)}{place}" if title is None else title,
             caption=_caption(run, log.merges),
             events=[
                 (
@@ -704,7 +806,7 @@ def _mean_curve(run: Trajectory, name: str) -> np.ndarray:
 
 
 def _describe_law(law: Law | None) -> str:
-    if isinstance(law, Attention):
+    if isinstance(law, (Attention, Rescaled)):
         return law.describe()
     kernel = getattr(getattr(law, "kernel", None), "name", None)
     if kernel is None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from attractor.laws import Attention
+from attractor.laws import Attention, has_kernel
 from attractor.solvers import Noise
 from attractor.spaces import Sphere
 from attractor.states import Density, Tokens
@@ -43,8 +43,8 @@ def _identity_margin(case: Case) -> Margin:
 
 
 def _kernel_margin(case: Case) -> Margin:
-    name = getattr(getattr(case.law, "kernel", None), "name", type(case.law).__name__)
-    return Margin.boolean(name in ("softmax", "exponential"), f"the kernel is {name}")
+    name = getattr(getattr(case.law, "kernel", None), "label", type(case.law).__name__)
+    return Margin.boolean(has_kernel(case.law, "softmax", "exponential"), f"the kernel is {name}")
 
 
 def _density_margin(case: Case) -> Margin:

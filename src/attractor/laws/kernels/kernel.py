@@ -222,6 +222,11 @@ class Kernel(Record):
         return f"{self.name}({', '.join(changed)})" if changed else self.name
 
     @property
+    def plain(self) -> bool:
+        """Whether statements about the kernel of this name hold, for these parameters."""
+        return True
+
+    @property
     def bounded(self) -> bool:
         return self.normalised and not self.signed
 
@@ -368,7 +373,7 @@ def kernel_named(kernel: str | Kernel) -> Kernel:
 def has_kernel(law: Any, *names: str) -> bool:
     """Whether a law is attention with one of these kernels, for theorems that are stated for them."""
     kernel = getattr(law, "kernel", None)
-    return isinstance(kernel, Kernel) and kernel.name in names
+    return isinstance(kernel, Kernel) and kernel.name in names and kernel.plain
 
 
 def _list(names: list[str], last: str) -> str:
