@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attractor.errors import InputError
+from attractor import Event, flow
+from attractor.errors import InputError, UnsupportedError
 from attractor.laws import (
     MLP,
     Absolute,
@@ -19,6 +20,7 @@ from attractor.laws import (
     Block,
     Law,
     LayerNorm,
+    Rescaled,
     Rotary,
     Schedule,
     Sigmoid,
@@ -229,3 +231,36 @@ def test_a_stack_of_very_short_layers_goes_on_with_its_last_law() -> None:
     assert stack.at(1e10) is last
     assert stack.at(0.0) is first
     assert stack.at(-1.0) is first
+
+
+@pytest.mark.theorem
+@pytest.mark.parametrize(
+    "value", [np.eye(2), np.diag([1.0, -0.5]), [[0.6, 0.8], [0.6, 0.7]], [[0.3, 1.0], [-1.0, 0.3]]]
+)
+@pytest.mark.parametrize("kernel", ["softmax", "sigmoid"])
+def test_rescaled_tokens_are_the_solution_of_their_own_law(value: object, kernel: str) -> None:
+    law = Attention(np.eye(2), np.eye(2), np.asarray(value), kernel=kernel, mask="causal")
+    tokens = Tokens(np.random.default_rng(0).uniform(-2, 2, (6, 2)))
+    options = {"until": 2.0, "save": 4, "rtol": 1e-10, "atol": 1e-12, "merge": False, "stop": ()}
+    view, direct = flow(law, tokens, **options).rescaled(), flow(Rescaled(law), tokens, **options)
+    torch.testing.assert_close(view.points, direct.points, rtol=0, atol=1e-8)
+    torch.testing.assert_close(view.final.points, direct.points[-1], rtol=0, atol=1e-8)
+    assert "rescaled" in view.scene().title
+
+
+def test_members_that_ended_early_keep_their_rescaled_end() -> None:
+    law = Attention(np.eye(2), np.eye(2), -np.eye(2))
+    ones = np.ones((3, 2))
+    near = Event(lambda tokens, time: float(tokens.points.norm()) - 0.01, "near zero")
+    run = flow(law, Tokens(np.stack([0.1 * ones, ones])), until=8.0, save=8, events=(near,))
+    assert run.outcomes[0].time < run.outcomes[1].time
+    view = run.rescaled()
+    torch.testing.assert_close(view.points[-1, 0], view.final.points[0])
+    torch.testing.assert_close(view.final.points[0], run.final.points[0] * math.exp(run.outcomes[0].time))
+
+
+def test_what_cannot_be_rescaled_says_why() -> None:
+    with pytest.raises(UnsupportedError, match="one head"):
+        Rescaled(Attention.random(4, 2))
+    with pytest.raises(UnsupportedError, match="flat space"):
+        flow(attention(), Tokens.uniform(4, 3), space=Sphere(), until=0.1).rescaled()

@@ -75,8 +75,8 @@ def draw_panels(
         static_suffix(path)
     with style.use_style():
         images = any(panel.matrix is not None for panel in panels)  # with a colour scale on the right
-        room = {"gap": 1.05, "right": 0.5} if images else {"gap": 0.72, "right": 0.12}
-        grid = Grid.of(len(panels), 1.3 if images else 1.8, left=0.72, **room)
+        least, gap, right = (1.3, 1.05, 0.5) if images else (1.8, 0.72, 0.12)
+        grid = Grid.of(len(panels), least, left=0.72, gap=gap, right=right)
         tall = min(HEIGHT, 0.85 * grid.wide) if grid.across == 1 else min(HEIGHT, grid.wide) if images else HEIGHT
         page = StaticFigure(title, caption, grid.rows * (tall + ABOVE + BELOW))
         for number, panel in enumerate(panels):

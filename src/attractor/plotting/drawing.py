@@ -146,16 +146,10 @@ def draw(
     frames, fps : largest number of frames, and frames per second.
     progress : called with (frames done, all frames) by an animation.
     """
-    if snapshots is not None and not isinstance(snapshots, Integral):
-        snapshots = check_times(scene, snapshots)  # type: ignore[arg-type]
-    check(
-        backend=backend,
-        snapshots=None if isinstance(snapshots, tuple) else snapshots,
-        tokens=tokens,
-        frames=frames,
-        fps=fps,
-        dpi=dpi,
-    )
+    if isinstance(snapshots, Sequence) and not isinstance(snapshots, str):
+        snapshots = check_times(scene, snapshots)
+    count = None if isinstance(snapshots, tuple) else snapshots
+    check(backend=backend, snapshots=count, tokens=tokens, frames=frames, fps=fps, dpi=dpi)  # type: ignore[arg-type]
     place = None if path is None else check_target(path)
     suffix = None if place is None else check_suffix(place)
     interactive = suffix in PAGE or (place is None and backend == "plotly")

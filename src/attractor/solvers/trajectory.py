@@ -320,7 +320,7 @@ class Trajectory:
         tokens diverge. Components of x that e^(-tV) enlarges carry their absolute error of integration with them: choose ``atol``
         accordingly.
         """
-        if self.law is None or not isinstance(self.initial, Tokens) or self.space.is_curved:
+        if self.law is None or not isinstance(self.final, Tokens) or self.space.is_curved:
             raise UnsupportedError(
                 "tokens are rescaled by e^(-tV) for runs of Tokens(...) under attention in flat space"
             )
@@ -342,7 +342,7 @@ class Trajectory:
         return replace(
             self,
             points=stacked.reshape(self.points.shape),
-            final=self.final.with_points(flat.reshape(final.shape)),  # type: ignore[union-attr]
+            final=self.final.with_points(flat.reshape(final.shape)),
             law=law,
             definition=None,
             record=None,
@@ -535,7 +535,7 @@ class Trajectory:
                     f"times must lie between {float(saved[0]):g} and {float(saved[-1]):g}, the times of the run"
                 )
             rows = (saved[:, None] - wanted).abs().argmin(0)
-        panels = []
+        panels, heads = [], 1
         for row in rows.tolist():
             law = run._law_at(float(saved[row]))
             if isinstance(law, Rescaled):
@@ -546,8 +546,9 @@ class Trajectory:
                 raise UnsupportedError(f"a {type(law).__name__} has no attention weights to draw")
             weights = law.weights(run.initial.with_points(points))  # type: ignore[union-attr]
             weights = weights.reshape(-1, run.n, run.n)
-            if not 0 <= head < len(weights):
-                raise InputError(f"the law has {len(weights)} heads, numbered from 0; there is no head {head}")
+            heads = len(weights)
+            if not 0 <= head < heads:
+                raise InputError(f"the law has {heads} heads, numbered from 0; there is no head {head}")
             rank = int(torch.linalg.matrix_rank(weights[head].double(), rtol=1e-3))
             panels.append(
                 Panel(
@@ -559,7 +560,7 @@ class Trajectory:
                 )
             )
         title = f"Attention weights of {run.n} tokens under {_describe_law(run.law)}" if title is None else title
-        which = f" of head {head}" if len(weights) > 1 else ""
+        which = f" of head {head}" if heads > 1 else ""
         caption = f"Weights{which}: row i shows how token i attends. Rank: singular values above 0.001 of the largest."
         return draw_panels(panels, title, caption, path)
 
@@ -833,4 +834,5 @@ def _caption(run: Trajectory, merges: int) -> str:
             f"Tokens pass the blocks of a model, from the stream before block {first} to that after block {float(last) - 1:g}{end}; "
             "time is the number of blocks passed."
         )
-    return f"Tokens move with the velocity that attention gives them, from t = {first} to t = {last}{end}.{merged}"
+    what = "Tokens move" if not isinstance(run.law, Rescaled) else "Drawn is e^(-tV) x of tokens x that move"
+    return f"{what} with the velocity that attention gives them, from t = {first} to t = {last}{end}.{merged}"
