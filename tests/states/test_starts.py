@@ -56,8 +56,23 @@ def test_every_start_has_seeds_and_ensembles(name: str) -> None:
     assert tokens.points.shape == (2, 3, 5, 2)
     again, other = (Tokens.sample(name, 5, 2, seed=seed, ensemble=(2, 3)).points for seed in (1, 2))
     assert np.array_equal(tokens.points, again)
-    assert not np.array_equal(tokens.points, other)
-    assert Tokens.sample(name, 4, 1).points.shape == (4, 1)
+    assert np.array_equal(tokens.points, other) == (name == "polygon")  # which is not random
+    assert name == "polygon" or Tokens.sample(name, 4, 1).points.shape == (4, 1)
+
+
+def test_a_polygon_is_regular() -> None:
+    points = Tokens.sample("polygon", 5, 3).points.numpy()
+    angles = 2 * np.pi * np.arange(5) / 5
+    np.testing.assert_allclose(points, np.stack((np.cos(angles), np.sin(angles), 0 * angles), -1), atol=1e-15)
+
+
+def test_clusters_lie_on_the_sphere_around_their_centres() -> None:
+    points = draw("clusters:3,0.01", dim=4)
+    np.testing.assert_allclose(np.linalg.norm(points, axis=1), 1.0, atol=1e-15)
+    for part in range(3):  # token i belongs to cluster i mod 3
+        centre = points[part::3].mean(0)
+        distances = np.linalg.norm(points[part::3] - centre / np.linalg.norm(centre), axis=1)
+        np.testing.assert_allclose(np.sqrt((distances**2).mean()), 0.01 * np.sqrt(3), rtol=0.05)
 
 
 def test_the_older_constructors_are_the_same_draws() -> None:
@@ -77,6 +92,8 @@ def test_the_older_constructors_are_the_same_draws() -> None:
         ("ellipse:1", "half axes"),
         ("mixture:0", "whole number of parts"),
         ("mixture:1e30", "at most 1,000,000 parts, got 1e\\+30"),
+        ("clusters:0", "whole number of parts"),
+        ("clusters:2,-1", "width of at least 0"),
         ("ball:1,2", "too many"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 READABLE = ".npy, .safetensors or .csv"
+ROWS = re.compile(r"[-+0-9.eE,;| ]+")  # numbers in place of a file
 FIGURE_PACKAGES = {
     ".html": ("plotly",),
     ".png": ("matplotlib",),
@@ -27,10 +29,14 @@ FIGURE_PACKAGES = {
 
 
 def read_array(path: Path, option: str) -> Tensor:
-    """Read a file of numbers into a float64 tensor; booleans stay boolean."""
+    """Read a file of numbers into a float64 tensor, or the rows that are given in its place; booleans stay boolean."""
     readers = {".npy": _npy, ".safetensors": _safetensors, ".csv": _csv, ".txt": _csv}
     if path.suffix.lower() not in readers:
-        raise InputError(f"{option} {path}: expected a {READABLE} file (pickles are never read)")
+        if ROWS.fullmatch(str(path)):
+            return _rows(str(path), option)
+        raise InputError(
+            f"{option} {path}: expected a {READABLE} file (pickles are never read), or rows such as '1,0;0,1'"
+        )
     if not path.is_file():
         kind = "is a folder, not a file" if path.is_dir() else "does not exist"
         raise InputError(f"{option} {path} {kind}; give a {READABLE} file")
@@ -38,6 +44,21 @@ def read_array(path: Path, option: str) -> Tensor:
         return readers[path.suffix.lower()](path, option)
     except OSError as error:
         raise InputError(f"{option} {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def _rows(text: str, option: str) -> Tensor:
+    """Rows separated by semicolons; several matrices (heads) are separated by |."""
+    import torch
+
+    try:
+        parts = [[[float(entry) for entry in row.split(",")] for row in part.split(";")] for part in text.split("|")]
+    except ValueError as error:
+        reason = str(error).partition(": ")[2]
+        raise InputError(f"{option} must be rows of numbers such as '1,0;0,1'; {reason} is not a number") from None
+    if len({(len(part), *map(len, part)) for part in parts}) != 1 or len(set(map(len, parts[0]))) != 1:
+        raise InputError(f"{option} must have rows of one length, and matrices of one size")
+    found = torch.tensor(parts, dtype=torch.float64)
+    return found if len(parts) > 1 else found[0]
 
 
 def _npy(path: Path, option: str) -> Tensor:

@@ -37,8 +37,8 @@ class TokenOptions:
         str,
         token_option(
             "NAME",
-            "uniform (unit sphere), hemisphere, gaussian, ball, box, shell:0.8, ellipse:2,1, mixture:3, student:5, laplace or "
-            "orthonormal (basis vectors).",
+            "uniform (unit sphere), hemisphere, clusters:3,0.25, polygon, gaussian, ball, box, shell:0.8, ellipse:2,1, mixture:3, "
+            "student:5, laplace or orthonormal (basis vectors).",
         ),
     ] = "uniform"
     spread: Annotated[
@@ -94,7 +94,7 @@ def draw_tokens(options: TokenOptions, dim: int) -> Tokens:
     attributes = _attributes(options)
     known = (*list_starts(), "orthonormal")
     check_name(options.start.partition(":")[0], known, "--start", "starts")
-    if options.start in (*UNIT, "orthonormal") and options.spread != TokenOptions.spread:
+    if options.start.partition(":")[0] in (*UNIT, "orthonormal") and options.spread != TokenOptions.spread:
         raise InputError(f"--spread does not belong to --start {options.start}, whose tokens have length one")
     if options.start == "orthonormal":
         if options.ensemble is not None:

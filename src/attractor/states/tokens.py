@@ -144,8 +144,9 @@ class Tokens(Record):
     ) -> Tokens:
         """Sample n independent tokens (..., n, dim) from a named measure, times ``scale``.
 
-        Measures are uniform, hemisphere, gaussian, ball, box, shell:0.8, ellipse:2,1, mixture:3, student:5 and laplace, with
-        numbers after a colon where they have parameters; ``options`` as for Tokens.
+        Measures are uniform, hemisphere, polygon (regular, in the first two coordinates), clusters:3,0.25 (on the unit sphere: their
+        number and width), gaussian, ball, box, shell:0.8, ellipse:2,1, mixture:3, student:5 and laplace, with numbers after a colon
+        where they have parameters; ``options`` as for Tokens.
         """
         if not (math.isfinite(scale) and scale > 0):
             raise InputError(f"the scale of a start must be positive, got {scale}")
@@ -217,9 +218,10 @@ def _normal(n: int, dim: int, seed: int, ensemble: int | Sequence[int]) -> Tenso
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
 
 
+MAX_PARTS = 10**6  # of a mixture, and clusters
 Draw = Callable[..., np.ndarray]  # (generator, shape (..., n, d), *numbers) -> points
 _starts: dict[str, Draw] = {}
-UNIT = ("uniform", "hemisphere")  # on the unit sphere for every scale
+UNIT = ("uniform", "hemisphere", "polygon", "clusters")  # on the unit sphere
 
 
 def register_start(function: Draw) -> Draw:
@@ -263,6 +265,29 @@ def hemisphere(generator: np.random.Generator, shape: tuple[int, ...]) -> np.nda
 
 
 @register_start
+def polygon(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    if shape[-1] < 2:
+        raise InputError("a polygon lies in a plane: it needs at least 2 dimensions, got 1")
+    angles = 2 * np.pi * np.arange(shape[-2]) / shape[-2]
+    points = np.zeros(shape)
+    points[..., 0], points[..., 1] = np.cos(angles), np.sin(angles)
+    return points
+
+
+@register_start
+def clusters(
+    generator: np.random.Generator, shape: tuple[int, ...], parts: float = 3, width: float = 0.25
+) -> np.ndarray:
+    if not (1 <= parts <= MAX_PARTS and parts == int(parts) and width >= 0):
+        raise InputError(
+            f"clusters has a whole number of parts up to {MAX_PARTS:,} and a width of at least 0, got {parts:g} and {width:g}"
+        )
+    centres = _sphere(generator, (int(parts), shape[-1]))
+    around = centres[np.arange(shape[-2]) % int(parts)] + width * generator.standard_normal(shape)
+    return around / np.linalg.norm(around, axis=-1, keepdims=True)
+
+
+@register_start
 def gaussian(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return generator.standard_normal(shape)
 
@@ -294,9 +319,6 @@ def ellipse(generator: np.random.Generator, shape: tuple[int, ...], *axes: float
         given = ", ".join(f"{axis:g}" for axis in axes)
         raise InputError(f"an ellipse in dimension {shape[-1]} has that many positive half axes, got {given}")
     return ball(generator, shape) * np.array(axes)
-
-
-MAX_PARTS = 10**6  # of a mixture
 
 
 @register_start
