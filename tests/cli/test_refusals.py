@@ -41,7 +41,7 @@ BAD = {
     "--tokens -3": "at least one token",
     "--tokens many": "--tokens",
     "--dim 0": "at least one dimension",
-    "--start nowhere": "uniform, hemisphere, polygon, clusters, gaussian, ball, box, shell, ellipse, mixture, student, laplace, orthonormal",
+    "--start nowhere": "uniform, hemisphere, polygon, clusters, gaussian, ball, box, shell, ellipse, mixture, student, laplace",
     "--start student:few": "such as student:5",
     "--start orthonormal --tokens 9": "at most dim orthonormal tokens",
     "--start orthonormal --dim 9 --ensemble 2": "leave out --ensemble",
