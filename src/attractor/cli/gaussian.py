@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from attractor.cli.console import Outputs, print_rows
-from attractor.cli.inputs import check_figure
+from attractor.cli.inputs import check_figure, read_array
 from attractor.cli.options import (
     FigureOptions,
     check_numbers,
@@ -25,7 +25,7 @@ from attractor.cli.options import (
     seed_option,
     with_options,
 )
-from attractor.cli.system_options import LawOptions, build_law, read_law, read_matrix, read_vector
+from attractor.cli.system_options import LawOptions, build_law, read_law, read_vector
 from attractor.errors import InputError
 from attractor.html_repr import format_number
 
@@ -155,12 +155,11 @@ def choose_mode(context: typer.Context, start: StartOptions, many: ManyOptions) 
 
 def read_start(options: StartOptions, law: LawOptions) -> tuple[Any, Any]:
     """Return the law and the initial Gaussian."""
-    from attractor.cli.inputs import read_array
     from attractor.laws import Affine
     from attractor.states import Gaussian
 
     files = read_law(law)
-    covariance = None if options.covariance is None else read_matrix(options.covariance, "--covariance").numpy()
+    covariance = None if options.covariance is None else read_array(Path(options.covariance), "--covariance").numpy()
     mean = None if options.mean is None else read_vector(options.mean, "--mean").numpy()
     sizes = [covariance.shape[-1] if covariance is not None else None, None if mean is None else len(mean)]
     sizes.append(files["query"].shape[-1] if "query" in files else None)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 READABLE = ".npy, .safetensors or .csv"
-ROWS = re.compile(r"[-+0-9.eE,;| ]+")  # numbers in place of a file
+ROWS = re.compile(r"(?:[-+0-9.eE,;| ]|nan|inf)+")  # numbers in place of a file
 FIGURE_PACKAGES = {
     ".html": ("plotly",),
     ".png": ("matplotlib",),
@@ -58,6 +58,8 @@ def _rows(text: str, option: str) -> Tensor:
     if len({(len(part), *map(len, part)) for part in parts}) != 1 or len(set(map(len, parts[0]))) != 1:
         raise InputError(f"{option} must have rows of one length, and matrices of one size")
     found = torch.tensor(parts, dtype=torch.float64)
+    if not torch.isfinite(found).all():
+        raise InputError(f"{option} must be finite numbers, got {text}")
     return found if len(parts) > 1 else found[0]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from attractor.cli.console import Outputs, print_rows, print_table
-from attractor.cli.inputs import check_figure
+from attractor.cli.inputs import check_figure, read_array
 from attractor.cli.options import (
     FigureOptions,
     check_numbers,
@@ -24,7 +24,7 @@ from attractor.cli.options import (
     seed_option,
     with_options,
 )
-from attractor.cli.system_options import LawOptions, build_law, read_law, read_matrix, read_vector
+from attractor.cli.system_options import LawOptions, build_law, read_law, read_vector
 from attractor.errors import InputError
 from attractor.meanfield import LABELS, Branch, PastBlowUp, Rates, Stability
 from attractor.registry import check_name
@@ -344,7 +344,7 @@ def build_problem(study: StudyOptions, start: StartOptions, law: LawOptions, con
     matrices = read_law(law)
     arrays = {} if start.mean is None else {"mean": read_vector(start.mean, "--mean")}
     if start.covariance is not None:
-        arrays["covariance"] = read_matrix(start.covariance, "--covariance")
+        arrays["covariance"] = read_array(Path(start.covariance), "--covariance")
     dims = [
         part.shape[-1] for name, part in (*matrices.items(), *arrays.items()) if name in ("query", "mean", "covariance")
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -216,7 +215,7 @@ def read_law(options: LawOptions) -> dict[str, Any]:
     if options.random_law is None and (options.heads is not None or options.head_dim is not None):
         raise InputError("--heads and --head-dim shape a random law: give --random-law SEED too")
     names = {name: name.removesuffix("_projection") for name in (*given, *further)}
-    parts = {names[name]: read_matrix(getattr(options, name), f"--{name.replace('_', '-')}") for name in names}
+    parts = {names[name]: read_array(Path(getattr(options, name)), f"--{name.replace('_', '-')}") for name in names}
     biases = [name for name in parts if name.endswith("_bias")]
     for name in biases:  # one row is a vector, of one head or of all
         rows = parts[name]
@@ -509,26 +508,7 @@ def _stop(text: str | None) -> list[str] | None:
     return [] if names in ([], ["none"]) else names
 
 
-NUMBERS = re.compile(r"[-+0-9.eE,;\s]+")  # what inline vectors and matrices are made of
-
-
 def read_vector(text: str, option: str) -> Tensor:
     """Return numbers separated by commas, or those in a file: (d)."""
-    import torch
-
-    if NUMBERS.fullmatch(text):
-        return torch.tensor(parse_numbers(text, option), dtype=torch.float64)
     array = read_array(Path(text), option)
     return array.reshape(-1) if array.ndim == 2 and 1 in array.shape else array
-
-
-def read_matrix(text: str, option: str) -> Tensor:
-    """Return rows separated by semicolons, or the array in a file."""
-    import torch
-
-    if not NUMBERS.fullmatch(text):
-        return read_array(Path(text), option)
-    rows = [parse_numbers(row, option) for row in text.split(";")]
-    if len({len(row) for row in rows}) != 1:
-        raise InputError(f"{option} must have rows of one length, such as 1,0.5;0.5,2; got {text!r}")
-    return torch.tensor(rows, dtype=torch.float64)
