@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +130,21 @@ def test_blocks_end_with_lines_and_lose_nothing(monkeypatch: pytest.MonkeyPatch)
     assert count_words(np.frombuffer(b"  two   words ", dtype=np.uint8)) == 2
 
 
+def spell(word: str, text: str) -> float:
+    """Bits of a word with its end, byte by byte, at the frequencies in the different words of a text, each counted once more."""
+    words = {*text.split(), "<unk>", "<eos>"}
+    counts = Counter(byte for known in words for byte in known.encode())
+    total = counts.total() + len(words) + 257
+    return -sum(math.log2((counts[byte] + 1) / total) for byte in word.encode()) - math.log2((len(words) + 1) / total)
+
+
+def test_unknown_words_are_not_free(folder: Path, tmp_path: Path) -> None:
+    """A model that predicts every token with certainty still has to spell the words that are not in the training text."""
+    text = open_text(Config(str(folder), tokens="words", **SMALL), tmp_path / "cache")
+    assert text.scores("test", {"loss": 0.0, "count": 1})["bits_per_byte"] == 0.0
+    assert text.scores("validation", {"loss": 0.0, "count": 1})["bits_per_byte"] > 0.05
+
+
 def test_scores_of_a_uniform_model(folder: Path, tmp_path: Path) -> None:
     """A model that knows nothing needs log2(v) bits for each token, whatever a token is."""
     for tokens in ("bytes", "bpe", "words"):
@@ -137,7 +153,8 @@ def test_scores_of_a_uniform_model(folder: Path, tmp_path: Path) -> None:
         scores = text.scores("validation", {"loss": 70 * nats, "count": 70})
         assert scores["perplexity"] == pytest.approx(text.vocabulary)
         bits = len(held.tokens) * math.log2(text.vocabulary)
-        assert scores["bits_per_byte"] == pytest.approx(bits / held.bytes)
+        spelling = spell("unheard-of", TEXT) if tokens == "words" else 0.0
+        assert scores["bits_per_byte"] == pytest.approx((bits + spelling) / held.bytes)
         assert math.log2(scores["word_perplexity"]) == pytest.approx(bits / held.words)
 
 

@@ -73,11 +73,24 @@ def read_runs(
         unknown = sorted(given.keys() - row.keys())
         if unknown:
             raise InputError(f"there is no entry {unknown[0]!r}; the entries are {', '.join(sorted(row))}")
-        _check_equal(row, given, folder)
+        extended = _is_extended(stored, given, folder)
+        _check_equal({**row, "steps": given["steps"]} if extended else row, given, folder)
         if config is not None:
             kept = {name: getattr(stored, name) for name in before}
-            _check_equal(row, read_config(config, **kept | given).row(), folder)
-    return runs
+            other = read_config(config, **kept | given).row()
+            _check_equal(row, {**other, "steps": row["steps"]} if extended else other, folder)
+    return [
+        (replace(stored, steps=given["steps"]) if _is_extended(stored, given, folder) else stored, folder)
+        for stored, folder in runs
+    ]
+
+
+def _is_extended(stored: Any, given: dict[str, Any], folder: Path) -> bool:
+    """Whether a finished run gets more steps."""
+    from attractor.training import RunFolder
+
+    steps = given.get("steps")
+    return isinstance(steps, int) and steps > stored.steps and RunFolder(folder).last_step() == stored.steps
 
 
 def _stored(resume: Path, seeds: list[int] | None) -> list[tuple[Any, Path]]:
@@ -223,7 +236,9 @@ class TrainOptions:
         run_option("PATH", "A file or a folder of text or images, or datasets:NAME.", default="that of CONFIG"),
     ] = None
     out: Annotated[Path | None, run_option("FOLDER", "A new folder for the run.", "--out", "-o")] = None
-    resume: Annotated[Path | None, run_option("FOLDER", "Continue the run in this folder.")] = None
+    resume: Annotated[
+        Path | None, run_option("FOLDER", "Continue the run in this folder; with --steps N, a finished one.")
+    ] = None
     seed: Annotated[int | None, run_option("N", "Seed of all random draws.", min=0, default="that of CONFIG, or 0")] = (
         None
     )

@@ -54,6 +54,7 @@ class NormedAttention(Law):
     query_norm, key_norm : norms or ``Clip``; ``joint`` ones act on the concatenated heads, (h k,), others on each head, (k,).
     value_norm : the same for the values of each head.
     query_gain, key_gain : (h, k), factors after norms whose gain differs between heads (Cohere).
+    normed : number of leading coordinates of queries and keys to which their norms and gains apply; all by default.
     gate, gate_bias : G (h, r, d) and b (h, r).
     sinks : c (h,); tokens count as one each.
     """
@@ -68,12 +69,16 @@ class NormedAttention(Law):
     gate: Tensor | None = None
     gate_bias: Tensor | None = None
     sinks: Tensor | None = None
+    normed: int | None = None
 
     def __post_init__(self) -> None:
         tensors = ("query_gain", "key_gain", "gate", "gate_bias", "sinks")
         if any(getattr(self, name) is not None for name in tensors):
             convert_parameters(self, tensors)
         k, r, d = self.attention.query.shape[-2], self.attention.value.shape[-2], self.attention.dim
+        if self.normed is not None and not 0 < self.normed <= k:
+            raise InputError(f"normed must be a number of coordinates from 1 to {k}, got {self.normed!r}")
+        k = k if self.normed is None else self.normed
         wanted = {"query_norm": k, "key_norm": k, "value_norm": r}
         for name, size in wanted.items():
             norm = getattr(self, name)
@@ -107,6 +112,9 @@ class NormedAttention(Law):
         return self._normed(q, self.query_norm, self.query_gain), self._normed(k, self.key_norm, self.key_gain)
 
     def _normed(self, vectors: Tensor, norm: Norm | Clip | None, gain: Tensor | None) -> Tensor:
+        if self.normed is not None and self.normed < vectors.shape[-1]:
+            first, rest = vectors[..., : self.normed], vectors[..., self.normed :]
+            return torch.cat((self._normed(first, norm, gain), rest), -1)
         if norm is not None and self.joint:
             rows = norm(vectors.movedim(-3, -2).flatten(-2))
             vectors = rows.unflatten(-1, (self.heads, vectors.shape[-1])).movedim(-2, -3)

@@ -40,6 +40,7 @@ from attractor.models.structure import (
     unwrap,
 )
 from attractor.models.tracing import Session, Trace, Traces, trace, trace_texts
+from attractor.models.trained_models import open_loaded
 
 __all__ = [
     "AUDIT_KINDS",
@@ -98,6 +99,7 @@ __all__ = [
     "median",
     "median_deviation",
     "name_label",
+    "open_loaded",
     "read_image",
     "read_request",
     "read_texts",

@@ -29,7 +29,7 @@ from attractor.laws import (
     ScaledRotary,
 )
 from attractor.models.tensors import Reader
-from attractor.nn import ProjectionLayout, Weights
+from attractor.nn import ProjectionLayout, Refinement, Shift, Weights
 
 
 class Float64Mode(TorchFunctionMode):
@@ -67,7 +67,8 @@ class Projections(Weights):
     """Weights as a file stores them: query (h, k, d), key (g, k, d), value (g, r, d), output (h, d, r), where g divides h.
 
     The norms of queries, keys and values, their gains (h or g, k) where they differ between heads, the gate (h, r, d) with its bias
-    (h, r) and the sinks (h,) are those of ``NormedAttention``, if the model has them.
+    (h, r) and the sinks (h,) are those of ``NormedAttention``, if the model has them; ``normed`` is the number of coordinates that are
+    normalised.
     """
 
     query_norm: Norm | Clip | None = None
@@ -78,6 +79,7 @@ class Projections(Weights):
     gate: Tensor | None = None
     gate_bias: Tensor | None = None
     sinks: Tensor | None = None
+    normed: int | None = None
 
     @property
     def plain(self) -> bool:
@@ -269,7 +271,7 @@ class Heads:
             if part is not None:
                 whole = _repeat_groups(part, self.heads) if name in GROUPED else part
                 tensors[name] = (whole if head is None else whole[head : head + 1]).to(self.dtype)
-        return NormedAttention(law, joint=self.joint, **norms, **tensors)
+        return NormedAttention(law, joint=self.joint, normed=self.parts.normed, **norms, **tensors)
 
 
 def make_heads(
@@ -287,6 +289,33 @@ def make_heads(
     if rotary is not None:
         parts, positions = _convert_rotary(parts, rotary), rotary.positions
     return Heads(parts, {"scale": scale, "mask": mask, "positions": positions, "kernel": kernel}, joint, dtype)
+
+
+def refine_heads(source: Heads, refinement: Refinement) -> Heads:
+    """Heads with a refinement as further rows of query and key, to which positions and norms do not apply.
+
+    Keys that several heads share are repeated where the rows of the refinement differ between these heads.
+    """
+    parts = source.parts
+    if parts.value_norm is not None and isinstance(refinement, Shift):
+        raise UnsupportedError(
+            "the shift of a model with normalised values is not linear in the tokens, so it has no law"
+        )
+    if not isinstance(refinement, Shift):
+        repeated = {name: part for name in GROUPED if (part := getattr(parts, name)) is not None}
+        parts = replace(parts, **{name: _repeat_groups(part, source.heads) for name, part in repeated.items()})
+    plain = {name: part.to(source.dtype) for name in PARTS if (part := getattr(parts, name)) is not None}
+    wide = replace(parts, **plain, normed=parts.query.shape[1] if parts.normed is None else parts.normed)
+    with torch.no_grad():
+        query, key, bias = refinement.to(plain["query"]).rows(wide, None)
+    merged = {"query": torch.cat((wide.query, query), 1), "key": torch.cat((wide.key, key), 1)}
+    if wide.query_bias is not None:
+        merged["query_bias"] = torch.nn.functional.pad(wide.query_bias, (0, query.shape[1]))
+    if wide.key_bias is not None or bias is not None:
+        first = wide.key.new_zeros(wide.key.shape[:2]) if wide.key_bias is None else wide.key_bias
+        rest = wide.key.new_zeros(key.shape[:2]) if bias is None else bias
+        merged["key_bias"] = torch.cat((first, rest), 1)
+    return replace(source, parts=replace(wide, **merged))
 
 
 def _repeat_groups(part: Tensor, heads: int) -> Tensor:

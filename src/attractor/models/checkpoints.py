@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attractor.errors import InputError, UnsupportedError
-from attractor.models.attention_layers import Heads, Layer, NoAttention, use_float64
+from attractor.errors import CheckpointError, InputError, StoreError, UnsupportedError
+from attractor.models.attention_layers import Heads, Layer, NoAttention, refine_heads, use_float64
 from attractor.models.family import Family, Modules, get_hidden_states, get_output
 from attractor.models.tensors import CPU, Reader, Tensors, make_reader
+from attractor.nn import RECORD, REFINEMENT, Refinement, Shift, Slice, refine, restore_refinement
 from attractor.solvers import velocity
 from attractor.states import Tokens
 
@@ -81,17 +82,17 @@ def _check_layer(checkpoint: Checkpoint, index: int, tokens: int, seed: int) -> 
 @dataclass(frozen=True)
 class OriginalRun:
     """What the original code computes for one layer: the stream before the block, input and output of attention, (n, d) each, and the
-    output of every head after the output projection, without its bias, (h, n, d)."""
+    output of every head after the output projection, without its bias, (h, n, d), where it has a module."""
 
     stream: Tensor
     reads: Tensor
     writes: Tensor
-    heads: Tensor
+    heads: Tensor | None
 
 
 def _head_error(layer: Layer, run: OriginalRun) -> float | None:
     """The largest error of a single head; None where a head alone is undefined."""
-    if isinstance(layer.source, Heads) and layer.source.joint:
+    if run.heads is None or (isinstance(layer.source, Heads) and layer.source.joint):
         return None
     ours = torch.stack([velocity(layer.head(index), Tokens(run.reads)) for index in range(layer.heads)])
     return _difference(ours, layer.output_factor * run.heads)
@@ -113,22 +114,29 @@ def _run_original(checkpoint: Checkpoint, index: int, heads: int, tokens: int, s
     family, config = checkpoint.family, checkpoint.config
     stack, within = checkpoint.layers.place(index)
     seen: dict[str, Tensor] = {}
-    state = _read_state(checkpoint, stack, within)  # read before the switch to float64, which must not apply to files
+    own = family.original(config, within)
+    # read before the switch to float64, which must not apply to files
+    state = _read_state(checkpoint, stack, within) if own is None else {}
+    refinement = checkpoint.find_refinement(stack, within, checkpoint.dim, heads) if own is None else None
     with use_float64(), torch.no_grad(), silence_transformers(), torch.random.fork_rng(devices=[]):
-        model = _build_small(checkpoint, stack, within, state)
-        modules = family.modules(stack, family.slot(config, within))
-        at = model.get_submodule
-        path = modules.projection or _find_projection(model, modules, family.layout.output)
-        projection = torch.nn.Sequential(*map(at, path))
+        model = _build_small(checkpoint, stack, within, state) if own is None else own[0]
+        modules = family.modules(stack, family.slot(config, within)) if own is None else own[1]
+        if refinement is not None:
+            _refine_small(model, modules.reads, refinement)
+        at, projection = model.get_submodule, None
+        if own is None:
+            path = modules.projection or _find_projection(model, modules, family.layout.output)
+            projection = torch.nn.Sequential(*map(at, path))
+            projection[0].register_forward_pre_hook(_keep(seen, "mixed"), with_kwargs=True)
         at(modules.stream or modules.block).register_forward_pre_hook(_keep(seen, "stream"), with_kwargs=True)
         at(modules.reads).register_forward_pre_hook(_keep(seen, "reads"), with_kwargs=True)
-        projection[0].register_forward_pre_hook(_keep(seen, "mixed"), with_kwargs=True)
         at(modules.writes).register_forward_hook(
             lambda _m, _a, out: seen.__setitem__("writes", get_output(out).clone())
         )
-        family.feed(model, model.config, stack, torch.Generator().manual_seed(seed), tokens)
+        family.feed(model, getattr(model, "config", config), stack, torch.Generator().manual_seed(seed), tokens)
         stream, reads, writes = (seen[name][0] for name in ("stream", "reads", "writes"))
-        return OriginalRun(stream, reads, writes, _project_heads(projection, seen["mixed"][0], heads))
+        alone = None if projection is None else _project_heads(projection, seen["mixed"][0], heads)
+        return OriginalRun(stream, reads, writes, alone)
 
 
 def _find_projection(model: torch.nn.Module, modules: Modules, name: str) -> tuple[str, ...]:
@@ -151,7 +159,8 @@ def _read_state(checkpoint: Checkpoint, stack: str, index: int) -> dict[str, Ten
     family, read = checkpoint.family, checkpoint.reader
     config = checkpoint.config
     old, new = family.stored(config, stack, index), family.stored(config, stack, family.slot(config, index))
-    state = {new + name.removeprefix(old): read(name).double() for name in read.under(old)}
+    own = [name for name in read.under(old) if f".{REFINEMENT}." not in name]
+    state = {new + name.removeprefix(old): read(name).double() for name in own}
     state |= {name: read(name).double() for name in family.shared(stack) if name in read}
     return family.rename(state)
 
@@ -177,6 +186,28 @@ def _build_small(checkpoint: Checkpoint, stack: str, index: int, state: dict[str
         None, config=config, state_dict=state, dtype=torch.float64, ignore_mismatched_sizes=True
     )
     return model.eval()
+
+
+STRENGTH, LETTERS = f".{REFINEMENT}.theta", f".{REFINEMENT}.form_letters"
+
+
+def _add_refinement(layer: Layer, refinement: Refinement | None) -> Layer:
+    """A layer whose scores have the term of a refinement."""
+    if refinement is None:
+        return layer
+    if not isinstance(layer.source, Heads):
+        raise UnsupportedError(f"{layer.name} has a refinement of a kind of attention that has none")
+    note = f"the refinement ({refinement.form}) is contained in the interactions"
+    return replace(layer, source=refine_heads(layer.source, refinement), notes=(*layer.notes, note))
+
+
+def _refine_small(model: Any, attention: str, found: Refinement) -> None:
+    """Refine a small model; the module ``attention`` gets these strengths."""
+    assert isinstance(found, (Shift, Slice))
+    channels = found.channels if isinstance(found, Slice) else None
+    refine(model, found.name, sign=found.sign, channels=channels)  # type: ignore[arg-type]
+    at: Any = model.get_submodule(attention)
+    at.refinement.theta.copy_(found.theta)
 
 
 def with_eager_experts(config: Any, dtype: torch.dtype) -> Any:
@@ -291,6 +322,23 @@ class Checkpoint:
         present = {stack: count for stack, count in found.items() if self.reader.under(self.family.path(stack, 0))}
         return present or found
 
+    def find_refinement(self, stack: str, index: int, dim: int, heads: int) -> Refinement | None:
+        """The refinement of a layer, as ``at.nn.refine`` stores it; None if it has none."""
+        if not self.family.stores_refinements:
+            return None
+        read, path = self.reader, self.family.stored(self.config, stack, index)
+        names = [name for name in read.under(path) if name.endswith(STRENGTH)]
+        if not names:
+            return None
+        if len(names) > 1:
+            raise CheckpointError(f"{self.name} has several refinements in one layer: {', '.join(names)}")
+        forms = names[0].removesuffix(STRENGTH) + LETTERS
+        letters = self.tensors.read(read.prefix + forms) if forms in read else None
+        try:
+            return restore_refinement(read(names[0]), letters, getattr(self.config, RECORD, None), dim, heads)
+        except StoreError as error:
+            raise CheckpointError(f"{self.name}: {error}") from None
+
     def choose_stack(self, stack: str | None) -> str:
         """The name of a stack of layers, the first one by default; raises if the model has no such stack."""
         stacks = list(self.stacks)
@@ -334,7 +382,8 @@ class Layers(Sequence[Layer]):
         family, config = checkpoint.family, checkpoint.config
         reason = family.no_attention(config, stack, within)
         if reason is None:
-            return family.layer(config, checkpoint.reader, stack, within)
+            layer = family.layer(config, checkpoint.reader, stack, within)
+            return _add_refinement(layer, checkpoint.find_refinement(stack, within, layer.dim, layer.heads))
         undefined = {"interaction": reason, "value_map": reason}
         source = NoAttention(checkpoint.dim, reason)
         return Layer(within, f"layer {within}", source, None, placement="none", undefined=undefined)

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
 from attractor.models.family import get_hidden_states, get_output
-from attractor.models.hooks import run_stack
 from attractor.models.random_init import initialize
 from attractor.models.tracing import SMALL_MODEL, Session
 from attractor.plotting import Curve, Panel, draw_panels
@@ -210,7 +209,7 @@ def record_calls(session: Session, inputs: dict[str, Tensor]) -> tuple[list[Bloc
     """The blocks as functions of hidden states (k, n, d), with the other arguments of this input, and the residual stream."""
     model, stack, family = session.model, session.stack or "", session.checkpoint.family
     count = session.checkpoint.stacks[stack]
-    names = list(dict.fromkeys(family.modules(stack, index).block for index in range(count)))
+    names = list(dict.fromkeys(family.hooked(session.checkpoint.config, stack, index).block for index in range(count)))
     blocks: list[Block] = []
     states: list[Tensor] = []
 
@@ -228,7 +227,7 @@ def record_calls(session: Session, inputs: dict[str, Tensor]) -> tuple[list[Bloc
     handles += [part.register_forward_hook(end) for part in parts]
     try:
         with torch.no_grad(), _without_cache(model):
-            run_stack(model, stack, inputs)
+            family.run(model, stack, inputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -247,7 +246,7 @@ def _call(module: Any, x: Tensor, given: tuple[Any, ...], options: dict[str, Any
 @contextmanager
 def _without_cache(model: Any) -> Iterator[None]:
     """Models that keep keys and values for the next token do not."""
-    config = model.config
+    config: Any = getattr(model, "config", None)
     before = getattr(config, "use_cache", None)
     if before is not None:
         config.use_cache = False

@@ -97,6 +97,7 @@ class Family(ABC):
     layout : names of the projections within the attention module.
     implementation : attention implementation of the original model that verification uses.
     renamed : whether transformers' module names differ from the tensor names in files.
+    stores_refinements : whether refinements are tensors of the layers, as ``at.nn.refine`` stores them.
     signature : a tensor name that identifies the family in files without ``model_type``.
     remark : what is undefined or left out, for the table of families.
     """
@@ -113,6 +114,7 @@ class Family(ABC):
     renamed: ClassVar[bool] = False
     signature: ClassVar[str] = ""
     remark: ClassVar[str] = ""
+    stores_refinements: ClassVar[bool] = True
 
     def stacks(self, config: Config) -> dict[str, int]:
         """The number of layers of each stack; most models have one, without a name."""
@@ -145,7 +147,26 @@ class Family(ABC):
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
         """Read the attention of one layer."""
 
+    # ---- the whole model
+
+    def run(self, model: Any, stack: str, inputs: dict[str, Tensor]) -> Any:
+        """Run a model, or only its encoder or one of its towers if that is the stack of interest."""
+        name = {"encoder": "encoder", "text": "text_model", "vision": "vision_model"}.get(stack, "")
+        return getattr(model, name, model)(**inputs)
+
+    def last_state(self, model: Any, output: Any) -> Tensor:
+        """The last state of the first text, (n, d), in what ``run`` returns."""
+        return output[0][0]
+
+    def load(self, config: Config, dtype: torch.dtype) -> Any:
+        """The whole model, for families whose configuration holds it; None otherwise."""
+        return None
+
     # ---- verification: the original code on one layer
+
+    def original(self, config: Config, index: int) -> tuple[torch.nn.Module, Modules] | None:
+        """The code of one layer and its modules, for families whose configuration holds the model; None otherwise."""
+        return None
 
     @abstractmethod
     def modules(self, stack: str, slot: int) -> Modules:

@@ -12,7 +12,7 @@ from torch import Tensor
 from attractor.errors import UnsupportedError
 from attractor.models.checkpoints import Checkpoint
 from attractor.models.family import get_hidden_states
-from attractor.models.hooks import BlockStates, record_blocks, run_stack
+from attractor.models.hooks import BlockStates, record_blocks
 
 ForwardMap = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, Tensor]]
 UNEMBEDDINGS = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight")
@@ -30,11 +30,11 @@ def embed(model: Any, checkpoint: Checkpoint, stack: str, inputs: dict[str, Tens
         found.append(get_hidden_states(given, options))
         raise _FirstBlock
 
-    block = model.get_submodule(checkpoint.family.modules(stack, 0).block)
+    block = model.get_submodule(checkpoint.family.hooked(checkpoint.config, stack, 0).block)
     handle = block.register_forward_pre_hook(stop, with_kwargs=True)
     try:
         with torch.no_grad():
-            run_stack(model, stack, inputs)
+            checkpoint.family.run(model, stack, inputs)
     except _FirstBlock:
         if found[0].ndim != 3:
             raise UnsupportedError(
@@ -56,6 +56,7 @@ def open_forward_map(
     states of every block; ``feedforward=False`` skips the feed-forward parts.
     """
     tokens: dict[str, Tensor] = {}
+    family = checkpoint.family
 
     def put(_module: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if "first" not in tokens:  # a later layer that shares the tensors of the first
@@ -70,11 +71,11 @@ def open_forward_map(
     def apply(x: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         tokens["first"] = x
         with torch.no_grad():
-            normed = run_stack(model, stack, inputs)[0][0]
+            normed = family.last_state(model, family.run(model, stack, inputs))
         return tokens["last"], normed
 
     with ExitStack() as hooks:
-        block = model.get_submodule(checkpoint.family.modules(stack, 0).block)
+        block = model.get_submodule(family.hooked(checkpoint.config, stack, 0).block)
         handle = block.register_forward_pre_hook(put, with_kwargs=True)  # runs before the hooks that record
         hooks.callback(handle.remove)
         hooks.enter_context(record_blocks(model, checkpoint, stack, keep, () if feedforward else ("feedforward",)))
@@ -88,7 +89,8 @@ def read_unembedding(checkpoint: Checkpoint, model: Any, random: bool) -> tuple[
         for name in UNEMBEDDINGS:
             if name in names:
                 return checkpoint.tensors.read(name), "the model's own head"
-    embedding = model.get_input_embeddings()
+    own = hasattr(model, "get_input_embeddings")
+    embedding = model.get_input_embeddings() if own else getattr(model, "embedding", None)
     if not isinstance(embedding, torch.nn.Embedding):
         raise UnsupportedError(f"a {type(model).__name__} reads no words, so its tokens cannot be decoded")
     tied = getattr(checkpoint.config, "tie_word_embeddings", False) and "bert" not in checkpoint.family.name

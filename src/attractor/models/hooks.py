@@ -42,12 +42,6 @@ class BlockStates:
     weights: Tensor | None = None
 
 
-def run_stack(model: Any, stack: str, inputs: dict[str, Tensor]) -> Any:
-    """Run a model, or only its encoder or one of its towers if that is the stack of interest."""
-    name = {"encoder": "encoder", "text": "text_model", "vision": "vision_model"}.get(stack, "")
-    return getattr(model, name, model)(**inputs)
-
-
 @contextmanager
 def record_blocks(
     model: nn.Module,

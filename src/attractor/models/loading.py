@@ -13,12 +13,13 @@ import torch
 from attractor import memory
 from attractor.errors import AttractorError, CheckpointError, InputError, MemoryShortageError, UnsupportedError
 from attractor.files import read_json
-from attractor.models.checkpoints import DEPTHS, Checkpoint, silence_transformers, with_eager_experts
+from attractor.models.checkpoints import DEPTHS, STRENGTH, Checkpoint, silence_transformers, with_eager_experts
 from attractor.models.derived_tensors import AdaptedTensors
 from attractor.models.gguf import GGUFTensors
 from attractor.models.llama2c import Llama2cTensors
 from attractor.models.structure import StructuralFamily
 from attractor.models.tensors import CPU, PartTensors, PickleFolder, SafetensorsFolder, check_finite, check_range
+from attractor.nn import RECORD, attach_strengths, plain_config
 
 NEEDED = ("[UNK]", "[CLS]", "[SEP]")
 SPECIAL = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|</?[A-Za-z]+>")
@@ -162,6 +163,10 @@ def keep_layers(checkpoint: Checkpoint, count: int | None) -> Checkpoint:
             f"a part of the layers of {checkpoint.name} cannot be taken: "
             + ("it is in memory already" if checkpoint.model is not None else "its layers depend on their number")
         )
+    if not hasattr(config, "to_dict"):
+        raise UnsupportedError(
+            f"a part of the layers of {checkpoint.name} cannot be taken: it is a run of attractor train"
+        )
     shorter = copy.deepcopy(config)
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) in depths.values() and "layer" in name:
@@ -236,12 +241,27 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype | None = None, device:
     dtype = own_dtype(checkpoint) if dtype is None else dtype
     if checkpoint.model is None:
         check_memory(checkpoint, dtype, device)
-    model = _get_base(checkpoint).eval() if checkpoint.model is not None else _load(checkpoint, dtype).to(device)
+    if checkpoint.model is not None:
+        model = _get_base(checkpoint).eval()
+    else:
+        model = _attach_refinement(checkpoint, _load(checkpoint, dtype)).to(device)
     for name, weights in model.named_parameters():
         if checkpoint.model is None and weights.dtype == dtype:
             _check_cast(checkpoint, name, weights.detach())
         check_finite(name, weights.detach())
     return model
+
+
+def _attach_refinement(checkpoint: Checkpoint, model: Any) -> Any:
+    """Refine a model as its files say."""
+    names = [name for name in checkpoint.tensors.names() if name.endswith(STRENGTH)]
+    if not names or not checkpoint.family.stores_refinements:
+        return model
+    if getattr(model.config, RECORD, None) is None:
+        raise CheckpointError(
+            f"{checkpoint.name} has strengths of a refinement, and its config.json does not say of which kind"
+        )
+    return attach_strengths(model, {name: checkpoint.tensors.read(name) for name in names}, checkpoint.name).eval()
 
 
 def _check_cast(checkpoint: Checkpoint, name: str, weights: torch.Tensor) -> None:
@@ -256,6 +276,9 @@ def _check_cast(checkpoint: Checkpoint, name: str, weights: torch.Tensor) -> Non
 def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     from transformers import AutoModel
 
+    own = checkpoint.family.load(checkpoint.config, dtype)
+    if own is not None:
+        return own
     with silence_transformers():
         kind: Any = AutoModel._model_mapping[type(checkpoint.config)]
         if isinstance(checkpoint.tensors, (GGUFTensors, Llama2cTensors)):
@@ -294,10 +317,10 @@ def _get_base(checkpoint: Checkpoint) -> Any:
     from transformers import AutoModel
 
     model = checkpoint.model
-    if isinstance(checkpoint.family, StructuralFamily):
+    if isinstance(checkpoint.family, StructuralFamily) or not hasattr(model, "config"):
         return model
     kinds: Any = AutoModel._model_mapping
-    own = kinds.get(type(model.config), ())
+    own = kinds.get(type(plain_config(model.config)), ())
     return model if isinstance(model, own) else getattr(model, "base_model", model)
 
 
@@ -305,6 +328,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     """Load the tokenizer of a checkpoint."""
     from transformers import AutoTokenizer
 
+    if getattr(checkpoint.config, "tokenizer", None) is not None:
+        return checkpoint.config.tokenizer
     if checkpoint.model is not None:
         raise InputError("a model in memory has no tokenizer: give token ids, or tokenizer=...")
     if isinstance(checkpoint.tensors, Llama2cTensors):

@@ -20,6 +20,8 @@ from attractor.models.derived_tensors import ScaledTensors, check_packed, has_sc
 from attractor.models.family import Family, find_family, list_families
 from attractor.models.structure import StructuralFamily, is_changed, unwrap
 from attractor.models.tensors import LiveTensors, PartTensors, Tensors, check_files, open_tensors
+from attractor.models.trained_models import find_blocks, is_run_folder, open_blocks, open_run
+from attractor.nn import MODEL_TYPE, plain_config, read_refined_config
 from attractor.registry import closest
 
 LARGEST = 10**9  # a number of heads or a dimension above this is damage
@@ -41,7 +43,8 @@ def checkpoint(
     Parameters
     ----------
     source : a folder with config.json and weights, a GGUF file, a file of llama2.c, a name of ``attractor fetch``, a name on the Hugging
-        Face hub, or a model of transformers in memory.
+        Face hub, or a model of transformers in memory; the folder of a run of ``attractor train``, the ``TrainedRun`` of
+        ``at.training.load``, or a module with a list of ``at.nn.TransformerBlock``.
     dtype : precision of the laws.
     structural : whether a model without a family is opened too. It can be traced by its structure, but has no laws.
     part : "text", "vision" or "audio" of a multimodal model, which has a configuration of its own; the text by default, if the whole
@@ -56,6 +59,8 @@ def checkpoint(
     Code in a repository is never run, and pickles are opened only if they contain nothing but tensors.
     """
     require_transformers()
+    if hasattr(source, "open_checkpoint"):  # a run of attractor train
+        return source.open_checkpoint(dtype)
     source = source if isinstance(source, (str, Path)) else unwrap(source)
     if isinstance(source, torch.nn.Module):
         return _open_live(source, dtype, structural, part)
@@ -64,6 +69,8 @@ def checkpoint(
             f"a checkpoint is opened from a path, a hub name or a transformers model, not from a {type(source).__name__}"
         )
     path = Path(source).expanduser()
+    if path.is_dir() and is_run_folder(path):
+        return open_run(path, dtype)
     if path.is_dir():
         return _open_folder(path, str(source), dtype, structural, part=part)
     if path.is_file():
@@ -77,10 +84,14 @@ def checkpoint(
 
 
 def _open_live(model: torch.nn.Module, dtype: torch.dtype, structural: bool, part: str | None) -> Checkpoint:
-    config, kind = getattr(model, "config", None), type(model).__name__
+    config, kind = plain_config(getattr(model, "config", None)), type(model).__name__
     if config is None or not hasattr(config, "model_type"):
+        if find_blocks(model) is not None:
+            return open_blocks(model, kind, dtype)
         if not structural:
-            raise InputError(f"a live model must be one of transformers, with a config; this is a {kind}")
+            raise InputError(
+                f"a live model must be one of transformers, with a config, or have a list of at.nn.TransformerBlock; this is a {kind}"
+            )
         return Checkpoint(
             kind, StructuralFamily(None), SimpleNamespace(model_type=None), LiveTensors(model, False), dtype, model
         )
@@ -178,6 +189,8 @@ def _open_folder(
     try:
         settings = read_json(file)
         model_type, built = settings.get("model_type"), settings.get("architectures")
+        refined = read_refined_config(folder) if str(model_type).startswith(MODEL_TYPE) else None
+        model_type = model_type if refined is None else refined.model_type
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
     check_sizes(settings, str(file))
@@ -187,6 +200,9 @@ def _open_folder(
         model_type = _infer_model_type(tensors.names(), file)
         notes = (f"config.json names no model_type; its tensors are named as those of {model_type}",)
     where = f"{name} ({', '.join(map(str, built))})" if isinstance(built, list) and built else name
+    if refined is not None:
+        family = _choose_family(model_type, where, structural)
+        return Checkpoint(name, family, refined, open_tensors(folder, only), dtype, notes=notes)
     whole = _read_config(folder, model_type) if part is not None or is_known_type(model_type) else None
     chosen = None if whole is None else _choose_part(whole, part, name, structural)
     config: Any = whole if chosen is None else chosen[1]

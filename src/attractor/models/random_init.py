@@ -76,6 +76,12 @@ def initialize(
 
     if init not in INITS:
         raise InputError(f"init must be {' or '.join(map(repr, INITS))}, got {init!r}")
+    if hasattr(config, "rebuild"):  # a run of attractor train
+        if init != "family":
+            raise InputError(
+                "the random weights of a run of attractor train are those that it starts with: init is 'family'"
+            )
+        return config.rebuild(seed).to(dtype).eval()
     config = with_eager_experts(copy.deepcopy(config), dtype)
     if small_vocabulary and getattr(config, "vocab_size", None) is not None:
         config.vocab_size = min(SMALL_VOCABULARY, config.vocab_size)

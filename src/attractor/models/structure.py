@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from attractor.errors import InputError, UnsupportedError
 from attractor.models.family import Family
 from attractor.models.hooks import BlockStates
+from attractor.nn import is_refined, register
 
 TEXT_PARTS = ("language_model", "text_model", "model.language_model", "model.text_model", "thinker.model")
 IMAGE_PARTS = (
@@ -382,11 +383,12 @@ def _find_weights(out: Any, n: int) -> Tensor | None:
 def use_eager_attention(model: nn.Module) -> Iterator[None]:
     """Let a model of transformers compute attention by its own code, which returns weights, and restore its choice afterwards."""
     name = "_attn_implementation_internal"
+    eager = register("eager") if is_refined(model) else "eager"
     configs = {id(config): config for part in model.modules() if hasattr(config := getattr(part, "config", None), name)}
     previous = [(config, getattr(config, name)) for config in configs.values()]
     try:
         for config, _ in previous:
-            setattr(config, name, "eager")
+            setattr(config, name, eager)
         yield
     finally:
         for config, value in previous:

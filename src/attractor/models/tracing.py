@@ -24,7 +24,6 @@ from attractor.models.hooks import (
     freeze_norms,
     record_blocks,
     remove_positions,
-    run_stack,
 )
 from attractor.models.loading import (
     ShortTextError,
@@ -197,7 +196,7 @@ class Session:
         self, given: Sequence[dict[str, Tensor]], nulls: int | None, attention: bool, summary: bool = False
     ) -> tuple[tuple[Measurements, ...], ...]:
         """For each of some models of the same configuration with random weights, the measurements of inputs; see ``trace``."""
-        known = hasattr(self.checkpoint.config, "to_dict")
+        known = any(hasattr(self.checkpoint.config, name) for name in ("to_dict", "rebuild"))
         if nulls is None:
             nulls = int(known and sum(part.numel() for part in self.model.parameters()) <= SMALL_MODEL)
         if nulls and not known:
@@ -221,7 +220,7 @@ class Session:
                 tuple(name for name in self.without if name in ("attention", "feedforward")),
             )
             record = record_blocks(self.model, self.checkpoint, stack, receive, parts)
-            return lambda: run_stack(self.model, stack, inputs), record
+            return lambda: self.checkpoint.family.run(self.model, stack, inputs), record
         part, name = choose_part(self.model, inputs, self.stack)
 
         def run() -> Any:

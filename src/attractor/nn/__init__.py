@@ -1,16 +1,31 @@
 """Attention layers for training: layers with a regime by construction, plain layers, and refinements of existing models."""
 
+from attractor.nn.attention_interface import register
 from attractor.nn.attention_sites import BERT_LAYOUT, GPT2_LAYOUT, LLAMA_LAYOUT, ProjectionLayout
 from attractor.nn.definite import DefiniteAttention
 from attractor.nn.layer import AttentionLayer, PlainAttention, TransformerBlock, spectral
 from attractor.nn.parameters import Weights
-from attractor.nn.patching import is_refined, load_refined, refine, unrefine
-from attractor.nn.refinements import MetricSlice, Refinement, Shift, Slice, make_refinement
+from attractor.nn.patching import (
+    MODEL_TYPE,
+    RECORD,
+    REFINEMENT,
+    attach_strengths,
+    is_refined,
+    load_refined,
+    plain_config,
+    read_refined_config,
+    refine,
+    unrefine,
+)
+from attractor.nn.refinements import MetricSlice, Refinement, Shift, Slice, make_refinement, restore_refinement
 
 __all__ = [
     "BERT_LAYOUT",
     "GPT2_LAYOUT",
     "LLAMA_LAYOUT",
+    "MODEL_TYPE",
+    "RECORD",
+    "REFINEMENT",
     "AttentionLayer",
     "DefiniteAttention",
     "MetricSlice",
@@ -21,10 +36,15 @@ __all__ = [
     "Slice",
     "TransformerBlock",
     "Weights",
+    "attach_strengths",
     "is_refined",
     "load_refined",
     "make_refinement",
+    "plain_config",
+    "read_refined_config",
     "refine",
+    "register",
+    "restore_refinement",
     "spectral",
     "unrefine",
 ]

@@ -100,6 +100,7 @@ def _make_attention(base: str) -> Callable[..., Pair]:
         attend = _get_base(base, module)
         site: AttentionSite | None = module.__dict__.get("refined")
         if site is None:
+            _check_loaded(module)
             return attend(module, query, key, value, attention_mask, **options)
         refinement, x = module.refinement, site.tokens
         assert isinstance(refinement, Refinement)
@@ -123,6 +124,18 @@ def _make_attention(base: str) -> Callable[..., Pair]:
         return plain.detach() + (output - output.detach()), weights
 
     return refined_attention
+
+
+def _check_loaded(module: Any) -> None:
+    """Raise for a model that was saved with a refinement and loaded without it."""
+    # the type of such a folder is an entry of its own in the configuration, and not that of the class
+    if "model_type" in vars(getattr(module, "config", None) or object):
+        kind = str(module.config.model_type)
+        if kind.startswith("attractor-"):
+            raise UnsupportedError(
+                f"this model of type {kind!r} was saved with a refinement, which from_pretrained left out: load it with "
+                "at.nn.load_refined(folder)"
+            )
 
 
 def _extend(

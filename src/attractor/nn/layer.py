@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Real
@@ -112,6 +114,10 @@ class AttentionLayer(nn.Module):
         """The factor of the scores."""
         return self.scale
 
+    def scale_value(self) -> float:
+        """The factor of the scores as a number, in double precision."""
+        return float(self.scale)
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Apply the layer to tokens x (..., n, d).
 
@@ -182,12 +188,13 @@ class AttentionLayer(nn.Module):
                 return weights, positions
             if positions is not None and positions.dim is None:
                 positions = Rotary(positions.theta, self.head_dim)
-            return self.refinement.merge(weights, self.metric_diagonal(dtype)).detach(), positions
+            # strengths are functions of their parameters, computed in this precision
+            refinement = self.refinement if dtype is None else copy.deepcopy(self.refinement).to(dtype)
+            return refinement.merge(weights, self.metric_diagonal(dtype)).detach(), positions
 
     def law(self, dtype: torch.dtype = torch.float64) -> Attention:
         """The layer as an ``Attention`` law with a factored value map."""
         weights, positions = self.export(dtype)
-        scale = self.scores_scale()
         return Attention(
             weights.query,
             weights.key,
@@ -195,7 +202,7 @@ class AttentionLayer(nn.Module):
             kernel=self.kernel,
             mask="causal" if self.causal else None,
             positions=positions,
-            scale=float(scale.detach()) if isinstance(scale, Tensor) else scale,
+            scale=self.scale_value(),
             output=weights.output,
             query_bias=weights.query_bias,
             key_bias=weights.key_bias,
@@ -309,7 +316,6 @@ class PlainAttention(AttentionLayer):
     def of(cls, layer: AttentionLayer) -> PlainAttention:
         """A plain layer equivalent to another layer."""
         weights, positions = layer.export()
-        scale = layer.scores_scale()
         made = cls(
             layer.dim,
             layer.heads,
@@ -318,7 +324,7 @@ class PlainAttention(AttentionLayer):
             kernel=layer.kernel,
             causal=layer.causal,
             positions=positions,
-            scale=float(scale.detach()) if isinstance(scale, Tensor) else scale,
+            scale=layer.scale_value(),
             dropout=layer.dropout,
         )
         for name, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
@@ -349,6 +355,10 @@ class PlainAttention(AttentionLayer):
         if self.log_temperature is None:
             return self.scale / self.temperature
         return self.scale * (-self.log_temperature).exp()
+
+    def scale_value(self) -> float:
+        learned = self.log_temperature
+        return self.scale / self.temperature if learned is None else self.scale * math.exp(-float(learned.detach()))
 
 
 def _number_or_learned(value: Any, name: str, positive: bool = False) -> tuple[float, nn.Parameter | None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import copy
+from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -10,12 +12,15 @@ import torch
 from torch import nn
 
 from attractor.errors import InputError, StoreError, UnsupportedError
+from attractor.files import read_json
 from attractor.nn.attention_interface import BASES, KERNELS, PREFIX, prepare_module, register
 from attractor.nn.attention_sites import AttentionSite, find_attention_sites
 from attractor.nn.refinements import REFINEMENTS, Refinement, Sign, make_refinement
 from attractor.registry import check_name
 
 Model = TypeVar("Model", bound=nn.Module)
+REFINEMENT = "refinement"  # name of the module that refine adds to attention modules
+MODEL_TYPE = "attractor-"  # beginning of the model type in config.json of a refined model
 RECORD = "attractor_refinement"  # in the model's configuration, so that it is saved with the model
 
 
@@ -80,6 +85,7 @@ def refine(
         site.handle = module.register_forward_pre_hook(prepare_module, with_kwargs=True)
     config: Any = model.config
     config._attn_implementation = name
+    config.__class__ = _refined_class(type(config))
     options = {"sign": sign, "value": value, "channels": channels, "layers": None if layers is None else [*layers]}
     setattr(config, RECORD, {"kind": kind, **options})
     return model
@@ -96,8 +102,64 @@ def unrefine(model: Model) -> Model:
             del module.refinement
     config: Any = model.config
     config._attn_implementation = config._attn_implementation.removeprefix(PREFIX)
+    config.__class__ = type(config).plain
     delattr(config, RECORD)
     return model
+
+
+@cache
+def _refined_class(kind: type[Any]) -> type[Any]:
+    """The class of configurations of refined models.
+
+    The file config.json of such a model has another model type and an attention function of attractor: transformers would otherwise load
+    the model without its refinement.
+    """
+
+    class Refined(kind):
+        plain = kind
+
+        def to_diff_dict(self) -> dict[str, Any]:
+            found = super().to_diff_dict()
+            return {
+                **found,
+                "model_type": MODEL_TYPE + kind.model_type,
+                "attn_implementation": self._attn_implementation,
+            }
+
+        def __reduce__(self) -> Any:
+            return _rebuild_config, (kind, dict(self.__dict__))
+
+    Refined.__name__, Refined.__qualname__ = kind.__name__, kind.__qualname__
+    return Refined
+
+
+def _rebuild_config(kind: type[Any], entries: dict[str, Any]) -> Any:
+    made: Any = object.__new__(_refined_class(kind))
+    made.__dict__.update(entries)
+    return made
+
+
+def plain_config(config: Any) -> Any:
+    """The configuration of the model without its refinement; another configuration is returned unchanged."""
+    kind = getattr(type(config), "plain", None)
+    if kind is None:
+        return config
+    made = copy.copy(config)
+    made.__class__ = kind
+    made._attn_implementation = made._attn_implementation.removeprefix(PREFIX)
+    return made
+
+
+def read_refined_config(folder: Path) -> Any:
+    """The configuration in the folder of a refined model, with the kind of refinement, for the model without it; None for others."""
+    from transformers import AutoConfig
+
+    settings = read_json(folder / "config.json")
+    kind = settings.get("model_type")
+    if not isinstance(kind, str) or not kind.startswith(MODEL_TYPE):
+        return None
+    rest = {name: value for name, value in settings.items() if name not in ("model_type", "attn_implementation")}
+    return AutoConfig.for_model(kind.removeprefix(MODEL_TYPE), **rest)
 
 
 def is_refined(model: nn.Module) -> bool:
@@ -160,22 +222,30 @@ def load_refined(folder: str | Path, factory: Any = None, **options: Any) -> Any
         raise StoreError(f"{folder} holds no config.json: give a folder that save_pretrained wrote")
     if factory is None:
         from transformers import AutoModelForCausalLM as factory
-    model = _load_quietly(factory, folder, options)
-    record = getattr(model.config, RECORD, None)
-    if record is None:
+    try:
+        config = read_refined_config(folder)
+    except (OSError, ValueError, AttributeError) as error:
+        raise StoreError(f"{folder / 'config.json'} is not a sound configuration: {error}") from None
+    model = _load_quietly(factory, folder, options if config is None else {"config": config, **options})
+    if getattr(model.config, RECORD, None) is None:
         raise InputError(
             f"the model in {folder} was not refined when it was saved: from_pretrained and refine do the rest"
         )
+    return attach_strengths(model, _read_strengths(folder), str(folder))
+
+
+def attach_strengths(model: Model, saved: Mapping[str, torch.Tensor], place: str) -> Model:
+    """Refine a model as its configuration says, with stored strengths, by their names."""
+    record = getattr(model.config, RECORD)
     delattr(model.config, RECORD)
     refine(model, **record)
-    saved = _read_strengths(folder)
     own = {name: value for name, value in model.named_parameters() if name.endswith(END)}
     with torch.no_grad():
         for name, parameter in own.items():
             # parameters of a model with a head have a prefix that those of the bare model lack
             near = [key for key in saved if key == name or key.endswith("." + name) or name.endswith("." + key)]
             if len(near) != 1 or saved[near[0]].shape != parameter.shape:
-                raise StoreError(f"the weights in {folder} have no strength for {name.removesuffix(END)}")
+                raise StoreError(f"the weights in {place} have no strength for {name.removesuffix(END)}")
             parameter.copy_(saved[near[0]])
     return model
 

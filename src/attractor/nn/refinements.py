@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+import re
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attractor.errors import InputError, UnsupportedError
+from attractor.errors import InputError, StoreError, UnsupportedError
 from attractor.nn.parameters import Formed, Weights
 from attractor.registry import find
 
@@ -256,6 +257,42 @@ class MetricSlice(Slice):
 
 
 REFINEMENTS: dict[str, type[Shift] | type[Slice]] = {kind.name: kind for kind in (Shift, Slice, MetricSlice)}
+
+
+FORM = re.compile(r"(\w+) of sign '(.+)'")
+
+
+def restore_refinement(theta: Tensor, letters: Tensor | None, record: Any, dim: int, heads: int) -> Refinement:
+    """A refinement from its stored parameter.
+
+    Parameters
+    ----------
+    theta : the parameter, whose precision the refinement gets.
+    letters : the stored ``form``; where there is none, the kind and the sign are those of ``record``.
+    record : the options of ``refine`` in the configuration of the model.
+    dim, heads : dimension and heads of the layer.
+    """
+    kind: Any
+    sign: Any
+    if letters is not None:
+        named = FORM.fullmatch(bytes(letters.flatten().to(torch.uint8).tolist()).decode(errors="replace"))
+        kind, sign = named.groups() if named else (None, None)
+    else:
+        kind, sign = (record or {}).get("kind"), (record or {}).get("sign")
+    if kind not in REFINEMENTS:
+        raise StoreError(
+            "its refinement is of an unknown kind: the tensor form_letters and the configuration are damaged"
+        )
+    channels = theta.shape[-1] if kind == "slice" and theta.ndim == 2 else None
+    made: Any = make_refinement(kind, dim, heads, sign, channels=channels)
+    if made.theta.shape != theta.shape:
+        raise StoreError(
+            f"the strengths of its {kind} have the shape {tuple(theta.shape)}, not {tuple(made.theta.shape)}"
+        )
+    made = made.to(theta)
+    with torch.no_grad():
+        made.theta.copy_(theta)
+    return made
 
 
 def make_refinement(

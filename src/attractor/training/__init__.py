@@ -2,6 +2,7 @@
 
 from attractor.training.config import Config, list_configs, read_config
 from attractor.training.dynamics import Dynamics
+from attractor.training.loading import TrainedRun, load
 from attractor.training.loop import TrainingResult, train
 from attractor.training.monitors import Monitor, MonitorWarning, monitor
 from attractor.training.run_folder import (
@@ -64,6 +65,7 @@ __all__ = [
     "StudyResults",
     "StudyRun",
     "Summary",
+    "TrainedRun",
     "TrainingResult",
     "TrainingStep",
     "arm_entries",
@@ -73,6 +75,7 @@ __all__ = [
     "draw_runs",
     "find_study",
     "list_configs",
+    "load",
     "lost_runs",
     "mean_dynamics",
     "monitor",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ AT_LEAST = {
         ),
         1,
     ),
-    **dict.fromkeys(("evaluations", "size", "warmup", "seed"), 0),
+    **dict.fromkeys(("evaluations", "size", "warmup", "seed", "keep"), 0),
 }
 OPTIONAL = {"hidden": 1, "turned": 1}  # None, or at least this
 SWITCHES = ("spectral", "bias", "relaxed", "equal", "test", "compile")
@@ -127,7 +128,8 @@ class Config:
 
     Schedule. ``batch`` is per process and per one of ``accumulate`` passes of a step. The rate rises for ``warmup`` steps and then falls
     to ``final_rate`` of itself along a cosine. Gradients are scaled to a norm of at most ``clip`` (0: not scaled). Every ``evaluate`` steps
-    ``evaluations`` validation samples are scored, windows of text or images (0: all). ``test`` scores the test part at the end. Samples
+    ``evaluations`` validation samples are scored, windows of text or images (0: all). ``test`` scores the test part at the end. The last
+    checkpoint of every ``checkpoint`` steps is kept, and the weights of every ``keep`` steps with those of the start (0: none). Samples
     follow from ``seed`` and their position in the run: two processes, or ``accumulate = 2``, with half the batch have the curve of one.
     """
 
@@ -183,6 +185,7 @@ class Config:
     evaluations: int = 128
     test: bool = False
     checkpoint: int = 100
+    keep: int = 0
     trackers: tuple[str, ...] = ()
     compile: bool = False
     seed: int = 0
@@ -266,7 +269,7 @@ def read_config(given: str | Path, **changes: Any) -> Config:
         raise InputError(f"{path} is not a TOML file: {error}") from None
     for name in ("data", "tokenizer"):
         if name in entries and (path.parent / str(entries[name])).exists():
-            entries[name] = str(path.parent / str(entries[name]))
+            entries[name] = os.path.normpath(path.parent / str(entries[name]))
     entries |= {name: value for name, value in changes.items() if value is not None}
     known = {field.name for field in dataclasses.fields(Config)}
     for name in entries:

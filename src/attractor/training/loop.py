@@ -186,7 +186,8 @@ def train(
     ----------
     config : model, data and schedule.
     out : folder of the run.
-    resume : continue after the checkpoint in ``out``.
+    resume : continue after the checkpoint in ``out``; a finished run may get a larger number of steps, and then follows the schedule of
+        that number.
     cache : folder for joined corpora and tokens, by default a folder of the run.
     changed : names of entries set on top of the configuration file, recorded for resuming.
     progress : called with every ``TrainingStep``.
@@ -215,8 +216,9 @@ def train(
             if resume:
                 folder.recover()
                 folder.check()
+                folder.extend(config.steps)
             else:
-                folder.create(config, changed)
+                folder.create(config, changed, data)
         accelerator.wait_for_everyone()
         first = folder.last_step() if resume else 0
         if first:
@@ -225,6 +227,8 @@ def train(
             folder.truncate(first)
         if config.trackers:
             accelerator.init_trackers("attractor", config={name: str(value) for name, value in config.row().items()})
+    if config.keep and not first and accelerator.is_main_process:
+        folder.keep(0, accelerator.unwrap_model(model).state_dict())
     compiled = torch.compile(model) if config.compile else model
 
     started = time.perf_counter()
@@ -244,6 +248,8 @@ def train(
                 if progress is not None:
                     progress(done)
             log(accelerator, config, done)
+            if config.keep and (step + 1) % config.keep == 0 and accelerator.is_main_process:
+                folder.keep(step + 1, accelerator.unwrap_model(model).state_dict())
             if last or (step + 1) % config.checkpoint == 0:
                 _save(accelerator, folder, step + 1)
     for tracker in accelerator.trackers:  # not end_training, which destroys the process group that further seeds need

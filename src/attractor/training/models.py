@@ -208,6 +208,17 @@ class LanguageModel(nn.Module):
             logits.flatten(0, 1).float(), wanted.flatten(), label_smoothing=self.smoothing if self.training else 0.0
         )
 
+    def hidden(self, given: Tensor) -> Tensor:
+        """Return the last state (batch, n, d), normalised."""
+        return self.backbone(self.embedding(given))
+
+    def logits(self, given: Tensor) -> Tensor:
+        """Return logits (batch, n, vocabulary); with an adaptive softmax their logarithms normalised."""
+        last = self.hidden(given)
+        if self.adaptive is None:
+            return functional.linear(last, self.embedding.weight)
+        return self.adaptive.log_prob(last.flatten(0, 1).float()).unflatten(0, last.shape[:2])
+
     def states(self, given: Tensor) -> list[Tensor]:
         """Return tokens before every block and after the last, (batch, n, d) each."""
         return self.backbone.states(self.embedding(given))
@@ -272,6 +283,10 @@ class VisionModel(nn.Module):
         rows = x.unflatten(2, (-1, self.patch)).unflatten(1, (-1, self.patch)).transpose(2, 3)
         x = self.embedding(rows.flatten(3).flatten(1, 2))
         return x if self.start is None else torch.cat((self.start.to(x.dtype).expand(len(x), 1, -1), x), dim=1)
+
+    def hidden(self, images: Tensor) -> Tensor:
+        """Return the last state (batch, n, d), normalised."""
+        return self.backbone(self.tokens(images))
 
     def states(self, images: Tensor) -> list[Tensor]:
         """Return tokens before every block and after the last, (batch, n, d) each."""

@@ -27,6 +27,7 @@ from attractor.files import (
     sync_file,
     sync_folder,
     sync_tree,
+    write_atomic,
     write_json,
     write_json_lines,
 )
@@ -76,8 +77,12 @@ class TrainingStep:
 
 
 class RunFolder:
-    """``config.json``, ``changed.json`` (entries set on top of the configuration file), ``curve.jsonl`` (one line per step)
-    and ``checkpoint`` (the last complete one)."""
+    """The files of a run.
+
+    ``config.json``, ``changed.json`` (entries set on top of the configuration file), ``inputs.json`` (size of the vocabulary, or shape of
+    images) with the tokenizer, ``curve.jsonl`` (one line per step), ``checkpoint`` (the last complete one) and ``kept/STEP`` (weights of
+    other steps).
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -92,16 +97,22 @@ class RunFolder:
         if self.has_run():
             raise StoreError(f"{self.path} holds a run already: resume it, or give another folder")
 
-    def create(self, config: Config, changed: Iterable[str] = ()) -> None:
-        """Start a new run."""
+    def create(self, config: Config, changed: Iterable[str] = (), data: Any = None) -> None:
+        """Start a new run on ``data``."""
         self.check_new()
         self.path.mkdir(parents=True, exist_ok=True)
+        if data is not None:
+            write_json(self.path / "inputs.json", data.describe())
+            tokenizer = getattr(data, "tokenizer", None)
+            if tokenizer is not None and tokenizer.file is not None:
+                with write_atomic(self.path / tokenizer.name) as temporary:
+                    shutil.copyfile(tokenizer.file, temporary)
         write_json(self.path / "changed.json", [*changed])
         write_json(self.path / "config.json", {"format": FORMAT, **config.row()}, indent=1)
 
     def entries(self) -> dict[str, Any]:
         """Return the entries of the run's configuration, as they were written."""
-        return {name: value for name, value in self._stored().items() if name != "format"}
+        return {name: value for name, value in self._stored().items() if name not in ("format", "extended")}
 
     def _stored(self) -> dict[str, Any]:
         try:
@@ -137,9 +148,24 @@ class RunFolder:
             )
         old, new = self.entries(), config.row()
         other = sorted(name for name in new if old.get(name) != new[name])
+        if other == ["steps"] and config.steps > old["steps"]:
+            last = self.last_step()
+            if last == old["steps"]:
+                return
+            raise StoreError(
+                f"the run in {self.path} stopped at step {last} of {old['steps']}: resume it without another number of steps first, "
+                "then extend it"
+            )
         if other:
             named = ", ".join(f"{name} ({old.get(name)!r} there, {new[name]!r} here)" for name in other)
             raise StoreError(f"the run in {self.path} has another configuration: {named}")
+
+    def extend(self, steps: int) -> None:
+        """Set the number of steps of a finished run to a larger one."""
+        stored = self._stored()
+        if steps > stored["steps"]:
+            before = [*stored.get("extended", []), stored["steps"]]
+            write_json(self.path / "config.json", {**stored, "steps": steps, "extended": before}, indent=1)
 
     def last_step(self) -> int:
         """Return the step of the checkpoint; 0 without one."""
@@ -170,7 +196,9 @@ class RunFolder:
         if "files" not in record:
             return self._check_archives(what)
         check_files(self.checkpoint, record["files"], what)
-        if checksum_json(self.entries()) != record["config"]:
+        entries = self.entries()
+        lengths = [entries["steps"], *self._stored().get("extended", [])]  # of a finished run that was extended
+        if record["config"] not in [checksum_json({**entries, "steps": steps}) for steps in lengths]:
             raise StoreError(f"{self.path / 'config.json'} is not the one that the run began with; {DAMAGED}")
         return self.check_curve()
 
@@ -216,6 +244,21 @@ class RunFolder:
         fresh.rename(self.checkpoint)
         sync_folder(self.path)
         shutil.rmtree(old, ignore_errors=True)
+
+    def keep(self, step: int, state: Mapping[str, Any]) -> None:
+        """Keep the weights of a step."""
+        from safetensors.torch import save
+
+        folder = self.path / "kept" / str(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: part.detach().cpu().contiguous() for name, part in state.items()}
+        with write_atomic(folder / "model.safetensors") as temporary:
+            temporary.write_bytes(save(tensors))
+
+    def kept_steps(self) -> list[int]:
+        """Return the steps whose weights are kept, in their order."""
+        found = (file.parent.name for file in self.path.glob("kept/*/model.safetensors"))
+        return sorted(int(name) for name in found if name.isdecimal())
 
     def recover(self) -> None:
         """Restore the old checkpoint if ``save`` was killed between its two renames."""

@@ -39,6 +39,10 @@ class Data(Protocol):
         """Return the names of the parts: "train", "validation", "test"."""
         ...
 
+    def describe(self) -> dict[str, Any]:
+        """Return what a model depends on: size of the vocabulary, or shape, classes and moments of images."""
+        ...
+
 
 def sample_numbers(size: int, number: int, rank: int = 0, world: int = 1) -> np.ndarray:
     """Return the positions of the samples of a batch in the sequence of all samples of a run.

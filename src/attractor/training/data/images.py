@@ -149,6 +149,9 @@ class Images:
         _, height, width, channels = self.images["train"].shape
         return height, width, channels
 
+    def describe(self) -> dict[str, Any]:
+        return describe_images(self)
+
     def parts(self) -> tuple[str, ...]:
         return tuple(self.images)
 
@@ -165,6 +168,11 @@ class Images:
 
     def scores(self, part: str, totals: dict[str, float]) -> dict[str, float]:
         return image_scores(totals)
+
+
+def describe_images(data: Images | ImageFiles) -> dict[str, Any]:
+    """Return what a model depends on, for JSON."""
+    return {"shape": list(data.shape), "classes": data.classes, "mean": data.mean, "deviation": data.deviation}
 
 
 def image_scores(totals: dict[str, float]) -> dict[str, float]:
@@ -253,6 +261,9 @@ class ImageFiles:
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.size, self.size, 3
+
+    def describe(self) -> dict[str, Any]:
+        return describe_images(self)
 
     def parts(self) -> tuple[str, ...]:
         return tuple(self.labels)

@@ -6,13 +6,13 @@ import hashlib
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -171,14 +171,138 @@ def count_words(text: np.ndarray) -> int:
 
 TOKEN_BLOCK, CHUNK = 1 << 20, 1 << 14
 UNKNOWN, END = "<unk>", "<eos>"
-Encode = Callable[[str], list[int]]
 
 
-def tokenize(config: Config, corpus: dict[str, np.ndarray], cache: Path) -> tuple[int, dict[str, np.ndarray]]:
-    """Return the size of the vocabulary and the tokens of every part, memory-mapped from files in ``cache``."""
+class Tokenizer:
+    """The tokens of a run: bytes.
+
+    It is called and decodes as a tokenizer of ``transformers``.
+
+    Attributes
+    ----------
+    size : number of different tokens.
+    file : file that holds them; None for bytes.
+    unk_token_id : token of unknown words, if there is one.
+    """
+
+    name: ClassVar[str] = ""  # of the file in the folder of a run
+    all_special_ids: ClassVar[tuple[int, ...]] = ()
+
+    def __init__(self, size: int = 256, file: Path | None = None) -> None:
+        self.size, self.file = size, file
+        self.unk_token_id: int | None = None
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        return list(text.encode("utf-8"))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of tokens."""
+        return bytes(ids).decode("utf-8", errors="replace")
+
+    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        """Return every token as a string."""
+        return [self.decode([index]) if 32 <= index < 127 else f"0x{index:02x}" for index in ids]
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": self.encode(text)}
+
+    def spell_unknown(self, text: np.ndarray) -> float:
+        """Return the nats for the spelling of the words of a text that have no token."""
+        return 0.0
+
+
+class PieceTokenizer(Tokenizer):
+    """Byte-level BPE, from a file tokenizer.json."""
+
+    name = "tokenizer.json"
+
+    def __init__(self, file: Path) -> None:
+        try:
+            from tokenizers import Tokenizer as Pieces
+        except ImportError:
+            raise missing("tokenizers", "train") from None
+        try:
+            self._pieces: Any = Pieces.from_file(str(file))
+        except Exception as error:  # the library raises the bare class
+            raise StoreError(f"{file} is not a file of the tokenizers library: {error}") from None
+        super().__init__(self._pieces.get_vocab_size(), file)
+
+    def encode(self, text: str) -> list[int]:
+        parts = self._pieces.encode_batch_fast(_split_chunks(text), add_special_tokens=False)  # on all cores
+        return list(chain.from_iterable(part.ids for part in parts))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._pieces.decode(list(ids))
+
+    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self._pieces.id_to_token(index) or "" for index in ids]
+
+
+class WordTokenizer(Tokenizer):
+    """Words between white space, with an end token after every line; the most frequent word is first."""
+
+    name = "words.json"
+
+    def __init__(self, file: Path) -> None:
+        try:
+            self._words: list[str] = list(read_json(file))
+            self._index = {word: number for number, word in enumerate(self._words)}
+            unknown, self._end = self._index[UNKNOWN], self._index[END]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise StoreError(f"{file} is not a list of words with {UNKNOWN} and {END}") from None
+        super().__init__(len(self._words), file)
+        self.unk_token_id: int | None = unknown
+
+    def encode(self, text: str) -> list[int]:
+        assert self.unk_token_id is not None
+        found: list[int] = []
+        for line in text.splitlines():
+            found += [self._index.get(word, self.unk_token_id) for word in line.split()]
+            found.append(self._end)
+        return found
+
+    def decode(self, ids: Iterable[int]) -> str:
+        words = (self._words[index] for index in ids)
+        return " ".join("\n" if word == END else word for word in words).replace(" \n ", "\n").replace(" \n", "\n")
+
+    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self._words[index] for index in ids]
+
+    def spell_unknown(self, text: np.ndarray) -> float:
+        """Return the nats of unknown words, byte by byte with an end, at the frequencies of bytes in the known words."""
+        cost: np.ndarray | None = None
+        total = 0.0
+        for block in split_blocks(text):
+            for word in block.split():
+                if word not in self._index:
+                    cost = self._byte_costs() if cost is None else cost
+                    total += float(cost[list(word.encode())].sum() + cost[256])
+        return total
+
+    def _byte_costs(self) -> np.ndarray:
+        """Return the nats of every byte, and of the end of a word, (257,)."""
+        joined = np.frombuffer("".join(self._words).encode(), dtype=np.uint8)
+        counts = np.append(np.bincount(joined, minlength=256), len(self._words)) + 1.0
+        return np.log(counts.sum() / counts)
+
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {"bytes": Tokenizer, "bpe": PieceTokenizer, "words": WordTokenizer}
+
+
+def read_tokenizer(tokens: str, folder: Path) -> Tokenizer:
+    """Return the tokenizer that is stored in the folder of a run, for its kind of ``tokens``."""
+    kind: Any = TOKENIZERS[tokens]
+    return kind(folder / kind.name) if kind.name else kind()
+
+
+def tokenize(config: Config, corpus: dict[str, np.ndarray], cache: Path) -> tuple[Tokenizer, dict[str, np.ndarray]]:
+    """Return the tokenizer and the tokens of every part, memory-mapped from files in ``cache``."""
     cache.mkdir(parents=True, exist_ok=True)
-    vocabulary, encode, key = (_open_bpe if config.tokens == "bpe" else _open_words)(config, corpus["train"], cache)
-    kind = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
+    tokenizer = (_open_bpe if config.tokens == "bpe" else _open_words)(config, corpus["train"], cache)
+    assert tokenizer.file is not None
+    key = checksum_file(tokenizer.file)
+    kind = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
     numbers = {}
     for part, text in corpus.items():
         # the name depends on the text and the vocabulary
@@ -186,9 +310,9 @@ def tokenize(config: Config, corpus: dict[str, np.ndarray], cache: Path) -> tupl
         if not _is_cached(path):
             with _caching(path) as temporary, temporary.open("wb") as target:
                 for block in split_blocks(text):
-                    target.write(np.asarray(encode(block), dtype=kind).tobytes())
+                    target.write(np.asarray(tokenizer.encode(block), dtype=kind).tobytes())
         numbers[part] = np.memmap(path, dtype=kind, mode="r") if path.stat().st_size else np.zeros(0, dtype=kind)
-    return vocabulary, numbers
+    return tokenizer, numbers
 
 
 def split_blocks(text: np.ndarray) -> Iterator[str]:
@@ -214,17 +338,18 @@ def _split_chunks(text: str) -> list[str]:
     return found
 
 
-def _open_bpe(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode, str]:
+def _open_bpe(config: Config, train: np.ndarray, cache: Path) -> Tokenizer:
     """Return a byte-level BPE from a file tokenizer.json, or one learned from the training text and kept in ``cache``."""
     try:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+        from tokenizers import Tokenizer as Pieces
+        from tokenizers import decoders, models, pre_tokenizers, trainers
     except ImportError:
         raise missing("tokenizers", "train") from None
     path = Path(config.tokenizer) if config.tokenizer else cache / f"bpe{config.vocabulary}.{_hash_text(train)}.json"
     if config.tokenizer and not path.is_file():
         raise InputError(f"the tokenizer {path} is not a file: give a tokenizer.json, or leave it out to learn one")
     if not config.tokenizer and not _is_cached(path):
-        learned: Any = Tokenizer(models.BPE())
+        learned: Any = Pieces(models.BPE())
         learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         learned.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -232,20 +357,11 @@ def _open_bpe(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Enco
         learned.train_from_iterator(split_blocks(train), trainer)
         with _caching(path) as temporary:
             learned.save(str(temporary))
-    try:
-        tokenizer: Any = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises the bare class
-        raise StoreError(f"{path} is not a file of the tokenizers library: {error}") from None
-
-    def encode(text: str) -> list[int]:
-        parts = tokenizer.encode_batch_fast(_split_chunks(text), add_special_tokens=False)  # on all cores
-        return list(chain.from_iterable(part.ids for part in parts))
-
-    return tokenizer.get_vocab_size(), encode, hashlib.sha256(path.read_bytes()).hexdigest()
+    return PieceTokenizer(path)
 
 
-def _open_words(config: Config, train: np.ndarray, cache: Path) -> tuple[int, Encode, str]:
-    """Return an encoder of words between white space, with an end token after every line; the most frequent word is first."""
+def _open_words(config: Config, train: np.ndarray, cache: Path) -> Tokenizer:
+    """Return a tokenizer of the words of the training text, kept in ``cache``."""
     path = cache / f"words.{_hash_text(train)}.json"
     if not _is_cached(path):
         counts: Counter[str] = Counter()
@@ -257,18 +373,7 @@ def _open_words(config: Config, train: np.ndarray, cache: Path) -> tuple[int, En
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
         with _caching(path) as temporary:
             temporary.write_text(dump_json(ordered), encoding="utf-8")
-    ordered = read_json(path)
-    index = {word: number for number, word in enumerate(ordered)}
-    unknown, end = index[UNKNOWN], index[END]
-
-    def encode(text: str) -> list[int]:
-        found: list[int] = []
-        for line in text.splitlines():
-            found += [index.get(word, unknown) for word in line.split()]
-            found.append(end)
-        return found
-
-    return len(ordered), encode, hashlib.sha256(path.read_bytes()).hexdigest()
+    return WordTokenizer(path)
 
 
 def _hash_text(text: np.ndarray, key: str = "") -> str:
@@ -281,11 +386,12 @@ def _hash_text(text: np.ndarray, key: str = "") -> str:
 
 @dataclass(frozen=True)
 class TextPart:
-    """Tokens of one part (memory-mapped), and the bytes and words of its text."""
+    """Tokens of one part (memory-mapped), the bytes and words of its text, and the nats for spelling its unknown words."""
 
     tokens: np.ndarray
     bytes: int
     words: int
+    spelling: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -295,6 +401,11 @@ class Text:
     vocabulary: int
     context: int
     text_parts: dict[str, TextPart]
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a model depends on, for JSON."""
+        return {"vocabulary": self.vocabulary}
 
     def parts(self) -> tuple[str, ...]:
         return tuple(self.text_parts)
@@ -317,14 +428,17 @@ class Text:
             yield self._cut(text, np.array([len(text) - 1 - rest]), rest)
 
     def scores(self, part: str, totals: dict[str, float]) -> dict[str, float]:
-        """Return loss in nats per token, perplexity per token and per word, and bits per byte."""
+        """Return loss in nats per token, perplexity per token and per word, and bits per byte.
+
+        An unknown word is one token of the loss; bits per byte contain the bits of its spelling too.
+        """
         loss, piece = totals["loss"] / totals["count"], self.text_parts[part]
         each_word, each_byte = (len(piece.tokens) / max(1, count) for count in (piece.words, piece.bytes))
         return {
             "loss": loss,
             "perplexity": _exp(loss),
             "word_perplexity": _exp(loss * each_word),
-            "bits_per_byte": loss * each_byte / math.log(2),
+            "bits_per_byte": (loss * each_byte + piece.spelling / max(1, piece.bytes)) / math.log(2),
         }
 
     def _cut(self, text: np.ndarray, places: np.ndarray, length: int) -> Batch:
@@ -336,10 +450,7 @@ class Text:
 def open_text(config: Config, cache: Path) -> Text:
     """Open the text of a configuration."""
     corpus = open_corpus(config.data, config.split, cache)
-    if config.tokens == "bytes":
-        vocabulary, numbers = 256, corpus
-    else:
-        vocabulary, numbers = tokenize(config, corpus, cache)
+    tokenizer, numbers = (Tokenizer(), corpus) if config.tokens == "bytes" else tokenize(config, corpus, cache)
     need = config.context + 1
     for part in ("train", "validation"):
         if len(numbers[part]) < need:
@@ -347,12 +458,12 @@ def open_text(config: Config, cache: Path) -> Text:
                 f"{config.data} holds {len(corpus[part])} bytes ({len(numbers[part])} tokens) for {part}; "
                 f"with a context of {config.context} a run needs at least {need} tokens there"
             )
-    text_parts = {
-        part: TextPart(numbers[part], len(corpus[part]), 0 if part == "train" else count_words(corpus[part]))
-        for part in corpus
-        if len(numbers[part]) >= need
-    }
-    return Text(vocabulary, config.context, text_parts)
+    text_parts: dict[str, TextPart] = {}
+    for part, text in corpus.items():
+        if len(numbers[part]) >= need:
+            counts = (0, 0.0) if part == "train" else (count_words(text), tokenizer.spell_unknown(text))
+            text_parts[part] = TextPart(numbers[part], len(text), *counts)
+    return Text(tokenizer.size, config.context, text_parts, tokenizer)
 
 
 def _exp(loss: float) -> float:
