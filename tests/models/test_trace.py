@@ -325,7 +325,9 @@ def test_models_run_in_the_precision_of_their_files(tmp_path: Path) -> None:
     torch.testing.assert_close(own.points, at.trace(loaded, IDS).points, rtol=0, atol=0)
     assert bool((own.points.to(torch.bfloat16).double() == own.points).all())  # states are bfloat16 numbers
     assert not torch.equal(own.points, single.points)
-    torch.testing.assert_close(own.points, single.points, rtol=0.1, atol=0.5)
+    # a few units 2^-8 of the tokens, which the layers lengthen by a factor of ten
+    error = (own.points - single.points).norm(dim=-1) / single.points.norm(dim=-1)
+    assert float(error.max()) < 16 * 2.0**-8
     with pytest.raises(InputError, match=r"in memory is in torch\.bfloat16"):
         at.trace(model, IDS, dtype="float32")
     with pytest.raises(InputError, match="dtype must be float64, float32, bfloat16, float16, got 'int8'"):

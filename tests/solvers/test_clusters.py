@@ -13,6 +13,7 @@ from scipy.integrate import quad, solve_ivp
 
 import attractor as at
 from attractor.errors import InputError, UnsupportedError
+from attractor.solvers.cluster_integration import ClusterLaw, certify_first_merge, nearest_angle
 
 ANGLES = (0.0, 1.0, 2.3, 4.0)
 CHORD = 1e-3
@@ -109,12 +110,54 @@ def test_errors_cover_what_a_finer_run_finds() -> None:
 
 
 def test_the_first_merge_has_a_certificate() -> None:
+    """The bounds of the specification (A24) are 5.7e-6 apart, and hold the time with and without the other clusters."""
     law, options = at.Attention.isotropic(2, 50.0), {"space": "sphere", "log_until": 95.0, "method": "clusters"}
-    first = at.flow(law, circle(ANGLES), merge=CHORD, **options).events[0]
+    first, *later = at.flow(law, circle(ANGLES), merge=CHORD, **options).events
     alone = at.flow(law, circle(ANGLES[:2]), merge=CHORD, **options).events[0]
-    assert 5e-6 < first.log_error < 6.5e-6
+    points = circle(ANGLES).points.numpy()
+    motion = ClusterLaw(50.0, 1.0, normalised=True)
+    low, high = certify_first_merge(points, np.full(4, 0.25), (0, 1), motion, CHORD)
+    assert high - low == pytest.approx(5.7e-6, rel=0.1)
+    assert low < min(first.log_time, alone.log_time) < max(first.log_time, alone.log_time) < high
+    assert first.certified
+    assert 0.5 * (high - low) <= first.log_error <= high - low
     assert 1e-8 < abs(first.log_time - alone.log_time) < first.log_error
+    assert not any(event.certified for event in later)
+    assert alone.certified
     assert alone.log_error < 1e-9
+
+
+@pytest.mark.theorem
+@pytest.mark.parametrize("kernel", ["softmax", "exponential"])
+def test_certificates_hold_on_fresh_configurations(kernel: str) -> None:
+    """The time of a run lies in the bounds, which follow from the start alone; crowds have none."""
+    certified = 0
+    for seed in range(12):
+        rng = np.random.default_rng([seed, 77])
+        n, d, beta = int(rng.integers(2, 7)), int(rng.integers(2, 4)), float(rng.uniform(8.0, 40.0))
+        tokens = at.Tokens(at.Tokens.uniform(n, d, seed=seed).points, masses=rng.uniform(0.3, 1.0, n))
+        law = at.Attention.isotropic(d, beta, kernel=kernel)
+        event = at.flow(law, tokens, space="sphere", log_until=200.0, method="clusters", merge=1e-3).events[0]
+        masses = tokens.weights.numpy()
+        masses = masses / masses.sum() if kernel == "softmax" else masses
+        motion, pair = ClusterLaw(beta, 1.0, kernel == "softmax"), tuple(sorted(event.members))
+        low, high = certify_first_merge(tokens.points.numpy(), masses, pair, motion, 1e-3)  # type: ignore[arg-type]
+        assert event.certified == np.isfinite(high)
+        if np.isfinite(high):
+            certified += 1
+            assert low - 1e-8 < event.log_time < high + 1e-8
+    assert 4 <= certified < 12
+
+
+def test_the_angle_between_points_and_an_arc() -> None:
+    rng = np.random.default_rng(3)
+    x, y, *others = at.Tokens.uniform(22, 3, seed=4).points.numpy()
+    whole = np.arccos(x @ y)
+    shares = np.linspace(0.0, 1.0, 20_001)[:, None]
+    arc = (np.sin((1 - shares) * whole) * x + np.sin(shares * whole) * y) / np.sin(whole)
+    for point in others:
+        assert nearest_angle(x, y, point[None]) == pytest.approx(float(np.arccos(arc @ point).min()), abs=1e-6)
+    assert nearest_angle(x, y, rng.normal(size=(0, 3))) == math.pi
 
 
 def test_states_are_saved_at_times_beyond_floating_point() -> None:

@@ -142,3 +142,23 @@ def test_scores_that_overflow_are_not_symmetric() -> None:
     assert not law._symmetric_scores
     spread = Attention(1e200 * torch.ones_like(one), 1e200 * torch.ones_like(one), one, kernel="sinkhorn")
     assert not spread._symmetric_scores
+
+
+def test_an_adaptive_step_with_infinite_slopes_inside_is_rejected() -> None:
+    """Fuzz seed 717923: slopes for dense output were not finite, and states saved inside the step were NaN."""
+    calls: list[float] = []
+
+    class Hole(at.Law):
+        """x' = 1, and infinite in a short interval that contains no stage of the step itself."""
+
+        autonomous = False
+
+        def velocity(self, tokens: at.Tokens, time: float = 0.0, *, skip_self: bool = False) -> torch.Tensor:
+            calls.append(time)
+            return torch.full_like(tokens.points, np.inf if 0.0999 < time < 0.1001 else 1.0)
+
+    save = [0.3 * k / 7 for k in range(8)]
+    run = at.flow(Hole(), at.Tokens(np.ones((1, 1))), until=1.0, method="dop853", step=1.0, save=save, stop=())
+    assert 0.1 in calls  # the first slope of dense output
+    assert bool(torch.isfinite(run.points).all())
+    assert run.points.flatten().tolist() == pytest.approx([1.0 + time for time in save])

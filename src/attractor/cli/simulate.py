@@ -404,7 +404,8 @@ def _describe_merge(event: dict[str, Any]) -> str:
     which = ", ".join(map(str, event["members"] or ())) or f"{event['size']:,} tokens"
     if event["log_time"] is None:
         return f"t = 0: {which}"
-    error = "" if event["log_error"] is None else f", log t known to {event['log_error']:.1g}"
+    kind = "error of log t at most" if event["certified"] else "error of log t about"
+    error = "" if event["log_error"] is None else f", {kind} {event['log_error']:.1g}"
     return f"t = e^{event['log_time']:.10g}: {which}{error}"
 
 

@@ -8,8 +8,12 @@ that neither times nor weights leave floating point. Clusters at a chord of ``me
 The time of the first merge has a certificate: alone, the angle of the pair falls at the rate
 :math:`f(\theta) = \sin\theta\,(w_{12}+w_{21})`, and other clusters change that by at most R, as long as all other cosines stay below
 :math:`c_{next}`; :math:`R = 4(1-m_1-m_2)e^{-\beta(1-c_{next})}/\min(m_1,m_2)` for softmax and :math:`2(M-m_1-m_2)e^{\beta c_{next}}`, M the
-total mass, for the exponential kernel. The time lies between the integrals of :math:`1/(f+R)` and :math:`1/(f-R)`. All times are compared
-with those of a second run, with half the merging distance and a tenth of the tolerance: errors are of third order in the distance.
+total mass, for the exponential kernel. The time lies between the integrals of :math:`1/(f+R)` and :math:`1/(f-R)`. :math:`c_{next}` is
+taken from the start: until the merge no cluster is pulled over a distance longer than D, the second integral times
+:math:`\frac{1-m}{m}e^{-\beta(1-c_{next})}` (softmax, m the smallest mass), so that other clusters come closer to the arc of the pair by
+:math:`D + D/\cos(\theta_0/2)` at most, the second term for the points inside the arc. A D that fits is found by trial; where there is
+none, there is no certificate. All times are compared with those of a second run, with half the merging distance and a tenth of the
+tolerance: errors are of third order in the distance. This is an estimate.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ BEFORE = 12.0  # logarithm of the first saved time before the first motion
 PAIR_BYTES = 64  # of arrays with an entry for every pair
 CUBIC = 8 / 7  # error of a distance over the difference to that of its half, at third order
 STEPS = 200_000  # of one member
+ROOMS = tuple(10.0 ** np.arange(-12.0, -0.9, 0.25))  # tried distances that other clusters move before the first merge
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,11 @@ class ClusterPath:
     final: np.ndarray
     outcome: Outcome
     crossings: list[float]  # log times at which merging pairs passed the reference chord
-    first: (
-        tuple[np.ndarray, np.ndarray, tuple[int, int], float] | None
-    )  # start, masses, pair and c_next of the first merge
+    first: tuple[np.ndarray, np.ndarray, tuple[int, int]] | None  # start, masses and pair of the first merge
     sigmas: np.ndarray  # clock sigma at the saved times, and at the end
     evaluations: int = 0
     steps: int = 0
-    errors: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    errors: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))  # and whether they are bounds
 
 
 def log_time_obstacle(law: Law, state: Any, space: Space) -> str:
@@ -298,7 +301,7 @@ class _Member:
         self.sigmas, self.sigma = np.zeros(len(times)), 0.0  # at saved times, and at the start of the present part
         self.crossings: list[float] = []  # of the pair of every merge
         self.crossed: dict[tuple[int, int], float] = {}  # by the nodes of a pair
-        self.first: tuple[np.ndarray, np.ndarray, tuple[int, int], float] | None = None
+        self.first: tuple[np.ndarray, np.ndarray, tuple[int, int]] | None = None
         self.evaluations = self.steps = 0
 
     def run(self) -> ClusterPath:
@@ -341,7 +344,7 @@ class _Member:
 
         field, k = _Field(self.x, self.masses, self.motion), self.x.size
         base = -field.start - math.log(self.motion.speed)  # log of dt / d sigma at the start of this part of the run
-        begin, start, highest = self.log_time, self.x.copy(), -1.0
+        begin, start = self.log_time, self.x.copy()
         atol = np.full(k + 1, self.rtol)
         atol[-1] = 1e-3 * self.rtol / max(self.motion.beta, 1.0)
         z = np.append(self.x.ravel(), 0.0)
@@ -370,7 +373,6 @@ class _Member:
                 return float(np.logaddexp(begin, base + math.log(q))) if q > 0 else begin
 
             gap, pair = _closest(points_at(high))
-            highest = max(highest, _next_cosine(points_at(high), pair))
             if gap < self.reference:
                 self._note_crossings(points_at, log_at, low, high)
             if gap < self.chord:
@@ -391,7 +393,7 @@ class _Member:
                     words = f"the requested time {format_log_time(self.until)} was reached"
                     return self._outcome("reached", words)
                 if self.first is None:
-                    self.first = (start, self.masses.copy(), pair, highest)
+                    self.first = (start, self.masses.copy(), pair)
                 self._merge(self.x)
                 return None
             if spent := self.budget.spent(self.evaluations + field.evaluations):
@@ -448,14 +450,6 @@ def _closest(x: np.ndarray) -> tuple[float, tuple[int, int]]:
     return float(np.linalg.norm(x[i] - x[j])), (i, j)
 
 
-def _next_cosine(x: np.ndarray, pair: tuple[int, int]) -> float:
-    """The largest cosine of all other pairs; -1 if there are none."""
-    cosines = x @ x.T
-    np.fill_diagonal(cosines, -1.0)
-    cosines[pair], cosines[pair[::-1]] = -1.0, -1.0
-    return float(min(cosines.max(), 1.0))
-
-
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
     """A root in an interval at whose ends the function has different signs, or the end nearest to it."""
     from scipy.optimize import brentq
@@ -468,35 +462,63 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _estimate_errors(path: ClusterPath, fine: ClusterPath, motion: ClusterLaw, chord: float) -> np.ndarray:
-    """Errors of the logarithms of merge times: a bound for the first, estimates for later ones; infinite where the runs differ."""
+    """Errors of the logarithms of merge times, and whether they are bounds, (merges, 2).
+
+    Estimates from a finer run, infinite where the runs differ; for the first merge a bound, where others are far enough from the pair.
+    """
     times = path.tree.rows[:, 0]
-    errors = np.full(len(times), np.inf)
+    errors = np.stack((np.full(len(times), np.inf), np.zeros(len(times))), axis=1)
     for merge, time in enumerate(times.tolist()):
         if time == -math.inf:
-            errors[merge] = 0.0
+            errors[merge] = 0.0, 1.0
         elif merge < len(fine.tree) and path.tree.leaves(merge) == fine.tree.leaves(merge):
-            errors[merge] = CUBIC * abs(time - fine.crossings[merge])
+            errors[merge, 0] = CUBIC * abs(time - fine.crossings[merge])
     moving = np.flatnonzero(times > -math.inf)
-    if len(moving) and path.first is not None:
-        own = max(0.0, certify_first_merge(*path.first, motion=motion, chord=chord))
-        errors[moving[0]] = own + errors[moving[0]]
+    if len(moving) and path.first is not None and moving[0] == 0:  # merges at the start move clusters
+        low, high = certify_first_merge(*path.first, motion=motion, chord=chord)
+        if math.isfinite(high):
+            errors[0] = max(high - times[0], times[0] - low), 1.0
     return errors
 
 
 def certify_first_merge(
-    points: np.ndarray, masses: np.ndarray, pair: tuple[int, int], c_next: float, motion: ClusterLaw, chord: float
-) -> float:
-    """Bound on the influence of other clusters on the logarithm of the time in which a pair merges; infinite if there is none."""
-    m1, m2 = masses[list(pair)].tolist()
-    others = float(masses.sum()) - m1 - m2
+    points: np.ndarray, masses: np.ndarray, pair: tuple[int, int], motion: ClusterLaw, chord: float
+) -> tuple[float, float]:
+    """Bounds on the logarithm of the time at which a pair is at a chord; the second is infinite where there are none."""
+    (m1, m2), total, least = masses[list(pair)].tolist(), float(masses.sum()), float(masses.min())
+    others = np.delete(points, pair, axis=0)
     x, y = points[pair[0]], points[pair[1]]
     start = 2.0 * math.atan2(float(np.linalg.norm(x - y)), float(np.linalg.norm(x + y)))
-    if others <= 1e-15:
-        return 0.0
-    low, high = bound_merging_time(
-        start, 2.0 * math.asin(chord / 2.0), (m1, m2), others, c_next, motion.beta, motion.normalised
-    )
-    return high - low if math.isfinite(high) else math.inf
+    end, shift = 2.0 * math.asin(chord / 2.0), math.log(motion.speed)
+    nearest = nearest_angle(x, y, others)
+    if len(others) > 1:
+        cosines = others @ others.T
+        nearest = min(nearest, math.acos(float(np.clip(cosines[~np.eye(len(others), dtype=bool)].max(), -1.0, 1.0))))
+    for moved in (0.0,) if not len(others) else ROOMS:  # of each cluster until the merge
+        closer = moved * (1.0 + 1.0 / max(math.cos(start / 2.0), 1e-12))
+        c_next = math.cos(max(nearest - max(closer, 2.0 * moved), 0.0)) if len(others) else -1.0
+        rest = max(total - m1 - m2, 0.0) if len(others) else 0.0
+        low, high = bound_merging_time(start, end, (m1, m2), rest, c_next, motion.beta, motion.normalised)
+        if not len(others):
+            return low - shift, high - shift
+        pull = math.log((total - least) / least) - motion.beta * (1.0 - c_next)
+        if not motion.normalised:
+            pull = math.log(total) + motion.beta * c_next
+        if high + pull <= math.log(moved):
+            return low - shift, high - shift
+    return -math.inf, math.inf
+
+
+def nearest_angle(x: np.ndarray, y: np.ndarray, others: np.ndarray) -> float:
+    """The smallest angle between points (m, d) and the arc from x to y, all of length one; pi without points."""
+    if not len(others):
+        return math.pi
+    side = y - (x @ y) * x
+    side = side / max(float(np.linalg.norm(side)), 1e-300)
+    a, b, whole = others @ x, others @ side, math.atan2(float(y @ side), float(x @ y))
+    place = np.arctan2(b, a)
+    inside = (place >= 0.0) & (place <= whole)
+    return float(np.arccos(np.clip(np.where(inside, np.hypot(a, b), np.maximum(a, others @ y)), -1.0, 1.0)).min())
 
 
 def bound_merging_time(

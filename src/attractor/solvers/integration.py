@@ -259,9 +259,11 @@ class Integration:
             step = stepper.attempt(self.field, self.t, h, self.y, self.f, np.flatnonzero(moving), self.past)
         else:
             step = self.attempt(self.field, self.t, h, self.y, self.f)
+        interpolant = self._make_interpolant(stepper, h, step)
         if self.plan.adaptive:
             error = control.error(step, self.y, self.alive)
-            accepted = (error <= 1.0) & moving
+            accepted = (error <= 1.0) & moving & self._is_smooth(interpolant, (error <= 1.0) & moving, h)
+            error = np.where(accepted, error, np.where(error <= 1.0, np.inf, error))
             grown = h * control.factor(error, accepted, self.retried)
             # a step cut short by the end does not limit the next one
             grown = np.where(accepted & (h < self.h), np.maximum(grown, self.h), grown)
@@ -270,16 +272,13 @@ class Integration:
             self.h = np.where(moving, np.minimum(grown, self._longest_step(begin, end)), self.h)
         else:
             accepted = moving & _is_finite(step.y) & _is_finite(step.f)
-            if step.slopes is not None and self._saves_within(h):  # a stage may overflow although the end does not
-                interpolant = self._make_interpolant(stepper, h, step)
-                assert interpolant is not None
-                accepted &= _is_finite(interpolant().parts.transpose(0, 1))
+            accepted &= self._is_smooth(interpolant, accepted, h)
         rejected = moving & ~accepted
         self.retried = np.where(chosen, rejected, self.retried)
         self.accepted += int(accepted.sum())
         self.rejected += int(rejected.sum())
         if accepted.any():
-            self.interpolant = self._make_interpolant(stepper, h, step)
+            self.interpolant = interpolant
             if self.past is not None and implicit and step.slopes is not None:
                 self.past.push(accepted, h, step.slopes)
             stiff = self._find_stiff(stepper, accepted, h, step)
@@ -293,10 +292,16 @@ class Integration:
             self._change_to_explicit(moving, accepted, h, step)
         self._remove_ended()
 
-    def _saves_within(self, h: np.ndarray) -> bool:
-        """Whether a save time lies inside a step of some member."""
-        times = self.recorder.times
-        return bool(((times > self.t.min()) & (times < (self.t + h).max())).any())
+    def _is_smooth(
+        self, interpolant: Callable[[], StepPolynomial] | None, accepted: np.ndarray, h: np.ndarray
+    ) -> np.ndarray:
+        """Which steps have finite states inside, where these are saved: a stage may overflow although the end does not."""
+        times, place = self.recorder.times, self.recorder.next[self.members]
+        due = times[np.minimum(place, len(times) - 1)] if len(times) else np.full(len(h), np.inf)
+        within = accepted & (place < len(times)) & (due > self.t) & (due < self.t + h)
+        if interpolant is None or not within.any():
+            return np.ones(len(h), dtype=bool)
+        return ~within | _is_finite(interpolant().parts.transpose(0, 1))
 
     def _find_stiff(self, stepper: Stepper, accepted: np.ndarray, h: np.ndarray, step: Step) -> np.ndarray:
         """Which members have taken many explicit steps at the limit of stability."""

@@ -175,7 +175,8 @@ class MergeTree:
 class EventLog(Sequence[EventRecord]):
     """Events of a run in the order of time: those of the ``user``, and the merges of each member (made from the ``trees`` on access).
 
-    With ``log_errors`` the trees hold logarithms of times, and these their errors, for every merge of each member.
+    With ``log_errors`` the trees hold logarithms of times, and these their errors, and whether they are bounds, for every merge of each
+    member, (merges, 2).
     """
 
     def __init__(
@@ -251,8 +252,8 @@ class EventLog(Sequence[EventRecord]):
         member, leaves = self._members[part - 1], partial(tree.leaves, merge)
         if self.log_errors is None:
             return EventRecord("merge", time, mass, size, member, _members=leaves)
-        error = float(self.log_errors[part - 1][merge])
-        return EventRecord("merge", exponential(time), mass, size, member, time, error, leaves)
+        error, bound = self.log_errors[part - 1][merge].tolist()
+        return EventRecord("merge", exponential(time), mass, size, member, time, error, bool(bound), leaves)
 
     def __repr__(self) -> str:
         return f"EventLog({len(self)} events)" if len(self) > 20 else repr(list(self))

@@ -96,8 +96,9 @@ class EventRecord:
 
     ``mass`` and ``size`` are the total mass and the number of the merged tokens; ``member`` is the index of the run in the
     flattened ensemble. In logarithmic time ``log_time`` is the logarithm of ``time``, which is infinite beyond floating point, and
-    ``log_error`` its error: a bound for the first merge of a member, an estimate for later ones. The time is that at which the chord of
-    the two clusters passes the merging distance; what follows until they coincide is not part of the error.
+    ``log_error`` its error: a bound where ``certified``, which only the first merge of a member can be, and otherwise an estimate. The
+    time is that at which the chord of the two clusters passes the merging distance; what follows until they coincide is not part of the
+    error.
     """
 
     kind: str
@@ -107,6 +108,7 @@ class EventRecord:
     member: int = 0
     log_time: float | None = None
     log_error: float | None = None
+    certified: bool | None = None
     _members: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -776,7 +776,7 @@ def _event_row(event: EventRecord) -> dict[str, Any]:
     """An event for JSON; the members of a large merge are not listed."""
     row: dict[str, Any] = {"kind": event.kind, "time": event.time, "member": event.member}
     if event.log_time is not None:
-        row |= {"log_time": event.log_time, "log_error": event.log_error}
+        row |= {"log_time": event.log_time, "log_error": event.log_error, "certified": event.certified}
     if event.kind == "merge":
         members = list(event.members) if event.size <= LISTED else None
         row |= {"size": event.size, "mass": event.mass, "members": members}

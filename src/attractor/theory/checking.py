@@ -244,9 +244,13 @@ def check_theorem(theorem: Theorem, instances: int = 50, violated: int = 10, see
 def measure(
     theorem: Theorem, cases: Sequence[Case], gathered: Sequence[Case] | None = None
 ) -> list[tuple[Measurement, ...]]:
-    """Measure the conclusions for cases; evidence may be gathered from other cases (tests break them on purpose)."""
+    """Measure the conclusions for cases; evidence may be gathered from other cases (tests break them on purpose).
+
+    A case in which a conclusion finds nothing to measure counts as one that violates it.
+    """
     evidence = theorem.gather(cases if gathered is None else gathered)
-    return [theorem.conclude(case, item) for case, item in zip(cases, evidence, strict=True)]
+    nothing = (Measurement("something was measured", -math.inf),)
+    return [theorem.conclude(case, item) or nothing for case, item in zip(cases, evidence, strict=True)]
 
 
 def _measure_longer(theorem: Theorem, case: Case, result: tuple[Measurement, ...]) -> tuple[Measurement, ...]:

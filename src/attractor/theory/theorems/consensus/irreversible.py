@@ -72,7 +72,7 @@ THEOREM = Theorem(
         "its gradient flow of softmax attention in a metric that depends on the state, without noise; noise here",
         "beta is its beta",
     ),
-    status=Status.HERE,
+    status=Status.CHECKED,
     hypotheses=(
         SOFTMAX,
         UNIT_SPHERE,
@@ -89,6 +89,6 @@ THEOREM = Theorem(
     violate={"three tokens": sample_pair},
     gather=gather_each(measure_asymmetry),
     break_case=use_exponential,
-    proof="Reversibility with equal noise needs a symmetric derivative of the drift, and weights w_ij and w_ji have different normalisers.",
+    proof="Reversibility with equal noise needs a symmetric derivative of the drift; that it is asymmetric is measured at random states.",
     time_independent=True,
 )
