@@ -481,7 +481,8 @@ def random_model(case: str, seed: int = 0, **changes: Any) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModel
 
     kind, settings = MODELS[case]
-    with silence_transformers():
+    with silence_transformers(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # the same weights whatever ran before
         config = AutoConfig.for_model(kind, **{**settings, **changes})
         config._experts_implementation = "eager"  # the others have no float64
         model = AutoModel.from_config(config)

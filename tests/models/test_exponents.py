@@ -114,3 +114,20 @@ def test_the_command_line(tmp_path, capsys):
     assert "--lyapunov-plot belongs to --lyapunov" in capsys.readouterr().err
     assert run(["trace", str(folder), "--text", "a b", "--lyapunov", "--without", "norms"]) == 2
     assert "leave out --without" in capsys.readouterr().err
+
+
+def test_part_of_the_blocks_and_precision(tmp_path):
+    """Layers, device and precision are those that a trace takes; half precision is not exact enough and is rejected."""
+    model = random_model("Llama, grouped")
+    whole = depth_exponents(model, IDS, count=2, nulls=1)
+    part = depth_exponents(model, IDS, count=2, nulls=1, layers=1, device="cpu")
+    assert (part.blocks, part.random[0].blocks) == (1, 1)
+    assert np.sort(part.growth) == pytest.approx(np.sort(whole.growth[:1]))  # columns are in the order of their means
+    model.bfloat16().save_pretrained(tmp_path / "half")
+    stored = depth_exponents(tmp_path / "half", IDS, count=2, nulls=1, layers=1)
+    assert stored.blocks == stored.random[0].blocks == 1
+    double = depth_exponents(tmp_path / "half", IDS, count=2, nulls=0, dtype="float64")
+    assert stored.growth[0, 0] == pytest.approx(double.growth[0, 0], abs=1e-4)
+    for source, dtype in ((model, None), (tmp_path / "half", "bfloat16")):
+        with pytest.raises(InputError, match="float32 or float64"):
+            depth_exponents(source, IDS, count=2, nulls=0, dtype=dtype)

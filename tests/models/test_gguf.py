@@ -75,8 +75,9 @@ FILES = {
 HALVES = ("granite", "arcee", "olmo", "smollm3")  # rows of q and k are permuted
 
 
-def written_whole(path: Path, model: Any, architecture: str) -> Path:
-    """All tensors of a dense model as llama.cpp's converter stores them, with the settings of its architecture."""
+def written_whole(path: Path, model: Any, architecture: str, **stored: float) -> Path:
+    """All tensors of a dense model as llama.cpp's converter stores them, with the settings of its architecture; ``stored`` replaces
+    settings, with __ for a point."""
     config, writer = model.config, gguf.GGUFWriter(path, architecture)
     kind = gguf.MODEL_ARCH[architecture.upper().replace("-", "_")]
     table = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
@@ -95,6 +96,8 @@ def written_whole(path: Path, model: Any, architecture: str) -> Path:
     numbers |= (
         {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8} if "moe" in architecture else {}
     )
+    other = {name.replace("__", "."): value for name, value in stored.items()}
+    numbers |= {name: other[name] for name in numbers if name in other}
     for name, value in numbers.items():
         writer.add_uint32(f"{architecture}.{name}", int(value))
     names = ("layer_norm_eps", "norm_eps", "norm_epsilon")
@@ -118,6 +121,7 @@ def written_whole(path: Path, model: Any, architecture: str) -> Path:
         if architecture == "granite"
         else {}
     )
+    floats |= {name: other[name] for name in floats if name in other}
     for name, value in floats.items():
         writer.add_float32(f"{architecture}.{name}", value)
     for name, value in model.state_dict().items():
@@ -171,6 +175,36 @@ def test_a_gguf_file_gives_the_laws_of_its_model(case: str, architecture: str, t
         for name in ("query", "key", "value", "output", "query_bias", "key_bias"):
             torch.testing.assert_close(getattr(first.attention, name), getattr(second.attention, name))
     assert opened.verify().error < 1e-12
+
+
+ZEROS = {
+    "gemma2": ({"attention__sliding_window": 0, "attn_logit_softcapping": 0.0}, {"attn_logit_softcapping": None}),
+    "cohere2": ({"logit_scale": 0.0}, {"logit_scale": 1.0}),
+    "olmo": ({"attention__clamp_kqv": 0.0}, {"clip_qkv": None}),
+    "granite": (
+        {"attention__scale": 0.0, "residual_scale": 0.0, "embedding_scale": 0.0},
+        {"residual_multiplier": 1.0, "embedding_multiplier": 1.0, "attention_multiplier": 8**-0.5},
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", ZEROS)
+def test_stored_zeros_switch_off(architecture: str, tmp_path: Path) -> None:
+    """llama.cpp takes 0 for no window, no cap and no factor; the defaults of transformers are other numbers."""
+    stored, expected = ZEROS[architecture]
+    case, changes = FILES[architecture]
+    model: Any = random_model(case, **changes)
+    opened = at.checkpoint(written_whole(tmp_path / "model.gguf", model, architecture, **stored))
+    assert {name: getattr(opened.config, name) for name in expected} == expected
+    if "attention__sliding_window" in stored:
+        assert set(opened.config.layer_types) == {"full_attention"}
+    assert opened.verify().error < 1e-12
+
+
+def test_a_stored_zero_that_means_nothing_is_damage(tmp_path: Path) -> None:
+    model: Any = random_model(*FILES["qwen3moe"][:1])
+    with pytest.raises(CheckpointError, match="stores 0 for num_experts_per_tok"):
+        at.checkpoint(written_whole(tmp_path / "model.gguf", model, "qwen3moe", expert_used_count=0))
 
 
 def test_angles_with_divisors(tmp_path: Path) -> None:

@@ -95,6 +95,10 @@ def test_states_and_weights_are_those_that_the_model_reports(kind: str) -> None:
         torch.testing.assert_close(heads, expected, rtol=1e-5, atol=1e-6)
 
 
+# the cache of the first two rejects their own hidden states; those of the third are tuples
+UNREPORTED = ("qwen3_5_text", "xlstm", "pegasus_x")
+
+
 @pytest.mark.parametrize("kind", STRUCTURAL)
 def test_types_without_a_family_are_traced(kind: str) -> None:
     """States are those that the model reports; many models report the last one after their final norm, some not the first."""
@@ -105,16 +109,15 @@ def test_types_without_a_family_are_traced(kind: str) -> None:
     assert run.points.isfinite().all()
     if "input_ids" in inputs:
         assert run.n == 8
+    if kind in UNREPORTED:
+        return
     part = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
     with torch.no_grad(), use_eager_attention(part):
-        try:
-            known = part(**inputs, output_hidden_states=True).hidden_states
-        except (ValueError, AttributeError):  # not every model reports them
-            return
-    if known is not None and len(known) >= 3 and all(isinstance(one, torch.Tensor) for one in known):
-        known = [state.reshape(-1, state.shape[-1])[: run.n].double() for state in known]
-        equal = [any(torch.allclose(state, own, rtol=1e-5, atol=1e-6) for own in known) for state in run.points]
-        assert sum(equal) >= 2
+        known = part(**inputs, output_hidden_states=True).hidden_states
+    assert len(known) >= 3
+    known = [state.reshape(-1, state.shape[-1])[: run.n].double() for state in known]
+    equal = [any(torch.allclose(state, own, rtol=1e-5, atol=1e-6) for own in known) for state in run.points]
+    assert sum(equal) >= 2
 
 
 def test_blocks_that_the_stream_passes_by_are_no_blocks() -> None:

@@ -313,6 +313,7 @@ def trace_model(
                     stack=model.stack,
                     max_tokens=texts.max_tokens,
                     progress=update,
+                    **asdict(run),
                 )
             if output.lyapunov_plot is not None:
                 exponents.plot(output.lyapunov_plot)

@@ -227,15 +227,17 @@ def _complete(finding: Finding, head: AuditHead, heads: Sequence[AuditHead]) -> 
 
 
 def _name_random_heads(finding: Finding, heads: Sequence[AuditHead]) -> str:
-    """What was found, with the heads that random ones are like, if these are few."""
+    """What was found, with the heads that random ones are like, if these are few; heads that were not compared do not count."""
     far = {(place.layer, place.head) for place in finding.where}
-    near = [f"layer {head.layer} head {head.head}" for head in heads if (head.layer, head.head) not in far]
+    compared = [head for head in heads if not math.isnan(_farthest(head, "random")[1])]
+    near = [f"layer {head.layer} head {head.head}" for head in compared if (head.layer, head.head) not in far]
+    every = "all heads differ" if len(compared) == len(heads) else f"all {len(compared)} compared heads differ"
     if not near:
-        return f"all heads differ from random ones, most of all head {finding.head} of layer {finding.layer}"
-    if len(near) > len(heads) / 4:
+        return f"{every} from random ones, most of all head {finding.head} of layer {finding.layer}"
+    if len(near) > len(compared) / 4:
         return finding.what
     more = f" and {len(near) - SHOWN} more" if len(near) > SHOWN else ""
-    return f"all heads differ from random ones but {', '.join(near[:SHOWN])}{more}"
+    return f"{every} from random ones but {', '.join(near[:SHOWN])}{more}"
 
 
 def _rate_kind(

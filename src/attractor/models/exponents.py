@@ -25,7 +25,10 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
+from attractor.models.checkpoints import Checkpoint
 from attractor.models.family import get_hidden_states, get_output
+from attractor.models.loading import choose_run
+from attractor.models.opening import checkpoint as open_checkpoint
 from attractor.models.random_init import initialize
 from attractor.models.tracing import SMALL_MODEL, Session
 from attractor.plotting import Curve, Panel, draw_panels
@@ -150,13 +153,18 @@ def depth_exponents(
     stack: str | None = None,
     tokenizer: Any = None,
     max_tokens: int | None = None,
+    device: Any = None,
+    dtype: Any = None,
+    layers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DepthExponents:
     """Measure Lyapunov, angle and gradient exponents of a model along its blocks, for one text.
 
     Parameters
     ----------
-    source, text, stack, tokenizer, max_tokens : as for ``trace``; the model needs a family.
+    source, text, stack, tokenizer, max_tokens, device, layers : as for ``trace``; the model needs a family.
+    dtype : "float32" or "float64"; None for that of a model in memory, and for float32 otherwise. Derivatives in 16 bits are not exact
+        enough.
     count : number of Lyapunov exponents, and of random gradients.
     seed : of tangent vectors and gradients.
     nulls : number of models with random weights that read the same text; None for one if the model has at most 3e8 parameters.
@@ -170,7 +178,14 @@ def depth_exponents(
     ----------
     [cowsik2024geometric]_
     """
-    session = Session.open(source, tokenizer, (), stack)
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, structural=True)
+    if checkpoint.model is None and dtype is None:
+        dtype = torch.float32
+    precision = choose_run(checkpoint, device, dtype)[1]
+    if precision.itemsize < 4:
+        name = str(precision).removeprefix("torch.")
+        raise InputError(f"exponents need float32 or float64, and {checkpoint.name} would run in {name}")
+    session = Session.open(checkpoint, tokenizer, (), stack, device, dtype, layers)
     if session.structural:
         raise UnsupportedError(
             f"{session.checkpoint.name} has no family, and exponents need one: the blocks could be others"
@@ -178,7 +193,7 @@ def depth_exponents(
     inputs, _ = session.inputs(text, max_tokens)
     if nulls is None:
         nulls = int(sum(part.numel() for part in session.model.parameters()) <= SMALL_MODEL)
-    total = (1 + nulls) * 2 * session.checkpoint.stacks[session.stack or ""]
+    total = (1 + nulls) * 2 * _count_blocks(session)
     done = 0
 
     def step() -> None:
@@ -194,8 +209,10 @@ def depth_exponents(
     found = measure(session, session.checkpoint.name)
     random = []
     for index in range(nulls):
-        model = initialize(session.checkpoint.config, index, dtype=torch.float32)
-        random.append(measure(Session.open(model, None, (), session.stack), f"random weights {index}"))
+        model = initialize(session.checkpoint.config, index, dtype=torch.float32).to(session.device, precision)
+        random.append(
+            measure(Session.open(model, None, (), session.stack, layers=session.layers), f"random weights {index}")
+        )
     return DepthExponents(
         **{
             name: getattr(found, name)
@@ -205,10 +222,17 @@ def depth_exponents(
     )
 
 
+def _count_blocks(session: Session) -> int:
+    """The number of blocks that are measured."""
+    count = session.checkpoint.stacks[session.stack or ""]
+    return count if session.layers is None else min(count, session.layers)
+
+
 def record_calls(session: Session, inputs: dict[str, Tensor]) -> tuple[list[Block], list[Tensor]]:
     """The blocks as functions of hidden states (k, n, d), with the other arguments of this input, and the residual stream."""
     model, stack, family = session.model, session.stack or "", session.checkpoint.family
-    count = session.checkpoint.stacks[stack]
+    inputs = {name: session.convert(part) for name, part in inputs.items()}
+    count = _count_blocks(session)
     names = list(dict.fromkeys(family.hooked(session.checkpoint.config, stack, index).block for index in range(count)))
     blocks: list[Block] = []
     states: list[Tensor] = []

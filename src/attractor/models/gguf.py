@@ -48,6 +48,16 @@ EPSILONS = {
 }
 PARTIAL = ("nemotron",)  # a part of each head may be rotated
 # entries of single architectures: name in the configuration, name in the file
+OFF = {
+    "sliding_window": 2**30,  # longer than any text; some models need a number
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "clip_qkv": None,
+    "residual_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "logit_scale": 1.0,
+}
 SPECIAL: dict[str, dict[str, str]] = {
     "qwen3moe": {
         "num_experts": "expert_count",
@@ -254,11 +264,14 @@ def _make_config(tensors: GGUFTensors, architecture: str) -> Any:
     if architecture == "command-r":
         settings["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
     if architecture == "phi3" and not tensors.field("phi3.attention.sliding_window"):
-        settings["sliding_window"] = None  # 0 in the file
+        settings["sliding_window"] = None
     special = {name: tensors.field(f"{architecture}.{key}") for name, key in SPECIAL.get(architecture, {}).items()}
-    settings |= {name: value for name, value in special.items() if value}
+    settings |= {name: value for name, value in special.items() if value is not None}
+    _switch_off(tensors, settings, [name for name, value in special.items() if value is not None and value == 0])
     settings["rope_parameters"] = _rope(tensors, architecture, settings)
     head_dim = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
+    if architecture == "granite" and not special["attention_multiplier"]:
+        settings["attention_multiplier"] = head_dim**-0.5
     if architecture in LARGEST:
         wide = settings["num_hidden_layers"] == LARGEST[architecture]
         share = settings["hidden_size"] // settings["num_attention_heads"]
@@ -271,6 +284,18 @@ def _make_config(tensors: GGUFTensors, architecture: str) -> Any:
     if (getattr(config, "pad_token_id", None) or 0) >= settings.get("vocab_size", config.vocab_size):
         config.pad_token_id = None  # a default for a larger vocabulary
     return config
+
+
+def _switch_off(tensors: GGUFTensors, settings: dict[str, Any], zeros: list[str]) -> None:
+    """Replace values for which a file stores 0 by what llama.cpp takes 0 for: no window, no cap, no factor."""
+    for name in zeros:
+        if name == "attention_multiplier":  # the usual scale, see below
+            continue
+        if name not in OFF:
+            raise CheckpointError(f"{tensors.path} stores 0 for {name}: it is damaged")
+        settings[name] = OFF[name]
+        if name == "sliding_window":
+            settings["layer_types"] = ["full_attention"] * int(settings["num_hidden_layers"])
 
 
 def _rope(tensors: GGUFTensors, architecture: str, settings: dict[str, Any]) -> dict[str, Any]:

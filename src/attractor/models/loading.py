@@ -194,8 +194,10 @@ def check_memory(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devic
     """Raise before a model is loaded that does not fit; the message says which precision or how many layers would.
 
     The estimate is the size of the parameters in ``dtype``; where the weights are converted or merged when they are read, they are
-    in memory twice.
+    in memory twice. A model that runs on a GPU passes through main memory.
     """
+    if device.type != "cpu":
+        check_memory(checkpoint, dtype, CPU)
     free = memory.available(device)
     if checkpoint.model is not None or free is None:
         return

@@ -164,7 +164,7 @@ class Session:
     ) -> Measurements:
         """Run the model once and measure every block; ``receive`` is called with the states of each."""
         layers = None if self.structural else self.layer
-        inputs = {name: self._convert(part) for name, part in inputs.items()}
+        inputs = {name: self.convert(part) for name, part in inputs.items()}
         collector = MeasurementCollector(layers, attention, summary, "positions" not in self.without)
 
         def process(states: BlockStates) -> None:
@@ -185,7 +185,7 @@ class Session:
                 run()
         return collector.result()
 
-    def _convert(self, part: Any) -> Any:
+    def convert(self, part: Any) -> Any:
         """An argument of the model on its device, and in its precision."""
         if not isinstance(part, Tensor):
             return part
