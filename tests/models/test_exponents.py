@@ -127,7 +127,7 @@ def test_part_of_the_blocks_and_precision(tmp_path):
     stored = depth_exponents(tmp_path / "half", IDS, count=2, nulls=1, layers=1)
     assert stored.blocks == stored.random[0].blocks == 1
     double = depth_exponents(tmp_path / "half", IDS, count=2, nulls=0, dtype="float64")
-    assert stored.growth[0, 0] == pytest.approx(double.growth[0, 0], abs=1e-4)
+    assert np.sort(stored.growth[0]) == pytest.approx(np.sort(double.growth[0]), abs=1e-4)
     for source, dtype in ((model, None), (tmp_path / "half", "bfloat16")):
         with pytest.raises(InputError, match="float32 or float64"):
             depth_exponents(source, IDS, count=2, nulls=0, dtype=dtype)
