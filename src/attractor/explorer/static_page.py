@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-SCRIPTS = ("numerics.js", "theory.js", "export.js", "scene.js", "panels.js", "app.js", "controls.js", "start.js")
-WORKER = ("numerics.js", "theory.js", "worker.js")
+SHARED = ("random.js", "numerics.js", "theory.js")  # scripts of the page and of its workers
+SCRIPTS = (*SHARED, "export.js", "scene.js", "panels.js", "app.js", "controls.js", "files.js", "start.js")
 
 
 def read_source(name: str) -> str:
@@ -41,7 +41,8 @@ def build_page(server: Any = None, documentation: str | None = None) -> str:
     data = {
         "tableau": tableau(),
         "presets": json.loads(read_source("presets.json")),
-        "worker": "\n".join(map(read_source, WORKER)),
+        "shared": sum(len(read_source(name)) + 1 for name in SHARED),
+        "worker": read_source("worker.js"),
         "documentation": documentation,
     }
     policy = "; ".join(

@@ -23,8 +23,9 @@ const state = {
   selected: -1, hover: -1, drawing: false, theory: [], open: null, live: null,
 };
 const scene = new Scene($("scene"), $("globe"));
-const startWorker = () => {
-  const url = URL.createObjectURL(new Blob([DATA.worker], { type: "text/javascript" })), worker = new Worker(url);
+const startWorker = () => { // a worker begins with the same scripts as the page
+  const shared = document.scripts[document.scripts.length - 1].textContent.slice(0, DATA.shared);
+  const url = URL.createObjectURL(new Blob([shared, DATA.worker], { type: "text/javascript" })), worker = new Worker(url);
   worker.postMessage({ tableau: DATA.tableau });
   return worker;
 };
@@ -75,7 +76,8 @@ function addFrame(run, frame) {
   for (let i = 0; i < run.n; i++) sizes.push(Math.hypot(...frame.drawn.subarray(i * d, i * d + Math.min(d, 3))));
   sizes.sort((a, b) => a - b);
   reach = Math.max(sizes[Math.floor(0.97 * (sizes.length - 1))], 0.4 * sizes[sizes.length - 1]);
-  frame.reach = reach;
+  const first = run.frames.length ? run.frames[0].reach : reach;
+  frame.reach = Math.max(reach, 0.2 * first); // shrinking must be seen
   if (!frame.sizes && run.frames.length) frame.sizes = run.frames[run.frames.length - 1].sizes;
   run.frames.push(frame);
   run.curves.push(frame.curve);
@@ -258,10 +260,11 @@ function showTheory() {
   const box = $("theory"), { theory, system } = state, applying = theory.filter((theorem) => theorem.applies);
   const rated = applying.find((theorem) => theorem.fate === "consensus" && Number.isFinite(theorem.rate)) || applying[0];
   const fates = [...new Set(applying.filter((theorem) => theorem.fate !== "metastable").map((theorem) => FATES[theorem.fate]))], waits = applying.find((theorem) => theorem.fate === "metastable");
+  const falls = (rate) => make("small", {}, "distances fall like e", make("sup", { text: rate === 1 ? "−t" : `−${number(rate)} t` }));
   const predicted = make("dd", { text: fates[0] || (waits ? FATES.metastable : "no theorem here decides") });
-  if (rated && Number.isFinite(rated.rate) && rated.fate === "consensus") predicted.append(make("small", { text: `in the end like e^(−${number(rated.rate)} t)` }));
+  if (rated && Number.isFinite(rated.rate) && rated.fate === "consensus") predicted.append(falls(rated.rate));
   if (waits) predicted.append(make("small", { text: `no merge before t = ${number(waits.time)}` }));
-  const chips = theory.filter((theorem) => theorem.applies || theorem.hypotheses.filter((part) => !part.holds).length <= 1).map((theorem) => {
+  const chipOf = theory.filter((theorem) => theorem.applies || theorem.hypotheses.filter((part) => !part.holds).length <= 1).map((theorem) => {
     const open = state.open === theorem.key;
     return make("button", {
       type: "button", class: `chip ${theorem.applies ? "yes" : "near"}`, "aria-expanded": String(open), "aria-controls": "detail", "data-theorem": theorem.key,
@@ -269,6 +272,10 @@ function showTheory() {
       onclick: () => { state.open = open ? null : theorem.key; showTheory(); box.querySelector(`[data-theorem="${theorem.key}"]`)?.focus(); },
     });
   });
+  const near = theory.filter((theorem) => !theorem.applies && theorem.hypotheses.filter((part) => !part.holds).length <= 1), chips = [
+    ...(applying.length ? [make("p", { text: "These theorems apply:" }), ...chipOf.filter((chip) => chip.classList.contains("yes"))] : []),
+    ...(near.length ? [make("p", { text: "One hypothesis is missing for:" }), ...chipOf.filter((chip) => chip.classList.contains("near"))] : []),
+  ];
   const chosen = theory.find((theorem) => theorem.key === state.open), focused = document.activeElement?.dataset?.theorem;
   const detail = make("div", { id: "detail", hidden: !chosen });
   if (chosen) {
@@ -298,7 +305,8 @@ function showObserved() {
   const { fate, rate } = judgeRun(run.system, run.frames, run.curves), over = Boolean(run.outcome);
   const text = run.outcome && run.outcome.name === "stalled" ? "stalled" : fate;
   place.replaceChildren(text || "…");
-  place.append(make("small", { text: !over ? `computing, t = ${short(run.t || 0)}` : Number.isFinite(rate) ? `like e^(−${number(rate)} t) near the end` : run.outcome.name === "reached" ? `at t = ${short(run.system.until)}` : run.outcome.message }));
+  if (over && Number.isFinite(rate)) return place.append(make("small", {}, "distances fall like e", make("sup", { text: `−${number(rate)} t` })));
+  place.append(make("small", { text: !over ? `computing, t = ${short(run.t || 0)}` : run.outcome.name === "reached" ? `at t = ${short(run.system.until)}` : run.outcome.message }));
 }
 
 /* ---------------------------------------------------------------- panels */

@@ -13,15 +13,16 @@ const SCALES = {
 };
 
 let controlCount = 0;
+const shortest = (v) => (Math.abs(v) >= 1e5 ? v.toExponential().replace("+", "") : String(v));
 
 // a slider with a number beside it; change(value) is called as it moves
 function slider(label, { low, high, scale = "even", value, change, hint, scan, step = "any" }) {
   const id = `control-${++controlCount}`, { to, from } = SCALES[scale], a = to(low), b = to(high);
   const range = make("input", { type: "range", id, min: scale === "zero" ? -4 : a, max: b, step: scale === "even" && step !== "any" ? step : (b - (scale === "zero" ? -4 : a)) / 400, "aria-describedby": hint ? `${id}-hint` : undefined });
   const box = make("input", { type: "number", step: "any", "aria-label": `${label}, number` });
-  const set = (v) => { range.value = to(Math.min(high, Math.max(scale === "zero" ? 0 : low, v))); box.value = v; range.setAttribute("aria-valuetext", String(v)); };
+  const set = (v) => { range.value = to(Math.min(high, Math.max(scale === "zero" ? 0 : low, v))); box.value = shortest(v); range.setAttribute("aria-valuetext", String(v)); };
   set(value);
-  range.addEventListener("input", () => { const v = from(Number(range.value)); box.value = v; range.setAttribute("aria-valuetext", String(v)); change(v); });
+  range.addEventListener("input", () => { const v = from(Number(range.value)); box.value = shortest(v); range.setAttribute("aria-valuetext", String(v)); change(v); });
   box.addEventListener("change", () => { const v = Number(box.value); if (Number.isFinite(v) && v >= low && v <= Math.max(high, 1e300)) { set(v); change(v); } else set(value); });
   const row = make("div", { class: "control" }, make("label", { for: id, text: label }), range, box);
   if (scan) {
@@ -311,7 +312,7 @@ function tokenAt(x, y, reach = 1) {
   const p = scene.project({ at: state.at }), places = scene.placesAt(state.at), sizes = run.frames[Math.min(Math.round(state.at), scene.count - 1)].sizes;
   let best = -1, least = Infinity;
   for (let i = 0; i < run.n; i++) {
-    const [u, v, z] = scene.toPixels(places.subarray(3 * i, 3 * i + 3), p), distance = Math.hypot(u - x, v - y), radius = (scene.size(run.n) / 2) * (1 + 1.9 * Math.sqrt(sizes ? sizes[i] : 0)) * reach + 4;
+    const [u, v, z] = scene.toPixels(places.subarray(3 * i, 3 * i + 3), p), distance = Math.hypot(u - x, v - y), radius = (scene.size(run.n, sizes ? sizes[i] : 0) / 2) * reach + 4;
     const cost = distance - (scene.solid ? 6 * z : 0);
     if (distance < radius && cost < least) { least = cost; best = i; }
   }

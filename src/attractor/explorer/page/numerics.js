@@ -2,7 +2,7 @@
 // Plain functions and classes without a document, so that Node and workers run them too. Matrices are flat and row-major.
 "use strict";
 
-/* ---------------------------------------------------------------- random numbers and starts */
+/* ---------------------------------------------------------------- random numbers of noise */
 
 // high and low words of a product of two unsigned 32-bit integers
 function wideProduct(a, b) {
@@ -38,39 +38,6 @@ function normals(seed, step, tokens, dim, stream = 0) {
     }
   }
   return out;
-}
-
-const START_DIGITS = 6;
-const roundStart = (value) => Number(value.toFixed(START_DIGITS)) + 0;
-
-// initial points (tokens, dim) with six decimals, which Python reads as the same numbers
-function drawStart(start, dim) {
-  if (start.kind === "points") return Float64Array.from(start.points.flat());
-  const n = start.tokens, z = normals(start.seed || 0, 0, n, dim), x = new Float64Array(n * dim);
-  const [kind, numbers] = start.kind.split(":"), [groups = 3, width = 0.25] = (numbers || "").split(",").filter(Boolean).map(Number);
-  const centres = kind === "clusters" ? normals((start.seed || 0) + 1000003, 0, groups, dim) : null;
-  for (let i = 0; i < n; i++) {
-    const row = z.subarray(i * dim, (i + 1) * dim), at = x.subarray(i * dim, (i + 1) * dim);
-    if (kind === "polygon") {
-      at[0] = Math.cos((2 * Math.PI * i) / n);
-      at[1] = Math.sin((2 * Math.PI * i) / n);
-      continue;
-    }
-    if (kind === "gaussian") {
-      at.set(row.map((v) => roundStart(v * (start.spread ?? 1))));
-      continue;
-    }
-    if (centres) {
-      const c = i % groups, centre = centres.subarray(c * dim, (c + 1) * dim), size = Math.hypot(...centre);
-      for (let a = 0; a < dim; a++) row[a] = centre[a] / size + width * row[a];
-    }
-    const size = Math.hypot(...row) || 1;
-    for (let a = 0; a < dim; a++) at[a] = row[a] / size;
-    if (kind === "hemisphere") at[dim - 1] = Math.abs(at[dim - 1]);
-    for (let a = 0; a < dim; a++) at[a] = roundStart(at[a]);
-  }
-  if (kind === "polygon") for (let k = 0; k < x.length; k++) x[k] = roundStart(x[k]);
-  return x;
 }
 
 /* ---------------------------------------------------------------- small matrices */
@@ -935,5 +902,5 @@ class Integration {
 }
 
 if (typeof module !== "undefined") {
-  module.exports = { philox, normals, drawStart, symmetricEigen, eigenvalues, matrixExponential, matrixPower, invert, multiply, Space, Law, Integration, saveTimes, setTableau };
+  module.exports = { ...(module.exports || {}), philox, normals, symmetricEigen, eigenvalues, matrixExponential, matrixPower, invert, multiply, Space, Law, Integration, saveTimes, setTableau };
 }

@@ -54,7 +54,7 @@ class Camera {
 
 const POINTS = `#version 300 es
 precision highp float; precision highp sampler2D;
-uniform sampler2D frames, colours; uniform mat3 turn; uniform vec2 scale; uniform float at, count, size, solid, dim, chosen, radius; uniform vec3 back;
+uniform sampler2D frames, colours; uniform mat3 turn; uniform vec2 scale; uniform float at, count, size, swell, solid, dim, chosen, radius; uniform vec3 back;
 out vec3 tint; out float depth, ring;
 vec4 place(float f, int token) {
   float g = clamp(f, 0.0, count - 1.0); int k = int(floor(g)); int m = min(k + 1, int(count) - 1); float w = g - float(k);
@@ -71,7 +71,7 @@ void main() {
   tint = mix(colour, back, behind);
   ring = float(gl_VertexID) == chosen ? 1.0 : 0.0;
   gl_Position = vec4(p.xy * scale, -p.z / (4.0 * radius), 1.0);
-  gl_PointSize = size * (1.0 + 0.16 * depth) * (1.0 + 1.9 * sqrt(max(here.w, 0.0))) * (ring > 0.5 ? 1.5 : 1.0);
+  gl_PointSize = (size + swell * sqrt(max(here.w, 0.0))) * (1.0 + 0.16 * depth) * (ring > 0.5 ? 1.4 : 1.0);
 }`;
 const POINT_PIXELS = `#version 300 es
 precision highp float; in vec3 tint; in float depth, ring; uniform vec3 edge, mark; out vec4 pixel;
@@ -258,8 +258,9 @@ class Scene {
     return out.slice(0, Math.min(3, this.d));
   }
 
-  size(n) {
-    return Math.max(6, Math.min(17, 92 / Math.sqrt(n))) * (Math.min(this.canvas.width, this.canvas.height) / 620) ** 0.6 * 1.15;
+  // diameter in pixels of a token in a cluster of some mass
+  size(n, mass = 0) {
+    return (Math.max(5.5, Math.min(14, 84 / Math.sqrt(n))) + 31 * Math.sqrt(mass)) * (Math.min(this.canvas.width, this.canvas.height) / 620) ** 0.6 * 1.15;
   }
 
   draw(view) {
@@ -294,6 +295,7 @@ class Scene {
     this.drawLines(view.arcs || [], p);
     common(this.points);
     gl.uniform1f(this.points.at("size"), this.size(this.n));
+    gl.uniform1f(this.points.at("swell"), this.size(this.n, 1) - this.size(this.n));
     gl.uniform3fv(this.points.at("edge"), looks.edge);
     gl.uniform3fv(this.points.at("mark"), looks.ink);
     gl.enable(gl.DEPTH_TEST);
@@ -418,7 +420,7 @@ class Scene {
         const a = at(past[k]), b = at(past[k + 1]);
         if (Math.hypot(a[0] - b[0], a[1] - b[1]) > 0.5) out.push({ kind: "line", pixels: [a, b], colour: fadeBehind([...colour, 0.6 * (1 - k / steps)], z, this), width: this.size(this.n) * 0.35 * (1 - (0.75 * k) / steps) });
       }
-      const radius = (this.size(this.n) / 2) * (1 + 0.16 * depth) * (1 + 1.9 * Math.sqrt(sizes ? sizes[i] : 0));
+      const radius = (this.size(this.n, sizes ? sizes[i] : 0) / 2) * (1 + 0.16 * depth);
       dots.push({ kind: "dot", x, y, z, radius: i === view.selected ? 1.4 * radius : radius, colour: this.solid ? blend(colour, this.looks.shell, 0.75 * Math.min(1, Math.max(0, -depth))) : colour, token: i });
     }
     (view.arcs || []).forEach(line);

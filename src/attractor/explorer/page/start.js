@@ -16,11 +16,10 @@ async function copyText(text, what) {
   notify(`${what} copied.`);
 }
 
-// the description with points for starts that only this page draws
+// the description without what only pictures need
 function portable(system) {
-  const out = structuredClone(system), d = system.dim, points = drawStart(system.start, d);
+  const out = structuredClone(system);
   delete out.view;
-  out.start = { kind: "points", points: Array.from({ length: points.length / d }, (_, i) => Array.from(points.subarray(i * d, (i + 1) * d))) };
   return out;
 }
 
@@ -34,6 +33,8 @@ function dataOfRun() {
 }
 
 const EXPORTS = {
+  link: async () => { const address = new URL(location.href); address.hash = await currentAddress(); address.search = ""; await copyText(address.href, "Link"); },
+  open: () => $("file").click(),
   command: () => copyText(writeCommand(portable(state.system)), "Command"),
   python: () => copyText(writePython(portable(state.system)), "Python"),
   svg: () => saveBlob(new Blob([scene.toSVG(view(), $("caption").textContent)], { type: "image/svg+xml" }), "attractor.svg"),
@@ -83,7 +84,6 @@ async function readFile(file) {
 }
 
 function listenToFiles() {
-  $("open-file").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", () => { if ($("file").files[0]) readFile($("file").files[0]); $("file").value = ""; });
   let depth = 0;
   addEventListener("dragenter", (event) => { if (event.dataTransfer && [...event.dataTransfer.types].includes("Files")) { depth++; $("drop").hidden = false; } });
@@ -100,7 +100,6 @@ function listenToButtons() {
   $("clock").addEventListener("change", () => { state.clock = $("clock").value; change(() => {}); });
   for (const name of ["trails", "arcs"]) $(name).addEventListener("click", () => { state[name] = !state[name]; $(name).setAttribute("aria-pressed", String(state[name])); invalidate(); });
   $("camera").addEventListener("click", () => { if (state.run) scene.camera.reset(state.run.d); invalidate(); });
-  $("share").addEventListener("click", async () => { const address = new URL(location.href); address.hash = await currentAddress(); address.search = ""; copyText(address.href, "Link"); });
   const menu = $("export-menu"), opener = $("export"), openMenu = (on) => { menu.hidden = !on; opener.setAttribute("aria-expanded", String(on)); if (on) menu.querySelector("button").focus(); };
   opener.addEventListener("click", () => openMenu(menu.hidden));
   menu.addEventListener("keydown", (event) => {

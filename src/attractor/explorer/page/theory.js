@@ -6,14 +6,14 @@
 const CLUSTER_RADIUS = 0.1; // of the longest token, as in attractor.clusters
 
 // the first member of the component of each token; tokens closer than the radius are joined
-function findComponents(points, n, d) {
+function findComponents(points, n, d, radius = CLUSTER_RADIUS) {
   let longest = 0;
   for (let i = 0; i < n; i++) {
     let s = 0;
     for (let a = 0; a < d; a++) s += points[i * d + a] ** 2;
     longest = Math.max(longest, s);
   }
-  const limit = CLUSTER_RADIUS ** 2 * longest, root = Int32Array.from({ length: n }, (_, i) => i);
+  const limit = radius ** 2 * longest, root = Int32Array.from({ length: n }, (_, i) => i);
   const find = (i) => { while (root[i] !== i) { root[i] = root[root[i]]; i = root[i]; } return i; };
   for (let i = 0; i < n; i++) for (let j = i + 1; j < n; j++) {
     let s = 0;

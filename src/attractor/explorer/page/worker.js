@@ -33,10 +33,13 @@ async function integrate({ id, system, count, clock }) {
     const began = Date.now();
     while (sent < run.frames.length && (done || Date.now() - began < 2 * SLICE)) {
       const frame = run.frames[sent], full = sent % heavy === 0 || sent === run.times.length - 1;
-      const curve = observe(law, run.space, frame.points, masses, n, d, full);
-      const sizes = new Float32Array(n);
-      if (curve.roots) { for (let i = 0; i < n; i++) sizes[curve.roots[i]] += masses[i]; for (let i = 0; i < n; i++) sizes[i] = sizes[curve.roots[i]]; }
-      frames.push({ t: frame.t, points: frame.points, sizes: curve.roots ? sizes : null, curve: { ...curve, roots: undefined } });
+      const curve = observe(law, run.space, frame.points, masses, n, d, full), sizes = new Float32Array(n);
+      if (full) { // masses that are drawn as one dot
+        const roots = findComponents(frame.points, n, d, 0.2 * CLUSTER_RADIUS);
+        for (let i = 0; i < n; i++) sizes[roots[i]] += masses[i];
+        for (let i = 0; i < n; i++) sizes[i] = sizes[roots[i]];
+      }
+      frames.push({ t: frame.t, points: frame.points, sizes: full ? sizes : null, curve: { ...curve, roots: undefined } });
       moved.push(frame.points.buffer, sizes.buffer);
       run.frames[sent] = null;
       sent++;
