@@ -13,7 +13,7 @@ const results = runs.map(({ system, times, complete }) => {
   const masses = new Float64Array(run.total).fill(1 / run.total);
   return {
     system, start: Array.from(start), frames: run.frames.map(({ t, points, clusters }) => ({ t, clusters, points: Array.from(points) })), events: run.events, outcome: run.outcome, steps: run.steps,
-    ...(complete ? { command: writeCommand(system), python: writePython(system), theorems: predictFates(system, start, masses), sections: Object.keys(TITLES).map(sectionOf), titles: TITLES } : {}),
+    ...(complete ? { command: system.pinned ? null : writeCommand(system), python: writePython(system), theorems: predictFates(system, start, masses), sections: Object.keys(TITLES).map(sectionOf), titles: TITLES } : {}),
   };
 });
 process.stdout.write(JSON.stringify(results));

@@ -1,10 +1,11 @@
-"""The page's integrator, run by Node, against the package."""
+"""The page's integrator, theorems and copied texts, run by Node, against the package."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 import torch
 
 import attractor as at
+from attractor.explorer import System
 from attractor.explorer.static_page import tableau
+from attractor.theory import list_theorems
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="Node is not installed")
@@ -183,3 +186,61 @@ def test_steps_are_those_of_the_package() -> None:
     (found,) = integrate({"system": system, "times": [0.0, 20.0]})
     expected = run_package(system, found["start"], [0.0, 20.0])
     assert math.isclose(found["steps"], expected.stats.accepted, abs_tol=2)
+
+
+PRESETS = {preset["key"]: preset for preset in json.loads((PAGE / "presets.json").read_text(encoding="utf-8"))}
+OTHERS = [
+    {"space": {"ellipsoid": [[1, 0], [0, 0.36]]}, "dim": 2, "kernel": "l2", "mask": {"window": 4}, "until": 5},
+    {"kernel": "sigmoid", "reverse": True, "masses": [0.25, 0.25, 0.5], "until": 3,
+     "start": {"kind": "points", "points": [[1, 0, 0], [0, 0.6, 0.8], [-0.123456, 1, 0]]}},
+    {"layers": 0.5, "until": 10, "dim": 2, "positions": {"rotary": 50}, "start": {"kind": "polygon", "tokens": 7}},
+    {"start": {"kind": "clusters:4", "tokens": 20, "seed": 3}, "until": 4, "noise": 0.1, "noise_seed": 2},
+    {"start": {"kind": "hemisphere", "tokens": 9, "seed": 3}, "until": 4, "pinned": [2, 5]},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shown() -> list[dict[str, Any]]:
+    """What the page computes and copies for every preset and for some other systems."""
+    systems = [preset["system"] for preset in PRESETS.values()] + OTHERS
+    return integrate(*({"system": system, "times": [0.0, system["until"]], "complete": True} for system in systems))
+
+
+def run_code(code: str) -> at.Trajectory:
+    """Run copied Python."""
+    names: dict[str, Any] = {}
+    exec(compile(code, "copied", "exec"), names)
+    return names["run"]
+
+
+def test_copied_python_ends_in_the_state_that_the_page_shows(shown: list[dict[str, Any]], capsys: Any) -> None:
+    for found in shown:
+        run = run_code(found["python"])
+        assert isinstance(run.final, at.Tokens)
+        points = np.array(found["frames"][-1]["points"]).reshape(run.final.points.shape)
+        size = max(1.0, float(np.abs(points).max()))
+        missed = float(np.abs(points - run.final.points.numpy()).max()) / size
+        assert missed < 1e-5, (missed, found["system"])
+        assert run.outcome.name in ("reached", "consensus"), run.outcome
+    assert "reached" in capsys.readouterr().out
+
+
+def test_the_page_writes_what_python_writes(shown: list[dict[str, Any]]) -> None:
+    """``System`` of Python is the reference for the texts; it does not pin tokens."""
+    for found in shown[:-1]:
+        system = System.from_json({name: value for name, value in found["system"].items() if name != "view"})
+        assert found["python"] == system.python()
+        assert shlex.split(found["command"]) == shlex.split(system.command())
+
+
+def test_theorems_of_the_page_exist_and_apply_where_the_package_says(shown: list[dict[str, Any]]) -> None:
+    titles = {theorem.key: theorem.title for theorem in list_theorems()}
+    assert {key: titles.get(key) for key in shown[0]["titles"]} == shown[0]["titles"]
+    for key, found in zip(PRESETS, shown, strict=False):
+        system = System.from_json(found["system"])
+        if system.noise or system.start.kind == "gaussian":
+            continue
+        predicted = at.predict(system.law(), system.tokens(), system.build_space())
+        applying = {finding.theorem.key for finding in predicted.applicable}
+        ours = {theorem["key"] for theorem in found["theorems"] if theorem["applies"]}
+        assert ours <= applying, (key, ours - applying)

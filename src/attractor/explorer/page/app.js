@@ -145,6 +145,7 @@ function tick(now) {
     state.at = Math.min(state.at + (passed * state.speed * end) / WHOLE, available);
     if (run.outcome && state.at >= run.frames.length - 1) setPlaying(false);
     dirty = true;
+    if (!state.moved && state.at > 0) state.moved = now; // milliseconds from the request of the page to the first motion
   }
   if (!dirty && drawnAt === state.at) return;
   dirty = false;
@@ -315,7 +316,7 @@ function buildPanels() {
   const grid = make("div", { class: "grid" });
   for (const spec of CURVES) {
     const canvas = make("canvas", { "aria-hidden": "true" }), value = make("b", { text: "–" });
-    const button = make("button", { type: "button", class: "curve", title: `${spec.help}. Click to go to that time.` }, value, make("span", { text: spec.title }), canvas);
+    const button = make("button", { type: "button", class: "curve", title: `${spec.help}. Click to go to that time.` }, make("span", { class: "name" }, make("span", { text: spec.title }), " ", value), canvas);
     button.addEventListener("click", (event) => {
       if (!state.run || event.detail === 0) return;
       const box = canvas.getBoundingClientRect(), share = (event.clientX - box.left - 4) / (box.width - 8);
@@ -341,7 +342,6 @@ function updatePanels() {
   for (const spec of CURVES) {
     const value = curveValue(run, spec.key, state.at);
     spec.value.textContent = spec.key === "clusters" ? String(value) : formatNumber(value);
-    spec.button.setAttribute("aria-label", `${spec.title}: ${spec.value.textContent}`);
     spec.button.hidden = !run.curves.some((curve) => Number.isFinite(curve[spec.key]));
     if (visible(spec.canvas)) drawCurve(spec.canvas, run, spec, state.at);
   }

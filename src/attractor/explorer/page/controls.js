@@ -87,7 +87,7 @@ function outcomeColour(cell, system) {
 /* ---------------------------------------------------------------- changes */
 
 // change the description, then compute again; the time that is shown stays, so one sees what had happened by now
-function change(edit, { rebuild = false, keepTime = true } = {}) {
+function change(edit, { rebuild = false, keepTime = true, play = false } = {}) {
   const before = structuredClone(state.system);
   edit(state.system);
   try {
@@ -102,7 +102,7 @@ function change(edit, { rebuild = false, keepTime = true } = {}) {
   const t = keepTime && state.run ? timeAt(state.run, state.at) : 0;
   const times = saveTimes(state.system.until, FRAMES, state.clock);
   recompute({ keepTime, from: keepTime && state.run ? frameAtTime({ times }, t) : 0 });
-  if (!state.playing && !keepTime && !calm.matches) setPlaying(true);
+  if (play && !state.playing && !calm.matches) setPlaying(true);
 }
 
 // points as they are now become the start of a new run
@@ -127,7 +127,7 @@ function changeSpace(name) {
       s.masses = s.masses && s.masses.length === tokenCount(s) ? s.masses : null;
     }
     if (s.space === "euclidean") s.until = Math.min(s.until, 10);
-  }, { rebuild: true, keepTime: false });
+  }, { rebuild: true, keepTime: false, play: true });
 }
 
 // a matrix as eigenvectors E and eigenvalues of its symmetric part and a rotation: E diag(values) E' + turn J
@@ -197,14 +197,14 @@ function buildControls() {
   const fieldset = (title, ...parts) => make("fieldset", {}, make("legend", { text: title }), ...set(parts));
   const start = system.start, kind = String(start.kind).split(":")[0], drawn = kind === "points";
   const tokens = fieldset("Tokens",
-    slider("Number", { low: 2, high: 1024, scale: "whole", value: tokenCount(system), change: (n) => change((s) => { s.start = drawn ? { kind: "uniform", tokens: n, seed: 0 } : { ...s.start, tokens: n }; s.masses = null; s.pinned = []; }, { keepTime: false }) }),
+    slider("Number", { low: 2, high: 1024, scale: "whole", value: tokenCount(system), change: (n) => change((s) => { s.start = drawn ? { kind: "uniform", tokens: n, seed: 0 } : { ...s.start, tokens: n }; s.masses = null; s.pinned = []; }, { keepTime: false, play: true }) }),
     choice("Start", [["uniform", "spread"], ["hemisphere", "half"], ["clusters", "groups"], ["polygon", "polygon"], ["gaussian", "Gaussian"], ["points", "drawn"]].filter(([key]) => key !== "gaussian" || system.space === "euclidean"), kind, (key) => {
       if (key === "points") { state.drawing = true; startFromHere(); change(() => {}, { rebuild: true, keepTime: false }); setPlaying(false); return notify("Click into the picture to add tokens."); }
       state.drawing = false;
-      change((s) => { s.start = { kind: key === "clusters" ? "clusters:4" : key, tokens: key === "polygon" ? Math.min(12, tokenCount(s)) : tokenCount(s), seed: s.start.seed || 0 }; s.masses = null; s.pinned = []; }, { rebuild: true, keepTime: false });
+      change((s) => { s.start = { kind: key === "clusters" ? "clusters:4" : key, tokens: key === "polygon" ? Math.min(12, tokenCount(s)) : tokenCount(s), seed: s.start.seed || 0 }; s.masses = null; s.pinned = []; }, { rebuild: true, keepTime: false, play: true });
     }),
     make("div", { class: "control" }, make("span", { text: "" }), make("div", { class: "choice wide" },
-      make("button", { type: "button", text: "New random start", onclick: () => change((s) => { s.start = s.start.kind === "points" || kind === "polygon" ? { kind: "uniform", tokens: tokenCount(s), seed: Math.floor(1000 * Math.random()) } : { ...s.start, seed: (s.start.seed || 0) + 1 }; s.pinned = []; }, { rebuild: true, keepTime: false }) }),
+      make("button", { type: "button", text: "New random start", onclick: () => change((s) => { s.start = s.start.kind === "points" || kind === "polygon" ? { kind: "uniform", tokens: tokenCount(s), seed: Math.floor(1000 * Math.random()) } : { ...s.start, seed: (s.start.seed || 0) + 1 }; s.pinned = []; }, { rebuild: true, keepTime: false, play: true }) }),
       make("button", { type: "button", text: "Add by clicking", "aria-pressed": String(state.drawing), onclick: (event) => { state.drawing = !state.drawing; event.target.setAttribute("aria-pressed", String(state.drawing)); if (state.drawing) notify("Click into the picture to add tokens."); } }),
       drawn ? make("button", { type: "button", text: "Clear", onclick: () => { change((s) => { s.start = { kind: "points", points: [s.start.points[0]] }; s.masses = null; s.pinned = []; }, { keepTime: false }); setPlaying(false); } }) : "")),
   );
@@ -235,10 +235,10 @@ function buildControls() {
     system.layers ? slider("Layer size", { low: 0.01, high: 4, scale: "log", value: system.layers, change: (v) => change((s) => { s.layers = v; }), scan: (s, v) => { s.layers = v; } }) : "",
     system.layers ? "" : slider("Noise", { low: 0, high: 3, scale: "zero", value: system.noise, change: (v) => change((s) => { s.noise = v; if (v > 0) { s.step = s.step || 0.02; s.until = Math.min(s.until, 100); } }, { rebuild: v > 0 !== system.noise > 0 && false }), scan: (s, v) => { s.noise = v; if (v > 0) { s.step = s.step || 0.02; s.until = Math.min(s.until, 100); } } }),
     system.noise > 0 ? slider("Step", { low: 0.001, high: 0.2, scale: "log", value: system.step, change: (v) => change((s) => { s.step = v; }) }) : "",
-    make("label", { class: "check" }, make("input", { type: "checkbox", checked: system.reverse, onchange: (event) => change((s) => { s.reverse = event.target.checked; }, { keepTime: false }) }), "run time backwards"),
+    make("label", { class: "check" }, make("input", { type: "checkbox", checked: system.reverse, onchange: (event) => change((s) => { s.reverse = event.target.checked; }, { keepTime: false, play: true }) }), "run time backwards"),
   );
   form.replaceChildren(tokens, attention, matrices, space, time);
-  if (focus) (form.querySelector(`[aria-label="${CSS.escape(focus)}"]`) || form.querySelector(`[data-value="${CSS.escape(focus)}"]`))?.focus();
+  if (focus) (form.querySelector(`[aria-label="${CSS.escape(focus)}"]`) || form.querySelector(`[data-value="${CSS.escape(focus)}"]`))?.focus({ preventScroll: true });
 }
 
 /* ---------------------------------------------------------------- tokens: select, drag, pin, weigh */
@@ -258,8 +258,8 @@ function showToken() {
   box.replaceChildren(make("b", { text: name }), ` of ${run.n} · mass ${number(mass, 3)}`,
     make("div", { class: "row" },
       make("button", { type: "button", "data-act": "pin", "aria-pressed": String(pinned), text: pinned ? "Unpin" : "Pin", onclick: togglePin }),
-      make("button", { type: "button", "data-act": "heavier", "aria-label": "Heavier", text: "+ mass", onclick: () => weigh(token, 1.5) }),
-      make("button", { type: "button", "data-act": "lighter", "aria-label": "Lighter", text: "− mass", onclick: () => weigh(token, 1 / 1.5) }),
+      make("button", { type: "button", "data-act": "heavier", text: "+ mass", onclick: () => weigh(token, 1.5) }),
+      make("button", { type: "button", "data-act": "lighter", text: "− mass", onclick: () => weigh(token, 1 / 1.5) }),
       make("button", { type: "button", "data-act": "remove", text: "Remove", onclick: removeToken }),
       make("button", { type: "button", "data-act": "close", "aria-label": "Close", text: "×", onclick: () => { select(-1); $("scene").focus(); } })));
   if (had) box.querySelector(`[data-act="${had}"]`)?.focus();
@@ -297,10 +297,8 @@ function removeToken() {
 
 function addToken(point) {
   if (tokenCount(state.system) >= 2048) return notify("The page computes up to 2048 tokens.");
-  const playing = state.playing;
   startFromHere((points) => points.push(point.map((v) => Number(v.toFixed(6)) + 0)));
   change((s) => { if (s.masses) { const n = s.masses.length, masses = [...s.masses, 1 / n], total = masses.reduce((sum, v) => sum + v, 0); s.masses = masses.map((v) => v / total); } }, { rebuild: state.system.start.kind !== "points", keepTime: false });
-  setPlaying(playing);
 }
 
 const pointerPlace = (event) => { const canvas = $("scene"), box = canvas.getBoundingClientRect(); return [((event.clientX - box.left) * canvas.width) / box.width, ((event.clientY - box.top) * canvas.height) / box.height]; };
@@ -319,9 +317,8 @@ function tokenAt(x, y, reach = 1) {
   return best;
 }
 
-function dragToken(token, point, depth) {
+function dragToken(token, point) {
   const { system } = state;
-  void depth;
   if (!state.live) {
     startFromHere();
     state.live = { token, pinned: system.pinned || [] };
@@ -334,11 +331,9 @@ function dragToken(token, point, depth) {
 
 function dropToken() {
   const { live } = state;
+  if (!live) return;
   state.live = null;
-  startFromHere();
-  const playing = state.playing;
   change((s) => { s.pinned = live.pinned; }, { rebuild: true, keepTime: false });
-  setPlaying(playing);
 }
 
 function listenToPointer() {
@@ -371,20 +366,20 @@ function listenToPointer() {
       const place = scene.placesAt(state.at).subarray(3 * gesture.token, 3 * gesture.token + 3), depth = scene.toPixels(place, scene.project({ at: state.at }))[2];
       if (gesture.depth === undefined) gesture.depth = depth;
       gesture.dragged = true;
-      if (!gesture.waiting) { // at most one new run per frame of the screen
-        gesture.waiting = true;
-        requestAnimationFrame(() => { gesture && (gesture.waiting = false); if (gesture && gesture.dragged) { const [u, v] = gesture.last; const playing = state.playing; dragToken(gesture.token, scene.fromPixels(u, v, { at: state.at }, gesture.depth), gesture.depth); if (!playing) setPlaying(false); } });
-      }
       gesture.last = [x, y];
+      if (!gesture.waiting) { // at most one new run per frame of the screen
+        const { drag } = Object.assign(gesture, { waiting: true, drag: gesture.drag || dragger(gesture) });
+        requestAnimationFrame(drag);
+      }
       select(gesture.token);
     }
   });
   const end = (event) => {
     fingers.delete(event.pointerId);
     if (!gesture || fingers.size) return;
-    const { kind, token, moved, dragged, x, y } = gesture;
+    const { kind, token, moved, dragged, drag, x, y } = gesture;
     gesture = null;
-    if (dragged && state.live) return dropToken();
+    if (dragged) { drag(); return dropToken(); }
     if (kind === "token" && moved < 5) select(token === state.selected ? -1 : token);
     else if (kind === "turn" && moved < 5) {
       if (state.drawing) addToken(scene.fromPixels(x, y, { at: state.at }));
@@ -402,6 +397,13 @@ function listenToPointer() {
   }, { passive: false });
   canvas.addEventListener("dblclick", (event) => { const over = tokenAt(...pointerPlace(event), 1.3); if (over >= 0) { select(over); togglePin(); } });
 }
+
+// moves the token of a gesture to where the pointer was last
+const dragger = (gesture) => () => {
+  if (!gesture.waiting) return;
+  gesture.waiting = false;
+  dragToken(gesture.token, scene.fromPixels(...gesture.last, { at: state.at }, gesture.depth));
+};
 
 const spread = (fingers) => { const [a, b] = [...fingers.values()]; return Math.hypot(a[0] - b[0], a[1] - b[1]) || 1; };
 

@@ -115,10 +115,9 @@ function flowOptions(system) {
     if (system.atol !== 1e-10) options.atol = system.atol;
     if (system.merge !== null) options.merge = system.merge || false;
   }
-  if (system.stop !== null) options.stop = system.stop;
   if (system.layers) Object.assign(options, { step: system.layers, method: "layers" });
   else if (system.noise > 0) options.step = system.step;
-  return options;
+  return system.noise > 0 ? options : { ...options, stop: system.stop || [] };
 }
 
 const quoteShell = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replace(/'/g, `'"'"'`)}'`);
@@ -150,7 +149,7 @@ function writeCommand(system) {
   }
   for (const name of ["until", "method", "step", "rtol", "atol"]) if (name in options) words.push(`--${name}`, String(options[name]));
   if ("merge" in options) words.push("--merge", system.merge ? String(system.merge) : "off");
-  if (system.stop) words.push("--stop", system.stop.join(",") || "none");
+  if (!(system.noise > 0)) words.push("--stop", (system.stop || []).join(",") || "none");
   return words.map(quoteShell).join(" ");
 }
 
