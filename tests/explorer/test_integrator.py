@@ -194,7 +194,7 @@ OTHERS = [
     {"kernel": "sigmoid", "reverse": True, "masses": [0.25, 0.25, 0.5], "until": 3,
      "start": {"kind": "points", "points": [[1, 0, 0], [0, 0.6, 0.8], [-0.123456, 1, 0]]}},
     {"layers": 0.5, "until": 10, "dim": 2, "positions": {"rotary": 50}, "start": {"kind": "polygon", "tokens": 7}},
-    {"start": {"kind": "clusters:4", "tokens": 20, "seed": 3}, "until": 4, "noise": 0.1, "noise_seed": 2},
+    {"start": {"kind": "clusters:4,0.25", "tokens": 20, "seed": 3}, "until": 4, "noise": 0.1, "noise_seed": 2},
     {"start": {"kind": "hemisphere", "tokens": 9, "seed": 3}, "until": 4, "pinned": [2, 5]},
 ]  # fmt: skip
 

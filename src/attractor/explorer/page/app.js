@@ -130,6 +130,23 @@ function frameAtTime(run, t) {
   return low + (run.times[high] > run.times[low] ? Math.min(1, Math.max(0, (t - run.times[low]) / (run.times[high] - run.times[low]))) : 0);
 }
 
+// theorems of the served page replace those of the static one, until the system changes
+function takeTheorems(list) {
+  state.theory = list;
+  showTheory();
+}
+
+// show a run that was computed elsewhere: frames {t, points: flat Float64Array}, optional words and curves
+function playFrames({ system, times, frames, events = [], outcome = null, words = null }) {
+  const d = system.dim, n = frames[0].points.length / d, masses = system.masses ? Float64Array.from(system.masses) : new Float64Array(n).fill(1 / n), space = new Space(system.space, d), law = new Law(system);
+  const run = { id: ++runs, n, d, system, start: frames[0].points, times, frames: [], curves: [], events, outcome, words, masses, began: performance.now(), wanted: 0 };
+  for (const frame of frames) {
+    const full = n <= HEAVY || run.frames.length % Math.ceil((n / HEAVY) ** 2) === 0, curve = observe(law, space, frame.points, masses, n, d, full && n <= 4096);
+    addFrame(run, { ...frame, sizes: frame.sizes || null, curve });
+  }
+  showRun(run);
+}
+
 /* ---------------------------------------------------------------- drawing */
 
 let dirty = true, lastTick = 0, lastPanels = 0, drawnAt = -1;

@@ -201,7 +201,7 @@ function buildControls() {
     choice("Start", [["uniform", "spread"], ["hemisphere", "half"], ["clusters", "groups"], ["polygon", "polygon"], ["gaussian", "Gaussian"], ["points", "drawn"]].filter(([key]) => key !== "gaussian" || system.space === "euclidean"), kind, (key) => {
       if (key === "points") { state.drawing = true; startFromHere(); change(() => {}, { rebuild: true, keepTime: false }); setPlaying(false); return notify("Click into the picture to add tokens."); }
       state.drawing = false;
-      change((s) => { s.start = { kind: key === "clusters" ? "clusters:4" : key, tokens: key === "polygon" ? Math.min(12, tokenCount(s)) : tokenCount(s), seed: s.start.seed || 0 }; s.masses = null; s.pinned = []; }, { rebuild: true, keepTime: false, play: true });
+      change((s) => { s.start = { kind: key === "clusters" ? "clusters:4,0.25" : key, tokens: key === "polygon" ? Math.min(12, tokenCount(s)) : tokenCount(s), seed: s.start.seed || 0 }; s.masses = null; s.pinned = []; }, { rebuild: true, keepTime: false, play: true });
     }),
     make("div", { class: "control" }, make("span", { text: "" }), make("div", { class: "choice wide" },
       make("button", { type: "button", text: "New random start", onclick: () => change((s) => { s.start = s.start.kind === "points" || kind === "polygon" ? { kind: "uniform", tokens: tokenCount(s), seed: Math.floor(1000 * Math.random()) } : { ...s.start, seed: (s.start.seed || 0) + 1 }; s.pinned = []; }, { rebuild: true, keepTime: false, play: true }) }),

@@ -136,6 +136,7 @@ function begin() {
   resizeScene();
   openAddress().then((opened) => { if (!opened && !state.system) openState(DATA.presets[0], DATA.presets[0]); });
   requestAnimationFrame(tick);
+  if (SERVER !== null && typeof startServer === "function") startServer();
 }
 
 begin();
