@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml src/attractor/_version.py constraints.txt CMakeLists.tx
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 	  || { echo "could not create $(VENV); on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
-	$(BIN)/python tools/requirements.py all dev docs > $(VENV)/requirements.txt
+	$(BIN)/python tools/requirements.py all ray dev docs > $(VENV)/requirements.txt
 	@# compile the kernels while pip downloads the dependencies
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . & compiling=$$!; \
 	trap 'kill $$compiling 2>/dev/null; exit 130' INT TERM; \

@@ -470,7 +470,6 @@ REJECTED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: at.Redrawn(-1.0), InputError, "must not be negative"),
     (lambda: flow_with(at.Redrawn(1.0), method="strang2"), UnsupportedError, "redrawn values are defined by layers"),
     (lambda: flow_with(at.Redrawn(1.0), law=SCHEDULE), UnsupportedError, "one Attention"),
-    (lambda: at.predict(at.Attention.isotropic(3, 1.0), space="sphere", noise=at.Noise(0.1)), UnsupportedError, "without noise"),
     (lambda: at.stability(flow_with()), UnsupportedError, "do not rest"),
     (lambda: move_gaussian(at.Noise(common=0.1)), UnsupportedError, "sample tokens"),
     (lambda: move_gaussian(at.Redrawn()), UnsupportedError, "sample tokens"),

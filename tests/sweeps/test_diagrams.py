@@ -168,6 +168,35 @@ def test_axes_of_numbers_and_texts(x: list[Any], tmp_path: Path) -> None:
     assert re.search(r"<svg", Path(path).read_text(encoding="utf-8"))
 
 
+@pytest.mark.theorem
+def test_orthogonal_tokens_meet_at_the_predicted_time() -> None:
+    """In high dimension random tokens are nearly orthogonal (arXiv 2312.10794); the curve is drawn along either axis."""
+
+    def make(beta: float, tokens: int) -> Any:
+        return at.Attention.isotropic(tokens, beta), at.Tokens.orthonormal(tokens, tokens), at.Sphere()
+
+    run = sweep(
+        make,
+        {"beta": [1.0, 5.0], "tokens": [12]},
+        observe="pair_fraction(threshold=0.999)",
+        until=20.0,
+        save=40,
+        workers=1,
+    )
+    turned = diagram(run, x="beta", y="time", theory="orthogonal_tokens").maps[0].curve
+    drawn = diagram(run, x="time", y="beta", theory="orthogonal_tokens").maps[0]
+    assert turned is not None
+    assert drawn.curve is not None
+    assert np.array_equal(drawn.curve[0], turned[1])
+    for row, beta in enumerate(drawn.y):
+        early = np.array(drawn.x)[drawn.values[row] < 0.5].max()
+        assert early < np.interp(beta, drawn.curve[1], drawn.curve[0]) <= early + 0.5
+    exact = at.flow(
+        at.Attention.isotropic(12, 5.0), at.Equiangular(0.0, 12), space="sphere", until=float(drawn.curve[0][-1])
+    )
+    assert float(exact.final.rho) == pytest.approx(0.999, abs=1e-8)  # type: ignore[union-attr]
+
+
 def test_predictions_and_outcomes_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
     def make(beta: float, dim: int) -> tuple[at.Law, at.Tokens, at.Space]:
         return at.Attention.isotropic(dim, beta), at.Tokens.uniform(4, dim), at.Sphere()
@@ -179,5 +208,5 @@ def test_predictions_and_outcomes_that_do_not_fit_are_rejected(tmp_path: Path) -
         diagram(found, "outcome_consensuss", "beta", "dim")
     with pytest.raises(InputError, match="in dimension 2"):
         diagram(found, "clusters", "beta", "dim", theory="cluster_count")
-    with pytest.raises(InputError, match="a place on the axis noise"):
+    with pytest.raises(InputError, match="a place on the axis noise, and the axes are beta and dim"):
         diagram(found, "clusters", "beta", "dim", theory="critical_noise")

@@ -13,7 +13,14 @@ from rich.text import Text
 from attractor.cli.console import Outputs, print_rows, print_table, short
 from attractor.cli.options import CommonOptions, check_numbers, command_line, print_result, result_option, with_options
 from attractor.cli.simulate import build_problem
-from attractor.cli.system_options import LawOptions, RunOptions, SpaceOptions, TokenOptions
+from attractor.cli.system_options import (
+    LawOptions,
+    NoiseOptions,
+    RunOptions,
+    SpaceOptions,
+    TokenOptions,
+    build_noise,
+)
 from attractor.errors import InputError
 from attractor.registry import check_name
 
@@ -39,13 +46,18 @@ class PredictOptions(CommonOptions):
     ] = None
 
 
-@with_options(TokenOptions, LawOptions, SpaceOptions, PredictOptions)
+@with_options(TokenOptions, LawOptions, SpaceOptions, NoiseOptions, PredictOptions)
 def predict(
-    context: typer.Context, tokens: TokenOptions, law: LawOptions, space: SpaceOptions, options: PredictOptions
+    context: typer.Context,
+    tokens: TokenOptions,
+    law: LawOptions,
+    space: SpaceOptions,
+    noise: NoiseOptions,
+    options: PredictOptions,
 ) -> None:
     """List the theorems that apply, by what margin, and the fate they predict.
 
-    Takes tokens, law and space as ``attractor simulate`` does. Exit code 0; 2 for a bad argument.
+    Takes tokens, law, space and noise as ``attractor simulate`` does. Exit code 0; 2 for a bad argument.
     """
     from attractor.solvers import LogTime
     from attractor.theory import list_theorems
@@ -67,9 +79,8 @@ def predict(
             raise InputError("--until and --log-until both give the end of a run: leave out one of them")
         until = LogTime(options.log_until)
     problem = build_problem(tokens, law, space, RunOptions())
-    found = predict_fate(
-        problem.law, problem.tokens, problem.space, step=options.step, paper=options.paper, until=until
-    )
+    settings = {"step": options.step, "paper": options.paper, "until": until, "noise": build_noise(noise)}
+    found = predict_fate(problem.law, problem.tokens, problem.space, **settings)
     command = command_line(context)
     if options.report is not None:
         from attractor.report import prediction_report
@@ -86,9 +97,9 @@ def print_prediction(report: dict[str, Any]) -> None:
     fates = [(fate, found["means"], "\n".join(found["theorems"])) for fate, found in report["fates"].items()]
     if report["note"]:
         print_rows("", {"note": report["note"]}, indent="")
-    elif fates:
+    if fates:
         print_table("Predicted", ("fate", "meaning", "by"), fates)
-    else:
+    elif not report["note"]:
         console.print(Text("No theorem predicts a fate.", "bold"))
     for row in report["exceptional"]:
         why = f"{row['theorem']} is about almost every start, but here {row['reason']}"

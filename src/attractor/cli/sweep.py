@@ -312,9 +312,10 @@ class SimulateSystem:
             "dim": DIM if tokens.dim is None else tokens.dim,
             "beta": BETA if law.beta is None else law.beta,
             "kernel": law.kernel,
+            "space": self.parts[2].space,
         }
         read = tokens.tokens_file is not None or any(getattr(law, name) is not None for name in ("query", "random_law"))
-        known = ("kernel",) if read else tuple(found)
+        known = ("kernel", "space") if read else tuple(found)
         return {name: found[name] for name in known if name not in self.axes}
 
     def __call__(self, *, seed: int, **values: Any) -> System:
@@ -721,7 +722,9 @@ class DiagramOptions:
     theory: Annotated[
         str | None,
         sweep_option(
-            "NAME", "Draw a prediction: cluster_count (of beta), critical_noise (of beta and dim).", default="none"
+            "NAME",
+            "Draw a prediction: cluster_count (of beta), critical_noise (of beta and dim), orthogonal_tokens (over time and beta).",
+            default="none",
         ),
     ] = None
 

@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,8 @@ class Theory:
     ----------
     label : what it is, for the caption.
     value : function of values of axes, called with those that it names: the predicted value of the observable.
-    threshold : function of the horizontal axis and others: the predicted place of a boundary on the vertical axis.
-    axis : name of the vertical axis that ``threshold`` is a place on; None for any.
+    threshold : function of an axis and others: the predicted place of a boundary on the other axis of the diagram.
+    axis : name of the axis that ``threshold`` is a place on; None for the vertical one.
     """
 
     label: str
@@ -63,12 +64,39 @@ def _critical_noise(beta: float, dim: int, kernel: str = "softmax") -> float:
     return critical_noise(float(beta), kernel, int(dim))
 
 
+@lru_cache(maxsize=4096)
+def _orthogonal_time(beta: float, n: int, kernel: str, cosine: float) -> float:
+    """When n orthogonal tokens have a common cosine, by its equation (consensus.T6-equiangular)."""
+    from scipy.integrate import quad
+
+    if kernel not in ("softmax", "exponential"):
+        raise InputError(f"the prediction orthogonal_tokens is known for softmax and exponential, not for {kernel}")
+
+    def slowness(g: float) -> float:
+        other = math.exp(-beta * (1.0 - g))  # weight of another token relative to the own one
+        weight = other / (1.0 + (n - 1) * other) if kernel == "softmax" else math.exp(beta * g) / n
+        return 1.0 / (2.0 * weight * (1.0 - g) * (1.0 + (n - 1) * g))
+
+    return float(quad(slowness, 0.0, cosine, limit=200)[0])
+
+
+def _consensus_of_orthogonal(beta: float, tokens: int, kernel: str = "softmax", space: str = "sphere") -> float:
+    if space != "sphere":
+        raise InputError(f"the prediction orthogonal_tokens is about tokens on the sphere, and the space is {space}")
+    return _orthogonal_time(float(beta), int(tokens), kernel, 0.999)
+
+
 THEORIES: dict[str, Theory] = {
     "cluster_count": Theory(
         "the number of clusters that uniform tokens on the circle form first, argmax k^2 I_k(beta)", _cluster_count
     ),
     "critical_noise": Theory(
         "the noise above which the uniform density is stable", threshold=_critical_noise, axis="noise"
+    ),
+    "orthogonal_tokens": Theory(
+        "the time at which orthogonal tokens, the limit of high dimension, have the cosine 0.999",
+        threshold=_consensus_of_orthogonal,
+        axis=TIME,
     ),
 }
 
@@ -246,7 +274,7 @@ def diagram(
     x, y : axes; by default those with the most values, first the first. "time" is that of the saved states.
     time : of the values; the last one by default.
     levels : values whose contour lines are drawn.
-    theory : "cluster_count", "critical_noise", a :class:`Theory`, or a function of axes that predicts the observable.
+    theory : "cluster_count", "critical_noise", "orthogonal_tokens", a :class:`Theory`, or a function of axes that predicts the observable.
     """
     name = found.observables[0] if name is None else name
     cells, estimates = found.summary(name)
@@ -393,12 +421,14 @@ def _add_theory(one: HeatMap, theory: Theory | None, panel: Mapping[str, Value],
         raise InputError(f"a prediction is drawn over numbers, and the axis {axes[0]} has texts")
     fine_x = _fine(one.x)
     if theory.threshold is not None:
+        if theory.axis == axes[0] and is_numeric(one.y):
+            fine_y = _fine(one.y)
+            return replace(one, curve=(np.array([call(theory.threshold, None, float(y)) for y in fine_y]), fine_y))
         if theory.axis not in (None, axes[1]) or axes[1] in inspect.signature(theory.threshold).parameters:
             raise InputError(
-                f"the prediction is a place on the axis {theory.axis or 'of the boundary'}, and the vertical axis is {axes[1]}"
+                f"the prediction is a place on the axis {theory.axis or 'of the boundary'}, and the axes are {axes[0]} and {axes[1]}"
             )
-        curve = np.array([call(theory.threshold, float(x), None) for x in fine_x])
-        return replace(one, curve=(fine_x, curve))
+        return replace(one, curve=(fine_x, np.array([call(theory.threshold, float(x), None) for x in fine_x])))
     assert theory.value is not None
     values = np.array([[call(theory.value, x, y) for x in one.x] for y in one.y])
     if not is_numeric(one.y) or min(len(one.x), len(one.y)) < 2:

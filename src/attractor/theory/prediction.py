@@ -14,9 +14,9 @@ import torch
 from attractor.errors import InputError, UnsupportedError
 from attractor.laws import Attention, Law, Rotary, Schedule
 from attractor.registry import unknown
-from attractor.solvers import LogTime, Trajectory
+from attractor.solvers import LogTime, Noise, Redrawn, Trajectory
 from attractor.spaces import Euclidean, Space, Sphere, space_named
-from attractor.states import Gaussian, Tokens
+from attractor.states import Density, Equiangular, Gaussian, Tokens
 from attractor.theory.checking import STOP_FAR_AWAY
 from attractor.theory.conditions import FATES, Condition, Margin, Verdict, are_exclusive, find_contradiction
 from attractor.theory.sampling import Rng
@@ -147,7 +147,12 @@ class Prediction:
     def nearest(self) -> Finding | None:
         """The theorem closest to applying among those that do not; theorems that predict a fate come first."""
         others = [finding for finding in self.findings if finding.verdict is not Verdict.HOLDS]
-        return min(others, key=lambda finding: (finding.theorem.fate == "identity", *finding.distance), default=None)
+
+        def rank(finding: Finding) -> tuple[Any, ...]:
+            excluded = any(condition.name == NO_NOISE for condition in finding.conditions)
+            return excluded, finding.theorem.fate == "identity", *finding.distance
+
+        return min(others, key=rank, default=None)
 
     def __repr__(self) -> str:
         """List fates with their theorems, other theorems that apply, undetermined ones, and what the nearest one lacks."""
@@ -164,6 +169,11 @@ class Prediction:
         ]
         also = [finding.theorem.key for finding in self.applicable if finding.theorem.key not in stated]
         lines += [f"also apply: {', '.join(also)}"] if also else []
+        lines += [
+            f"  {item.theorem.key}: {item.scale.describe(self.until)}"
+            for item in self.applicable
+            if item.theorem.noisy and item.scale is not None and item.theorem.key in also
+        ]
         lines += [f"undetermined: {', '.join(f.theorem.key for f in self.undetermined)}"] if self.undetermined else []
         lines += [f"CONTRADICTION: {a.theorem.key} and {b.theorem.key}" for a, b in self.contradictions]
         if self.nearest is not None:
@@ -199,6 +209,7 @@ class Prediction:
         }
 
 
+NO_NOISE = "no noise"  # the condition of statements about motion without noise
 PREFERENCE = {"exact": 0, "not before": 1, "order of magnitude": 2, "at the latest": 3}
 
 
@@ -209,7 +220,7 @@ def _choose(findings: Sequence[Finding]) -> str:
 
 def predict(
     law: Law,
-    state: Tokens | Gaussian | None = None,
+    state: Tokens | Gaussian | Density | Equiangular | None = None,
     space: Space | str | None = None,
     *,
     step: float | None = None,
@@ -221,25 +232,30 @@ def predict(
 
     Parameters
     ----------
-    law, state, space : as in ``flow``; without a state only statements about laws can apply.
+    law, state, space : as in ``flow``; without a state only statements about laws can apply. Equiangular tokens are written out, in at
+        least as many dimensions as there are tokens.
     step : the size of discrete layers; None for continuous time.
     paper : only the theorems of one source: "regimes", "consensus", "meanfield".
     until : the end of a run, such as 1e6 or exp(1000); fates that are to be expected later are said to be beyond it.
-    noise : of the run. The theorems are about tokens without noise, so that anything but None raises UnsupportedError.
+    noise : of the run. Statements about motion without noise are then left out, since their fates need not hold with it; those about
+        noise (critical noise, onset of order, blow-up, reversibility, redrawn values) are evaluated.
     """
-    if noise is not None:
-        raise UnsupportedError(
-            "the theorems are about tokens without noise, and their fates need not hold with it: leave out noise, or see "
-            "attractor.meanfield.critical_noise"
-        )
+    if noise is not None and not isinstance(noise, (Noise, Redrawn)):
+        raise InputError(f"noise must be Noise(...) or Redrawn(...), got {type(noise).__name__}")
     if not isinstance(law, Law):
         raise InputError(f"predict needs a law such as Attention(...), got {type(law).__name__}")
-    if state is not None and not isinstance(state, (Tokens, Gaussian)):
-        raise InputError(f"predict needs Tokens(...) or a Gaussian(...), got {type(state).__name__}")
+    if state is not None and not isinstance(state, (Tokens, Gaussian, Density, Equiangular)):
+        raise InputError(
+            f"predict needs Tokens(...), a Gaussian(...), a Density(...) or Equiangular(...), got {type(state).__name__}"
+        )
+    if space is None and isinstance(state, Density):
+        space = Sphere()
     place = Euclidean() if space is None else space_named(space) if isinstance(space, str) else space
     if not isinstance(place, Space):
         raise InputError(f"space must be Sphere(), an Ellipsoid(...) or a name, got {type(place).__name__}")
     precision = torch.float64
+    if isinstance(state, Equiangular) and not state.batch_shape:
+        law, state = _write_out(law, state, place)
     if isinstance(state, Tokens):
         law.check(state)
         place.check_dimension(state.dim)
@@ -250,8 +266,9 @@ def predict(
     if isinstance(state, Tokens):
         precision = state.points.dtype
         state = _widen(enter_tokens(law, state, place))
-    elif isinstance(state, Gaussian) and getattr(law, "dim", state.dim) != state.dim:
-        raise InputError(f"the law moves points of {law.dim} coordinates, the Gaussian has {state.dim}")  # type: ignore[attr-defined]
+    elif isinstance(state, (Gaussian, Density)) and getattr(law, "dim", state.dim) != state.dim:
+        what = "Gaussian" if isinstance(state, Gaussian) else "density"
+        raise InputError(f"the law moves points of {law.dim} coordinates, the {what} has {state.dim}")  # type: ignore[attr-defined]
     if paper is not None and not list_theorems(paper):
         papers = sorted({theorem.key.split(".")[0] for theorem in list_theorems()})
         raise unknown(paper, papers, "paper")
@@ -259,10 +276,48 @@ def predict(
         raise InputError(f"step must be positive, got {step}")
     if until is not None and not isinstance(until, LogTime) and not (math.isfinite(until) and until > 0):
         raise InputError(f"until must be a positive time, got {until}")
-    options = {} if step is None else {"method": "layers", "step": float(step)}
-    case = Case(law, state, place, options=options, entered=True, precision=precision)
+    options: dict[str, Any] = {} if step is None else {"method": "layers", "step": float(step)}
+    options |= {"noise": noise} if isinstance(noise, Noise) and _is_random(noise) else {}
+    facts = {"redrawn": True} if isinstance(noise, Redrawn) and noise.strength > 0 else {}
+    assert not isinstance(state, Equiangular)
+    case = Case(law, state, place, options=options, facts=facts, entered=True, precision=precision)
     findings = tuple(apply_theorem(theorem, case) for theorem in list_theorems(paper))
-    return Prediction(findings, until, "" if is_attention(law) else _note(law))
+    note = "" if is_attention(law) else _note(law)
+    if _has_noise(case):
+        note = "; ".join(filter(None, (note, "statements about motion without noise are left out")))
+    return Prediction(findings, until, note)
+
+
+MOST_EQUIANGULAR = 512  # tokens that are written out
+
+
+def _write_out(law: Law, state: Equiangular, space: Space) -> tuple[Law, Tokens]:
+    """Equiangular tokens in coordinates, and the law for their dimension."""
+    if state.n > MOST_EQUIANGULAR:
+        raise UnsupportedError(
+            f"hypotheses about equiangular tokens are evaluated for up to {MOST_EQUIANGULAR} of them, got {state.n:,}; the flow itself "
+            "takes any number"
+        )
+    if not isinstance(law, Attention):
+        raise UnsupportedError(f"predict knows equiangular tokens under Attention(...), got {type(law).__name__}")
+    law.for_equiangular(state.n)  # raises for laws that do not keep tokens equiangular
+    dim = max(law.dim, state.n)
+    if law.dim < dim:
+        space.check_dimension(dim)
+        eye = torch.eye(dim, dtype=torch.float64)
+        shape = law.query.shape[:-2]
+        scalars = {name: getattr(law, name)[..., 0, 0].double().cpu() for name in ("query", "key", "value")}
+        law = replace(law, **{name: part.reshape(*shape, 1, 1) * eye for name, part in scalars.items()})
+    return law, state.tokens(dim)
+
+
+def _is_random(noise: Noise) -> bool:
+    """Whether noise has a strength other than zero."""
+    return not noise.constant or noise.has_common or bool(torch.as_tensor(noise.strength).any())
+
+
+def _has_noise(case: Case) -> bool:
+    return "noise" in case.options or bool(case.facts.get("redrawn"))
 
 
 def _widen(tokens: Tokens) -> Tokens:
@@ -284,6 +339,10 @@ def _note(law: Law) -> str:
 def apply_theorem(theorem: Theorem, case: Case) -> Finding:
     """Evaluate one theorem for one case."""
     mismatch = _find_time_mismatch(theorem, case)
+    if _has_noise(case) and not theorem.noisy:
+        mismatch = Condition(
+            "no noise", r"\epsilon = 0", Margin.boolean(False, "it is about motion without noise"), True
+        )
     if mismatch is not None:
         return Finding(theorem, (mismatch,), Verdict.FAILS, None)
     conditions = theorem.examine(case)

@@ -230,6 +230,7 @@ class Theorem:
     quantity : what never decreases, for the fate "monotone".
     proof : the idea of the proof in one sentence; the proof itself is in the docstring of the file.
     time_independent : whether the statement is about weights or one state, so about layers as well as flows.
+    noisy : whether the statement is about motion with noise; the others are about motion without.
     """
 
     key: str
@@ -249,6 +250,7 @@ class Theorem:
     quantity: str = ""
     proof: str = ""
     time_independent: bool = False
+    noisy: bool = False
 
     def __post_init__(self) -> None:
         names = [hypothesis.name for hypothesis in self.hypotheses]

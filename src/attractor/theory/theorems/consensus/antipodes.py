@@ -24,6 +24,7 @@ from attractor.theory.hypotheses import SOFTMAX
 from attractor.theory.noisy import EQUAL_TOKENS, ISOTROPIC, UNIT_SPHERE
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
+from attractor.theory.timescales import TimeScale
 
 STEP, RUNS = 0.02, 1000  # h sigma^2 of a layer, and pairs that are simulated
 END = 1e-5  # distance of the cosine from 1 or -1 at which a pair has arrived
@@ -51,6 +52,14 @@ def antipodal_probability(beta: float, dim: int, start: float = 0.0) -> float:
     log_density = exponent - 2.0 * np.logaddexp(y, -y)  # times dt / dy = 1 / cosh^2, up to a constant
     share = cumulative_simpson(np.exp(log_density - log_density.max()), x=y, initial=0.0)
     return 1.0 - float(np.interp(math.atanh(start), y, share)) / float(share[-1])
+
+
+def time_scale(case: Case) -> TimeScale:
+    beta, d, points = float(case.attention.beta or 0.0), case.attention.dim, case.tokens.points
+    chance = antipodal_probability(beta, d, float((points[0] @ points[1]).clamp(-1.0, 1.0)))
+    side = "opposite points attract" if beta > antipodal_threshold(d) else "opposite points do not attract"
+    words = f"{side} (beta = {beta:.5g}, threshold {antipodal_threshold(d):.5g})"
+    return TimeScale(rate=f"{words}: the tokens end opposite with probability {chance:.4g}, and otherwise together")
 
 
 def simulate(case: Case) -> tuple[float, float]:
@@ -89,7 +98,7 @@ def _pair_margin(case: Case) -> Margin:
 
 def _redrawn_margin(case: Case) -> Margin:
     return Margin.boolean(
-        bool(case.facts.get("redrawn")), "values are drawn anew" if case.facts else "values are constant"
+        bool(case.facts.get("redrawn")), "values are drawn anew" if case.facts.get("redrawn") else "values are constant"
     )
 
 
@@ -135,9 +144,11 @@ THEOREM = Theorem(
     fate="identity",
     conclude=conclude,
     sample=sample,
+    time_scale=time_scale,
     gather=gather_each(simulate),
     break_case=lambda case: replace(
         case, law=Attention.isotropic(case.attention.dim, 5.0 if float(case.attention.beta or 0) < 1.2 else 0.1)
     ),
     proof="The cosine is a diffusion on an interval whose scale density decides; its probabilities are compared with simulated layers.",
+    noisy=True,
 )

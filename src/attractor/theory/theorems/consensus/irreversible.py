@@ -91,4 +91,5 @@ THEOREM = Theorem(
     break_case=use_exponential,
     proof="Reversibility with equal noise needs a symmetric derivative of the drift; that it is asymmetric is measured at random states.",
     time_independent=True,
+    noisy=True,
 )

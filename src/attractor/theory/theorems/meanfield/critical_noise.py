@@ -4,6 +4,7 @@ Linearised at :math:`f = 1/2\pi` the drift of the density is :math:`\partial(K*g
 eigenfunctions of the convolution with :math:`K = e^{\beta\cos}` to the Bessel functions :math:`I_k(\beta)`.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from attractor.states import Density
 from attractor.theory.noisy import DENSITY, EITHER_KERNEL, IDENTITY_VALUES, ISOTROPIC, NEAR_UNIFORM, NOISE, strength
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
+from attractor.theory.timescales import TimeScale
 
 MODES, SIZE = 5, 48
 
@@ -39,6 +41,19 @@ def sample_turned(rng: Rng) -> Case:
     case = sample(rng)
     law = case.attention
     return replace(case, law=replace(law, value=-law.value))
+
+
+def time_scale(case: Case) -> TimeScale:
+    beta, kernel, noise = float(case.attention.beta or 0.0), case.attention.kernel.name, strength(case)
+    critical = critical_noise(beta, kernel)
+    if noise > critical:
+        return TimeScale(
+            rate=f"supercritical noise: the uniform density is stable, eps = {noise:.6g} > eps_c = {critical:.6g}"
+        )
+    rates = mode_growth(beta, noise, int(3.0 * math.sqrt(beta)) + 10, kernel)
+    k = 1 + int(rates.argmax())
+    words = f"subcritical noise: the uniform density is unstable, eps = {noise:.6g} < eps_c = {critical:.6g}"
+    return TimeScale(rate=f"{words}; mode {k} grows fastest, at the rate {float(rates.max()):.6g}")
 
 
 def move(case: Case) -> Trajectory:
@@ -77,10 +92,12 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"close to uniform": sample_far, "identity values": sample_turned},
+    time_scale=time_scale,
     gather=gather_each(move),
     break_case=lambda case: replace(
         case, law=Attention.isotropic(2, 2.0 * float(case.attention.beta or 0.0), kernel=case.attention.kernel)
     ),
     rate=r"k^2(r_k/\beta - \epsilon)",
     proof="Harmonics are eigenfunctions of the convolution with the kernel and of the Laplacian.",
+    noisy=True,
 )

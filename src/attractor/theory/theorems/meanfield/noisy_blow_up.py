@@ -6,6 +6,7 @@ interaction. With :math:`\Sigma = YX^{-1}` this is the linear system :math:`\dot
 monotone in the source term, so that the time falls with the noise.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from attractor.theory.gaussians import FULL_RANK, IDENTITY_VALUE, SOFTMAX_GAUSSI
 from attractor.theory.noisy import NOISE, strength
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Measurement, Status, Theorem, gather_each
+from attractor.theory.timescales import TimeScale
 from attractor.weights import symmetrize
 
 
@@ -65,6 +67,11 @@ def sample_negative(rng: Rng) -> Case:
     return replace(case, law=replace(case.attention, query=-case.attention.query), horizon=20.0)
 
 
+def time_scale(case: Case) -> TimeScale:
+    S, covariance = symmetrize(case.matrices.transposed).double().numpy(), case.gaussian.covariance.double().numpy()
+    return TimeScale("the covariance blows up", math.log(singular_time(S, covariance, strength(case))), "exact")
+
+
 def integrate(case: Case) -> Trajectory:
     return flow(case.law, case.gaussian, until=case.horizon, stop=(), **case.options)
 
@@ -95,7 +102,9 @@ THEOREM = Theorem(
     conclude=conclude,
     sample=sample,
     violate={"interaction positive": sample_negative},
+    time_scale=time_scale,
     gather=gather_each(integrate),
     break_case=lambda case: replace(case, options={"noise": Noise(0.1 * strength(case))}),
     proof="The Riccati equation is linear in (X, Y), and its solutions grow with the source term.",
+    noisy=True,
 )

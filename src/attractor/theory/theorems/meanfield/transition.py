@@ -8,13 +8,14 @@ The signs of the formulas are elementary for the exponential kernel, and were ev
 from dataclasses import replace
 
 from attractor.laws import Attention
-from attractor.meanfield import Branch, branch_curvature, is_subcritical, stationary_branch
+from attractor.meanfield import Branch, branch_curvature, critical_noise, is_subcritical, stationary_branch
 from attractor.solvers import Noise
 from attractor.spaces import Sphere
 from attractor.theory.conditions import Hypothesis, Margin
-from attractor.theory.noisy import EITHER_KERNEL, IDENTITY_VALUES, ISOTROPIC, NOISE, UNIT_SPHERE
+from attractor.theory.noisy import EITHER_KERNEL, IDENTITY_VALUES, ISOTROPIC, NOISE, UNIT_SPHERE, strength
 from attractor.theory.sampling import Rng
 from attractor.theory.theorem import Case, Citation, Measurement, Status, Theorem, gather_each
+from attractor.theory.timescales import TimeScale
 
 SMALL = 0.03  # mean cosine of the state that is computed
 
@@ -35,6 +36,14 @@ def _circle_margin(case: Case) -> Margin:
 
 def _generic_margin(case: Case) -> Margin:
     return Margin.nonzero(abs(branch_curvature(float(case.attention.beta or 0.0), case.attention.kernel.name)), 1e-3)
+
+
+def time_scale(case: Case) -> TimeScale:
+    beta, kernel, noise = float(case.attention.beta or 0.0), case.attention.kernel.name, strength(case)
+    critical, curvature = critical_noise(beta, kernel), branch_curvature(beta, kernel)
+    onset = "discontinuous (subcritical)" if is_subcritical(beta, kernel) else "continuous (supercritical)"
+    law = f"eps/eps_c = 1 {'+' if curvature > 0 else '-'} {abs(curvature):.5g} a^2 near it"
+    return TimeScale(rate=f"the onset of order at eps_c is {onset}: {law}; eps = {noise:.6g}, eps_c = {critical:.6g}")
 
 
 def follow(case: Case) -> Branch:
@@ -76,10 +85,12 @@ THEOREM = Theorem(
     fate="identity",
     conclude=conclude,
     sample=sample,
+    time_scale=time_scale,
     gather=gather_each(follow),
     break_case=lambda case: replace(
         case, law=Attention.isotropic(2, 0.5 * float(case.attention.beta or 0.0), kernel=case.attention.kernel)
     ),
     proof="Expand the stationary equation f = exp(Phi/eps) to third order in the amplitude of the first mode.",
     time_independent=True,
+    noisy=True,
 )
