@@ -124,6 +124,16 @@ def write_pages(app: Sphinx) -> None:
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
 
+def write_explorer(app: Sphinx, error: Exception | None) -> None:
+    """Write the interactive page beside the others."""
+    from attractor.explorer import build_page
+
+    if error is None and app.builder.name == "html":
+        page = build_page(documentation="generated/theorems.html")
+        (Path(app.outdir) / "explore.html").write_text(page, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_pages)
+    app.connect("build-finished", write_explorer)
     app.connect("autodoc-process-docstring", process_docstring)

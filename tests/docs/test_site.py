@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
+
+from attractor.theory import list_theorems
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs" / "_build" / "html"
@@ -60,6 +63,18 @@ def test_links_of_the_site_resolve() -> None:
             elif part and "_modules" not in page.parts and target in pages and unquote(part) not in pages[target].names:
                 broken.append(f"{page.relative_to(SITE)}: {link} has no such part")
     assert not broken, "\n".join(broken[:30])
+
+
+def test_theorems_that_the_explorer_links_to_have_sections() -> None:
+    """The page makes the addresses of sections from the keys and titles of theorems."""
+    source = (ROOT / "src" / "attractor" / "explorer" / "page" / "theory.js").read_text(encoding="utf-8")
+    keys = set(re.findall(r'"((?:consensus|regimes|meanfield)\.[\w.-]+)": "', source))
+    sections = Targets(SITE / "generated" / "theorems.html").names
+    for theorem in list_theorems():
+        if theorem.key in keys:
+            assert re.sub("[^a-z0-9]+", "-", f"{theorem.key}: {theorem.title}".lower()) in sections
+    assert len(keys) > 10
+    assert "theorems.html" in (SITE / "explore.html").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -311,8 +311,9 @@ function showTheory() {
     make("h2", { text: "Theory and what happens" }),
     make("dl", { class: "compare" }, make("div", {}, make("dt", { text: "Predicted" }), predicted), make("div", {}, make("dt", { text: "Seen in this run" }), make("dd", { id: "observed" }))),
     make("div", { class: "chips" }, ...(chips.length ? chips : [make("span", { class: "small", text: "No theorem of this page comes near this system." })])), detail,
-    make("p", { class: "measures" }, ...measures.map(([name, value]) => make("span", {}, `${name} `, make("b", { text: number(value, 3) })))),
+    make("details", { class: "numbers", open: state.numbers }, make("summary", { text: "Numbers behind the theorems" }), make("p", { class: "measures" }, ...measures.map(([name, value]) => make("span", {}, `${name} `, make("b", { text: number(value, 3) }))))),
   );
+  box.querySelector(".numbers").addEventListener("toggle", (event) => { state.numbers = event.target.open; });
   if (focused) box.querySelector(`[data-theorem="${focused}"]`)?.focus();
   showObserved();
 }
@@ -323,7 +324,7 @@ function showObserved() {
   const { fate, rate } = judgeRun(run.system, run.frames, run.curves), over = Boolean(run.outcome);
   const text = run.outcome && run.outcome.name === "stalled" ? "stalled" : fate;
   place.replaceChildren(text || "…");
-  if (over && Number.isFinite(rate)) return place.append(make("small", {}, "distances fall like e", make("sup", { text: `−${number(rate)} t` })));
+  if (over && Number.isFinite(rate)) return place.append(make("small", {}, "distances fall like e", make("sup", { text: number(rate) === "1" ? "−t" : `−${number(rate)} t` })));
   place.append(make("small", { text: !over ? `computing, t = ${short(run.t || 0)}` : run.outcome.name === "reached" ? `at t = ${short(run.system.until)}` : run.outcome.message }));
 }
 

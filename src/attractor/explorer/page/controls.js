@@ -36,7 +36,7 @@ function slider(label, { low, high, scale = "even", value, change, hint, scan, s
   return row;
 }
 
-function choice(label, options, value, change) {
+function choice(label, options, value, change, hint = "") {
   const group = make("div", { class: "choice wide", role: "radiogroup", "aria-label": label });
   for (const [key, text] of options) group.append(make("button", { type: "button", role: "radio", "aria-checked": String(key === value), tabindex: key === value ? 0 : -1, "data-value": key, text, onclick: () => change(key) }));
   group.addEventListener("keydown", (event) => {
@@ -47,8 +47,17 @@ function choice(label, options, value, change) {
     change(key);
     requestAnimationFrame(() => document.querySelector(`[aria-label="${label}"] [data-value="${key}"]`)?.focus());
   });
-  return make("div", { class: "control" }, make("span", { text: label }), group);
+  return make("div", { class: "control" }, make("span", { text: label }), group, hint ? make("span", { class: "hint", text: hint }) : "");
 }
+
+// what a choice means, in a line
+const HINTS = {
+  softmax: "weights of a token add up to one: others compete for its attention", exponential: "weights are not normalised: crowded places pull harder", l2: "closeness decides instead of the inner product",
+  sigmoid: "every other token is judged alone, without competition", hardmax: "only the best match counts",
+  full: "every token sees every other", causal: "a token sees itself and the tokens before it, as in a language model", window: "a token sees itself and the last few before it",
+  none: "", rotary: "queries and keys turn with the place in the sequence (RoPE)", flow: "infinitely many thin layers: a flow of time", layers: "layer after layer, with normalization in between",
+  circle: "", sphere: "layer normalization in three dimensions", ellipse: "", ellipsoid: "", plane: "without normalization tokens may run away or shrink to zero", space: "without normalization tokens may run away or shrink to zero",
+};
 
 /* ---------------------------------------------------------------- outcomes under a slider */
 
@@ -210,17 +219,17 @@ function buildControls() {
   );
   const where = spaceName(system), axes = where.startsWith("ellip") ? symmetricEigen(flatMatrix(system.space.ellipsoid), system.dim).values.map((v) => rounded(v ** -0.5)) : null;
   const space = fieldset("Space",
-    choice("Tokens live", [["circle", "circle"], ["sphere", "sphere"], ["ellipse", "ellipse"], ["ellipsoid", "ellipsoid"], ["plane", "plane"], ["space", "R³"]], where, changeSpace),
+    choice("Tokens live", [["circle", "circle"], ["sphere", "sphere"], ["ellipse", "ellipse"], ["ellipsoid", "ellipsoid"], ["plane", "plane"], ["space", "R³"]], where, changeSpace, HINTS[where]),
     ...(axes ? system.space.ellipsoid.map((row, k) => slider(`Half axis ${k + 1}`, { low: 0.4, high: 2.5, value: rounded(row[k] ** -0.5), change: (v) => change((s) => { s.space = { ellipsoid: eye(s.dim).map((r, i) => r.map((one, j) => (one ? (i === k ? rounded(v ** -2, 6) : s.space.ellipsoid[i][i]) : 0))) }; }) })) : []),
     system.space === "euclidean" ? make("label", { class: "check" }, make("input", { type: "checkbox", checked: state.rescaled, onchange: (event) => { state.rescaled = event.target.checked; change(() => {}); } }), "divide by the growth e^(tV) (picture only)") : "",
     system.space === "euclidean" && system.dim === 2 ? make("label", { class: "check" }, make("input", { type: "checkbox", checked: state.gaussian, onchange: (event) => { state.gaussian = event.target.checked; updatePanels(); invalidate(); saveAddress(); } }), "compare with the Gaussian (ellipse)") : "",
   );
   const attention = fieldset("Attention",
     slider("β (selectivity)", { low: -20, high: 200, scale: "both", value: system.beta, change: (v) => change((s) => { s.beta = v; }), scan: (s, v) => { s.beta = v; }, hint: "large: tokens see only near ones; negative: they look away" }),
-    choice("Kernel", [["softmax", "softmax"], ["exponential", "exponential"], ["l2", "L2"], ["sigmoid", "sigmoid"], ["hardmax", "hardmax"]], system.kernel, (key) => change((s) => { s.kernel = key; if (key === "hardmax" && !s.layers && !(s.noise > 0)) s.layers = 0.1; }, { rebuild: true })),
-    choice("Mask", [["full", "none"], ["causal", "causal"], ["window", "window"]], system.mask ? (system.mask.window ? "window" : "causal") : "full", (key) => change((s) => { s.mask = key === "full" ? null : key === "causal" ? "causal" : { window: 8 }; }, { rebuild: true })),
+    choice("Kernel", [["softmax", "softmax"], ["exponential", "exponential"], ["l2", "L2"], ["sigmoid", "sigmoid"], ["hardmax", "hardmax"]], system.kernel, (key) => change((s) => { s.kernel = key; if (key === "hardmax" && !s.layers && !(s.noise > 0)) s.layers = 0.1; }, { rebuild: true }), HINTS[system.kernel]),
+    choice("Mask", [["full", "none"], ["causal", "causal"], ["window", "window"]], system.mask ? (system.mask.window ? "window" : "causal") : "full", (key) => change((s) => { s.mask = key === "full" ? null : key === "causal" ? "causal" : { window: 8 }; }, { rebuild: true }), HINTS[system.mask ? (system.mask.window ? "window" : "causal") : "full"]),
     system.mask && system.mask.window ? slider("Window", { low: 1, high: 256, scale: "whole", value: system.mask.window, change: (v) => change((s) => { s.mask = { window: v }; }), scan: (s, v) => { s.mask = { window: v }; } }) : "",
-    system.dim % 2 === 0 ? choice("Positions", [["none", "none"], ["rotary", "rotary"]], system.positions ? "rotary" : "none", (key) => change((s) => { s.positions = key === "rotary" ? { rotary: 100 } : null; }, { rebuild: true })) : "",
+    system.dim % 2 === 0 ? choice("Positions", [["none", "none"], ["rotary", "rotary"]], system.positions ? "rotary" : "none", (key) => change((s) => { s.positions = key === "rotary" ? { rotary: 100 } : null; }, { rebuild: true }), HINTS[system.positions ? "rotary" : "none"]) : "",
     system.positions && system.dim > 2 ? slider("Base", { low: 1.5, high: 1e4, scale: "log", value: system.positions.rotary, change: (v) => change((s) => { s.positions = { rotary: v }; }) }) : "",
   );
   const many = system.heads.length, matrices = fieldset("Matrices",
@@ -231,7 +240,7 @@ function buildControls() {
   );
   const time = fieldset("Time",
     slider("Until t", { low: 0.5, high: 1e9, scale: "log", value: system.until, change: (v) => change((s) => { s.until = v; }) }),
-    choice("Depth", [["flow", "continuous"], ["layers", "layers"]], system.layers ? "layers" : "flow", (key) => change((s) => { s.layers = key === "layers" ? 0.5 : null; if (key === "layers") { s.noise = 0; s.until = Math.min(s.until, 200); } }, { rebuild: true })),
+    choice("Depth", [["flow", "continuous"], ["layers", "layers"]], system.layers ? "layers" : "flow", (key) => change((s) => { s.layers = key === "layers" ? 0.5 : null; if (key === "layers") { s.noise = 0; s.until = Math.min(s.until, 200); } }, { rebuild: true }), HINTS[system.layers ? "layers" : "flow"]),
     system.layers ? slider("Layer size", { low: 0.01, high: 4, scale: "log", value: system.layers, change: (v) => change((s) => { s.layers = v; }), scan: (s, v) => { s.layers = v; } }) : "",
     system.layers ? "" : slider("Noise", { low: 0, high: 3, scale: "zero", value: system.noise, change: (v) => change((s) => { s.noise = v; if (v > 0) { s.step = s.step || 0.02; s.until = Math.min(s.until, 100); } }, { rebuild: v > 0 !== system.noise > 0 && false }), scan: (s, v) => { s.noise = v; if (v > 0) { s.step = s.step || 0.02; s.until = Math.min(s.until, 100); } } }),
     system.noise > 0 ? slider("Step", { low: 0.001, high: 0.2, scale: "log", value: system.step, change: (v) => change((s) => { s.step = v; }) }) : "",

@@ -98,7 +98,7 @@ function listenToButtons() {
   $("time").addEventListener("input", () => goTo(Number($("time").value)));
   $("speed").addEventListener("change", () => { state.speed = Number($("speed").value); });
   $("clock").addEventListener("change", () => { state.clock = $("clock").value; change(() => {}); });
-  for (const name of ["trails", "arcs"]) $(name).addEventListener("click", () => { state[name] = !state[name]; $(name).setAttribute("aria-pressed", String(state[name])); invalidate(); });
+  for (const name of ["trails", "arcs"]) $(name).addEventListener("click", () => { state[name] = !state[name]; $(name).setAttribute("aria-pressed", String(state[name])); if (name === "arcs" && state.arcs && state.selected < 0) notify("Point at a token, or click it, to see whom it attends to."); invalidate(); });
   $("camera").addEventListener("click", () => { if (state.run) scene.camera.reset(state.run.d); invalidate(); });
   const menu = $("export-menu"), opener = $("export"), openMenu = (on) => { menu.hidden = !on; opener.setAttribute("aria-expanded", String(on)); if (on) menu.querySelector("button").focus(); };
   opener.addEventListener("click", () => openMenu(menu.hidden));
