@@ -16,10 +16,11 @@ let controlCount = 0;
 const shortest = (v) => (Math.abs(v) >= 1e5 ? v.toExponential().replace("+", "") : String(v));
 
 // a slider with a number beside it; change(value) is called as it moves
-function slider(label, { low, high, scale = "even", value, change, hint, scan, step = "any" }) {
+function slider(label, { low, high, scale = "even", value, change, hint, scan, owner = "", step = "any" }) {
+  const name = owner ? `${owner}: ${label}` : label;
   const id = `control-${++controlCount}`, { to, from } = SCALES[scale], a = to(low), b = to(high);
-  const range = make("input", { type: "range", id, min: scale === "zero" ? -4 : a, max: b, step: scale === "even" && step !== "any" ? step : (b - (scale === "zero" ? -4 : a)) / 400, "aria-describedby": hint ? `${id}-hint` : undefined });
-  const box = make("input", { type: "number", step: "any", "aria-label": `${label}, number` });
+  const range = make("input", { type: "range", id, min: scale === "zero" ? -4 : a, max: b, step: scale === "even" && step !== "any" ? step : (b - (scale === "zero" ? -4 : a)) / 400, "aria-describedby": hint ? `${id}-hint` : undefined, "aria-label": owner ? name : undefined });
+  const box = make("input", { type: "number", step: "any", "aria-label": `${name}, number` });
   const set = (v) => { range.value = to(Math.min(high, Math.max(scale === "zero" ? 0 : low, v))); box.value = shortest(v); range.setAttribute("aria-valuetext", String(v)); };
   set(value);
   range.addEventListener("input", () => { const v = from(Number(range.value)); box.value = shortest(v); range.setAttribute("aria-valuetext", String(v)); change(v); });
@@ -172,14 +173,15 @@ function matrixControls(name, key, help) {
   entries.style.gridTemplateColumns = `repeat(${d}, 1fr)`;
   const refreshEntries = () => { state.system.heads[head][key].forEach((row, i) => row.forEach((v, j) => { entries.children[i * d + j].value = v; })); };
   let parts = splitMatrix(rows);
-  const sliders = (k) => slider(d === 2 && k === 0 ? "Eigenvalue 1" : `Eigenvalue ${k + 1}`, {
+  const sliders = (k) => slider(`Eigenvalue ${k + 1}`, { owner: name,
     low: -3, high: 3, value: parts.values[k],
     change: (v) => { parts = { ...splitMatrix(state.system.heads[head][key]), E: parts.E, values: parts.values.map((w, m) => (m === k ? v : w)) }; set(joinMatrix(parts)); },
     scan: (s, v) => { const other = { ...parts, values: parts.values.map((w, m) => (m === k ? v : w)) }; s.heads[head][key] = joinMatrix(other); },
   });
   for (let k = 0; k < d; k++) box.append(sliders(k));
-  box.append(slider("Angle (°)", { low: 0, high: 180, value: parts.angle, change: (v) => { parts = rotateAxes(parts, v); set(joinMatrix(parts)); } }));
+  box.append(slider("Angle (°)", { owner: name, low: 0, high: 180, value: parts.angle, change: (v) => { parts = rotateAxes(parts, v); set(joinMatrix(parts)); } }));
   box.append(slider("Rotation", {
+    owner: name,
     low: -3, high: 3, value: parts.turn,
     change: (v) => { const skew = new Float64Array(parts.skew); skew[d] = v; skew[1] = -v; parts = { ...parts, skew, turn: v }; set(joinMatrix(parts)); },
     scan: (s, v) => { const skew = new Float64Array(parts.skew); skew[d] = v; skew[1] = -v; s.heads[head][key] = joinMatrix({ ...parts, skew }); },

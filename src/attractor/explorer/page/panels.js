@@ -16,7 +16,7 @@ function fit(canvas) {
 const CURVES = [
   { key: "clusters", title: "Clusters", step: true, help: "groups of tokens closer than a tenth of the longest" },
   { key: "gap", title: "Consensus gap", log: true, help: "largest distance of a token from the mean" },
-  { key: "margin", title: "Hemisphere margin", low: 0, high: 1, help: "distance of the tokens' hull from the centre" },
+  { key: "margin", title: "Hemisphere", low: 0, high: 1, help: "distance of the tokens' hull from the centre" },
   { key: "energy", title: "Energy", help: "interaction energy" },
   { key: "cosine", title: "Mean cosine", low: -1, high: 1, help: "of two different tokens" },
   { key: "rank", title: "Effective rank", low: 1, help: "number of directions that the tokens use" },
