@@ -240,3 +240,18 @@ def test_a_file_without_heads_is_one_sentence(tmp_path: Path) -> None:
     model.config.num_attention_heads = 0
     with pytest.raises(CheckpointError, match=r"says qwen2\.attention\.head_count = 0, and a model has at least 1"):
         at.checkpoint(written(tmp_path / "model.gguf", model, "qwen2"))
+
+
+def test_a_refined_gguf_model_is_saved(tmp_path: Path) -> None:
+    """transformers calls its weights quantised and does not save them, although they are floating-point numbers."""
+    from types import SimpleNamespace
+
+    from transformers import GgufConfig
+
+    model: Any = random_model("Llama, grouped")
+    model.config.quantization_config = GgufConfig()
+    model.hf_quantizer, model.is_quantized = SimpleNamespace(quantization_config=GgufConfig()), True
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained(tmp_path)
+    at.nn.refine(model, "shift").save_pretrained(tmp_path)
+    assert at.nn.is_refined(at.nn.load_refined(tmp_path, type(model)))

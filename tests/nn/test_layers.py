@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import attractor as at
+from attractor.errors import InputError
 from attractor.nn import (
     AttentionLayer,
     DefiniteAttention,
@@ -322,3 +323,25 @@ def test_kept_turns_follow_the_tokens() -> None:
     with torch.inference_mode():
         layer(x.float())
     layer(x.float()).sum().backward()
+
+
+def test_masks_that_could_be_misread_are_rejected() -> None:
+    """Numbers 0 and 1 would be added to the scores, so later tokens would be seen; a mask of padding has a shape of its own."""
+    layer, x = at.nn.PlainAttention(16, 2, causal=True), torch.randn(3, 5, 16)
+    for mask in (torch.ones(5, 5).tril(), torch.ones(5, 5, dtype=torch.long).tril()):
+        with pytest.raises(InputError, match=r"a mask is a boolean tensor.*convert 0 and 1 with mask\.bool\(\)"):
+            layer(x, mask)
+    seen = torch.ones(3, 5, dtype=torch.bool)
+    seen[:, 4] = False
+    with pytest.raises(InputError, match=r"got \(3, 5\): give a mask of padding as mask\[\.\.\., None, None, :\]"):
+        layer(x, seen)
+    with pytest.raises(
+        InputError, match=r"a mask for tokens of shape \(3, 5, 16\) is \(5, 5\) or broadcasts to \(3, 2, 5, 5\)"
+    ):
+        layer(x, torch.ones(4, 4, dtype=torch.bool))
+    torch.testing.assert_close(layer(x, seen[:, None, None])[:, :4], layer(x[:, :4]))
+
+
+def test_large_strengths() -> None:
+    """The logarithm of expm1 would overflow."""
+    assert float(at.nn.Shift(8, 2, "+", 1e3).strength.detach()[0]) == 1e3

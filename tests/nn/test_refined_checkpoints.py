@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,8 @@ def test_a_saved_model_is_traced_with_its_refinement(kind: str, tmp_path: Path) 
 def test_a_refined_folder_is_not_loaded_without_its_refinement(tmp_path: Path) -> None:
     model = spread(at.nn.refine(make("gpt2"), "shift"))
     model.save_pretrained(tmp_path)
+    # a process without attractor does not know this function, and transformers raises for it
+    assert json.loads((tmp_path / "config.json").read_text())["attn_implementation"] == "attractor_sdpa"
     with pytest.raises(ValueError, match="attractor-gpt2"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     bare = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
@@ -138,18 +141,6 @@ def test_a_refined_folder_is_not_loaded_without_its_refinement(tmp_path: Path) -
     plain = at.nn.unrefine(model)
     plain.save_pretrained(tmp_path / "plain")
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
-
-
-def test_another_process_without_attractor_stops(tmp_path: Path) -> None:
-    """The attention function of the folder is not known there."""
-    import subprocess
-    import sys
-
-    at.nn.refine(make("gpt2"), "shift").save_pretrained(tmp_path)
-    code = f"from transformers import GPT2LMHeadModel; GPT2LMHeadModel.from_pretrained({str(tmp_path)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.returncode != 0
-    assert "attractor_sdpa" in done.stderr
 
 
 def test_a_damaged_refinement_is_an_error(tmp_path: Path) -> None:
@@ -171,3 +162,117 @@ def test_a_monitor_measures_a_refined_model() -> None:
     record = monitor.step(1.0)
     assert record is not None
     assert "block0/entropy" in record or any(name.startswith("block0/") for name in record)
+
+
+NARROW = {name: size for name, size in SIZES.items() if name != "vocab_size"}
+PIXELS = {"image_size": 8, "patch_size": 4}
+TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+OPT = {"vocab_size": 50, "hidden_size": 24, "ffn_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+T5 = {"vocab_size": 50, "d_model": 24, "d_kv": 6, "d_ff": 16, "num_layers": 2, "num_heads": 4}
+BIGCODE = {"vocab_size": 50, "n_embd": 24, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "GPT-NeoX": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {**SIZES, "hidden_size": 32, "rotary_pct": 0.5}),
+    "Phi-3": ("Phi3ForCausalLM", "Phi3Config", {**SIZES, "num_key_value_heads": 2, "pad_token_id": 0}),
+    "OPT": ("OPTForCausalLM", "OPTConfig", {**OPT, "word_embed_proj_dim": 24, "max_position_embeddings": 32}),
+    "ModernBERT": ("ModernBertModel", "ModernBertConfig", {**SIZES, **TOKENS, "cls_token_id": 0, "sep_token_id": 1}),
+    "ViT": ("ViTModel", "ViTConfig", {**NARROW, **PIXELS}),
+    "T5 encoder": ("T5EncoderModel", "T5Config", T5),
+    "CLIP text": ("CLIPTextModel", "CLIPTextConfig", {**SIZES, **TOKENS, "max_position_embeddings": 32}),
+    "CLIP vision": ("CLIPVisionModel", "CLIPVisionConfig", {**NARROW, **PIXELS}),
+    "GPTBigCode": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", BIGCODE),
+}
+
+
+def run(model: Any) -> torch.Tensor:
+    images = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = model(pixel_values=images) if model.main_input_name == "pixel_values" else model(TEXT[None])
+    return found[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of GPTBigCode
+@pytest.mark.parametrize("refinement", ["shift", "slice"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name: str, refinement: Any, tmp_path: Path) -> None:
+    """Nothing changes at strength zero; with strengths the model's code has our law, and cache, file and both implementations agree."""
+    kind, config, settings = FAMILIES[name]
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(getattr(transformers, config)(**settings)).eval()
+    plain = run(model)
+    at.nn.refine(model, refinement, sign="free")
+    assert torch.equal(run(model), plain)
+    refined = run(spread(model))
+    assert float((refined - plain).abs().max()) > 1e-6
+    if name != "GPTBigCode":  # which has no family
+        assert checkpoint(model).verify().error < 1e-14
+    model.save_pretrained(tmp_path)
+    assert torch.equal(run(at.nn.load_refined(tmp_path, type(model))), refined)
+    if kind.endswith("LM"):
+        texts = [
+            model.generate(TEXT[None], max_new_tokens=4, do_sample=False, use_cache=cached, pad_token_id=0)
+            for cached in (True, False)
+        ]
+        assert torch.equal(*texts)
+    at.nn.unrefine(model)
+    model.set_attn_implementation("eager")
+    spread(at.nn.refine(model, refinement, sign="free"))
+    torch.testing.assert_close(run(model), refined, rtol=1e-4, atol=1e-5)
+
+
+def test_encoders_with_decoders() -> None:
+    """Self-attention of both stacks, which have configurations of their own; cross-attention is left alone."""
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)).eval()
+    at.nn.refine(model, "shift")
+    names = [name for name, _ in model.named_parameters() if name.endswith("theta")]
+    assert len(names) == 4
+    assert all("SelfAttention" in name for name in names)
+    assert checkpoint(spread(model)).verify().error < 1e-14
+
+
+def adapted(model: Any, **options: Any) -> Any:
+    peft: Any = pytest.importorskip("peft", reason="adapters are tested where PEFT is installed")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], **options)
+    return peft.get_peft_model(model, config).eval()
+
+
+def draw(model: Any) -> Any:
+    torch.manual_seed(5)
+    for name, part in model.named_parameters():
+        if "lora_" in name or "theta" in name:
+            part.data.normal_(std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("first", ["refine", "adapt", "save"])
+def test_adapters_of_peft(first: str, tmp_path: Path) -> None:
+    """The shift reads the output projection with its adapter, so merging changes nothing; audits see both."""
+    if first == "adapt":
+        model = adapted(make("llama"))
+        plain = run(model)
+        assert torch.equal(run(at.nn.refine(model, "shift")), plain)
+    else:
+        refined = at.nn.refine(make("llama"), "shift")
+        model = adapted(refined, modules_to_save=["refinement"] if first == "save" else None)
+    draw(model)
+    logits = run(model)
+    found = checkpoint(model)
+    assert found.verify().error < 1e-14
+    assert "the refinement" in found.layers[0].notes[-1]
+    if first == "save":
+        model.save_pretrained(tmp_path / "adapter")
+        peft: Any = pytest.importorskip("peft")
+        again = peft.PeftModel.from_pretrained(at.nn.refine(make("llama"), "shift"), tmp_path / "adapter").eval()
+        assert torch.equal(run(again), logits)
+    tokens = at.Tokens(torch.randn(5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    moved = at.velocity(found.layers[1].attention, tokens)
+    merged = model.merge_and_unload()
+    torch.testing.assert_close(run(merged), logits, rtol=1e-5, atol=2e-6)
+    assert torch.allclose(at.velocity(checkpoint(merged).layers[1].attention, tokens), moved, rtol=1e-5, atol=1e-7)
+    merged.save_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(run(at.nn.load_refined(tmp_path / "merged")), logits, rtol=1e-5, atol=2e-6)
+
+
+def test_adapters_that_are_not_low_rank_are_rejected() -> None:
+    with pytest.raises(UnsupportedError, match="an adapter that is not plain LoRA"):
+        at.nn.refine(adapted(make("llama"), use_dora=True), "shift")

@@ -154,9 +154,10 @@ def test_refused(choice: dict[str, Any], message: str) -> None:
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(InputError, match="dimension 16 does not split into 3 heads"):
+    with pytest.raises(InputError, match=r"dimension 16 does not split into 3 heads.*options = \{head_dim"):
         LanguageModel(config(heads=3), 50)
     with pytest.raises(InputError, match="do not split into patches of 4"):
         VisionModel(config(task="images"), (9, 9, 1), 2, [0.5], [0.2])
     with pytest.raises(InputError, match="cutoffs must lie below the vocabulary of 50"):
         LanguageModel(config(cutoffs=(20, 60)), 50)
+    assert LanguageModel(config(heads=3, options={"head_dim": 6}), 50).backbone.blocks[0].attention.head_dim == 6  # type: ignore[union-attr]

@@ -142,6 +142,9 @@ class LiveTensors:
 
     def __init__(self, model: torch.nn.Module, as_in_files: bool = False) -> None:
         self._tensors = {name.replace("._original_component", ""): one for name, one in model.state_dict().items()}
+        for path, module in model.named_modules():
+            if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
+                self._tensors = _choose_copy(self._tensors, path, module)
         self._adapted = _find_adapted(model)
         for path in self._adapted:
             inside = {name: tensor for name, tensor in self._tensors.items() if name.startswith(f"{path}.")}
@@ -177,6 +180,16 @@ class LiveTensors:
 
     def describe(self) -> str:
         return f"the {self._kind} in memory"
+
+
+def _choose_copy(tensors: dict[str, Tensor], path: str, module: Any) -> dict[str, Tensor]:
+    """Tensors with those of the active one of the copies that PEFT keeps of a module (``modules_to_save``)."""
+    active = [name for name in module.active_adapters if name in module.modules_to_save]
+    chosen = (
+        f"{path}.modules_to_save.{active[0]}." if active and not module.disable_adapters else f"{path}.original_module."
+    )
+    inside = {f"{path}.{name.removeprefix(chosen)}": one for name, one in tensors.items() if name.startswith(chosen)}
+    return {name: one for name, one in tensors.items() if not name.startswith(f"{path}.")} | inside
 
 
 def _active_adapters(module: Any) -> list[str]:

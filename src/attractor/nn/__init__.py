@@ -17,6 +17,7 @@ from attractor.nn.patching import (
     refine,
     unrefine,
 )
+from attractor.nn.penalties import Penalties, RegimeLoss, param_groups, regime_loss
 from attractor.nn.refinements import MetricSlice, Refinement, Shift, Slice, make_refinement, restore_refinement
 
 __all__ = [
@@ -29,9 +30,11 @@ __all__ = [
     "AttentionLayer",
     "DefiniteAttention",
     "MetricSlice",
+    "Penalties",
     "PlainAttention",
     "ProjectionLayout",
     "Refinement",
+    "RegimeLoss",
     "Shift",
     "Slice",
     "TransformerBlock",
@@ -40,9 +43,11 @@ __all__ = [
     "is_refined",
     "load_refined",
     "make_refinement",
+    "param_groups",
     "plain_config",
     "read_refined_config",
     "refine",
+    "regime_loss",
     "register",
     "restore_refinement",
     "spectral",

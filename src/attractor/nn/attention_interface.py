@@ -83,14 +83,25 @@ def prepare_module(
         # otherwise every projection rounds its own copy, with gradients of twice the size
         x, site.tokens = _round_tokens(x, torch.get_autocast_dtype("cuda"))
         args, kwargs = ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
-    cache = kwargs.get("past_key_values")
-    if cache is not None and isinstance(module.refinement, Slice):
-        cache = getattr(cache, "self_attention_cache", cache)
-        kwargs = {
-            **kwargs,
-            "past_key_values": WideKeyCache(cache, group_slices(module.refinement.key_part(x, x), site.groups)),
-        }
+    refinement = get_refinement(module)
+    name = next((name for name in CACHES if kwargs.get(name) is not None), None)
+    if name is not None and isinstance(refinement, Slice):
+        cache = getattr(kwargs[name], "self_attention_cache", kwargs[name])
+        kwargs = {**kwargs, name: WideKeyCache(cache, group_slices(refinement.key_part(x, x), site.groups))}
     return args, kwargs
+
+
+CACHES = ("past_key_values", "layer_past")  # names of the argument with cached keys and values
+
+
+def get_refinement(module: Any) -> Refinement:
+    """The refinement of an attention module; of several copies that PEFT keeps (``modules_to_save``), the active one."""
+    found = module.refinement
+    if hasattr(found, "modules_to_save"):
+        active = [name for name in found.active_adapters if name in found.modules_to_save]
+        found = found.modules_to_save[active[0]] if active and not found.disable_adapters else found.original_module
+    assert isinstance(found, Refinement)
+    return found
 
 
 def _make_attention(base: str) -> Callable[..., Pair]:
@@ -102,8 +113,7 @@ def _make_attention(base: str) -> Callable[..., Pair]:
         if site is None:
             _check_loaded(module)
             return attend(module, query, key, value, attention_mask, **options)
-        refinement, x = module.refinement, site.tokens
-        assert isinstance(refinement, Refinement)
+        refinement, x = get_refinement(module), site.tokens
         assert x is not None
         site.tokens = None  # a reference would keep the autograd graph of this step alive
         own = key[..., : site.head_dim]
@@ -149,8 +159,9 @@ def _extend(
         if can_fuse(query, key, value):
             from attractor.nn.fused_concatenation import ConcatShift
 
-            return module, *ConcatShift.apply(x, site.output_weight(), refinement.strength, query, key, value)
-        a = refinement.query_part(x, site.output_weight(), None).to(query.dtype)
+            strength = refinement.strength if site.scale == 1.0 else site.scale * refinement.strength
+            return module, *ConcatShift.apply(x, site.output_weight(), strength, query, key, value)
+        a = _scaled(site, refinement.query_part(x, site.output_weight(), None)).to(query.dtype)
         return module, torch.cat((query, a), dim=-1), torch.cat((key, value), dim=-1), value
     own, cached = key[..., : site.head_dim], key[..., site.head_dim :]
     if site.groups > 1:
@@ -159,10 +170,16 @@ def _extend(
     if not cached.shape[-1] and can_fuse(query, own):
         from attractor.nn.fused_concatenation import ConcatSlice
 
-        return wide, *ConcatSlice.apply(refinement.key_part(x, x), refinement.diagonal(None), query, own), value
+        strength = _scaled(site, refinement.diagonal(None))
+        return wide, *ConcatSlice.apply(refinement.key_part(x, x), strength, query, own), value
     slices = ungroup_slices(cached, site.groups) if cached.shape[-1] else refinement.key_part(x, x).to(key.dtype)
-    a = refinement.query_part(x, site.output_weight(), None).to(query.dtype)
+    a = _scaled(site, refinement.query_part(x, site.output_weight(), None)).to(query.dtype)
     return wide, torch.cat((query, a), dim=-1), torch.cat((own, slices), dim=-1), value
+
+
+def _scaled(site: AttentionSite, part: Tensor) -> Tensor:
+    """Coordinates of queries with the factor that the module has applied to its own queries."""
+    return part if site.scale == 1.0 else site.scale * part
 
 
 def _round_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -199,7 +216,7 @@ def _attend_padded(
         pad = q.is_cuda and mask is None and q.dtype in (torch.float16, torch.bfloat16) and _needs_equal_widths(q)
     if not pad:
         return attend(module, q, k, v, mask, **options)
-    if isinstance(module.refinement, Shift):
+    if isinstance(get_refinement(module), Shift):
         output, weights = attend(module, q, k, k, mask, **options)
         return output[..., -width:], weights
     output, weights = attend(module, q, k, functional.pad(v, (0, q.shape[-1] - width)), mask, **options)

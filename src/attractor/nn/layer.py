@@ -121,16 +121,40 @@ class AttentionLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Apply the layer to tokens x (..., n, d).
 
-        ``mask`` is boolean, (n, n) or broadcast to (..., h, n, n), and True where a query attends to a key.
+        ``mask`` is boolean, (n, n) or broadcast to (..., h, n, n), and True where a query attends to a key; a mask of padding (b, n)
+        is given as ``mask[:, None, None]``.
         """
         if x.ndim < 2 or x.shape[-1] != self.dim:
             raise InputError(f"the layer reads tokens of dimension {self.dim}, got shape {tuple(x.shape)}")
+        mask = None if mask is None else self._check_mask(mask, x)
         weights = self.weights().to(_compute(x))
         q, k, v = self._project(x, weights)
         if self.refinement is not None:
             q, k = self.refinement.extend(q, k, v, x, weights, self.metric_diagonal())
         moved = self._attend(q, k, v, mask)
         return functional.linear(moved.transpose(-3, -2).flatten(-2), weights.o, weights.output_bias)
+
+    def _check_mask(self, mask: Tensor, x: Tensor) -> Tensor:
+        """A mask that broadcasts to (..., h, n, n); raises for masks that are not boolean or have another shape."""
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            given = str(mask.dtype).removeprefix("torch.") if isinstance(mask, Tensor) else type(mask).__name__
+            raise InputError(
+                f"a mask is a boolean tensor, True where a query attends to a key; got {given}: convert 0 and 1 with mask.bool(), and "
+                "additive masks with mask == 0"
+            )
+        n, leading = x.shape[-2], tuple(x.shape[:-2])
+        wanted = (*leading, self.heads, n, n)
+        try:
+            broadcast = torch.broadcast_shapes(mask.shape, wanted) == wanted and mask.ndim >= 2
+        except RuntimeError:
+            broadcast = False
+        if not broadcast or mask.shape[-2] not in (1, n) or mask.shape[-1] != n:
+            padding = tuple(mask.shape) == (*leading, n)
+            hint = ": give a mask of padding as mask[..., None, None, :]" if padding else ""
+            raise InputError(
+                f"a mask for tokens of shape {tuple(x.shape)} is ({n}, {n}) or broadcasts to {wanted}, got {tuple(mask.shape)}{hint}"
+            )
+        return mask
 
     def metric_diagonal(self, dtype: torch.dtype | None = None) -> Tensor | None:
         """The metric A (d,) if it is explicit and diagonal."""

@@ -25,7 +25,8 @@ def head_size(dim: int, heads: int) -> int:
     """Return dim / heads; raise if it is not an integer."""
     if dim % heads:
         raise InputError(
-            f"dimension {dim} does not split into {heads} heads: dim must be a positive multiple of heads, or give head_dim too"
+            f"dimension {dim} does not split into {heads} heads: dim must be a positive multiple of heads, or "
+            "give head_dim (in a configuration options = {head_dim = ...})"
         )
     return dim // heads
 

@@ -42,7 +42,8 @@ def refine(
 
     Parameters
     ----------
-    model : a model with separate projections (Llama, Mistral, Qwen...), or built like BERT or GPT-2, with attention "sdpa" or "eager".
+    model : a model with separate projections (Llama, Mistral, Qwen, ViT, OPT, CLIP, T5...), or built like BERT, GPT-2, GPT-NeoX, Phi-3 or
+        ModernBERT, with attention "sdpa" or "eager"; a model with LoRA adapters of PEFT, which the shift reads.
     kind : "shift", where R_h is the value map O_h V_h of the head; or "slice", a diagonal form on the head's share of the channels.
     sign : "+" and "-" are plus and minus a softplus, never zero; "free" has any sign. The default is "free" for the shift and "+"
         for the slice.
@@ -67,7 +68,8 @@ def refine(
     found = list(find_attention_sites(model))
     if not found:
         raise UnsupportedError(
-            f"no attention module of {type(model).__name__} is known: refine is for models built like BERT, Llama or GPT-2"
+            f"no attention module of {type(model).__name__} is known: refine is for models built like BERT, Llama, GPT-2, "
+            "GPT-NeoX, Phi-3, OPT, ModernBERT, ViT, T5 or CLIP"
         )
     if layers is not None and (
         not isinstance(layers, Collection) or not layers or not set(layers) <= {*range(len(found))}
@@ -83,8 +85,11 @@ def refine(
         module.__dict__["refined"] = site
         site.pad, site.backend = pad, backend
         site.handle = module.register_forward_pre_hook(prepare_module, with_kwargs=True)
+    for each in _list_configs(model):
+        if (each._attn_implementation or "eager") == base:
+            each._attn_implementation = name
+    _release_gguf(model)
     config: Any = model.config
-    config._attn_implementation = name
     config.__class__ = _refined_class(type(config))
     options = {"sign": sign, "value": value, "channels": channels, "layers": None if layers is None else [*layers]}
     setattr(config, RECORD, {"kind": kind, **options})
@@ -100,11 +105,31 @@ def unrefine(model: Model) -> Model:
         if site is not None:
             site.handle.remove()
             del module.refinement
+    for each in _list_configs(model):
+        each._attn_implementation = (each._attn_implementation or "eager").removeprefix(PREFIX)
+    _release_gguf(model)
     config: Any = model.config
-    config._attn_implementation = config._attn_implementation.removeprefix(PREFIX)
     config.__class__ = type(config).plain
     delattr(config, RECORD)
     return model
+
+
+def _release_gguf(model: Any) -> None:
+    """Let a model that was opened from GGUF be saved: its weights are floating-point numbers, which transformers calls quantised."""
+    settings = getattr(model.config, "quantization_config", None)
+    if getattr(settings, "quant_method", None) == "gguf" and all(
+        part.is_floating_point() for part in model.parameters()
+    ):
+        del model.config.quantization_config
+        for name in ("hf_quantizer", "is_quantized", "quantization_method"):
+            if name in vars(model):
+                delattr(model, name)
+
+
+def _list_configs(model: nn.Module) -> list[Any]:
+    """The configurations of a model and of its parts, some of which have copies of their own (T5)."""
+    found = {id(config): config for part in model.modules() if (config := getattr(part, "config", None)) is not None}
+    return [config for config in found.values() if hasattr(config, "_attn_implementation")]
 
 
 @cache
@@ -202,7 +227,7 @@ def _make_refinement(
         )
     refinement = make_refinement(kind, site.dim, site.heads, sign, value, channels)
     assert refinement is not None
-    return refinement.to(site.output.weight)
+    return refinement.to(site.output_weight().detach())
 
 
 END = ".refinement.theta"
@@ -243,11 +268,22 @@ def attach_strengths(model: Model, saved: Mapping[str, torch.Tensor], place: str
     with torch.no_grad():
         for name, parameter in own.items():
             # parameters of a model with a head have a prefix that those of the bare model lack
-            near = [key for key in saved if key == name or key.endswith("." + name) or name.endswith("." + key)]
+            near = _find_near(name, saved) or _find_near(_name_in_files(model, name, parameter), saved)
             if len(near) != 1 or saved[near[0]].shape != parameter.shape:
                 raise StoreError(f"the weights in {place} have no strength for {name.removesuffix(END)}")
             parameter.copy_(saved[near[0]])
     return model
+
+
+def _find_near(name: str, saved: Mapping[str, torch.Tensor]) -> list[str]:
+    return [key for key in saved if key == name or key.endswith("." + name) or name.endswith("." + key)]
+
+
+def _name_in_files(model: Any, name: str, parameter: torch.Tensor) -> str:
+    """The name of a parameter in files, where transformers has renamed modules (ViT)."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return next(iter(revert_weight_conversion(model, {name: parameter.detach()})), name)  # type: ignore[arg-type]
 
 
 def _load_quietly(factory: Any, folder: Path, options: dict[str, Any]) -> Any:

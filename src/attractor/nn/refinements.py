@@ -71,7 +71,7 @@ class Refinement(Formed):
                 f"a strength of sign {self.sign!r} is {self.sign}softplus(theta), so its size must start above 0, got {value}; "
                 "sign='free' may start at 0"
             )
-        start = self.value if self.sign == "free" else math.log(math.expm1(self.value))
+        start = self.value if self.sign == "free" else self.value + math.log(-math.expm1(-self.value))
         self.theta = nn.Parameter(torch.full(shape, start))
         self._cached: tuple[int, int, bool] | None = None
         self.mark_form()
