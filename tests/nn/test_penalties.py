@@ -56,7 +56,7 @@ def test_gradients_are_those_of_the_formula() -> None:
 def test_value_spectra_and_cosines() -> None:
     model = stack()
     growth = at.nn.regime_loss(model, growth=[0.0, 2.0], growth_target=-0.5)
-    total = model[1].attention.weights().value_map().sum(0)
+    total = model[1].attention.weights().detach().value_map().sum(0)
     expected = 2.0 * (float(torch.linalg.eigvals(total).real.max()) + 0.5)
     assert float(growth().detach()) == pytest.approx(expected, rel=1e-5)
     assert float(growth.measure().growth[1]) == pytest.approx(expected / 2 - 0.5, rel=1e-5)
