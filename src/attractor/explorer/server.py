@@ -33,7 +33,14 @@ LARGE_BODY = 1 << 16
 MAX_CLIENTS = 256  # whose last run is remembered
 READ_SECONDS, WRITE_SECONDS = 10.0, 30.0  # for a request, and for each part of an answer
 WAIT_SECONDS = 20.0  # for a free worker
-SECONDS = {"run": 900.0, "predict": 60.0, "describe": 20.0, "models": 30.0, "model": 180.0}  # of each computation
+SECONDS = {
+    "run": 900.0,
+    "predict": 60.0,
+    "describe": 20.0,
+    "models": 30.0,
+    "model": 180.0,
+    "head": 180.0,
+}  # of each computation
 
 
 class Task:
@@ -239,7 +246,7 @@ class Handler(BaseHTTPRequestHandler):
         self._handle({"/": self._send_page, "/favicon.ico": self._send_nothing})
 
     def do_POST(self) -> None:
-        tasks = {f"/api/{name}": self._compute for name in ("run", "predict", "describe", "model")}
+        tasks = {f"/api/{name}": self._compute for name in ("run", "predict", "describe", "model", "head")}
         self._handle({"/api/session": self._open_session, **tasks})
 
     # ------------------------------------------------------------------ checks
@@ -388,7 +395,7 @@ class Handler(BaseHTTPRequestHandler):
             raise RequestError(HTTPStatus.BAD_REQUEST, "the request is not JSON") from None
         if not isinstance(value, dict):
             raise RequestError(HTTPStatus.BAD_REQUEST, "the request must be a JSON object")
-        if name in ("model", "models"):
+        if name in ("model", "models", "head"):
             value = {**value, "models": list(self.server.models)}
         task = self.server.begin(client, kind)
 

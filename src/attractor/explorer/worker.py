@@ -19,15 +19,18 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from attractor.errors import AttractorError, InputError
+from attractor.errors import AttractorError, InputError, MissingExtraError
+from attractor.explorer.real_models import check_text, find_model, head_system, list_models, view_model
 from attractor.explorer.system import System
 from attractor.files import dump_json
 from attractor.memory import format_size
+from attractor.solvers import describe_source
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -139,9 +142,85 @@ def describe_system(body: dict[str, Any], send: Send) -> None:
     send({"command": system.command(), "python": system.python(), "system": system.to_json()})
 
 
+def predict_fate(body: dict[str, Any], send: Send) -> None:
+    """Send every theorem with its hypotheses and margins, and the fates that are predicted."""
+    from attractor.theory import predict
+
+    system = System.from_json(body.get("system"))
+    check_size(system)
+    noise = system.build_noise()
+    found = predict(
+        system.law(), system.tokens(), system.build_space(), step=system.layers, until=system.until, noise=noise
+    )
+    theorems = [_theorem_row(item, found.until) for item in found.findings]
+    send({"theorems": theorems, **{name: part for name, part in found.row().items() if name in FOUND}})
+
+
+FOUND = ("fates", "note", "contradictions", "exceptional")
+
+
+def _theorem_row(item: Any, until: Any) -> dict[str, Any]:
+    theorem, row = item.theorem, item.row()
+    hypotheses = [
+        {"text": part["name"], "margin": part["margin"], "verdict": part["verdict"], "detail": part["detail"]}
+        for part in row["conditions"]
+    ]
+    hypotheses += [
+        {"text": name, "margin": None, "verdict": "not examined", "detail": ""} for name in row["not_examined"]
+    ]
+    return {
+        "key": theorem.key,
+        "title": theorem.title,
+        "status": row["status"],
+        "verdict": row["verdict"],
+        "applies": row["verdict"] == "holds",
+        "fate": row["fate"],
+        "meaning": row["meaning"],
+        "margin": item.margin if row["verdict"] == "holds" else None,
+        "rate": "" if item.scale is None else item.scale.describe(until),
+        "exception": row["exception"],
+        "hypotheses": hypotheses,
+        "statement": theorem.statement,
+        "html": _render_statement(theorem.statement),
+        "source": describe_source(theorem.citation.key),
+        "place": theorem.citation.place,
+    }
+
+
+@lru_cache(maxsize=256)
+def _render_statement(statement: str) -> str | None:
+    """A statement as HTML with MathML; None without the packages of reports."""
+    from attractor.report import render_words
+
+    try:
+        return str(render_words(statement))
+    except MissingExtraError:
+        return None
+
+
+def list_available_models(body: dict[str, Any], send: Send) -> None:
+    """Send the models that may be opened."""
+    send({"models": list_models(body["models"])})
+
+
+def show_model(body: dict[str, Any], send: Send) -> None:
+    """Send the tokens of a text along depth, and the heads of a model."""
+    send(view_model(find_model(body.get("name"), body["models"]), check_text(body.get("text"))))
+
+
+def show_head(body: dict[str, Any], send: Send) -> None:
+    """Send a head of a model, with the tokens that it reads, as a system."""
+    name, text = find_model(body.get("name"), body["models"]), check_text(body.get("text"))
+    send(head_system(name, text, body.get("layer"), body.get("head")))
+
+
 TASKS: dict[str, Callable[[dict[str, Any], Send], None]] = {
     "run": run_system,
     "describe": describe_system,
+    "predict": predict_fate,
+    "models": list_available_models,
+    "model": show_model,
+    "head": show_head,
 }
 
 

@@ -25,7 +25,7 @@ r"""Reports: self-contained HTML pages, and the pages of the commands. Needs ``a
 ``escape_text``; all other text is escaped by the report.
 """
 
-from attractor.report.blocks import Badge, CellFigures, Code, Maths, Measure, Tile
+from attractor.report.blocks import Badge, CellFigures, Code, Maths, Measure, Tile, render_words
 from attractor.report.figures import escape_text
 from attractor.report.pages.audit import audit_report
 from attractor.report.pages.gaussian import (
@@ -68,6 +68,7 @@ __all__ = [
     "gaussian_curves",
     "gaussian_report",
     "prediction_report",
+    "render_words",
     "simulation_report",
     "trace_report",
     "training_report",
