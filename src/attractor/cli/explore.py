@@ -43,8 +43,13 @@ def explore(context: typer.Context, options: ExploreOptions, output: CommonOptio
         if not output.json:
             print_rows("", {"another page": address}, indent="", wrap=False)
 
+    if options.model:
+        from attractor.models import checkpoint
+
+        for name in options.model:  # a wrong name is an error now, not in the page
+            checkpoint(name, structural=True)
     server = Explorer(
-        build_page(server=True), options.port, models=tuple(options.model or ()), announce=announce, debug=output.debug
+        build_page(server={}), options.port, models=tuple(options.model or ()), announce=announce, debug=output.debug
     )
     try:
         if output.json:

@@ -15,6 +15,7 @@ from attractor.cli.check import check
 from attractor.cli.claims import claims
 from attractor.cli.density import density
 from attractor.cli.doctor import doctor
+from attractor.cli.explore import explore
 from attractor.cli.fetch import fetch
 from attractor.cli.gaussian import gaussian
 from attractor.cli.iterate import iterate
@@ -36,7 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {  # in the order of the help
-    "Start": (tour,),
+    "Start": (tour, explore),
     "Simulate": (simulate, gaussian, density, meanfield),
     "Theory": (predict, regimes, check, claims, reproduce),
     "Real models": (fetch, audit, trace, iterate),

@@ -38,6 +38,7 @@ class Worker:
             start_new_session=True,  # Ctrl-C in the terminal ends the server, which ends its workers
         )
         self.number = 0  # of the last task
+        self.ended = False
         self.lines: queue.Queue[str | None] = queue.Queue(WAITING_LINES)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -47,6 +48,7 @@ class Worker:
         with suppress(ValueError, OSError):  # the pipe is closed when the worker is stopped
             for line in self.process.stdout:
                 self.lines.put(line)
+        self.ended = True  # before the process is gone: its pipes are closed first
         self.lines.put(None)
 
     def _write(self, text: str) -> None:
@@ -64,7 +66,7 @@ class Worker:
         try:
             self.number += 1
             self._write(f'{{"task": {json.dumps(task)}, "number": {self.number}, "body": {body}}}\n')
-        except OSError:
+        except (OSError, ValueError):  # the process is gone, or the server is closing
             yield _error(LOST)
             return
         done = False
@@ -93,7 +95,7 @@ class Worker:
     def _cancel(self) -> None:
         """Stop the task, and the process if the task does not end soon."""
         deadline = time.monotonic() + GRACE
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._write(f"cancel {self.number}\n")
             while (left := deadline - time.monotonic()) > 0:
                 try:
@@ -107,7 +109,7 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether the process can take a task."""
-        return self.process.poll() is None
+        return not self.ended and self.process.poll() is None
 
     def stop(self) -> None:
         """End the process and free its pipes."""

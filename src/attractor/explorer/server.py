@@ -24,6 +24,7 @@ from typing import Any
 
 from attractor.errors import InputError
 from attractor.explorer.pool import BusyError, Pool
+from attractor.explorer.system import Start, System
 
 HOST = "127.0.0.1"
 MAX_BODY = 8 << 20  # bytes of a request
@@ -161,9 +162,16 @@ class Explorer(HTTPServer):
             super().handle_error(request, client_address)
 
     def warm(self) -> None:
-        """Start workers before they are needed."""
+        """Start workers before they are needed, and let one import the theorems."""
         for pool in self.pools.values():
             pool.warm()
+        threading.Thread(target=self._warm_theory, daemon=True).start()
+
+    def _warm_theory(self) -> None:
+        body = json.dumps({"system": System(start=Start(tokens=2)).to_json()})
+        with suppress(BusyError), self.pools["ask"].worker(lambda: False, 0.0) as worker:
+            for _ in worker.answer("predict", body, lambda: False, SECONDS["predict"]):
+                pass
 
     def close(self) -> None:
         """End all computations and free the port."""

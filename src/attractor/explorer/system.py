@@ -376,7 +376,7 @@ def _identity(dim: int) -> Matrix:
 
 
 def _is_identity(matrix: Matrix | None, dim: int) -> bool:
-    return matrix is None or (len(matrix) == dim and matrix == _identity(dim))
+    return matrix is None or (len(matrix) == dim and matrix[0][0] == 1.0 and matrix == _identity(dim))
 
 
 def _lists(matrix: Matrix) -> list[list[float]]:
@@ -499,11 +499,8 @@ def _read_head(value: Any, dim: int) -> Head:
         raise InputError("a head has an interaction, or a query and a key, not both")
     if ("query" in parts) != ("key" in parts):
         raise InputError("a head with a query has a key too, and the reverse")
-    identity = _identity(dim)
     # the identity is None, so that isotropic systems are recognised; a key beside a query stays
-    interaction, value_map = (
-        None if parts.get(name) == identity else parts.get(name) for name in ("interaction", "value")
-    )
+    interaction, value_map = (None if _is_identity(parts.get(name), dim) else parts[name] for name in HEADS[:2])
     return Head(parts.get("key", interaction), value_map, parts.get("query"))
 
 

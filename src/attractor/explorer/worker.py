@@ -21,7 +21,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -32,7 +33,14 @@ from attractor.files import dump_json
 from attractor.memory import format_size
 from attractor.solvers import describe_source
 
-Send = Callable[[dict[str, Any]], None]
+
+class Answer(Protocol):
+    """Sends rows to the client; ``check`` raises CancelledError if the task has been cancelled."""
+
+    def __call__(self, row: dict[str, Any]) -> None: ...
+
+    def check(self) -> None: ...
+
 
 MAX_TOKENS, MAX_DIM = 200_000, 2048
 MAX_NUMBERS = 2_000_000  # coordinates of all tokens, and entries of all matrices
@@ -60,7 +68,7 @@ def check_size(system: System) -> None:
             )
 
 
-def run_system(body: dict[str, Any], send: Send) -> None:
+def run_system(body: dict[str, Any], send: Answer) -> None:
     """Integrate a system and send its states while it runs."""
     system = System.from_json(body.get("system"))
     check_size(system)
@@ -71,6 +79,7 @@ def run_system(body: dict[str, Any], send: Send) -> None:
 
     def after_step(run: Any) -> None:
         nonlocal sent, shown
+        send.check()
         recorder = run.recorder
         while sent < recorder.complete:
             _send_frame(send, encode, sent, float(recorder.times[sent]), recorder.points[sent, 0])
@@ -93,7 +102,7 @@ def run_system(body: dict[str, Any], send: Send) -> None:
 
 
 def _send_frame(
-    send: Send, encode: Callable[[Tensor], dict[str, Any]], index: int, time: float, points: Tensor
+    send: Answer, encode: Callable[[Tensor], dict[str, Any]], index: int, time: float, points: Tensor
 ) -> None:
     send({"kind": "frame", "index": index, "t": time, **encode(points)})
 
@@ -135,14 +144,14 @@ def _read_seconds(seconds: Any) -> float | None:
     return float(seconds)
 
 
-def describe_system(body: dict[str, Any], send: Send) -> None:
+def describe_system(body: dict[str, Any], send: Answer) -> None:
     """Send the command line and the program that repeat a run."""
     system = System.from_json(body.get("system"))
     check_size(system)
     send({"command": system.command(), "python": system.python(), "system": system.to_json()})
 
 
-def predict_fate(body: dict[str, Any], send: Send) -> None:
+def predict_fate(body: dict[str, Any], send: Answer) -> None:
     """Send every theorem with its hypotheses and margins, and the fates that are predicted."""
     from attractor.theory import predict
 
@@ -198,23 +207,23 @@ def _render_statement(statement: str) -> str | None:
         return None
 
 
-def list_available_models(body: dict[str, Any], send: Send) -> None:
+def list_available_models(body: dict[str, Any], send: Answer) -> None:
     """Send the models that may be opened."""
     send({"models": list_models(body["models"])})
 
 
-def show_model(body: dict[str, Any], send: Send) -> None:
+def show_model(body: dict[str, Any], send: Answer) -> None:
     """Send the tokens of a text along depth, and the heads of a model."""
     send(view_model(find_model(body.get("name"), body["models"]), check_text(body.get("text"))))
 
 
-def show_head(body: dict[str, Any], send: Send) -> None:
+def show_head(body: dict[str, Any], send: Answer) -> None:
     """Send a head of a model, with the tokens that it reads, as a system."""
     name, text = find_model(body.get("name"), body["models"]), check_text(body.get("text"))
     send(head_system(name, text, body.get("layer"), body.get("head")))
 
 
-TASKS: dict[str, Callable[[dict[str, Any], Send], None]] = {
+TASKS: dict[str, Callable[[dict[str, Any], Answer], None]] = {
     "run": run_system,
     "describe": describe_system,
     "predict": predict_fate,
@@ -229,24 +238,28 @@ class Tasks:
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self.write = write
-        self.active = self.writing = self.cancelled = False
+        self.active = self.careful = self.cancelled = False
         self.number = self.doomed = 0  # of the current task, and of the one that is to be cancelled
         self.waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
-    def cancel(self, *arguments: Any) -> None:
-        """Handle a signal: end the task, if there is one; after the line that is being written."""
+    def cancel(self, signal_number: int, frame: FrameType | None) -> None:
+        """Handle a signal: end the task, now or, where that could leave something half done, as soon as it checks."""
         self.cancelled = self.active and self.doomed == self.number
-        if self.cancelled and not self.writing:
+        if self.cancelled and not self.careful and not _is_importing(frame):
             raise CancelledError
 
-    def send(self, row: dict[str, Any]) -> None:
-        """Write one answer."""
-        line = "+" + _dump(row)
-        self.writing = True
-        self.write(line)
-        self.writing = False
+    def check(self) -> None:
+        """Raise if the current task has been cancelled."""
         if self.cancelled and self.active:
             raise CancelledError
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        """Write one answer, as a whole."""
+        line, before = "+" + _dump(row), self.careful
+        self.careful = True
+        self.write(line)
+        self.careful = before
+        self.check()
 
     def run(self) -> None:
         """Wait for tasks and carry them out, for ever."""
@@ -257,8 +270,8 @@ class Tasks:
         """Carry out one task and report how it failed, if it did."""
         self.number, self.cancelled = request["number"], False
         try:
-            self.active = True
-            TASKS[request["task"]](request["body"], self.send)
+            self.active, self.careful = True, request["task"] == "run"  # runs check after every step
+            TASKS[request["task"]](request["body"], self)
         except CancelledError:
             pass  # the server does not read what was left
         except AttractorError as error:
@@ -277,7 +290,16 @@ class Tasks:
     def fail(self, message: str) -> None:
         """Answer that the task failed; it cannot be cancelled any more."""
         self.active = False
-        self.send({"kind": "error", "message": message})
+        self({"kind": "error", "message": message})
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether code is being imported: a module whose import is interrupted stays broken."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 NO_MEMORY = (
