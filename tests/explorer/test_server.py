@@ -499,6 +499,7 @@ def test_the_command_serves_until_it_is_interrupted() -> None:
         assert process.stdout is not None
         row = json.loads(process.stdout.readline())
         assert row["schema"] == "attractor.explore/1"
+        assert row.keys() == {"schema", "command", "address", "port", "models", "versions"}  # as in docs/json.md
         assert row["address"].startswith(f"http://127.0.0.1:{row['port']}/?token=")
         connection = http.client.HTTPConnection("127.0.0.1", row["port"], timeout=30)
         connection.request("GET", row["address"].partition(str(row["port"]))[2])
