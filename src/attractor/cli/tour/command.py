@@ -128,7 +128,7 @@ def tour(context: typer.Context, options: TourOptions, output: TourResults) -> N
     }
     if page is not None:
         add_overview(report, visits)
-        report.section("Three commands to try next").commands(next_commands(options.model))
+        report.section("Commands to try next").commands(next_commands(options.model))
         report.write(page)
     document = {
         "seed": options.seed,
@@ -209,10 +209,11 @@ def add_overview(report: Report, visits: list[Visit]) -> None:
 
 
 def next_commands(model: str) -> dict[str, str]:
-    """Return three commands to try next, and what they show."""
+    """Return commands to try next, and what they show."""
     name = shlex.quote(model)
     simulate = "attractor simulate --tokens 64 --dim 3 --beta 4 --space sphere --until 100 --report mine.html"
     return {
+        "attractor explore": "move tokens in the browser, with the theorems beside them",
         simulate: "your own tokens: change their number, the dimension or beta, and see where they go",
         f"attractor trace {name} --text 'A sentence of your own.' --report trace.html": "your own sentence, block by block",
         f"attractor audit {name}": "regimes of the weights of a model, head by head; any folder, GGUF file or name",
@@ -228,4 +229,4 @@ def print_tour(visits: list[Visit], page: Path | None, no_page: str, model: str)
     else:
         size = f"{page.stat().st_size / 1e6:.1f} MB, self-contained"
         print_rows("The report", {"open in a browser": page.resolve().as_uri(), "size": size})
-    print_rows("Three commands to try next", {str(index): line for index, line in enumerate(next_commands(model), 1)})
+    print_rows("Commands to try next", {str(index): line for index, line in enumerate(next_commands(model), 1)})
