@@ -12,9 +12,9 @@ from torch.nn import functional
 
 import attractor as at
 from attractor.cli.main import run as command
-from attractor.errors import CheckpointError, InputError, StoreError
+from attractor.errors import CheckpointError, InputError, StoreError, UnsupportedError
 from attractor.models import checkpoint, iterate
-from attractor.training import Config, TrainedRun, load, train
+from attractor.training import Config, TrainedRun, load, to_transformers, train
 from attractor.training.run_folder import RunFolder
 
 pytest.importorskip("accelerate", reason="comes with attractor[train]")
@@ -180,3 +180,84 @@ def test_what_is_not_a_run(runs: dict[str, Path], tmp_path: Path) -> None:
     RunFolder(kept).keep(2, load(runs["plain"]).model.state_dict())
     with pytest.raises(StoreError, match="does not fit its configuration"):
         load(kept)
+
+
+EXPORTED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "plain": ({"positions": "absolute", "temperature": "learned", "bias": True}, "gpt2", "none"),
+    "sinusoidal": ({"attention": "convergent", "positions": "sinusoidal"}, "gpt2", "none"),
+    "rotary": ({"attention": "divergent", "relaxed": True, "turned": 4}, "nemotron", "none"),
+    "official": (
+        {"attention": "divergent", "orientation": "official", "tokens": "bpe", "vocabulary": 260},
+        "nemotron",
+        "none",
+    ),
+    "shift": ({"refinement": "shift", "strength": 0.5, "temperature": 0.5}, "nemotron", "folded"),
+    "no positions": ({"refinement": "slice", "strength": 0.5, "positions": "none", "bias": True}, "nemotron", "folded"),
+    "module": ({"refinement": "shift", "strength": 0.5, "positions": "absolute", "temperature": 0.7}, "gpt2", "module"),
+    "metric": (
+        {
+            "attention": "intermediate",
+            "metric": "diagonal",
+            "refinement": "metric",
+            "strength": 0.3,
+            "positions": "absolute",
+        },
+        "gpt2",
+        "module",
+    ),
+    "images": (
+        {"task": "images", "data": "digits", "refinement": "slice", "positions": "absolute", "patch": 2},
+        "vit",
+        "folded",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", EXPORTED)
+def test_a_run_becomes_a_model_of_transformers(kind: str, tmp_path: Path) -> None:
+    """Its logits, tokens and laws, in the ordinary classes where the refinement is folded."""
+    transformers = pytest.importorskip("transformers")
+    choice, model_type, refinement = EXPORTED[kind]
+    (tmp_path / "text.txt").write_text(TEXT * 60, encoding="utf-8")
+    settings = {"data": str(tmp_path / "text.txt"), **SMALL, "keep": 0, "dim": 24, "heads": 3, **choice}
+    settings |= {"steps": 2, "evaluate": 2, "checkpoint": 2}
+    train(Config(**settings), tmp_path / "run")
+    made = to_transformers(tmp_path / "run", tmp_path / "out")
+    assert (made.model_type, made.refinement) == (model_type, refinement)
+    assert made.error < 1e-5
+    run, images = load(tmp_path / "run"), kind == "images"
+    factory = transformers.AutoModelForImageClassification if images else transformers.AutoModelForCausalLM
+    model = (at.nn.load_refined if refinement == "module" else factory.from_pretrained)(tmp_path / "out").eval()
+    with torch.no_grad():
+        if images:
+            images = (torch.arange(64).view(1, 8, 8, 1) * 4).to(torch.uint8)
+            processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")
+            assert processor.image_mean == pytest.approx(run.inputs.mean)
+            pixels = (images / 255 - run.inputs.mean[0]) / run.inputs.deviation[0]
+            own, other = run.model.logits(images), model(pixel_values=pixels.permute(0, 3, 1, 2)).logits
+        else:
+            assert run.tokenizer is not None
+            ids = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(TEXT[:15])["input_ids"]
+            assert ids == run.tokenizer.encode(TEXT[:15])
+            own, other = run.model.logits(torch.tensor([ids])), model(torch.tensor([ids])).logits
+    torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    assert checkpoint(tmp_path / "out").verify().error < 1e-12
+    mine, theirs = (
+        at.audit(place, nulls=0, verify=False, detail="heads").heads for place in (tmp_path / "run", tmp_path / "out")
+    )
+    for one, two in zip(mine, theirs, strict=True):
+        assert one.value.abscissa == pytest.approx(two.value.abscissa, rel=1e-3, abs=1e-5)
+
+
+def test_what_cannot_be_exported(runs: dict[str, Path], tmp_path: Path) -> None:
+    for kind, message in (("definite", "norms placed as 'post' and RMS norms"), ("refined", "norms placed as 'peri'")):
+        with pytest.raises(UnsupportedError, match=f"transformers has no architecture for .*{message}"):
+            to_transformers(runs[kind], tmp_path / "out")
+    (tmp_path / "text.txt").write_text(TEXT * 60, encoding="utf-8")
+    settings = {**SMALL, "keep": 0, "steps": 1, "positions": "absolute", "refinement": "shift"}
+    train(Config(str(tmp_path / "text.txt"), **settings), tmp_path / "run")
+    with pytest.raises(UnsupportedError, match="the shift of a model with absolute positions cannot be folded exactly"):
+        to_transformers(tmp_path / "run", tmp_path / "out", fold=True)
+    with pytest.raises(StoreError, match="exists already"):
+        to_transformers(tmp_path / "run", tmp_path / "run")
+    assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 from attractor.training.config import Config, list_configs, read_config
 from attractor.training.dynamics import Dynamics
+from attractor.training.export import Exported, to_transformers
 from attractor.training.loading import TrainedRun, load
 from attractor.training.loop import TrainingResult, train
 from attractor.training.monitors import Monitor, MonitorWarning, monitor
@@ -54,6 +55,7 @@ __all__ = [
     "Config",
     "Dynamics",
     "Execution",
+    "Exported",
     "History",
     "Monitor",
     "MonitorWarning",
@@ -85,6 +87,7 @@ __all__ = [
     "summarise",
     "summarise_arms",
     "summarise_dynamics",
+    "to_transformers",
     "train",
     "train_seeds",
     "values_by_arm",

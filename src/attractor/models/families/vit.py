@@ -38,10 +38,15 @@ class ViT(Family):
     def projections(self, config: Config, read: Reader, path: str) -> Projections:
         d, heads, output = config.hidden_size, config.num_attention_heads, self.layout.output
         inside = f"{path}attention.attention."
-        return read_projections(read, self.layout, inside, d, heads, required=(output,), output_path=path)
+        k = self.head_dim(config)
+        return read_projections(read, self.layout, inside, d, heads, head_dim=k, required=(output,), output_path=path)
+
+    def head_dim(self, config: Config) -> int:
+        return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     def layer(self, config: Config, read: Reader, stack: str, index: int) -> Layer:
-        path, d, heads = self.path(stack, index), config.hidden_size, config.num_attention_heads
-        law = make_heads(self.projections(config, read, path), dtype=read.dtype, scale=(d // heads) ** -0.5)
+        path, d = self.path(stack, index), config.hidden_size
+        scale = self.head_dim(config) ** -0.5
+        law = make_heads(self.projections(config, read, path), dtype=read.dtype, scale=scale)
         norm = read_layer_norm(read, f"{path}{self.norm_name}", d, config.layer_norm_eps)
         return Layer(index, f"layer {index}", law, norm)
