@@ -210,6 +210,28 @@ def test_geodesic_step_with_the_exact_drift(h: float, error: float, monkeypatch:
     assert abs(stationary_mean(step, noise) - exact) == pytest.approx(error, rel=0.05)
 
 
+@pytest.mark.parametrize(("h", "error"), [(0.1, 2.56e-3), (0.05, 6.29e-4)])
+def test_projected_step_with_the_exact_drift(h: float, error: float) -> None:
+    """A2 for the other Brownian step, N(x + sqrt(2 eps h F) xi) with tangent xi and F = 1 + (d + 2) eps h, written out here."""
+
+    def drift(x: Tensor, time: float) -> Tensor:
+        shift = math.tanh(time)
+        along = x[..., :1]
+        ends = (along + shift) / (1 + shift * along)
+        side = x[..., 1:] * ((1 - ends.square()) / (1 - along.square()).clamp_min(1e-300)).clamp_min(0).sqrt()
+        return torch.cat((ends, side), -1)
+
+    def step(x: Tensor, source: Nodes) -> Tensor:
+        y = drift(x, h / 2)
+        xi = source.normals(0)
+        tangent = xi - (xi * y).sum(-1, keepdim=True) * y
+        moved = y + math.sqrt(2 * 0.4 * h * (1 + 5 * 0.4 * h)) * tangent
+        return drift(moved / moved.norm(dim=-1, keepdim=True), h / 2)
+
+    exact = 1 / math.tanh(2.5) - 0.4
+    assert abs(stationary_mean(step, at.Noise(0.4)) - exact) == pytest.approx(error, rel=0.05)
+
+
 @pytest.mark.parametrize(("method", "order"), [("strang2", 2), ("euler", 1)])
 def test_order_of_the_stationary_law(method: str, order: int) -> None:
     noise, field = at.Noise(0.4), Field(Pull(), at.Sphere(), at.Tokens(rotated(torch.zeros(1))))

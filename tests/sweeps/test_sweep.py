@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import linecache
 import os
 import signal
@@ -421,3 +422,29 @@ def test_xarray_and_starts(whole: at.sweeps.Sweep) -> None:
 def test_the_local_executor_needs_a_process() -> None:
     with pytest.raises(InputError, match="at least one process"):
         Local(0)
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence, nothing half-written, and the same call computes what is missing once there is room."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    write, written = pq.write_table, []
+
+    def full(table: Any, path: Any, **options: Any) -> None:
+        if len(written) == 1:
+            Path(path).write_bytes(b"PAR1")  # a part of it was written
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        written.append(path)
+        write(table, path, **options)
+
+    monkeypatch.setattr("attractor.sweeps.driver.TASK_CELLS", 2)
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(StoreError, match=r"(?i)no space left on device") as caught:
+        small_sweep(tmp_path / "a")
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(pq, "write_table", write)
+    assert len(load(tmp_path / "a").cells) == 2
+    costs: list[Any] = []
+    found = small_sweep(tmp_path / "a", confirm=lambda cost: not costs.append(cost))
+    assert costs[0].cells == 4
+    assert not [path for path in (tmp_path / "a" / "parts").iterdir() if path.name.startswith(".")]
+    assert_same(found, small_sweep(tmp_path / "b"))
