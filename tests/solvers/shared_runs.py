@@ -73,6 +73,11 @@ CASES: dict[str, Callable[[], tuple[at.Law, Any, dict[str, Any]]]] = {
     "blockwise": lambda: (isotropic(), tokens(), {"space": sphere, "engine": "blockwise", **SOON}),
     "a Gaussian": lambda: (isotropic(-1.0), at.Gaussian([0.1, 0.2, 0.0], torch.eye(3)), dict(until=1.0)),
     "an event": lambda: (isotropic(), tokens(), {"space": sphere, **SOON, "events": [at.Event(lambda state, t: 0.3 - t)]}),
+    "noise": lambda: (isotropic(), weighted(), {"space": sphere, "until": 0.5, "step": 0.05, "noise": at.Noise(0.1, seed=3)}),
+    "common noise": lambda: (
+        heads(), tokens(5, ensemble=(3,)), {"space": ellipsoid, "until": 0.5, "step": 0.05, "noise": at.Noise(0.1, common=0.2)}
+    ),
+    "redrawn values": lambda: (isotropic(), tokens(), {"space": sphere, "until": 0.5, "step": 0.1, "noise": at.Redrawn(0.7)}),
     "few evaluations": lambda: (isotropic(), tokens(), {"space": sphere, **SOON, "max_evaluations": 30}),
     "large": lambda: (isotropic(9.0), tokens(1100), {**LARGE, "engine": BITWISE}),
     "large, causal": lambda: (isotropic(9.0, mask="causal"), tokens(1100), {**LARGE, "engine": BITWISE}),

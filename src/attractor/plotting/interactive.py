@@ -41,7 +41,7 @@ def token_figure(animation: AnimationFrames, leaders: np.ndarray) -> PlotlySpec:
 
 
 def curve_figure(animation: AnimationFrames) -> PlotlySpec:
-    """Return traces and layout of the observables: curves, a dot on each at the first frame, angles and merges."""
+    """Return traces and layout of the observables: curves, a dot on each at the first frame, angles, merges and bands."""
     drawing = animation.drawing
     labels = shown_curves(drawing)
     axes = [{"xaxis": "x", "yaxis": "y" + axis_suffix(number)} for number in range(len(labels))]
@@ -58,7 +58,12 @@ def curve_figure(animation: AnimationFrames) -> PlotlySpec:
     )
     events = traces.event_trace(drawing)
     lane = [{**events, "xaxis": "x", "yaxis": "y8"}] if events else []
-    return {"data": [*curves, *dots, *angles, *lane], "layout": curve_layout(drawing)}
+    bands = [
+        {**traces.band_trace(drawing, label), **axis}
+        for label, axis in zip(labels, axes, strict=True)
+        if label in drawing.scene.bands
+    ]
+    return {"data": [*curves, *dots, *angles, *lane, *bands], "layout": curve_layout(drawing)}
 
 
 def values_at(animation: AnimationFrames, label: str) -> np.ndarray:

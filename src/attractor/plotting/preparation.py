@@ -422,9 +422,10 @@ def drop_infinite(scene: Scene) -> tuple[Scene, list[str]]:
     if not sound.any():
         raise InputError("no saved time can be drawn: at each one some coordinate is infinite, NaN or beyond 1e30")
     curves = {label: values[sound] for label, values in scene.curves.items()}
+    bands = {label: values[:, sound] for label, values in scene.bands.items()}
     lost = int((~sound).sum())
     note = f"{lost} saved time{'s' if lost > 1 else ''} left out, where coordinates are not finite or beyond 1e30."
-    return replace(scene, times=scene.times[sound], points=scene.points[sound], curves=curves), [note]
+    return replace(scene, times=scene.times[sound], points=scene.points[sound], curves=curves, bands=bands), [note]
 
 
 def drop_constant(scene: Scene) -> tuple[Scene, list[str]]:
@@ -433,10 +434,12 @@ def drop_constant(scene: Scene) -> tuple[Scene, list[str]]:
         return scene, []
     kept, notes = dict(scene.curves), []
     for label, values in scene.curves.items():
-        if np.isfinite(values).all() and np.ptp(values) <= 1e-9 * np.abs(values).max(initial=0.0):
+        whole = np.append(scene.bands[label], values) if label in scene.bands else values
+        if np.isfinite(whole).all() and np.ptp(whole) <= 1e-9 * np.abs(whole).max(initial=0.0):
             del kept[label]
             notes.append(f"{label[:1].upper()}{label[1:]} stays {format_quantity(float(values[0]))}.")
-    return (replace(scene, curves=kept), notes) if notes else (scene, [])
+    bands = {label: ends for label, ends in scene.bands.items() if label in kept}
+    return (replace(scene, curves=kept, bands=bands), notes) if notes else (scene, [])
 
 
 def select_tokens(scene: Scene, chosen: np.ndarray) -> Scene:

@@ -78,6 +78,7 @@ class Scene:
     times, points, masses : (S,), (S, n, d) and (n,).
     surface : matrix (d, d) of the surface {x : x'Mx = 1} that holds the tokens; None in flat space.
     curves : observables (S,) by label.
+    bands : lower and upper ends (2, S) of an interval around some curves, by label: members of an ensemble.
     title, caption : texts of the figure.
     events : (time, label) pairs.
     outcome, outcome_time : how the run ended, and when.
@@ -98,6 +99,7 @@ class Scene:
     labels: Sequence[str] = ()
     clock: str = "time"
     symbol: str = "t"
+    bands: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("times", "points", "masses"):
@@ -121,6 +123,13 @@ class Scene:
                     f"curve {label!r} has shape {values.shape}; one value per saved time is needed: ({saved},)"
                 )
         object.__setattr__(self, "curves", curves)
+        bands = {str(label): as_array(values, f"the band of {label!r}") for label, values in self.bands.items()}
+        for label, values in bands.items():
+            if label not in curves or values.shape != (2, saved):
+                raise InputError(
+                    f"the band of {label!r} has shape {values.shape}; lower and upper ends of a curve are needed: (2, {saved})"
+                )
+        object.__setattr__(self, "bands", bands)
         object.__setattr__(self, "events", tuple((float(time), str(label)) for time, label in self.events))
 
     def _check_masses(self) -> None:

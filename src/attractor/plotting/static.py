@@ -263,6 +263,10 @@ def draw_curve(axes: Axes, drawing: Drawing, label: str, colour: str = style.PAL
     axes.plot(places, np.where(sound, values, np.nan), color=colour, linewidth=1.1, drawstyle="steps-post" if whole else "default",
               marker="o" if places.size == 1 else None, markersize=3)  # fmt: skip
     sound_values = values[sound]
+    if label in drawing.scene.bands:
+        low, high = drawing.scene.bands[label]
+        axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0)
+        sound_values = np.concatenate((sound_values, low[np.isfinite(low)], high[np.isfinite(high)]))
     if needs_log_scale(sound_values, 20 if whole else 1e3):
         set_log_axis(axes, float(sound_values.min()), float(sound_values.max()))
     else:

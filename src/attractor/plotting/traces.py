@@ -169,6 +169,17 @@ def curve_trace(drawing: Drawing, label: str) -> PlotlySpec:
             "hovertemplate": f"{drawing.scene.symbol} = " "%{customdata:.4g}<br>%{y:.4g}<extra></extra>"}  # fmt: skip
 
 
+def band_trace(drawing: Drawing, label: str) -> PlotlySpec:
+    """Return the band around an observable, as one closed outline."""
+    kept = select_frames(drawing.progress, CURVE_POINTS)
+    ends = drawing.scene.bands[label][:, kept]
+    sound = np.isfinite(ends).all(0)
+    places, (low, high) = drawing.time_axis.place(drawing.scene.times[kept])[sound], ends[:, sound]
+    return {"type": "scatter", "mode": "lines", "x": np.concatenate((places, places[::-1])), "y": np.concatenate((high, low[::-1])),
+            "fill": "toself", "fillcolor": style.PALETTE[0], "opacity": 0.18, "line": {"width": 0}, "hoverinfo": "skip",
+            "name": f"members of {escape(label, quote=False)}"}  # fmt: skip
+
+
 def event_trace(drawing: Drawing) -> PlotlySpec | None:
     """Return merges as ticks on the time axis, with hover texts."""
     events = [(time, label) for time, label in drawing.scene.events if np.isfinite(time)]
@@ -278,7 +289,11 @@ def has_strips(drawing: Drawing) -> bool:
 def curve_layout(drawing: Drawing) -> PlotlySpec:
     """Return the layout of observables below each other, with a lane for merges and one time axis."""
     strips = [
-        (label, axis_suffix(number), value_axis_layout(drawing.scene.curves[label]))
+        (
+            label,
+            axis_suffix(number),
+            value_axis_layout(np.append(drawing.scene.curves[label], drawing.scene.bands.get(label, ()))),
+        )
         for number, label in enumerate(shown_curves(drawing))
     ]
     if drawing.circle:

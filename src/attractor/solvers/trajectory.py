@@ -58,6 +58,8 @@ CLOCKS = {  # label of the axis, and symbol
 }
 MATRIX = 1024  # tokens up to which attention is drawn as a matrix
 LARGE = 4096  # tokens above which only cheap curves are drawn
+SHARED_CLOCKS = ("time", "log_time", "exponent")  # clocks that all members of an ensemble have in common
+LEVEL, MOST_MEMBERS, BAND_NUMBERS = 0.9, 64, 2_000_000  # of bands over members: share, members and coordinates
 
 
 @dataclass(frozen=True)
@@ -608,6 +610,7 @@ class Trajectory:
         axis = run.clock(clock).detach().cpu().double().numpy()
         kept, place_of = np.isfinite(axis), _clock_map(run, axis)
         label, symbol = CLOCKS[clock]
+        bands, words_of_bands = self._curve_bands(curves) if clock in SHARED_CLOCKS else ({}, "")
         return Scene(
             times=axis[kept],
             points=run.points.detach().cpu().double().numpy()[kept],
@@ -615,7 +618,8 @@ class Trajectory:
             surface=None if surface is None else surface.detach().cpu().double().numpy(),
             curves={name.replace("_", " "): _mean_curve(run, name)[kept] for name in curves},
             title=f"{self.n} tokens under {_describe_law(self.law)}{place}" if title is None else title,
-            caption=_caption(run, log.merges),
+            caption=_caption(run, log.merges) + words_of_bands,
+            bands={name.replace("_", " "): ends[:, kept] for name, ends in bands.items()},
             events=[
                 (
                     place_of(log_or_time(run, event)),
@@ -629,6 +633,22 @@ class Trajectory:
             clock=label,
             symbol=symbol,
         )
+
+    def _curve_bands(self, curves: Sequence[str]) -> tuple[dict[str, np.ndarray], str]:
+        """The part of the members of an ensemble between which observables lie, (2, S) by name, and what the caption says of it."""
+        members = len(self.outcomes)
+        if members < 2 or self.n > LARGE:
+            return {}, ""
+        most = min(members, MOST_MEMBERS, BAND_NUMBERS // max(1, self.points.numel() // members))
+        if most < 2:
+            return {}, ""
+        chosen = np.linspace(0, members - 1, most).round().astype(int).tolist()
+        found = {}
+        for name in curves:
+            values = np.stack([_mean_curve(self.member(index), name) for index in chosen])
+            found[name] = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+        of = f"{members}" if len(chosen) == members else f"{len(chosen)} of {members}"
+        return found, f" Curves are those of one member; bands hold the middle {LEVEL:.0%} of {of}."
 
     def summary(self, observe: Sequence[str] = ()) -> dict[str, Any]:
         """Return outcome, costs, events and observables of the run, for JSON.

@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from attractor.errors import AttractorError
 from attractor.html_repr import format_number
 from attractor.memory import format_size
@@ -94,16 +96,28 @@ def add_theory(section: Section, run: Trajectory, member: int = 0) -> Section:
 
 
 def add_observables(section: Section, found: dict[str, Any]) -> Section:
-    """Add observables at the start and at the end."""
-    rows = []
+    """Add observables at the start and at the end; of an ensemble their means and the middle 90% of the members."""
+    rows: list[dict[str, Any]] = []
+    ensemble = tuple(found["sizes"]["ensemble"])
     for name, values in found["observables"].items():
-        start, end = values["start"], values["end"]
-        if isinstance(start, list) or isinstance(end, list):
+        ends = [np.array(values[when], dtype=float) for when in ("start", "end")]
+        if any(numbers.shape != ensemble for numbers in ends):  # not one number for each member
             continue
-        rows.append({"observable": name.replace("_", " "), "at the start": start, "at the end": end})
+        row: dict[str, Any] = {"observable": name.replace("_", " ")}
+        for when, numbers in zip(("start", "end"), ends, strict=True):
+            if ensemble:
+                low, high = np.quantile(numbers, [0.05, 0.95])
+                row |= {
+                    f"mean at the {when}": numbers.mean(),
+                    f"90% at the {when}": f"{format_number(low)} to {format_number(high)}",
+                }
+            else:
+                row[f"at the {when}"] = None if np.isnan(numbers) else float(numbers)
+        rows.append(row)
     if not rows:
-        return section.text("Observables of an ensemble are in the output of `--json`.")
-    return section.table(rows, caption="At t = 0 and at the end of the run.")
+        return section.text("No observable with one number for each state was evaluated.")
+    words = "Means over the members at t = 0 and at the end of the run, with the range of the middle 90% of them."
+    return section.table(rows, caption=words if ensemble else "At t = 0 and at the end of the run.")
 
 
 def add_costs(section: Section, run: Trajectory) -> Section:
