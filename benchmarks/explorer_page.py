@@ -1,7 +1,8 @@
 """Measures the explorer's page in Chromium: time to the first motion, frames per second, memory.
 
 ``python -m benchmarks.explorer_page --minutes 10`` prints one JSON object. Chromium draws in software unless the machine has a GPU.
-``frame`` is the CPU time of the page for one frame, ``frames per second`` what the whole browser reaches at 1280 x 820 pixels.
+``fastest frame`` is the shortest time of thirty frames, drawn completely; ``frames per second`` is what the whole browser reaches at
+1280 x 820 pixels. Both depend on what else the machine does, so the load is printed too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FRAME = """async () => {
     const step = () => { count++; performance.now() - begin < 5000 ? requestAnimationFrame(step) : resolve(); };
     requestAnimationFrame(step);
   });
-  return { milliseconds: times.sort((a, b) => a - b)[15], rate: count / (performance.now() - begin) * 1000 };
+  return { milliseconds: Math.min(...times), rate: count / (performance.now() - begin) * 1000 };
 }"""
 
 
@@ -59,15 +60,19 @@ def measure(minutes: float) -> dict[str, Any]:
         found["bytes"] = path.stat().st_size
         browser = playwright.chromium.launch(executable_path=program, args=flags)
         page = browser.new_page(viewport={"width": 1280, "height": 820})
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})  # CPU time of the page's thread
         page.goto(path.as_uri())
         wait(page, "typeof state !== 'undefined' && state.moved")
+        used = {row["name"]: row["value"] for row in session.send("Performance.getMetrics")["metrics"]}
         found["first motion, milliseconds"] = round(page.evaluate("() => state.moved"))
+        found["first motion, milliseconds of CPU time of the page"] = round(1000 * used["TaskDuration"])
         for tokens in (256, 1024):
             page.evaluate(f"() => openState({SYSTEM.replace('N', str(tokens))})")
             wait(page, "!state.next && state.run.frames.length > 300")
             row = page.evaluate(FRAME)
             found[f"{tokens} tokens"] = {
-                "frame, milliseconds": round(row["milliseconds"], 1),
+                "fastest frame, milliseconds": round(row["milliseconds"], 1),
                 "frames per second": round(row["rate"], 1),
             }
         memory, end = [], time.monotonic() + 60 * minutes
