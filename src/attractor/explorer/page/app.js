@@ -272,7 +272,7 @@ function notify(text) {
   noticeTimer = setTimeout(() => notice.classList.remove("shown"), 4200);
 }
 
-const FATES = { consensus: "consensus", metastable: "no merge for long", equilibrium: "equilibrium", collapse: "all tokens tend to 0", divergence: "divergence", uniform: "spread out", order: "a cluster forms" };
+const FATES = { consensus: "consensus", metastable: "no merge for long", equilibrium: "equilibrium", bipartite: "two opposite camps", collapse: "all tokens tend to 0", divergence: "divergence", uniform: "spread out", order: "a cluster forms" };
 
 function showTheory() {
   const box = $("theory"), { theory, system } = state, applying = theory.filter((theorem) => theorem.applies);

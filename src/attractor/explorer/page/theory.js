@@ -203,7 +203,7 @@ const criticalNoise = (beta, kernel) => (kernel === "exponential" ? besselI1(bet
 // titles in the documentation, which make the addresses of its sections
 const TITLES = {
   "consensus.T2": "Hemisphere", "consensus.T3": "Causal, identity value", "consensus.clustering": "Global clustering", "consensus.clustering-circle": "Global clustering on the circle",
-  "consensus.metastability": "Separated tokens wait exponentially long", "consensus.polygons": "Regular polygons on the circle", "consensus.T4": "Causal, symmetric value",
+  "consensus.metastability": "Separated tokens wait exponentially long", "consensus.polygons": "Regular polygons on the circle", "consensus.T4": "Causal, symmetric value", "consensus.T4-bipartite-full": "Opposite poles under full attention",
   "regimes.T1": "Collapse, symmetric metric", "regimes.T4": "Polarisation", "regimes.T8": "Causal collapse", "regimes.T8.converse": "Causal divergence", "meanfield.N1": "Critical noise",
 };
 const sectionOf = (key) => `${key}: ${TITLES[key]}`.toLowerCase().replace(/[^a-z0-9]+/g, "-");
@@ -276,6 +276,19 @@ function predictFates(system, start, masses) {
     holds("simple, positive top eigenvalue", gap > 1e-9 && top.values[d - 1] > 0, `gap ${number(gap)}`),
     holds("all tokens on one side of its eigenvector", Math.max(side, other) > 0, `margin ${number(Math.max(side, other))}`),
   ], "All tokens turn to the leading direction of the value matrix.");
+  if (single && symmetric && d > 1 && gap > 1e-9 && top.values[d - 1] > 0) {
+    const { P } = parts[0], p = P.reduce((s, v, k) => s + v * direction[Math.floor(k / d)] * direction[k % d], 0), need = Math.max(0, top.values[d - 2] / top.values[d - 1]);
+    let poles = 0;
+    for (let i = 0; i < n; i++) {
+      let s = 0;
+      for (let a = 0; a < d; a++) s += direction[a] * units[i * d + a];
+      poles += Math.abs(Math.abs(s) - 1) < 1e-9 ? Math.sign(s) : Infinity;
+    }
+    add("consensus.T4-bipartite-full", "Two opposite camps", "bipartite", NaN, [
+      ...base, holds("one softmax head, full attention, equal masses", softmax && full && level && plain), holds("value is symmetric", symmetric), holds("simple, positive top eigenvalue", true, `gap ${number(gap)}`),
+      holds("attention is sharp: tanh p > λ₂/λ₁", Math.tanh(p) > need, `tanh p = ${number(Math.tanh(p))}, λ₂/λ₁ = ${number(need)}`), holds("half of the tokens start at each pole", poles === 0),
+    ], "Half of the tokens at each end of the leading direction is a stable state.");
+  }
   if (!curved && single) {
     const { metric, interaction, metricAsymmetry, interactionAsymmetry, abscissa } = measureMatrices(system)[0];
     const standard = [...flat, holds("one softmax head, full attention, no positions", softmax && full && single && plain)];
