@@ -12,7 +12,7 @@ import torch
 from scipy.integrate import quad, solve_ivp
 
 import attractor as at
-from attractor.errors import InputError, UnsupportedError
+from attractor.errors import InputError, StoreError, UnsupportedError
 from attractor.solvers.cluster_integration import ClusterLaw, certify_first_merge, nearest_angle
 
 ANGLES = (0.0, 1.0, 2.3, 4.0)
@@ -299,12 +299,7 @@ def test_bad_times() -> None:
         at.exp("long")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="exp"):
         at.flow(at.Attention.isotropic(2, 9.0), circle(ANGLES), space="sphere", until=1e305)
-    with pytest.raises(UnsupportedError, match="store"):
-        at.flow(at.Attention.isotropic(2, 9.0), circle(ANGLES), space="sphere", log_until=1000, store="never")
     assert not Path("never").exists()
-    run = at.flow(at.Attention.isotropic(2, 900.0), circle(ANGLES), space="sphere", log_until=1000)
-    with pytest.raises(UnsupportedError, match=r"numpy\.savez"):
-        run.save("never")
 
 
 @pytest.mark.parametrize(
@@ -316,3 +311,38 @@ def test_options_without_meaning_in_logarithmic_time(options: dict[str, Any]) ->
     tokens = at.Tokens.uniform(3, 3, seed=0)
     with pytest.raises(at.AttractorError):
         at.flow(at.Attention.isotropic(3, 50.0), tokens, space="sphere", until=at.exp(1000), **options)
+
+
+def test_a_run_in_logarithmic_time_is_stored(tmp_path: Path) -> None:
+    """Everything but the seconds of other runs is read back; the folder is not used twice, and damage is found."""
+    pytest.importorskip("zarr")
+    law, tokens = at.Attention.isotropic(3, 200.0), at.Tokens.uniform(5, 3, seed=1, ensemble=2)
+    options = {"space": "sphere", "log_until": 800.0, "save": 12}
+    run = at.flow(law, tokens, store=tmp_path / "run", **options)
+    for found in (at.load(tmp_path / "run"), at.resume(tmp_path / "run")):
+        assert found.log_times.tolist() == run.log_times.tolist()
+        assert torch.equal(found.points, run.points)
+        assert torch.equal(found.final.points, run.final.points)  # type: ignore[union-attr]
+        assert found.outcomes == run.outcomes
+        assert list(found.events) == list(run.events)
+        assert [event.members for event in found.events] == [event.members for event in run.events]
+        assert found.summary() == run.summary()
+        assert torch.equal(found.clock("sigma"), run.clock("sigma"))
+    run.save(tmp_path / "again")
+    assert at.load(tmp_path / "again").outcomes == run.outcomes
+    with pytest.raises(StoreError, match="holds a run already"):
+        at.flow(law, tokens, store=tmp_path / "run", **options)
+    with pytest.raises(StoreError, match="another run"):
+        at.flow(law, tokens, store=tmp_path / "run", resume=True, **{**options, "log_until": 900.0})
+    for name in ("checkpoint.npz", "definition.npz", "zarr.json"):
+        whole = (tmp_path / "run" / name).read_bytes()
+        damaged = bytearray(whole)
+        damaged[len(whole) // 2] ^= 1
+        (tmp_path / "run" / name).write_bytes(damaged)
+        with pytest.raises(StoreError, match=r"damaged|cannot be read as a Zarr store"):
+            at.load(tmp_path / "run")
+        (tmp_path / "run" / name).write_bytes(whole)
+    short = at.flow(law, tokens, store=tmp_path / "short", max_evaluations=50, **options)
+    assert "budget" in {outcome.name for outcome in short.outcomes}
+    with pytest.raises(UnsupportedError, match="not continued"):
+        at.resume(tmp_path / "short")

@@ -18,6 +18,7 @@ tolerance: errors are of third order in the distance. This is an estimate.
 
 from __future__ import annotations
 
+import json
 import math
 import time as clock
 from collections.abc import Callable
@@ -28,13 +29,13 @@ import numpy as np
 import torch
 
 from attractor import memory
-from attractor.errors import InputError, UnsupportedError
+from attractor.errors import InputError, StoreError, UnsupportedError
 from attractor.laws import Attention, Law, has_kernel
 from attractor.progress import progress_bar
 from attractor.solvers.log_time import LogTime, exponential, format_log_time, log_of
 from attractor.solvers.merging import EventLog, MergeTree
 from attractor.solvers.outcome import Outcome, Statistics
-from attractor.solvers.store import Definition
+from attractor.solvers.store import Definition, Store, read_definition, read_snapshot
 from attractor.solvers.trajectory import Trajectory
 from attractor.spaces import Space, Sphere
 from attractor.states import Tokens
@@ -104,13 +105,12 @@ def log_time_obstacle(law: Law, state: Any, space: Space) -> str:
 
 
 def reject_options(
-    options: dict[str, Any], noise: Any, events: Any, store: Any, differentiable: bool, given: dict[str, bool]
+    options: dict[str, Any], noise: Any, events: Any, differentiable: bool, given: dict[str, bool]
 ) -> None:
     """Raise for options of ``flow`` that have no meaning in logarithmic time; ``given`` says whether further ones were given."""
     named = {
         "noise": noise is not None,
         "events": bool(events),
-        "store": store is not None,
         "step": options["step"] is not None,
         "atol": options["atol"] is not None,
         "stop": options["stop"] is not None,
@@ -124,7 +124,6 @@ def reject_options(
     if wrong:
         raise UnsupportedError(
             f"a run in logarithmic time follows clusters until they have merged, and takes no {', '.join(wrong)}: leave that out"
-            + ("; it takes seconds, and its points can be kept with numpy.savez" if "store" in wrong else "")
         )
     if options["method"] not in (None, METHOD):
         raise UnsupportedError(
@@ -573,6 +572,42 @@ def bound_merging_time(
     if (share >= 1.0).any():
         return low, math.inf
     return low, float(np.logaddexp.reduce((logs - np.log1p(-share)).ravel()))
+
+
+def load_log_run(path: Any) -> Trajectory:
+    """Read a stored run in logarithmic time."""
+    store = Store(path)
+    definition = read_definition(store)[0]
+    logs, arrays = store.read_times(), read_snapshot(store)
+    state = definition.state
+    if arrays is None or not isinstance(state, Tokens):
+        raise StoreError(
+            f"the run in {path} has not ended, and a run in logarithmic time is stored at its end: run it again"
+        )
+    try:
+        record = json.loads(str(arrays["json"]))
+        outcomes = tuple(Outcome(**outcome) for outcome in record["outcomes"])
+        members = range(len(outcomes))
+        trees = [MergeTree(state.n, arrays[f"tree{k}"]) for k in members]
+        errors = [arrays[f"errors{k}"] for k in members]
+        final, sigma = (torch.from_numpy(arrays[name]) for name in ("final", "sigma"))
+        stats = Statistics(**record["stats"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise StoreError(f"the checkpoint of {path} does not belong to its run: {error}") from None
+    return Trajectory(
+        times=torch.from_numpy(logs).exp(),
+        points=torch.from_numpy(arrays["complete"]).to(state.points),
+        final=state.with_points(final.to(state.points)),
+        outcomes=outcomes,
+        stats=stats,
+        law=definition.law,
+        space=definition.space,
+        initial=state,
+        events=EventLog([], trees, log_errors=errors),
+        definition=definition,
+        given_log_times=torch.from_numpy(logs),
+        given_sigma=sigma,
+    )
 
 
 def _make_trajectory(definition: Definition, paths: list[ClusterPath], times: np.ndarray, seconds: float) -> Trajectory:

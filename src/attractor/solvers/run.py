@@ -25,7 +25,7 @@ from attractor.serialization import move_tensors, tensors
 from attractor.solvers import native_gradient
 from attractor.solvers import store as checkpoints
 from attractor.solvers.cluster_integration import METHOD as CLUSTERS
-from attractor.solvers.cluster_integration import integrate_clusters, log_time_obstacle, reject_options
+from attractor.solvers.cluster_integration import integrate_clusters, load_log_run, log_time_obstacle, reject_options
 from attractor.solvers.density_integration import prepare_density
 from attractor.solvers.gaussian_integration import GaussianIntegration
 from attractor.solvers.integration import Execution, Integration, Plan
@@ -185,7 +185,7 @@ def flow(
         objects, () for none.
     events : ``Event(function)`` objects, logged or terminal.
     max_seconds, max_evaluations : budgets.
-    store : folder of a Zarr store that is written during the run.
+    store : folder of a Zarr store that is written during the run; of a run in logarithmic time, which takes seconds, at its end.
     resume : whether to continue the run in ``store`` from its last checkpoint.
     progress : True for a progress bar on stderr, or a function that is called with the integration after every step.
     engine : name of an engine for attention. None chooses one, and integrates small systems in C++ where possible
@@ -282,9 +282,24 @@ def _integrate(
     States are differentiated with respect to ``end_time``, if it is given.
     """
     if isinstance(definition.options["until"], LogTime):
-        given = {"reduce=True": bool(reduction[0]), "resume": resume, "distributed": group is not None}
-        reject_options(definition.options, definition.noise, definition.events, store, differentiable, given)
-        return integrate_clusters(definition, _enter_clusters(definition), budget, progress)
+        given = {
+            "reduce=True": bool(reduction[0]),
+            "distributed": group is not None,
+            "resume": resume and store is None,
+        }
+        reject_options(definition.options, definition.noise, definition.events, differentiable, given)
+        if store is not None and checkpoints.check_log_store(store, definition, resume):
+            found = load_log_run(store)
+            if any(outcome.name == "budget" for outcome in found.outcomes):
+                raise UnsupportedError(
+                    f"the run in {store} ended by its budget, and a run in logarithmic time is not continued: run it again with a "
+                    "larger one"
+                )
+            return found
+        found = integrate_clusters(definition, _enter_clusters(definition), budget, progress)
+        if store is not None:
+            found.save(store)
+        return found
     run = prepare(definition, budget, execution, differentiable, reduction=reduction)
     if group is not None:
         group.check_agreement(definition, {"budget": budget, "store": (store is None, resume)})

@@ -46,7 +46,7 @@ from attractor.files import (
 )
 from attractor.laws import Law
 from attractor.serialization import decode, encode, find_missing, find_modules
-from attractor.solvers.merging import MergeTree
+from attractor.solvers.merging import EventLog, MergeTree
 from attractor.solvers.noise import AbsentNoise, Noise, Redrawn
 from attractor.solvers.outcome import EventRecord, Outcome
 from attractor.solvers.saving import Recorder, to_numpy
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from attractor.solvers.integration import Integration
     from attractor.solvers.process_group import ProcessGroup
     from attractor.solvers.termination import Event
+    from attractor.solvers.trajectory import Trajectory
 
 SCHEMA = "attractor.run/2"
 UNSEALED = "attractor.run/1"  # of attractor 0.1 and 0.2: without checksums
@@ -425,6 +426,42 @@ def write_run(record: RunRecord, definition: Definition, path: str | Path) -> No
     create_store(store, record.recorder, definition)
     with store.writing():
         store.write_record(record, record.to_arrays(), 0)
+
+
+def write_log_run(run: Trajectory, path: str | Path) -> None:
+    """Write a run in logarithmic time to a new store; ``times`` in it are logarithms."""
+    assert run.definition is not None
+    assert run.given_log_times is not None
+    assert run.given_sigma is not None
+    words, arrays = describe(run.definition)
+    points, events = to_numpy(run.points), run.events
+    words["precision"] = str(points.dtype)
+    names = ("evaluations", "accepted", "seconds", "method", "merges", "peak_memory")
+    record = {
+        "outcomes": [vars(outcome) for outcome in run.outcomes],
+        "stats": {name: getattr(run.stats, name) for name in names},
+    }
+    assert isinstance(events, EventLog)
+    held = {f"tree{k}": tree.rows for k, tree in enumerate(events.trees)}
+    held |= {f"errors{k}": errors for k, errors in enumerate(events.log_errors or ())}
+    held |= {"final": to_numpy(run.final.points), "sigma": to_numpy(run.given_sigma)}  # type: ignore[union-attr]
+    store = Store(path)
+    store.create(words, arrays, run.given_log_times.numpy(), points.shape[1:], str(points.dtype))
+    with store.writing(), _store_errors(store.path, "written"):
+        if len(points):
+            store.write_points(0, points)
+        store.write_checkpoint({**held, "complete_rows": np.array(len(points)), "json": np.array(json.dumps(record))})
+
+
+def check_log_store(path: str | Path, definition: Definition, resume: bool) -> bool:
+    """Whether a store holds this run in logarithmic time; raise if it holds another, or if the path is in use."""
+    store = Store(path)
+    if resume and store.exists:
+        _check_same(store, definition)
+        return True
+    if store.path.exists() and (not store.path.is_dir() or any(store.path.iterdir())):
+        raise store._occupied()
+    return False
 
 
 def describe(definition: Definition) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from attractor.errors import StoreError
 from attractor.laws import AbsentLaw, Law, is_external
+from attractor.solvers.cluster_integration import load_log_run
+from attractor.solvers.log_time import LogTime
 from attractor.solvers.noise import AbsentNoise, Noise, Redrawn
 from attractor.solvers.outcome import Outcome
 from attractor.solvers.run import flow, make_trajectory, prepare
@@ -39,6 +41,8 @@ def load(path: str | Path) -> Trajectory:
     """
     store = Store(path)
     definition, absent = read_definition(store)
+    if isinstance(definition.options["until"], LogTime):
+        return load_log_run(path)
     times, arrays = store.read_times(), read_snapshot(store)
     precision = read_precision(store) or _dtype(definition.state)
     with torch.no_grad():

@@ -28,7 +28,7 @@ from attractor.solvers.merging import EventLog
 from attractor.solvers.noise import Noise, Redrawn
 from attractor.solvers.outcome import EventRecord, Outcome, Statistics
 from attractor.solvers.steppers.stepper import method_citations
-from attractor.solvers.store import Definition, RunRecord, write_run
+from attractor.solvers.store import Definition, RunRecord, write_log_run, write_run
 from attractor.spaces import Space
 from attractor.states import Density, Equiangular, Gaussian, Tokens, grid_values
 
@@ -459,11 +459,9 @@ class Trajectory:
     def save(self, path: str | Path) -> None:
         """Write the run to a Zarr store, for ``attractor.load``."""
         self._check_points("a store holds points")
-        if self.given_log_times is not None:
-            raise UnsupportedError(
-                "a store holds times as numbers, and those of this run are beyond floating point: keep run.log_times and run.points "
-                "with numpy.savez"
-            )
+        if self.given_log_times is not None and self.definition is not None:
+            write_log_run(self, path)
+            return
         if self.record is None or self.definition is None:
             raise UnsupportedError("this trajectory did not come from a flow, so there is no run to store")
         write_run(self.record, self.definition, path)
