@@ -3,7 +3,7 @@
 from attractor.nn.attention_interface import register
 from attractor.nn.attention_sites import BERT_LAYOUT, GPT2_LAYOUT, LLAMA_LAYOUT, ProjectionLayout
 from attractor.nn.definite import DefiniteAttention
-from attractor.nn.layer import AttentionLayer, PlainAttention, TransformerBlock, spectral
+from attractor.nn.layer import AttentionLayer, PlainAttention, TransformerBlock, spectral, split_placement
 from attractor.nn.parameters import Weights
 from attractor.nn.patching import (
     MODEL_TYPE,
@@ -51,5 +51,6 @@ __all__ = [
     "register",
     "restore_refinement",
     "spectral",
+    "split_placement",
     "unrefine",
 ]

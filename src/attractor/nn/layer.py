@@ -414,8 +414,22 @@ def spectral(layer: PlainAttention, part: str = "value", iterations: int = 1) ->
     return layer
 
 
-Placement = Literal["none", "pre", "post", "peri", "sandwich"]
-NORMS = {"none": 0, "pre": 2, "post": 2, "peri": 4}
+Placement = Literal["none", "pre", "post", "peri", "sandwich"] | str
+NORMS = {"none": 0, "pre": 2, "post": 2, "peri": 4, "ngpt": 4}
+
+
+def split_placement(placement: str) -> tuple[str, float]:
+    """Return the kind of a placement and the share alpha of "ngpt:0.2"; raise for an unknown one."""
+    kind, colon, text = placement.partition(":")
+    kind = "peri" if kind == "sandwich" else kind
+    check_name(kind, NORMS, "placement")
+    try:
+        share = float(text) if colon else 1.0
+    except ValueError:
+        share = 0.0
+    if (colon and kind != "ngpt") or (kind == "ngpt" and not (colon and 0 < share <= 1)):
+        raise InputError(f"placement ngpt takes a share above 0 and at most 1, as in ngpt:0.2, and no other takes one; got {placement!r}")
+    return kind, share
 
 
 class TransformerBlock(nn.Module):
@@ -425,7 +439,8 @@ class TransformerBlock(nn.Module):
     ----------
     attention : a layer of ``attractor.nn``.
     hidden : hidden width of the feed-forward network, 4 d by default; 0 for none.
-    placement : "none", "pre", "post" or "peri" (also called "sandwich"), as in ``at.Block``.
+    placement : "none", "pre", "post", "peri" (also called "sandwich") or "ngpt:0.2" (every part moves a normalised token by this
+        share towards its normalised output), as in ``at.Block``.
     norm : "layer" or "rms".
     activation : of the feed-forward network.
     dropout : probability of dropping an entry of what each part adds.
@@ -447,8 +462,7 @@ class TransformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         dim, hidden = attention.dim, 4 * attention.dim if hidden is None else hidden
-        self.placement = "peri" if placement == "sandwich" else placement
-        check_name(self.placement, NORMS, "placement")
+        self.placement, self.share = split_placement(placement)
         if norm not in ("layer", "rms"):
             raise InputError(f"norm must be 'layer' or 'rms', got {norm!r}")
         check_name(activation, ACTIVATIONS, "activation")
@@ -469,13 +483,14 @@ class TransformerBlock(nn.Module):
     def _add(self, x: Tensor, part: int, mask: Tensor | None) -> Tensor:
         before = self.norms[part](x) if self.placement in ("pre", "peri") else x
         moved = self.attention(before, mask) if part == 0 else self._feed(before)
-        moved = self.norms[2 + part](moved) if self.placement == "peri" else moved
+        moved = self.norms[2 + part](moved) if self.placement in ("peri", "ngpt") else moved
+        moved = self.share * (moved - x) if self.placement == "ngpt" else moved
         moved = self.dropout(moved)
         if self.drop_path and self.training:
             kept = 1 - self.drop_path
             moved = moved * moved.new_empty(moved.shape[0], *[1] * (moved.ndim - 1)).bernoulli_(kept) / kept
         x = x + moved
-        return self.norms[part](x) if self.placement == "post" else x
+        return self.norms[part](x) if self.placement in ("post", "ngpt") else x
 
     def _feed(self, x: Tensor) -> Tensor:
         assert self.widen is not None
@@ -494,4 +509,5 @@ class TransformerBlock(nn.Module):
         if self.widen is not None and self.narrow is not None:
             parts = [part.detach().to(dtype) for line in (self.widen, self.narrow) for part in (line.weight, line.bias)]
             feed = MLP(*parts, activation=self.activation)
-        return Block(self.attention.law(dtype), feed, self.placement, tuple(norms))  # type: ignore[arg-type]
+        placement = f"ngpt:{self.share}" if self.placement == "ngpt" else self.placement
+        return Block(self.attention.law(dtype), feed, placement, tuple(norms))  # type: ignore[arg-type]

@@ -120,12 +120,14 @@ class Signed(nn.Module):
         self.lower = None if diagonal else nn.Parameter(torch.zeros(*leading, below))
         self.skew = nn.Parameter(SKEW * torch.randn(*leading, below)) if skew else None
 
-    def start(self, lower: Tensor) -> None:
-        """Set the strictly lower triangle of L."""
+    def start(self, lower: Tensor, skew: Tensor) -> None:
+        """Set the strictly lower triangle of L, and the skew part if there is one."""
         assert self.lower is not None
         row, column = _below(self.size, lower.device)
         with torch.no_grad():
             self.lower.copy_(lower[..., row, column])
+            if self.skew is not None:
+                self.skew.copy_(skew[..., row, column])
 
     def scaled_pivots(self, dtype: torch.dtype | None = None) -> Tensor:
         """The signed pivots (..., size)."""

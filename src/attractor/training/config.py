@@ -12,12 +12,14 @@ from typing import Any
 
 from attractor.errors import InputError
 from attractor.laws import kernel_named
+from attractor.nn import split_placement
 from attractor.registry import check_name
 
 AT_LEAST = {
     **dict.fromkeys(
         (
             "layers",
+            "loops",
             "dim",
             "heads",
             "context",
@@ -34,7 +36,7 @@ AT_LEAST = {
     **dict.fromkeys(("evaluations", "size", "warmup", "seed", "keep"), 0),
 }
 OPTIONAL = {"hidden": 1, "turned": 1}  # None, or at least this
-SWITCHES = ("spectral", "bias", "relaxed", "equal", "test", "compile")
+SWITCHES = ("inject", "spectral", "bias", "relaxed", "equal", "test", "compile")
 NUMBERS = ("rate", "clip", "decay", "dropout", "drop_path", "smoothing", "final_rate")
 
 
@@ -94,7 +96,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "attention": ("plain", "convergent", "divergent", "intermediate"),
     "kernel": ("softmax", "l2", "sinkhorn", "sigmoid"),
     "positions": ("none", "absolute", "sinusoidal", "rotary"),
-    "placement": ("none", "pre", "post", "peri", "sandwich"),
     "norm": ("layer", "rms"),
     "pooling": ("class", "mean"),
     "augment": ("none", "flip", "crop"),
@@ -114,6 +115,8 @@ class Config:
     """One run: model, attention, data and schedule.
 
     Model: ``layers`` blocks of dimension ``dim`` with ``heads`` heads and a feed-forward part of width ``hidden`` (default 4 dim).
+    ``loops`` applies all blocks this many times with the same weights (a looped model); ``inject`` adds the embedded tokens again before
+    every further time. ``placement`` of norms is that of ``TransformerBlock``, such as "pre" or "ngpt:0.2".
 
     Data. ``task`` "text": windows of ``context`` tokens, which are "bytes", "bpe" (``vocabulary`` tokens learned from the training text,
     or the file ``tokenizer``) or "words" (of the training text; ``cutoffs`` select an adaptive softmax). Text without separate files for
@@ -146,6 +149,8 @@ class Config:
     pooling: str = "class"
     augment: str = "crop"
     layers: int = 4
+    loops: int = 1
+    inject: bool = False
     dim: int = 128
     heads: int = 4
     hidden: int | None = None
@@ -206,10 +211,15 @@ class Config:
                 raise InputError(f"{name} must lie between 0 and 1, got {getattr(self, name)!r}")
         for name, known in CHOICES.items():
             check_name(getattr(self, name), known, name, "choices")
+        if not isinstance(self.placement, str):
+            raise InputError(f"placement must be a text such as 'pre', got {self.placement!r}")
+        split_placement(self.placement)
         self._check_together()
 
     def _check_together(self) -> None:
         """Raise for choices that exclude each other."""
+        if self.inject and self.loops == 1:
+            raise InputError("inject adds the embedded tokens before every further loop, and there is one: give loops of at least 2")
         plain = self.attention == "plain"
         for name, default in (OF_DEFINITE if plain else OF_PLAIN).items():
             if getattr(self, name) != default:

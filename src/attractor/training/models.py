@@ -100,7 +100,7 @@ FIRST = 0.02  # initial standard deviation of embeddings and positions
 
 
 class Backbone(nn.Module):
-    """Positions added to tokens, blocks, and a last norm for placements without a norm on the residual stream."""
+    """Positions added to tokens, blocks applied ``loops`` times, and a last norm for placements without a norm on the residual stream."""
 
     def __init__(self, config: Config, longest: int) -> None:
         super().__init__()
@@ -112,6 +112,7 @@ class Backbone(nn.Module):
             self.register_buffer("waves", sinusoids(longest, config.dim), persistent=False)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList([build_block(config, index) for index in range(config.layers)])
+        self.loops, self.inject = config.loops, config.inject
         kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
         self.norm = kind(config.dim) if config.placement in ("pre", "peri", "sandwich") else nn.Identity()
 
@@ -120,13 +121,15 @@ class Backbone(nn.Module):
         return self.norm(self.states(x)[-1])
 
     def states(self, x: Tensor) -> list[Tensor]:
-        """Return tokens before every block and after the last, (batch, n, d) each."""
+        """Return tokens before the first block and after every block of every loop, (batch, n, d) each."""
         places = self.waves if self.places is None else self.places
         if isinstance(places, Tensor):
             x = x + places[: x.shape[1]].to(x.dtype)
         found = [self.dropout(x)]
-        for each in self.blocks:
-            found.append(each(found[-1]))
+        for loop in range(self.loops):
+            for number, each in enumerate(self.blocks):
+                again = self.inject and loop and not number
+                found.append(each(found[-1] + found[0] if again else found[-1]))
         return found
 
 
