@@ -63,10 +63,13 @@ def test_losses_and_gradients_are_those_of_each_model(
 ) -> None:
     config = config_of(study, arm, data, **({"strength": 0.3} if "shift" in arm or "lambda" in arm else {}))
     reads = open_source(config, torch.device("cpu"), tmp_path)
-    models = [reads.model(Config(**{**config.row(), "seed": seed})).double().eval() for seed in (3, 4)]
+    models = [reads.model(Config(**{**config.row(), "seed": seed})).double() for seed in (3, 4)]
+    for model in models:
+        model.train(config.penalty > 0)  # a penalty belongs to training only
     stack = reads.stack(models, torch.device("cpu"), torch.float64)
     batch = reads.batch(reads.inputs([3, 4], 0))
-    found = stack.losses(*batch)
+    found = sum(stack.losses(*batch))
+    assert isinstance(found, torch.Tensor)
     alone = torch.stack([model(*(part[k] for part in batch)) for k, model in enumerate(models)])
     torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)  # both end in a float32 loss
     gradients = torch.autograd.grad(found.sum(), list(stack.parameters.values()))

@@ -37,7 +37,7 @@ AT_LEAST = {
 }
 OPTIONAL = {"hidden": 1, "turned": 1}  # None, or at least this
 SWITCHES = ("inject", "spectral", "bias", "relaxed", "equal", "test", "compile")
-NUMBERS = ("rate", "clip", "decay", "dropout", "drop_path", "smoothing", "final_rate")
+NUMBERS = ("penalty", "rate", "clip", "decay", "dropout", "drop_path", "smoothing", "final_rate")
 
 
 def check_types(config: Any) -> None:
@@ -116,7 +116,7 @@ class Config:
 
     Model: ``layers`` blocks of dimension ``dim`` with ``heads`` heads and a feed-forward part of width ``hidden`` (default 4 dim).
     ``loops`` applies all blocks this many times with the same weights (a looped model); ``inject`` adds the embedded tokens again before
-    every further time. ``placement`` of norms is that of ``TransformerBlock``, such as "pre" or "ngpt:0.2".
+    every further time. ``penalty`` times the mean cosine of tokens after every block is added to the training loss. ``placement`` of norms is that of ``TransformerBlock``, such as "pre" or "ngpt:0.2".
 
     Data. ``task`` "text": windows of ``context`` tokens, which are "bytes", "bpe" (``vocabulary`` tokens learned from the training text,
     or the file ``tokenizer``) or "words" (of the training text; ``cutoffs`` select an adaptive softmax). Text without separate files for
@@ -151,6 +151,7 @@ class Config:
     layers: int = 4
     loops: int = 1
     inject: bool = False
+    penalty: float = 0.0
     dim: int = 128
     heads: int = 4
     hidden: int | None = None
@@ -206,6 +207,8 @@ class Config:
             raise InputError(f"rate must be a positive number, got {self.rate!r}")
         if not 0 <= float(self.clip) < float("inf"):
             raise InputError(f"clip must be a positive number, or 0 for gradients of any norm, got {self.clip!r}")
+        if not 0 <= float(self.penalty) < float("inf"):
+            raise InputError(f"penalty must be a number of at least 0, got {self.penalty!r}")
         for name in SHARES:
             if not 0 <= float(getattr(self, name)) <= 1:
                 raise InputError(f"{name} must lie between 0 and 1, got {getattr(self, name)!r}")

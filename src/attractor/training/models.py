@@ -96,6 +96,12 @@ def hidden_width(config: Config) -> int:
     return hidden + round((plain - own) / (2 * config.dim + 1))
 
 
+def mean_cosine(x: Tensor) -> Tensor:
+    """Return the mean cosine of pairs of tokens (..., n, d), of different tokens."""
+    n, unit = x.shape[-2], functional.normalize(x.float(), dim=-1)
+    return (unit.sum(-2).square().sum(-1) - n) / max(1, n * (n - 1))
+
+
 FIRST = 0.02  # initial standard deviation of embeddings and positions
 
 
@@ -119,6 +125,14 @@ class Backbone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the last state (batch, n, d), normalised."""
         return self.norm(self.states(x)[-1])
+
+    def penalised(self, x: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        """Return the last state, normalised, and ``weight`` times the mean cosine of tokens after every block, in training only."""
+        states = self.states(x)
+        penalty = torch.zeros((), device=x.device)
+        if weight and self.training:
+            penalty = weight * torch.stack([mean_cosine(state).mean() for state in states[1:]]).mean()
+        return self.norm(states[-1]), penalty
 
     def states(self, x: Tensor) -> list[Tensor]:
         """Return tokens before the first block and after every block of every loop, (batch, n, d) each."""
@@ -192,7 +206,7 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(vocabulary, config.dim)
         nn.init.normal_(self.embedding.weight, std=FIRST)
         self.backbone = Backbone(config, config.context)
-        self.smoothing, self.adaptive = config.smoothing, None
+        self.smoothing, self.adaptive, self.penalty = config.smoothing, None, config.penalty
         if config.cutoffs:
             if config.cutoffs[-1] >= vocabulary or config.smoothing:
                 raise InputError(
@@ -203,11 +217,11 @@ class LanguageModel(nn.Module):
 
     def forward(self, given: Tensor, wanted: Tensor) -> Tensor:
         """Return the mean loss in nats of the targets ``wanted`` (batch, n) after ``given`` (batch, n)."""
-        last = self.backbone(self.embedding(given))
+        last, penalty = self.backbone.penalised(self.embedding(given), self.penalty)
         if self.adaptive is not None:
-            return self.adaptive(last.flatten(0, 1).float(), wanted.flatten()).loss
+            return self.adaptive(last.flatten(0, 1).float(), wanted.flatten()).loss + penalty
         logits = functional.linear(last, self.embedding.weight)
-        return functional.cross_entropy(
+        return penalty + functional.cross_entropy(
             logits.flatten(0, 1).float(), wanted.flatten(), label_smoothing=self.smoothing if self.training else 0.0
         )
 
@@ -264,19 +278,22 @@ class VisionModel(nn.Module):
         self.classifier = nn.Linear(config.dim, classes)
         nn.init.normal_(self.classifier.weight, std=FIRST)
         nn.init.zeros_(self.classifier.bias)
-        self.smoothing = config.smoothing
+        self.smoothing, self.penalty = config.smoothing, config.penalty
         self.register_buffer("mean", torch.tensor(mean))
         self.register_buffer("deviation", torch.tensor(deviation))
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the cross entropy in nats."""
-        return functional.cross_entropy(
-            self.logits(images), labels, label_smoothing=self.smoothing if self.training else 0.0
+        last, penalty = self.backbone.penalised(self.tokens(images), self.penalty)
+        return penalty + functional.cross_entropy(
+            self._classify(last), labels, label_smoothing=self.smoothing if self.training else 0.0
         )
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits (batch, classes)."""
-        last = self.backbone(self.tokens(images))
+        return self._classify(self.backbone(self.tokens(images)))
+
+    def _classify(self, last: Tensor) -> Tensor:
         pooled = last.mean(1) if self.start is None else last[:, 0]
         return self.classifier(pooled).float()
 

@@ -15,13 +15,13 @@ from torch.nn import functional
 from attractor.errors import UnsupportedError
 from attractor.laws import ACTIVATIONS, turn_pairs
 from attractor.nn import AttentionLayer, Shift, Slice, TransformerBlock
-from attractor.training.models import group_parameters
+from attractor.training.models import group_parameters, mean_cosine
 
 
 @dataclass(frozen=True)
 class SharedShape:
-    """What all models and layers share. ``extra`` is the refinement: "none", "shift" or "slice"; ``pad`` pads values to the width
-    of keys, as the fastest attention kernel requires."""
+    """What all models and layers share. ``share`` belongs to the placement "ngpt"; ``extra`` is the refinement: "none", "shift" or
+    "slice"; ``pad`` pads values to the width of keys, as the fastest attention kernel requires."""
 
     heads: int
     placement: str
@@ -32,6 +32,7 @@ class SharedShape:
     eps: float
     compute: torch.dtype
     pad: bool
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,9 @@ def _add(x: Tensor, part: int, move: Callable[[Tensor], Tensor], rest: dict[str,
 
     before = normed(x, part) if shape.placement in ("pre", "peri") else x
     moved = move(before)
-    moved = normed(moved.to(x.dtype), 2 + part) if shape.placement == "peri" else moved
-    x = x + moved
-    return normed(x, part) if shape.placement == "post" else x
+    moved = normed(moved.to(x.dtype), 2 + part) if shape.placement in ("peri", "ngpt") else moved
+    x = x + (shape.share * (moved - x) if shape.placement == "ngpt" else moved)
+    return normed(x, part) if shape.placement in ("post", "ngpt") else x
 
 
 def _feed(x: Tensor, rest: dict[str, Tensor], shape: SharedShape) -> Tensor:
@@ -126,6 +127,7 @@ def _feed(x: Tensor, rest: dict[str, Tensor], shape: SharedShape) -> Tensor:
 
 
 BLOCKS = "backbone.blocks."
+ALIGNED = 64  # columns of a product in bfloat16
 POWER = "parametrizations.weight.0._"  # vectors of spectral normalisation
 
 
@@ -141,6 +143,8 @@ class StackedModels:
             name: nn.Parameter(part.to(device)) for name, part in _stack(models, "named_parameters").items()
         }
         self.buffers = {name: part.to(device) for name, part in _stack(models, "named_buffers").items()}
+        self.loops, self.inject = models[0].backbone.loops, models[0].backbone.inject
+        self.penalty = models[0].penalty
         self.template = _LayerWeights(copy.deepcopy(first.attention)).eval().to(device)
         self.shape = _shape(first, compute, device.type == "cuda")
         self.positions = first.attention.positions
@@ -155,9 +159,12 @@ class StackedModels:
             ((name, part, part.ndim - (2 if name.startswith(BLOCKS) else 1)) for name, part in stacked), decay
         )
 
-    def losses(self, *batch: Tensor) -> Tensor:
-        """Return the loss (s,) of every model on its own batch, (s, b, ...) each."""
-        return self.score(*batch)[0]
+    def losses(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return loss and penalty (s,) of every model on its own batch, (s, b, ...) each."""
+        self._cosines: list[Tensor] = []
+        loss = self.score(*batch)[0]
+        penalty = torch.stack(self._cosines).mean(0) if self._cosines else torch.zeros_like(loss)
+        return loss, self.penalty * penalty
 
     def score(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         """Return loss and score (s,) of every model on its own batch."""
@@ -179,12 +186,27 @@ class StackedModels:
         rest: list[dict[str, Tensor]] = [{} for _ in maps]
         for name, parameter in self.parameters.items():
             if name.startswith(BLOCKS) and not name.startswith(BLOCKS + "attention."):
-                for one, part in zip(rest, parameter.unbind(0), strict=True):
-                    one[name.removeprefix(BLOCKS)] = part
-        turns = self._turns(x.shape[-2])
-        for one, others in zip(maps, rest, strict=True):
-            x = self.block(x, one, others, turns, self.shape)
+                inner = name.removeprefix(BLOCKS)
+                for one, part in zip(rest, self._aligned(inner, parameter).unbind(0), strict=True):
+                    one[inner] = part
+        turns, first = self._turns(x.shape[-2]), x
+        # only steps of training are compiled: evaluations are few, and each would compile a second graph
+        step = self.block if torch.is_grad_enabled() else block
+        for loop in range(self.loops):
+            x = x + first if self.inject and loop else x
+            for one, others in zip(maps, rest, strict=True):
+                x = step(x, one, others, turns, self.shape)
+                if self.penalty and torch.is_grad_enabled():
+                    self._cosines.append(mean_cosine(x).mean(1))
         return x
+
+    def _aligned(self, name: str, parameter: Tensor) -> Tensor:
+        """Pad the hidden width with zeros to a multiple of ``ALIGNED`` on a GPU, where others have slow products."""
+        if not self.shape.pad or not name.startswith(("widen.", "narrow.weight")):
+            return parameter
+        axis = -1 if name in ("widen.bias", "narrow.weight") else -2
+        missing = -parameter.shape[axis] % ALIGNED
+        return functional.pad(parameter, (0, missing) if axis == -1 else (0, 0, 0, missing)) if missing else parameter
 
     def maps(self) -> list[AttentionMaps]:
         """Return the attention weights of every layer."""
@@ -280,6 +302,7 @@ def _shape(first: TransformerBlock, compute: torch.dtype, gpu: bool) -> SharedSh
     return SharedShape(
         heads=layer.heads,
         placement=first.placement,
+        share=first.share,
         activation=first.activation,
         scale=1.0 if isinstance(scale, Tensor) else scale,
         causal=layer.causal,

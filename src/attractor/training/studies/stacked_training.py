@@ -1,4 +1,4 @@
-"""Training of several seeds at once: data on the device, steps, results."""
+"""Training of several models at once, of several seeds and rates: data on the device, steps, results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from attractor.errors import InputError, UnsupportedError
@@ -24,8 +24,9 @@ from attractor.training.data.images import Images, draw_augmentation
 from attractor.training.data.text import Text
 from attractor.training.dynamics import Dynamics, trace_growth
 from attractor.training.models import build_model
-from attractor.training.studies.stacked_models import StackedImageModels, StackedModels, StackedTextModels
+from attractor.training.studies.stacked_models import BLOCKS, StackedImageModels, StackedModels, StackedTextModels
 
+SCORED = 16384  # tokens of a model that are scored at once
 PROBES = 4  # samples whose tokens are followed through trained models
 Batch = tuple[Tensor, Tensor]
 
@@ -49,6 +50,10 @@ class Source:
         """Return how many tokens a step of one model reads."""
         raise NotImplementedError
 
+    def samples(self) -> int:
+        """Return how many samples are scored at once."""
+        return max(self.config.batch, SCORED * self.config.batch // self.tokens())
+
     def inputs(self, seeds: list[int], number: int) -> list[Tensor]:
         """Return the sample indices of step ``number``, (s, b) each, on the host."""
         raise NotImplementedError
@@ -59,7 +64,7 @@ class Source:
 
     def validation(self, models: int, count: int) -> Iterator[Batch]:
         """Yield validation batches, the same for every model: ``count`` samples, or all for 0."""
-        for given, wanted in self.data.evaluation("validation", self.config.batch, count):
+        for given, wanted in self.data.evaluation("validation", self.samples(), count):
             yield tuple(part.to(self.device).expand(models, *part.shape) for part in (given, wanted))  # type: ignore[misc]
 
     def probe(self) -> Tensor:
@@ -186,6 +191,8 @@ class SeedRun:
     dynamics : tokens along depth after training, None if states are not finite.
     train_loss : mean training loss over the last twentieth of the steps.
     curve : (step, validation loss) at evaluations.
+    rate : learning rate.
+    scores_curve : (step, accuracy, or bits per byte of text) at evaluations.
     steps, tokens : how many were taken and read.
     tokens_per_second : of all seeds together.
     seconds : duration of all seeds together.
@@ -197,6 +204,8 @@ class SeedRun:
     dynamics: Dynamics | None
     train_loss: float | None = None
     curve: tuple[tuple[int, float | None], ...] = ()
+    rate: float | None = None
+    scores_curve: tuple[tuple[int, float | None], ...] = ()
     steps: int | None = None
     tokens: int | None = None
     tokens_per_second: float | None = None
@@ -211,54 +220,76 @@ def train_seeds(
     progress: Callable[[int, float], None] | None = None,
 ) -> list[SeedRun]:
     """Train one model per seed, all at once. ``progress`` is called with the step and the mean loss at evaluations."""
+    return train_models([dataclasses.replace(config, seed=seed) for seed in seeds], execution, cache, progress)
+
+
+def train_models(
+    configs: list[Config], execution: Execution, cache: Path, progress: Callable[[int, float], None] | None = None
+) -> list[SeedRun]:
+    """Train models whose configurations differ in seed and rate only, all at once; results have the order of ``configs``."""
     started = time.perf_counter()
     if execution.compiled:
         from torch import _dynamo
 
         _dynamo.config.recompile_limit = VARIANTS
     device = torch.device(execution.device)
-    configs = [dataclasses.replace(config, seed=seed) for seed in seeds]
+    order = sorted(range(len(configs)), key=lambda index: configs[index].rate)  # models of one rate are neighbours
+    ordered = [configs[index] for index in order]
+    config = ordered[0]
+    if any(dataclasses.replace(one, seed=config.seed, rate=config.rate) != config for one in ordered):
+        raise InputError("models that are trained together differ in seed and rate only")
     data = open_source(config, device, cache)
-    models = [data.model(one) for one in configs]
+    models = [data.model(one) for one in ordered]
     stack = data.stack(models, device, execution.compute, execution.compiled)
-    stepper = _Stepper(stack, data, configs, execution)
-    history = torch.zeros(config.steps, len(seeds), device=device)
-    curve: list[tuple[int, Tensor]] = []
-    began = None
+    stepper = _Stepper(stack, data, ordered, execution)
+    history = torch.zeros(config.steps, len(ordered), device=device)
+    curve: list[tuple[int, Tensor, Tensor]] = []
+    began, apart = None, 0.0
     for step in range(config.steps):
         if step == WARM + 1:
             _wait(device)
             began = time.perf_counter()
         history[step].copy_(stepper.step(step))
         if (step + 1) % config.evaluate == 0 and step + 1 < config.steps:
-            curve.append((step + 1, stepper.evaluate(config.evaluations)[0]))
+            _wait(device)
+            paused = time.perf_counter()
+            curve.append((step + 1, *stepper.evaluate(config.evaluations)))
+            _wait(device)
+            apart += time.perf_counter() - paused if began is not None else 0.0
             if progress is not None:
                 progress(step + 1, float(history[step].mean()))
     _wait(device)
     ended = time.perf_counter()
     loss, score = stepper.evaluate(data.final)
-    curve.append((config.steps, loss))
+    curve.append((config.steps, loss, score))
     count = config.steps - WARM - 1
-    rate = None if began is None else count * data.tokens() * len(seeds) / (ended - began)
+    rate = None if began is None else count * data.tokens() * len(ordered) / (ended - began - apart)
     models = stack.unstack()
     found = [_trace(model, data) for model in models]
     parameters, seconds = sum(part.numel() for part in models[0].parameters()), time.perf_counter() - started
     tail = history[-max(1, config.steps // 20) :].mean(0).tolist()
-    return [
+    curves = [(step, losses.tolist(), scores.tolist()) for step, losses, scores in curve]
+    measure = "accuracy" if config.task == "images" else "bits_per_byte"
+    runs = [
         SeedRun(
-            seed=seed,
+            seed=one.seed,
             scores=data.scores(float(loss[k]), float(score[k])),
             parameters=parameters,
             dynamics=found[k],
             train_loss=tail[k],
-            curve=tuple((step, float(values[k])) for step, values in curve),
+            curve=tuple((step, losses[k]) for step, losses, _ in curves),
+            rate=one.rate,
+            scores_curve=tuple(
+                (step, data.scores(losses[k], scores[k]).get(measure)) for step, losses, scores in curves
+            ),
             steps=config.steps,
             tokens=config.steps * data.tokens(),
             tokens_per_second=rate,
             seconds=seconds,
         )
-        for k, seed in enumerate(seeds)
+        for k, one in enumerate(ordered)
     ]
+    return [runs[order.index(index)] for index in range(len(configs))]
 
 
 def _trace(model: Any, data: Source) -> Dynamics | None:
@@ -269,6 +300,9 @@ def _trace(model: Any, data: Source) -> Dynamics | None:
         return None
 
 
+AHEAD = 32  # steps whose samples are chosen and copied to the device at once
+
+
 class _Stepper:
     """Optimiser steps of all models, replayed as a CUDA graph after the first ones if the execution uses one."""
 
@@ -276,23 +310,45 @@ class _Stepper:
         self.stack, self.data, self.configs, self.execution = stack, data, configs, execution
         self.config, self.seeds = configs[0], [config.seed for config in configs]
         gpu = execution.device == "cuda"
-        self.rate = torch.tensor(self.config.rate, device=execution.device)
-        groups = stack.groups(self.config.decay)
-        self.optimiser = torch.optim.AdamW(groups, lr=self.rate, betas=self.config.betas, fused=gpu, capturable=gpu)
+        self.rates: dict[float, Tensor] = {}
+        self.views: list[tuple[nn.Parameter, int, Any]] = []  # parts of the stacked parameters with one rate
+        groups = []
+        for group in stack.groups(self.config.decay):
+            for rate, (first, last) in _ranges(configs).items():
+                parts = [view for part in group["params"] for view in self._view(part, first, last)]
+                step = self.rates.setdefault(rate, torch.tensor(rate, device=execution.device))
+                groups.append({**group, "params": parts, "lr": step})
+        betas = (self.config.betas[0], self.config.betas[1])
+        self.optimiser = torch.optim.AdamW(groups, betas=betas, fused=gpu, capturable=gpu)
         self.inputs: list[Tensor] = []
+        self.ahead: tuple[int, list[Tensor]] = (-AHEAD, [])
         self.out: Tensor | None = None
         self.graph: Any = None
         self.stream = torch.cuda.Stream() if gpu else None
 
+    def _view(self, part: nn.Parameter, first: int, last: int) -> list[nn.Parameter]:
+        """Return the parts of a stacked parameter that belong to the models first..last; they share its memory."""
+        stacked = self.stack.parameters
+        number, name = next((k, name) for k, (name, other) in enumerate(stacked.items()) if other is part)
+        places: list[Any] = [(slice(first, last),)]
+        if (first, last) == (0, len(self.configs)):
+            places = [()]
+        elif name.startswith(BLOCKS):
+            places = [(layer, slice(first, last)) for layer in range(part.shape[0])]
+        made = [nn.Parameter(part.detach()[place]) if place else part for place in places]
+        self.views.extend((view, number, place) for view, place in zip(made, places, strict=True))
+        return made
+
     def step(self, number: int) -> Tensor:
         """Take step ``number`` and return the losses (s,)."""
-        self.rate.fill_(self.config.learning_rate(number))
-        given = [part.to(self.execution.device) for part in self.data.inputs(self.seeds, number)]
+        for config in self.configs:
+            self.rates[config.rate].fill_(config.learning_rate(number))
+        given = self._given(number)
         if self.stream is None or not self.execution.cuda_graph:
             self.inputs = given
             return self._once()
         if not self.inputs:
-            self.inputs = given
+            self.inputs = [part.clone() for part in given]
         for place, value in zip(self.inputs, given, strict=True):
             place.copy_(value)
         if number < WARM:
@@ -310,16 +366,24 @@ class _Stepper:
         assert self.out is not None
         return self.out
 
+    def _given(self, number: int) -> list[Tensor]:
+        """Return the samples of a step on the device, copied for many steps at once so that the host does not wait for each."""
+        if not 0 <= number - self.ahead[0] < AHEAD:
+            last = min(number + AHEAD, self.config.steps)
+            steps = [self.data.inputs(self.seeds, each) for each in range(number, last)]
+            stacked = [torch.stack(parts) for parts in zip(*steps, strict=True)]
+            self.ahead = number, [part.to(self.execution.device) for part in stacked]
+        return [part[number - self.ahead[0]] for part in self.ahead[1]]
+
     def _once(self) -> Tensor:
         stack = self.stack
         stack.power_step()
-        losses = stack.losses(*self.data.batch(self.inputs))
+        losses, penalties = stack.losses(*self.data.batch(self.inputs))
         parameters = list(stack.parameters.values())
-        gradients = torch.autograd.grad(losses.sum(), parameters)
-        for parameter, gradient in zip(
-            parameters, stack.clip(list(gradients), self.config.clip or math.inf), strict=True
-        ):
-            parameter.grad = gradient
+        gradients = torch.autograd.grad((losses + penalties).sum(), parameters)
+        clipped = stack.clip(list(gradients), self.config.clip or math.inf)
+        for view, index, place in self.views:
+            view.grad = clipped[index][place] if place else clipped[index]
         self.optimiser.step()
         return losses.detach()
 
@@ -338,3 +402,9 @@ class _Stepper:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
+
+
+def _ranges(configs: list[Config]) -> dict[float, tuple[int, int]]:
+    """Return for every rate the range of its models, which are neighbours."""
+    rates = [config.rate for config in configs]
+    return {rate: (rates.index(rate), len(rates) - rates[::-1].index(rate)) for rate in dict.fromkeys(rates)}
